@@ -3,6 +3,7 @@
 #ifndef FAIRQ_COMPAT_H
 #define FAIRQ_COMPAT_H
 
+#include <linux/blk-mq.h>
 #include <linux/hrtimer.h>
 #include <linux/version.h>
 
@@ -22,6 +23,23 @@ static inline void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*f
 #define FAIRQ_WORKQUEUE system_dfl_wq
 #else
 #define FAIRQ_WORKQUEUE system_unbound_wq
+#endif
+
+/* Waits until no request is under way, and keeps new ones and the hardware contexts out. */
+#if FAIRQ_ELEVATOR_IS_GIVEN
+#define fairq_freeze(q) blk_mq_freeze_queue(q)
+#define fairq_unfreeze(q, flags) blk_mq_unfreeze_queue(q, flags)
+#else
+static inline unsigned int fairq_freeze(struct request_queue *q)
+{
+	blk_mq_freeze_queue(q);
+	return 0;
+}
+
+static inline void fairq_unfreeze(struct request_queue *q, unsigned int flags)
+{
+	blk_mq_unfreeze_queue(q);
+}
 #endif
 
 /* For files that include block/blk-mq.h. */

@@ -3,15 +3,28 @@
  * The schedulers, which are Rust: what ../core/src/lib.rs gives and takes. The two are changed together.
  *
  * Functions that take a port are called under that port's lock, with interrupts off. The others, but
- * for fairq_core_new() and fairq_core_free(), are called with interrupts off, since they take spin
- * locks that the former take.
+ * for those that may sleep, are called with interrupts off, since they take spin locks that the
+ * former take.
  */
 #ifndef FAIRQ_CORE_H
 #define FAIRQ_CORE_H
 
+#ifdef __KERNEL__
 #include <linux/types.h>
+#else
+/* ../check/core.c: the same schedulers in a program. */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+typedef uint32_t u32;
+typedef uint64_t u64;
+#define __noreturn __attribute__((noreturn))
+#endif
 
 #define FAIRQ_PORTS 256
+/* The most knobs of a scheduler, and the longest name of one or the other with its zero. */
+#define FAIRQ_KNOBS 32
+#define FAIRQ_NAME 32
 
 struct fairq_engine;
 
@@ -48,12 +61,77 @@ struct fairq_told {
 	u64 blocks;
 	u64 wakes;
 	u64 periods;
+	/* How D is found: FAIRQ_GIVEN and so on. */
+	u32 search;
 };
 
-enum { FAIRQ_SLOTS, FAIRQ_THRESHOLD };
+enum { FAIRQ_GIVEN, FAIRQ_SEARCHING, FAIRQ_FOUND, FAIRQ_ALL_DEMAND, FAIRQ_ALONE };
 
-/* May sleep. NULL: there is no scheduler of this name, or not of this shape. */
-struct fairq_engine *fairq_core_new(const char *name, size_t length, u32 ports, u32 flows, u32 tags, u32 slots);
+/* What a port knows of a flow. */
+struct fairq_flow_told {
+	u32 staged;
+	u32 in_flight;
+	u64 lag;
+	bool has_lag;
+};
+
+/* The numbers behind a decision; all ones: the scheduler does not have it. */
+struct fairq_why {
+	u64 virtual_time;
+	u64 start_tag;
+	u32 free_slots;
+	u32 held;
+};
+
+enum { FAIRQ_NOT_HELD, FAIRQ_AHEAD, FAIRQ_NO_SLOT, FAIRQ_CAP };
+
+/* What a knob was set to; knobs are counted from 0. */
+struct fairq_key {
+	u32 knob;
+	u64 value;
+};
+
+/* What an engine is built for. */
+struct fairq_wanted {
+	u32 scheduler;
+	u32 ports;
+	u32 flows;
+	u32 tags;
+	u32 slots;
+	const struct fairq_key *keys;
+	u32 key_count;
+};
+
+/* What changes a scheduler while it runs. */
+struct fairq_change {
+	u32 what;
+	u64 value;
+};
+
+enum { FAIRQ_BUILT_ANEW, FAIRQ_SLOTS, FAIRQ_AUTO_SLOTS, FAIRQ_THRESHOLD };
+
+/*
+ * What an engine takes, in bytes, at most; held to by ../check/core.c.
+ */
+static inline u64 fairq_core_size(u32 ports, u32 tags, u32 flows)
+{
+	return (u64)ports * (tags * 224ULL + flows * 48ULL + 5120) + flows * 448ULL + 32768;
+}
+
+/* The functions from here to fairq_core_free() may sleep. */
+
+/* Names, without a zero behind them; their lengths, 0: there is none of this number. */
+size_t fairq_core_name(u32 scheduler, char *text, size_t size);
+size_t fairq_core_knob(u32 scheduler, u32 knob, char *text, size_t size);
+/* 0: it is a value; 1: as if none were given; less: it is none. */
+int fairq_core_parse(u32 scheduler, u32 knob, const char *text, size_t size, u64 *value);
+/* What a knob is with these keys, as text. */
+size_t fairq_core_value(u32 scheduler, u32 knob, u32 slots, const struct fairq_key *keys, u32 key_count,
+			char *text, size_t size);
+void fairq_core_change(u32 scheduler, u32 knob, u32 slots, bool is_given, u64 value, struct fairq_change *change);
+
+/* 0: it is there; 1: there is none of this number, shape and keys; 2: there is not enough memory. */
+int fairq_core_new(const struct fairq_wanted *wanted, struct fairq_engine **engine);
 void fairq_core_free(struct fairq_engine *engine);
 
 /* 0: staged; 1: it goes at once; less: refused. */
@@ -76,8 +154,12 @@ void fairq_core_set_weight(struct fairq_engine *engine, u64 flow, u32 weight);
 void fairq_core_remove_flow(struct fairq_engine *engine, u64 flow, struct fairq_wake *wake);
 /* When it is to be called again; 0: not. */
 u64 fairq_core_tick(struct fairq_engine *engine, u64 now_ns, struct fairq_wake *wake);
-bool fairq_core_tune(struct fairq_engine *engine, u32 what, u64 value, struct fairq_wake *wake);
+bool fairq_core_tune(struct fairq_engine *engine, const struct fairq_change *change, struct fairq_wake *wake);
 void fairq_core_tell(struct fairq_engine *engine, struct fairq_told *told);
+/* Under the port's lock. */
+void fairq_core_tell_flow(struct fairq_engine *engine, u32 port, u64 flow, struct fairq_flow_told *told);
+/* About this request, or (all ones) why none may go; under the port's lock. */
+void fairq_core_why(struct fairq_engine *engine, u32 port, u32 tag, struct fairq_why *why);
 
 /* What the schedulers take from here. */
 void *fairq_memory_take(size_t size, size_t align);

@@ -41,28 +41,34 @@ void __noreturn fairq_panicked(const char *text, size_t length)
 	BUG();
 }
 
-/*
- * What an engine takes, in bytes, at most: of 1 to 256 ports with 256 to 2,048 tags and 128 to
- * 1,024 flows each scheduler was seen to take 0.5 to 0.98 of it.
- */
-static u64 size_of(u32 ports, u32 tags, u32 flows)
+static int build(struct fairq_queue *fq, u32 tags, struct fairq_engine **engine)
 {
-	return (u64)ports * (tags * 288ULL + flows * 64ULL + SZ_8K) + flows * 640ULL + SZ_64K;
-}
-
-static struct fairq_engine *build(struct fairq_queue *fq, u32 tags)
-{
-	u32 flows = clamp(READ_ONCE(groups), 2U, 65536U);
-	u64 size = size_of(fq->nr_ports, tags, flows);
+	struct fairq_wanted wanted = {
+		.scheduler = fq->scheduler,
+		.ports = fq->nr_ports,
+		.flows = clamp(READ_ONCE(groups), 2U, 65536U),
+		.tags = tags,
+		.slots = fq->slots,
+		.keys = fq->keys,
+		.key_count = fq->key_count,
+	};
+	u64 size = fairq_core_size(wanted.ports, wanted.tags, wanted.flows);
 	void *all;
 
 	if (size > INT_MAX)
-		return NULL;
+		return -ENOMEM;
 	all = kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
 	if (!all)
-		return NULL;
+		return -ENOMEM;
 	kvfree(all);
-	return fairq_core_new(fq->name, strlen(fq->name), fq->nr_ports, flows, tags, fq->slots);
+	switch (fairq_core_new(&wanted, engine)) {
+	case 0:
+		return 0;
+	case 1:
+		return -EINVAL;
+	default:
+		return -ENOMEM;
+	}
 }
 
 static enum hrtimer_restart port_timer(struct hrtimer *timer)
@@ -136,35 +142,28 @@ static void stop_timers(struct fairq_queue *fq)
 	fq->ticking = false;
 }
 
-/*
- * Gives the queue an engine for so many tags of each hardware context, or for more tags than the
- * one that it has. No request is live.
- */
-int fairq_start(struct fairq_queue *fq, u32 depth)
+static int start(struct fairq_queue *fq, u32 depth)
 {
 	u32 contexts = DIV_ROUND_UP(fq->q->nr_hw_queues, fq->nr_ports);
 	struct fairq_engine *engine, *old = fq->engine;
-	struct request **requests;
-	unsigned int noio;
+	struct fairq_slot *slots;
 	u32 tags, i;
-	int error = -ENOMEM;
+	int error;
 
 	if (check_mul_overflow(depth, contexts, &tags))
 		return -EINVAL;
-	/* The queue is frozen: memory must not wait for requests to it. */
-	noio = memalloc_noio_save();
-	requests = kvcalloc(fq->nr_ports, array_size(tags, sizeof(*requests)), GFP_KERNEL);
-	if (!requests)
-		goto out;
-	engine = build(fq, tags);
-	if (!engine) {
-		kvfree(requests);
-		goto out;
+	slots = kvcalloc(fq->nr_ports, array_size(tags, sizeof(*slots)), GFP_KERNEL);
+	if (!slots)
+		return -ENOMEM;
+	error = build(fq, tags, &engine);
+	if (error) {
+		kvfree(slots);
+		return error;
 	}
 	stop_timers(fq);
-	kvfree(fq->ports[0].requests);
+	kvfree(fq->ports[0].slots);
 	for (i = 0; i < fq->nr_ports; i++)
-		fq->ports[i].requests = requests + (size_t)i * tags;
+		fq->ports[i].slots = slots + (size_t)i * tags;
 	local_irq_disable();
 	fq->root = fairq_core_root(engine);
 	local_irq_enable();
@@ -177,8 +176,21 @@ int fairq_start(struct fairq_queue *fq, u32 depth)
 	spin_unlock_irq(&fq->q->queue_lock);
 	if (old)
 		fairq_core_free(old);
-	error = 0;
-out:
+	return 0;
+}
+
+/*
+ * Gives the queue an engine for so many tags of each hardware context, or another one than it has.
+ * The queue is frozen: memory must not wait for requests to it.
+ */
+int fairq_start(struct fairq_queue *fq, u32 depth)
+{
+	unsigned int noio = memalloc_noio_save();
+	int error;
+
+	mutex_lock(&fq->building);
+	error = start(fq, depth ? depth : fq->depth);
+	mutex_unlock(&fq->building);
 	memalloc_noio_restore(noio);
 	return error;
 }
@@ -187,7 +199,7 @@ void fairq_stop(struct fairq_queue *fq)
 {
 	stop_timers(fq);
 	fairq_core_free(fq->engine);
-	kvfree(fq->ports[0].requests);
+	kvfree(fq->ports[0].slots);
 }
 
 void fairq_init_timers(struct fairq_queue *fq)

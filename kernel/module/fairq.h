@@ -10,19 +10,34 @@
 
 #include <linux/blk-mq.h>
 #include <linux/hrtimer.h>
+#include <linux/mutex.h>
 #include <linux/workqueue.h>
 
 #include "core.h"
 
+struct blkcg_gq;
 struct elevator_queue;
+struct elevator_mq_ops;
+
+/* A request that the scheduler knows. */
+struct fairq_slot {
+	struct request *rq;
+	/* Its cgroup on the queue, which it keeps; NULL: none. */
+	struct blkcg_gq *blkg;
+	/* When it was staged, and from then on when it was sent. */
+	u64 since_ns;
+	u64 waited_ns;
+	u32 bytes;
+	u32 op;
+};
 
 /* A hardware context; several share a port where there are more than ports. */
 struct fairq_port {
 	spinlock_t lock;
 	u32 index;
 	struct fairq_queue *fq;
-	/* By tag: the requests that the scheduler knows. */
-	struct request **requests;
+	/* By tag. */
+	struct fairq_slot *slots;
 	/* Those that it holds back, in the order in which they came: bios are merged into them. */
 	struct list_head staged;
 	/* Requests that are staged or issued; written under the lock, read without. */
@@ -42,8 +57,15 @@ struct fairq_hctx {
 /* A queue whose elevator is ours. */
 struct fairq_queue {
 	struct request_queue *q;
-	const char *name;
+	/* Its number. */
+	u32 scheduler;
+	/* Replaced under q->queue_lock while no request is live. */
 	struct fairq_engine *engine;
+	/* Held while it is replaced. */
+	struct mutex building;
+	/* What was written to knobs; under the elevator's lock for sysfs. */
+	struct fairq_key keys[FAIRQ_KNOBS];
+	u32 key_count;
 	u64 root;
 	u32 nr_ports;
 	/* Tags of a hardware context, and of a port. */
@@ -68,10 +90,18 @@ void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake);
 void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake);
 /* Says which tags of its port each hardware context has. */
 void fairq_place_tags(struct fairq_queue *fq);
+/* What an elevator does, but for fairq_queue_start() and fairq_queue_stop(). */
+extern const struct elevator_mq_ops fairq_ops;
+/* Makes the queue's part of this scheduler. */
+int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 scheduler);
+void fairq_queue_stop(struct elevator_queue *eq);
+
+/* elevator.c */
 int fairq_register_elevators(void);
 void fairq_unregister_elevators(void);
 
 /* engine.c */
+/* For so many tags of each hardware context; 0: as many as there are. No request is live. */
 int fairq_start(struct fairq_queue *fq, u32 depth);
 void fairq_stop(struct fairq_queue *fq);
 void fairq_init_timers(struct fairq_queue *fq);
@@ -83,8 +113,12 @@ int fairq_register_groups(void);
 void fairq_unregister_groups(void);
 int fairq_activate_groups(struct fairq_queue *fq);
 void fairq_deactivate_groups(struct fairq_queue *fq);
-/* The flow to charge for a request; of the task that asks for one. */
-u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq);
+/* The flow to charge for a request, and its cgroup, which is kept until fairq_count(); of the task that asks for one. */
+u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq, struct blkcg_gq **blkg);
+/* The request has ended: counts it for its cgroup, and lets go of that. */
+void fairq_count(struct fairq_slot *slot, u64 served_ns);
+/* Which cgroup that is, as a number. */
+u64 fairq_cgroup_id(struct blkcg_gq *blkg);
 u64 fairq_flow_of_current(struct fairq_queue *fq);
 /* Tells the scheduler each cgroup's part of the whole; ten times a second while there are requests. */
 void fairq_weigh(struct fairq_queue *fq);

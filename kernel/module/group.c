@@ -8,7 +8,11 @@
  * are requests, fairq_weigh() looks which cgroups have sent some lately, and tells the scheduler for
  * each its part of the whole. Root's own requests, those without a cgroup and those of one that is
  * gone are root's, which is beside its children with a weight of 100.
+ *
+ * io.fairq.stat says for each drive what a cgroup has had; obytes and oios are what is neither read
+ * nor written: discards and zeroes. A staged request keeps its cgroup's data until it has ended.
  */
+#include <linux/backing-dev.h>
 #include <linux/blkdev.h>
 #include <linux/module.h>
 #include <linux/slab.h>
@@ -29,6 +33,14 @@ struct fairq_cgroup {
 	u32 weight;
 };
 
+/* What a cgroup has had from a drive, on one CPU; by FAIRQ_READ, FAIRQ_WRITE and all others. */
+struct fairq_counts {
+	u64 requests[3];
+	u64 bytes[3];
+	u64 waited_ns;
+	u64 served_ns;
+};
+
 /* A cgroup on a queue. */
 struct fairq_group {
 	struct blkg_policy_data pd;
@@ -42,6 +54,7 @@ struct fairq_group {
 	u8 silent;
 	/* What the scheduler was told last, in 256ths. */
 	u32 told;
+	struct fairq_counts __percpu *counts;
 	/* The weights of its children that send, and its own if it sends and has such; its part. */
 	u64 sum;
 	u64 part;
@@ -75,15 +88,44 @@ static u32 weight_of(struct blkcg_gq *blkg, struct fairq_group *group)
 	return weight ? weight : READ_ONCE(cgroup_of(blkg->blkcg)->weight);
 }
 
-u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq)
+u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq, struct blkcg_gq **blkg)
 {
 	struct fairq_group *group = rq->bio ? group_of(rq->bio->bi_blkg) : NULL;
 
-	if (!group || smp_load_acquire(&group->fq) != fq)
+	if (!group)
+		return fq->root;
+	/* The bio has it until then. */
+	*blkg = rq->bio->bi_blkg;
+	blkg_get(*blkg);
+	if (smp_load_acquire(&group->fq) != fq)
 		return fq->root;
 	if (!READ_ONCE(group->sent))
 		WRITE_ONCE(group->sent, true);
 	return READ_ONCE(group->flow);
+}
+
+void fairq_count(struct fairq_slot *slot, u64 served_ns)
+{
+	u32 kind = min_t(u32, slot->op, 2);
+	struct fairq_group *group;
+
+	if (!slot->blkg)
+		return;
+	group = group_of(slot->blkg);
+	/* Without memory for them there are none. */
+	if (group && group->counts) {
+		this_cpu_inc(group->counts->requests[kind]);
+		this_cpu_add(group->counts->bytes[kind], slot->bytes);
+		this_cpu_add(group->counts->waited_ns, slot->waited_ns);
+		this_cpu_add(group->counts->served_ns, served_ns);
+	}
+	blkg_put(slot->blkg);
+	slot->blkg = NULL;
+}
+
+u64 fairq_cgroup_id(struct blkcg_gq *blkg)
+{
+	return cgroup_id(blkg->blkcg->css.cgroup);
 }
 
 u64 fairq_flow_of_current(struct fairq_queue *fq)
@@ -118,7 +160,10 @@ static struct blkg_policy_data *alloc_group(struct gendisk *disk, struct blkcg *
 {
 	struct fairq_group *group = kzalloc_node(sizeof(*group), gfp, disk->node_id);
 
-	return group ? &group->pd : NULL;
+	if (!group)
+		return NULL;
+	group->counts = alloc_percpu_gfp(struct fairq_counts, gfp | __GFP_NOWARN);
+	return &group->pd;
 }
 
 /* It sends, or some below it do. */
@@ -183,7 +228,10 @@ static void offline_group(struct blkg_policy_data *pd)
 
 static void free_group(struct blkg_policy_data *pd)
 {
-	kfree(container_of(pd, struct fairq_group, pd));
+	struct fairq_group *group = container_of(pd, struct fairq_group, pd);
+
+	free_percpu(group->counts);
+	kfree(group);
 }
 
 void fairq_readd_groups(struct fairq_queue *fq)
@@ -303,7 +351,78 @@ static int show_weight(struct seq_file *file, void *unused)
 	return 0;
 }
 
+/* Under q->queue_lock: its engine stays. */
+static void tell_flow(struct seq_file *file, struct fairq_queue *fq, u64 flow)
+{
+	struct fairq_flow_told told, all = {};
+	unsigned long irq;
+	u32 i;
+
+	for (i = 0; i < fq->nr_ports; i++) {
+		struct fairq_port *port = &fq->ports[i];
+
+		if (!READ_ONCE(port->live))
+			continue;
+		spin_lock_irqsave(&port->lock, irq);
+		fairq_core_tell_flow(fq->engine, i, flow, &told);
+		spin_unlock_irqrestore(&port->lock, irq);
+		all.staged += told.staged;
+		all.in_flight += told.in_flight;
+		if (told.has_lag)
+			all.lag = max(all.lag, told.lag);
+		all.has_lag |= told.has_lag;
+	}
+	seq_printf(file, " staged=%u inflight=%u", all.staged, all.in_flight);
+	if (all.has_lag)
+		seq_printf(file, " lag=%llu", all.lag);
+}
+
+static u64 print_stat(struct seq_file *file, struct blkg_policy_data *pd, int unused)
+{
+	struct fairq_group *group = container_of(pd, struct fairq_group, pd);
+	struct fairq_queue *fq = fairq_of(pd->blkg->q);
+	struct fairq_counts all = {};
+	u32 kind, hundredths = 0;
+	int cpu;
+
+	if (!fq || !group->counts)
+		return 0;
+	for_each_possible_cpu(cpu) {
+		const struct fairq_counts *counts = per_cpu_ptr(group->counts, cpu);
+
+		for (kind = 0; kind < 3; kind++) {
+			all.requests[kind] += READ_ONCE(counts->requests[kind]);
+			all.bytes[kind] += READ_ONCE(counts->bytes[kind]);
+		}
+		all.waited_ns += READ_ONCE(counts->waited_ns);
+		all.served_ns += READ_ONCE(counts->served_ns);
+	}
+	if (group->fq == fq && group->silent < SILENT)
+		hundredths = div64_u64(group->told * 10000ULL, WHOLE);
+	seq_printf(file, "%s rbytes=%llu wbytes=%llu obytes=%llu rios=%llu wios=%llu oios=%llu",
+		   bdi_dev_name(pd->blkg->q->disk->bdi), all.bytes[0], all.bytes[1], all.bytes[2],
+		   all.requests[0], all.requests[1], all.requests[2]);
+	seq_printf(file, " wait_usec=%llu device_usec=%llu entitled=%u.%02u",
+		   div_u64(all.waited_ns, NSEC_PER_USEC), div_u64(all.served_ns, NSEC_PER_USEC),
+		   hundredths / 100, hundredths % 100);
+	/* A group without a flow of its own is root's. */
+	if (group->fq == fq)
+		tell_flow(file, fq, group->flow);
+	seq_putc(file, '\n');
+	return 0;
+}
+
+static int show_stat(struct seq_file *file, void *unused)
+{
+	blkcg_print_blkgs(file, css_to_blkcg(seq_css(file)), print_stat, &fairq_policy, 0, false);
+	return 0;
+}
+
 static struct cftype files[] = {
+	{
+		.name = "fairq.stat",
+		.seq_show = show_stat,
+	},
 	{
 		.name = "fairq.weight",
 		.flags = CFTYPE_NOT_ON_ROOT,

@@ -28,6 +28,16 @@ module_exit(fairq_exit);
 MODULE_LICENSE("Dual MIT/GPL");
 MODULE_AUTHOR("The fairq authors");
 MODULE_DESCRIPTION("Weighted fair sharing of fast drives between cgroups");
+/* What is written to queue/scheduler loads it; the schedulers themselves are in ../core/src/engine.rs. */
 MODULE_ALIAS("mqfq-iosched");
+MODULE_ALIAS("mqfq-serial-iosched");
 MODULE_ALIAS("sfqd-iosched");
 MODULE_ALIAS("kyber-fair-iosched");
+MODULE_ALIAS("fairq-cfq-iosched");
+MODULE_ALIAS("fairq-bfq-iosched");
+MODULE_ALIAS("flashfq-iosched");
+MODULE_ALIAS("fiops-iosched");
+MODULE_ALIAS("nass-cfq-iosched");
+MODULE_ALIAS("nass-bfq-iosched");
+MODULE_ALIAS("nass-flashfq-iosched");
+MODULE_ALIAS("nass-fiops-iosched");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * The elevators mqfq, sfqd and kyber-fair: a request on its way.
+ * A request on its way, whichever the scheduler is.
  *
  * insert_requests() gives it to the scheduler, which holds it back; dispatch_request() asks which
  * one may go; finish_request() tells that it has ended. Each adds ports that may now have something
@@ -18,6 +18,9 @@
 
 #include "fairq.h"
 #include "compat.h"
+
+#define CREATE_TRACE_POINTS
+#include "trace.h"
 
 /* Where a request is, in rq->elv.priv[0]. */
 enum {
@@ -77,10 +80,35 @@ static void make_ready(struct request *rq)
 	list_add_tail(&rq->queuelist, &fh->ready);
 }
 
-static void issued(struct fairq_port *port, struct request *rq)
+/* The scheduler has sent it. */
+static void issued(struct fairq_port *port, struct request *rq, u64 now_ns)
 {
+	struct fairq_slot *slot = &port->slots[tag_of(rq)];
+
 	list_del_init(&rq->queuelist);
 	set_place(rq, ISSUED);
+	/* One that was put back has waited before. */
+	slot->waited_ns += now_ns - slot->since_ns;
+	slot->since_ns = now_ns;
+	slot->bytes = blk_rq_bytes(rq);
+}
+
+static dev_t dev_of(struct fairq_queue *fq)
+{
+	return disk_devt(fq->q->disk);
+}
+
+/* The numbers behind a decision, where they are asked for. */
+static void trace_decision(struct fairq_queue *fq, struct fairq_port *port, const struct fairq_chosen *chosen)
+{
+	u32 tag = chosen->what == FAIRQ_ISSUE ? chosen->tag : U32_MAX;
+	struct fairq_why why;
+
+	if (!trace_fairq_decide_enabled())
+		return;
+	fairq_core_why(fq->engine, port->index, tag, &why);
+	if (chosen->what != FAIRQ_NOTHING || why.held != FAIRQ_NOT_HELD)
+		trace_fairq_decide(dev_of(fq), port->index, chosen, &why);
 }
 
 static void staged(struct fairq_port *port, struct request *rq)
@@ -93,16 +121,18 @@ static void staged(struct fairq_port *port, struct request *rq)
 static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
 			      struct fairq_wake *wake)
 {
+	u64 now_ns = ktime_get_ns();
 	struct fairq_chosen chosen;
 	struct request *rq;
 
-	fairq_core_next(fq->engine, port->index, ktime_get_ns(), &chosen, wake);
+	fairq_core_next(fq->engine, port->index, now_ns, &chosen, wake);
+	trace_decision(fq, port, &chosen);
 	switch (chosen.what) {
 	case FAIRQ_ISSUE:
-		rq = port->requests[chosen.tag];
+		rq = port->slots[chosen.tag].rq;
 		if (WARN_ON_ONCE(!rq))
 			return NULL;
-		issued(port, rq);
+		issued(port, rq, now_ns);
 		return rq;
 	case FAIRQ_WAIT:
 		hrtimer_start(&port->timer, ns_to_ktime(chosen.until_ns), HRTIMER_MODE_ABS);
@@ -178,8 +208,8 @@ void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake)
 static void insert(struct fairq_queue *fq, struct fairq_port *port, struct request *rq, u64 now_ns,
 		   struct fairq_wake *wake)
 {
+	struct blkcg_gq *blkg = NULL;
 	struct fairq_order order = {
-		.flow = fairq_flow_of(fq, rq),
 		.offset = (u64)blk_rq_pos(rq) << SECTOR_SHIFT,
 		.length = blk_rq_bytes(rq),
 		.tag = tag_of(rq),
@@ -188,7 +218,10 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 	int said;
 
 	if (place_of(rq) == PUT_BACK) {
+		struct fairq_slot *slot = &port->slots[order.tag];
+
 		said = fairq_core_requeue(fq->engine, port->index, now_ns, order.tag, wake);
+		slot->since_ns = now_ns;
 		if (said) {
 			/* It is still the device's. */
 			set_place(rq, ISSUED);
@@ -198,15 +231,27 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		}
 		return;
 	}
-	said = order.tag < fq->tags
-		? fairq_core_submit(fq->engine, port->index, now_ns, &order, wake) : -1;
-	if (said < 0) {
+	if (order.tag >= fq->tags) {
 		/* Not lost, but not shared either. */
 		set_place(rq, FOREIGN);
 		make_ready(rq);
 		return;
 	}
-	port->requests[order.tag] = rq;
+	order.flow = fairq_flow_of(fq, rq, &blkg);
+	port->slots[order.tag] = (struct fairq_slot) {
+		.rq = rq, .blkg = blkg, .since_ns = now_ns, .bytes = order.length, .op = order.op,
+	};
+	said = fairq_core_submit(fq->engine, port->index, now_ns, &order, wake);
+	if (trace_fairq_insert_enabled())
+		trace_fairq_insert(dev_of(fq), port->index, &order, blkg ? fairq_cgroup_id(blkg) : 0);
+	/* A refusal would be a fault of this module's, and the request goes all the same. */
+	if (WARN_ON_ONCE(said < 0)) {
+		port->slots[order.tag].rq = NULL;
+		fairq_count(&port->slots[order.tag], 0);
+		set_place(rq, FOREIGN);
+		make_ready(rq);
+		return;
+	}
 	WRITE_ONCE(port->live, port->live + 1);
 	if (said > 0) {
 		set_place(rq, ISSUED);
@@ -294,15 +339,19 @@ static void fairq_finish_request(struct request *rq)
 	struct fairq_queue *fq = rq->q->elevator->elevator_data;
 	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
 	struct fairq_port *port = fh->port;
+	struct fairq_slot *slot = &port->slots[tag_of(rq)];
 	struct fairq_wake wake = {};
+	u64 now_ns = ktime_get_ns();
 	unsigned long irq;
 	bool more;
 
 	if (place_of(rq) == FOREIGN)
 		return;
 	spin_lock_irqsave(&port->lock, irq);
-	fairq_core_complete(fq->engine, port->index, ktime_get_ns(), tag_of(rq), &wake);
-	port->requests[tag_of(rq)] = NULL;
+	fairq_core_complete(fq->engine, port->index, now_ns, tag_of(rq), &wake);
+	trace_fairq_complete(dev_of(fq), port->index, tag_of(rq), slot, now_ns);
+	slot->rq = NULL;
+	fairq_count(slot, now_ns - slot->since_ns);
 	WRITE_ONCE(port->live, port->live - 1);
 	more = settle(fq, port, &wake);
 	spin_unlock_irqrestore(&port->lock, irq);
@@ -465,7 +514,7 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 	return min_t(u32, places * queues, 64);
 }
 
-static int init_sched(struct request_queue *q, struct elevator_queue *eq)
+int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 scheduler)
 {
 	struct fairq_queue *fq;
 	u32 i;
@@ -475,9 +524,10 @@ static int init_sched(struct request_queue *q, struct elevator_queue *eq)
 	if (!fq)
 		return -ENOMEM;
 	fq->q = q;
-	fq->name = eq->type->elevator_name;
+	fq->scheduler = scheduler;
 	fq->nr_ports = min_t(u32, q->nr_hw_queues, FAIRQ_PORTS);
 	fq->slots = places(q->tag_set, q->nr_hw_queues);
+	mutex_init(&fq->building);
 	INIT_WORK(&fq->work, ask);
 	fq->ports = kvcalloc(fq->nr_ports, sizeof(*fq->ports), GFP_KERNEL);
 	if (!fq->ports)
@@ -511,37 +561,7 @@ no_ports:
 	return error;
 }
 
-#if FAIRQ_ELEVATOR_IS_GIVEN
-static int fairq_init_sched(struct request_queue *q, struct elevator_queue *eq)
-{
-	return init_sched(q, eq);
-}
-
-static void fairq_depth_updated(struct request_queue *q)
-{
-	blk_mq_set_min_shallow_depth(q, 1);
-	depth_updated(q, q->nr_requests);
-}
-#else
-static int fairq_init_sched(struct request_queue *q, struct elevator_type *type)
-{
-	struct elevator_queue *eq = elevator_alloc(q, type);
-	int error = eq ? init_sched(q, eq) : -ENOMEM;
-
-	if (eq && error)
-		kobject_put(&eq->kobj);
-	return error;
-}
-
-static void fairq_depth_updated(struct blk_mq_hw_ctx *hctx)
-{
-	/* A queue that has become larger has other tags, which know no bound yet. */
-	sbitmap_queue_min_shallow_depth(&hctx->sched_tags->bitmap_tags, 1);
-	depth_updated(hctx->queue, hctx->sched_tags->nr_tags);
-}
-#endif
-
-static void fairq_exit_sched(struct elevator_queue *eq)
+void fairq_queue_stop(struct elevator_queue *eq)
 {
 	struct fairq_queue *fq = eq->elevator_data;
 
@@ -554,100 +574,33 @@ static void fairq_exit_sched(struct elevator_queue *eq)
 	kfree(fq);
 }
 
-static ssize_t show_slots(struct elevator_queue *eq, char *page)
+#if FAIRQ_ELEVATOR_IS_GIVEN
+static void fairq_depth_updated(struct request_queue *q)
 {
-	struct fairq_queue *fq = eq->elevator_data;
-	struct fairq_told told;
-
-	local_irq_disable();
-	fairq_core_tell(fq->engine, &told);
-	local_irq_enable();
-	return sysfs_emit(page, "%llu\n", told.slots);
+	blk_mq_set_min_shallow_depth(q, 1);
+	depth_updated(q, q->nr_requests);
 }
-
-static ssize_t store(struct elevator_queue *eq, u32 what, const char *page, size_t count)
+#else
+static void fairq_depth_updated(struct blk_mq_hw_ctx *hctx)
 {
-	struct fairq_queue *fq = eq->elevator_data;
-	struct fairq_wake wake = {};
-	u64 value;
-	bool done;
-	int error = kstrtou64(page, 0, &value);
-
-	if (error)
-		return error;
-	local_irq_disable();
-	done = fairq_core_tune(fq->engine, what, value, &wake);
-	local_irq_enable();
-	fairq_ask_later(fq, &wake);
-	return done ? count : -EINVAL;
+	/* A queue that has become larger has other tags, which know no bound yet. */
+	sbitmap_queue_min_shallow_depth(&hctx->sched_tags->bitmap_tags, 1);
+	depth_updated(hctx->queue, hctx->sched_tags->nr_tags);
 }
+#endif
 
-static ssize_t store_slots(struct elevator_queue *eq, const char *page, size_t count)
-{
-	return store(eq, FAIRQ_SLOTS, page, count);
-}
-
-static ssize_t store_threshold(struct elevator_queue *eq, const char *page, size_t count)
-{
-	return store(eq, FAIRQ_THRESHOLD, page, count);
-}
-
-static ssize_t show_stats(struct elevator_queue *eq, char *page)
-{
-	struct fairq_queue *fq = eq->elevator_data;
-	struct fairq_told told;
-
-	local_irq_disable();
-	fairq_core_tell(fq->engine, &told);
-	local_irq_enable();
-	return sysfs_emit(page, "free_slots %llu\nthrottles %llu\nblocks %llu\nwakes %llu\n"
-			  "periods %llu\n", told.free_slots, told.throttles, told.blocks,
-			  told.wakes, told.periods);
-}
-
-static struct elv_fs_entry mqfq_attrs[] = {
-	__ATTR(slots, 0644, show_slots, store_slots),
-	__ATTR(threshold, 0200, NULL, store_threshold),
-	__ATTR(stats, 0444, show_stats, NULL),
-	__ATTR_NULL
-};
-
-static struct elv_fs_entry sfqd_attrs[] = {
-	__ATTR(slots, 0644, show_slots, store_slots),
-	__ATTR(stats, 0444, show_stats, NULL),
-	__ATTR_NULL
-};
-
-static struct elv_fs_entry kyber_fair_attrs[] = {
-	__ATTR(stats, 0444, show_stats, NULL),
-	__ATTR_NULL
-};
-
-#define ELEVATOR(name, attrs) {						\
-	.ops = {							\
-		.init_sched = fairq_init_sched,				\
-		.exit_sched = fairq_exit_sched,				\
-		.init_hctx = fairq_init_hctx,				\
-		.exit_hctx = fairq_exit_hctx,				\
-		.depth_updated = fairq_depth_updated,			\
-		.bio_merge = fairq_bio_merge,				\
-		.limit_depth = fairq_limit_depth,			\
-		.prepare_request = fairq_prepare_request,		\
-		.finish_request = fairq_finish_request,			\
-		.requeue_request = fairq_requeue_request,		\
-		.insert_requests = fairq_insert_requests,		\
-		.dispatch_request = fairq_dispatch_request,		\
-		.has_work = fairq_has_work,				\
-	},								\
-	.elevator_name = name,						\
-	.elevator_attrs = attrs,					\
-	.elevator_owner = THIS_MODULE,					\
-}
-
-static struct elevator_type elevators[] = {
-	ELEVATOR("mqfq", mqfq_attrs),
-	ELEVATOR("sfqd", sfqd_attrs),
-	ELEVATOR("kyber-fair", kyber_fair_attrs),
+const struct elevator_mq_ops fairq_ops = {
+	.init_hctx = fairq_init_hctx,
+	.exit_hctx = fairq_exit_hctx,
+	.depth_updated = fairq_depth_updated,
+	.bio_merge = fairq_bio_merge,
+	.limit_depth = fairq_limit_depth,
+	.prepare_request = fairq_prepare_request,
+	.finish_request = fairq_finish_request,
+	.requeue_request = fairq_requeue_request,
+	.insert_requests = fairq_insert_requests,
+	.dispatch_request = fairq_dispatch_request,
+	.has_work = fairq_has_work,
 };
 
 struct fairq_queue *fairq_of(struct request_queue *q)
@@ -657,28 +610,4 @@ struct fairq_queue *fairq_of(struct request_queue *q)
 	if (!eq || eq->type->ops.insert_requests != fairq_insert_requests)
 		return NULL;
 	return eq->elevator_data;
-}
-
-int fairq_register_elevators(void)
-{
-	int error;
-	u32 i;
-
-	for (i = 0; i < ARRAY_SIZE(elevators); i++) {
-		error = elv_register(&elevators[i]);
-		if (error)
-			break;
-	}
-	if (error)
-		while (i--)
-			elv_unregister(&elevators[i]);
-	return error;
-}
-
-void fairq_unregister_elevators(void)
-{
-	u32 i;
-
-	for (i = 0; i < ARRAY_SIZE(elevators); i++)
-		elv_unregister(&elevators[i]);
 }

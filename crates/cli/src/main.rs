@@ -21,6 +21,7 @@ mod connection;
 mod ctl;
 #[cfg(test)]
 mod hostile;
+mod kernel;
 mod logging;
 mod look;
 mod machine;
@@ -99,8 +100,12 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
             serve::run(sources)
         }
         Command::Ctl(args) => ctl::run(args),
+        Command::Kernel(args) => kernel::run(args),
         #[cfg(feature = "top")]
-        Command::Top(args) => top::run(args),
+        Command::Top(args) => match args.kernel {
+            Some(device) => kernel::watch(device.as_slice(), args.once, args.json),
+            None => top::run(args),
+        },
         #[cfg(feature = "man")]
         Command::Completions { shell } => manual::completions(shell),
         #[cfg(feature = "man")]

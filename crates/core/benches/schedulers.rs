@@ -524,7 +524,7 @@ fn measure_search(criterion: &mut Criterion) -> Added {
         |threads, flows| mqfq(threads, flows, false),
         |threads, flows| {
             let (policy, ports) = mqfq(threads, flows, false);
-            AutoDepth::<_, Native>::new(policy, ports, flows * DEPTH, flows, true)
+            AutoDepth::<_, Native>::new(policy, ports, flows * DEPTH, flows, true).expect("memory")
         },
         |_, _| {},
     )

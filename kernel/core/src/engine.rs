@@ -1,11 +1,17 @@
-//! A scheduler and its ports as C holds them.
+//! A scheduler and its ports as C holds them, and the table of those that there are.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 
-use fairq_core::registry::{self, Shape};
+use fairq_core::bfq::BfqScheduler;
+use fairq_core::cfq::CfqScheduler;
+use fairq_core::fiops::FiopsScheduler;
+use fairq_core::flashfq::FlashFqScheduler;
+use fairq_core::registry::{self, Entry, Error, Keys, Shape};
+use fairq_core::serial::entry::{Alone, Limited};
 use fairq_core::sfqd::SfqdScheduler;
-use fairq_core::{FlowId, Native, Policy, Topology, Weight, kyber_fair, mqfq, serial};
+use fairq_core::{ConfigError, FlowId, Native, Policy, Topology, Weight, kyber_fair, mqfq};
 
 /// A scheduler of one type, with its ports.
 pub(crate) struct Made<L: Policy> {
@@ -27,58 +33,123 @@ impl<L: Policy> Made<L> {
     }
 }
 
-/// Builds a scheduler. Not part of its caller, which has one for each type: the stack is the
-/// kernel's, 16 KiB for all that is called.
+/// Why there is no engine.
+pub(crate) enum Refused {
+    /// The keys make no sense together, or for this shape.
+    Keys,
+    /// There is not enough memory.
+    Memory,
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Refused {
+        match error {
+            Error::Config(ConfigError::Memory) => Refused::Memory,
+            _ => Refused::Keys,
+        }
+    }
+}
+
+/// Builds a scheduler without the core's layers for groups and caps, which cgroups do not need.
+/// Not part of its caller, which has one for each entry: the stack is the kernel's, 16 KiB for all
+/// that is called.
 #[inline(never)]
-fn made<E: registry::Entry>(shape: &Shape) -> Option<Box<Made<registry::CappedOf<E, Native>>>> {
-    // D is what the driver takes, not searched for: `kyber-fair` is busy with half of that.
-    let slots = u64::from(shape.slots);
-    let keys = match E::NAME {
-        "kyber-fair" => [("busy", (slots / 2).max(1))],
-        _ => [("slots", slots)],
-    };
-    let (policy, ports) = registry::build::<E, Native>(&keys, shape).ok()?;
-    let root = policy.add_flow(Weight::DEFAULT).ok()?;
+fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Native>>>, Refused> {
+    let (policy, ports) = registry::bare::<E, Native>(keys, shape)?;
+    let root = policy.add_flow(Weight::DEFAULT).map_err(|_| Refused::Keys)?;
     let ports = ports.into_iter().map(UnsafeCell::new).collect();
-    Some(Box::new(Made { policy, ports, root }))
+    Ok(Box::new(Made { policy, ports, root }))
 }
 
-macro_rules! engines {
-    ($d:tt $($variant:ident: $entry:ty,)*) => {
-        /// A scheduler that is chosen while the module runs.
-        pub(crate) enum Engine {
-            $($variant(Box<Made<registry::CappedOf<$entry, Native>>>),)*
-        }
+/// What policies are of one type, so that their verbs are compiled once.
+type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Native>;
 
-        impl Engine {
-            /// Builds the scheduler of this name; `None` if there is none, or not of this shape.
-            pub(crate) fn new(name: &str, shape: &Shape) -> Option<Engine> {
-                $(
-                    if name == <$entry as registry::Entry>::NAME {
-                        return made::<$entry>(shape).map(Engine::$variant);
-                    }
-                )*
-                None
-            }
-        }
+/// A scheduler that is chosen while the module runs.
+pub(crate) enum Engine {
+    Mqfq(Box<Made<<mqfq::Entry as Entry>::Policy<Native>>>),
+    KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Native>>>),
+    Serial(Box<Made<Serial>>),
+}
 
-        /// Does the same with whatever is in there.
-        macro_rules! with {
-            ($d engine:expr, $d made:ident => $d call:expr) => {
-                match $d engine {
-                    $(Engine::$variant($d made) => $d call,)*
-                }
-            };
+/// Does the same with whatever is in there.
+macro_rules! with {
+    ($engine:expr, $made:ident => $call:expr) => {
+        match $engine {
+            Engine::Mqfq($made) => $call,
+            Engine::KyberFair($made) => $call,
+            Engine::Serial($made) => $call,
         }
-
-        pub(crate) use with;
     };
 }
 
-engines! { $
-    Mqfq: mqfq::Entry,
-    Sfqd: serial::entry::Alone<SfqdScheduler>,
-    KyberFair: kyber_fair::Entry,
+pub(crate) use with;
+
+/// A scheduler as Linux has it.
+pub(crate) struct Scheduler {
+    /// How it is selected: as the core calls it, but where Linux has one of that name.
+    pub(crate) name: &'static str,
+    policy: &'static str,
+    /// The knob that has the device's depth for a default.
+    depth: &'static str,
+    build: fn(Keys<'_>, &Shape) -> Result<Engine, Refused>,
+}
+
+macro_rules! schedulers {
+    ($($name:literal: $variant:ident, $entry:ty, $depth:literal;)*) => {
+        /// All of them.
+        pub(crate) static ALL: &[Scheduler] = &[$(
+            Scheduler {
+                name: $name,
+                policy: <$entry as Entry>::NAME,
+                depth: $depth,
+                build: |keys, shape| made::<$entry>(keys, shape).map(Engine::$variant),
+            },
+        )*];
+    };
+}
+
+// A line more is a scheduler more; the module's aliases are in ../module/main.c.
+schedulers! {
+    "mqfq": Mqfq, mqfq::Entry, "slots";
+    "mqfq-serial": Mqfq, mqfq::SerialEntry, "slots";
+    "sfqd": Serial, Alone<SfqdScheduler>, "slots";
+    "kyber-fair": KyberFair, kyber_fair::Entry, "busy";
+    "fairq-cfq": Serial, Alone<CfqScheduler>, "slots";
+    "fairq-bfq": Serial, Alone<BfqScheduler>, "slots";
+    "flashfq": Serial, Alone<FlashFqScheduler>, "slots";
+    "fiops": Serial, Alone<FiopsScheduler>, "slots";
+    "nass-cfq": Serial, Limited<CfqScheduler>, "slots";
+    "nass-bfq": Serial, Limited<BfqScheduler>, "slots";
+    "nass-flashfq": Serial, Limited<FlashFqScheduler>, "slots";
+    "nass-fiops": Serial, Limited<FiopsScheduler>, "slots";
+}
+
+impl Scheduler {
+    /// D is what the driver takes unless a key says otherwise; `kyber-fair` is busy with half of
+    /// that.
+    fn usual(&self, shape: &Shape) -> (&'static str, u64) {
+        let slots = u64::from(shape.slots);
+        (self.depth, if self.depth == "busy" { (slots / 2).max(1) } else { slots })
+    }
+
+    /// The knobs with the values that these keys give them, in an order that is always the same.
+    /// Left out is what the block layer does itself (merging), and what only experiments want.
+    pub(crate) fn knobs(&self, keys: Keys<'_>, shape: &Shape) -> registry::Values {
+        let Some(policy) = registry::find(self.policy) else { return Vec::new() };
+        let keys = self.with_usual(keys, shape);
+        let mut knobs = policy.configured(&keys, shape).unwrap_or_default();
+        knobs.retain(|(knob, _)| !["merge", "unthrottle"].contains(&knob.key));
+        knobs
+    }
+
+    fn with_usual<'a>(&self, keys: Keys<'a>, shape: &Shape) -> Vec<(&'a str, u64)> {
+        [self.usual(shape)].into_iter().chain(keys.iter().copied()).collect()
+    }
+
+    /// Builds it.
+    pub(crate) fn build(&self, keys: Keys<'_>, shape: &Shape) -> Result<Engine, Refused> {
+        (self.build)(&self.with_usual(keys, shape), shape)
+    }
 }
 
 /// So many ports on one socket, flows, tags of each port, before a device of so many places.

@@ -7,21 +7,23 @@
 //! interrupts off around those as well. `fairq_core_new` and `fairq_core_free` may sleep, and are
 //! called while nothing else uses the engine.
 //!
-//! **What is given.** No function but `fairq_core_new` allocates or can panic.
+//! **What is given.** Outside of `table`, no function but `fairq_core_new` allocates or can panic.
 #![no_std]
 
 extern crate alloc;
 
 mod engine;
 mod linux;
+mod table;
 
 use alloc::boxed::Box;
 
-use engine::{Engine, Handle, with};
+use engine::{Engine, Handle, Refused, with};
 use fairq_core::{
-    FlowId, Growth, Next, Op, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag,
-    Tuning, Weight,
+    DepthState, FlowId, Growth, Held, Next, Op, Outcome, Policy, Port, PortSet, Request,
+    SubmitError, Submitted, Tag, Weight,
 };
+use table::{Change, Key};
 
 /// The most ports of an engine, in words of 64.
 const WORDS: usize = PortSet::MAX_PORTS / 64;
@@ -78,26 +80,61 @@ struct Told {
     blocks: u64,
     wakes: u64,
     periods: u64,
+    /// How D is found. 0: it is the operator's; 1: searched for; 2: found; 3: all that is asked
+    /// for; 4: one flow is alone.
+    search: u32,
 }
 
-/// Builds a scheduler; null if there is none of this name, or not of this shape.
-///
-/// # Safety
-/// `name` is text of `length` bytes.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fairq_core_new(
-    name: *const u8,
-    length: usize,
+/// What a port knows of a flow.
+#[repr(C)]
+struct FlowTold {
+    staged: u32,
+    in_flight: u32,
+    lag: u64,
+    has_lag: bool,
+}
+
+/// The numbers behind a decision; `u64::MAX` and `u32::MAX` are what the policy does not have.
+#[repr(C)]
+struct Why {
+    virtual_time: u64,
+    start_tag: u64,
+    free_slots: u32,
+    /// 0: it is not held; 1: it is ahead of virtual time; 2: no slot is free; 3: a cap.
+    held: u32,
+}
+
+/// What an engine is built for.
+#[repr(C)]
+struct Wanted {
+    scheduler: u32,
     ports: u32,
     flows: u32,
     tags: u32,
     slots: u32,
-) -> *mut Engine {
+    keys: *const Key,
+    key_count: u32,
+}
+
+/// Builds a scheduler. 0: it is there; 1: there is none of this number, shape and keys; 2: there is
+/// not enough memory.
+///
+/// # Safety
+/// There are as many keys as it says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_new(wanted: &Wanted, engine: &mut *mut Engine) -> i32 {
+    let Some(scheduler) = engine::ALL.get(wanted.scheduler as usize) else { return 1 };
     // SAFETY: the caller's promise.
-    let name = unsafe { core::slice::from_raw_parts(name, length) };
-    let Ok(name) = core::str::from_utf8(name) else { return core::ptr::null_mut() };
-    let engine = Engine::new(name, &engine::shape(ports, flows, tags, slots));
-    engine.map_or(core::ptr::null_mut(), |engine| Box::into_raw(Box::new(engine)))
+    let keys = unsafe { table::keys(scheduler, wanted.keys, wanted.key_count) };
+    let shape = engine::shape(wanted.ports, wanted.flows, wanted.tags, wanted.slots);
+    match scheduler.build(&keys, &shape) {
+        Ok(built) => {
+            *engine = Box::into_raw(Box::new(built));
+            0
+        }
+        Err(Refused::Keys) => 1,
+        Err(Refused::Memory) => 2,
+    }
 }
 
 /// Ends a scheduler.
@@ -188,28 +225,6 @@ unsafe extern "C" fn fairq_core_complete(
         port.complete(now_ns, Tag(tag), Outcome::Done, &mut woken);
         wake.add(woken);
     });
-}
-
-/// Takes a staged request back. Whether it was staged.
-///
-/// # Safety
-/// The module's text.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fairq_core_cancel(
-    engine: &Engine,
-    port: u32,
-    now_ns: u64,
-    tag: u32,
-    wake: &mut Wake,
-) -> bool {
-    with!(engine, made => {
-        // SAFETY: C holds the port's lock.
-        let Some(port) = (unsafe { made.port(port) }) else { return false };
-        let mut woken = PortSet::EMPTY;
-        let was_staged = port.cancel(now_ns, Tag(tag), &mut woken);
-        wake.add(woken);
-        was_staged
-    })
 }
 
 /// Takes back an issued request that the device has not begun. 0: it is staged again; 1: it goes at
@@ -311,8 +326,8 @@ extern "C" fn fairq_core_add_flow(engine: &Engine, of_256ths: u32, flow: &mut Ha
 /// Changes a flow's weight, in 256ths.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_set_weight(engine: &Engine, flow: Handle, of_256ths: u32) {
-    // A flow that is gone has no weight.
-    let _ = with!(engine, made => made.policy.set_weight(flow.flow(), weight(of_256ths)));
+    // As a layer that computes weights: what is measured of the flow goes on.
+    with!(engine, made => made.policy.set_weights(&[(flow.flow(), weight(of_256ths))]));
 }
 
 /// Removes a flow. What it has staged is still served.
@@ -332,15 +347,10 @@ extern "C" fn fairq_core_tick(engine: &Engine, now_ns: u64, wake: &mut Wake) -> 
     next.unwrap_or(0)
 }
 
-/// Changes D (0) or T in bytes (1). Whether it could. What a scheduler finds by itself is not asked
-/// for here: it would take memory.
+/// Makes a change. Whether it could.
 #[unsafe(no_mangle)]
-extern "C" fn fairq_core_tune(engine: &Engine, what: u32, value: u64, wake: &mut Wake) -> bool {
-    let tuning = match (what, u32::try_from(value)) {
-        (0, Ok(slots)) => Tuning::Slots(slots),
-        (0, Err(_)) => return false,
-        _ => Tuning::Threshold(value),
-    };
+extern "C" fn fairq_core_tune(engine: &Engine, change: &Change, wake: &mut Wake) -> bool {
+    let Some(tuning) = change.tuning() else { return false };
     let mut woken = PortSet::EMPTY;
     let done = with!(engine, made => made.policy.tune(tuning, &mut woken)).is_ok();
     wake.add(woken);
@@ -351,12 +361,69 @@ extern "C" fn fairq_core_tune(engine: &Engine, what: u32, value: u64, wake: &mut
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_tell(engine: &Engine, told: &mut Told) {
     let stats = with!(engine, made => made.policy.stats());
+    let depth = stats.depth;
     *told = Told {
-        slots: stats.slots.unwrap_or(0),
+        slots: stats.slots.or(depth.map(|depth| depth.slots.into())).unwrap_or(0),
         free_slots: stats.free_slots.unwrap_or(0),
         throttles: stats.throttles,
         blocks: stats.blocks,
         wakes: stats.wakes,
         periods: stats.tokens.map_or(0, |tokens| tokens.periods),
+        search: depth.map_or(0, |depth| match depth.state {
+            DepthState::Searching => 1,
+            DepthState::Found => 2,
+            DepthState::AllDemand => 3,
+            DepthState::Alone => 4,
+        }),
+    };
+}
+
+/// What a port knows of a flow.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_tell_flow(
+    engine: &Engine,
+    port: u32,
+    flow: Handle,
+    told: &mut FlowTold,
+) {
+    let stats = with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let port = unsafe { made.port(port) };
+        port.map(|port| port.flow_stats(flow.flow())).unwrap_or_default()
+    });
+    *told = FlowTold {
+        staged: stats.staged,
+        in_flight: stats.in_flight,
+        lag: stats.lag.unwrap_or(0),
+        has_lag: stats.lag.is_some(),
+    };
+}
+
+/// The numbers behind the port's last answer: about this request, or (`u32::MAX`) about why none
+/// may go.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_why(engine: &Engine, port: u32, tag: u32, why: &mut Why) {
+    let tag = (tag != u32::MAX).then_some(Tag(tag));
+    let reason = with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let port = unsafe { made.port(port) };
+        port.map(|port| port.reason(tag)).unwrap_or_default()
+    });
+    *why = Why {
+        virtual_time: reason.virtual_time.unwrap_or(u64::MAX),
+        start_tag: reason.start_tag.unwrap_or(u64::MAX),
+        free_slots: reason.free_slots.unwrap_or(u32::MAX),
+        held: match reason.held {
+            None => 0,
+            Some(Held::Ahead) => 1,
+            Some(Held::NoSlot) => 2,
+            Some(Held::Cap) => 3,
+        },
     };
 }

@@ -35,6 +35,10 @@ pub(crate) struct TopArgs {
     /// Print one JSON object instead
     #[arg(long)]
     pub(crate) json: bool,
+    /// Watch the schedulers inside Linux (fairq.ko) instead of a server: cgroups, on all drives or
+    /// on this one
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1, conflicts_with = "control")]
+    pub(crate) kernel: Option<Option<String>>,
 }
 
 /// What to ask or change.

@@ -9,12 +9,14 @@ use fairq_bench::args::{
 use fairq_config::flags::EXIT_STATUS;
 
 mod control;
+mod kernel;
 mod serve;
 mod texts;
 
 #[cfg(feature = "top")]
 pub(crate) use control::TopArgs;
 pub(crate) use control::{ConfigCommand, CtlArgs, CtlCommand, TraceArgs, TraceFormat};
+pub(crate) use kernel::{KernelArgs, KernelCommand};
 pub(crate) use serve::ServeArgs;
 
 use texts::{ctl_examples, serve_examples};
@@ -59,6 +61,11 @@ pub(crate) enum Command {
     #[cfg(feature = "top")]
     #[command(after_help = texts::top_examples())]
     Top(TopArgs),
+    /// Use the schedulers inside Linux (fairq.ko): drives, cgroups, weights
+    ///
+    /// There a drive's scheduler is selected as any other, and tenants are cgroups. All of this
+    /// reads and writes files in /sys, and needs no server; changes need root.
+    Kernel(KernelArgs),
     /// Drive a device with a load, one policy after the other, and compare what each tenant gets
     ///
     /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs

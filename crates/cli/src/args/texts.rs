@@ -47,6 +47,7 @@ Examples:
   fairq top
   fairq top --once
   fairq top --control /run/other.ctl --json
+  fairq top --kernel nvme0n1
 
 {EXIT_STATUS}"
     )

@@ -49,16 +49,16 @@ const OTHERS: &str = "(others)";
 
 /// Families of samples.
 #[derive(Default)]
-struct Text(String);
+pub(crate) struct Text(String);
 
 impl Text {
     /// Begins a family.
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
         writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}")
             .expect("a string takes everything");
     }
 
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         self.0 += name;
         let mut before = '{';
         for (key, value) in labels {
@@ -80,6 +80,10 @@ impl Text {
             self.0.push('}');
         }
         writeln!(self.0, " {value}").expect("a string takes everything");
+    }
+
+    pub(crate) fn into_text(self) -> String {
+        self.0
     }
 
     fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {

@@ -222,7 +222,9 @@ pub fn find(name: &str) -> Option<&'static Registered> {
     ALL.iter().find(|policy| policy.name == name)
 }
 
-/// The configuration with these keys.
+/// The configuration with these keys. A call of its own: its knobs lie on the stack, 4 KiB of them,
+/// and building the policy needs as much again, of the 16 KiB that a kernel has.
+#[inline(never)]
 fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error> {
     let mut config = E::config(shape, keys)?;
     for &(key, value) in keys {
@@ -262,15 +264,15 @@ pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<CappedOf<E, P>>, Error> {
-    let (policy, ports) = built::<E, P>(keys, shape)?;
+    let (policy, ports) = bare::<E, P>(keys, shape)?;
     let (policy, ports) = Grouped::new(policy, ports, shape.tags, shape.flows)?;
     Ok(Capped::new(policy, ports, shape.tags, shape.flows)?)
 }
 
-/// The policy without those layers. A call of its own, since what builds a policy inside Linux has
-/// a stack of 16 KiB.
+/// Builds the same without the layers that keep groups, reservations and caps, for embedders that
+/// use none of them: it refuses them, and its memory, verbs and stack are the less for it.
 #[inline(never)]
-fn built<E: Entry, P: Platform>(
+pub fn bare<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<E::Policy<P>>, Error> {

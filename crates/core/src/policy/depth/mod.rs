@@ -68,7 +68,8 @@ pub(crate) use search::FIRST;
 pub struct AutoDepth<L, P: Platform = Native> {
     inner: L,
     shared: Arc<Shared<P>>,
-    control: P::Mutex<Control>,
+    /// On the heap, since policies are moved while they are built, and a kernel's stack is 16 KiB.
+    control: Box<P::Mutex<Control>>,
     /// The most that D can be of use for: all ports' tags.
     most: u32,
     /// The policy has a D that can change, and bounds what is on the device by it.
@@ -182,13 +183,13 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
                 index,
             };
             let ports = ports.into_iter().enumerate().map(port).collect();
-            let control = P::Mutex::new(Control {
+            let control = Box::new(P::Mutex::new(Control {
                 search: is_auto.then(|| Search::new(most, has_slots)),
                 targets: Targets::new(flows),
                 wanted: slots,
                 told: slots,
                 inner_ns: Some(0),
-            });
+            }));
             Ok((AutoDepth { inner, shared, control, most, has_slots }, ports))
         })
     }

@@ -1,0 +1,95 @@
+//! The command line of `fairq kernel`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use fairq_config::flags::{EXIT_STATUS, parse_time};
+use fairq_config::units::Nanos;
+
+/// What to ask or change.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KernelCommand {
+    /// Show the drives, their schedulers, and what each cgroup gets
+    ///
+    /// Looks twice, a second apart. `entitled` is what a cgroup is to have of what it and those
+    /// that send beside it get, `share` what it got.
+    Status {
+        /// Only these drives, such as nvme0n1 [default: all that have a scheduler of fairq's]
+        #[arg(value_name = "DEVICE")]
+        devices: Vec<String>,
+        /// Print one JSON object instead
+        #[arg(long)]
+        json: bool,
+    },
+    /// Select a drive's scheduler, or change what it is told
+    ///
+    /// Keys are `scheduler`, `nr_requests` and the files in queue/iosched, which differ by
+    /// scheduler: `fairq kernel status` shows them. `scheduler` comes before all others. Values
+    /// last until the drive or the machine goes away; a rule for udev sets them again.
+    Set {
+        /// The drive, such as nvme0n1
+        device: String,
+        /// What to set
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        values: Vec<String>,
+    },
+    /// Give a cgroup its weight, on all drives or on one
+    Weight {
+        /// The cgroup, below the root of cgroups or as a whole path
+        cgroup: String,
+        /// 1 to 10000, or default (100; with --device: as on all drives)
+        weight: String,
+        /// On this drive, which has a scheduler of fairq's
+        #[arg(long)]
+        device: Option<String>,
+    },
+    /// Carry io.weight over to io.fairq.weight, for as long as it runs
+    ///
+    /// io.weight is where systemd (IOWeight=) and container runtimes write, and belongs to io.cost.
+    /// While this runs each cgroup's weight for fairq is that one, and one written by hand is
+    /// overwritten.
+    Follow {
+        /// How often to look
+        #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_time)]
+        every: Nanos,
+        /// Look once, and end
+        #[arg(long)]
+        once: bool,
+    },
+    /// Print what is counted, in the text format of Prometheus
+    ///
+    /// With --output for the textfile collector of Prometheus' node exporter.
+    Metrics {
+        /// Write it to this file, which is replaced at once, every 15 seconds
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// How often to write it
+        #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_time)]
+        every: Nanos,
+    },
+}
+
+/// Arguments of `fairq kernel`.
+#[derive(Debug, Args)]
+#[command(after_help = examples(), subcommand_required = true)]
+pub(crate) struct KernelArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: KernelCommand,
+}
+
+fn examples() -> String {
+    format!(
+        "\
+Examples:
+  fairq kernel set nvme0n1 scheduler=mqfq nr_requests=256
+  fairq kernel weight system.slice/postgresql.service 300
+  fairq kernel weight /tenants/db 1000 --device nvme0n1
+  fairq kernel status
+  fairq kernel set nvme0n1 slots=auto
+  fairq kernel follow
+  fairq kernel metrics -o /var/lib/prometheus/node-exporter/fairq.prom
+
+{EXIT_STATUS}"
+    )
+}

@@ -1,0 +1,122 @@
+//! `fairq kernel follow`: what `io.weight` says is what `io.fairq.weight` says.
+//!
+//! `io.weight` belongs to io.cost, and no other part of the kernel can read it. Its lines for one
+//! drive are carried over for drives that have one of fairq's schedulers; those that get one later
+//! have theirs at the next look.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use fairq_config::refusal::Refusal;
+
+use super::sysfs::{Cgroup, Machine, Weights};
+
+/// Carries weights over, again and again.
+pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Result<()> {
+    let mut is_first = true;
+    // What could not be written is told once.
+    let mut told = BTreeSet::new();
+    loop {
+        let Looked { seen, written, failed } = look(machine);
+        if is_first && seen == 0 {
+            let text = "no cgroup has an io.weight: the kernel has no io.cost \
+                        (CONFIG_BLK_CGROUP_IOCOST), or no cgroup hands on I/O (echo +io > \
+                        /sys/fs/cgroup/cgroup.subtree_control)";
+            return Err(Refusal::temporary(text).into());
+        }
+        if written > 0 {
+            println!("carried {written} weights over, of {seen} cgroups");
+        }
+        for complaint in failed {
+            if told.insert(complaint.clone()) {
+                eprintln!("fairq: {complaint}");
+            }
+        }
+        if once {
+            return Ok(());
+        }
+        if is_first {
+            // Not under systemd there is nothing to tell.
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        }
+        is_first = false;
+        std::thread::sleep(every);
+    }
+}
+
+/// What one look came to.
+#[derive(PartialEq, Debug)]
+struct Looked {
+    /// Cgroups with an `io.weight`.
+    seen: usize,
+    written: usize,
+    failed: Vec<String>,
+}
+
+/// Carries over what differs.
+fn look(machine: &Machine) -> Looked {
+    let drives = machine.drives().into_iter().filter(|drive| drive.knobs.is_some());
+    let numbers: Vec<_> = drives.map(|drive| drive.number).collect();
+    let mut looked = Looked { seen: 0, written: 0, failed: Vec::new() };
+    for Cgroup { name, weights, .. } in machine.cgroups() {
+        let (Some(wanted), Some(has)) = (machine.io_weights(&name), weights) else { continue };
+        looked.seen += 1;
+        for line in lines(&wanted, &has, &numbers) {
+            match machine.write_weight(&name, &line) {
+                Ok(()) => looked.written += 1,
+                // It is gone by now.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => looked.failed.push(format!(
+                    "cannot write `{line}` to io.fairq.weight of {name}: {error} (root may)"
+                )),
+            }
+        }
+    }
+    looked
+}
+
+/// What to write so that `has` is as `wanted` on these drives.
+fn lines(wanted: &Weights, has: &Weights, numbers: &[String]) -> Vec<String> {
+    let mut lines = Vec::new();
+    if wanted.usual != has.usual {
+        lines.push(format!("default {}", wanted.usual));
+    }
+    for number in numbers {
+        match (wanted.own.get(number), has.own.get(number)) {
+            (Some(weight), has) if has != Some(weight) => lines.push(format!("{number} {weight}")),
+            (None, Some(_)) => lines.push(format!("{number} default")),
+            _ => {}
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sysfs::tests::machine;
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_written_and_only_for_drives_of_ours() {
+        let parse = |text| Weights::parse(text).unwrap();
+        let numbers = ["8:0".to_owned(), "8:16".to_owned()];
+        let wanted = parse("default 500\n8:0 70\n7:0 9\n");
+        let has = parse("default 100\n8:16 3\n");
+        assert_eq!(lines(&wanted, &has, &numbers), ["default 500", "8:0 70", "8:16 default"]);
+        assert_eq!(lines(&wanted, &parse("default 500\n8:0 70\n"), &numbers), [""; 0]);
+    }
+
+    #[test]
+    fn weights_arrive() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine(root.path());
+        let folder = root.path().join("cgroups/db");
+        std::fs::write(folder.join("io.weight"), "default 700\n").unwrap();
+        let Looked { seen, written, failed } = look(&machine);
+        // `db` from 300 to 700, and `web/front` from 50 to 100.
+        assert_eq!((seen, written, failed), (3, 2, vec![]));
+        let has = std::fs::read_to_string(folder.join("io.fairq.weight")).unwrap();
+        assert_eq!(has, "default 700");
+    }
+}

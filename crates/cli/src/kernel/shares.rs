@@ -1,0 +1,248 @@
+//! What each cgroup got of each drive between two looks.
+
+use std::time::{Duration, Instant};
+
+use fairq_config::table::{align_right, plain_table};
+use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent};
+use serde_json::{Value, json};
+
+use super::sysfs::{Cgroup, Counts, Drive, Machine};
+
+/// A cgroup on a drive.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Line {
+    pub(super) cgroup: String,
+    /// The root has none.
+    pub(super) weight: Option<u32>,
+    /// In the time between the looks.
+    pub(super) counts: Counts,
+    /// Its part of the bytes of all.
+    pub(super) share: f64,
+}
+
+/// Drives, and the cgroups that use them.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Shares {
+    pub(super) seconds: f64,
+    pub(super) drives: Vec<(Drive, Vec<Line>)>,
+}
+
+/// Looks now and once more after this time.
+pub(super) fn two_looks(
+    machine: &Machine,
+    devices: &[String],
+    pause: Duration,
+) -> anyhow::Result<Shares> {
+    let (first, began) = (machine.cgroups(), Instant::now());
+    std::thread::sleep(pause);
+    let drives = machine.chosen(devices)?;
+    Ok(between(&first, &machine.cgroups(), drives, began.elapsed().as_secs_f64()))
+}
+
+/// What was counted between two looks.
+pub(super) fn between(
+    first: &[Cgroup],
+    second: &[Cgroup],
+    drives: Vec<Drive>,
+    seconds: f64,
+) -> Shares {
+    let before = |cgroup: &Cgroup, number: &str| {
+        let same = first.iter().find(|old| old.name == cgroup.name);
+        same.and_then(|old| old.counts.get(number)).copied().unwrap_or_default()
+    };
+    let lines = |drive: Drive| {
+        let number = drive.number.clone();
+        let mut lines: Vec<Line> = second
+            .iter()
+            .filter_map(|cgroup| {
+                let counts = less(cgroup.counts.get(&number)?, &before(cgroup, &number));
+                let weight = cgroup.weights.as_ref().map(|weights| weights.on(&number));
+                Some(Line { cgroup: cgroup.name.clone(), weight, counts, share: 0.0 })
+            })
+            .collect();
+        let all: u64 = lines.iter().map(|line| line.counts.bytes()).sum();
+        for line in &mut lines {
+            line.share = line.counts.bytes() as f64 / all.max(1) as f64;
+        }
+        (drive, lines)
+    };
+    Shares { seconds, drives: drives.into_iter().map(lines).collect() }
+}
+
+/// A cgroup that was made anew, or a scheduler that was, counts from 0 again.
+fn less(now: &Counts, before: &Counts) -> Counts {
+    let is_new = now.requests() < before.requests();
+    let from = |value: u64, before: u64| if is_new { value } else { value.saturating_sub(before) };
+    Counts {
+        read_bytes: from(now.read_bytes, before.read_bytes),
+        written_bytes: from(now.written_bytes, before.written_bytes),
+        other_bytes: from(now.other_bytes, before.other_bytes),
+        reads: from(now.reads, before.reads),
+        writes: from(now.writes, before.writes),
+        others: from(now.others, before.others),
+        wait_us: from(now.wait_us, before.wait_us),
+        device_us: from(now.device_us, before.device_us),
+        ..*now
+    }
+}
+
+impl Line {
+    fn is_active(&self) -> bool {
+        let Counts { staged, in_flight, .. } = self.counts;
+        self.counts.requests() + staged + in_flight > 0
+    }
+
+    /// A request's mean time before the device and on it, in nanoseconds.
+    fn times_ns(&self) -> (f64, f64) {
+        let each = |us: u64| us as f64 * 1000.0 / self.counts.requests().max(1) as f64;
+        (each(self.counts.wait_us), each(self.counts.device_us))
+    }
+
+    fn cells(&self, seconds: f64) -> Vec<String> {
+        let weight = self.weight.map_or("–".into(), |weight| weight.to_string());
+        if !self.is_active() {
+            return vec![self.cgroup.clone(), weight];
+        }
+        let (wait_ns, device_ns) = self.times_ns();
+        vec![
+            self.cgroup.clone(),
+            weight,
+            show_percent(self.counts.entitled / 100.0),
+            show_percent(self.share),
+            show_count(self.counts.requests() as f64 / seconds),
+            show_bandwidth(self.counts.bytes() as f64 / seconds),
+            self.counts.staged.to_string(),
+            self.counts.in_flight.to_string(),
+            show_duration(wait_ns),
+            show_duration(device_ns),
+        ]
+    }
+}
+
+impl Shares {
+    /// For the eye: a paragraph for each drive.
+    pub(super) fn text(&self) -> String {
+        if self.drives.is_empty() {
+            return "no drive has a scheduler of fairq's: fairq kernel set DEVICE scheduler=mqfq"
+                .into();
+        }
+        let drive = |(drive, lines): &(Drive, Vec<Line>)| {
+            let Some(knobs) = &drive.knobs else {
+                return format!("{}: {}, none of fairq's\n", drive.name, drive.scheduler);
+            };
+            let told = |map: &std::collections::BTreeMap<String, String>| {
+                let pairs: Vec<_> =
+                    map.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                pairs.join(" ")
+            };
+            let mut table = plain_table();
+            table.set_header([
+                "cgroup",
+                "weight",
+                "entitled",
+                "share",
+                "IOPS",
+                "bandwidth",
+                "staged",
+                "in flight",
+                "wait",
+                "device",
+            ]);
+            let mut shown: Vec<&Line> = lines.iter().collect();
+            shown.sort_by(|one, other| other.share.total_cmp(&one.share));
+            for line in shown {
+                table.add_row(line.cells(self.seconds));
+            }
+            align_right(&mut table);
+            format!(
+                "{} ({}): {}, nr_requests={} {}\n  {}\n{table}\n",
+                drive.name,
+                drive.number,
+                drive.scheduler,
+                drive.nr_requests,
+                told(knobs),
+                told(&drive.statistics),
+            )
+        };
+        self.drives.iter().map(drive).collect::<Vec<_>>().join("\n")
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let line = |line: &Line| {
+            let (wait_ns, device_ns) = line.times_ns();
+            json!({
+                "cgroup": line.cgroup,
+                "weight": line.weight,
+                "entitled": line.counts.entitled / 100.0,
+                "share": line.share,
+                "requests_per_s": line.counts.requests() as f64 / self.seconds,
+                "bytes_per_s": line.counts.bytes() as f64 / self.seconds,
+                "staged": line.counts.staged,
+                "in_flight": line.counts.in_flight,
+                "wait_ns": wait_ns,
+                "device_ns": device_ns,
+            })
+        };
+        let drive = |(drive, lines): &(Drive, Vec<Line>)| {
+            json!({
+                "device": drive.name,
+                "number": drive.number,
+                "scheduler": drive.scheduler,
+                "nr_requests": drive.nr_requests.parse::<u64>().ok(),
+                "knobs": drive.knobs,
+                "statistics": drive.statistics,
+                "cgroups": lines.iter().map(line).collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "seconds": self.seconds,
+            "devices": self.drives.iter().map(drive).collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sysfs::tests::machine;
+    use super::*;
+
+    #[test]
+    fn shares_are_of_what_was_counted_between_the_looks() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine(root.path());
+        let count = |name: &str, line: &str| {
+            std::fs::write(root.path().join("cgroups").join(name).join("io.fairq.stat"), line)
+                .unwrap();
+        };
+        count("db", "259:0 rbytes=9000 rios=9 wait_usec=900 device_usec=90 entitled=0.00");
+        let first = machine.cgroups();
+        let now =
+            "259:0 rbytes=12000 rios=12 wait_usec=1200 device_usec=390 entitled=75.00 staged=5";
+        count("db", now);
+        count("web/front", "259:0 wbytes=1000 wios=1 entitled=25.00\n");
+        let shares = between(&first, &machine.cgroups(), machine.chosen(&[]).unwrap(), 2.0);
+        let [(drive, lines)] = &shares.drives[..] else { panic!("{shares:?}") };
+        assert_eq!((drive.name.as_str(), lines.len()), ("n0", 2));
+        assert_eq!(
+            (lines[0].cgroup.as_str(), lines[0].weight, lines[0].share),
+            ("db", Some(300), 0.75)
+        );
+        let json = shares.json();
+        let db = &json["devices"][0]["cgroups"][0];
+        assert_eq!((&db["bytes_per_s"], &db["requests_per_s"]), (&json!(1500.0), &json!(1.5)));
+        assert_eq!((&db["wait_ns"], &db["device_ns"]), (&json!(100_000.0), &json!(100_000.0)));
+        let text = shares.text();
+        assert!(
+            text.contains("n0 (259:0): mqfq, nr_requests=256 slots=16 threshold=auto"),
+            "{text}"
+        );
+        assert!(text.contains("75.0 %") && text.contains("web/front"), "{text}");
+    }
+
+    #[test]
+    fn a_cgroup_made_anew_counts_from_nothing() {
+        let now = Counts { reads: 2, read_bytes: 20, ..Counts::default() };
+        let before = Counts { reads: 5, read_bytes: 10, ..Counts::default() };
+        assert_eq!((less(&now, &before).reads, less(&now, &before).read_bytes), (2, 20));
+    }
+}

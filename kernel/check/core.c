@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The schedulers as the kernel gets them (the same machine code) in a program: driven at random, on a stack that is
+ * measured. Fails where
+ *
+ * - building one takes more than BUILD bytes of stack, or any other function more than VERB: the kernel's has 16 KiB,
+ *   of which selecting a scheduler has some 3 KiB in use when it gets there, and a request in a file system on a
+ *   stacked drive may have 10 KiB; TICK for what a timer calls, which has the interrupts' stack;
+ * - one takes more memory than fairq_core_size() says, keeps some when it ends, or takes any in a verb;
+ * - a request is lost, comes twice, or stays although nothing holds it back.
+ *
+ * Prints what each took. ../build runs it on each core that it makes.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../module/core.h"
+
+#define BUILD 6144
+#define VERB 1536
+#define TICK 3072
+
+#define STACK (256 << 10)
+#define PAINT 0xa5
+#define ARENA (3ULL << 30)
+#define FLOWS 8
+#define MOST_TAGS 64
+
+/* As the kernel has them. */
+asm(".globl __x86_return_thunk\n__x86_return_thunk: ret\n"
+#define THUNK(r) ".globl __x86_indirect_thunk_" #r "\n__x86_indirect_thunk_" #r ": jmp *%" #r "\n"
+    THUNK(rax) THUNK(rbx) THUNK(rcx) THUNK(rdx) THUNK(rsi) THUNK(rdi) THUNK(rbp) THUNK(r8) THUNK(r9) THUNK(r10)
+    THUNK(r11) THUNK(r12) THUNK(r13) THUNK(r14) THUNK(r15));
+
+static unsigned char stack[STACK] __attribute__((aligned(64)));
+static unsigned char *arena;
+/* The compiler does not see that they change: what is called on the other stack is called by hand. */
+static volatile size_t used, live, most_live;
+static volatile int may_take;
+static const char *scheduler_name = "", *now = "";
+
+static void __noreturn fail(const char *format, ...)
+{
+	va_list rest;
+
+	va_start(rest, format);
+	fprintf(stderr, "kernel/check: %s: ", scheduler_name);
+	vfprintf(stderr, format, rest);
+	fprintf(stderr, "\n");
+	exit(1);
+}
+
+static size_t rounded(size_t size, size_t align)
+{
+	size_t to = 8;
+
+	if (size >= 4096)
+		return (size + 4095) & ~4095UL;
+	while (to < size || to < align)
+		to *= 2;
+	return to;
+}
+
+/* It takes as good as no stack, since the kernel's own allocator is not what is measured. */
+void *fairq_memory_take(size_t size, size_t align)
+{
+	void *memory;
+
+	size = rounded(size, align);
+	used = (used + size - 1) / size * size;
+	if (size >= 4096)
+		used = (used + 4095) & ~4095UL;
+	memory = arena + used;
+	used += size;
+	live += size;
+	if (live > most_live)
+		most_live = live;
+	if (!may_take)
+		fail("%s takes %zu bytes of memory", now, size);
+	if (used > ARENA)
+		fail("takes more than %llu bytes", ARENA);
+	return memory;
+}
+
+void fairq_memory_give(void *memory, size_t size)
+{
+	(void)memory;
+	live -= rounded(size, 1);
+}
+
+void __noreturn fairq_panicked(const char *text, size_t length)
+{
+	fail("panicked: %.*s", (int)length, text);
+}
+
+/* Calls it on the painted stack, and says how much of that it took. */
+static size_t on_stack(void (*function)(void), size_t size)
+{
+	size_t left;
+
+	memset(stack + STACK - size, PAINT, size);
+	asm volatile("mov %%rsp, %%rbx\n\tmov %0, %%rsp\n\tcall *%1\n\tmov %%rbx, %%rsp"
+		     : : "r"(stack + STACK), "r"(function)
+		     : "rbx", "rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "memory", "cc");
+	for (left = STACK - size; left < STACK && stack[left] == PAINT; left++)
+		;
+	return STACK - left;
+}
+
+static unsigned int seed = 1;
+
+static unsigned int chance(unsigned int of)
+{
+	seed = seed * 1103515245 + 12345;
+	return (seed >> 12) % of;
+}
+
+static struct fairq_engine *engine;
+static struct fairq_wanted wanted;
+static int answer;
+
+/* What the functions below are called with, and give. */
+static struct fairq_order order;
+static struct fairq_chosen chosen;
+static struct fairq_wake wake;
+static struct fairq_change change;
+static struct fairq_told told;
+static struct fairq_flow_told flow_told;
+static struct fairq_why why;
+static u32 port;
+static u64 now_ns, next_ns, flow;
+static u32 weight;
+
+static char text[64];
+static u64 value;
+
+/* What is read and written in queue/iosched. */
+static void knobs(void)
+{
+	u32 knob, scheduler = wanted.scheduler;
+	size_t length;
+
+	for (knob = 0; fairq_core_knob(scheduler, knob, text, sizeof(text)); knob++) {
+		length = fairq_core_value(scheduler, knob, wanted.slots, wanted.keys, wanted.key_count, text, sizeof(text));
+		if (!length || fairq_core_parse(scheduler, knob, text, length, &value) < 0)
+			fail("what knob %u is cannot be written: %.*s", knob, (int)length, text);
+		fairq_core_change(scheduler, knob, wanted.slots, true, value, &change);
+	}
+	if (knob > FAIRQ_KNOBS)
+		fail("%u knobs, more than %d", knob, FAIRQ_KNOBS);
+}
+
+static void new(void) { answer = fairq_core_new(&wanted, &engine); }
+static void end(void) { fairq_core_free(engine); }
+static void submit(void) { answer = fairq_core_submit(engine, port, now_ns, &order, &wake); }
+static void next(void) { fairq_core_next(engine, port, now_ns, &chosen, &wake); }
+static void complete(void) { fairq_core_complete(engine, port, now_ns, order.tag, &wake); }
+static void requeue(void) { answer = fairq_core_requeue(engine, port, now_ns, order.tag, &wake); }
+static void grow(void) { answer = fairq_core_grow(engine, port, now_ns, &order, &wake); }
+static void has_work(void) { answer = fairq_core_has_work(engine, port); }
+static void admits(void) { answer = fairq_core_admits(engine, port, flow); }
+static void add(void) { answer = fairq_core_add_flow(engine, weight, &flow); }
+static void weigh(void) { fairq_core_set_weight(engine, flow, weight); }
+static void take_away(void) { fairq_core_remove_flow(engine, flow, &wake); }
+static void tick(void) { next_ns = fairq_core_tick(engine, now_ns, &wake); }
+static void tune(void) { answer = fairq_core_tune(engine, &change, &wake); }
+static void tell(void) { fairq_core_tell(engine, &told); }
+static void tell_flow(void) { fairq_core_tell_flow(engine, port, flow, &flow_told); }
+static void explain(void) { fairq_core_why(engine, port, order.tag, &why); }
+
+static size_t most_verb, most_tick;
+static const char *most_name;
+
+static void verb(void (*function)(void), const char *name)
+{
+	size_t took, most = function == tick ? TICK : VERB;
+
+	may_take = 0;
+	now = name;
+	took = on_stack(function, 4 << 10);
+	if (took > most)
+		fail("%s takes %zu bytes of stack, more than %zu", name, took, most);
+	if (function == tick) {
+		most_tick = took > most_tick ? took : most_tick;
+	} else if (took > most_verb) {
+		most_verb = took;
+		most_name = name;
+	}
+}
+#define VERB_OF(function) verb(function, #function)
+
+enum { FREE, STAGED, ISSUED };
+
+static unsigned char place[FAIRQ_PORTS][MOST_TAGS];
+static u32 count[3];
+static u64 wait_ns;
+
+static void put(u32 tag, int to)
+{
+	count[place[port][tag]]--;
+	count[to]++;
+	place[port][tag] = to;
+}
+
+/* Asks a port until it has nothing more to give. */
+static void ask(void)
+{
+	for (;;) {
+		VERB_OF(next);
+		if (chosen.what == FAIRQ_WAIT && chosen.until_ns < wait_ns)
+			wait_ns = chosen.until_ns;
+		if (chosen.what != FAIRQ_ISSUE)
+			break;
+		if (chosen.tag >= wanted.tags || place[port][chosen.tag] != STAGED)
+			fail("gave the request %u of port %u, which is not staged", chosen.tag, port);
+		put(chosen.tag, ISSUED);
+		order.tag = chosen.tag;
+		VERB_OF(explain);
+	}
+	order.tag = ~0U;
+	VERB_OF(explain);
+}
+
+static void settle(void)
+{
+	u32 own = port, round;
+
+	ask();
+	for (round = 0; round < 10000; round++) {
+		for (port = 0; port < wanted.ports; port++)
+			if (wake.words[port / 64] & (1ULL << (port % 64)))
+				break;
+		if (port == wanted.ports)
+			break;
+		wake.words[port / 64] &= ~(1ULL << (port % 64));
+		ask();
+	}
+	if (round == 10000)
+		fail("ports wake each other without end");
+	port = own;
+}
+
+static void drive(u32 steps)
+{
+	u64 flows[FLOWS];
+	u32 step, i, tag, idle;
+
+	memset(place, FREE, sizeof(place));
+	memset(count, 0, sizeof(count));
+	wait_ns = ~0ULL;
+	now_ns = next_ns = 1000000;
+	for (i = 0; i < FLOWS; i++) {
+		weight = 256 * (1 + chance(1000));
+		VERB_OF(add);
+		flows[i] = flow;
+	}
+	for (step = 0; step < steps; step++) {
+		now_ns += chance(100000);
+		port = chance(wanted.ports);
+		flow = flows[chance(FLOWS)];
+		tag = chance(wanted.tags);
+		order = (struct fairq_order) {
+			.flow = flow, .offset = (u64)chance(1000000) << 12, .length = 512 << chance(8), .tag = tag,
+			.op = chance(10) ? chance(2) : chance(4),
+		};
+		weight = 256 * (1 + chance(1000));
+		if (now_ns >= next_ns || !chance(64))
+			VERB_OF(tick);
+		switch (place[port][tag]) {
+		case FREE:
+			VERB_OF(submit);
+			if (answer < 0)
+				fail("a request was refused");
+			put(tag, answer ? ISSUED : STAGED);
+			break;
+		case STAGED:
+			order.length = 4096;
+			VERB_OF(grow);
+			break;
+		default:
+			if (!chance(16)) {
+				VERB_OF(requeue);
+				if (answer >= 0)
+					put(tag, answer ? ISSUED : STAGED);
+			} else {
+				VERB_OF(complete);
+				put(tag, FREE);
+			}
+		}
+		settle();
+		VERB_OF(has_work);
+		VERB_OF(admits);
+		VERB_OF(tell);
+		VERB_OF(tell_flow);
+		if (!chance(32))
+			VERB_OF(weigh);
+		if (!chance(200)) {
+			i = chance(FLOWS);
+			flow = flows[i];
+			VERB_OF(take_away);
+			settle();
+			VERB_OF(add);
+			flows[i] = answer ? flow : fairq_core_root(engine);
+		}
+		if (!chance(100)) {
+			change.what = FAIRQ_SLOTS + chance(3);
+			change.value = change.what == FAIRQ_SLOTS ? 1 + chance(64) : chance(1 << 20);
+			VERB_OF(tune);
+			settle();
+		}
+	}
+	/* All that is left is served. */
+	for (idle = 0; count[STAGED] + count[ISSUED] && idle < 2000; idle++) {
+		for (port = 0; port < wanted.ports; port++) {
+			for (tag = 0; tag < wanted.tags; tag++) {
+				if (place[port][tag] != ISSUED)
+					continue;
+				order.tag = tag;
+				VERB_OF(complete);
+				put(tag, FREE);
+				settle();
+				idle = 0;
+			}
+		}
+		now_ns += 1000000;
+		if (now_ns >= next_ns)
+			VERB_OF(tick);
+		if (now_ns >= wait_ns) {
+			wait_ns = ~0ULL;
+			memset(&wake, 0xff, sizeof(wake));
+		}
+		port = 0;
+		settle();
+	}
+	if (count[STAGED])
+		fail("%u requests stay although nothing is on the device", count[STAGED]);
+}
+
+/* Builds and ends one of this shape; how many bytes of stack and memory. */
+static void try_shape(u32 steps, size_t *most_build, u64 *most_percent)
+{
+	u64 bound = fairq_core_size(wanted.ports, wanted.tags, wanted.flows);
+	size_t took, first = live;
+
+	used = 0;
+	most_live = live;
+	may_take = 1;
+	took = on_stack(new, STACK);
+	if (answer)
+		fail("cannot be built: %d", answer);
+	if (took > *most_build)
+		*most_build = took;
+	if ((most_live - first) * 100 / bound > *most_percent)
+		*most_percent = (most_live - first) * 100 / bound;
+	if (steps)
+		drive(steps);
+	took = on_stack(end, STACK);
+	if (took > VERB)
+		fail("ending takes %zu bytes of stack", took);
+	if (live != first)
+		fail("keeps %zu bytes of memory", live - first);
+}
+
+int main(void)
+{
+	static const u32 shapes[][3] = {
+		{ 1, 128, 256 }, { 1, 1024, 256 }, { 2, 1024, 256 }, { 8, 1024, 256 }, { 64, 1024, 1023 },
+		{ 256, 128, 256 }, { 16, 1024, 2048 }, { 2, 64, 64 }, { 4, 1024, 10000 },
+	};
+	char name[FAIRQ_NAME], key[FAIRQ_NAME];
+	struct fairq_key keys[2];
+	u32 i, knob, kind;
+
+	arena = aligned_alloc(4096, ARENA);
+	if (!arena)
+		fail("no memory");
+	for (wanted.scheduler = 0;; wanted.scheduler++) {
+		size_t build = 0, length = fairq_core_name(wanted.scheduler, name, sizeof(name) - 1);
+		u64 percent = 0;
+
+		if (!length)
+			break;
+		name[length] = 0;
+		scheduler_name = name;
+		most_verb = most_tick = 0;
+		wanted.slots = 16;
+		wanted.keys = keys;
+		may_take = 1;
+		used = 0;
+		/* As it is by default, with costs by the device, and with a D that is searched for. */
+		for (kind = 0; kind < 3; kind++) {
+			wanted.key_count = 0;
+			for (knob = 0; kind; knob++) {
+				may_take = 1;
+				length = fairq_core_knob(wanted.scheduler, knob, key, sizeof(key) - 1);
+				if (!length)
+					break;
+				key[length] = 0;
+				if (strcmp(key, kind == 1 ? "cost" : "slots"))
+					continue;
+				strcpy(text, kind == 1 ? "device" : "auto");
+				keys[0].knob = knob;
+				if (fairq_core_parse(wanted.scheduler, knob, text, strlen(text), &keys[0].value))
+					fail("%s of %s is refused", text, key);
+				wanted.key_count = 1;
+				break;
+			}
+			for (i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+				wanted.ports = shapes[i][0];
+				wanted.flows = shapes[i][1];
+				wanted.tags = shapes[i][2];
+				try_shape(wanted.tags == MOST_TAGS ? 4000 : 0, &build, &percent);
+			}
+		}
+		may_take = 1;
+		if (on_stack(knobs, STACK) > build)
+			build = on_stack(knobs, STACK);
+		if (live)
+			fail("knobs keep %zu bytes of memory", live);
+		if (build > BUILD)
+			fail("building takes %zu bytes of stack, more than %d", build, BUILD);
+		if (percent > 100)
+			fail("takes %llu %% of the memory that fairq_core_size() says", (unsigned long long)percent);
+		printf("%s: stack: built in %zu bytes, %s in %zu, tick in %zu; memory: %llu %% of the bound\n", name, build,
+		       most_name, most_verb, most_tick, (unsigned long long)percent);
+	}
+	if (!wanted.scheduler)
+		fail("there is no scheduler");
+	return 0;
+}
