@@ -422,8 +422,9 @@ unsafe extern "C" fn fairq_core_why(engine: &Engine, port: u32, tag: u32, why: &
         held: match reason.held {
             None => 0,
             Some(Held::Ahead) => 1,
-            Some(Held::NoSlot) => 2,
-            Some(Held::Cap) => 3,
+            // There are neither latency targets nor caps here.
+            Some(Held::NoSlot | Held::Target) => 2,
+            Some(Held::Cap | Held::GroupCap) => 3,
         },
     };
 }

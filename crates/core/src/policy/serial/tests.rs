@@ -1,6 +1,7 @@
 //! What all policies behind one lock have in common, tried with SFQ(D).
 
 use super::*;
+use crate::Op;
 use crate::policy::serial::sfqd::Sfqd;
 
 const ISSUE: fn(u32) -> Next = |tag| Next::Issue { tag: Tag(tag), class: Class::Medium };
