@@ -184,6 +184,24 @@ impl<P: Platform> Shared<P> {
         generation == flow.generation() && (caps != 0 || above.is_some())
     }
 
+    /// Whether the request goes by the flow's own word: no cap counts it, or one does and gives what
+    /// it needs. What it does not tell its path does.
+    #[inline]
+    pub(super) fn take_own(&self, now: Time, request: &Request) -> bool {
+        let Word { caps, above, generation } = self.word(request.flow.slot());
+        let caps = caps & counted_by(request.op);
+        if generation != request.flow.generation() || (caps == 0 && above.is_none()) {
+            return true;
+        }
+        if above.is_some() || !caps.is_power_of_two() {
+            return false;
+        }
+        let (index, account) = (caps.trailing_zeros() as usize, self.account(request.flow));
+        account
+            .and_then(|account| account.buckets.get(index))
+            .is_none_or(|bucket| bucket.take(now, bucket.cost(amount(index, request))).is_ok())
+    }
+
     /// The caps that count such a request of the flow; none if the flow is gone. A step a level.
     pub(super) fn path(&self, flow: FlowId, op: Op) -> Path {
         let mut path = Path { steps: [(0, 0); LEVELS], length: 0, groups: [0; Group::LEVELS] };

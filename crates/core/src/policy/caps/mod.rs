@@ -509,6 +509,67 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
     }
 }
 
+impl<Q: Port, P: Platform> CappedPort<Q, P> {
+    /// Some flow has caps. Out of line, as what is next is, so that a verb of a server without caps
+    /// is the policy's own.
+    #[inline(never)]
+    fn submit_capped(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        // While nothing waits here there is no tag and no lane to look up.
+        if self.held == 0 && self.strays == 0 {
+            if self.shared.take_own(Time::of_ns(now_ns), request) {
+                return self.inner.submit(now_ns, request, wake);
+            }
+        } else if !self.shared.is_capped(request.flow) {
+            if self.waiter(request.tag).is_some() {
+                return Err(SubmitError::BadTag);
+            }
+            return self.inner.submit(now_ns, request, wake);
+        }
+        match self.waiting.tags.get(request.tag.0 as usize).map(waiting::place) {
+            Some(Place::Policy) => {}
+            _ => return Err(SubmitError::BadTag),
+        }
+        let path = self.shared.path(request.flow, request.op);
+        if !path.is_empty() {
+            let now = Time::of_ns(now_ns);
+            // What is in a lane is before it.
+            let may_go = match self.waiting.lane(request.flow, is_write(request)) {
+                None => self.shared.take(now, &path, request),
+                Some(_) => Err(Wait { until: now, by: 0 }),
+            };
+            if let Err(wait) = may_go {
+                self.hold(now, request, &path, wait);
+                return Ok(Submitted::Staged);
+            }
+        }
+        self.inner.submit(now_ns, request, wake)
+    }
+
+    /// Something waits here.
+    #[inline(never)]
+    fn next_held(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        // What follows a `Join` is the policy's.
+        if !self.is_joining
+            && let Some(next) = self.release(now_ns, wake)
+        {
+            return next;
+        }
+        let next = self.inner.next(now_ns, wake);
+        self.is_joining = matches!(next, Next::Join { .. });
+        let due_ns = self.waiting.due_ns().unwrap_or(u64::MAX);
+        match next {
+            Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(due_ns)),
+            Next::Blocked | Next::Idle if self.held > 0 => Next::WaitUntil(due_ns),
+            next => next,
+        }
+    }
+}
+
 impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
     type Inner = Q;
 
@@ -527,26 +588,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        if self.shared.is_on() && self.shared.is_capped(request.flow) {
-            match self.waiting.tags.get(request.tag.0 as usize).map(waiting::place) {
-                Some(Place::Policy) => {}
-                _ => return Err(SubmitError::BadTag),
-            }
-            let path = self.shared.path(request.flow, request.op);
-            if !path.is_empty() {
-                let now = Time::of_ns(now_ns);
-                // What is in a lane is before it.
-                let may_go = match self.waiting.lane(request.flow, is_write(request)) {
-                    None => self.shared.take(now, &path, request),
-                    Some(_) => Err(Wait { until: now, by: 0 }),
-                };
-                if let Err(wait) = may_go {
-                    self.hold(now, request, &path, wait);
-                    return Ok(Submitted::Staged);
-                }
-            }
-        } else if self.held > 0 && self.waiter(request.tag).is_some() {
-            return Err(SubmitError::BadTag);
+        if self.held > 0 || self.shared.is_on() {
+            return self.submit_capped(now_ns, request, wake);
         }
         self.inner.submit(now_ns, request, wake)
     }
@@ -556,20 +599,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         if self.held == 0 {
             return self.inner.next(now_ns, wake);
         }
-        // What follows a `Join` is the policy's.
-        if !self.is_joining
-            && let Some(next) = self.release(now_ns, wake)
-        {
-            return next;
-        }
-        let next = self.inner.next(now_ns, wake);
-        self.is_joining = matches!(next, Next::Join { .. });
-        let due_ns = self.waiting.due_ns().unwrap_or(u64::MAX);
-        match next {
-            Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(due_ns)),
-            Next::Blocked | Next::Idle if self.held > 0 => Next::WaitUntil(due_ns),
-            next => next,
-        }
+        self.next_held(now_ns, wake)
     }
 
     #[inline]

@@ -361,6 +361,31 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
 /// How often it is looked whether a search or a target has begun, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 
+impl<Q: Port, P: Platform> AutoPort<Q, P> {
+    /// Counts a request that the policy has taken.
+    #[inline]
+    fn count_submitted(&mut self, now_ns: u64, request: &Request, submitted: &Submitted) {
+        let (tag, slot) = (request.tag.0, request.flow.slot());
+        self.meter.submitted(tag, slot, request.length);
+        if let Submitted::Issue { .. } = submitted {
+            self.meter.issued(tag, now_ns);
+        }
+        if self.shared.watch.is_on() {
+            self.watcher.submitted(now_ns, tag, slot, request.length, &self.shared.watch);
+        }
+    }
+
+    #[inline]
+    fn count_completed(&mut self, now_ns: u64, tag: Tag) {
+        if let Some(words) = self.shared.ports.get(self.index) {
+            self.meter.completed(tag.0, now_ns, &**words);
+        }
+        if self.shared.watch.is_on() {
+            self.watcher.completed(now_ns, tag.0, self.index, &self.shared.watch);
+        }
+    }
+}
+
 impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     type Inner = Q;
 
@@ -381,14 +406,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     ) -> Result<Submitted, SubmitError> {
         let submitted = self.inner.submit(now_ns, request, wake)?;
         if self.shared.is_on() {
-            self.meter.submitted(request.tag.0, request.flow.slot(), request.length);
-            if let Submitted::Issue { .. } = submitted {
-                self.meter.issued(request.tag.0, now_ns);
-            }
-        }
-        if self.shared.watch.is_on() {
-            let (tag, slot) = (request.tag.0, request.flow.slot());
-            self.watcher.submitted(now_ns, tag, slot, request.length, &self.shared.watch);
+            self.count_submitted(now_ns, request, &submitted);
         }
         Ok(submitted)
     }
@@ -410,13 +428,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         self.inner.complete(now_ns, tag, outcome, wake);
-        if self.shared.is_on()
-            && let Some(words) = self.shared.ports.get(self.index)
-        {
-            self.meter.completed(tag.0, now_ns, &**words);
-        }
-        if self.shared.watch.is_on() {
-            self.watcher.completed(now_ns, tag.0, self.index, &self.shared.watch);
+        if self.shared.is_on() {
+            self.count_completed(now_ns, tag);
         }
     }
 

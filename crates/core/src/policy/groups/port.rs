@@ -249,6 +249,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     }
 
     /// A request has been taken, and is counted.
+    #[inline(never)]
     fn taken(&mut self, now_ns: u64, request: &Request, submitted: &mut Submitted) {
         let flow = request.flow;
         let kinds = self.shared.kinds(flow);
@@ -403,6 +404,49 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     }
 }
 
+impl<Q: Port, P: Platform> GroupedPort<Q, P> {
+    /// There are groups or reservations. Out of line, as what is next is, so that a verb of a
+    /// server without them is the policy's own.
+    #[inline(never)]
+    fn next_counted(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let epoch = self.shared.epoch();
+        if self.epoch != epoch || self.unseen > 0 {
+            self.look_around(now_ns, epoch);
+        }
+        // What follows a `Join` is the policy's.
+        if !self.is_joining
+            && self.lanes.open > 0
+            && let Some(next) = self.first(now_ns, wake)
+        {
+            return next;
+        }
+        let next = self.inner.next(now_ns, wake);
+        self.is_joining = matches!(next, Next::Join { .. });
+        if let Next::Issue { tag, .. } | Next::Join { tag } = next {
+            self.left(now_ns, tag);
+            return next;
+        }
+        if self.ahead >= self.most_ahead {
+            // A completion is next.
+            return next;
+        }
+        match (next, self.lanes.first()) {
+            (Next::WaitUntil(at_ns), Some((_, lane))) => Next::WaitUntil(at_ns.min(lane.at_ns)),
+            (Next::Blocked, Some((_, lane))) => Next::WaitUntil(lane.at_ns),
+            _ => next,
+        }
+    }
+
+    /// Counts a request as done; whether it had gone ahead, so that the policy does not know it.
+    #[inline(never)]
+    fn completed_ahead(&mut self, tag: Tag) -> bool {
+        let is_ahead = self.entry(tag).is(Entry::AHEAD);
+        self.ended(tag, true);
+        self.ahead = self.ahead.saturating_sub(is_ahead.into());
+        is_ahead
+    }
+}
+
 impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
     type Inner = Q;
 
@@ -436,43 +480,13 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         if self.counted == 0 && !self.shared.is_on() {
             return self.inner.next(now_ns, wake);
         }
-        let epoch = self.shared.epoch();
-        if self.epoch != epoch || self.unseen > 0 {
-            self.look_around(now_ns, epoch);
-        }
-        // What follows a `Join` is the policy's.
-        if !self.is_joining
-            && self.lanes.open > 0
-            && let Some(next) = self.first(now_ns, wake)
-        {
-            return next;
-        }
-        let next = self.inner.next(now_ns, wake);
-        self.is_joining = matches!(next, Next::Join { .. });
-        if let Next::Issue { tag, .. } | Next::Join { tag } = next {
-            self.left(now_ns, tag);
-            return next;
-        }
-        if self.ahead >= self.most_ahead {
-            // A completion is next.
-            return next;
-        }
-        match (next, self.lanes.first()) {
-            (Next::WaitUntil(at_ns), Some((_, lane))) => Next::WaitUntil(at_ns.min(lane.at_ns)),
-            (Next::Blocked, Some((_, lane))) => Next::WaitUntil(lane.at_ns),
-            _ => next,
-        }
+        self.next_counted(now_ns, wake)
     }
 
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if self.counted > 0 {
-            let is_ahead = self.entry(tag).is(Entry::AHEAD);
-            self.ended(tag, true);
-            if is_ahead {
-                self.ahead = self.ahead.saturating_sub(1);
-                return;
-            }
+        if self.counted > 0 && self.completed_ahead(tag) {
+            return;
         }
         self.inner.complete(now_ns, tag, outcome, wake);
     }
