@@ -154,7 +154,7 @@ macro_rules! port_by_layer {
         const { $(fn $look:ident($($what:ident: $kind:ty),*) -> $shows:ty;)* }
     ) => {
         $(
-            #[inline]
+            #[inline(always)]
             fn $name(&mut self, $($arg: $of),*) -> $gives {
                 PortLayer::$name(self, $($arg),*)
             }

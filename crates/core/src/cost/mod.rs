@@ -296,7 +296,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         &mut self.inner
     }
 
-    #[inline]
+    #[inline(always)]
     fn submit(
         &mut self,
         now_ns: u64,
@@ -314,7 +314,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         Ok(submitted)
     }
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let next = self.inner.next(now_ns, wake);
         if let Some(device) = &mut self.device {
@@ -327,7 +327,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         next
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         self.inner.complete(now_ns, tag, outcome, wake);
         if let Some(device) = &mut self.device {

@@ -581,7 +581,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         &mut self.inner
     }
 
-    #[inline]
+    #[inline(always)]
     fn submit(
         &mut self,
         now_ns: u64,
@@ -594,7 +594,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         self.inner.submit(now_ns, request, wake)
     }
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         if self.held == 0 {
             return self.inner.next(now_ns, wake);
@@ -602,7 +602,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         self.next_held(now_ns, wake)
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         if self.strays > 0 && self.waiting.place(tag) == Place::Stray {
             self.waiting.put(tag, None);

@@ -397,7 +397,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
         &mut self.inner
     }
 
-    #[inline]
+    #[inline(always)]
     fn submit(
         &mut self,
         now_ns: u64,
@@ -411,7 +411,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
         Ok(submitted)
     }
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let next = self.inner.next(now_ns, wake);
         if let Next::Issue { tag, .. } = next
@@ -425,7 +425,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
         next
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         self.inner.complete(now_ns, tag, outcome, wake);
         if self.shared.is_on() {

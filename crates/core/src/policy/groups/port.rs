@@ -458,7 +458,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         &mut self.inner
     }
 
-    #[inline]
+    #[inline(always)]
     fn submit(
         &mut self,
         now_ns: u64,
@@ -475,7 +475,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         Ok(submitted)
     }
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         if self.counted == 0 && !self.shared.is_on() {
             return self.inner.next(now_ns, wake);
@@ -483,7 +483,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         self.next_counted(now_ns, wake)
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
         if self.counted > 0 && self.completed_ahead(tag) {
             return;
