@@ -84,11 +84,16 @@ static ssize_t store_knob(struct elevator_queue *eq, u32 knob, const char *page,
 		spin_unlock_irq(&fq->q->queue_lock);
 		fairq_ask_later(fq, &wake);
 	}
+	/* More tags may have it made anew at the same time. */
+	mutex_lock(&fq->building);
 	keep(fq, knob, is_given, value);
+	mutex_unlock(&fq->building);
 	said = done ? 0 : rebuild(fq);
 	if (said) {
+		mutex_lock(&fq->building);
 		memcpy(fq->keys, before, sizeof(fq->keys));
 		fq->key_count = count_before;
+		mutex_unlock(&fq->building);
 	}
 	kfree(before);
 	return said ? said : count;

@@ -55,7 +55,7 @@ fn help_and_version_end_with_0() {
         "{}",
         text(&help.stdout)
     );
-    for command in ["serve", "ctl", "bench", "calibrate", "device"] {
+    for command in ["serve", "ctl", "kernel", "bench", "calibrate", "device"] {
         let help = run(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0));
         assert!(

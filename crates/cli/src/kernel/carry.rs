@@ -26,7 +26,7 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
             return Err(Refusal::temporary(text).into());
         }
         if written > 0 {
-            println!("carried {written} weights over, of {seen} cgroups");
+            println!("lines carried over: {written}, cgroups: {seen}");
         }
         for complaint in failed {
             if told.insert(complaint.clone()) {
