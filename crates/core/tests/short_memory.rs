@@ -64,7 +64,7 @@ fn each_policy_until_refused() {
         });
     };
     // The second one takes little by itself.
-    ["mqfq", "none", "kyber-fair"].map(layers);
+    ["mqfq", "none", "kyber-fair"].into_iter().for_each(layers);
     until_refused("nass+bfq", |flows, tags| {
         let bounds = serial(flows, tags);
         let inside = BfqScheduler::new(&bounds, &BfqConfig::default())?;

@@ -2,7 +2,7 @@
 //! policy.
 //!
 //! **Problem.** A weight says what a flow gets beside others. What is sold, or what a neighbour is
-//! to be spared, is a number: so many requests or bytes a second, as Linux's `io.max` and QEMU's
+//! to be spared, is a number of requests or bytes a second, as Linux's `io.max` and QEMU's
 //! throttling have it. **Model.** [`Capped`] stands around a policy. A request whose flow has had
 //! what a cap allows waits here, *before* the policy: it holds no virtual time and no slot, and
 //! costs the others nothing; the policy sees it when the cap lets it go.
