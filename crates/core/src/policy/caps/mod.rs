@@ -357,6 +357,9 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
     /// Flows that wait for a group's cap have turns by what they weigh at their places, which the
     /// policy inside knows.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        if !self.shared.is_on() {
+            return self.inner.tick(now_ns, wake);
+        }
         self.control.with(|control| {
             if control.capped == 0 || control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
                 control.inner_ns = self.inner.tick(now_ns, wake);
