@@ -37,7 +37,8 @@ const LONG: u32 = 48;
 const RARELY: u32 = 200;
 const LATEST: u32 = 600;
 /// And when the load is another one: two windows in a row spend this part, in 1024ths, on something
-/// else than usual. Not before `SOONEST` windows, so that loads that come and go leave time without.
+/// else than usual. Not before `SOONEST` windows, so that loads that come and go leave time
+/// without.
 const STRANGE: u64 = 256;
 const SOONEST: u32 = 16;
 /// Windows before costs move.
