@@ -19,7 +19,7 @@ UNITS |= {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
 
 
 @contextlib.contextmanager
-def served(folder, *tenants, token=True, port=None, policy="mqfq"):
+def served(folder, *tenants, token=True, port=None, policy="mqfq", groups=()):
     """A server with the page on a port of its own."""
     if port is None:
         with socket.socket() as s:
@@ -30,6 +30,7 @@ def served(folder, *tenants, token=True, port=None, policy="mqfq"):
         if token:
             config.write(f'web-token = "{secret(folder)}"\n')
     args = [arg for tenant in tenants for arg in ("--tenant", tenant)]
+    args += [arg for group in groups for arg in ("--group", group)]
     device = ["--device", "nvme-soft,backing=ram,size=512M" if policy == "d2fq" else "paced,size=512M,iops=20k,latency=200us"]
     server = rig.Server(
         folder, "--config", path, "--metrics", f"tcp:127.0.0.1:{port}", "--control", os.path.join(folder, "ctl"),
@@ -152,7 +153,9 @@ def test_page_shows_what_the_server_tells():
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(rig.tempfile.TemporaryDirectory(prefix="fairq-"))
         tab = stack.enter_context(browser.page())
-        server = stack.enter_context(served(folder, "db,weight=300", "web,latency=10s", "batch,latency=1us", "idle"))
+        server = stack.enter_context(served(
+            folder, "db,weight=300,min-iops=100", "web,latency=10s", "batch,latency=1us,group=acme", "idle",
+            groups=["acme=weight=50,max-iops=9k"]))
         busy = load(server, "db=depth:32", "web=depth:32", "batch=depth:4,bs:64k")
         stack.callback(busy.kill)
         tab.size(1280, 900)
@@ -161,6 +164,10 @@ def test_page_shows_what_the_server_tells():
         tab.until("document.querySelectorAll('#chart-share path.line').length >= 3", 30, "three lines are drawn")
         picture(tab, "desktop")
         tab.until("document.querySelector('#missed li')?.innerText.startsWith('batch: ')", 30, "the missed target is told")
+        tab.until("document.querySelector('#rows tr[data-tenant=db] .promised')?.innerText.includes('min-iops=100 met')", 30,
+                  "the reservation is told")
+        rig.check(tab.text("#group-rows td.promised").startswith("max-iops=9000"), tab.text("#group-rows"))
+        rig.check("acme" in tab.text("#rows tr[data-tenant=batch] .promised"), tab.text("#rows"))
         tab.run("document.getElementById('pause').click()")
         tab.listen(1)
         rig.check(tab.text("#state") == "paused", "it does not say that it pauses")

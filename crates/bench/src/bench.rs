@@ -143,8 +143,12 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         );
     }
     check_jobs(&jobs)?;
-    let groups = group::complete(&args.group, Some(&Cgroups::new(cgroup_root(), None)))?;
+    let disk = args.device.as_ref().and_then(|device| device.path.as_deref());
+    let groups = group::complete(&args.group, Some(&Cgroups::new(cgroup_root(), disk)))?;
     check_groups(&jobs, &groups)?;
+    for job in &mut jobs {
+        job.target = job.target.or_else(|| group::target(job.group.as_deref(), &groups));
+    }
     let duration = |given: Option<Nanos>, file: Option<Duration>, usual: u64| {
         given
             .map(|Nanos(ns)| Duration::from_nanos(ns))

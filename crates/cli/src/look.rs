@@ -10,6 +10,8 @@ use serde_json::Value;
 pub(crate) struct Look {
     pub(crate) status: Status,
     pub(crate) tenants: Vec<Tenant>,
+    #[serde(default)]
+    pub(crate) groups: Vec<Group>,
 }
 
 /// Of `status`, what is shown.
@@ -61,6 +63,18 @@ pub(crate) struct Depth {
     pub(crate) bytes_per_s: u64,
 }
 
+/// Of a group of tenants, what is shown.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) weight: u64,
+    /// Tenants and groups in it, and those that have asked for something lately.
+    pub(crate) members: u64,
+    pub(crate) active: u64,
+    /// Its reservation, its caps, and what waits for these.
+    pub(crate) promised: Option<String>,
+}
+
 /// Of a tenant, what is shown.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Tenant {
@@ -74,6 +88,9 @@ pub(crate) struct Tenant {
     pub(crate) last_second: Option<LastSecond>,
     #[serde(default)]
     pub(crate) latency_target: Option<LatencyTarget>,
+    /// Its group, its reservation, its caps, and what waits for these.
+    #[serde(default)]
+    pub(crate) promised: Option<String>,
     /// Whose requests were served while its own waited, as parts of its delay.
     pub(crate) hurt_by: Option<BTreeMap<String, f64>>,
 }

@@ -261,8 +261,8 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
         "none" | "d2fq" | "kyber" => [0, 0],
         _ => [12, 16 * ports + 40],
     };
-    // Whether there are groups, which the layer around each policy looks at.
-    [verbs + counted, tick + added + 1]
+    // Whether there are groups or caps, which the layers around each policy look at.
+    [verbs + counted, tick + added + 2]
 }
 
 #[test]

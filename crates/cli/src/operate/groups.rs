@@ -5,8 +5,8 @@ use fairq_config::refusal::Refusal;
 use fairq_config::settings::Settings;
 use fairq_config::units::{Bandwidth, Count};
 use fairq_config::{caps, latency};
-use fairq_core::{Caps, ReservationState, ReservedStats, ShareStats, Target};
-use fairq_host::server::{Admin, GroupStatus, Roster, Status};
+use fairq_core::{CapStats, Caps, ReservationState, ReservedStats, ShareStats, Target};
+use fairq_host::server::{Admin, GroupStatus, Member, Roster, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml::Spanned;
@@ -275,7 +275,12 @@ impl Console {
 
     /// The groups, with their members.
     pub(super) fn groups(&self, admin: &dyn Admin) -> Value {
-        let (now, roster) = (admin.status(), admin.roster());
+        self.groups_of(admin, &admin.status())
+    }
+
+    /// The same from a status that is known.
+    pub(super) fn groups_of(&self, admin: &dyn Admin, now: &Status) -> Value {
+        let roster = admin.roster();
         let known = self.settings.known_groups().unwrap_or_default();
         let find = |name: &str| known.iter().find(|group| group.name == name);
         let target = |name| find(name).and_then(|group| group.target);
@@ -298,8 +303,7 @@ fn describe(group: &group::Group) -> String {
 }
 
 fn json_of(of: &GroupStatus, target: Option<Target>, roster: &Roster) -> Value {
-    let is_in =
-        |member: &&fairq_host::server::Member| member.tenant.group.as_ref() == Some(&of.group.name);
+    let is_in = |member: &&Member| member.tenant.group.as_ref() == Some(&of.group.name);
     let tenants: Vec<&str> =
         roster.members().iter().filter(is_in).map(|member| &*member.tenant.name).collect();
     json!({
@@ -312,8 +316,42 @@ fn json_of(of: &GroupStatus, target: Option<Target>, roster: &Roster) -> Value {
         "active": of.active,
         "tenants": tenants,
         "caps": of.caps.as_ref().map(super::caps::json),
+        "promised": phrases([least(of.group.reservation, None), of.caps.as_ref().and_then(most)]),
         "latency": target.map(latency::describe),
     })
+}
+
+/// What is promised, in a few words; `None` for nothing.
+fn phrases<const N: usize>(all: [Option<String>; N]) -> Option<String> {
+    let all: Vec<String> = all.into_iter().flatten().collect();
+    (!all.is_empty()).then(|| all.join(" · "))
+}
+
+/// A reservation, and whether it is had.
+fn least(reservation: fairq_core::Reservation, state: Option<ReservationState>) -> Option<String> {
+    let state = state.map_or_else(String::new, |state| format!(" {}", word(state)));
+    (!reservation.is_none()).then(|| format!("{}{state}", Described(reservation)))
+}
+
+/// Caps, and how many requests wait for them.
+fn most(of: &CapStats) -> Option<String> {
+    let waiting = match of.waiting {
+        0 => String::new(),
+        waiting => format!("{waiting} wait for a cap"),
+    };
+    let own = (!of.caps.is_empty()).then(|| caps::describe(&of.caps));
+    phrases([own, Some(waiting).filter(|text| !text.is_empty())])
+}
+
+/// A tenant's group, reservation and caps, in a few words.
+pub(super) fn promised(now: &Status, member: &Member) -> Option<String> {
+    let share = now.share_of(member);
+    let group = member.tenant.group.as_ref().map(|group| match share {
+        Some(share) => format!("{group}, effective weight {}", share.weight.get()),
+        None => group.clone(),
+    });
+    let kept = share.and_then(|share| least(share.granted, Some(share.state)));
+    phrases([group, kept, now.caps_of(member).and_then(most)])
 }
 
 /// The word for a state.

@@ -32,8 +32,11 @@ impl Console {
                     &asked
                 }
             };
-            let whole =
-                json!({ "status": self.status(admin, now), "tenants": self.tenants(admin, now) });
+            let whole = json!({
+                "status": self.status(admin, now),
+                "tenants": self.tenants(admin, now),
+                "groups": self.groups_of(admin, now),
+            });
             serde_json::from_value::<Look>(whole)
                 .expect("what is shown is a part of what is told")
                 .json()
@@ -155,6 +158,7 @@ impl Console {
             "capped": now.caps_of(member).map(caps::json),
             "group": member.tenant.group,
             "place": now.share_of(member).map(groups::json),
+            "promised": groups::promised(now, member),
             "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
         })
     }

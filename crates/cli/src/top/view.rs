@@ -10,7 +10,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use super::order::Order;
-use crate::look::{LastSecond, LatencyTarget, Look, Tenant};
+use crate::look::{Group, LastSecond, LatencyTarget, Look, Tenant};
 
 /// Columns of a bar.
 const BAR: usize = 12;
@@ -20,6 +20,8 @@ const SLOTS: usize = 8;
 const WIDE: u16 = 110;
 /// And where there are latency targets.
 const WIDE_WITH_TARGETS: u16 = 120;
+/// The most lines about groups.
+const PROMISED_LINES: usize = 3;
 /// The most lines that say why targets are missed.
 const MISSED_LINES: usize = 3;
 
@@ -136,7 +138,27 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let mut lines =
         vec![Line::styled(first, bold), Line::raw(second), Line::raw(third.join(" · "))];
+    lines.extend(promised(look, screen, width).into_iter().map(Line::raw));
     lines.extend(missed(look, screen, width).into_iter().map(|line| Line::styled(line, bold)));
+    lines
+}
+
+/// What groups have, and what the selected tenant does.
+fn promised(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
+    let group = |of: &Group| {
+        let promised = of.promised.as_ref().map(|text| format!(": {text}")).unwrap_or_default();
+        format!("{} weight {}, {}/{} active{promised}", of.name, of.weight, of.active, of.members)
+    };
+    let groups: Vec<String> = look.groups.iter().map(group).collect();
+    let mut lines = match groups.is_empty() {
+        true => Vec::new(),
+        false => wrapped(&format!("groups  {}", groups.join("; ")), width.into()),
+    };
+    lines.truncate(PROMISED_LINES);
+    let tenant = look.tenants.get(screen.selected);
+    if let Some((name, text)) = tenant.and_then(|of| Some((&of.name, of.promised.as_ref()?))) {
+        lines.extend(wrapped(&format!("{name}  {text}"), width.into()).into_iter().take(2));
+    }
     lines
 }
 
@@ -409,6 +431,28 @@ mod tests {
             "q quit  s sort (weight)  ↑↓ select  w weight  space pause",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected, "\n{text}");
+    }
+
+    #[test]
+    fn groups_and_what_the_selected_tenant_was_promised_are_told() {
+        let mut look = look();
+        let groups = serde_json::json!([
+            { "name": "acme", "weight": 300, "members": 2, "active": 1, "promised": "max-iops=60 · 9 wait for a cap" },
+            { "name": "solo", "weight": 100, "members": 1, "active": 0, "promised": null },
+        ]);
+        look.groups = serde_json::from_value(groups).unwrap();
+        look.sort(Order::Weight);
+        look.tenants[0].promised = Some("acme, effective weight 75 · min-iops=200 met".into());
+        let screen = Screen::default();
+        let shown = text(&look, &screen, 80, height(&look, &screen, 80));
+        let lines = [
+            "groups  acme weight 300, 1/2 active: max-iops=60 · 9 wait for a cap; solo weight",
+            "100, 0/1 active",
+            "gold  acme, effective weight 75 · min-iops=200 met",
+        ];
+        assert_eq!(shown.lines().skip(3).take(3).collect::<Vec<_>>(), lines, "\n{shown}");
+        let screen = Screen { selected: 1, ..Screen::default() };
+        assert!(!text(&look, &screen, 80, 12).contains("min-iops"), "of another tenant");
     }
 
     #[test]

@@ -158,26 +158,26 @@ fn caps_and_targets_of_groups_are_kept_changed_and_read_again() {
     assert!(metrics.contains("fairq_group_cap{group=\"acme\",key=\"max-iops\"} 60"), "{metrics}");
     assert!(metrics.contains("fairq_group_capped_requests{group=\"acme\"}"), "{metrics}");
     assert!(server.said(&["groups"]).contains("acme: weight 100, max-iops 60, 99 % within 50ms;"));
-    assert_eq!(server.place(0)["latency"]["target_ns"], json!(50_000_000));
+    assert_eq!(server.place(0)["latency_target"]["target_ns"], json!(50_000_000));
     assert_eq!(
         server.said(&["group", "acme", "max-iops=off", "burst=off", "latency=20ms"]),
         "acme: weight 100, max-iops=60, 99 % within 50ms -> weight 100, 99 % within 20ms\n"
     );
-    assert_eq!(server.place(0)["latency"]["target_ns"], json!(20_000_000));
+    assert_eq!(server.place(0)["latency_target"]["target_ns"], json!(20_000_000));
     until("nothing holds it", || {
         server.place(0)["last_second"]["iops"].as_f64().filter(|iops| *iops > 1000.0)
     });
     // A tenant's own target comes before its group's, and goes when it is taken away.
     server.said(&["latency", "db", "5ms"]);
-    assert_eq!(server.place(0)["latency"]["target_ns"], json!(5_000_000));
+    assert_eq!(server.place(0)["latency_target"]["target_ns"], json!(5_000_000));
     server.said(&["latency", "db", "off"]);
-    assert_eq!(server.place(0)["latency"]["target_ns"], json!(20_000_000));
+    assert_eq!(server.place(0)["latency_target"]["target_ns"], json!(20_000_000));
     server.said(&["share", "db", "group=off"]);
-    assert_eq!(server.place(0)["latency"], Value::Null);
+    assert_eq!(server.place(0)["latency_target"], Value::Null);
     let told = server.said(&["config", "reload"]);
     assert!(told.contains("group.acme.max-iops: (nothing) -> 60"), "{told}");
     assert!(!told.contains("restart"), "{told}");
-    assert_eq!(server.place(0)["latency"]["target_ns"], json!(50_000_000));
+    assert_eq!(server.place(0)["latency_target"]["target_ns"], json!(50_000_000));
     // What the policy refuses changes nothing.
     server.said(&["group", "acme", "latency=off"]);
     server.said(&["policy", "none"]);

@@ -174,7 +174,7 @@ impl Cap {
     /// The most that can be said: 2^40, a terabyte, a second.
     pub const MOST: u64 = 1 << 40;
 
-    /// So many requests or bytes a second, 1 to [`Self::MOST`]; and so many at once above that when
+    /// Requests or bytes a second, 1 to [`Self::MOST`]; and what may come at once above that when
     /// the flow has had less, at most [`Self::MOST`]. A single request may always be as large as it
     /// is. `None` beyond that.
     pub const fn new(per_second: u64, burst: u64) -> Option<Cap> {

@@ -1,7 +1,7 @@
 //! What a policy promises and what its caller owes: the verbs of a port ([`port`]), flows and their
 //! weights ([`flow`]), groups of them ([`share`]), costs ([`cost`]), virtual time ([`vtime`]),
-//! bounds ([`bounds`]), sets of ports ([`port_set`]), layers around policies (`layer`), and the machine's atomics and locks
-//! ([`platform`]).
+//! bounds ([`bounds`]), sets of ports ([`port_set`]), layers around policies (`layer`), and the
+//! machine's atomics and locks ([`platform`]).
 
 pub mod bounds;
 pub(crate) mod cost;

@@ -6,7 +6,7 @@ use crate::contract::flow::{Cap, CapStats, Caps, Weight};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupId(pub u16);
 
-/// At least so many requests or bytes a second, while the device can; 0 is none.
+/// The least that a flow or group has while the device can: requests or bytes a second. 0 is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reservation {
     iops: u64,
@@ -17,8 +17,8 @@ impl Reservation {
     /// None.
     pub const NONE: Reservation = Reservation { iops: 0, bytes: 0 };
 
-    /// So many requests and so many bytes a second, each at most [`Cap::MOST`], 0 for none; with
-    /// both, the flow has at least both. `None` beyond that.
+    /// Requests and bytes a second, each at most [`Cap::MOST`], 0 for none; with both, the flow has
+    /// at least both. `None` beyond that.
     pub const fn new(iops: u64, bytes: u64) -> Option<Reservation> {
         if iops <= Cap::MOST && bytes <= Cap::MOST {
             Some(Reservation { iops, bytes })

@@ -19,7 +19,7 @@ use crate::contract::port::CostStats;
 
 /// How often ports' counts are read, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
-/// A window has at least so much time, in nanoseconds, and so many requests, and twice those that
+/// The least time of a window, in nanoseconds, and its fewest requests: these, and twice those that
 /// tenants have under way.
 const SHORTEST_NS: u64 = 50_000_000;
 const ENOUGH: u64 = 64;
@@ -28,21 +28,22 @@ const LONGEST_NS: u64 = 1_000_000_000;
 /// Costs are tried out by one part in 2 to the power of this; a word's shift of 63 leaves nothing.
 const TRIAL: u32 = 3;
 const NO_TRIAL: u32 = 63;
-/// Trials go on for so many windows after the last one in which costs changed by an eighth, and for
-/// no more than that in all; even numbers, since each has its opposite.
+/// Windows of trials after the last one in which costs changed by an eighth, and the most in all;
+/// even numbers, since each has its opposite.
 const TRIALS: u32 = 12;
 const LONG: u32 = 48;
-/// There are trials again after so many windows without; or as soon as the policy has ended a
-/// search of its own (for D), for which they wait so long at most.
+/// There are trials again after this number of windows without; or as soon as the policy has ended
+/// a search of its own (for D), for which they wait no more windows than `LATEST`.
 const RARELY: u32 = 200;
 const LATEST: u32 = 600;
-/// And when the load is another one: two windows in a row spend so many 1024ths on something else
-/// than usual. Not before so many windows, so that loads that come and go leave time without.
+/// And when the load is another one: two windows in a row spend this part, in 1024ths, on something
+/// else than usual. Not before `SOONEST` windows, so that loads that come and go leave time
+/// without.
 const STRANGE: u64 = 256;
 const SOONEST: u32 = 16;
 /// Windows before costs move.
 const FEWEST: usize = 3;
-/// A direct policy holds nothing; its device is busy with so many requests.
+/// A direct policy holds nothing; its device is busy with this number of requests.
 const BUSY: u64 = 32;
 /// Costs are known to within this, in bytes and in 65536ths of one: a factor needs something to
 /// multiply.

@@ -28,7 +28,7 @@ use super::tally::KINDS;
 pub(super) const PARTS: usize = KINDS + 2;
 /// Windows that are remembered.
 pub(super) const WINDOWS: usize = 64;
-/// A window counts half as much after so many more.
+/// After this many more windows one counts half as much.
 const HALF_LIFE: usize = 16;
 /// Times that each pair of parts is looked at.
 const SWEEPS: usize = 24;
@@ -39,7 +39,7 @@ pub(super) const MAX_BASE: u64 = 1 << 20;
 pub(super) const MAX_PRICE: u64 = 64 << 16;
 /// The least `ridge`, in 2^24ths: windows that differ by some thousandths say nothing.
 const LEAST_RIDGE: i64 = 160;
-/// And otherwise it is one part in so many of what windows differ by chance: some 40 of them count,
+/// And otherwise it is what windows differ by chance, divided by this: some 40 of them count,
 /// and shares are some three tenths off the usual ones (40 times 0.3 squared).
 const DOUBT: i64 = 4;
 /// One in the scale of `c` and of costs' prices; of `d`; of `S`.
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn what_requests_take_is_found() {
         for (noise, within) in [(0, 0.03), (1, 0.25), (20, 10.0)] {
-            // So many requests, whatever their length; and so many bytes.
+            // A number of requests, whatever their length; and a number of bytes.
             check(&[(0, 512, 20 * US), (0, 1 << 20, 20 * US)], 10, noise, within);
             check(&[(0, 4096, 4 * US), (0, 65_536, 64 * US)], 10, noise, within);
             // Both.

@@ -145,8 +145,8 @@ impl Desk<'_> {
     }
 }
 
-/// What a group comes to in several stores: members and what caps hold are added up, its weight is the first's in
-/// which it has any.
+/// What a group comes to in several stores: members and what caps hold are added up, and its weight
+/// is the first's in which it has any.
 pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
     let caps = stores.iter().filter_map(|stats| stats.caps).reduce(|sum, of| CapStats {
         caps: sum.caps,

@@ -327,6 +327,7 @@ function row(name) {
   bar.append(got, due);
   const share = make("span");
   cells.share.append(bar, share);
+  const promised = make("small", { class: "promised" });
   const text = make("span");
   const input = make("input", { type: "number", min: 1, max: 10000, step: 1, "aria-label": `weight of ${name}` });
   cells.weight.append(text, input);
@@ -341,18 +342,19 @@ function row(name) {
   });
   input.addEventListener("change", () => weigh(name, input));
   tr.append(cells.name, ...COLUMNS.map(([key]) => cells[key]));
-  return { tr, cells, got, due, share, bar, text, input, slot: undefined };
+  return { tr, cells, got, due, share, bar, promised, text, input, slot: undefined };
 }
 
 function fill(tenant) {
   let known = rows.get(tenant.name);
   if (!known) rows.set(tenant.name, (known = row(tenant.name)));
-  const { cells, got, due, share, bar, text, input } = known;
+  const { cells, got, due, share, bar, promised, text, input } = known;
   const slot = state.slots.indexOf(tenant.name);
   if (known.slot !== slot) {
     known.slot = slot;
-    cells.name.replaceChildren(...(slot < 0 ? [] : [symbol(slot)]), make("span", { class: "name" }, tenant.name));
+    cells.name.replaceChildren(...(slot < 0 ? [] : [symbol(slot)]), make("span", { class: "name" }, tenant.name), promised);
   }
+  put(promised, tenant.promised || "");
   const last = tenant.last_second;
   const mayWrite = state.write === "token" && $("token").value !== "";
   put(text, mayWrite ? "" : String(tenant.weight));
@@ -397,6 +399,17 @@ function targets() {
   if (!isSame) list.replaceChildren(...told);
   list.hidden = !told.length;
   $("table").classList.toggle("no-targets", !state.look.tenants.some((t) => t.latency_target));
+}
+
+// ---- Groups of tenants: what they have together.
+
+function groups() {
+  const all = state.look.groups || [];
+  $("groups").hidden = !all.length;
+  const line = ({ name, weight, active, members, promised }) => make("tr", { "data-group": name },
+    make("th", { scope: "row" }, name), make("td", {}, String(weight)), make("td", {}, `${active} of ${members}`),
+    make("td", { class: "promised" }, promised || "–"));
+  $("group-rows").replaceChildren(...all.slice(0, state.shown).map(line));
 }
 
 function table() {
@@ -496,6 +509,7 @@ function show() {
   device();
   charts();
   targets();
+  groups();
   table();
   matrix();
 }

@@ -326,7 +326,7 @@ impl<P: Platform> Shared<P> {
 /// Turns are counted in 256ths.
 const ONE: u64 = 256;
 
-/// How long so many turns of this length take, in nanoseconds.
+/// How long this number of turns takes, each of this length, in nanoseconds.
 fn of_turns(one: Time, turns: u64) -> u64 {
     one.ns().saturating_mul(turns) / ONE
 }

@@ -2,7 +2,7 @@
 //! policy.
 //!
 //! **Problem.** A weight says what a flow gets beside others. What is sold, or what a neighbour is
-//! to be spared, is a number: so many requests or bytes a second, as Linux's `io.max` and QEMU's
+//! to be spared, is a number of requests or bytes a second, as Linux's `io.max` and QEMU's
 //! throttling have it. **Model.** [`Capped`] stands around a policy. A request whose flow has had
 //! what a cap allows waits here, *before* the policy: it holds no virtual time and no slot, and
 //! costs the others nothing; the policy sees it when the cap lets it go.
@@ -357,6 +357,9 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
     /// Flows that wait for a group's cap have turns by what they weigh at their places, which the
     /// policy inside knows.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        if !self.shared.is_on() {
+            return self.inner.tick(now_ns, wake);
+        }
         self.control.with(|control| {
             if control.capped == 0 || control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
                 control.inner_ns = self.inner.tick(now_ns, wake);

@@ -206,6 +206,8 @@ struct Setting {
     caps: Vec<(usize, u64, u64)>,
     steps: Vec<(u64, usize, Op, u32)>,
     late_ns: u64,
+    /// Caps are a flow's; a group's, of three flows; or half a group's and half its inner one's.
+    place: usize,
 }
 
 fn setting() -> impl Strategy<Value = Setting> {
@@ -215,8 +217,9 @@ fn setting() -> impl Strategy<Value = Setting> {
         prop::collection::vec((0usize..6, 1u64..20_000, 0u64..40), 1..4),
         prop::collection::vec(step, 1..150),
         0u64..5 * MS,
+        0usize..3,
     )
-        .prop_map(|(caps, steps, late_ns)| Setting { caps, steps, late_ns })
+        .prop_map(|(caps, steps, late_ns, place)| Setting { caps, steps, late_ns, place })
 }
 
 fn described(index: usize) -> (Side, Counted) {
@@ -225,20 +228,41 @@ fn described(index: usize) -> (Side, Counted) {
 }
 
 proptest! {
-    /// Over mqfq on three ports: over every interval no cap is exceeded by more than its burst,
-    /// each request is issued once, those of a lane in their order, and all of them in the end.
+    /// On three ports, of a flow or of groups: over every interval no cap is exceeded by more than
+    /// its burst, each request is issued once, those of a lane in their order, and all of them in
+    /// the end.
     #[test]
     fn no_cap_is_exceeded_by_more_than_its_burst(setting in setting()) {
         let shape = Shape::new(Topology::flat(3), 4, 256);
-        let (policy, mut ports) = AnyPolicy::<Native>::new("mqfq", &[("slots", 1000)], &shape).unwrap();
-        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        // Several flows are held by a policy's order, too, which has others call.
+        let (name, keys): (_, &[_]) = match setting.place {
+            0 => ("mqfq", &[("slots", 1000)]),
+            _ => ("none", &[]),
+        };
+        let (policy, mut ports) = AnyPolicy::<Native>::new(name, keys, &shape).unwrap();
+        let flows = [(); 3].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+        let flow = flows[0];
         let mut all = Caps::default();
         for &(index, per_second, burst) in &setting.caps {
             let unit = if index % 2 == 1 { 4096 } else { 1 };
             let (side, counted) = described(index);
             all = all.with(side, counted, Cap::new(per_second * unit, burst * unit));
         }
-        policy.set_caps(flow, &all).unwrap();
+        if setting.place == 0 {
+            policy.set_caps(flow, &all).unwrap();
+        } else {
+            let mut of = [Caps::default(); 2];
+            for index in 0..6 {
+                let (side, counted) = described(index);
+                let level = &mut of[index % setting.place];
+                *level = level.with(side, counted, all.get(side, counted));
+            }
+            let [outer, inner] = of;
+            policy.set_group(ACME, Some(&Group { caps: outer, ..Group::default() })).unwrap();
+            let inner = Group { parent: Some(ACME), caps: inner, ..Group::default() };
+            policy.set_group(BATCH, Some(&inner)).unwrap();
+            flows.iter().for_each(|&flow| put(&policy, flow, Some(BATCH)));
+        }
         let mut now_ns = SECOND;
         let mut asked: Vec<(usize, Op, u32)> = vec![];
         let mut sent: Vec<(u64, usize)> = vec![];
@@ -267,8 +291,14 @@ proptest! {
                     steps.pop_front();
                     let tag = asked.len() as u32;
                     asked.push((*port, *op, *length));
-                    let request = ask(tag, flow, *op, *length);
-                    ports[*port].submit(now_ns, &request, &mut PortSet::default()).unwrap();
+                    let own = if setting.place == 0 { flow } else { flows[*port] };
+                    let request = ask(tag, own, *op, *length);
+                    let wake = &mut PortSet::default();
+                    let answer = ports[*port].submit(now_ns, &request, wake).unwrap();
+                    if let Submitted::Issue { .. } = answer {
+                        sent.push((now_ns, tag as usize));
+                        ports[*port].complete(now_ns, Tag(tag), Outcome::Done, wake);
+                    }
                     due[*port] = poll(&mut ports[*port], now_ns, &mut sent);
                 }
                 _ if due_ns < u64::MAX => {

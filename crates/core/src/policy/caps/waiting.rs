@@ -1,4 +1,5 @@
-//! What waits on a port: the lanes of flows' reads and writes, in the order in which they are tried.
+//! What waits on a port: the lanes of flows' reads and writes, in the order in which they are
+//! tried.
 
 use alloc::boxed::Box;
 

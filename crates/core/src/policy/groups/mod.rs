@@ -77,10 +77,9 @@ const AT_ONCE: usize = 1024;
 /// A flow that has asked for nothing for this long is idle, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// What a reservation may catch up on at once is what its rate has in one part in so many of a
-/// second.
+/// A reservation may catch up at once on what its rate brings in a second, divided by this.
 const BURST: u64 = 20;
-/// A flow that has so many percent of its reservation has it.
+/// A flow has its reservation if it has this part of it, in percent.
 const MET_PERCENT: u64 = 97;
 
 /// A policy whose flows can be in groups and have reservations. See the [module's text](self).
@@ -452,7 +451,7 @@ impl Control {
     }
 }
 
-/// The weight of so many 256ths, or the nearest there is.
+/// The weight of this number of 256ths, or the nearest there is.
 fn weight_of(parts: u64) -> Weight {
     let most = Weight::MAX.in_256ths();
     let parts = parts.clamp(Weight::LEAST_256THS.into(), most.into());

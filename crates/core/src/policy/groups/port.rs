@@ -24,7 +24,7 @@ const AT_ONCE: usize = 16;
 const AGAIN_NS: u64 = 100_000_000;
 /// A lane whose request the policy has chosen already is looked at after this long.
 const CHOSEN_NS: u64 = 1_000_000;
-/// Requests that went before all others may have one part in so many of the port's tags.
+/// The port's tags divided by this are the most that requests may have which went before others.
 const PART: usize = 2;
 /// No lane.
 const NONE: u32 = u32::MAX;

@@ -18,7 +18,7 @@ const MOST_PPM: u64 = 937_500;
 pub(super) const ALL_PPM: u64 = 1_000_000;
 /// So many requests outstanding are taken for a device that is busy, where none is staged.
 const MANY: u64 = 32;
-/// A window moves what is believed down by one part in so many.
+/// What is believed moves down by its difference from a window, divided by this.
 const FORGETS: u64 = 32;
 
 /// What ports have counted.

@@ -17,7 +17,7 @@ use crate::{Native, Submitted};
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// A tenant that always has so many requests of 4 KiB outstanding on each port, in these
+/// A tenant that always has this number of requests of 4 KiB outstanding on each port, in these
 /// milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
@@ -120,7 +120,7 @@ impl Rig {
         }
     }
 
-    /// What each tenant has been served in so many milliseconds.
+    /// What each tenant has been served in this time, in milliseconds.
     fn run(&mut self, ms: u64) -> Vec<u64> {
         let mut served = vec![0; self.tenants.len()];
         let until_ns = self.now_ns + ms * MS;
