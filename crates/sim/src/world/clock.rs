@@ -1,4 +1,4 @@
-//! What cores do on a host whose CPUs take time: one task after the other, each as long as its work.
+//! What cores do on a host whose CPUs take time: one task after the other.
 
 use fairq_core::{Policy, PortId, PortSet};
 

@@ -184,8 +184,8 @@ impl<P: Platform> Shared<P> {
         generation == flow.generation() && (caps != 0 || above.is_some())
     }
 
-    /// Whether the request goes by the flow's own word: no cap counts it, or one does and gives what
-    /// it needs. What it does not tell its path does.
+    /// Whether the request goes by the flow's own word: no cap counts it, or one does and gives
+    /// what it needs. If not, its path tells.
     #[inline]
     pub(super) fn take_own(&self, now: Time, request: &Request) -> bool {
         let Word { caps, above, generation } = self.word(request.flow.slot());

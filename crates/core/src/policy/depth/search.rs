@@ -33,9 +33,9 @@
 //! demand on the device says nothing of a D above that, so D stays where it was, up to twice the
 //! demand or [`FIRST`]: the next load may ask for more. As soon as it does, the search begins.
 //!
-//! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on below
-//! it: if less than the bound is enough for what the device does there, D is that. A D that was
-//! found without a bound comes back with it.
+//! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on
+//! below it: if less than the bound is enough for what the device does there, D is that. A D that
+//! was found without a bound comes back when the bound goes.
 //!
 //! **How steady a rate is** (`jitter`): where the host's CPUs are the limit, trials of the same D
 //! differ by a tenth. What differs by no more than that is tried again, in turn, [`REPEATS`] times.

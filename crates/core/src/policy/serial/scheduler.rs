@@ -169,7 +169,7 @@ impl SerialPolicy for Box<dyn SerialPolicy> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SerialConfig {
-    /// Ports: 1 to [`PortSet::MAX_PORTS`]; default 1.
+    /// Ports: 1 to [`PortSet::MAX_PORTS`](crate::PortSet::MAX_PORTS); default 1.
     pub ports: usize,
     /// The most flows at a time; default 256.
     pub flows: usize,
@@ -178,7 +178,7 @@ pub struct SerialConfig {
     /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as
     /// the parallelism of an NVMe SSD.
     pub slots: u32,
-    /// The most bytes of requests that are [merged](merge) to one command; default 0, which merges
+    /// The most bytes of requests that are [merged](super::merge) to one command; default 0, which merges
     /// none.
     pub merge_bytes: u32,
 }
