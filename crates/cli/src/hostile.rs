@@ -319,14 +319,18 @@ proptest! {
     }
 
     #[test]
-    fn a_size_that_is_shown_is_read_as_it_was(bytes in prop_oneof![0..=i64::MAX as u64, (0..63_u32).prop_map(|shift| 1 << shift)]) {
+    fn a_size_that_is_shown_is_read_as_it_was(
+        bytes in prop_oneof![0..=i64::MAX as u64, (0..63_u32).prop_map(|shift| 1 << shift)],
+    ) {
         prop_assert_eq!(exact_size(bytes).parse::<Size>(), Ok(Size(bytes)));
     }
 
     #[test]
     fn any_word_is_taken_or_refused(text in "[a-z0-9=:,.+%/ \\[\\]\"-]{0,40}|\\PC{0,20}") {
-        let _ = (text.parse::<TenantTable>(), text.parse::<PolicyTable>(), text.parse::<Size>(), text.parse::<settings::CpuList>());
-        let _ = (text.parse::<fairq_config::device::DeviceTable>(), text.parse::<fairq_config::listen::Listen>());
+        let _ = (text.parse::<TenantTable>(), text.parse::<PolicyTable>(), text.parse::<Size>());
+        let _ = text.parse::<settings::CpuList>();
+        let _ = text.parse::<fairq_config::device::DeviceTable>();
+        let _ = text.parse::<fairq_config::listen::Listen>();
     }
 
     #[test]

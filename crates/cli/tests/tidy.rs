@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 /// The widest line, in characters.
 const COLUMNS: usize = 100;
 /// Lines that are wider, in macros that rustfmt does not look into. The number may only fall.
-const WIDE_IN_MACROS: usize = 100;
+const WIDE_IN_MACROS: usize = 98;
 /// The longest source file, in lines, and the longest file of tests.
-const LINES: usize = 900;
+const LINES: usize = 860;
 const LINES_OF_TESTS: usize = 1000;
 
 fn root() -> PathBuf {
