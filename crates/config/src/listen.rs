@@ -109,7 +109,7 @@ impl Listen {
             Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
             Listen::Tcp(address) => {
                 let mut address = *address;
-                // Nobody can connect to "any address"; on this machine the loopback one will do.
+                // No client can connect to "any address"; on this machine the loopback one will do.
                 if address.ip().is_unspecified() {
                     address.set_ip(match address {
                         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),

@@ -17,7 +17,8 @@ impl Refusal {
         Refusal { text: text.into(), is_temporary: false }
     }
 
-    /// Something that takes its time and goes on: who asks again hears what has come of it.
+    /// Something that takes its time and goes on: a client that asks again hears what has come of
+    /// it.
     pub fn temporary(text: impl Into<String>) -> Refusal {
         Refusal { text: text.into(), is_temporary: true }
     }

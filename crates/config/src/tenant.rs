@@ -1,4 +1,4 @@
-//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: who shares the device, and which part of it
+//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: what shares the device, and which part of it
 //! is whose.
 
 use std::collections::BTreeMap;

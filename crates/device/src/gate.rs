@@ -1,4 +1,4 @@
-//! The gate: who polls a device that has no thread of its own.
+//! The gate: which thread polls a device that has no thread of its own.
 //!
 //! **Problem.** Every shard rings doorbells and takes completions; the arbiter between is one state
 //! that one shard at a time may touch. Waiting for each other would waste the shards, and a shard
@@ -52,7 +52,7 @@ impl<P: Platform> Gate<P> {
     #[inline]
     pub fn enter(&self, bits: u64) -> Option<u64> {
         debug_assert!(bits & INSIDE == 0);
-        // Who rings writes the word anyway, and takes its line for that at once.
+        // A ringer writes the word anyway, and takes its line for that at once.
         let mut word = if bits == 0 { self.0.load(Ordering::Relaxed) } else { 0 };
         loop {
             let is_free = word & INSIDE == 0;

@@ -1,6 +1,6 @@
 //! `none`: first come, first served.
 //!
-//! **Problem.** None: whoever has more threads, deeper queues or larger requests gets more of the
+//! **Problem.** None: a tenant with more threads, deeper queues or larger requests gets more of the
 //! device. It is the baseline that the papers measure against, and the cheapest possible policy.
 //! **Model.** Submit is dispatch; every request goes to the medium class at once. **Bounds.** A
 //! verb reads at most two shared words, and a `tick` does nothing. **Knobs.** None.

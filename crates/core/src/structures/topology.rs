@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(full.nearest(PortId(63), set(&[5, 60])), Some((PortId(5), Tree::ROOT)));
     }
 
-    /// Whoever looks through a node's children has a bounded number of them, however many ports
+    /// A walk through a node's children has a bounded number of them, however many ports
     /// there are, and finds each port below its ancestors.
     #[test]
     fn no_node_has_more_than_64_children() {

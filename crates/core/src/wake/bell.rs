@@ -91,7 +91,7 @@ impl<P: Platform> Bell<P> {
     /// The owner goes on, for whatever reason.
     #[inline]
     pub fn wake(&self) {
-        // Whoever still finds it parked wakes it in vain, which costs one turn.
+        // A ringer that still finds it parked wakes it in vain, which costs one turn.
         self.state.swap(RUNS, Ordering::AcqRel);
     }
 }

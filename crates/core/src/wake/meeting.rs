@@ -47,7 +47,7 @@ mod tests {
     use crate::contract::platform::Native;
 
     proptest! {
-        /// The law over real threads: nobody goes on before all have left, and one of them is the
+        /// The law over real threads: none goes on before all have left, and one of them is the
         /// last.
         #[test]
         fn nobody_goes_on_early(work in proptest::collection::vec(0u32..2_000, 1..5)) {

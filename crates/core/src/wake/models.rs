@@ -33,7 +33,7 @@ impl<P: Platform> Sleeper<P> {
         }
     }
 
-    /// False if it sleeps, and nobody has told it to go on so far.
+    /// False if it sleeps, and has not been told to go on so far.
     fn sleep(&self, looks_again: bool) -> bool {
         let sleeps = self.bell.park() || !looks_again;
         if sleeps && !self.is_told() {

@@ -113,7 +113,7 @@ pub enum Wrr {
     Yes,
     /// It does not.
     No,
-    /// Nobody has said; taken as no.
+    /// It is not known; taken as no.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Servers: whoever comes is served as soon as those before it have been.
+//! Servers: each request is served as soon as those before it have been.
 
 /// Serves one at a time, first come, first served.
 #[derive(Clone, Copy, Debug, Default)]

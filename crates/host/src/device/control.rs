@@ -1,7 +1,7 @@
 //! The control side of a run: ticks the policy when it is due, delivers the wake-ups of that, and
 //! passes the weights that the policy wants for the device's classes on to the device.
 //!
-//! Whoever runs shards (a server, a load) starts one of these beside them and calls
+//! A program that runs shards (a server, a load) starts one of these beside them and calls
 //! [`Control::tick`] at [`Control::deadline_ns`]. It is slow path: some times a second, in a thread
 //! that is no shard.
 

@@ -5,7 +5,7 @@
 //!
 //! **Model.** A file is cut into regions of 1 MiB, and the regions are spread over 64 stripes. A
 //! stripe is a lock that many writers of whole blocks hold *shared*, or one read-modify-write cycle
-//! *exclusively*. Nobody blocks a thread: who cannot enter keeps a ticket and asks again
+//! *exclusively*. No thread is blocked: one that cannot enter keeps a ticket and asks again
 //! ([`Guard::poll`]).
 //!
 //! A stripe is a fair ticket lock: each comer draws a ticket, and turns come in the order of
@@ -48,7 +48,7 @@ pub(in crate::device) struct Guard {
 struct Stripe {
     /// The next ticket.
     next: AtomicU32,
-    /// The ticket before which all have entered and nobody is exclusive.
+    /// The ticket before which all have entered and none is exclusive.
     turn: AtomicU32,
     /// How many have left; a ticket for which this is equal has the stripe for itself.
     left: AtomicU32,
@@ -123,7 +123,7 @@ impl Guard {
                 if stripe.turn.load(Ordering::Acquire) != ticket {
                     return false;
                 }
-                // Nobody else changes `turn` while it is ours, so this is not a lost update.
+                // No other changes `turn` while it is ours, so this is not a lost update.
                 stripe.turn.store(ticket.wrapping_add(1), Ordering::Release);
             }
             access.ticket = None;

@@ -131,7 +131,7 @@ impl<Q: Queue> Driver<Q> {
 
     /// One turn of a shard's loop; what has ended.
     pub(crate) fn turn(&mut self) -> Vec<Ended> {
-        // Every queue is turned until it is done: nobody sleeps and has to be woken.
+        // Every queue is turned until it is done: none sleeps and has to be woken.
         let mut wake = PortSet::EMPTY;
         self.queue.ring(self.now_ns, &mut self.ring, &mut wake);
         self.ring.enter(0, None);
@@ -144,7 +144,7 @@ impl<Q: Queue> Driver<Q> {
         self.queue.reap(self.now_ns, &mut self.ring, &mut done, &mut wake);
         if was_idle && done.is_empty() {
             match self.queue.deadline_ns() {
-                // Who says that it is due stays awake for it: time goes on.
+                // A queue that says that it is due stays awake for it: time goes on.
                 Some(deadline) => self.now_ns = deadline.max(self.now_ns + 1000),
                 None if self.is_busy() || !self.queue.is_idle() => {
                     self.ring.enter(1, Some(1_000_000))

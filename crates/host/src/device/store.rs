@@ -265,7 +265,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this store's own, and nobody has a way into it any more.
+        // SAFETY: the mapping is this store's own, and no other way leads into it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }

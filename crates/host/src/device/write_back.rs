@@ -35,7 +35,7 @@ use fairq_core::Op;
 /// Names in one line of the log.
 const NAMES: usize = 10;
 
-/// The writes of all tenants of one run, and who of them has failed.
+/// The writes of all tenants of one run, and which of them have failed.
 pub struct WriteBack {
     /// By shard and tenant.
     writes: Box<[Box<[Writes]>]>,

@@ -10,7 +10,7 @@
 //! memory: it is told of each stretch of physical memory, 256 of them for 1 MiB in small pages, and
 //! a disk takes so many in one command and no more. The kernel puts adjacent pieces of a request
 //! together again up to that bound only, and pins and maps one page instead of 512. Not elsewhere:
-//! who does little would hold 2 MiB for it.
+//! a client that does little would hold 2 MiB for it.
 //!
 //! **Ownership.** A [`Buffer`] belongs to whoever holds it and is given back with [`Region::free`].
 //! While a device command or a socket operation names it, the kernel or the device owns the bytes:

@@ -1,6 +1,6 @@
 //! One io_uring per shard, for everything the shard waits for: sockets, files, wake-ups and time.
 //!
-//! A completion carries 64 bits of user data: who asked (upper 8 bits) and what for (lower 56, the
+//! A completion carries 64 bits of user data: the asker (upper 8 bits) and what for (lower 56, the
 //! asker's own). Nobody blocks anywhere else, so one system call both submits what a turn of the
 //! loop has prepared and waits for the next event.
 
@@ -16,7 +16,7 @@ const SUBMISSION_ENTRIES: u32 = 1024;
 /// only.
 const COMPLETION_ENTRIES: u32 = 8192;
 
-/// Who asked for an operation.
+/// The asker of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asker {
     /// The device queue.
@@ -30,7 +30,7 @@ pub enum Asker {
 /// The user data of one operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UserData {
-    /// Who asked.
+    /// The asker.
     pub asker: Asker,
     /// The asker's own 56 bits.
     pub value: u64,

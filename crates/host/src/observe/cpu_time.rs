@@ -17,7 +17,7 @@ pub struct CpuTime {
 pub(crate) struct CpuClock(Option<File>);
 
 impl CpuClock {
-    /// The calling thread's; whoever reads it later is told of the same thread.
+    /// The calling thread's; a thread that reads it later is told of the same thread.
     pub(crate) fn of_this_thread() -> CpuClock {
         CpuClock(File::open("/proc/thread-self/schedstat").ok())
     }

@@ -1,8 +1,8 @@
 //! Decisions of the scheduler with the numbers that caused them, recorded while somebody wants
 //! them.
 //!
-//! **Problem.** "Why did this request wait?" needs each decision as it was made, and nobody may pay
-//! for that who does not ask.
+//! **Problem.** "Why did this request wait?" needs each decision as it was made, and no request may
+//! pay for that who does not ask.
 //!
 //! **Model.** A shard that is told to record gets a ring of [`Decision`]s of its own: plain memory,
 //! allocated then, the last so many of them; nothing is shared and nothing is formatted here. A

@@ -135,7 +135,7 @@ impl Desk<'_> {
                 tokio::spawn(asks::serve_http(listener, asks.clone()));
             }
         }
-        // The last: who reaches the control socket finds all the others.
+        // The last: a program that reaches the control socket finds all the others.
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
             tokio::spawn(asks::serve_control(

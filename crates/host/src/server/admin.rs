@@ -197,7 +197,7 @@ pub trait Admin {
     /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
     /// way.
     fn close_file(&mut self, file: u16);
-    /// Adds a tenant; no other may have its range. Nobody may open it before all requests of
+    /// Adds a tenant; no other may have its range. No client may open it before all requests of
     /// removed tenants that had the range have ended, and, if it is to be wiped, before it reads as
     /// zeroes ([`Member::preparing`]).
     fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;

@@ -1,4 +1,4 @@
-//! Who asks the control thread for something: lines on the control socket, and HTTP requests of
+//! What asks the control thread for something: lines on the control socket, and HTTP requests of
 //! scrapers and browsers.
 //!
 //! Each connection is a task that reads and writes; what is asked goes to the one place that may

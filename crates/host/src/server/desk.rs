@@ -3,7 +3,7 @@
 //!
 //! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no
 //! shard holds a request of the old one any more. Until then both are ticked, and what is changed
-//! meanwhile is changed in the new one: nobody is admitted to the old one any more. Flows keep
+//! meanwhile is changed in the new one: no request is admitted to the old one. Flows keep
 //! their names, so that connections, statistics and the roster need not hear of it.
 
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub(super) struct Desk<'a> {
     pub(super) leaving: Option<Leaving<'a>>,
     /// The last flow of each slot, from the first slot on.
     pub(super) flows: Vec<FlowId>,
-    /// Who has been removed, and may have requests under way.
+    /// Tenants that were removed, and may have requests under way.
     pub(super) leftovers: Vec<(Tenant, FlowId)>,
     /// Whose range is to be zeroed when nobody else writes there any more.
     pub(super) waiting: Vec<FlowId>,

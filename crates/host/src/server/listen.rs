@@ -64,7 +64,7 @@ pub(super) enum Stream {
 }
 
 impl Listener {
-    /// The next connection, and who it is.
+    /// The next connection, and its peer.
     pub(super) async fn accept(&self) -> io::Result<(Stream, String)> {
         match self {
             Listener::Unix { listener, .. } => listener
@@ -121,7 +121,7 @@ fn notice_death(stream: &TcpStream) {
 
 /// Listens on a Unix socket that only the same user may use.
 pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
-    // Nobody can connect before the permissions are right: the name appears under a directory's
+    // No client can connect before the permissions are right: the name appears under a directory's
     // rights, so the mask narrows it from the beginning. The shards make no files that it could
     // hit.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));

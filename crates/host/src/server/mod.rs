@@ -160,7 +160,7 @@ pub struct Config {
     pub handshake: HandshakeOptions,
 }
 
-/// Who runs the server: is told how it goes, and says what its control socket means.
+/// The program that runs the server: is told how it goes, and says what its control socket means.
 pub trait Operator {
     /// It accepts connections; `listening` is where, with the port that was chosen if it was left
     /// open.
@@ -285,7 +285,7 @@ pub fn serve(
     for Member { flow, tenant, .. } in roster.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
     }
-    // What a server before this one wrote and did not flush may be lost, and nobody has heard.
+    // What a server before this one wrote and did not flush may be lost, and no client has heard.
     for (file, error) in device.sync() {
         common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
     }
@@ -476,7 +476,7 @@ async fn run(
                 desk.server.tell_all(|| NbdMessage::Second);
             }
             Some(ask) = asked.recv() => match ask {
-                // Whoever asked may have gone away meanwhile.
+                // The asker may have gone away meanwhile.
                 Ask::Call(line, reply) => drop(reply.send(operator.call(desk, &line))),
                 Ask::Http(request, reply) => drop(reply.send(operator.http(desk, &request))),
             },

@@ -1,4 +1,4 @@
-//! Who is being served: the tenants, their flows and their exports, changed while connections come
+//! What is being served: the tenants, their flows and their exports, changed while connections come
 //! and go.
 //!
 //! A handshake looks at one [`Roster`] from its beginning to its end; a change makes a new one. A

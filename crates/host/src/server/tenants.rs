@@ -300,7 +300,7 @@ impl Desk<'_> {
     }
 
     fn remove_flow(&self, flow: FlowId) {
-        // It was there a moment ago, and nobody else removes flows.
+        // It was there a moment ago, and no other thread removes flows.
         if let Ok(ports) = self.schedulers.remove(flow) {
             self.server.shards.wake(ports);
         }

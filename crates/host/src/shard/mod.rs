@@ -272,7 +272,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             }
             self.park(busy);
         }
-        // The last completions may have unblocked others, who still wait.
+        // The last completions may have unblocked others, which still wait.
         self.wakers.wake_all(self.path.take_wakes().0);
         tracing::debug!(shard = self.index, "stopped");
         None
@@ -376,7 +376,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 Message::Stats(reply) => {
                     let mut report = self.path.report(self.clock.now_ns());
                     report.counters.cpu = self.cpu.read();
-                    // Whoever asked may have gone away meanwhile.
+                    // The asker may have gone away meanwhile.
                     let _ = reply.send((self.index, report));
                 }
                 Message::Forget(tenant) => self.path.forget(tenant),

@@ -318,7 +318,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     pub fn report(&mut self, now_ns: u64) -> ShardReport {
         let tenants = self.stats.iter().zip(&mut self.changed).enumerate();
         let changed = tenants.filter_map(|(index, (stats, changed))| {
-            // Who waits starves without anything happening.
+            // What waits would starve: nothing else happens that lets it go.
             let again = std::mem::replace(changed, stats.staged > 0);
             again.then(|| (index as u16, stats.at(now_ns)))
         });
@@ -518,7 +518,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         if command.op == Op::Flush && self.is_void(tag) {
             return self.void.push(tag);
         }
-        // SAFETY: whoever submitted the order keeps its memory valid and untouched until it is
+        // SAFETY: the submitter of the order keeps its memory valid and untouched until it is
         // finished, and it is not finished before its completion has been reaped.
         unsafe { self.queue.issue(now_ns, ring, &command) };
     }
@@ -668,7 +668,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     /// Takes back those live requests that `is_unwanted` names, by their cookies, and that the
-    /// policy still holds: they end with `errno`, and nobody is charged for them. The others, which
+    /// policy still holds: they end with `errno`, and no tenant is charged. The others, which
     /// the device has or the policy has merged, run to their end. Their memory is in use until
     /// [`Self::finished`] has given them back, as always.
     pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {

@@ -108,8 +108,8 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
     }
 
     /// Makes the shards finish what they have under their policy and go on under that of these
-    /// ports, one for each of them. Requests wait meanwhile. Whoever ticks the old policy does so
-    /// until the meeting is over.
+    /// ports, one for each of them. Requests wait meanwhile. The thread that ticks the old policy
+    /// does so until the meeting is over.
     pub fn change(&self, ports: Regimes<D, F>) -> Arc<Meeting> {
         assert_eq!(ports.len(), self.count(), "a policy has a port for each shard");
         let meeting = Arc::new(Meeting::new(self.count()));
@@ -215,7 +215,7 @@ const SLICE_NS: u64 = 100_000;
 fn set_slice(slice_ns: u64) -> io::Result<()> {
     let mut attributes = own_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {
-        // Whoever started the server has asked for more than this.
+        // What started the server has asked for more than this.
         return Ok(());
     }
     attributes.sched_runtime = slice_ns;

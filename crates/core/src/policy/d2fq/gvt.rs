@@ -106,8 +106,8 @@ impl<P: Platform> Gvt<P> {
         ((self.0.load(Ordering::Relaxed) & Holder::SLOT) as usize).checked_sub(1)
     }
 
-    /// A flow's virtual time went from `before` to `after`. False: nobody holds the word, and it is
-    /// not this flow's.
+    /// A flow's virtual time went from `before` to `after`. False: no flow holds the word, and it
+    /// is not this flow's.
     #[inline]
     pub(super) fn update(&self, me: Holder, before: VTime, after: VTime) -> bool {
         let my = point(after);
@@ -172,7 +172,7 @@ impl<P: Platform> Gvt<P> {
         }
     }
 
-    /// This flow has nothing in flight: if it is the holder, nobody is. The value stays.
+    /// This flow has nothing in flight: if it is the holder, none is. The value stays.
     #[inline]
     pub(super) fn release(&self, me: Holder) {
         self.release_if(|holder| holder == me);

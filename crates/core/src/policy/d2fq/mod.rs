@@ -661,7 +661,7 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// The paper's holder lets go when its grace period is over; whoever comes next sees to it.
+    /// The paper's holder lets go when its grace period is over; the next port sees to it.
     fn expire_holder(&self, now_ns: u64) {
         let Way::Sloppy(gvt) = self.tracker.way() else { return };
         if let Some(slot) = gvt.holder_slot()

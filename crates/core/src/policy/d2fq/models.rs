@@ -41,7 +41,7 @@ impl<P: Platform> Flow<P> {
     }
 }
 
-/// A flow on two ports goes idle: nobody holds the word, whoever was last; its value is what the
+/// A flow on two ports goes idle: no port holds the word, whichever was last; its value is what the
 /// flow reached.
 fn an_idle_flow_holds_nothing(releases: bool) {
     check(5, move || {

@@ -109,7 +109,7 @@ pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
 
 /// The ratio of the next period.
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
-    // Who is before this point is unfairly far behind the flow.
+    // A flow before this point is unfairly far behind the flow.
     let edge = |sample: &Sample| sample.vt.minus(self::unfair(unfair, sample.in_flight));
     let foremost = samples.iter().reduce(|a, b| if edge(a).is_before(edge(b)) { b } else { a });
     let Some(foremost) = foremost else { return ratio };

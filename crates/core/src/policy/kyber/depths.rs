@@ -1,4 +1,4 @@
-//! The tokens of the domains, shared by all ports, and who waits for one.
+//! The tokens of the domains, shared by all ports, and the ports that wait.
 //!
 //! **Model.** A domain's word holds its depth and how many tokens of it are in use; a request takes
 //! one before it goes to the device and gives it back when it completes. The depth may change at
@@ -21,9 +21,9 @@
 //! was granted, which is bounded by the depth.
 //!
 //! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word
-//! and *then* tries again; whoever makes a token free (or raises the depth) *then* reads `waiting`.
-//! In the total order of these accesses one sees the other. Whoever clears a port's bit has a token
-//! in hand for it, grants that, and wakes it.
+//! and *then* tries again; a port that makes a token free (or raises the depth) *then* reads
+//! `waiting`. In the total order of these accesses one sees the other. A thread that clears a
+//! port's bit has a token in hand for it, grants that, and wakes it.
 
 use alloc::boxed::Box;
 

@@ -13,9 +13,9 @@
 //! to the ports that wait for one, in turn, so that no port starves beside another, however small
 //! the depth.
 //!
-//! **What it does not do.** It knows no flows beyond counting them: whoever sends more gets more.
-//! Weights mean nothing here; [`kyber_fair`](super::kyber_fair) adds them. It is work-conserving
-//! within the depths, and holds back what exceeds them on purpose.
+//! **What it does not do.** It knows no flows beyond counting them: a flow that sends more gets
+//! more. Weights mean nothing here; [`kyber_fair`](super::kyber_fair) adds them. It is
+//! work-conserving within the depths, and holds back what exceeds them on purpose.
 //!
 //! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s);
 //! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:

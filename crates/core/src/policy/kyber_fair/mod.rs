@@ -47,7 +47,7 @@
 //! **Worked example.** Weights 100 and 300, 4 MiB a period: a gets 1 MiB, b 3 MiB. On a device that
 //! serves both alike a is out of tokens after 2 MiB in all; b has the device to itself for its
 //! remaining 2 MiB; then both are out, and the next period begins at once, however early. Had 40
-//! MiB been predicted of a device that serves 4 in 100 ms, nobody would ever run out: 2 MiB each.
+//! MiB been predicted of a device that serves 4 in 100 ms, no flow would run out: 2 MiB each.
 //! Had 0.4 MiB been predicted: fair, with ten times as many beginnings. Hence predictions err on
 //! the low side.
 //!
@@ -55,7 +55,7 @@
 //! |---|---|---|
 //! | port | a queue set and tokens in hand for each flow | `port`, private to the port |
 //! | pot | a flow's tokens of this period, shared by its ports | `period` |
-//! | period | number, tokens per weight, who is out of tokens, who sleeps | `period` |
+//! | period | number, tokens per weight, flows out of tokens, ports asleep | `period` |
 //! | census | the weights of the flows that are active | `census` |
 //! | predictor | tokens of the next period | `predict` |
 //!
@@ -129,7 +129,7 @@ pub struct KyberFairConfig {
     /// over shorter times.
     pub period_ns: u64,
     /// The device counts as busy while at least so many requests are outstanding; if it is not,
-    /// nobody is throttled. Default 32.
+    /// no flow is throttled. Default 32.
     pub busy: u32,
     /// With fewer outstanding, though not none, flows are throttled for one part in so many of what
     /// has passed of the period all the same: clients that keep many have few for a moment. 0: not

@@ -1,4 +1,4 @@
-//! Periods: how one begins, who has run out of tokens, and who sleeps until the next.
+//! Periods: how one begins, which flows have run out of tokens, and which ports sleep.
 //!
 //! **Words.** The *period* word holds the period's number (63 bits: it never wraps) and a bit that
 //! says that a port is about to begin the next one. All ports read it with each `next`; it changes
@@ -40,14 +40,14 @@
 //! unspent, (3) whether nothing is outstanding, or for as long as its patience lasts fewer than
 //! `busy` requests are, (4) whether the period's time is over; if any of 2 to 4, it begins the
 //! next. On the other side,
-//! 1. whoever publishes a period *then* takes all bits and wakes those ports;
-//! 2. whoever takes the last one off `unspent` *then* reads `sleepers` and wakes one, which does
-//!    the rest;
+//! 1. the port that publishes a period *then* takes all bits and wakes those ports;
+//! 2. the port that takes the last one off `unspent` *then* reads `sleepers` and wakes one, which
+//!    does the rest;
 //! 3. a port whose own count of outstanding requests falls below `busy` writes it and *then* reads
 //!    `sleepers` and adds up the counts of all: if they are below `busy` it wakes one, but not
 //!    while one is known to be waiting out its patience. (While its own count is at least `busy`
 //!    the sum is, too, and it need not look; under load that is always.)
-//! 4. whoever raises `busy` *then* reads `sleepers` and wakes them all. (A port that completes a
+//! 4. what raises `busy` *then* reads `sleepers` and wakes them all. (A port that completes a
 //!    request and still reads the smaller `busy` wakes none; that does not last.)
 //! 5. `tick` comes.
 //!
@@ -320,7 +320,7 @@ struct Clock<P: Platform> {
     terms: P::U64,
 }
 
-/// The weights that a period is divided by if nobody was active. Nobody counts in it, so it ends as
+/// The weights that a period is divided by if no flow was active. None counts in it, so it ends as
 /// soon as anybody runs out; what comes until then gets no more than it would beside the largest
 /// weight.
 const NOBODY: u64 = Weight::MAX.in_256ths() as u64;

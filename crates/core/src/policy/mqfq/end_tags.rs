@@ -181,7 +181,7 @@ impl<P: Platform> EndTags<P> {
             return None;
         }
         let start = if self.alone() {
-            // Nobody but `lift` writes it beside this port, and only what lags: no harm if that is
+            // Only `lift` writes it beside this port, and only what lags: no harm if that is
             // lost.
             word.store(known.plus(units).to_word(), Ordering::Relaxed);
             known

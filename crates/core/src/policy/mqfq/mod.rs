@@ -1,7 +1,7 @@
 //! `mqfq`: multi-queue fair queueing (Hedayati, Shen, Scott and Marty, USENIX ATC 2019).
 //!
 //! **Problem.** A fast SSD serves several queues, one per core, without regard to whose requests
-//! they hold: whoever has more queues, deeper ones or larger requests gets more of the device.
+//! they hold: a tenant with more queues, deeper ones or larger requests gets more of the device.
 //! Classical fair queueing sorts all requests in one queue, and that queue's lock costs more than
 //! the device takes for a request.
 //!

@@ -1,7 +1,7 @@
 //! The slots of the device, and the ports that wait for one (Sections 3.2 and 3.3).
 //!
 //! **Problem.** At most D requests may be outstanding. One shared counter is written twice per
-//! request by every core; and whoever frees a slot must find someone to use it, or the device
+//! request by every core; and what frees a slot must find a port to use it, or the device
 //! idles. **Model.** Free slots are tokens in a tree with a counter per port, core, socket and
 //! machine. A port takes from its own leaf, else from the lowest ancestor that has any. Whoever
 //! completes a request keeps the token if its own port can use it; else it gives it to the nearest
@@ -22,11 +22,12 @@
 //!    which leaves a token in such a node only after it has claimed a ready port below that node,
 //!    whose wake-up is then to come.
 //! 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at its
-//!    path again; whoever puts a token into the root *then* reads the ready set. In the total order
-//!    of these accesses, one sees the other. Tokens in nodes below the root need no such look: by 2
-//!    a running port answers for them, and when it stops they are used, handed to a claimed port,
-//!    or reach the root. A port that was claimed for a token in the root may find that it has
-//!    nothing to send any more; so whoever stops looks into the root and passes the word on.
+//!    path again; a port that puts a token into the root *then* reads the ready set. In the total
+//!    order of these accesses, one sees the other. Tokens in nodes below the root need no such
+//!    look: by 2 a running port answers for them, and when it stops they are used, handed to a
+//!    claimed port, or reach the root. A port that was claimed for a token in the root may find
+//!    that it has nothing to send any more; so whoever stops looks into the root and passes the
+//!    word on.
 //!
 //! So if every port has been run after its last wake-up, a token in the root and a ready port
 //! exclude each other, and all other nodes are empty unless all ports that could move are at rest
@@ -210,7 +211,7 @@ impl<P: Platform> Slots<P> {
         P::fence();
     }
 
-    /// Whether the port is marked as ready and nobody has claimed it.
+    /// Whether the port is marked as ready and not claimed.
     #[inline]
     pub(super) fn is_enlisted(&self, port: PortId) -> bool {
         self.ready().contains(port, Ordering::SeqCst)

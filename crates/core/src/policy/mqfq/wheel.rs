@@ -1,4 +1,4 @@
-//! The wheel of throttled ports (Section 3.3): who is to be woken when virtual time has come how
+//! The wheel of throttled ports (Section 3.3): which is to be woken when virtual time has come how
 //! far.
 //!
 //! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T, less
@@ -6,7 +6,7 @@
 //! caught up; polling costs a pass over each port per period. **Model.** A ring of [`BUCKETS`]
 //! buckets. Each stands for an interval of `b` units of virtual time and holds a set of ports, as a
 //! bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins
-//! at or next after `w`, but none farther than the ring is long: whoever is woken looks again.
+//! at or next after `w`, but none farther than the ring is long: a port that is woken looks again.
 //! Whoever moves virtual time into another interval empties the buckets that have begun and wakes
 //! the ports.
 //!
@@ -38,8 +38,8 @@
 //!
 //! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
 //! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
-//! time moves to 104,000: bucket 25 begins, nobody there. To 107,000: bucket 26 begins and the port
-//! is woken; its lead is 43,000 ahead.
+//! time moves to 104,000: bucket 25 begins, which is empty. To 107,000: bucket 26 begins and the
+//! port is woken; its lead is 43,000 ahead.
 
 use alloc::boxed::Box;
 
@@ -222,7 +222,7 @@ impl<P: Platform> Wheel<P> {
         None
     }
 
-    /// Whether the port still sleeps in `place` for that lead: nobody has woken it.
+    /// Whether the port still sleeps in `place` for that lead: it has not been woken.
     #[inline]
     pub(super) fn sleeps(&self, port: PortId, lead: VTime, place: Place) -> bool {
         place.lead == lead && self.bucket(place.bucket).contains(port, Ordering::SeqCst)

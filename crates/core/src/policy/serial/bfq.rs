@@ -1,7 +1,7 @@
 //! `bfq`: the device to one flow at a time, for budgets of bytes; budgets are scheduled by B-WF2Q+.
 //!
 //! **Problem.** Slices of time share what a flow makes of them: a stream gets more bytes out of its
-//! slice than random reads do. Whoever promises bandwidth has to count bytes, and still serve each
+//! slice than random reads do. A promise of bandwidth has to count bytes, and still serve each
 //! flow for long enough at a time.
 //!
 //! **Model.** The flow *in service* is the only one served until its budget is used up, or its

@@ -296,8 +296,8 @@ impl CfqScheduler {
         }
     }
 
-    /// Who is active next: the first that may be served, or the flow whose slice has just ended, if
-    /// it comes before that one and cannot be served now.
+    /// Which flow is active next: the first that may be served, or the flow whose slice has just
+    /// ended, if it comes before that one and cannot be served now.
     #[inline]
     fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
         let first = self.first(lanes).and_then(|flow| self.heap.get(flow));
@@ -333,7 +333,7 @@ impl CfqScheduler {
     fn expire(&mut self, now_ns: u64, slice: Slice) {
         self.active = None;
         let Some(flow) = self.flows.get_mut(slice.flow) else { return };
-        // Nothing was decided, and nobody wanted the device, since the slice ended.
+        // Nothing was decided, and no flow wanted the device, since the slice ended.
         let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns);
         let charged_ns = used_ns.saturating_sub(slice.others / PARTS).max(LEAST_CHARGE_NS);
         flow.used = flow.used.plus(flow.normalizer.units(charged_ns, flow.weight).max(1));

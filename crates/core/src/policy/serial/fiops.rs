@@ -251,7 +251,7 @@ mod tests {
         let counts = counts(&served, 3);
         assert!(counts[0] > 50 && counts[1].abs_diff(2 * counts[0]) <= 8, "{counts:?}");
         assert!(counts[2].abs_diff(3 * counts[0]) <= 8, "{counts:?}");
-        // One request a turn: nobody is served more often in a row than its weight says.
+        // One request a turn: no flow is served more often in a row than its weight says.
         assert!(served[8..].chunk_by(|a, b| a == b).all(|turn| turn.len() <= 3));
     }
 }

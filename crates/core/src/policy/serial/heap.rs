@@ -2,7 +2,7 @@
 //! those that may be served.
 //!
 //! Binary heaps in fixed arrays, one for each [`Lane`] that is served from. A flow that is
-//! [shut](Lane::Shut) out is in neither: its entry lies aside, and nobody who asks for the first
+//! [shut](Lane::Shut) out is in neither: its entry lies aside, and no search for the first
 //! passes over it. So whatever flows may not be served, to ask costs nothing, and to serve, or to
 //! change a flow's lane, at most the logarithm of the number of flows.
 //!

@@ -14,7 +14,7 @@
 //! - `next` selects while a slot is free. A request must be issued by the port that it was
 //!   submitted to: when the policy picks one of another port, its slot is taken, it goes to that
 //!   port's **outbox**, and that port is woken. A port issues what is in its outbox before anything
-//!   else, in order. Whoever calls `next` thus selects for all, and a completion (after which the
+//!   else, in order. A call of `next` thus selects for all, and a completion (after which the
 //!   caller owes a `next`) finds the next request wherever it is.
 //! - `complete` gives the slot back.
 //!

@@ -43,7 +43,7 @@ impl Replies {
     fn give(&self, replies: &[Reply]) {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(replies);
         self.is_some.store(true, Ordering::Release);
-        // Who polls has no bell.
+        // A thread that polls has no bell.
         if self.shard < self.wakers.count() {
             self.wakers.wake(self.shard);
         }
@@ -135,7 +135,7 @@ impl Call {
         backing.store.push(Box::new(move || {
             // SAFETY: as the caller said.
             let result = unsafe { self.make(&file) };
-            // Who closes a file waits until nobody else has it.
+            // What closes a file waits until it has it alone.
             drop(file);
             replies.give(&[Reply::Done { slot, result }]);
         }));

@@ -170,7 +170,7 @@ impl Files {
         Ok(number as u16)
     }
 
-    /// Nobody wants it any more.
+    /// It is not wanted any more.
     pub(super) fn linger(&self, number: u16) {
         if let Some(slot) = self.slots().get_mut(usize::from(number))
             && let Slot::Open(backing) = slot

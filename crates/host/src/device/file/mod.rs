@@ -152,7 +152,7 @@ impl FileDevice {
         Ok((number, backing.size))
     }
 
-    /// Nobody wants this file any more: when no command names it, it is to be retired.
+    /// This file is not wanted any more: when no command names it, it is to be retired.
     /// [`Self::add`] takes it back until it is closed.
     pub fn linger(&self, number: u16) {
         self.shared.files.linger(number);

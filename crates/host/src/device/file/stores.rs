@@ -137,7 +137,7 @@ mod tests {
         let named = stores.of(Key::Named("disks".into())).unwrap();
         assert_eq!((other.number, named.number), (1, 2));
         assert!(of(Key::Device(9)).unwrap_err().to_string().contains("store = NAME"));
-        // Nobody has files there any more: its number is free.
+        // No file is left there: its number is free.
         drop(other);
         assert_eq!(of(Key::Device(9)).unwrap(), 1);
         assert_eq!(stores.names(), ["0:7", "0:9", "disks"]);

@@ -60,7 +60,7 @@ pub struct Flat {
     _region: crate::io::memory::Region,
 }
 
-// SAFETY: the mapping lives as long as the value; who touches which bytes when is argued by the
+// SAFETY: the mapping lives as long as the value; what touches which bytes when is argued by the
 // users.
 unsafe impl Send for Flat {}
 // SAFETY: as above; sharing the value shares an address and a length.

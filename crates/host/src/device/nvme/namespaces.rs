@@ -2,8 +2,8 @@
 //! works.
 //!
 //! *Memory ordering.* A size is written before the count that covers it (Release), and read after
-//! the count was (Acquire). A size stands alone: whoever attaches a namespace whose number another
-//! one had tells those who send commands to it by other means.
+//! the count was (Acquire). A size stands alone: a shard that attaches a namespace whose number
+//! another one had tells those who send commands to it by other means.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

@@ -25,7 +25,7 @@ pub(crate) struct SqEntries {
     pub(crate) size: u16,
 }
 
-// SAFETY: an address; who may use it when is said where it is made.
+// SAFETY: an address; which thread may use it when is said where it is made.
 unsafe impl Send for SqEntries {}
 
 impl SqEntries {
@@ -68,7 +68,7 @@ pub(crate) struct CqEntries {
     pub(crate) size: u16,
 }
 
-// SAFETY: an address; who may use it when is said where it is made.
+// SAFETY: an address; which thread may use it when is said where it is made.
 unsafe impl Send for CqEntries {}
 
 impl CqEntries {

@@ -1,8 +1,8 @@
 //! What carries commands out for one poller: nothing, memory, or files by way of the poller's own
 //! io_uring.
 //!
-//! With files, whoever has fetched a command puts it on its own ring and gets the kernel's answer
-//! there; it then posts the completion, whoever's command it was. So a shard whose ring has
+//! With files, the shard that has fetched a command puts it on its own ring and gets the kernel's
+//! answer there; it then posts the completion, whoever's command it was. So a shard whose ring has
 //! commands of others on it is not idle.
 
 use std::io;

@@ -9,8 +9,8 @@
 //! batch; completions are taken by looking at the completion queue. The weights of the classes are
 //! set with the Arbitration feature.
 //!
-//! **Who polls.** By default the shards themselves, on the way: who rings or reaps looks whether
-//! there is something to do and nobody is doing it. With [`Poller::Core`] a thread does nothing
+//! **Polling.** By default the shards themselves, on the way: one that rings or reaps looks whether
+//! there is something to do that no other is doing. With [`Poller::Core`] a thread does nothing
 //! else. A completion for another shard wakes it.
 //!
 //! **Alignment.** The controller has blocks of 512 bytes; requests may have any offset and length
@@ -83,7 +83,7 @@ pub struct NvmeSoftSpec {
     pub queues: u16,
     /// Whether it offers weighted round robin.
     pub wrr: bool,
-    /// Who polls it.
+    /// What polls it.
     pub poller: Poller,
 }
 
@@ -109,7 +109,7 @@ pub enum BackingSpec {
     },
 }
 
-/// Who polls a controller.
+/// What polls a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Poller {
     /// The shards, on the way.

@@ -186,7 +186,7 @@ fn open(
         Box::new(connect_as(&files.certificates, &files.host).map_err(io::Error::other)?);
     let size =
         open_export(&mut rustls::Stream::new(&mut *session, &mut { stream }), &target.export)?;
-    // Whoever writes to the session from here on bounds its batches.
+    // What writes to the session from here on bounds its batches.
     session.set_buffer_limit(None);
     Ok((Some(session), size))
 }

@@ -97,7 +97,7 @@ impl<P: Port, D: Device> Client<P, D> {
         while let Ok(message) = self.inbox.try_recv() {
             match message {
                 Message::Front(()) => {}
-                // Whoever asked may have gone away meanwhile.
+                // The asker may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
                 Message::Forget(_) | Message::Record(_) => {}
                 Message::Recorded(reply) => drop(reply.send((self.index, Recording::default()))),

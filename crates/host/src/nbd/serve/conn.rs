@@ -143,7 +143,7 @@ pub struct Conn {
     pace: Pace,
     state: State,
     farewell: Farewell,
-    /// Nobody reads what is sent: answers are dropped.
+    /// The peer reads nothing: answers are dropped.
     is_unread: bool,
     /// The client has taken bytes since this was last looked at.
     has_taken: bool,
@@ -160,7 +160,7 @@ pub struct Conn {
 /// Kinds of ring operations of a connection, in the low bits of their user data.
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
-/// What a receive waits for before it begins; nobody waits for its end.
+/// What a receive waits for before it begins; nothing waits for its end.
 const PAUSE: u64 = 2;
 
 /// The user data's value of an operation of connection `index`.

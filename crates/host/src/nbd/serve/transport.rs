@@ -289,8 +289,8 @@ impl Outbox {
                 return Ok(());
             };
             let length = piece.iov_len.min(TLS_PART);
-            // SAFETY: whoever added the piece keeps it in place until the batch has left, and the
-            // part is what is left of it, or less.
+            // SAFETY: the caller that added the piece keeps it in place until the batch has left,
+            // and the part is what is left of it, or less.
             let part = unsafe { std::slice::from_raw_parts(piece.iov_base.cast(), length) };
             session.writer().write_all(part)?;
             self.advance(length);

@@ -1,4 +1,4 @@
-//! Exports: what clients may open, and who may open what.
+//! Exports: what clients may open, and which may open what.
 //!
 //! An export without restrictions opens to anybody. One with an identity opens only over TLS, to a
 //! client whose certificate carries that name (or to any certificate, if it says so); one that
@@ -194,7 +194,7 @@ pub enum Access {
     Denied,
 }
 
-/// Who a client is, as far as that is known.
+/// A client, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
     /// Whether it has shown a certificate.

@@ -10,7 +10,7 @@ use rustls::ServerConnection;
 use rustls_pki_types::CertificateRevocationListDer;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
-/// A certificate's name: who has signed it, and its number there; both as they are encoded.
+/// A certificate's name: its signer, and its number there; both as they are encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateId {
     issuer: Box<[u8]>,

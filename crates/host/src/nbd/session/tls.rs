@@ -1,4 +1,5 @@
-//! TLS: configuration from PEM files, the stream that can change over to it, and who the client is.
+//! TLS: configuration from PEM files, the stream that can change over to it, and the client that it
+//! names.
 //!
 //! TLS begins in the middle of a handshake (`STARTTLS`), so the handshake works on a [`Stream`]
 //! that is plain first and encrypted later. When the handshake is over,
@@ -456,7 +457,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
             Self::Tls(stream) => {
                 let (stream, mut session) = stream.into_inner();
                 // By default TLS takes 64 KiB of plain text before its records are fetched, less
-                // than one reply to a long read. Whoever writes to the session from here on bounds
+                // than one reply to a long read. What writes to the session from here on bounds
                 // its batches.
                 session.set_buffer_limit(None);
                 Established::Tls { stream, session: Box::new(session) }

@@ -111,7 +111,7 @@ impl Control {
         }
     }
 
-    /// A flow's tenant is gone: nobody expects anything of it any more.
+    /// A flow's tenant is gone: nothing is expected of it.
     pub(super) fn end_life(&mut self, slot: usize) {
         if let Some(flow) = self.flows.get_mut(slot) {
             flow.marks |= LEAVING;

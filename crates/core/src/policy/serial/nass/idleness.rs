@@ -1,5 +1,5 @@
-//! Deceptive idleness: who has nothing staged and is about to send, and the room that is kept for
-//! it.
+//! Deceptive idleness: a flow that has nothing staged and is about to send, and the room that is
+//! kept for it.
 //!
 //! It takes the place of anticipation: build the scheduler inside without. A flow that has sent all
 //! that it had, and of which there is a request among the last `history` arrivals, is *expected*.

@@ -199,7 +199,7 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
         self.inner.set_weight(flow, weight);
     }
 
-    /// Nobody waits for it any more.
+    /// Nothing waits for it.
     fn remove_flow(&mut self, slot: usize) {
         self.control.end_life(slot);
         if let Some(flow) = self.control.flows.get_mut(slot) {

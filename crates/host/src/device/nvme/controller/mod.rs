@@ -80,8 +80,8 @@ pub const ENTRIES_MAX: u16 = 4096;
 pub const VECTORS: u16 = QUEUES as u16;
 /// Version 1.4, the last one whose mandatory log pages and data structures are all here.
 const VERSION: u32 = 0x0001_0400;
-/// Who has commands here and waits for an event stays awake for this long before it: sleeping is
-/// not that exact.
+/// A thread that has commands here and waits for an event stays awake for this long before it:
+/// sleeping is not that exact.
 pub const AWAKE_NS: u64 = 30_000;
 /// No event is due.
 const NEVER: u64 = u64::MAX;
@@ -341,7 +341,7 @@ impl<M: Dma> Controller<M> {
         self.next_ns.load(Ordering::Acquire) <= now_ns || self.gate.rung() != 0
     }
 
-    /// When the timing model's next event is due; who has commands here polls then.
+    /// When the timing model's next event is due; a thread with commands here polls then.
     #[inline]
     pub fn next_ns(&self) -> Option<u64> {
         Some(self.next_ns.load(Ordering::Acquire)).filter(|&next_ns| next_ns != NEVER)

@@ -143,7 +143,7 @@ impl Conn {
         }
     }
 
-    /// Frees what a dead connection has ready, and what it has not submitted: nobody waits for it.
+    /// Frees what a dead connection has ready, and what it has not submitted: nothing waits for it.
     pub(super) fn bury(&mut self) {
         while let Some(index) = self.to_submit.pop_front() {
             let op = &mut self.ops[usize::from(index)];
@@ -157,7 +157,7 @@ impl Conn {
         }
     }
 
-    /// Whether nothing is left to do and nobody holds any of its memory; it may then be dropped.
+    /// Whether nothing is left to do and none of its memory is held; it may then be dropped.
     pub fn is_closed(&mut self) -> bool {
         if self.state == State::Open {
             return false;
