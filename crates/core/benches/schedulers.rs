@@ -516,15 +516,17 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     });
 }
 
-/// What ports count for the search for D. No time passes for it here, so that D stays as it is.
-fn measure_search(criterion: &mut Criterion) -> Added {
+/// What ports count for the search for D (no time passes for it here, so that D stays as it is), and
+/// the same layer while nothing is searched for.
+fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) -> Added {
     measure_pairs(
         criterion,
-        ["mqfq", "search for D+mqfq"],
+        ["mqfq", name],
         |threads, flows| mqfq(threads, flows, false),
         |threads, flows| {
             let (policy, ports) = mqfq(threads, flows, false);
-            AutoDepth::<_, Native>::new(policy, ports, flows * DEPTH, flows, true).expect("memory")
+            AutoDepth::<_, Native>::new(policy, ports, flows * DEPTH, flows, is_auto)
+                .expect("memory")
         },
         |_, _| {},
     )
@@ -631,7 +633,8 @@ fn main() {
             KyberFairConfig::new(ports, flows, flows * DEPTH).with(|config| config.busy = busy);
         KyberFair::<Native>::new(&config).expect("the bounds are legal")
     });
-    added.push(measure_search(&mut criterion));
+    added.push(measure_search(&mut criterion, "D that is set+mqfq", false));
+    added.push(measure_search(&mut criterion, "search for D+mqfq", true));
     measure_layers(&mut criterion, &mut added);
     print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| {
         &row.ns
