@@ -516,8 +516,8 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     });
 }
 
-/// What ports count for the search for D (no time passes for it here, so that D stays as it is), and
-/// the same layer while nothing is searched for.
+/// What ports count for the search for D, and the same layer while nothing is searched for. No time
+/// passes for the search here, so that D stays as it is.
 fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) -> Added {
     measure_pairs(
         criterion,
