@@ -43,15 +43,17 @@ pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
 const WRITTEN: usize = 8192;
 
 /// Rows of zeroes; none if there is no memory for them. Much memory that is allocated as zeroes
-/// takes no room until it is written, so it is taken in that way once there was room for it.
+/// takes no room until it is written, so it is taken in that way if there is room for it. The room
+/// is given back afterwards: what has been given back once is not fresh, and would be written.
 pub(crate) fn zeroes<const N: usize>(count: usize) -> Box<[[u64; N]]> {
     let mut rows: Vec<[u64; N]> = room(count);
     if rows.capacity() < count {
         return Box::default();
     }
     if count.saturating_mul(N) > WRITTEN {
+        let zeroed = vec![[0; N]; count].into_boxed_slice();
         drop(rows);
-        return vec![[0; N]; count].into_boxed_slice();
+        return zeroed;
     }
     rows.resize(count, [0; N]);
     rows.into_boxed_slice()
