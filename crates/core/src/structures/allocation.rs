@@ -44,7 +44,8 @@ const WRITTEN: usize = 8192;
 
 /// Rows of zeroes; none if there is no memory for them. Much memory that is allocated as zeroes
 /// takes no room until it is written, so it is taken in that way if there is room for it. The room
-/// is given back afterwards: what has been given back once is not fresh, and would be written.
+/// is given back afterwards: what has been given back once is not fresh, and would be written. So
+/// this needs room twice for a moment; where there is room for one only, the program ends.
 pub(crate) fn zeroes<const N: usize>(count: usize) -> Box<[[u64; N]]> {
     let mut rows: Vec<[u64; N]> = room(count);
     if rows.capacity() < count {
