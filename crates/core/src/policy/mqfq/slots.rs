@@ -26,7 +26,7 @@
 //!    order of these accesses, one sees the other. Tokens in nodes below the root need no such
 //!    look: by 2 a running port answers for them, and when it stops they are used, handed to a
 //!    claimed port, or reach the root. A port that was claimed for a token in the root may find
-//!    that it has nothing to send any more; so whoever stops looks into the root and passes the
+//!    that it has nothing to send any more; so a port that stops looks into the root and passes the
 //!    word on.
 //!
 //! So if every port has been run after its last wake-up, a token in the root and a ready port

@@ -170,7 +170,7 @@ impl Files {
         Ok(number as u16)
     }
 
-    /// It is not wanted any more.
+    /// The file is to be given up when no command names it.
     pub(super) fn linger(&self, number: u16) {
         if let Some(slot) = self.slots().get_mut(usize::from(number))
             && let Slot::Open(backing) = slot

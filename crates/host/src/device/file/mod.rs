@@ -152,7 +152,7 @@ impl FileDevice {
         Ok((number, backing.size))
     }
 
-    /// This file is not wanted any more: when no command names it, it is to be retired.
+    /// Gives the file up: it is retired when no command names it.
     /// [`Self::add`] takes it back until it is closed.
     pub fn linger(&self, number: u16) {
         self.shared.files.linger(number);

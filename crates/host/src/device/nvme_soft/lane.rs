@@ -2,8 +2,8 @@
 //! io_uring.
 //!
 //! With files, the shard that has fetched a command puts it on its own ring and gets the kernel's
-//! answer there; it then posts the completion, whoever's command it was. So a shard whose ring has
-//! commands of others on it is not idle.
+//! answer there; it then posts the completion, also if another shard sent the command. So a shard
+//! whose ring has commands of others on it is not idle.
 
 use std::io;
 use std::sync::Arc;

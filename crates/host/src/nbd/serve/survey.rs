@@ -3,7 +3,7 @@
 //! **Problem.** A block status request is a question to a file system's map, and there is no
 //! telling how long an answer takes: to find the next hole it looks through the file's extents, or
 //! in tmpfs through its pages, up to the end of the file. A shard that waited for it would keep
-//! everybody waiting, and no policy counts that.
+//! all clients waiting, and no policy counts that.
 //!
 //! **Model.** One thread for each store, started by its first question, since a store may hang:
 //! it answers all shards, and steps back behind them for the CPU. A connection puts one question at
