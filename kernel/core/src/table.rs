@@ -88,7 +88,7 @@ fn knob(scheduler: &Scheduler, number: u32) -> Option<Knob> {
 /// The keys that C gives, by their names.
 ///
 /// # Safety
-/// There are so many.
+/// How many rows the table has.
 pub(crate) unsafe fn keys(
     scheduler: &Scheduler,
     keys: *const Key,
