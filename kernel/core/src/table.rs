@@ -88,7 +88,7 @@ fn knob(scheduler: &Scheduler, number: u32) -> Option<Knob> {
 /// The keys that C gives, by their names.
 ///
 /// # Safety
-/// How many rows the table has.
+/// `keys` points to `count` keys.
 pub(crate) unsafe fn keys(
     scheduler: &Scheduler,
     keys: *const Key,
