@@ -16,9 +16,10 @@ use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
+use fairq_core::registry::{self, Shape};
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
-use fairq_core::{ConfigError, Topology};
+use fairq_core::{AnyPolicy, ConfigError, Native, Topology};
 
 const WITHIN: &str = "FAIRQ_TEST_WITHIN_LITTLE_MEMORY";
 
@@ -53,6 +54,17 @@ fn each_policy_until_refused() {
         let bounds = serial(flows, tags).with(|config| config.merge_bytes = 1 << 18);
         <Bfq>::new(&bounds, &BfqConfig::default())
     });
+    let layers = |name| {
+        until_refused(name, |flows, tags| {
+            let shape = Shape::new(topology(), flows, tags);
+            AnyPolicy::<Native>::new(name, &[], &shape).map_err(|error| match error {
+                registry::Error::Config(error) => error,
+                error => panic!("{name}: {error}"),
+            })
+        });
+    };
+    // The second one takes little by itself.
+    ["mqfq", "none", "kyber-fair"].into_iter().for_each(layers);
     until_refused("nass+bfq", |flows, tags| {
         let bounds = serial(flows, tags);
         let inside = BfqScheduler::new(&bounds, &BfqConfig::default())?;

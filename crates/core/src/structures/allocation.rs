@@ -12,9 +12,11 @@
 //! with flows or tags: a policy's few `Arc`s of some hundred bytes, and the tree over its ports.
 
 use alloc::boxed::Box;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
+
+use bytemuck::Zeroable;
+use bytemuck::allocation::try_zeroed_slice_box;
 
 use crate::contract::bounds::ConfigError;
 
@@ -39,25 +41,13 @@ pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
     things.into_boxed_slice()
 }
 
-/// Words that are written when they are allocated; more of them are allocated as zeroes.
-const WRITTEN: usize = 8192;
-
-/// Rows of zeroes; none if there is no memory for them. Much memory that is allocated as zeroes
-/// takes no room until it is written, so it is taken in that way if there is room for it. The room
-/// is given back afterwards: what has been given back once is not fresh, and would be written. So
-/// this needs room twice for a moment; where there is room for one only, the program ends.
-pub(crate) fn zeroes<const N: usize>(count: usize) -> Box<[[u64; N]]> {
-    let mut rows: Vec<[u64; N]> = room(count);
-    if rows.capacity() < count {
-        return Box::default();
-    }
-    if count.saturating_mul(N) > WRITTEN {
-        let zeroed = vec![[0; N]; count].into_boxed_slice();
-        drop(rows);
-        return zeroed;
-    }
-    rows.resize(count, [0; N]);
-    rows.into_boxed_slice()
+/// A number of things that are all zeroes; none if there is no memory for them. Much memory that is
+/// allocated as zeroes takes no room until it is written.
+pub(crate) fn zeroes<T: Zeroable>(count: usize) -> Box<[T]> {
+    try_zeroed_slice_box(count).unwrap_or_else(|()| {
+        REFUSED.fetch_add(1, Ordering::Relaxed);
+        Box::default()
+    })
 }
 
 /// What `build` gives, if it was given all the memory that it asked for.
@@ -80,8 +70,8 @@ mod tests {
     fn what_there_is_memory_for_is_there() {
         assert_eq!(boxed(3, |number| number * 2)[..], [0, 2, 4]);
         assert_eq!(granted(|| Ok(boxed(5, |_| 0u64).len())), Ok(5));
-        for count in [0, 3, WRITTEN] {
-            assert_eq!(*zeroes::<2>(count), vec![[0; 2]; count]);
+        for count in [0, 3, 10_000] {
+            assert_eq!(*zeroes::<[u64; 2]>(count), [[0; 2]].repeat(count));
         }
     }
 }

@@ -51,6 +51,7 @@ use alloc::boxed::Box;
 use super::meter::Sum;
 use super::watch::Count;
 use crate::contract::flow::{FlowError, FlowId, Target, TargetState, TargetStats, Weight};
+use crate::structures::allocation::boxed;
 
 /// The most flows with a target.
 pub(super) const SEATS: usize = 64;
@@ -204,9 +205,9 @@ fn scaled(raised: Weight, before: Weight, now: Weight) -> Weight {
 impl Targets {
     pub(super) fn new(flows: usize) -> Self {
         Targets {
-            flows: (0..flows).map(|_| None).collect(),
+            flows: boxed(flows, |_| None),
             total: 0,
-            seats: (0..SEATS).map(|_| None).collect(),
+            seats: boxed(SEATS, |_| None),
             count: 0,
             bound: FREE,
             is_busy: false,
