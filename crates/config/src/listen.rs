@@ -40,8 +40,20 @@ impl FromStr for Listen {
                      tcp:[::]:{NBD_PORT} or tcp:0.0.0.0"
                 )
             }),
-            _ => Err(format!("`{text}` says neither unix:PATH nor tcp:ADDRESS:PORT")),
+            _ => Err(Self::without_kind(text)),
         }
+    }
+}
+
+impl Listen {
+    /// What is missing where neither kind is said.
+    fn without_kind(text: &str) -> String {
+        let meant = match parse_tcp(text) {
+            Some(_) => format!(": write tcp:{text}"),
+            None if text.starts_with('/') => format!(": write unix:{text}"),
+            None => String::new(),
+        };
+        format!("`{text}` says neither unix:PATH nor tcp:ADDRESS:PORT{meant}")
     }
 }
 
@@ -186,7 +198,13 @@ mod tests {
     #[test]
     fn refusals_say_what_is_allowed() {
         let refusal = |text: &str| text.parse::<Listen>().unwrap_err();
-        assert_eq!(refusal("/run/x"), "`/run/x` says neither unix:PATH nor tcp:ADDRESS:PORT");
+        let neither = "says neither unix:PATH nor tcp:ADDRESS:PORT";
+        assert_eq!(refusal("here"), format!("`here` {neither}"));
+        assert_eq!(refusal("/run/x"), format!("`/run/x` {neither}: write unix:/run/x"));
+        assert_eq!(
+            refusal("localhost:9090"),
+            format!("`localhost:9090` {neither}: write tcp:localhost:9090")
+        );
         assert_eq!(refusal("unix:"), "`unix:` needs a path, as in unix:/run/fairq.sock");
         assert_eq!(
             refusal("tcp:example:99999"),
