@@ -1,7 +1,7 @@
 //! What each port counts of what it sends and gets back, for the search for D.
 //!
-//! A port counts in its own memory and shows its sums in a line of words that it alone writes; the
-//! search reads them some hundred times a second. *Memory ordering.* The words are counts that
+//! A port counts in a line of words that it alone writes; the search reads them some hundred times
+//! a second. *Memory ordering.* The words are counts that
 //! guard no data, so they are accessed with Relaxed; a sum over ports may lack what the last
 //! microseconds brought, which the next one has.
 
@@ -66,19 +66,6 @@ impl<P: Platform> Words<P> {
         Words { requests, bytes, spent_ns, turns, others, live, last, flows }
     }
 
-    #[inline]
-    fn show(&self, sum: &Sum) {
-        let Words { requests, bytes, spent_ns, turns, others, live, last, flows } = self;
-        requests.store(sum.requests, Ordering::Relaxed);
-        bytes.store(sum.bytes, Ordering::Relaxed);
-        spent_ns.store(sum.spent_ns, Ordering::Relaxed);
-        turns.store(sum.turns, Ordering::Relaxed);
-        others.store(sum.others, Ordering::Relaxed);
-        live.store(sum.most << 32 | sum.live & LOW, Ordering::Relaxed);
-        last.store(sum.last, Ordering::Relaxed);
-        flows.store(sum.flows, Ordering::Relaxed);
-    }
-
     /// Adds what the port has shown.
     pub(super) fn add_to(&self, sum: &mut Sum) {
         let load = |word: &P::U64| word.load(Ordering::Relaxed);
@@ -111,69 +98,82 @@ struct Live {
     flow: u32,
 }
 
-/// What a port counts.
+/// What a port keeps of its requests; what it counts is in its [`Words`].
 pub(super) struct Meter {
-    live: Box<[Live]>,
-    sum: Sum,
+    requests: Box<[Live]>,
+    /// Requests staged or on the device.
+    live: u64,
+    /// Requests of another flow than the one of the last completion.
+    others: u64,
+    /// The flow of the last completion, plus one.
+    last: u64,
     /// The most live since `recent` completions, and in the [`RECENT`] before them.
     most: u64,
     most_before: u64,
     recent: u32,
 }
 
+/// Adds to a word that nobody else writes.
+#[inline]
+fn add(word: &impl AtomicWord, more: u64) {
+    word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
 impl Meter {
     pub(super) fn new(tags: usize) -> Self {
-        let live = boxed(tags, |_| Live::default());
-        Meter { live, sum: Sum::default(), most: 0, most_before: 0, recent: 0 }
+        let requests = boxed(tags, |_| Live::default());
+        Meter { requests, live: 0, others: 0, last: 0, most: 0, most_before: 0, recent: 0 }
     }
 
     #[inline]
     pub(super) fn submitted(&mut self, tag: u32, flow: usize, length: u32) {
-        if let Some(live) = self.live.get_mut(tag as usize) {
+        if let Some(live) = self.requests.get_mut(tag as usize) {
             // A tag that completed while nothing was counted is counted as live all along.
-            self.sum.live = self.sum.live.wrapping_add(u64::from(live.flow == 0));
-            self.most = self.most.max(self.sum.live);
+            self.live = self.live.wrapping_add(u64::from(live.flow == 0));
+            self.most = self.most.max(self.live);
             // A part of a command is not issued by itself, and no time of it is counted.
             *live = Live { issued_ns: u64::MAX, length, flow: flow as u32 + 1 };
-            let is_other = u64::from(live.flow) != self.sum.last;
-            self.sum.others = self.sum.others.wrapping_add(is_other.into());
+            let is_other = u64::from(live.flow) != self.last;
+            self.others = self.others.wrapping_add(is_other.into());
         }
     }
 
     #[inline]
     pub(super) fn issued(&mut self, tag: u32, now_ns: u64) {
-        if let Some(live) = self.live.get_mut(tag as usize) {
+        if let Some(live) = self.requests.get_mut(tag as usize) {
             live.issued_ns = now_ns;
         }
     }
 
     /// A staged request was taken back.
     pub(super) fn cancelled(&mut self, tag: u32) {
-        if let Some(live) = self.live.get_mut(tag as usize).filter(|live| live.flow != 0) {
+        if let Some(live) = self.requests.get_mut(tag as usize).filter(|live| live.flow != 0) {
             live.flow = 0;
-            self.sum.live = self.sum.live.wrapping_sub(1);
+            self.live = self.live.wrapping_sub(1);
         }
     }
 
     #[inline]
     pub(super) fn completed<P: Platform>(&mut self, tag: u32, now_ns: u64, words: &Words<P>) {
-        let Some(live) = self.live.get_mut(tag as usize).filter(|live| live.flow != 0) else {
+        let Some(live) = self.requests.get_mut(tag as usize).filter(|live| live.flow != 0) else {
             return;
         };
-        let (sum, flow) = (&mut self.sum, u64::from(live.flow));
-        sum.requests = sum.requests.wrapping_add(1);
-        sum.bytes = sum.bytes.wrapping_add(live.length.into());
-        sum.spent_ns = sum.spent_ns.wrapping_add(now_ns.saturating_sub(live.issued_ns));
-        sum.turns = sum.turns.wrapping_add(u64::from(flow != sum.last));
-        sum.live = sum.live.wrapping_sub(1);
-        sum.last = flow;
-        sum.flows = sum.flows.wrapping_add(flow);
-        sum.most = self.most.max(self.most_before);
+        let flow = u64::from(live.flow);
+        add(&words.requests, 1);
+        add(&words.bytes, live.length.into());
+        add(&words.spent_ns, now_ns.saturating_sub(live.issued_ns));
+        add(&words.turns, u64::from(flow != self.last));
+        add(&words.flows, flow);
         live.flow = 0;
+        self.live = self.live.wrapping_sub(1);
+        self.last = flow;
+        let most = self.most.max(self.most_before);
         self.recent += 1;
         if self.recent == RECENT {
-            (self.most_before, self.most, self.recent) = (self.most, sum.live, 0);
+            (self.most_before, self.most, self.recent) = (self.most, self.live, 0);
         }
-        words.show(sum);
+        words.others.store(self.others, Ordering::Relaxed);
+        words.live.store(most << 32 | self.live & LOW, Ordering::Relaxed);
+        words.last.store(flow, Ordering::Relaxed);
     }
 }
