@@ -24,6 +24,7 @@ impl Cost {
 
 /// The cost of each operation. The default counts bytes: a read or write costs its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct CostModel {
     /// Multiplier of a read's length, in hundredths; default 100 (one byte costs one byte).
     pub read_percent: u32,
@@ -60,6 +61,12 @@ impl CostModel {
     /// No request costs more than this, whatever the multipliers: 2^42 bytes, which is 4 GiB a
     /// thousand times.
     pub const MAX_COST: u64 = 1 << 42;
+
+    /// The model with what `change` sets.
+    pub fn with(mut self, change: impl FnOnce(&mut CostModel)) -> CostModel {
+        change(&mut self);
+        self
+    }
 
     /// The cost of `op` over `length` bytes as a command of its own, at least 1 and at most
     /// [`Self::MAX_COST`].

@@ -50,7 +50,7 @@ pub(crate) fn survives_the_wrap(subject: &impl Subject) -> Result<(), String> {
         Ok(dispatches(&trace, 0, trace.events.len()).map(|(flow, _)| flow).collect())
     };
     // Both costs are whole units at both weights.
-    let huge = CostModel { read_percent: u32::MAX, ..CostModel::default() };
+    let huge = CostModel::default().with(|cost| cost.read_percent = u32::MAX);
     assert_eq!(huge.cost(Op::Read, 1 << 30), CostModel::MAX_COST);
     run(2, 1 << 30, huge)?;
     if run(1, 4096, CostModel::default())? == run(1, 1 << 30, huge)? {
