@@ -27,6 +27,7 @@
 
 mod device;
 mod fit;
+mod mix;
 mod tally;
 
 use alloc::boxed::Box;
@@ -216,7 +217,8 @@ impl<P: Platform> ByDevice<P> {
                     let state = inner.stats().depth.map(|depth| depth.state);
                     state != Some(DepthState::Searching)
                 };
-                self.shared.ports.iter().for_each(|words| words.add_to(&mut sum));
+                let since_ns = now_ns.saturating_sub(device::SHORTEST_NS);
+                self.shared.ports.iter().for_each(|words| words.add_to(&mut sum, since_ns));
                 if let Some(is_much) = finder.look(now_ns, &sum, &*self.shared.prices, is_calm) {
                     inner.costs_vary(is_much);
                 }
@@ -310,7 +312,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         let (kind, cost) = device.charge(request, &self.config.model);
         let submitted = self.inner.submit(now_ns, &Request { cost, ..*request }, wake)?;
         let is_staged = submitted == Submitted::Staged;
-        device.tally.submitted(request.tag.0, kind, request.length, is_staged);
+        device.tally.submitted(request, kind, is_staged);
         Ok(submitted)
     }
 
