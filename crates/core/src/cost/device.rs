@@ -326,14 +326,10 @@ impl Finder {
             *now = half.clamp(*now / 2, (*now).max(least) * 2).min(most);
         }
         let belief = self.mix.belief(&self.parts).min(found.belief);
-        self.belief = if belief.abs_diff(self.belief) < 16 {
-            belief
-        } else {
-            self.belief.midpoint(belief)
-        };
-        let shown = |part: usize| {
-            (self.parts[part] * self.belief + FIRST[part] * (256 - self.belief)) >> 8
-        };
+        self.belief =
+            if belief.abs_diff(self.belief) < 16 { belief } else { self.belief.midpoint(belief) };
+        let shown =
+            |part: usize| (self.parts[part] * self.belief + FIRST[part] * (256 - self.belief)) >> 8;
         self.shown = core::array::from_fn(shown);
         let far = |((before, now), share): ((&u64, &u64), &u64)| {
             *share >= 1 << 12 && before.abs_diff(*now) > before >> 3

@@ -90,6 +90,11 @@ impl Configure for CostConfig {
 }
 
 impl CostConfig {
+    /// The usual factors.
+    pub(crate) fn of(kind: CostKind) -> Self {
+        CostConfig { kind, ..CostConfig::default() }
+    }
+
     /// What a request costs.
     #[inline]
     fn charge(&self, op: Op, length: u32) -> Cost {
@@ -120,9 +125,14 @@ pub struct Costed<C> {
 }
 
 impl<C> Costed<C> {
-    /// With the usual costs.
+    /// By bytes.
     pub(crate) fn new(policy: C) -> Self {
         Costed { policy, cost: CostConfig::default() }
+    }
+
+    /// By the device's time.
+    pub(crate) fn by_device(policy: C) -> Self {
+        Costed { policy, cost: CostConfig::of(CostKind::Device) }
     }
 }
 
