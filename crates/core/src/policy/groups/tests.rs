@@ -260,7 +260,7 @@ fn what_waits_for_a_reservation_of_others_says_so() {
         let mut counts = [0; 2];
         for _ in 0..500 {
             rig.run(1);
-            rig.turn(&mut PortSet::EMPTY);
+            rig.turn(&mut PortSet::default());
             let port = &rig.ports[0];
             let is_first = |(_, tag): &(usize, Tag)| port.reason(Some(*tag)).is_reserved;
             let is_ahead = rig.device.iter().any(is_first);
