@@ -3,12 +3,16 @@
 //! **Control.** A hundred times a second the layer looks at what ports have counted. While policies
 //! hold requests the device is busy, and what completes is added to a window; a window that has
 //! [`ENOUGH`] goes to the estimator (`fit`), which says what requests cost. Costs move at most by a
-//! factor of 2 from window to window, half the way to what was found.
+//! factor of 2 from window to window, half the way to what was found, and no further from bytes
+//! than windows bear out (`fit`) and than makes a difference (`mix`).
 //!
-//! **Trials.** Windows tell only as much as they differ. Therefore each kind and size (by powers of
-//! 2) of requests costs an eighth more or less than is believed, by chance, and in the window after
-//! that as much less or more: tenants that send the same requests notice nothing, and between
-//! others it evens out within two windows.
+//! **Where costs do not matter** (`mix`: one flow, or one class of requests) nothing is tried or
+//! found.
+//!
+//! **Trials.** Windows tell only as much as they differ. Therefore each class of requests costs an
+//! eighth more or less than is believed, by chance, and in the window after that as much less or
+//! more: tenants that send the same requests notice nothing, and between others it evens out within
+//! two windows.
 
 use alloc::boxed::Box;
 

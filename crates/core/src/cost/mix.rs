@@ -1,10 +1,10 @@
-//! What is asked of the device: which classes of requests (kind and size) there are, and of how many
-//! flows.
+//! What is asked of the device: which classes of requests (kind and size) there are, and of how
+//! many flows.
 //!
 //! Only where several flows ask for several classes does it matter what requests cost. A load of
 //! one class is shared alike by any costs, and one flow has all that there is. A class is there if
-//! it has [`SOME`] of the requests, of the bytes, or of the costs; counts fade by a [`FADES`]th with
-//! each window.
+//! it has [`SOME`] of the requests, of the bytes, or of the costs; counts fade by a [`FADES`]th
+//! with each window.
 
 use super::fit::Parts;
 use super::tally::{CLASSES, KINDS, direction, of_class};
@@ -15,8 +15,8 @@ const SOME: u64 = 16;
 const FADES: u64 = 16;
 /// Several flows are there for this many windows after the last in which they were.
 const LATELY: u32 = 16;
-/// Costs are those of bytes if no two classes are further apart, relative to their bytes, than this,
-/// in 256ths; above twice that they are what was found, and in between partly.
+/// Costs are those of bytes if no two classes are further apart, relative to their bytes, than
+/// this, in 256ths; above twice that they are what was found, and in between partly.
 const NEAR: u64 = 2 << 8;
 /// One, in counts and ratios.
 const ONE: u64 = 1 << 8;

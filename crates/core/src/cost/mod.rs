@@ -6,12 +6,14 @@
 //! has alone beside one that sends these. **Model.** [`Costs`] stands around a policy and gives
 //! each request its [`Cost`] before the policy sees it:
 //!
-//! - `bytes`: its length ([`CostModel`]); the default.
+//! - `bytes`: its length ([`CostModel`]).
 //! - `requests`: each read or write costs what one of [`REQUEST_BYTES`] does, whatever its length.
 //! - `device`: a base for its kind (random or sequential, read or write) and so much for each byte,
-//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time. A
-//!   port loads three shared words per request, and stores four words of its own line per
-//!   completion; the other two kinds of cost pay nothing for it.
+//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time;
+//!   the length where several flows do not ask for several kinds and sizes, or the device's time is
+//!   about proportional to it (`mix`). A port loads three shared words per request, and stores four
+//!   words of its own lines per completion; the other two kinds of cost pay nothing for it. The
+//!   default of policies that hold nothing back.
 //!
 //! **Unit.** Costs are equivalent bytes, so T, tokens and thresholds keep their meaning. The
 //! factors for reads and writes multiply what a request costs, and the least cost bounds it.
@@ -74,7 +76,7 @@ words!(CostKind:
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CostConfig {
-    /// What is counted; default bytes.
+    /// What is counted; default bytes, in the registry the device's time for some policies.
     pub kind: CostKind,
     /// Factors, least costs, and what flushes and discards cost.
     pub model: CostModel,
