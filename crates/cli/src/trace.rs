@@ -328,6 +328,10 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
                     format!("no slot is free of those that latency targets leave{}", numbers(row))
                 }
                 Some("cap") => "its tenant has had what a cap allows".into(),
+                Some("reserved-for-others") => format!(
+                    "no slot is free, and others' requests went first for their reservations{}",
+                    numbers(row)
+                ),
                 Some("group-cap") => "a group of its tenant has had what a cap allows".into(),
                 _ => format!("the policy waits{}", numbers(row)),
             },

@@ -423,7 +423,7 @@ unsafe extern "C" fn fairq_core_why(engine: &Engine, port: u32, tag: u32, why: &
             None => 0,
             Some(Held::Ahead) => 1,
             // There are neither latency targets nor caps here.
-            Some(Held::NoSlot | Held::Target) => 2,
+            Some(Held::NoSlot | Held::Target | Held::Reserved) => 2,
             Some(Held::Cap | Held::GroupCap) => 3,
         },
     };

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::args::{DeviceCommand, ShowArgs};
 
 mod classes;
+mod coefficients;
 mod probe;
 
 /// Does what was asked for.

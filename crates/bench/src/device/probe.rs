@@ -3,7 +3,8 @@
 //! It measures 4 KiB random reads at depth 1 and at growing depths, and sequential reads; likewise
 //! writes where it may write: into a scratch file if a directory is given, or over what is there
 //! with `--overwrite`. The scratch file has no name, so that nothing is left behind whichever way
-//! the program ends. From these points a [profile](fairq_device::derive) is derived.
+//! the program ends. From these points a [profile](fairq_device::derive) is derived, and from the
+//! highest rates what requests cost (`coefficients`).
 
 use std::fs::File;
 use std::io::Write;
@@ -27,6 +28,7 @@ use fairq_host::measure::load::{self, Times};
 use fairq_host::observe::stats::TenantStats;
 use rand::{RngCore, SeedableRng};
 
+use super::coefficients::{Coefficients, SMALL, Speed};
 use super::{comparisons, points_table};
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target};
@@ -78,20 +80,29 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
         shards,
         source: format!("measured, {}", args.path.display()),
     };
-    let points = gauge.points(args.most, place.may_write)?;
+    let (points, costs) = gauge.points(args.most, place.may_write)?;
     let name = args.name.clone().unwrap_or_else(|| "probed".to_owned());
     let model = args.path.display().to_string();
     let derived = derive(&Derivation { name, model, capacity, points })?;
     if let Some(output) = output {
         output.write_text(&derived.text)?;
     }
-    report(&args, &place, &derived)
+    report(&args, &place, &derived, &costs)
 }
 
-fn report(args: &ProbeArgs, place: &Place, derived: &Derived) -> anyhow::Result<()> {
+fn report(
+    args: &ProbeArgs,
+    place: &Place,
+    derived: &Derived,
+    costs: &Coefficients,
+) -> anyhow::Result<()> {
     let points = comparisons(&derived.profile);
     if args.json {
-        let object = serde_json::json!({ "profile": &derived.profile, "model": points });
+        let object = serde_json::json!({
+            "profile": &derived.profile,
+            "model": points,
+            "costs": costs,
+        });
         return write_out(&serde_json::to_string_pretty(&object)?);
     }
     let mut text = points_table(&points);
@@ -101,7 +112,9 @@ fn report(args: &ProbeArgs, place: &Place, derived: &Derived) -> anyhow::Result<
              protection against power loss.\n\
              (WRR: the kernel's driver does not use it, and a block device shows neither classes \
              nor whether the controller \
-             offers any.)\n";
+             offers any.)\n\n";
+    text += &costs.text();
+    text += "\n";
     if !place.may_write {
         text += "Writes were not measured and are taken to be like reads: give a directory for a \
          scratch file, or \
@@ -180,6 +193,13 @@ fn scratch(directory: &Path, size: u64, is_quiet: bool) -> anyhow::Result<File> 
     Ok(file)
 }
 
+/// What was measured of a load.
+struct Measured {
+    iops: f64,
+    mb_s: f64,
+    latency_us: f64,
+}
+
 /// What measures.
 struct Gauge {
     bench: Bench,
@@ -190,13 +210,13 @@ struct Gauge {
 }
 
 impl Gauge {
-    fn points(&self, most: u32, may_write: bool) -> anyhow::Result<Vec<Point>> {
+    fn points(&self, most: u32, may_write: bool) -> anyhow::Result<(Vec<Point>, Coefficients)> {
         let mut points = Vec::new();
-        self.direction(Pattern::RandRead, Pattern::Read, most, &mut points)?;
-        if may_write {
-            self.direction(Pattern::RandWrite, Pattern::Write, most, &mut points)?;
-        }
-        Ok(points)
+        let read = self.direction(Pattern::RandRead, Pattern::Read, most, &mut points)?;
+        let write = may_write
+            .then(|| self.direction(Pattern::RandWrite, Pattern::Write, most, &mut points))
+            .transpose()?;
+        Ok((points, Coefficients::new(read, write)))
     }
 
     fn direction(
@@ -205,22 +225,28 @@ impl Gauge {
         sequential: Pattern,
         most: u32,
         points: &mut Vec<Point>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Speed> {
         let (bytes, depth) = SEQUENTIAL;
-        points.push(self.point(sequential, bytes, depth.min(most))?);
+        let large = self.measure(sequential, bytes, depth.min(most))?;
+        points.push(self.point(sequential, bytes, depth.min(most), &large));
+        // Not a point of the profile: the model of a device has no faster path for these.
+        let small = self.measure(sequential, SMALL, depth.min(most))?;
         // Depth 1 tells the latency, the others how the rate grows.
-        points.push(self.point(random, 4096, 1)?);
-        for depth in std::iter::successors(Some(2u32), |depth| depth.checked_mul(2))
+        let mut fastest = 0.0f64;
+        for depth in std::iter::successors(Some(1u32), |depth| depth.checked_mul(2))
             .take_while(|&depth| depth <= most)
         {
-            points.push(self.point(random, 4096, depth)?);
+            let measured = self.measure(random, SMALL, depth)?;
+            points.push(self.point(random, SMALL, depth, &measured));
+            fastest = fastest.max(measured.iops);
         }
-        Ok(())
+        let bytes_s = large.mb_s * 1e6;
+        Ok(Speed { random_iops: fastest, sequential_iops: small.iops, bytes_s })
     }
 
     /// `depth` requests outstanding, spread over the shards; sequential ones from one job, so that
     /// they are one stream.
-    fn point(&self, pattern: Pattern, bytes: u64, depth: u32) -> anyhow::Result<Point> {
+    fn measure(&self, pattern: Pattern, bytes: u64, depth: u32) -> anyhow::Result<Measured> {
         let jobs = if pattern.is_random() { self.shards.min(depth) } else { 1 };
         let part = |index: u32| depth / jobs + u32::from(index < depth % jobs);
         let job = |index: u32| {
@@ -249,7 +275,15 @@ impl Gauge {
             "{label}: nothing completed: give each point more --seconds"
         );
         let seconds = measured.elapsed.as_secs_f64();
-        let (iops, mb_s) = (all.operations() as f64 / seconds, all.bytes() as f64 / seconds / 1e6);
+        Ok(Measured {
+            iops: all.operations() as f64 / seconds,
+            mb_s: all.bytes() as f64 / seconds / 1e6,
+            latency_us: all.latency_ns.mean() / 1e3,
+        })
+    }
+
+    fn point(&self, pattern: Pattern, bytes: u64, depth: u32, measured: &Measured) -> Point {
+        let &Measured { iops, mb_s, latency_us } = measured;
         let point = Point {
             load: load_of(pattern).0,
             kib: Count::new((bytes >> 10) as u32),
@@ -261,11 +295,11 @@ impl Gauge {
             within: 25.0,
             source: self.source.clone(),
         };
-        Ok(match (pattern.is_random(), depth) {
+        match (pattern.is_random(), depth) {
             (false, _) => Point { mb_s: Some(mb_s), ..point },
-            (true, 1) => Point { latency_us: Some(all.latency_ns.mean() / 1e3), ..point },
+            (true, 1) => Point { latency_us: Some(latency_us), ..point },
             (true, _) => Point { iops: Some(iops), ..point },
-        })
+        }
     }
 }
 

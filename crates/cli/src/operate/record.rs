@@ -170,6 +170,7 @@ fn row(decision: &Decision) -> Value {
         Held::Target => "target",
         Held::Cap => "cap",
         Held::GroupCap => "group-cap",
+        Held::Reserved => "reserved-for-others",
     });
     let is_ahead = reason.is_reserved && decision.kind == Kind::Issue;
     let why = held.or(is_ahead.then_some("reserved"));

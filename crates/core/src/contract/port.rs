@@ -304,6 +304,9 @@ pub enum Held {
     Cap,
     /// Its flow's group, or one that this is in, has had what a cap allows.
     GroupCap,
+    /// No slot of the device is free, and the device is at work on requests that went before all
+    /// others for reservations of other flows.
+    Reserved,
 }
 
 /// A parameter of a policy that may be changed while requests run.

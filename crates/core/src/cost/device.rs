@@ -3,17 +3,22 @@
 //! **Control.** A hundred times a second the layer looks at what ports have counted. While policies
 //! hold requests the device is busy, and what completes is added to a window; a window that has
 //! [`ENOUGH`] goes to the estimator (`fit`), which says what requests cost. Costs move at most by a
-//! factor of 2 from window to window, half the way to what was found.
+//! factor of 2 from window to window, half the way to what was found, and no further from bytes
+//! than windows bear out (`fit`) and than makes a difference (`mix`).
 //!
-//! **Trials.** Windows tell only as much as they differ. Therefore each kind and size (by powers of
-//! 2) of requests costs an eighth more or less than is believed, by chance, and in the window after
-//! that as much less or more: tenants that send the same requests notice nothing, and between
-//! others it evens out within two windows.
+//! **Where costs do not matter** (`mix`: one flow, or one class of requests) nothing is tried or
+//! found.
+//!
+//! **Trials.** Windows tell only as much as they differ. Therefore each class of requests costs an
+//! eighth more or less than is believed, by chance, and in the window after that as much less or
+//! more: tenants that send the same requests notice nothing, and between others it evens out within
+//! two windows.
 
 use alloc::boxed::Box;
 
 use super::fit::{self, FIRST, MAX_BASE, MAX_PRICE, PARTS, Parts, WINDOWS, Window};
-use super::tally::{KINDS, Sum, direction};
+use super::mix::Mix;
+use super::tally::{CLASSES, KINDS, Sum, class, direction, of_class};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::CostStats;
 
@@ -21,7 +26,7 @@ use crate::contract::port::CostStats;
 const LOOK_NS: u64 = 10_000_000;
 /// The least time of a window, in nanoseconds, and its fewest requests: these, and twice those that
 /// tenants have under way.
-const SHORTEST_NS: u64 = 50_000_000;
+pub(super) const SHORTEST_NS: u64 = 50_000_000;
 const ENOUGH: u64 = 64;
 /// But no more time than that.
 const LONGEST_NS: u64 = 1_000_000_000;
@@ -45,9 +50,9 @@ const SOONEST: u32 = 16;
 const FEWEST: usize = 3;
 /// A direct policy holds nothing; its device is busy with this number of requests.
 const BUSY: u64 = 32;
-/// Costs are known to within this, in bytes and in 65536ths of one: a factor needs something to
+/// Costs go to at least this, in bytes and in 65536ths of one: a factor needs something to
 /// multiply.
-const LEAST_BASE: u64 = 16;
+const LEAST_BASE: u64 = 1024;
 const LEAST_PRICE: u64 = 16;
 
 /// What requests cost now; ports read it when a request comes.
@@ -92,8 +97,7 @@ impl<P: Platform> Prices<P> {
         let word = self.kinds.get(kind).map_or(0, |word| word.load(Ordering::Relaxed));
         let bytes = (u64::from(length) * (word >> 32)) >> 16;
         let alone = (word & LOW) + bytes;
-        let power = 31 - (length >> 9 | 1).leading_zeros();
-        let bit = self.trial.load(Ordering::Relaxed) >> (kind << 4 | power.min(15) as usize) & 1;
+        let bit = self.trial.load(Ordering::Relaxed) >> (class(kind, length) & 63) & 1;
         let part = alone >> (self.power.load(Ordering::Relaxed) & 63);
         (if bit == 1 { alone + part } else { alone - part }, bytes)
     }
@@ -102,12 +106,21 @@ impl<P: Platform> Prices<P> {
 /// Finds what requests cost.
 pub(super) struct Finder {
     is_direct: bool,
+    /// What was found, how far it is believed, in 256ths, and what requests cost therefore: bytes,
+    /// or what was found, or something in between.
     parts: Parts,
+    belief: u64,
+    shown: Parts,
+    /// What is asked for, and whether costs matter for that.
+    mix: Mix,
+    is_mixed: bool,
     windows: [Window; WINDOWS],
     /// Windows remembered since the start.
     count: usize,
     /// The window that is being counted.
     counted: Window,
+    classes: [u64; CLASSES],
+    are_several: bool,
     time_ns: u64,
     /// What was counted at the last look, if the device was busy then.
     last: Option<Sum>,
@@ -141,15 +154,20 @@ impl Finder {
         Finder {
             is_direct,
             parts: FIRST,
+            belief: 0,
+            shown: FIRST,
+            mix: Mix::EMPTY,
+            is_mixed: false,
             windows: [Window::default(); WINDOWS],
             count: 0,
             counted: Window::default(),
+            classes: [0; CLASSES],
+            are_several: false,
             time_ns: 0,
             last: None,
             random: 0x9e37_79b9_7f4a_7c15,
             trial: 0,
-            // The first window is without.
-            left: TRIALS + 1,
+            left: 0,
             tried: 0,
             usual: [0; PARTS],
             idle: 0,
@@ -168,7 +186,7 @@ impl Finder {
     /// What requests cost, trials left aside.
     pub(super) fn stats(&self) -> CostStats {
         let [random_read, sequential_read, random_write, sequential_write, read, write] =
-            self.parts;
+            self.shown;
         CostStats {
             bases: [random_read, sequential_read, random_write, sequential_write],
             per_kib: [read, write].map(|price| price >> 6),
@@ -190,12 +208,16 @@ impl Finder {
         if !is_busy {
             return None;
         }
-        for (part, units) in self.counted.units.iter_mut().enumerate() {
-            *units += match part.checked_sub(KINDS) {
-                None => sum.counts[part].wrapping_sub(last.counts[part]),
-                Some(way) => sum.bytes[way].wrapping_sub(last.bytes[way]),
-            };
+        let (bases, bytes) = self.counted.units.split_at_mut(KINDS);
+        for (class, now) in sum.counts.iter().enumerate() {
+            let count = now.wrapping_sub(last.counts[class]);
+            self.classes[class] += count;
+            bases[of_class(class).0] += count;
         }
+        for (way, units) in bytes.iter_mut().enumerate() {
+            *units += sum.bytes[way].wrapping_sub(last.bytes[way]);
+        }
+        self.are_several |= sum.are_several || sum.turns != last.turns;
         self.time_ns += sum.last_ns.saturating_sub(last.last_ns);
         let count: u64 = self.counted.units.iter().take(KINDS).sum();
         let has_enough = self.time_ns >= SHORTEST_NS && count >= ENOUGH.max(2 * sum.live);
@@ -206,6 +228,22 @@ impl Finder {
         window.time_us = core::mem::take(&mut self.time_ns) / 1000;
         for units in window.units.iter_mut().skip(KINDS) {
             *units >>= 9;
+        }
+        let are_several = core::mem::take(&mut self.are_several);
+        self.mix.add(&core::mem::replace(&mut self.classes, [0; CLASSES]), are_several);
+        let was_mixed = core::mem::replace(&mut self.is_mixed, self.mix.is_mixed(&self.shown));
+        if !self.is_mixed {
+            // What requests cost does not matter.
+            if was_mixed {
+                self.left = 0;
+                prices.try_out(0, NO_TRIAL);
+            }
+            return None;
+        }
+        if !was_mixed {
+            (self.left, self.tried, self.is_new, self.was_calm) = (TRIALS, 0, true, true);
+            self.try_next(prices)?;
+            return Some(false);
         }
         let is_calm = is_calm();
         self.was_calm &= is_calm;
@@ -228,7 +266,7 @@ impl Finder {
                 (1..=count).map(|age| &self.windows[self.count.wrapping_sub(age) % WINDOWS]);
             if let Some(found) = fit::fit(newest, &self.parts) {
                 is_much = self.approach(&found);
-                prices.show(&self.parts);
+                prices.show(&self.shown);
             }
         }
         if is_much && self.tried < LONG {
@@ -247,7 +285,7 @@ impl Finder {
         is_calm: bool,
     ) -> Option<bool> {
         let spent: [u64; PARTS] = core::array::from_fn(|part| {
-            let unit = if part < KINDS { self.parts[part] } else { self.parts[part] >> 7 };
+            let unit = if part < KINDS { self.shown[part] } else { self.shown[part] >> 7 };
             window.units[part].saturating_mul(unit).min(1 << 40)
         });
         let total = spent.iter().sum::<u64>().max(1);
@@ -284,17 +322,23 @@ impl Finder {
 
     /// Goes to what was found; true if that is far for what takes much time.
     fn approach(&mut self, found: &fit::Found) -> bool {
-        let before = self.parts;
+        let before = self.shown;
         for (part, (now, found)) in self.parts.iter_mut().zip(&found.parts).enumerate() {
             let (least, most) =
                 if part < KINDS { (LEAST_BASE, MAX_BASE) } else { (LEAST_PRICE, MAX_PRICE) };
             let half = now.midpoint(*found);
             *now = half.clamp(*now / 2, (*now).max(least) * 2).min(most);
         }
+        let belief = self.mix.belief(&self.parts).min(found.belief);
+        self.belief =
+            if belief.abs_diff(self.belief) < 16 { belief } else { self.belief.midpoint(belief) };
+        let shown =
+            |part: usize| (self.parts[part] * self.belief + FIRST[part] * (256 - self.belief)) >> 8;
+        self.shown = core::array::from_fn(shown);
         let far = |((before, now), share): ((&u64, &u64), &u64)| {
             *share >= 1 << 12 && before.abs_diff(*now) > before >> 3
         };
-        before.iter().zip(&self.parts).zip(&found.shares).any(far)
+        before.iter().zip(&self.shown).zip(&found.shares).any(far)
     }
 
     fn random(&mut self) -> u64 {

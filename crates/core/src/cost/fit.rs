@@ -49,9 +49,11 @@ const ONE_D: i64 = 1 << 12;
 /// What requests cost: bases in bytes, then prices of a byte read and one written, in 65536ths.
 pub(super) type Parts = [u64; PARTS];
 
-/// What is taken for true before anything is known: a read or write of 4 KiB costs its bytes, half
-/// of them for being one.
-pub(super) const FIRST: Parts = [2048, 2048, 2048, 2048, 32_768, 32_768];
+/// What is taken for true before anything is known: requests cost their bytes.
+pub(super) const FIRST: Parts = [0, 0, 0, 0, 1 << 16, 1 << 16];
+/// Costs that explain windows this much better than bytes do are no chance, in multiples of what
+/// chance does on average; at twice that they are believed altogether.
+const CLEARLY: u64 = 8;
 
 /// What completed in a time in which the device was busy.
 #[derive(Clone, Copy, Default, Debug)]
@@ -81,6 +83,8 @@ pub(super) struct Found {
     pub(super) shares: [u64; PARTS],
     /// What is left of `c S c`, in 2^24ths.
     pub(super) left: u64,
+    /// How far windows bear out that requests do not cost their bytes, in 256ths.
+    pub(super) belief: u64,
 }
 
 /// The costs that windows show, the newest first. `now`: what requests cost now, which says what
@@ -127,7 +131,11 @@ pub(super) fn fit<'a>(
     let scatter = scatter(windows, &mean, &is_seen, weigh, weights);
     let (shares, left) = solve(&before, &scatter, &is_seen);
     let parts = costs(&shares, &mean, &is_seen, now, (total, shift));
-    Some(Found { parts, shares: shares.map(|share| share as u64), left })
+    // How much better than bytes, of what is left to chance in a window (an F-test).
+    let better = self::left(&before, &scatter).saturating_sub(left).saturating_mul(weights);
+    let better = better / left.max(LEAST_RIDGE as u64);
+    let belief = (better.saturating_sub(CLEARLY << 8) / CLEARLY).min(256);
+    Some(Found { parts, shares: shares.map(|share| share as u64), left, belief })
 }
 
 /// `S`, in 2^24ths.

@@ -6,12 +6,14 @@
 //! has alone beside one that sends these. **Model.** [`Costs`] stands around a policy and gives
 //! each request its [`Cost`] before the policy sees it:
 //!
-//! - `bytes`: its length ([`CostModel`]); the default.
+//! - `bytes`: its length ([`CostModel`]).
 //! - `requests`: each read or write costs what one of [`REQUEST_BYTES`] does, whatever its length.
 //! - `device`: a base for its kind (random or sequential, read or write) and so much for each byte,
-//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time. A
-//!   port loads three shared words per request, and stores four words of its own line per
-//!   completion; the other two kinds of cost pay nothing for it.
+//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time;
+//!   the length where several flows do not ask for several kinds and sizes, or the device's time is
+//!   about proportional to it (`mix`). A port loads three shared words per request, and stores four
+//!   words of its own lines per completion; the other two kinds of cost pay nothing for it. The
+//!   default of policies that hold nothing back.
 //!
 //! **Unit.** Costs are equivalent bytes, so T, tokens and thresholds keep their meaning. The
 //! factors for reads and writes multiply what a request costs, and the least cost bounds it.
@@ -27,6 +29,7 @@
 
 mod device;
 mod fit;
+mod mix;
 mod tally;
 
 use alloc::boxed::Box;
@@ -73,7 +76,7 @@ words!(CostKind:
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CostConfig {
-    /// What is counted; default bytes.
+    /// What is counted; default bytes, in the registry the device's time for some policies.
     pub kind: CostKind,
     /// Factors, least costs, and what flushes and discards cost.
     pub model: CostModel,
@@ -89,6 +92,11 @@ impl Configure for CostConfig {
 }
 
 impl CostConfig {
+    /// The usual factors.
+    pub(crate) fn of(kind: CostKind) -> Self {
+        CostConfig { kind, ..CostConfig::default() }
+    }
+
     /// What a request costs.
     #[inline]
     fn charge(&self, op: Op, length: u32) -> Cost {
@@ -119,9 +127,14 @@ pub struct Costed<C> {
 }
 
 impl<C> Costed<C> {
-    /// With the usual costs.
+    /// By bytes.
     pub(crate) fn new(policy: C) -> Self {
         Costed { policy, cost: CostConfig::default() }
+    }
+
+    /// By the device's time.
+    pub(crate) fn by_device(policy: C) -> Self {
+        Costed { policy, cost: CostConfig::of(CostKind::Device) }
     }
 }
 
@@ -216,7 +229,8 @@ impl<P: Platform> ByDevice<P> {
                     let state = inner.stats().depth.map(|depth| depth.state);
                     state != Some(DepthState::Searching)
                 };
-                self.shared.ports.iter().for_each(|words| words.add_to(&mut sum));
+                let since_ns = now_ns.saturating_sub(device::SHORTEST_NS);
+                self.shared.ports.iter().for_each(|words| words.add_to(&mut sum, since_ns));
                 if let Some(is_much) = finder.look(now_ns, &sum, &*self.shared.prices, is_calm) {
                     inner.costs_vary(is_much);
                 }
@@ -310,7 +324,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         let (kind, cost) = device.charge(request, &self.config.model);
         let submitted = self.inner.submit(now_ns, &Request { cost, ..*request }, wake)?;
         let is_staged = submitted == Submitted::Staged;
-        device.tally.submitted(request.tag.0, kind, request.length, is_staged);
+        device.tally.submitted(request, kind, is_staged);
         Ok(submitted)
     }
 

@@ -22,18 +22,40 @@ const CURSORS: usize = 1024;
 /// Kinds of request: random and sequential reads, random and sequential writes.
 pub(super) const KINDS: usize = 4;
 
+/// Sizes: powers of 2 from 512 bytes to 16 MiB; and classes, of one kind and size each.
+const POWERS: usize = 16;
+pub(super) const CLASSES: usize = KINDS * POWERS;
+
+/// The class of a request.
+#[inline]
+pub(super) const fn class(kind: usize, length: u32) -> usize {
+    let power = 31 - (length >> 9 | 1).leading_zeros() as usize;
+    kind * POWERS + if power < POWERS { power } else { POWERS - 1 }
+}
+
+/// The kind of a class, and the length of its requests, in bytes.
+pub(super) const fn of_class(class: usize) -> (usize, u64) {
+    (class / POWERS, 512 << (class % POWERS))
+}
+
 /// The direction of a kind: 0 for reads, 1 for writes.
 pub(super) const fn direction(kind: usize) -> usize {
     kind >> 1 & 1
 }
 
 /// What all ports have counted since the start, wrapping.
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sum {
-    /// Commands completed, of each kind.
-    pub(super) counts: [u64; KINDS],
+    /// Commands completed, of each class.
+    pub(super) counts: [u64; CLASSES],
     /// Their bytes, read and written.
     pub(super) bytes: [u64; 2],
+    /// How often a port completed a request of another flow than the one before.
+    pub(super) turns: u64,
+    /// The flow's slot, plus one, of a request completed lately, and whether ports' last ones were
+    /// of several flows.
+    last: u64,
+    pub(super) are_several: bool,
     /// Requests that policies hold.
     pub(super) staged: u64,
     /// Those, and the ones on the device.
@@ -42,13 +64,30 @@ pub(super) struct Sum {
     pub(super) last_ns: u64,
 }
 
+impl Default for Sum {
+    fn default() -> Self {
+        Sum {
+            counts: [0; CLASSES],
+            bytes: [0; 2],
+            turns: 0,
+            last: 0,
+            are_several: false,
+            staged: 0,
+            live: 0,
+            last_ns: 0,
+        }
+    }
+}
+
 /// The lower half of a word.
 const LOW: u64 = u32::MAX as u64;
 
 /// A port's words.
 pub(super) struct Words<P: Platform> {
-    counts: [P::U64; KINDS],
+    counts: [P::U64; CLASSES],
     bytes: [P::U64; 2],
+    turns: P::U64,
+    last: P::U64,
     /// `live` and, above it, `staged`; each is at most a port's tags.
     live: P::U64,
     last_ns: P::U64,
@@ -60,13 +99,15 @@ impl<P: Platform> Words<P> {
         Words {
             counts: core::array::from_fn(word),
             bytes: core::array::from_fn(word),
+            turns: word(0),
+            last: word(0),
             live: word(0),
             last_ns: word(0),
         }
     }
 
-    /// Adds what the port has shown.
-    pub(super) fn add_to(&self, sum: &mut Sum) {
+    /// Adds what the port has shown; lately is after `since_ns`.
+    pub(super) fn add_to(&self, sum: &mut Sum, since_ns: u64) {
         let load = |word: &P::U64| word.load(Ordering::Relaxed);
         for (sum, word) in sum.counts.iter_mut().zip(&self.counts) {
             *sum = sum.wrapping_add(load(word));
@@ -77,7 +118,13 @@ impl<P: Platform> Words<P> {
         let live = load(&self.live);
         sum.staged = sum.staged.saturating_add(live >> 32);
         sum.live = sum.live.saturating_add(live & LOW);
-        sum.last_ns = sum.last_ns.max(load(&self.last_ns));
+        sum.turns = sum.turns.wrapping_add(load(&self.turns));
+        let (last_ns, last) = (load(&self.last_ns), load(&self.last));
+        sum.last_ns = sum.last_ns.max(last_ns);
+        if last > 0 && last_ns > since_ns {
+            sum.are_several |= sum.last != 0 && sum.last != last;
+            sum.last = last;
+        }
     }
 }
 
@@ -98,6 +145,8 @@ enum Place {
 #[derive(Clone, Copy, Default)]
 struct Live {
     length: u32,
+    /// The flow's.
+    slot: u32,
     /// [`KINDS`] for one that is neither read nor write.
     kind: u8,
     place: Place,
@@ -108,8 +157,10 @@ pub(super) struct Tally {
     live: Box<[Live]>,
     /// Where each flow's last request ended, and whose that is: the flow's slot.
     ends: Box<[(u64, u32)]>,
-    counts: [u64; KINDS],
+    counts: [u64; CLASSES],
     bytes: [u64; 2],
+    turns: u64,
+    last: u64,
     staged: u32,
     on_device: u32,
 }
@@ -119,8 +170,10 @@ impl Tally {
         Tally {
             live: boxed(tags, |_| Live::default()),
             ends: boxed(flows.clamp(1, CURSORS), |_| (0, u32::MAX)),
-            counts: [0; KINDS],
+            counts: [0; CLASSES],
             bytes: [0; 2],
+            turns: 0,
+            last: 0,
             staged: 0,
             on_device: 0,
         }
@@ -143,10 +196,11 @@ impl Tally {
     }
 
     #[inline]
-    pub(super) fn submitted(&mut self, tag: u32, kind: usize, length: u32, is_staged: bool) {
-        if let Some(live) = self.live.get_mut(tag as usize) {
+    pub(super) fn submitted(&mut self, request: &Request, kind: usize, is_staged: bool) {
+        if let Some(live) = self.live.get_mut(request.tag.0 as usize) {
             let place = if is_staged { Place::Staged } else { Place::Issued };
-            *live = Live { length, kind: kind as u8, place };
+            let slot = request.flow.slot() as u32;
+            *live = Live { length: request.length, slot, kind: kind as u8, place };
             let count = if is_staged { &mut self.staged } else { &mut self.on_device };
             *count = count.wrapping_add(1);
         }
@@ -195,14 +249,21 @@ impl Tally {
     #[inline]
     pub(super) fn completed<P: Platform>(&mut self, tag: u32, now_ns: u64, words: &Words<P>) {
         let Some(live) = self.live.get_mut(tag as usize) else { return };
-        let Live { length, kind, place } = core::mem::take(live);
+        let Live { length, slot, kind, place } = core::mem::take(live);
         self.left(place);
+        let last = core::mem::replace(&mut self.last, u64::from(slot) + 1);
         let store = |word: &P::U64, value| word.store(value, Ordering::Relaxed);
         let shown = u64::from(self.staged) << 32 | u64::from(self.staged + self.on_device);
         store(&words.live, shown);
         store(&words.last_ns, now_ns);
-        let (kind, direction) = (usize::from(kind), direction(kind.into()));
-        let (Some(count), Some(word)) = (self.counts.get_mut(kind), words.counts.get(kind)) else {
+        if last != self.last {
+            self.turns = self.turns.wrapping_add(u64::from(last != 0));
+            store(&words.turns, self.turns);
+            store(&words.last, self.last);
+        }
+        let (class, direction) = (class(kind.into(), length), direction(kind.into()));
+        let (Some(count), Some(word)) = (self.counts.get_mut(class), words.counts.get(class))
+        else {
             return;
         };
         // A command is counted once, and the bytes of all its parts.

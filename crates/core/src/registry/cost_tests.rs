@@ -2,6 +2,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use std::{format, vec};
 
 use super::*;
@@ -27,24 +28,38 @@ const LARGE: Tenant = Tenant { length: 1 << 20, depth: 8, ..SMALL };
 /// Requests that each tenant is served in the second half of a run of so many milliseconds, before
 /// a device that serves one request after the other, each in `service_ns`.
 fn served(
-    (name, keys): (&str, Keys<'_>),
+    policy: (&str, Keys<'_>),
     tenants: &[Tenant],
     ms: u64,
     service_ns: impl Fn(Op, u32) -> u64,
 ) -> Vec<u64> {
+    served_as(policy, tenants, tenants.len(), ms, service_ns)
+}
+
+/// The same by so many flows, which tenants have in turn.
+fn served_as(
+    (name, keys): (&str, Keys<'_>),
+    tenants: &[Tenant],
+    flows: usize,
+    ms: u64,
+    service_ns: impl Fn(Op, u32) -> u64,
+) -> Vec<u64> {
     let tags = tenants.iter().map(|tenant| tenant.depth).sum();
-    let shape = Shape::new(Topology::flat(1), tenants.len(), tags);
+    let shape = Shape::new(Topology::flat(1), flows, tags);
     let (policy, mut ports) = AnyPolicy::<Native>::new(name, keys, &shape).unwrap();
     let port = &mut ports[0];
     let mut wake = PortSet::EMPTY;
     let mut requests = Vec::new();
-    for tenant in tenants {
-        let flow = policy.add_flow(Weight::of_256ths(tenant.weight).unwrap()).unwrap();
-        requests.extend((0..tenant.depth).map(|_| (flow, *tenant)));
+    let mut known = Vec::new();
+    for (number, tenant) in tenants.iter().enumerate() {
+        if number < flows {
+            known.push(policy.add_flow(Weight::of_256ths(tenant.weight).unwrap()).unwrap());
+        }
+        requests.extend((0..tenant.depth).map(|_| (known[number % flows], number, *tenant)));
     }
     // Far apart, so that none is sequential.
     let ask = |tag: usize, round: u64| {
-        let (flow, Tenant { op, length, .. }) = requests[tag];
+        let (flow, _, Tenant { op, length, .. }) = requests[tag];
         let offset = (tag as u64 * 7919 + round * 104_729) << 21;
         Request::new(Tag(tag as u32), flow, op, offset, length)
     };
@@ -61,13 +76,68 @@ fn served(
             device.push_back(tag);
         }
         let tag: Tag = device.pop_front().expect("work conserving");
-        let (flow, Tenant { op, length, .. }) = requests[tag.0 as usize];
+        let (_, number, Tenant { op, length, .. }) = requests[tag.0 as usize];
         now_ns += service_ns(op, length);
         port.complete(now_ns, tag, Outcome::Done, &mut wake);
-        counts[flow.slot()] += u64::from(now_ns > ms * MS / 2);
+        counts[number] += u64::from(now_ns > ms * MS / 2);
         port.submit(now_ns, &ask(tag.0 as usize, now_ns), &mut wake).unwrap();
     }
     counts
+}
+
+/// By the device's time a load of one class is served as by bytes, request by request, with D
+/// searched for; and so is a flow that is alone, whatever it asks for.
+#[test]
+fn costs_do_nothing_where_they_do_not_matter() {
+    let usual = Tenant { length: 4096, depth: 32, ..SMALL };
+    let heavy = Tenant { weight: 300 << 8, ..usual };
+    for tenants in [vec![usual, heavy], vec![Tenant { op: Op::Write, ..usual }; 3], vec![SMALL]] {
+        let of = |kind: CostKind| {
+            let keys = [("cost", kind as u64)];
+            let service_ns = |_, length: u32| 10_000 + u64::from(length);
+            [500, 1000, 2000].map(|ms| served(("mqfq", &keys), &tenants, ms, service_ns))
+        };
+        assert_eq!(of(CostKind::Device), of(CostKind::Bytes), "{} tenants", tenants.len());
+    }
+    let alone = |kind: CostKind| {
+        let mixed = |op, length| Tenant { op, length, depth: 8, ..SMALL };
+        let tenant = [mixed(Op::Read, 4096), mixed(Op::Write, 1 << 16)];
+        served_as(("mqfq", &[("cost", kind as u64)]), &tenant, 1, 2000, |_, _| 50_000)
+    };
+    assert_eq!(alone(CostKind::Device), alone(CostKind::Bytes));
+}
+
+/// A device whose speed varies by chance, from request to request and from tenth to tenth of a
+/// second, and which takes as long for each byte: tenants have equal bytes.
+#[test]
+fn chance_is_not_taken_for_costs() {
+    for (apart, seed) in [(10, 1u64), (30, 1), (30, 2), (50, 3), (50, 4)] {
+        let random = Cell::new(0x9e37_79b9_7f4a_7c15 ^ seed);
+        let chance = || {
+            let mut next = random.get();
+            next ^= next << 13;
+            next ^= next >> 7;
+            next ^= next << 17;
+            random.set(next);
+            100 - apart + next % (2 * apart + 1)
+        };
+        let (speed, served_ns) = (Cell::new(100), Cell::new(0));
+        let service_ns = |_, length: u32| {
+            let takes_ns = u64::from(length) * 100 * speed.get() * chance() / 10_000;
+            served_ns.set(served_ns.get() + takes_ns);
+            if served_ns.get() > 100 * MS {
+                served_ns.set(0);
+                speed.set(chance());
+            }
+            takes_ns
+        };
+        let tenant = |length, depth| Tenant { length, depth, ..SMALL };
+        let tenants = [tenant(4096, 64), tenant(1 << 16, 16)];
+        let keys = keys(CostKind::Device);
+        let counts = served(("mqfq", &keys), &tenants, 20_000, service_ns);
+        let ratio = counts[0] as f64 / (16 * counts[1]) as f64;
+        assert!((0.9..=1.1).contains(&ratio), "{apart} hundredths, {seed}: {ratio:.3}, {counts:?}");
+    }
 }
 
 /// The policies that promise shares and charge costs, with few slots, so that they decide.

@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | arrive | taken in and tagged | the request; start tag, virtual time |
 //! | issue | to the device | class, free slots; start tag, virtual time |
-//! | held | requests are staged and none may go | whether the next is too far ahead or no slot is free; its start tag |
+//! | held | requests are staged and none may go | what for: share, slot, target, cap, or reservations of others; its start tag |
 //! | complete, fail | done | – |
 //! | cancel | taken back before it went: its client has gone, or its tenant was removed | – |
 //!

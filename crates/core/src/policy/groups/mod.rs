@@ -120,6 +120,8 @@ struct Words<P: Platform> {
     done: [P::U64; 2],
     /// Requests staged, and those that are live.
     held: P::U64,
+    /// Requests on the device that went before all others.
+    ahead: P::U64,
 }
 
 /// The lower half of a word, and the upper one.
@@ -132,9 +134,10 @@ fn of_halves(lower: u32, upper: u32) -> u64 {
 }
 
 impl<P: Platform> Words<P> {
-    fn show(&self, done: [u64; 2], staged: u32, live: u32) {
+    fn show(&self, done: [u64; 2], staged: u32, live: u32, ahead: u32) {
         self.done.iter().zip(done).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         self.held.store(of_halves(staged, live), Ordering::Relaxed);
+        self.ahead.store(ahead.into(), Ordering::Relaxed);
     }
 
     fn add_to(&self, total: &mut Total) {
@@ -157,8 +160,11 @@ impl<P: Platform> Shared<P> {
             ahead: P::U64::new(0),
             lanes: P::U64::new(0),
         };
-        let port =
-            || Words { done: core::array::from_fn(|_| P::U64::new(0)), held: P::U64::new(0) };
+        let port = || Words {
+            done: core::array::from_fn(|_| P::U64::new(0)),
+            held: P::U64::new(0),
+            ahead: P::U64::new(0),
+        };
         Shared {
             is_on: P::U64::new(0),
             has_classes,
@@ -173,6 +179,11 @@ impl<P: Platform> Shared<P> {
     #[inline]
     fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed) != 0
+    }
+
+    /// The device is at work on requests that went before all others.
+    fn is_ahead(&self) -> bool {
+        self.ports.iter().any(|words| words.ahead.load(Ordering::Relaxed) > 0)
     }
 
     fn epoch(&self) -> u64 {

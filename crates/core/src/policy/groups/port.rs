@@ -9,7 +9,7 @@ use crate::contract::flow::FlowId;
 use crate::contract::layer;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
+    Class, FlowStats, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
 use crate::contract::vtime::VTime;
@@ -38,6 +38,8 @@ pub struct GroupedPort<Q, P: Platform> {
     live: Box<[Entry]>,
     counted: u32,
     staged: u32,
+    /// Those staged that are in lanes.
+    queued: u32,
     done: [u64; 2],
     /// Requests on the device that the policy does not know, and the most that there may be.
     ahead: u32,
@@ -208,6 +210,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             live: boxed(tags, |_| Entry::default()),
             counted: 0,
             staged: 0,
+            queued: 0,
             done: [0; 2],
             ahead: 0,
             most_ahead: (tags / PART).max(1) as u32,
@@ -232,7 +235,15 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     /// Shows the control side what is here.
     fn show(&self) {
         if let Some(words) = self.shared.ports.get(self.index) {
-            words.show(self.done, self.staged, self.counted);
+            words.show(self.done, self.staged, self.counted, self.ahead);
+        }
+    }
+
+    /// Takes a request out of its lane, if it is in one.
+    fn unqueue(&mut self, entry: Entry, tag: Tag) {
+        if entry.is(Entry::QUEUED) {
+            self.queued = self.queued.saturating_sub(1);
+            self.lanes.remove(entry.slot(), tag);
         }
     }
 
@@ -267,6 +278,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                     }
                     if self.lanes.push(flow, request.tag) {
                         flags |= Entry::QUEUED;
+                        self.queued = self.queued.saturating_add(1);
                     }
                 }
             }
@@ -297,9 +309,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
         self.staged = self.staged.saturating_sub(1);
         self.put(tag, Entry(entry.0 & !(Entry::STAGED | Entry::QUEUED)));
-        if entry.is(Entry::QUEUED) {
-            self.lanes.remove(entry.slot(), tag);
-        }
+        self.unqueue(entry, tag);
         if entry.is(Entry::RESERVED) {
             let (now, slot) = (Time::of_ns(now_ns), entry.slot());
             let kinds = self.shared.kinds_in(slot);
@@ -314,9 +324,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             return;
         }
         self.put(tag, Entry::default());
-        if entry.is(Entry::QUEUED) {
-            self.lanes.remove(entry.slot(), tag);
-        }
+        self.unqueue(entry, tag);
         self.counted = self.counted.saturating_sub(1);
         self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
         self.count(entry.slot(), false);
@@ -390,14 +398,13 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                 self.count(slot, true);
             } else {
                 self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
-                if entry.is(Entry::QUEUED) {
-                    self.lanes.remove(slot, tag);
-                }
+                self.unqueue(entry, tag);
             }
             let flags = Entry::RESERVED | Entry::AHEAD;
             self.put(tag, Entry::new(flow, entry.length(), flags));
             self.ahead = self.ahead.saturating_add(1);
             self.shared.went_ahead(slot);
+            self.show();
             return Some(Next::Issue { tag, class: Class::Medium });
         }
         None
@@ -441,8 +448,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     #[inline(never)]
     fn completed_ahead(&mut self, tag: Tag) -> bool {
         let is_ahead = self.entry(tag).is(Entry::AHEAD);
-        self.ended(tag, true);
         self.ahead = self.ahead.saturating_sub(is_ahead.into());
+        self.ended(tag, true);
         is_ahead
     }
 }
@@ -526,6 +533,15 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let is_reserved = tag.is_some_and(|tag| self.entry(tag).is(Entry::AHEAD | Entry::URGENT));
-        Reason { is_reserved, ..self.inner.reason(tag) }
+        let mut reason = Reason { is_reserved, ..self.inner.reason(tag) };
+        // Some request that is staged here is of a flow without a reservation, or of one with
+        // another.
+        if matches!(reason.held, Some(Held::NoSlot | Held::Target))
+            && (self.staged > self.queued || self.lanes.open > 1)
+            && self.shared.is_ahead()
+        {
+            reason.held = Some(Held::Reserved);
+        }
+        reason
     }
 }

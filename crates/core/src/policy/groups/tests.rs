@@ -12,7 +12,7 @@ use crate::contract::port_set::PortSet;
 use crate::contract::share::{Group, GroupId, Reservation, ReservationState, Share};
 use crate::registry::{AnyPolicy, AnyPort, Shape};
 use crate::structures::topology::Topology;
-use crate::{Native, Submitted};
+use crate::{Held, Native, Submitted};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -246,6 +246,29 @@ fn a_reservation_holds_whatever_others_weigh() {
             assert_eq!(stats.state, ReservationState::Met, "{name}: {stats:?}");
             assert!(stats.ahead > 7500, "{name}: {stats:?}");
         }
+    }
+}
+
+/// What waits while the device is at work on what went first for another flow's reservation waits
+/// for that; without, or without reservations, for a slot.
+#[test]
+fn what_waits_for_a_reservation_of_others_says_so() {
+    let flood = Tenant { depth: 64, ..tenant(None, 10_000) };
+    for (name, min_iops) in [("mqfq", 700), ("sfqd", 700), ("mqfq", 0)] {
+        let least = Tenant { min_iops, depth: 4, ..tenant(None, 1) };
+        let mut rig = Rig::new(name, 1, &[], &[least, flood]);
+        let mut counts = [0; 2];
+        for _ in 0..500 {
+            rig.run(1);
+            rig.turn(&mut PortSet::default());
+            let port = &rig.ports[0];
+            let is_first = |(_, tag): &(usize, Tag)| port.reason(Some(*tag)).is_reserved;
+            let is_ahead = rig.device.iter().any(is_first);
+            let held = if is_ahead { Held::Reserved } else { Held::NoSlot };
+            assert_eq!(port.reason(None).held, Some(held), "{name}");
+            counts[usize::from(is_ahead)] += 1;
+        }
+        assert!(counts[0] > 50 && (counts[1] > 50) == (min_iops > 0), "{name}: {counts:?}");
     }
 }
 
