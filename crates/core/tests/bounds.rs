@@ -259,7 +259,7 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
     // What the search for D counts and adds up, and a new D.
     let [counted, added] = match name {
         "none" | "d2fq" | "kyber" => [0, 0],
-        _ => [12, 16 * ports + 40],
+        _ => [17, 16 * ports + 40],
     };
     // Whether there are groups or caps, which the layers around each policy look at.
     [verbs + counted, tick + added + 2]
