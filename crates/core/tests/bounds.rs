@@ -261,8 +261,13 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
         "none" | "d2fq" | "kyber" => [0, 0],
         _ => [17, 16 * ports + 40],
     };
+    // What costs by the device add up: a word for each class, and a few more.
+    let costs = match name {
+        "mqfq" | "mqfq-serial" | "sfqd" => 72 * ports,
+        _ => 0,
+    };
     // Whether there are groups or caps, which the layers around each policy look at.
-    [verbs + counted, tick + added + 2]
+    [verbs + counted, tick + added + costs + 2]
 }
 
 #[test]
