@@ -43,7 +43,7 @@ pub(super) struct Coefficients {
 }
 
 impl Coefficients {
-    pub fn new(read: Speed, write: Option<Speed>) -> Coefficients {
+    pub(super) fn new(read: Speed, write: Option<Speed>) -> Coefficients {
         // A device can be faster at random requests than its link is at large ones; then they have
         // no base, and 4 KiB take what their bytes do.
         let unit = SMALL as f64 / (1.0 / read.random_iops).max(SMALL as f64 / read.bytes_s);
@@ -73,7 +73,7 @@ impl Coefficients {
     }
 
     /// In words, a line each.
-    pub fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let line = |name: &str, Line { random, sequential, kib }: Line| {
             format!("\n{name:<6} {random:>8} {sequential:>11} {kib:>8}")
         };
