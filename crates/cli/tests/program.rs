@@ -607,8 +607,10 @@ fn a_probe_writes_a_profile_and_nothing_else() {
     };
     let said = probe(folder.path(), &profile, &["--size", "4M", "--name", "mine"]);
     assert!(said.contains("random write") && said.contains("sequential read"), "{said}");
+    assert!(said.contains("write-cost=") && said.contains("wrandiops="), "{said}");
     let said = probe(&file, &other, &[]);
     assert!(said.contains("Writes were not measured") && !said.contains("random write"), "{said}");
+    assert!(said.contains("rrandiops=") && !said.contains("write-cost="), "{said}");
     assert!(std::fs::read(&file).unwrap() == before, "it was only read");
     let mut left: Vec<_> =
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();

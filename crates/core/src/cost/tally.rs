@@ -85,6 +85,8 @@ const LOW: u64 = u32::MAX as u64;
 /// A port's words.
 pub(super) struct Words<P: Platform> {
     counts: [P::U64; CLASSES],
+    /// A bit for each class that something was counted of.
+    classes: P::U64,
     bytes: [P::U64; 2],
     turns: P::U64,
     last: P::U64,
@@ -98,6 +100,7 @@ impl<P: Platform> Words<P> {
         let word = |_| P::U64::new(0);
         Words {
             counts: core::array::from_fn(word),
+            classes: word(0),
             bytes: core::array::from_fn(word),
             turns: word(0),
             last: word(0),
@@ -109,8 +112,13 @@ impl<P: Platform> Words<P> {
     /// Adds what the port has shown; lately is after `since_ns`.
     pub(super) fn add_to(&self, sum: &mut Sum, since_ns: u64) {
         let load = |word: &P::U64| word.load(Ordering::Relaxed);
-        for (sum, word) in sum.counts.iter_mut().zip(&self.counts) {
-            *sum = sum.wrapping_add(load(word));
+        let mut classes = load(&self.classes);
+        while classes != 0 {
+            let class = classes.trailing_zeros() as usize;
+            classes &= classes - 1;
+            if let (Some(sum), Some(word)) = (sum.counts.get_mut(class), self.counts.get(class)) {
+                *sum = sum.wrapping_add(load(word));
+            }
         }
         for (sum, word) in sum.bytes.iter_mut().zip(&self.bytes) {
             *sum = sum.wrapping_add(load(word));
@@ -158,6 +166,7 @@ pub(super) struct Tally {
     /// Where each flow's last request ended, and whose that is: the flow's slot.
     ends: Box<[(u64, u32)]>,
     counts: [u64; CLASSES],
+    classes: u64,
     bytes: [u64; 2],
     turns: u64,
     last: u64,
@@ -171,6 +180,7 @@ impl Tally {
             live: boxed(tags, |_| Live::default()),
             ends: boxed(flows.clamp(1, CURSORS), |_| (0, u32::MAX)),
             counts: [0; CLASSES],
+            classes: 0,
             bytes: [0; 2],
             turns: 0,
             last: 0,
@@ -270,6 +280,12 @@ impl Tally {
         if place != Place::Joined {
             *count = count.wrapping_add(1);
             store(word, *count);
+            // Few classes are ever seen.
+            let seen = self.classes | 1 << (class & (CLASSES - 1));
+            if seen != self.classes {
+                self.classes = seen;
+                store(&words.classes, seen);
+            }
         }
         if let (Some(bytes), Some(word)) =
             (self.bytes.get_mut(direction), words.bytes.get(direction))
