@@ -159,19 +159,6 @@ static bool settle(struct fairq_queue *fq, struct fairq_port *port, struct fairq
 	return rq;
 }
 
-/*
- * Has the hardware context run soon. One that is on its way already sees what has changed, and to
- * queue it again costs more than a decision; one that waits for a time is hurried.
- */
-static void run_soon(struct blk_mq_hw_ctx *hctx)
-{
-	/* What has changed is seen by a run that is not pending any longer. */
-	smp_mb();
-	if (work_pending(&hctx->run_work.work) && !timer_pending(&hctx->run_work.timer))
-		return;
-	blk_mq_run_hw_queue(hctx, true);
-}
-
 /* How often a port that wakes others that wake it is asked at a time. */
 #define ROUNDS 8
 
@@ -208,7 +195,7 @@ static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fair
 	queue_for_each_hw_ctx(fq->q, hctx, i) {
 		bit = i % fq->nr_ports;
 		if (hctx->sched_data && run.words[bit / 64] & (1ULL << (bit % 64)))
-			run_soon(hctx);
+			blk_mq_run_hw_queue(hctx, true);
 	}
 }
 
