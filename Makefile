@@ -16,6 +16,7 @@ bench: build
 	bench/kyber-nass
 	bench/busy-host
 	bench/isolation -n 1
+	bench/elevators -n 3
 	cargo bench -p fairq-core
 	cargo bench -p fairq-host --bench controller
 	cargo bench -p fairq-device
