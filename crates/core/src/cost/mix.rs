@@ -32,7 +32,7 @@ pub(super) struct Mix {
 /// What a request of a class costs.
 fn cost(parts: &Parts, class: usize) -> u64 {
     let (kind, length) = of_class(class);
-    let price = parts.get(KINDS + direction(kind)).map_or(0, |price| price * length >> 16);
+    let price = parts.get(KINDS + direction(kind)).map_or(0, |price| (price * length) >> 16);
     parts.get(kind).map_or(0, |base| base + price).max(1)
 }
 
