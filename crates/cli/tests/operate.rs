@@ -694,7 +694,7 @@ fn metrics_are_what_prometheus_expects() {
     let (_, metrics) = get(&address, "/metrics");
     check_with_promtool(&metrics);
     let write = "fairq_policy_cost_base_bytes{operation=\"write\",access=\"random\"}";
-    assert_eq!(sample(&metrics, write), Some(2048.0), "nothing is known yet");
+    assert_eq!(sample(&metrics, write), Some(0.0), "by its bytes until more is known");
     assert!(server.said(&["status"]).contains("by the device's time; not known yet"));
 
     server.said(&["policy", "kyber-fair:period=20ms"]);
