@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(found.write_percent, Some(200));
         let random = found.read.random + 4 * found.read.kib;
         assert!((4094..=4098).contains(&random), "{found:?}");
-        let model = "ctrl=user model=linear rbps=1000000000 rseqiops=217580 rrandiops=196232 \
+        let model = "ctrl=user model=linear rbps=1000000000 rseqiops=217581 rrandiops=196232 \
                      wbps=500000000 wseqiops=108790 wrandiops=98116";
         assert_eq!(found.io_cost_model, model);
     }
