@@ -36,7 +36,7 @@ fn served(
     served_as(policy, tenants, tenants.len(), ms, service_ns)
 }
 
-/// The same by so many flows, which tenants have in turn.
+/// The same where tenants share flows: tenant N sends as flow N modulo `flows`.
 fn served_as(
     (name, keys): (&str, Keys<'_>),
     tenants: &[Tenant],

@@ -113,7 +113,7 @@ pub(super) struct Meter {
     recent: u32,
 }
 
-/// Adds to a word that nobody else writes.
+/// Adds to a word of the port, which writes it alone.
 #[inline]
 fn add(word: &impl AtomicWord, more: u64) {
     word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
