@@ -91,6 +91,8 @@ pub struct Grouped<L, P: Platform = Native> {
 
 /// What ports and the control side share.
 struct Shared<P: Platform> {
+    /// Requests on the device that went before all others, of all ports.
+    ahead: P::U64,
     /// 1 once there has been a group or a reservation.
     is_on: P::U64,
     /// The policy schedules by the device's classes.
@@ -120,8 +122,6 @@ struct Words<P: Platform> {
     done: [P::U64; 2],
     /// Requests staged, and those that are live.
     held: P::U64,
-    /// Requests on the device that went before all others.
-    ahead: P::U64,
 }
 
 /// The lower half of a word, and the upper one.
@@ -134,10 +134,9 @@ fn of_halves(lower: u32, upper: u32) -> u64 {
 }
 
 impl<P: Platform> Words<P> {
-    fn show(&self, done: [u64; 2], staged: u32, live: u32, ahead: u32) {
+    fn show(&self, done: [u64; 2], staged: u32, live: u32) {
         self.done.iter().zip(done).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         self.held.store(of_halves(staged, live), Ordering::Relaxed);
-        self.ahead.store(ahead.into(), Ordering::Relaxed);
     }
 
     fn add_to(&self, total: &mut Total) {
@@ -160,12 +159,10 @@ impl<P: Platform> Shared<P> {
             ahead: P::U64::new(0),
             lanes: P::U64::new(0),
         };
-        let port = || Words {
-            done: core::array::from_fn(|_| P::U64::new(0)),
-            held: P::U64::new(0),
-            ahead: P::U64::new(0),
-        };
+        let port =
+            || Words { done: core::array::from_fn(|_| P::U64::new(0)), held: P::U64::new(0) };
         Shared {
+            ahead: P::U64::new(0),
             is_on: P::U64::new(0),
             has_classes,
             epoch: P::U64::new(0),
@@ -183,7 +180,7 @@ impl<P: Platform> Shared<P> {
 
     /// The device is at work on requests that went before all others.
     fn is_ahead(&self) -> bool {
-        self.ports.iter().any(|words| words.ahead.load(Ordering::Relaxed) > 0)
+        self.ahead.load(Ordering::Relaxed) > 0
     }
 
     fn epoch(&self) -> u64 {

@@ -235,7 +235,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     /// Shows the control side what is here.
     fn show(&self) {
         if let Some(words) = self.shared.ports.get(self.index) {
-            words.show(self.done, self.staged, self.counted, self.ahead);
+            words.show(self.done, self.staged, self.counted);
         }
     }
 
@@ -403,8 +403,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             let flags = Entry::RESERVED | Entry::AHEAD;
             self.put(tag, Entry::new(flow, entry.length(), flags));
             self.ahead = self.ahead.saturating_add(1);
+            self.shared.ahead.fetch_add(1, Ordering::Relaxed);
             self.shared.went_ahead(slot);
-            self.show();
             return Some(Next::Issue { tag, class: Class::Medium });
         }
         None
@@ -448,7 +448,10 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     #[inline(never)]
     fn completed_ahead(&mut self, tag: Tag) -> bool {
         let is_ahead = self.entry(tag).is(Entry::AHEAD);
-        self.ahead = self.ahead.saturating_sub(is_ahead.into());
+        if is_ahead {
+            self.ahead = self.ahead.saturating_sub(1);
+            self.shared.ahead.fetch_sub(1, Ordering::Relaxed);
+        }
         self.ended(tag, true);
         is_ahead
     }
