@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "../module/core.h"
+#include "thunks.h"
 
 #define BUILD 6144
 #define VERB 1536
@@ -27,12 +28,6 @@
 #define ARENA (3ULL << 30)
 #define FLOWS 8
 #define MOST_TAGS 64
-
-/* As the kernel has them. */
-asm(".globl __x86_return_thunk\n__x86_return_thunk: ret\n"
-#define THUNK(r) ".globl __x86_indirect_thunk_" #r "\n__x86_indirect_thunk_" #r ": jmp *%" #r "\n"
-    THUNK(rax) THUNK(rbx) THUNK(rcx) THUNK(rdx) THUNK(rsi) THUNK(rdi) THUNK(rbp) THUNK(r8) THUNK(r9) THUNK(r10)
-    THUNK(r11) THUNK(r12) THUNK(r13) THUNK(r14) THUNK(r15));
 
 static unsigned char stack[STACK] __attribute__((aligned(64)));
 static unsigned char *arena;

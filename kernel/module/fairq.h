@@ -42,6 +42,11 @@ struct fairq_port {
 	struct list_head staged;
 	/* Requests that are staged or issued; written under the lock, read without. */
 	unsigned int live;
+	/*
+	 * Its hardware contexts are run, or will be, and ask the scheduler until it has nothing to
+	 * give; until then nobody else has to. Written under the lock, read without.
+	 */
+	bool run_due;
 	/* For FAIRQ_WAIT. */
 	struct hrtimer timer;
 } ____cacheline_aligned_in_smp;

@@ -142,21 +142,32 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
 	}
 }
 
+/* The port's hardware contexts are run from here on, and ask until there is nothing: see fairq.h. */
+static void promise_run(struct fairq_port *port)
+{
+	WRITE_ONCE(port->run_due, true);
+}
+
 /*
  * The scheduler is owed a question after whatever has happened on a port, for others may wait for
- * what it learns then. Where it has something to give (true) the hardware contexts are to be run,
- * and they ask; blk-mq runs none that has no work, so it is asked here.
+ * what it learns then. Where a run is due, that asks. Otherwise, where the scheduler has something
+ * to give (true), the hardware contexts are to be run, and they ask; blk-mq runs none that has no
+ * work, so it is asked here.
  */
 static bool settle(struct fairq_queue *fq, struct fairq_port *port, struct fairq_wake *wake)
 {
 	struct request *rq;
 
-	if (fairq_core_has_work(fq->engine, port->index))
-		return true;
-	rq = choose(fq, port, wake);
-	if (rq)
+	if (port->run_due)
+		return false;
+	if (!fairq_core_has_work(fq->engine, port->index)) {
+		rq = choose(fq, port, wake);
+		if (!rq)
+			return false;
 		make_ready(rq);
-	return rq;
+	}
+	promise_run(port);
+	return true;
 }
 
 /* How often a port that wakes others that wake it is asked at a time. */
@@ -278,11 +289,17 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 		list_del_init(&rq->queuelist);
 		insert(fq, port, rq, now_ns, &wake);
 	}
-	/* Its caller runs the hardware context. */
-	settle(fq, port, &wake);
+	/* At the latest by its caller. */
+	promise_run(port);
 	spin_unlock_irqrestore(&port->lock, irq);
 	fairq_keep_ticking(fq);
 	fairq_run(fq, &wake);
+	/*
+	 * Its caller leaves the run to a thread of the kernel's where the request came alone, which
+	 * costs more than all else here. A driver that may sleep is left to it.
+	 */
+	if (!(hctx->flags & BLK_MQ_F_BLOCKING) && !in_interrupt() && !irqs_disabled())
+		blk_mq_run_hw_queue(hctx, false);
 }
 
 static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
@@ -303,6 +320,8 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 			break;
 		}
 		rq = choose(fq, port, &wake);
+		if (!rq)
+			WRITE_ONCE(port->run_due, false);
 		if (!rq || rq->mq_hctx == hctx)
 			break;
 		make_ready(rq);
@@ -313,20 +332,12 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 	return rq;
 }
 
+/* Without the lock: who has made it true runs the hardware context after that. */
 static bool fairq_has_work(struct blk_mq_hw_ctx *hctx)
 {
-	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
 	struct fairq_hctx *fh = hctx->sched_data;
-	struct fairq_port *port = fh->port;
-	unsigned long irq;
-	bool has;
 
-	if (!READ_ONCE(port->live) && list_empty_careful(&fh->ready))
-		return false;
-	spin_lock_irqsave(&port->lock, irq);
-	has = !list_empty(&fh->ready) || fairq_core_has_work(fq->engine, port->index);
-	spin_unlock_irqrestore(&port->lock, irq);
-	return has;
+	return READ_ONCE(fh->port->run_due) || !list_empty_careful(&fh->ready);
 }
 
 static void fairq_prepare_request(struct request *rq)

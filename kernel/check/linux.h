@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * As much of Linux as ../module/queue.c and engine.c are written against, for parking.c: they are compiled as they are,
+ * with this header before them and empty files for what they include. Where another CPU's steps can come in between,
+ * there is a step() here: at each lock, and at each access without one.
+ */
+#ifndef FAIRQ_CHECK_LINUX_H
+#define FAIRQ_CHECK_LINUX_H
+
+#include <errno.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint64_t u64;
+typedef uint32_t u32;
+typedef uint8_t u8;
+typedef int64_t ktime_t;
+typedef unsigned int gfp_t, blk_opf_t, blk_insert_t;
+typedef u32 fairq_dev_t;
+#define dev_t fairq_dev_t
+
+/* ../module/core.h asks for it. */
+#define __KERNEL__
+#define __init
+#define __exit
+#define __noreturn __attribute__((noreturn))
+#define ____cacheline_aligned_in_smp
+#define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + (c))
+#define LINUX_VERSION_CODE KERNEL_VERSION(7, 2, 0)
+#define module_param(name, type, mode)
+#define MODULE_PARM_DESC(name, text)
+
+void step(void);
+void __noreturn fail(const char *format, ...);
+
+/* Arithmetic and memory. */
+#define ARRAY_SIZE(array) (sizeof(array) / sizeof(*(array)))
+#define BITS_TO_LONGS(bits) (((bits) + 63) / 64)
+#define DIV_ROUND_UP(n, d) (((n) + (d) - 1) / (d))
+#define min_t(type, a, b) ((type)(a) < (type)(b) ? (type)(a) : (type)(b))
+#define max(a, b) ((a) > (b) ? (a) : (b))
+#define clamp(value, low, high) ((value) < (low) ? (low) : (value) > (high) ? (high) : (value))
+#define container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+#define check_mul_overflow(a, b, to) __builtin_mul_overflow(a, b, to)
+#define array_size(a, b) ((size_t)(a) * (b))
+#define __ffs64(word) ((u32)__builtin_ctzll(word))
+#define roundup_pow_of_two(n) ((n) < 2 ? 1UL : 1UL << (64 - __builtin_clzl((n) - 1)))
+#define U32_MAX UINT32_MAX
+#define PAGE_SIZE 4096UL
+#define GFP_KERNEL 0
+#define __GFP_NOFAIL 0
+#define __GFP_NOWARN 0
+#define kzalloc_node(size, gfp, node) calloc(1, size)
+#define kvcalloc(count, size, gfp) calloc(count, size)
+#define kvmalloc(size, gfp) aligned_alloc((size) < PAGE_SIZE ? roundup_pow_of_two(max(size, 16UL)) : PAGE_SIZE, \
+					  ((size) + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1))
+#define kvfree(memory) free(memory)
+#define kfree(memory) free(memory)
+#define memalloc_noio_save() 0
+#define memalloc_noio_restore(flags) ((void)(flags))
+
+/* What one CPU sees of another. */
+#define READ_ONCE(x) (step(), *(volatile __typeof__(x) *)&(x))
+#define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value), step())
+#define smp_mb() step()
+#define xchg(pointer, value) ({			\
+	__typeof__(*(pointer)) old_;		\
+	step();					\
+	old_ = *(pointer);			\
+	*(pointer) = (value);			\
+	old_; })
+
+static inline void set_bit(u32 bit, unsigned long *words)
+{
+	step();
+	words[bit / 64] |= 1UL << (bit % 64);
+}
+
+static inline bool test_and_clear_bit(u32 bit, unsigned long *words)
+{
+	bool was;
+
+	step();
+	was = words[bit / 64] >> (bit % 64) & 1;
+	words[bit / 64] &= ~(1UL << (bit % 64));
+	return was;
+}
+
+#define WARN_ON_ONCE(condition) ({ bool bad_ = !!(condition); if (bad_) fail("warned: %s", #condition); bad_; })
+#define pr_warn_once(...) fail(__VA_ARGS__)
+#define pr_emerg(...) fail(__VA_ARGS__)
+#define BUG() abort()
+
+/* Lists. */
+struct list_head { struct list_head *next, *prev; };
+#define INIT_LIST_HEAD(list) ((list)->next = (list)->prev = (list))
+static inline bool list_empty(const struct list_head *list) { return list->next == list; }
+static inline bool list_empty_careful(const struct list_head *list) { step(); return list->next == list; }
+static inline void list_del_init(struct list_head *entry)
+{
+	entry->prev->next = entry->next;
+	entry->next->prev = entry->prev;
+	INIT_LIST_HEAD(entry);
+}
+static inline void list_add_tail(struct list_head *entry, struct list_head *list)
+{
+	entry->prev = list->prev;
+	entry->next = list;
+	list->prev->next = entry;
+	list->prev = entry;
+}
+#define list_entry(entry, type, member) container_of(entry, type, member)
+#define list_first_entry(list, type, member) list_entry((list)->next, type, member)
+#define list_first_entry_or_null(list, type, member) \
+	(list_empty(list) ? NULL : list_first_entry(list, type, member))
+#define list_for_each_entry_reverse(at, list, member)					\
+	for (at = list_entry((list)->prev, __typeof__(*at), member); &at->member != (list);	\
+	     at = list_entry(at->member.prev, __typeof__(*at), member))
+
+/* Locks. */
+typedef struct { const void *owner; } spinlock_t;
+struct mutex { int unused; };
+void take(spinlock_t *lock);
+void give(spinlock_t *lock);
+bool irqs_disabled(void);
+bool in_interrupt(void);
+#define spin_lock_init(lock) ((lock)->owner = NULL)
+#define spin_lock_irqsave(lock, flags) ((flags) = 0, take(lock))
+#define spin_unlock_irqrestore(lock, flags) ((void)(flags), give(lock))
+#define spin_lock_irq(lock) take(lock)
+#define spin_unlock_irq(lock) give(lock)
+#define local_irq_disable()
+#define local_irq_enable()
+#define mutex_init(mutex) ((mutex)->unused = 0)
+#define mutex_lock(mutex) ((void)(mutex))
+#define mutex_unlock(mutex) ((void)(mutex))
+
+/* Time. */
+#define NSEC_PER_USEC 1000ULL
+#define NSEC_PER_SEC 1000000000ULL
+#define CLOCK_MONOTONIC 1
+#define HRTIMER_MODE_ABS 0
+enum hrtimer_restart { HRTIMER_NORESTART, HRTIMER_RESTART };
+struct hrtimer {
+	enum hrtimer_restart (*function)(struct hrtimer *timer);
+	u64 expires_ns;
+	bool is_armed;
+	struct hrtimer *next;
+};
+u64 ktime_get_ns(void);
+#define ns_to_ktime(ns) ((ktime_t)(ns))
+#define msecs_to_jiffies(ms) ((u64)(ms) * 1000000)
+void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *), int clock, int mode);
+void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode);
+#define hrtimer_set_expires(timer, at) ((timer)->expires_ns = (u64)(at))
+#define hrtimer_cancel(timer) ((timer)->is_armed = false)
+
+/* Work for the kernel's threads. */
+struct work_struct {
+	void (*function)(struct work_struct *work);
+	bool is_due;
+	struct work_struct *next;
+};
+struct delayed_work {
+	struct work_struct work;
+	struct hrtimer timer;
+};
+#define system_dfl_wq NULL
+void schedule_work(struct work_struct *work);
+void init_work(struct work_struct *work, void (*function)(struct work_struct *));
+void queue_delayed_work(const void *queue, struct delayed_work *work, u64 delay_ns);
+#define INIT_WORK(work, function) init_work(work, function)
+#define INIT_DELAYED_WORK(delayed, function) init_work(&(delayed)->work, function)
+#define cancel_work_sync(work) ((work)->is_due = false)
+#define cancel_delayed_work_sync(delayed) ((delayed)->work.is_due = (delayed)->timer.is_armed = false)
+
+/* The block layer. */
+#define SECTOR_SHIFT 9
+enum { REQ_OP_READ, REQ_OP_WRITE, REQ_OP_DISCARD, REQ_OP_SECURE_ERASE, REQ_OP_WRITE_ZEROES };
+enum { BLK_MQ_F_BLOCKING = 1 };
+enum { HCTX_TYPE_POLL = 2, QUEUE_FLAG_SQ_SCHED = 0 };
+struct blkcg_gq;
+struct request_queue;
+struct elevator_queue;
+struct bio_iter { u64 bi_sector; u32 bi_size; };
+struct bio {
+	struct bio_iter bi_iter;
+	unsigned int bi_opf;
+	struct blkcg_gq *bi_blkg;
+};
+struct blk_mq_hw_ctx {
+	struct request_queue *queue;
+	void *sched_data;
+	u32 flags;
+	int numa_node;
+	struct blk_mq_tags *sched_tags;
+	/* The model's own. */
+	struct list_head dispatch;
+	bool is_due, wants_restart;
+};
+struct request {
+	struct list_head queuelist;
+	struct request_queue *q;
+	struct blk_mq_hw_ctx *mq_hctx;
+	int internal_tag;
+	struct { void *priv[2]; } elv;
+	struct bio *bio, *biotail;
+	u64 offset;
+	u32 length, op;
+	/* The model's own. */
+	u64 flow, due_ns;
+	int where;
+};
+struct blk_mq_tag_set {
+	u32 queue_depth, flags, nr_maps;
+	struct { u32 nr_queues; } map[3];
+};
+struct gendisk { int unused; };
+struct request_queue {
+	spinlock_t queue_lock;
+	struct elevator_queue *elevator;
+	u32 nr_hw_queues, nr_requests;
+	int node;
+	struct gendisk *disk;
+	struct blk_mq_tag_set *tag_set;
+	struct blk_mq_hw_ctx *contexts;
+};
+struct blk_mq_alloc_data {
+	struct request_queue *q;
+	struct blk_mq_hw_ctx *hctx;
+	u32 shallow_depth;
+};
+struct elevator_mq_ops {
+	int (*init_hctx)(struct blk_mq_hw_ctx *hctx, unsigned int index);
+	void (*exit_hctx)(struct blk_mq_hw_ctx *hctx, unsigned int index);
+	void (*depth_updated)(struct request_queue *q);
+	bool (*bio_merge)(struct request_queue *q, struct bio *bio, unsigned int segments);
+	void (*limit_depth)(blk_opf_t opf, struct blk_mq_alloc_data *data);
+	void (*prepare_request)(struct request *rq);
+	void (*finish_request)(struct request *rq);
+	void (*requeue_request)(struct request *rq);
+	void (*insert_requests)(struct blk_mq_hw_ctx *hctx, struct list_head *list, blk_insert_t flags);
+	struct request *(*dispatch_request)(struct blk_mq_hw_ctx *hctx);
+	bool (*has_work)(struct blk_mq_hw_ctx *hctx);
+};
+struct elevator_type { struct elevator_mq_ops ops; };
+struct elevator_queue {
+	struct elevator_type *type;
+	void *elevator_data;
+};
+#define queue_for_each_hw_ctx(q, hctx, i) \
+	for (i = 0; i < (q)->nr_hw_queues && ((hctx) = &(q)->contexts[i], true); i++)
+#define disk_devt(disk) ((void)(disk), 0)
+#define req_op(rq) ((rq)->op)
+#define blk_rq_pos(rq) ((rq)->offset >> SECTOR_SHIFT)
+#define blk_rq_bytes(rq) ((rq)->length)
+#define blk_mq_is_shared_tags(flags) ((flags) & 0)
+#define blk_mq_set_min_shallow_depth(q, depth)
+#define sbitmap_queue_min_shallow_depth(bitmap, depth)
+#define blk_queue_flag_clear(flag, q)
+#define blk_mq_get_ctx(q) NULL
+struct blk_mq_hw_ctx *blk_mq_map_queue(blk_opf_t opf, const void *context);
+bool blk_bio_list_merge(struct request_queue *q, struct list_head *list, struct bio *bio, unsigned int segments);
+void blk_mq_run_hw_queue(struct blk_mq_hw_ctx *hctx, bool async);
+#define blk_mq_freeze_queue(q) 0
+#define blk_mq_unfreeze_queue(q, flags)
+
+/* Tracepoints are off. */
+#define TP_PROTO(...) __VA_ARGS__
+#define TRACE_EVENT(name, proto, ...)						\
+	static inline void trace_##name(proto) {}				\
+	static inline bool trace_##name##_enabled(void) { return false; }
+
+#endif
