@@ -539,8 +539,8 @@ fn measure_many(criterion: &mut Criterion) {
         if !pairs.is_empty() {
             let all = |figure: fn(&(f64, f64)) -> f64| median(pairs.iter().map(figure));
             println!(
-                "\n16 tenants ({name}): {:.1} ns of processor time; {MANY} in 100 groups: {:.1} ns, \
-                 {:.2} times; bar 1.3",
+                "\n16 tenants ({name}): {:.1} ns of processor time; {MANY} in 100 groups: \
+                 {:.1} ns, {:.2} times; bar 1.3",
                 all(|pair| pair.0),
                 all(|pair| pair.1),
                 all(|pair| pair.1 / pair.0)
@@ -559,10 +559,7 @@ const MANY: usize = 10_000;
 
 /// `mqfq` with the layers and the keys that a server has by default, and its one port, with so many
 /// tenants in so many groups.
-fn as_served(
-    flows: usize,
-    groups: usize,
-) -> (Layered, Vec<Shard<<Layered as Policy>::Port>>) {
+fn as_served(flows: usize, groups: usize) -> (Layered, Vec<Shard<<Layered as Policy>::Port>>) {
     let shape = Shape::new(Topology::flat(1), flows, flows * DEPTH);
     let built = registry::build::<fairq_core::mqfq::Entry, Native>(&[], &shape).expect("legal");
     shards(built, 0, flows, |policy, flows| {
