@@ -44,7 +44,7 @@ use fairq_core::serial::{
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{
     Cap, Caps, Counted, FlowId, Group, GroupId, Native, Next, Op, Outcome, Policy, Port, PortSet,
-    ReferenceWeight, Request, Share, Side, Submitted, Tag, Target, Weight,
+    ReferenceWeight, Request, Share, Side, Submitted, Tag, Target, Tuning, Weight,
 };
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];
@@ -520,6 +520,63 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     });
 }
 
+/// `mqfq` as a server has it, with 10,000 tenants in 100 groups, and with 16: in pairs, and what a
+/// tick takes with that many.
+fn measure_many(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("10000 tenants in 100 groups over 16 tenants");
+    for (name, groups) in [("none", 0), ("4 groups", 4)] {
+        let (_few, mut few) = as_served(16, groups);
+        let (many, mut shards) = as_served(MANY, 100);
+        let mut pairs = Vec::new();
+        group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
+            bencher.iter_custom(|count| {
+                let (below, above) = (run(&mut few, count, false), run(&mut shards, count, false));
+                pairs.push((below.1, above.1));
+                Duration::from_nanos((above.0 * count as f64) as u64)
+            });
+        });
+        pairs.drain(..pairs.len().saturating_sub(SAMPLES));
+        if !pairs.is_empty() {
+            let all = |figure: fn(&(f64, f64)) -> f64| median(pairs.iter().map(figure));
+            println!(
+                "\n16 tenants ({name}): {:.1} ns of processor time; {MANY} in 100 groups: \
+                 {:.1} ns, {:.2} times; bar 1.3",
+                all(|pair| pair.0),
+                all(|pair| pair.1),
+                all(|pair| pair.1 / pair.0)
+            );
+            let start = Instant::now();
+            let ticks = 100;
+            for tick in 1..=ticks {
+                many.tick(tick * 10_000_000, &mut PortSet::default());
+            }
+            println!("a tick: {:?}", start.elapsed() / ticks as u32);
+        }
+    }
+}
+
+const MANY: usize = 10_000;
+
+/// `mqfq` with the layers and the keys that a server has by default, and its one port, with so many
+/// tenants in so many groups.
+fn as_served(flows: usize, groups: usize) -> (Layered, Vec<Shard<<Layered as Policy>::Port>>) {
+    let shape = Shape::new(Topology::flat(1), flows, flows * DEPTH);
+    let built = registry::build::<fairq_core::mqfq::Entry, Native>(&[], &shape).expect("legal");
+    shards(built, 0, flows, |policy, flows| {
+        // As many as in the other rows, while ports count for the search.
+        for tuning in [Tuning::Slots(SLOTS), Tuning::AutoSlots] {
+            policy.tune(tuning, &mut PortSet::default()).expect("it has D");
+        }
+        for id in (0..groups as u16).map(GroupId) {
+            policy.set_group(id, Some(&Group::default())).expect("there is room");
+        }
+        for (at, &flow) in flows.iter().enumerate().take(flows.len() * groups.min(1)) {
+            let share = Share { group: Some(GroupId((at % groups) as u16)), ..Share::default() };
+            policy.set_share(flow, &share).expect("its group is there");
+        }
+    })
+}
+
 /// What ports count for the search for D, and the same layer while nothing is searched for. No time
 /// passes for the search here, so that D stays as it is.
 fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) -> Added {
@@ -640,6 +697,7 @@ fn main() {
     added.push(measure_search(&mut criterion, "D that is set+mqfq", false));
     added.push(measure_search(&mut criterion, "search for D+mqfq", true));
     measure_layers(&mut criterion, &mut added);
+    measure_many(&mut criterion);
     print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| {
         &row.ns
     });
