@@ -32,7 +32,7 @@ pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
                 "FV, {CHANGES}. FIOPS counts requests, and is fair without it. The \
              limits are in requests, a third of 32 each at first, which binds the database's 64 \
                    threads of 4 KiB; and NASS evens out channels: without limits on aggressive \
-                   flows FV changes by -7, +50, +14 and -7 %. It is not \
+                   flows FV changes by -7 (BFQ), +14 (FlashFQ) and -7 % (FIOPS). It is not \
                    what the proxies compute: with none, ten times as much and a hundred times \
                    FIOPS loses as well (tried)"
             )
@@ -67,7 +67,7 @@ pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
             note: format!(
                 "DU, {CHANGES}. What the proxies compute between requests, 10 us, is a \
              guess: with none or 100 us it is the same within 4 points, with 1 ms \
-                   +17, +13, +39 and +17 % (tried)"
+                   +17 (BFQ), +13 (FlashFQ) and +17 % (FIOPS; tried)"
             )
             .into(),
         },

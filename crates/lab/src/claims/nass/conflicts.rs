@@ -156,8 +156,7 @@ pub(super) fn reads_and_writes(seed: u64) -> Result<Outcome, String> {
             ),
             note: "T3. Sequential writes are merged while they wait for the dies, so that each \
              that goes is larger: they gain by merging, where the paper's lose by it; but without \
-             it FIOPS still gives 0.40/0.68 (tried), so that it is not only that. CFQ waits after \
-             reads and not after writes"
+             it FIOPS still gives 0.40/0.68 (tried), so that it is not only that"
                 .into(),
         },
         Answer {
@@ -176,7 +175,7 @@ pub(super) fn reads_and_writes(seed: u64) -> Result<Outcome, String> {
             holds: Some(names.iter().all(better)),
             note:
                 "T3 on a drive that writes as fast as it reads; what is left is merging: without \
-             it CFQ, CFQ-NA, FlashFQ and FIOPS reach 1.00, and BFQ 0.95 (tried)"
+             it FlashFQ and FIOPS reach 1.00, and BFQ 0.95 (tried)"
                     .into(),
         },
     ];
@@ -302,8 +301,7 @@ pub(super) fn intensities(seed: u64) -> Result<Outcome, String> {
             holds: Some(fairer && slower),
             note:
                 "T7. Our FlashFQ waits for the shallow tenant and lets the deep one send as many \
-             bytes meanwhile: all that the one has alone and a fifth of what the other has; CFQ-NA \
-             serves its slices alone and wastes what the shallow tenant leaves"
+             bytes meanwhile: all that the one has alone and a fifth of what the other has"
                     .into(),
         },
         Answer {
