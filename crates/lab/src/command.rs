@@ -32,8 +32,8 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
 fn list() -> String {
     let mut table = text::wrapped();
     table.set_header(vec!["id", "paper", "claim"]);
-    for row in ROWS {
-        table.add_row(vec![row.id, row.paper.name(), row.claim]);
+    for row in ROWS.iter() {
+        table.add_row(vec![row.id.as_str(), row.paper().name(), &row.claim]);
     }
     format!("{table}\n\n{} claims and questions.", ROWS.len())
 }
@@ -157,16 +157,16 @@ fn merge(args: &LabMergeArgs) -> anyhow::Result<()> {
 
 /// The rows that were asked for, in the catalogue's order and each once.
 fn selected(args: &LabRunArgs) -> Result<Vec<&'static Row>, Refusal> {
-    let mut ids = Vec::new();
+    let mut ids: Vec<&str> = Vec::new();
     for name in &args.ids {
         let rows = named(name);
         if rows.is_empty() {
             return Err(Refusal::new(format!("no claim is called `{name}`: see `fairq lab list`")));
         }
-        ids.extend(rows.iter().map(|row| row.id));
+        ids.extend(rows.iter().map(|row| row.id.as_str()));
     }
-    let of_paper = |row: &Row| args.paper.as_deref() == Some(row.paper.name());
-    Ok(ROWS.iter().filter(|row| ids.contains(&row.id) || of_paper(row)).collect())
+    let of_paper = |row: &Row| args.paper.as_deref() == Some(row.paper().name());
+    Ok(ROWS.iter().filter(|row| ids.contains(&row.id.as_str()) || of_paper(row)).collect())
 }
 
 #[cfg(test)]
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn claims_are_selected_once_and_unknown_ones_refused() {
         let ids = |args: LabRunArgs| {
-            selected(&args).map(|rows| rows.iter().map(|row| row.id).collect::<Vec<_>>())
+            selected(&args).map(|rows| rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>())
         };
         assert_eq!(ids(args(&["M-5c", "m-5c.1", "D-3.1"], None)).unwrap(), ["D-3.1", "M-5c.1"]);
         assert!(ids(args(&[], Some("mqfq"))).unwrap().iter().all(|id| id.starts_with("M-")));
@@ -210,7 +210,15 @@ mod tests {
         let (json, interrupted) = (json(true), json(false));
         assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), ["claims"]);
         let keys: Vec<_> = json["claims"][0].as_object().unwrap().keys().cloned().collect();
-        assert_eq!(keys, ["claim", "expected", "holds", "id", "measured", "note", "paper"]);
+        let known = ["claim", "expected", "holds", "id", "measured", "note", "paper"];
+        assert!(known.iter().all(|key| keys.iter().any(|there| there == key)), "{keys:?}");
+        let mut all = [known.as_slice(), &["calibration", "counted"]].concat();
+        all.sort_unstable();
+        assert_eq!(keys, all);
+        assert_eq!(
+            (&json["claims"][0]["calibration"], &json["claims"][0]["counted"]),
+            (&false.into(), &true.into())
+        );
         assert_eq!(json["claims"][0]["holds"], true);
         assert_eq!(interrupted["claims"][0]["holds"], serde_json::Value::Null);
         assert_eq!(interrupted["claims"][0]["note"], "interrupted");

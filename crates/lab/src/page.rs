@@ -87,7 +87,7 @@ fn overview(record: &Record) -> Markup {
             }
             span.name {}
             span.key { span.yes { "holds" } span.no { "does not \
-             hold" } span.open { "cannot be said here" } }
+             hold" } span.open { "cannot be decided" } }
         }
     }
 }
@@ -135,8 +135,11 @@ fn row(claim: &Claim) -> Markup {
             td { b { (claim.id) } " " (claim.claim) }
             td { (said(claim)) }
             td { (claim.measured) }
-            td { @if claim.paper != Paper::Beyond.name() { span.chip.(kind) { (claim.verdict()) } } }
-            td.note { (claim.note) }
+            td { @if claim.paper != Paper::Beyond.name() {
+                @if claim.calibration { "calibration " }
+                span.chip.(kind) { (claim.verdict()) }
+            } }
+            td.note { (claim.remarks()) }
         }
     }
 }
@@ -167,6 +170,8 @@ mod tests {
             measured: "<script>".into(),
             holds: Some(false),
             note: String::new(),
+            calibration: false,
+            counted: true,
         };
         let record = Record { seed: 1, claims: vec![claim], ..Record::default() };
         let page = page(&record, "fairq lab run all", &[]).into_string();

@@ -27,6 +27,12 @@ pub(crate) struct Claim {
     pub(crate) measured: String,
     pub(crate) holds: Option<bool>,
     pub(crate) note: String,
+    /// A model was derived from it, so that the verdict is told and not counted.
+    #[serde(default)]
+    pub(crate) calibration: bool,
+    /// Whether it is among the claims that are counted.
+    #[serde(default)]
+    pub(crate) counted: bool,
 }
 
 /// A figure.
@@ -185,12 +191,18 @@ impl Record {
         found
     }
 
-    /// How many of a paper's claims hold, do not, and cannot be said.
+    /// How many of a paper's counted claims hold, do not, and cannot be decided.
     pub(crate) fn counts(&self, papers: &[claims::Paper]) -> [usize; 3] {
         let mine = |claim: &&Claim| papers.iter().any(|paper| paper.name() == claim.paper);
-        let count =
-            |holds| self.claims.iter().filter(mine).filter(|claim| claim.holds == holds).count();
+        let counted = || self.claims.iter().filter(mine).filter(|claim| claim.counted);
+        let count = |holds| counted().filter(|claim| claim.holds == holds).count();
         [count(Some(true)), count(Some(false)), count(None)]
+    }
+
+    /// How many claims are told and not counted.
+    pub(crate) fn uncounted(&self) -> usize {
+        let beyond = claims::Paper::Beyond.name();
+        self.claims.iter().filter(|claim| !claim.counted && claim.paper != beyond).count()
     }
 
     /// The distribution of outcomes, over the papers.
@@ -201,7 +213,13 @@ impl Record {
             .collect::<Vec<_>>();
         let [hold, fail, open] = self.counts(&papers);
         let all = hold + fail + open;
-        format!("of {all} claims {hold} hold, {fail} do not, {open} cannot be said here")
+        let told = match self.uncounted() {
+            0 => String::new(),
+            more => format!("; {more} more are told and not counted"),
+        };
+        format!(
+            "of {all} counted claims {hold} hold, {fail} do not, {open} cannot be decided{told}"
+        )
     }
 }
 
@@ -239,7 +257,19 @@ impl Claim {
 
     /// What counts as the same.
     pub(crate) fn within(&self) -> &'static str {
-        self.row().map_or("", |row| row.within)
+        self.row().map_or("", |row| row.within.as_str())
+    }
+
+    /// What there is to know beside the verdict: of this outcome, and whatever comes out.
+    pub(crate) fn remarks(&self) -> String {
+        let row = self.row();
+        let lasting = row.and_then(|row| row.caveat.clone());
+        let uncounted = row.and_then(|row| {
+            let calibration = row.calibration.as_ref().map(|why| format!("calibration: {why}"));
+            calibration.or(row.uncounted.as_ref().map(|why| format!("not counted: {why}")))
+        });
+        let note = Some(self.note.clone()).filter(|note| !note.is_empty());
+        [uncounted, note, lasting].into_iter().flatten().collect::<Vec<_>>().join(". ")
     }
 
     /// In a few words.
@@ -247,7 +277,8 @@ impl Claim {
         match self.holds {
             Some(true) => "holds",
             Some(false) => "does not hold",
-            None => "–",
+            None if self.paper == claims::Paper::Beyond.name() => "–",
+            None => "cannot be decided",
         }
     }
 }
@@ -256,8 +287,9 @@ impl From<claims::Finding> for Claim {
     fn from(finding: claims::Finding) -> Claim {
         let claims::Finding { row, measured, holds, note } = finding;
         let [id, paper, claim, expected] =
-            [row.id, row.paper.name(), row.claim, row.expected].map(str::to_owned);
-        Claim { id, paper, claim, expected, measured, holds, note }
+            [row.id.as_str(), row.paper().name(), &row.claim, &row.expected].map(str::to_owned);
+        let (calibration, counted) = (row.calibration.is_some(), row.is_counted());
+        Claim { id, paper, claim, expected, measured, holds, note, calibration, counted }
     }
 }
 
@@ -347,6 +379,8 @@ mod tests {
             measured: "m".into(),
             holds: Some(true),
             note: String::new(),
+            calibration: false,
+            counted: true,
         };
         Record { seed, claims: ids.iter().map(claim).collect(), ..Record::default() }
     }
@@ -359,7 +393,17 @@ mod tests {
             whole.claims.iter().map(|claim| claim.id.as_str()).collect::<Vec<_>>(),
             ["M-T1", "M-T2"]
         );
-        assert_eq!(whole.summary(), "of 2 claims 2 hold, 0 do not, 0 cannot be said here");
+        assert_eq!(whole.summary(), "of 2 counted claims 2 hold, 0 do not, 0 cannot be decided");
+    }
+
+    #[test]
+    fn what_is_not_counted_is_told() {
+        let mut one = record(1, &["M-T1", "M-P.1"]);
+        (one.claims[1].calibration, one.claims[1].counted) = (true, false);
+        let said = "of 1 counted claims 1 hold, 0 do not, 0 cannot be decided; \
+                    1 more are told and not counted";
+        assert_eq!(one.summary(), said);
+        assert!(one.claims[1].remarks().starts_with("calibration: how long the fabric takes"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table as Grid, Width};
 use fairq_config::table::plain_table;
 
-use crate::claims::Paper;
+use crate::claims::{Paper, frozen};
 use crate::record::{Claim, Record, Table};
 
 /// How wide tables are where nobody says: no more than a person likes to read.
@@ -27,11 +27,13 @@ pub(crate) fn table(record: &Record) -> String {
     table.set_header(vec!["id", "", "paper's value (within)", "ours", "note"]);
     for claim in &record.claims {
         let verdict = match claim.holds {
+            Some(true) if claim.calibration => "(holds)",
+            Some(false) if claim.calibration => "(NOT)",
             Some(true) => "holds",
             Some(false) => "NOT",
             None => "-",
         };
-        let cells = [claim.id.as_str(), verdict, &said(claim), &claim.measured, &claim.note];
+        let cells = [claim.id.as_str(), verdict, &said(claim), &claim.measured, &claim.remarks()];
         table.add_row(cells.map(Cell::new).to_vec());
     }
     for (column, share) in [(2, 20), (3, 35), (4, 30)] {
@@ -77,8 +79,11 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
          papers' devices, the \
          schedulers that fairq serves with. \
          [As a page with the figures](results/report.html).\n\n\
-         {}.\n",
-        capitalised(&record.summary())
+         {}. By [rules](../crates/lab/claims.toml) of {}, which have each claim in the paper's \
+         words, what is measured, and what was changed and why. A claim cannot be decided where the \
+         paper does not say what decides it. One that a model was derived from is calibration.\n",
+        capitalised(&record.summary()),
+        frozen()
     );
     for paper in Paper::ALL {
         let claims: Vec<&Claim> =
@@ -89,15 +94,16 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
         let [hold, fail, open] = record.counts(&[paper]);
         let _ = write!(text, "\n## {}\n\n", paper.title());
         if paper != Paper::Beyond {
-            let _ = write!(text, "{hold} hold, {fail} do not, {open} cannot be said here.\n\n");
+            let _ = write!(text, "{hold} hold, {fail} do not, {open} cannot be decided.\n\n");
         }
         text.push_str(
             "| id | claim | paper's value (within) | ours | | note |\n|---|---|---|---|---|---|\n",
         );
         for claim in claims {
             let verdict = match claim.holds {
-                Some(false) => "**does not hold**",
-                _ => claim.verdict(),
+                _ if claim.calibration => format!("calibration ({})", claim.verdict()),
+                Some(false) => "**does not hold**".into(),
+                _ => claim.verdict().into(),
             };
             let cells = [&claim.claim, &said(claim), &claim.measured].map(|cell| escaped(cell));
             let [what, paper, ours] = cells;
@@ -105,7 +111,7 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
                 text,
                 "| {} | {what} | {paper} | {ours} | {verdict} | {} |",
                 claim.id,
-                escaped(&claim.note)
+                escaped(&claim.remarks())
             );
         }
     }
@@ -159,6 +165,8 @@ mod tests {
                 .into(),
             holds,
             note: note.into(),
+            calibration: false,
+            counted: true,
         };
         let claims = vec![
             claim("M-T1", Some(true), ""),
@@ -172,7 +180,10 @@ mod tests {
     fn tables_fit_and_say_everything() {
         let text = table(&record());
         assert!(text.lines().all(|line| line.chars().count() <= usize::from(WIDEST)), "{text}");
-        assert!(text.ends_with("Of 3 claims 1 hold, 1 do not, 1 cannot be said here."), "{text}");
+        assert!(
+            text.ends_with("Of 3 counted claims 1 hold, 1 do not, 1 cannot be decided."),
+            "{text}"
+        );
         assert!(text.contains("NOT") && text.contains("why"), "{text}");
     }
 
@@ -186,6 +197,6 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("**does not hold** | a&lt;b |"), "{text}");
-        assert!(text.contains("1 hold, 1 do not, 1 cannot be said here."), "{text}");
+        assert!(text.contains("1 hold, 1 do not, 1 cannot be decided."), "{text}");
     }
 }

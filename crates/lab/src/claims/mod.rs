@@ -1,7 +1,7 @@
 //! The lab: the papers' claims, one by one, and what came out.
 //!
-//! A [`Row`] is a claim: what the paper says, and within what ours must be to say that it holds. An
-//! experiment answers some rows with one set of runs. Every run is under all checks of what its
+//! A [`Row`] is a claim: what the paper says, and within what ours must be to say that it holds,
+//! as `claims.toml` has them. An experiment answers some rows with one set of runs. Every run is under all checks of what its
 //! policy promises: where a law is broken no claim of that experiment holds, and the note says
 //! which law. Tolerances were written down with the claims; where one does not hold, the row says
 //! so.
@@ -16,7 +16,6 @@ use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::{Got, Run};
 
 mod beside;
-mod catalogue;
 mod cpu;
 mod d2fq;
 mod device;
@@ -25,10 +24,12 @@ mod kyber;
 mod mqfq;
 mod nass;
 mod parameters;
+mod rules;
 mod sweeps;
 
-pub use catalogue::ROWS;
 pub use figure::{Axis, Figure, Line, Shape, Table};
+use rules::rule;
+pub use rules::{Change, ROWS, Row, frozen};
 
 /// Where a claim comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,21 +72,6 @@ impl Paper {
     /// All of them.
     pub const ALL: [Paper; 5] =
         [Paper::D2fq, Paper::Mqfq, Paper::Kyber, Paper::Nass, Paper::Beyond];
-}
-
-/// A claim.
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// Names it, as in D-11a.1.
-    pub id: &'static str,
-    /// Where it is made.
-    pub paper: Paper,
-    /// What it says.
-    pub claim: &'static str,
-    /// The paper's value.
-    pub expected: &'static str,
-    /// What counts as the same.
-    pub within: &'static str,
 }
 
 /// What came out of a row.
@@ -173,8 +159,9 @@ pub struct Progress {
 const FAST_SECONDS: u32 = 3;
 
 fn is_fast(row: &Row) -> bool {
-    experiments()
-        .any(|experiment| experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id))
+    experiments().any(|experiment| {
+        experiment.seconds <= FAST_SECONDS && experiment.ids.contains(&row.id.as_str())
+    })
 }
 
 fn experiments() -> impl Iterator<Item = &'static Experiment> {
@@ -205,7 +192,7 @@ pub fn named(name: &str) -> Vec<&'static Row> {
         let digit = |c: char| c.is_ascii_digit();
         rest.is_some_and(|rest| !(name.ends_with(digit) && rest.starts_with(digit)))
     };
-    let stands = |row: &&Row| name == "all" || (name == "fast" && is_fast(row)) || goes_on(row.id);
+    let stands = |row: &&Row| name == "all" || (name == "fast" && is_fast(row)) || goes_on(&row.id);
     ROWS.iter().filter(stands).collect()
 }
 
@@ -268,17 +255,17 @@ pub fn answer(
     figures.sort_by_key(|figure| figure.id);
     tables.sort_by_key(|table| table.id);
     let ours = |row: &&&'static Row| {
-        shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id))
+        shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id.as_str()))
     };
     let others = |row: &&&'static Row| {
         !experiments().any(|experiment| {
-            experiment.ids.contains(&row.id)
+            experiment.ids.contains(&row.id.as_str())
                 && !mine.iter().any(|mine| std::ptr::eq(*mine, experiment))
         })
     };
     let finding = |row: &&'static Row| {
         let unasked = || (String::new(), None, "interrupted".to_owned());
-        let (measured, holds, note) = found.remove(row.id).unwrap_or_else(unasked);
+        let (measured, holds, note) = found.remove(row.id.as_str()).unwrap_or_else(unasked);
         Finding { row, measured, holds, note }
     };
     Findings {
@@ -342,6 +329,13 @@ fn jain(values: impl Iterator<Item = f64>) -> f64 {
     if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
 }
 
+/// The verdict where a paper may be read in several ways: it holds if it does in all, it does not if
+/// it does in none, and else the paper does not say what decides it.
+fn agreed(readings: &[bool]) -> Option<bool> {
+    let first = *readings.first()?;
+    readings.iter().all(|&reading| reading == first).then_some(first)
+}
+
 /// A part of a hundred.
 fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
@@ -360,8 +354,9 @@ mod tests {
     fn rows_and_experiments_know_each_other() {
         for (at, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..at].iter().all(|other| other.id != row.id), "{} is there twice", row.id);
-            let answers =
-                experiments().filter(|experiment| experiment.ids.contains(&row.id)).count();
+            let answers = experiments()
+                .filter(|experiment| experiment.ids.contains(&row.id.as_str()))
+                .count();
             assert_eq!(answers, 1, "experiments for {}", row.id);
         }
         for id in experiments().flat_map(|experiment| experiment.ids) {
@@ -370,8 +365,15 @@ mod tests {
     }
 
     #[test]
+    fn readings_that_disagree_decide_nothing() {
+        assert_eq!(agreed(&[true, true]), Some(true));
+        assert_eq!(agreed(&[false, false]), Some(false));
+        assert_eq!((agreed(&[true, false]), agreed(&[])), (None, None));
+    }
+
+    #[test]
     fn a_name_stands_for_what_goes_on_with_a_part() {
-        let ids = |name| named(name).iter().map(|row| row.id).collect::<Vec<_>>();
+        let ids = |name| named(name).iter().map(|row| row.id.as_str()).collect::<Vec<_>>();
         assert_eq!(ids("m-t1"), ["M-T1"]);
         assert_eq!(ids("D-3.1"), ["D-3.1"]);
         assert_eq!(ids("M-5a"), ["M-5a.1", "M-5a.2"]);
@@ -391,7 +393,11 @@ mod tests {
     fn shards_are_the_whole_and_each_row_is_in_one() {
         let rows = [named("D-3.1"), named("M-T1"), named("M-5c")].concat();
         let ids = |shard| {
-            answer(&rows, 1, 2, shard, |_| true).rows.iter().map(|f| f.row.id).collect::<Vec<_>>()
+            answer(&rows, 1, 2, shard, |_| true)
+                .rows
+                .iter()
+                .map(|f| f.row.id.clone())
+                .collect::<Vec<_>>()
         };
         let mut parts = [0, 1].map(|part| ids(Shard { part, of: 2 })).concat();
         parts.sort_unstable();

@@ -6,7 +6,7 @@ use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, MqfqSubject, SfqdSubject};
 use fairq_sim::scenario::{Burst, Job, MS, Scenario, Tenant};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, percent};
+use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, percent, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-T3"], seconds: 1, run: as_sfq },
@@ -108,7 +108,7 @@ fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
     let thresholds = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
     let by_threshold: Vec<f64> = thresholds.into_iter().map(many).collect::<Result<_, String>>()?;
     let small = by_threshold[0] / by_threshold[4];
-    let saturates = by_depth[..3].iter().all(|&iops| iops < 0.95 * fills);
+    let saturates = by_depth[..3].iter().all(|&iops| iops < (1.0 - rule("M-D.1", "lost")) * fills);
     let parts =
         by_depth.iter().map(|iops| format!("{:.2}", iops / fills)).collect::<Vec<_>>().join(" ");
     let tails_said = tails.iter().map(|tail| format!("{tail:.0}")).collect::<Vec<_>>().join(" ");
@@ -123,9 +123,9 @@ fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
         holds: Some(
             saturates
                 && tails.is_sorted()
-                && tails[2] > 1.1 * tails[0]
-                && alone >= 0.98
-                && small < 0.98,
+                && tails[2] > (1.0 + rule("M-D.1", "longer")) * tails[0]
+                && alone >= 1.0 - rule("M-D.1", "none")
+                && small < 1.0 - rule("M-D.1", "none"),
         ),
         note: "P3700 for D, NVMf for bursts and T, where T is tried on the authors' machine".into(),
     }];

@@ -10,6 +10,7 @@ use fairq_core::serial::{
 };
 use fairq_core::{ConfigError, Outcome, Platform, ReferenceWeight, Weight};
 
+use super::linux_cfq::LinuxCfq;
 use crate::scenario::Scenario;
 use crate::subject::{Built, Promise, Subject};
 use crate::traced;
@@ -19,6 +20,8 @@ use crate::traced;
 pub enum Scheduler {
     /// Slices of time.
     Cfq,
+    /// CFQ as Linux 3.10 runs it on an SSD with tagged queueing.
+    LinuxCfq,
     /// Budgets of bytes.
     Bfq,
     /// Virtual time with a threshold, and anticipation.
@@ -88,6 +91,11 @@ impl SerialSubject {
                     config.quantum = quantum;
                 });
                 Box::new(CfqScheduler::new(bounds, &cfq)?)
+            }
+            Scheduler::LinuxCfq => {
+                let usual = CfqConfig::default().quantum;
+                let quantum = self.nass.map_or(usual, |nass| nass.queue_length);
+                Box::new(LinuxCfq::new(bounds, self.waits, quantum))
             }
             Scheduler::Bfq => {
                 let bfq = BfqConfig::default()

@@ -6,7 +6,7 @@ use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::SECOND;
 
 use super::{NCQ, pair, profile, scenario, six};
-use crate::claims::{Answer, Outcome, go, jain};
+use crate::claims::{Answer, Outcome, go, jain, rule};
 
 /// Section II-B: a shallow reader beside a deep one on a disk, which has its queue, and without the
 /// queue.
@@ -31,7 +31,9 @@ pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
         let both = go(AnySubject::Serial(lock), &on_disk(&[shallow, deep]), seed)?;
         let shared =
             both.tenants.iter().zip([one, other]).map(|(got, alone)| match lock.scheduler {
-                Scheduler::Cfq | Scheduler::FlashFq => got.bytes as f64 / alone.bytes as f64,
+                Scheduler::Cfq | Scheduler::LinuxCfq | Scheduler::FlashFq => {
+                    got.bytes as f64 / alone.bytes as f64
+                }
                 Scheduler::Bfq | Scheduler::Fiops => got.bytes as f64,
             });
         Ok::<_, String>(jain(shared))
@@ -43,7 +45,7 @@ pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
             fairness(variant.ok_or("it is one of the six")?.lock)
         };
         let (single, queued) = (at(1)?, at(NCQ)?);
-        none &= queued >= single - 0.05;
+        none &= queued >= single - rule("N-hdd", "below");
         said.push(format!("{name} {single:.2} and {queued:.2}"));
     }
     Ok(vec![Answer {

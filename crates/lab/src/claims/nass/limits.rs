@@ -5,7 +5,7 @@ use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::Access;
 
 use super::{CHANGES, FOUR, Measured, Pairs, both, du, fv, job, named, pair, profile, scenario};
-use crate::claims::{Answer, Axis, Figure, Line, Outcome, Shape, go};
+use crate::claims::{Answer, Axis, Figure, Line, Outcome, Shape, agreed, go, rule};
 
 /// Figure 8: an intensive load alone, with so many requests on the device.
 pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
@@ -22,7 +22,14 @@ pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
         [1, 2, 4, 8, 12, 16, 24, 32].map(at).into_iter().collect::<Result<_, String>>()?;
     let most = points[7].1;
     let parts: Vec<(u32, f64)> = points.iter().map(|&(slots, rate)| (slots, rate / most)).collect();
-    let first = parts.iter().rev().find(|&&(_, part)| part < 0.9).map_or(0, |&(slots, _)| slots);
+    // Halved each time, the first that loses so much.
+    let first = |loses: f64| {
+        let halves = parts.iter().rev().filter(|(slots, _)| slots.is_power_of_two());
+        halves.into_iter().find(|&&(_, part)| part < 1.0 - loses).map_or(0, |&(slots, _)| slots)
+    };
+    let rises = parts.is_sorted_by(|a, b| a.1 <= b.1);
+    let readings = [0.05, 0.1, 0.2, 0.3, 0.5]
+        .map(|loses| rises && f64::from(first(loses)) == rule("N-8.1", "beta"));
     let figure = Figure {
         id: "n-8",
         title: "NASS, Fig 8: utilization of an intensive load alone".into(),
@@ -39,9 +46,8 @@ pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
         id: "N-8.1",
         measured: parts.iter().map(|(slots, part)| format!("{slots}: \
          {part:.2}")).collect::<Vec<_>>().join(", "),
-        holds: Some(first == 8),
-        note: "of the bandwidth with 32 requests on the device: the first obvious drop is at 8 or \
-         at 16, as one likes. A drive that did 90 % at 12 would do more \
+        holds: agreed(&readings),
+        note: "of the bandwidth with 32 requests on the device. A drive that did 90 % at 12 would do more \
                    with ten requests of two tenants than with 32, so that Observation 5 and N-10.1 \
                    would not hold".into(),
     }];
@@ -50,10 +56,13 @@ pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 9.
 pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
-    use Scheduler::{Bfq, Cfq, Fiops, FlashFq};
+    use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
     let pairs = Pairs::new(&pair(5), NassConfig::default(), seed)?;
     let (before, after) = pairs.of(Fiops);
-    let high = FOUR.iter().all(|&one| (pairs.gain(one, du)).abs() <= 0.1);
+    let high = FOUR.iter().all(|&one| {
+        let (before, after) = pairs.of(one);
+        du(before).min(du(after)) >= 1.0 - rule("N-9.3", "below")
+    });
     let order = pairs.gain(Bfq, fv) > pairs.gain(FlashFq, fv)
         && pairs.gain(FlashFq, fv) > pairs.gain(Cfq, fv);
     let answers = vec![
@@ -64,8 +73,8 @@ pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
                 before.fairness, after.fairness, before.utilization, after.utilization
             ),
             holds: Some(
-                [before, after].iter().all(|m| m.fairness >= 0.9)
-                    && pairs.gain(Fiops, du).abs() <= 0.1,
+                [before, after].iter().all(|m| m.fairness >= rule("N-9.1", "fair"))
+                    && pairs.gain(Fiops, du).abs() <= rule("N-9.1", "du"),
             ),
             note: "FIOPS without and with NASS. It is the first mechanism: without it FV is 1.00 \
              and DU 1.00 again, and the two others change nothing (tried). \
@@ -94,9 +103,8 @@ pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
             measured: pairs.gains(&FOUR, du),
             holds: Some(high),
             note: format!(
-                "DU, {CHANGES}. As claimed but for CFQ: it gives the active tenant eight \
-             places, as Linux does, and with eight small requests have 0.59 of what they have with \
-             32"
+                "DU, {CHANGES}. CFQ gives the active tenant eight places and with eight small \
+             requests have 0.59 of what they have with 32"
             )
             .into(),
         },
@@ -108,25 +116,35 @@ pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 10.
 pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
-    use Scheduler::{Bfq, Cfq, Fiops, FlashFq};
+    use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
     let pairs = Pairs::new(&pair(7), NassConfig::default(), seed)?;
-    let within = |gain: f64, paper: f64| (gain - paper).abs() <= 0.2;
-    let utilization = [(Cfq, 0.59), (FlashFq, 0.70), (Bfq, 0.11)];
+    let utilization = [
+        (Cfq, rule("N-10.1", "cfq")),
+        (FlashFq, rule("N-10.1", "flashfq")),
+        (Bfq, rule("N-10.1", "bfq")),
+    ];
     let (before, after) = pairs.of(FlashFq);
     let flashfq =
         after.fairness < before.fairness && after.kept.iter().zip(&before.kept).all(|(a, b)| a > b);
-    let fairness = [(Cfq, 0.03), (Bfq, 0.40), (Fiops, 0.35)];
-    let all = |claims: &[(Scheduler, f64)], value: fn(&Measured) -> f64| {
-        claims.iter().all(|&(one, paper)| within(pairs.gain(one, value), paper))
+    let fairness = [
+        (Cfq, rule("N-10.2", "cfq")),
+        (Bfq, rule("N-10.2", "bfq")),
+        (Fiops, rule("N-10.2", "fiops")),
+    ];
+    let all = |claims: &[(Scheduler, f64)], value: fn(&Measured) -> f64, points: f64| {
+        claims.iter().all(|&(one, paper)| (pairs.gain(one, value) - paper).abs() <= points)
     };
     let fiops = pairs.gain(Fiops, du);
     let answers = vec![
         Answer {
             id: "N-10.1",
             measured: pairs.gains(&[Cfq, FlashFq, Bfq, Fiops], du),
-            holds: Some(all(&utilization, du) && (-0.2..=0.0).contains(&fiops)),
+            holds: Some(
+                all(&utilization, du, rule("N-10.1", "points"))
+                    && (-rule("N-10.1", "slight")..=0.0).contains(&fiops),
+            ),
             note: format!(
-                "DU, {CHANGES}. As claimed but for FlashFQ, which here lets the deep \
+                "DU, {CHANGES}. FlashFQ here lets the deep \
              tenant go on while it waits for the shallow one, as FlashFQ's abstract says; \
                    it would have to leave a quarter of the device idle"
             )
@@ -140,9 +158,9 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
                 both(before),
                 both(after)
             ),
-            holds: Some(all(&fairness, fv) && flashfq),
+            holds: Some(all(&fairness, fv, rule("N-10.2", "points")) && flashfq),
             note: format!(
-                "FV, {CHANGES}. As claimed but for FlashFQ: without NASS it gives both \
+                "FV, {CHANGES}. Without NASS FlashFQ gives both \
              as many requests, since they cost the same, which is all that the shallow tenant has \
              alone and a fifth of what \
                    the deep one has; so FV is that of one and five, and rises with whatever gives \
@@ -165,9 +183,10 @@ pub(super) fn merging(seed: u64) -> Result<Outcome, String> {
         seed,
     )?;
     let full = Pairs::new(&pair(3), NassConfig::default(), seed)?;
-    let poor = FOUR.iter().all(|&one| limited.of(one).0.fairness < 0.9);
-    let better =
-        FOUR.iter().all(|&one| limited.gain(one, fv) >= 0.3 && limited.gain(one, du) < 0.0);
+    let poor = FOUR.iter().all(|&one| limited.of(one).0.fairness < rule("N-11.1", "poor"));
+    let better = FOUR
+        .iter()
+        .all(|&one| limited.gain(one, fv) >= rule("N-11.1", "more") && limited.gain(one, du) < 0.0);
     let change = |one: Scheduler, value: fn(&Measured) -> f64| {
         value(full.of(one).1) / value(limited.of(one).1) - 1.0
     };

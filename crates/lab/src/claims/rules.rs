@@ -1,0 +1,232 @@
+//! The rules: every claim of the papers in their own words, and what ours must be within to say
+//! that it holds, as `claims.toml` has them.
+//!
+//! That file is the only place where a tolerance stands: experiments ask [`rule`] for each number
+//! that they compare with. Tests hold that every number is asked for and that words and numbers of
+//! a row agree.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use super::Paper;
+
+/// A claim, and when it holds.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Names it, as in D-11a.1.
+    pub id: String,
+    /// The section or figure where it is made.
+    #[serde(rename = "where", default)]
+    pub place: String,
+    /// The paper's own words.
+    #[serde(default)]
+    pub says: Vec<String>,
+    /// What it says, in short.
+    pub claim: String,
+    /// The quantity that is compared.
+    #[serde(default)]
+    pub measures: String,
+    /// The paper's value.
+    #[serde(default)]
+    pub expected: String,
+    /// What counts as the same.
+    #[serde(default)]
+    pub within: String,
+    /// Both as the experiment reads them.
+    #[serde(default)]
+    pub numbers: BTreeMap<String, f64>,
+    /// What was derived from it, which is why it is told and not counted.
+    pub calibration: Option<String>,
+    /// Another reason why it is told and not counted.
+    pub uncounted: Option<String>,
+    /// What limits what it shows, whatever comes out.
+    pub caveat: Option<String>,
+    /// What it was before.
+    #[serde(default)]
+    pub changed: Vec<Change>,
+}
+
+/// A change of a row.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// The day, as in 2026-11-25.
+    pub on: String,
+    /// What was there.
+    pub from: String,
+    /// Why it is so now.
+    pub why: String,
+}
+
+impl Row {
+    /// Where it is made: the letter that its name begins with.
+    pub fn paper(&self) -> Paper {
+        match self.id.as_bytes().first() {
+            Some(b'D') => Paper::D2fq,
+            Some(b'M') => Paper::Mqfq,
+            Some(b'K') => Paper::Kyber,
+            Some(b'N') => Paper::Nass,
+            _ => Paper::Beyond,
+        }
+    }
+
+    /// Whether it counts among the claims: it is a paper's, and nothing here was derived from it.
+    pub fn is_counted(&self) -> bool {
+        self.paper() != Paper::Beyond && self.calibration.is_none() && self.uncounted.is_none()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    frozen: String,
+    claim: Vec<Row>,
+}
+
+static RULES: LazyLock<Rules> = LazyLock::new(|| {
+    toml::from_str(include_str!("../../claims.toml")).expect("a test reads the file")
+});
+
+/// Every claim of the four papers, and what users ask beyond them. Where nothing is said about what
+/// ours must be within, nothing is claimed.
+pub static ROWS: LazyLock<&'static [Row]> = LazyLock::new(|| &RULES.claim);
+
+/// The day when the rules were frozen, as in 2026-11-25.
+pub fn frozen() -> &'static str {
+    &RULES.frozen
+}
+
+/// A number of a row: the paper's value, or how far from it ours may be.
+///
+/// # Panics
+///
+/// If the row has none of this name, which a test finds.
+pub(super) fn rule(id: &str, name: &str) -> f64 {
+    let row = ROWS.iter().find(|row| row.id == id).expect("a row of this name");
+    *row.numbers.get(name).unwrap_or_else(|| panic!("{id} has no number called `{name}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The arguments of each `rule("ID", "NAME")` in the experiments' sources.
+    fn asked_for() -> Vec<(String, String)> {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/claims");
+        let mut folders = vec![folder];
+        let mut found = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("the experiments") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if !path.ends_with("rules.rs") {
+                    let text = std::fs::read_to_string(&path).expect("a source");
+                    for call in text.split("rule(").skip(1) {
+                        let words: Vec<&str> = call.split('"').take(4).collect();
+                        let &[before, id, _, name] = &words[..] else { continue };
+                        assert!(before.trim().is_empty(), "names are literals: {call:.60}");
+                        found.push((id.to_owned(), name.to_owned()));
+                    }
+                }
+            }
+        }
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    #[test]
+    fn each_number_is_what_an_experiment_compares_with_and_there_is_no_other() {
+        let mut written: Vec<(String, String)> = ROWS
+            .iter()
+            .flat_map(|row| row.numbers.keys().map(|name| (row.id.clone(), name.clone())))
+            .collect();
+        written.sort();
+        assert_eq!(written, asked_for());
+    }
+
+    /// As a person would write it.
+    fn is_said(text: &str, number: f64) -> bool {
+        let hundred = 1e4 * number / 100.0;
+        let hundred = (hundred * 1e6).round() / 1e6;
+        let forms = [
+            format!("{number}"),
+            format!("{hundred} %"),
+            format!("{hundred} points"),
+            format!("{} K", number / 1e3),
+            format!("{} M", number / 1e6),
+        ];
+        let ends = |before: Option<char>| !before.is_some_and(|c| c.is_ascii_digit() || c == '.');
+        forms.iter().any(|form| {
+            text.match_indices(form.as_str()).any(|(at, _)| {
+                let after = text[at + form.len()..].chars().next();
+                ends(text[..at].chars().next_back()) && !after.is_some_and(|c| c.is_ascii_digit())
+            })
+        })
+    }
+
+    #[test]
+    fn what_is_said_and_what_is_compared_agree() {
+        for row in ROWS.iter() {
+            let said = format!("{}; {}", row.expected, row.within);
+            for (name, &number) in &row.numbers {
+                assert!(is_said(&said, number), "{}: {name} = {number} is not in `{said}`", row.id);
+            }
+        }
+        assert!(is_said("more than 5 % off", 0.05) && !is_said("15 %", 0.05));
+        assert!(is_said("exactly 3", 3.0) && !is_said("32", 3.0) && !is_said("1.3", 3.0));
+    }
+
+    #[test]
+    fn a_claim_comes_with_the_papers_words_and_a_tolerance() {
+        for row in ROWS.iter() {
+            let is_claim = row.paper() != Paper::Beyond;
+            let filled = |text: &str| text.trim() == text && !text.is_empty();
+            assert!(filled(&row.id) && filled(&row.claim), "{}", row.id);
+            for (what, text) in [
+                ("where", &row.place),
+                ("measures", &row.measures),
+                ("expected", &row.expected),
+                ("within", &row.within),
+            ] {
+                assert_eq!(filled(text), is_claim, "{}: {what} is `{text}`", row.id);
+            }
+            assert_eq!(!row.says.is_empty(), is_claim, "{}: the paper's words", row.id);
+            assert!(row.calibration.is_none() || row.uncounted.is_none(), "{}", row.id);
+            for text in [&row.calibration, &row.uncounted, &row.caveat].into_iter().flatten() {
+                assert!(filled(text) && !text.ends_with('.'), "{}: {text}", row.id);
+            }
+        }
+    }
+
+    #[test]
+    fn changes_have_a_day_and_a_reason() {
+        let is_day = |text: &str| {
+            let parts: Vec<&str> = text.split('-').collect();
+            parts.iter().map(|part| part.len()).eq([4, 2, 2])
+                && parts.concat().bytes().all(|byte| byte.is_ascii_digit())
+        };
+        assert!(is_day(frozen()));
+        for row in ROWS.iter() {
+            for Change { on, from, why } in &row.changed {
+                // Days so written are in order as words are.
+                assert!(is_day(on) && on.as_str() >= frozen(), "{}: {on}", row.id);
+                assert!(!from.is_empty() && !why.is_empty(), "{}", row.id);
+            }
+        }
+    }
+
+    #[test]
+    fn what_models_are_derived_from_is_not_counted() {
+        let ids = |is: fn(&Row) -> bool| -> Vec<&str> {
+            ROWS.iter().filter(|row| is(row)).map(|row| row.id.as_str()).collect()
+        };
+        assert_eq!(ids(|row| row.calibration.is_some()), ["D-16.2", "M-P.1", "M-P.2", "K-T4"]);
+        assert_eq!(ids(|row| row.uncounted.is_some()), ["N-4.3"]);
+        assert_eq!(ids(Row::is_counted).len(), 121);
+    }
+}

@@ -1,0 +1,557 @@
+//! CFQ as Linux 3.10 runs it on a drive that does not rotate and has tagged queueing, for the
+//! laboratory alone: what the NASS paper measured.
+//!
+//! **Why beside `cfq`.** fairq's own CFQ waits for a reader's next request by a timer, as on a
+//! disk. On such a drive Linux does not, and some of its other decisions differ, too. Facts are
+//! those of `block/cfq-iosched.c` of 3.10, in this module's words; a function of that file is named
+//! where one is followed.
+//!
+//! **Model.** A queue for each flow, all of one priority, in one group. Time in ticks of a
+//! millisecond.
+//! - *Trees.* A queue is in the tree of those that may be waited for (*sync*) while its idle window
+//!   is open, else in the other (*noidle*). The window is closed while most of its last requests
+//!   were below 32 KiB when they came, unless it has been *deep*: had four staged at once
+//!   (`cfq_update_idle_window`). Within a tree queues go in the order in which they came back, and
+//!   a tree is served for its queues' part of 300 ms (`choose_wl_class_and_type`).
+//! - *Waiting.* No timer is ever armed (`cfq_arm_slice_timer` returns at once). A queue that runs
+//!   empty keeps the drive only while requests of its own are on it and it is alone in its tree
+//!   (`cfq_should_idle`); else the next is served. Writes past the page cache are synchronous there
+//!   (`WRITE_ODIRECT`), so that this is so of reads and writes alike.
+//! - *Slices* of 100 ms begin when a queue's first request comes back (`cfq_set_prio_slice`).
+//! - *Depth.* Beside others a queue has four on the drive before its slice begins and near its end,
+//!   and eight in between; alone as many as fit (`cfq_may_dispatch`).
+//!
+//! Without waiting (`slice_idle` = 0, the paper's CFQ-NA) all queues are in one tree and none is
+//! waited for.
+//!
+//! **Left out**: groups, priorities, asynchronous writes, cooperating queues, and the order of
+//! sectors within a queue.
+
+use std::collections::VecDeque;
+
+use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
+use fairq_core::{Outcome, Weight};
+
+/// The slice of a queue, and what all queues of a group have in turn, in ms.
+const SLICE_MS: i64 = 100;
+const TARGET_MS: i64 = 300;
+/// How much later than now a queue's place is for each other one (`cfq_slice_offset`): what an
+/// asynchronous queue of the highest priority has beyond a synchronous one of the usual.
+const OFFSET_MS: i64 = 80;
+/// The least part of a tree.
+const LEAST_MS: i64 = 2;
+/// A request below this many bytes is one that seeks (`CFQQ_SECT_THR_NONROT`).
+const SEEKS_BELOW: u32 = 32 << 10;
+/// Staged requests from which on a queue is deep.
+const DEEP: usize = 4;
+/// Before `preempt` a queue is this much in front of the first (`HZ`).
+const FRONT_MS: i64 = 1000;
+
+/// Which tree a queue is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Tree {
+    Noidle,
+    #[default]
+    Sync,
+}
+
+/// How long it takes from an answer to the next request, on average (`cfq_ttime`).
+#[derive(Clone, Copy, Debug, Default)]
+struct ThinkTime {
+    last_end_ms: i64,
+    samples: i64,
+    total: i64,
+}
+
+impl ThinkTime {
+    fn arrived(&mut self, now_ms: i64, idle_ms: i64) {
+        let elapsed = (now_ms - self.last_end_ms).min(2 * idle_ms);
+        self.samples = (7 * self.samples + 256) / 8;
+        self.total = (7 * self.total + 256 * elapsed) / 8;
+    }
+
+    /// The mean in ms, once there are enough.
+    fn mean_ms(&self) -> Option<i64> {
+        (self.samples > 80).then(|| (self.total + 128) / self.samples)
+    }
+
+    fn is_big(&self, idle_ms: i64) -> bool {
+        self.mean_ms().is_some_and(|mean| mean > idle_ms)
+    }
+}
+
+/// When the slice of the active queue ends.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    start_ms: i64,
+    end_ms: i64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    staged: VecDeque<Job>,
+    on_drive: u32,
+    lane: Lane,
+    /// Whether it is in a tree, and its place there.
+    is_busy: bool,
+    tree: Tree,
+    place: (i64, u64),
+    /// `None` until its first request of this turn has come back.
+    slice: Option<Slice>,
+    /// What it had left of its last slice, or owes.
+    residue_ms: i64,
+    is_deep: bool,
+    idle_window: bool,
+    /// Of its last 32 requests, which were small.
+    small: u32,
+    think: ThinkTime,
+}
+
+impl Queue {
+    fn is_used_up(&self, now_ms: i64) -> bool {
+        self.slice.is_some_and(|slice| now_ms >= slice.end_ms)
+    }
+
+    fn is_seeky(&self) -> bool {
+        self.small.count_ones() > 32 / 8
+    }
+
+    fn tree_of_its_kind(&self) -> Tree {
+        if self.idle_window { Tree::Sync } else { Tree::Noidle }
+    }
+
+    fn admits(&self, lanes: Lanes) -> bool {
+        match lanes {
+            Lanes::All => self.lane != Lane::Shut,
+            Lanes::Reserved => self.lane == Lane::Reserved,
+        }
+    }
+}
+
+/// Linux's CFQ.
+pub(crate) struct LinuxCfq {
+    idle_ms: i64,
+    quantum: u32,
+    queues: Vec<Queue>,
+    active: Option<usize>,
+    serving: Tree,
+    /// Until when that tree is served.
+    tree_ends_ms: i64,
+    think: [ThinkTime; 2],
+    /// How many queues are busy, on average, which forgets slowly.
+    usually_busy: i64,
+    places: u64,
+}
+
+impl LinuxCfq {
+    /// Waiting or not (`slice_idle`), and how many requests a queue may have beside others.
+    pub(crate) fn new(bounds: &SerialConfig, waits: bool, quantum: u32) -> LinuxCfq {
+        let queue = |_| Queue {
+            staged: VecDeque::with_capacity(bounds.jobs()),
+            idle_window: true,
+            ..Queue::default()
+        };
+        LinuxCfq {
+            idle_ms: if waits { 8 } else { 0 },
+            quantum,
+            queues: (0..bounds.flows).map(queue).collect(),
+            active: None,
+            serving: Tree::default(),
+            tree_ends_ms: 0,
+            think: [ThinkTime::default(); 2],
+            usually_busy: 0,
+            places: 0,
+        }
+    }
+
+    fn busy(&self) -> impl Iterator<Item = (usize, &Queue)> {
+        self.queues.iter().enumerate().filter(|(_, queue)| queue.is_busy)
+    }
+
+    fn in_tree(&self, tree: Tree) -> usize {
+        self.busy().filter(|(_, queue)| queue.tree == tree).count()
+    }
+
+    fn first(&self, tree: Tree) -> Option<usize> {
+        let of_tree = self.busy().filter(|(_, queue)| queue.tree == tree);
+        of_tree.min_by_key(|(_, queue)| queue.place).map(|(at, _)| at)
+    }
+
+    /// `cfq_service_tree_add`.
+    fn enter(&mut self, at: usize, now_ms: i64, front: bool) {
+        let others = self.busy().count() as i64 - 1;
+        let tree = self.queues[at].tree_of_its_kind();
+        let first_ms = self.first(tree).map_or(now_ms, |first| self.queues[first].place.0);
+        self.places += 1;
+        let queue = &mut self.queues[at];
+        let place_ms = match front {
+            true => first_ms - FRONT_MS,
+            false => now_ms + OFFSET_MS * others.max(0) - std::mem::take(&mut queue.residue_ms),
+        };
+        (queue.is_busy, queue.tree, queue.place) = (true, tree, (place_ms, self.places));
+    }
+
+    /// `cfq_scaled_cfqq_slice`.
+    fn slice_ms(&mut self) -> i64 {
+        let busy = self.busy().count() as i64;
+        let (most, least) = (self.usually_busy.max(busy), self.usually_busy.min(busy));
+        self.usually_busy = (3 * most + least + 2) / 4;
+        let expected = SLICE_MS * self.usually_busy;
+        match expected > TARGET_MS {
+            true => (SLICE_MS * TARGET_MS / expected).max(SLICE_MS.min(2 * self.idle_ms)),
+            false => SLICE_MS,
+        }
+    }
+
+    /// `__cfq_slice_expired`.
+    fn expire(&mut self, at: usize, now_ms: i64, timed_out: bool) {
+        if timed_out {
+            let left_ms = match self.queues[at].slice {
+                Some(slice) => slice.end_ms - now_ms,
+                None => self.slice_ms(),
+            };
+            self.queues[at].residue_ms = left_ms;
+        }
+        if self.queues[at].staged.is_empty() {
+            self.queues[at].is_busy = false;
+        }
+        if self.queues[at].is_busy {
+            self.enter(at, now_ms, false);
+        }
+        self.queues[at].slice = None;
+        if self.active == Some(at) {
+            self.active = None;
+        }
+    }
+
+    /// `cfq_should_idle`, on such a drive.
+    fn is_waited_for(&self, at: usize) -> bool {
+        let tree = self.queues[at].tree;
+        self.idle_ms > 0
+            && self.in_tree(tree) == 1
+            && !self.think[tree as usize].is_big(self.idle_ms)
+    }
+
+    /// `choose_wl_class_and_type`.
+    fn choose_tree(&mut self, now_ms: i64) {
+        if self.in_tree(self.serving) > 0 && now_ms <= self.tree_ends_ms {
+            return;
+        }
+        let firsts = [Tree::Noidle, Tree::Sync]
+            .map(|tree| (tree, self.first(tree).map(|first| self.queues[first].place.0)));
+        let waiting = firsts.into_iter().filter_map(|(tree, place)| Some((place?, tree)));
+        self.serving =
+            waiting.min_by_key(|&(place, _)| place).map_or(Tree::Noidle, |(_, tree)| tree);
+        let busy = (self.busy().count() as i64).max(self.usually_busy).max(1);
+        let part_ms = TARGET_MS * self.in_tree(self.serving) as i64 / busy;
+        self.tree_ends_ms = now_ms + part_ms.max(2 * self.idle_ms).max(LEAST_MS);
+    }
+
+    /// `cfq_may_dispatch` for synchronous queues.
+    fn may_dispatch(&self, at: usize, now_ms: i64) -> bool {
+        let queue = &self.queues[at];
+        if queue.on_drive < (self.quantum / 2).max(1) {
+            return true;
+        }
+        if self.busy().count() == 1 {
+            return true;
+        }
+        let on_drive = i64::from(queue.on_drive);
+        let ends_soon =
+            queue.slice.is_none_or(|slice| now_ms + self.idle_ms * on_drive > slice.end_ms);
+        !ends_soon && queue.on_drive < self.quantum
+    }
+
+    fn serve(&mut self, at: usize) -> Selection {
+        let queue = &mut self.queues[at];
+        let Some(job) = queue.staged.pop_front() else { return Selection::Nothing };
+        queue.on_drive += 1;
+        Selection::Serve(job, at)
+    }
+
+    /// `cfq_should_preempt` for a request of a queue that is not active.
+    fn preempts(&self, at: usize, active: usize, now_ms: i64) -> bool {
+        let (new, old) = (&self.queues[at], &self.queues[active]);
+        let both_noidle = self.serving == Tree::Noidle
+            && new.tree_of_its_kind() == Tree::Noidle
+            && self.in_tree(new.tree) == 2;
+        old.is_used_up(now_ms)
+            || (old.staged.is_empty() && (both_noidle || !self.is_waited_for(active)))
+    }
+
+    /// `cfq_select_queue`: the queue whose turn it is, if it is any's.
+    fn turn(&mut self, now_ms: i64) -> Option<usize> {
+        if let Some(at) = self.active {
+            let queue = &self.queues[at];
+            let is_alone = self.busy().count() == 1;
+            if queue.is_used_up(now_ms) {
+                if is_alone && queue.on_drive > 0 {
+                    return None;
+                }
+            } else if !queue.staged.is_empty() {
+                return Some(at);
+            } else {
+                let is_early = queue
+                    .slice
+                    .is_none_or(|Slice { start_ms, end_ms }| end_ms - now_ms > now_ms - start_ms);
+                if queue.is_seeky() && queue.idle_window && is_early {
+                    // The drive is faster than the queue can be filled.
+                    (self.queues[at].is_deep, self.queues[at].idle_window) = (false, false);
+                }
+                if self.queues[at].on_drive > 0 && (is_alone || self.is_waited_for(at)) {
+                    return None;
+                }
+            }
+            self.expire(at, now_ms, false);
+        }
+        self.choose_tree(now_ms);
+        self.active = self.first(self.serving);
+        self.active
+    }
+}
+
+fn ms(now_ns: u64) -> i64 {
+    (now_ns / 1_000_000) as i64
+}
+
+impl SerialPolicy for LinuxCfq {
+    fn add_flow(&mut self, flow: usize, _weight: Weight) {
+        if let Some(queue) = self.queues.get_mut(flow) {
+            let lane = queue.lane;
+            queue.staged.clear();
+            let staged = std::mem::take(&mut queue.staged);
+            *queue = Queue { staged, lane, idle_window: true, ..Queue::default() };
+        }
+        self.active = self.active.filter(|&active| active != flow);
+    }
+
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
+        let (now_ms, at) = (ms(now_ns), arrival.flow);
+        self.queues[at].staged.push_back(arrival.job);
+        if !self.queues[at].is_busy {
+            self.enter(at, now_ms, false);
+        }
+        let idle_ms = self.idle_ms;
+        self.think[self.queues[at].tree as usize].arrived(now_ms, idle_ms);
+        let queue = &mut self.queues[at];
+        queue.think.arrived(now_ms, idle_ms);
+        queue.small = queue.small << 1 | u32::from(arrival.length < SEEKS_BELOW);
+        queue.is_deep |= queue.staged.len() >= DEEP;
+        if idle_ms == 0 || (!queue.is_deep && queue.is_seeky()) {
+            queue.idle_window = false;
+        } else if let Some(mean) = queue.think.mean_ms() {
+            queue.idle_window = mean <= idle_ms;
+        }
+        if let Some(active) = self.active.filter(|&active| active != at)
+            && self.preempts(at, active, now_ms)
+        {
+            if self.queues[active].tree_of_its_kind() != self.queues[at].tree_of_its_kind() {
+                self.tree_ends_ms = now_ms - 1;
+            }
+            self.expire(active, now_ms, true);
+            self.enter(at, now_ms, true);
+        }
+    }
+
+    fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
+
+    fn cancel(&mut self, job: Job, flow: usize) {
+        let queue = &mut self.queues[flow];
+        queue.staged.retain(|&staged| staged != job);
+        if queue.staged.is_empty() && self.active != Some(flow) {
+            queue.is_busy = false;
+        }
+    }
+
+    fn set_lane(&mut self, flow: usize, lane: Lane) {
+        self.queues[flow].lane = lane;
+    }
+
+    /// A queue that is held back keeps its turn, and the first other that may go does.
+    fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        let now_ms = ms(now_ns);
+        if self.queues.iter().all(|queue| queue.staged.is_empty()) {
+            return Selection::Nothing;
+        }
+        let Some(at) = self.turn(now_ms) else { return Selection::Nothing };
+        if self.queues[at].admits(lanes) {
+            return match self.may_dispatch(at, now_ms) {
+                true => self.serve(at),
+                false => Selection::Nothing,
+            };
+        }
+        let others =
+            self.busy().filter(|(_, queue)| queue.admits(lanes) && !queue.staged.is_empty());
+        let next = others.min_by_key(|(_, queue)| queue.place).map(|(other, _)| other);
+        next.map_or(Selection::Nothing, |other| self.serve(other))
+    }
+
+    fn completed(&mut self, now_ns: u64, _job: Job, flow: usize, _outcome: Outcome) {
+        let now_ms = ms(now_ns);
+        let queue = &mut self.queues[flow];
+        queue.on_drive = queue.on_drive.saturating_sub(1);
+        queue.think.last_end_ms = now_ms;
+        let tree = if queue.is_busy { queue.tree } else { queue.tree_of_its_kind() };
+        self.think[tree as usize].last_end_ms = now_ms;
+        if self.active == Some(flow) {
+            if self.queues[flow].slice.is_none() {
+                let end_ms = now_ms + self.slice_ms();
+                self.queues[flow].slice = Some(Slice { start_ms: now_ms, end_ms });
+            }
+            if self.queues[flow].is_used_up(now_ms) {
+                self.expire(flow, now_ms, true);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fairq_core::Op;
+
+    const MS: u64 = 1_000_000;
+
+    /// Two queues, and requests by number.
+    struct Two {
+        policy: LinuxCfq,
+        next: u32,
+        now_ns: u64,
+    }
+
+    impl Two {
+        fn new(waits: bool) -> Two {
+            let mut policy = LinuxCfq::new(&SerialConfig::new(1, 2, 256), waits, 8);
+            policy.add_flow(0, Weight::DEFAULT);
+            policy.add_flow(1, Weight::DEFAULT);
+            Two { policy, next: 0, now_ns: MS }
+        }
+
+        fn sends(&mut self, flow: usize, count: u32, length: u32, op: Op) {
+            for _ in 0..count {
+                let arrival = Arrival {
+                    job: Job(self.next),
+                    flow,
+                    weight: Weight::DEFAULT,
+                    op,
+                    offset: 0,
+                    length,
+                    cost: u64::from(length),
+                };
+                self.next += 1;
+                self.policy.insert(self.now_ns, &arrival);
+            }
+        }
+
+        /// All that may go, by flow.
+        fn goes(&mut self) -> Vec<usize> {
+            let mut flows = Vec::new();
+            while let Selection::Serve(_, flow) = self.policy.select(self.now_ns, Lanes::All) {
+                flows.push(flow);
+            }
+            flows
+        }
+
+        fn drains(&mut self, flow: usize, count: u32) {
+            (0..count).for_each(|_| self.comes_back(flow, 0));
+        }
+
+        fn comes_back(&mut self, flow: usize, after_ns: u64) {
+            self.now_ns += after_ns;
+            self.policy.completed(self.now_ns, Job(0), flow, Outcome::Done);
+        }
+    }
+
+    #[test]
+    fn no_queue_is_waited_for_that_has_nothing_on_the_drive() {
+        let mut two = Two::new(true);
+        two.sends(0, 1, 4096, Op::Read);
+        assert_eq!(two.goes(), [0]);
+        two.comes_back(0, MS);
+        two.sends(1, 8, 4096, Op::Read);
+        assert_eq!(two.goes(), [1; 8], "at once, though a reader has just been answered");
+    }
+
+    /// The shallow one is in the tree of those that seek, the deep one in the other: each is alone.
+    #[test]
+    fn a_queue_alone_in_its_tree_keeps_the_drive_while_its_own_are_on_it() {
+        for (waits, op) in [(true, Op::Read), (true, Op::Write), (false, Op::Read)] {
+            let mut two = Two::new(waits);
+            for _ in 0..3 {
+                two.sends(0, 2, 4096, op);
+                assert_eq!(two.goes(), [0, 0]);
+                two.comes_back(0, MS);
+                two.comes_back(0, 0);
+            }
+            two.sends(1, 32, 128 << 10, op);
+            assert_eq!(two.goes(), [1; 32], "alone as many as there are");
+            two.sends(0, 2, 4096, op);
+            two.sends(1, 8, 128 << 10, op);
+            two.comes_back(1, MS);
+            // Its tree is served for 300 ms, since it was the only one.
+            two.comes_back(1, 301 * MS);
+            let waiting = (two.goes(), two.comes_back(0, MS), two.goes());
+            two.comes_back(0, MS);
+            match waits {
+                true => {
+                    assert_eq!((waiting.0, waiting.2), (vec![0, 0], vec![]), "one is still out");
+                    two.drains(1, 29);
+                    assert!(two.goes().starts_with(&[1]), "{op:?}: then it is the other's turn");
+                }
+                false => assert!(waiting.2.is_empty(), "four of the other's are out as it is"),
+            }
+        }
+    }
+
+    #[test]
+    fn without_waiting_the_other_goes_at_once() {
+        for waits in [false, true] {
+            let mut two = Two::new(waits);
+            two.sends(0, 2, 128 << 10, Op::Read);
+            assert_eq!(two.goes(), [0, 0]);
+            two.sends(1, 8, 128 << 10, Op::Read);
+            assert_eq!(two.goes(), [1; 8], "in one tree, whether it waits or not");
+        }
+    }
+
+    #[test]
+    fn of_two_deep_queues_one_that_runs_empty_loses_its_turn() {
+        let mut two = Two::new(true);
+        // Large ones do not seek: both are in the tree that is waited for, and neither alone.
+        two.sends(0, 4, 128 << 10, Op::Read);
+        two.sends(1, 4, 128 << 10, Op::Read);
+        assert_eq!(two.goes(), [0, 0, 0, 0, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn beside_another_a_queue_has_four_on_the_drive_and_then_eight() {
+        let mut two = Two::new(true);
+        two.sends(0, 64, 4096, Op::Read);
+        two.sends(1, 64, 4096, Op::Read);
+        assert_eq!(two.goes(), [0; 4], "nothing has come back");
+        two.comes_back(0, MS);
+        assert_eq!(two.goes(), [0; 5], "three are out, and eight may be");
+        // 8 ms for each that is out are more than what is left of 100.
+        two.comes_back(0, 75 * MS);
+        assert_eq!(two.goes(), []);
+        for _ in 0..4 {
+            two.comes_back(0, 0);
+        }
+        assert_eq!(two.goes(), [0], "four again");
+        two.comes_back(0, 41 * MS);
+        assert_eq!(two.goes(), [1; 4], "the slice is over");
+    }
+
+    #[test]
+    fn a_queue_that_may_not_go_keeps_its_turn() {
+        let mut two = Two::new(false);
+        two.sends(0, 8, 4096, Op::Read);
+        two.sends(1, 8, 4096, Op::Read);
+        assert_eq!(two.goes(), [0; 4]);
+        two.policy.set_lane(0, Lane::Shut);
+        assert_eq!(two.policy.select(two.now_ns, Lanes::All), Selection::Serve(Job(8), 1));
+        two.policy.set_lane(0, Lane::Common);
+        two.comes_back(0, MS);
+        assert_eq!(two.goes()[0], 0);
+    }
+}
