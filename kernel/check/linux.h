@@ -129,6 +129,8 @@ void take(spinlock_t *lock);
 void give(spinlock_t *lock);
 bool irqs_disabled(void);
 bool in_interrupt(void);
+#define task_is_running(task) is_awake()
+bool is_awake(void);
 #define spin_lock_init(lock) ((lock)->owner = NULL)
 #define spin_lock_irqsave(lock, flags) ((flags) = 0, take(lock))
 #define spin_unlock_irqrestore(lock, flags) ((void)(flags), give(lock))

@@ -9,6 +9,7 @@
 #include <linux/blkdev.h>
 #include <linux/module.h>
 #include <linux/sbitmap.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 
 #include "blk.h"
@@ -296,9 +297,11 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	fairq_run(fq, &wake);
 	/*
 	 * Its caller leaves the run to a thread of the kernel's where the request came alone, which
-	 * costs more than all else here. A driver that may sleep is left to it.
+	 * costs more than all else here. A driver that may sleep is left to it, and so is what a task
+	 * sends that is about to sleep itself.
 	 */
-	if (!(hctx->flags & BLK_MQ_F_BLOCKING) && !in_interrupt() && !irqs_disabled())
+	if (!(hctx->flags & BLK_MQ_F_BLOCKING) && !in_interrupt() && !irqs_disabled() &&
+	    task_is_running(current))
 		blk_mq_run_hw_queue(hctx, false);
 }
 
