@@ -1,10 +1,10 @@
 //! The lab: the papers' claims, one by one, and what came out.
 //!
 //! A [`Row`] is a claim: what the paper says, and within what ours must be to say that it holds,
-//! as `claims.toml` has them. An experiment answers some rows with one set of runs. Every run is under all checks of what its
-//! policy promises: where a law is broken no claim of that experiment holds, and the note says
-//! which law. Tolerances were written down with the claims; where one does not hold, the row says
-//! so.
+//! as `claims.toml` has them. An experiment answers some rows with one set of runs. Every run is
+//! under all checks of what its policy promises: where a law is broken no claim of that experiment
+//! holds, and the note says which law. Tolerances were written down with the claims; where one does
+//! not hold, the row says so.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -329,8 +329,8 @@ fn jain(values: impl Iterator<Item = f64>) -> f64 {
     if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
 }
 
-/// The verdict where a paper may be read in several ways: it holds if it does in all, it does not if
-/// it does in none, and else the paper does not say what decides it.
+/// The verdict where a paper may be read in several ways: it holds if it does in all, it does not
+/// if it does in none, and else the paper does not say what decides it.
 fn agreed(readings: &[bool]) -> Option<bool> {
     let first = *readings.first()?;
     readings.iter().all(|&reading| reading == first).then_some(first)

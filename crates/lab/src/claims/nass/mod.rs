@@ -7,8 +7,8 @@
 //! (FIOPS); utilization (DU), the sum of what is kept. Each of fio's jobs is one thread with
 //! libaio: it sends one request after another, and each takes it 10 us.
 //!
-//! **CFQ** is that of Linux 3.10 on such a drive (`fairq_sim::policies`, decision 43), since that is
-//! what the paper ran.
+//! **CFQ** is that of Linux 3.10 on such a drive (`fairq_sim::policies`, decision 43), since that
+//! is what the paper ran.
 //!
 //! **FlashFQ's costs** are the device's ("processing time of requests", Table I): what reads of 4
 //! and 128 KiB take there, one at a time.
