@@ -557,8 +557,8 @@ fn measure_many(criterion: &mut Criterion) {
 
 const MANY: usize = 10_000;
 
-/// `mqfq` with the layers and the keys that a server has by default, and its one port, with so many
-/// tenants in so many groups.
+/// Builds `mqfq` with the layers and keys that a server has by default, for one port. The tenants
+/// are spread over the groups; with no group each stands by itself.
 fn as_served(flows: usize, groups: usize) -> (Layered, Vec<Shard<<Layered as Policy>::Port>>) {
     let shape = Shape::new(Topology::flat(1), flows, flows * DEPTH);
     let built = registry::build::<fairq_core::mqfq::Entry, Native>(&[], &shape).expect("legal");
