@@ -270,8 +270,10 @@ fn serve(name: &str, file: &File, bytes: u64) -> io::Result<Served> {
         // What is staged is still served; the ports are woken so that they see it at once.
         let mut wake = policy.remove_flow(flows[1]).expect("it is there");
         common.ring(&mut wake);
+        // This thread may have been stopped since the last look, and the others have gone on.
+        let before = common.served();
         control.until(2 * bytes);
-        let after = [0, 1].map(|tenant: usize| common.served()[tenant] - together[tenant]);
+        let after = [0, 1].map(|tenant: usize| common.served()[tenant] - before[tenant]);
         for door in &common.doors {
             door.is_closed.store(true, Ordering::Release);
             door.ring();
