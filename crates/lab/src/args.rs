@@ -45,6 +45,10 @@ pub struct LabRunArgs {
     /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// Decide each claim on so many seeds, from --seed on: a claim holds if it does on nine tenths
+    /// of them, and figures are told as the median, the least and the greatest [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub seeds: Option<u16>,
     /// How many experiments at a time [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
@@ -105,7 +109,7 @@ Examples:
   fairq lab list
   fairq lab run M-5a M-T1
   fairq lab run --paper mqfq --json
-  fairq lab run all --jobs 2 --output docs
+  fairq lab run all --seeds 10 --jobs 2 --output docs
   fairq lab run my.toml --policy all
   fairq lab run all --shard 1/2 --output part1; fairq lab merge part1 part2 --output whole
 

@@ -13,7 +13,7 @@ use fairq_config::refusal::Refusal;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs, SEED};
-use crate::claims::{Progress, ROWS, Row, Shard, answer, named};
+use crate::claims::{Progress, ROWS, Row, Seeds, Shard, answer, named};
 use crate::record::{Claims, Record};
 use crate::{page, scenario, text};
 
@@ -56,10 +56,10 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         bar.set_message(format!("{} of {} experiments", progress.done, progress.of));
         !stops.load(Ordering::Relaxed)
     };
-    let findings = answer(&rows, seed(args), jobs, shard, on);
+    let findings = answer(&rows, seeds(args), jobs, shard, on);
     bar.finish_and_clear();
     let was_stopped = stops.load(Ordering::Relaxed);
-    let record = Record::new(seed(args), asked(args), shard, findings);
+    let record = Record::new(seeds(args), asked(args), shard, findings);
     tell(&record, args.json.as_deref(), args.output.as_deref())?;
     if was_stopped {
         return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
@@ -93,8 +93,8 @@ fn asked(args: &LabRunArgs) -> String {
     args.paper.as_ref().map_or_else(|| args.ids.join(" "), |paper| format!("--paper {paper}"))
 }
 
-fn seed(args: &LabRunArgs) -> u64 {
-    args.seed.unwrap_or(SEED)
+fn seeds(args: &LabRunArgs) -> Seeds {
+    Seeds { first: args.seed.unwrap_or(SEED), count: args.seeds.map_or(1, usize::from) }
 }
 
 /// True once Ctrl-C is pressed. What runs is finished; pressed again, it ends the program.
@@ -130,9 +130,7 @@ fn progress_bar() -> ProgressBar {
 
 fn tell(record: &Record, json: Option<&Path>, output: Option<&Path>) -> anyhow::Result<()> {
     if let Some(folder) = output {
-        // What gives the same again.
-        let command = format!("fairq lab run {} --seed {}", record.asked, record.seed);
-        page::write(record, &command, folder)?;
+        page::write(record, &record.command(), folder)?;
     }
     let claims = serde_json::to_string_pretty(&Claims { claims: &record.claims })?;
     match json {
@@ -179,6 +177,7 @@ mod tests {
             ids: ids.iter().map(|id| id.to_string()).collect(),
             paper: paper.map(str::to_owned),
             seed: Some(1),
+            seeds: None,
             jobs: None,
             policy: None,
             shard: None,
@@ -203,8 +202,8 @@ mod tests {
     #[test]
     fn the_json_has_exactly_these_keys() {
         let json = |goes_on| {
-            let findings = answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| goes_on);
-            let record = Record::new(1, "D-3.1".into(), Shard::WHOLE, findings);
+            let findings = answer(&named("D-3.1"), Seeds::one(1), 1, Shard::WHOLE, |_| goes_on);
+            let record = Record::new(Seeds::one(1), "D-3.1".into(), Shard::WHOLE, findings);
             serde_json::to_value(Claims { claims: &record.claims }).unwrap()
         };
         let (json, interrupted) = (json(true), json(false));
@@ -212,7 +211,8 @@ mod tests {
         let keys: Vec<_> = json["claims"][0].as_object().unwrap().keys().cloned().collect();
         let known = ["claim", "expected", "holds", "id", "measured", "note", "paper"];
         assert!(known.iter().all(|key| keys.iter().any(|there| there == key)), "{keys:?}");
-        let mut all = [known.as_slice(), &["calibration", "counted"]].concat();
+        let told = ["by_seed", "calibration", "counted", "intervals"];
+        let mut all = [known.as_slice(), &told].concat();
         all.sort_unstable();
         assert_eq!(keys, all);
         assert_eq!(

@@ -8,7 +8,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::claims::Paper;
 use crate::plot::svg;
 use crate::record::{Claim, Figure, Record, Table};
-use crate::text::{capitalised, markdown, said};
+use crate::text::{capitalised, markdown, over_seeds, said};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -54,6 +54,7 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                         "stands beside each claim."
                     }
                     (overview(record))
+                    @if !over_seeds(record).is_empty() { p { (over_seeds(record).trim_start()) } }
                     p.made { "Made by " code { (command) } ", which gives the same bytes on any \
                      machine." }
                 }
@@ -138,6 +139,7 @@ fn row(claim: &Claim) -> Markup {
             td { @if claim.paper != Paper::Beyond.name() {
                 @if claim.calibration { "calibration " }
                 span.chip.(kind) { (claim.verdict()) }
+                @if let Some(seeds) = claim.on_seeds() { " " (seeds) }
             } }
             td.note { (claim.remarks()) }
         }
@@ -170,6 +172,8 @@ mod tests {
             measured: "<script>".into(),
             holds: Some(false),
             note: String::new(),
+            intervals: Vec::new(),
+            by_seed: Vec::new(),
             calibration: false,
             counted: true,
         };

@@ -8,7 +8,7 @@ use std::path::Path;
 use fairq_config::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::{self, Findings, ROWS, Row, Shape, Shard};
+use crate::claims::{self, Findings, Interval, OnSeed, ROWS, Row, Seeds, Shape, Shard};
 
 /// The claims, for programs.
 #[derive(Serialize)]
@@ -24,9 +24,18 @@ pub(crate) struct Claim {
     pub(crate) paper: String,
     pub(crate) claim: String,
     pub(crate) expected: String,
+    /// Ours. Of several seeds each figure is the median, with the least and the greatest.
     pub(crate) measured: String,
+    /// By all seeds.
     pub(crate) holds: Option<bool>,
     pub(crate) note: String,
+    /// The figures in `measured`, in their order; none of one seed, and none where seeds differ in
+    /// more than figures.
+    #[serde(default)]
+    pub(crate) intervals: Vec<Interval>,
+    /// What came out on each seed.
+    #[serde(default)]
+    pub(crate) by_seed: Vec<OnSeed>,
     /// A model was derived from it, so that the verdict is told and not counted.
     #[serde(default)]
     pub(crate) calibration: bool,
@@ -78,7 +87,11 @@ pub(crate) struct Table {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
+    /// The first.
     pub(crate) seed: u64,
+    /// How many.
+    #[serde(default = "one_seed")]
+    pub(crate) seeds: usize,
     /// What was asked for, as on the command line.
     #[serde(default)]
     pub(crate) asked: String,
@@ -90,16 +103,30 @@ pub(crate) struct Record {
     pub(crate) tables: Vec<Table>,
 }
 
+fn one_seed() -> usize {
+    1
+}
+
 impl Record {
-    pub(crate) fn new(seed: u64, asked: String, shard: Shard, findings: Findings) -> Record {
+    pub(crate) fn new(seeds: Seeds, asked: String, shard: Shard, findings: Findings) -> Record {
         Record {
-            seed,
+            seed: seeds.first,
+            seeds: seeds.count,
             asked,
             part: (shard != Shard::WHOLE).then_some((shard.part + 1, shard.of)),
             claims: findings.rows.into_iter().map(Claim::from).collect(),
             figures: findings.figures.into_iter().map(Figure::from).collect(),
             tables: findings.tables.into_iter().map(Table::from).collect(),
         }
+    }
+
+    /// What gives the same again.
+    pub(crate) fn command(&self) -> String {
+        let seeds = match self.seeds {
+            0 | 1 => String::new(),
+            seeds => format!(" --seeds {seeds}"),
+        };
+        format!("fairq lab run {} --seed {}{seeds}", self.asked, self.seed)
     }
 
     /// From the file that a report leaves in its folder.
@@ -122,9 +149,10 @@ impl Record {
     /// All parts of the same, in the catalogue's order. A claim that is in two parts must have come
     /// out alike.
     pub(crate) fn merged(parts: Vec<Record>) -> Result<Record, Refusal> {
-        let (seed, asked) =
-            parts.first().map_or_else(Default::default, |part| (part.seed, part.asked.clone()));
-        let mut all = Record { seed, asked, ..Record::default() };
+        let (seed, seeds, asked) = parts
+            .first()
+            .map_or_else(Default::default, |part| (part.seed, part.seeds, part.asked.clone()));
+        let mut all = Record { seed, seeds, asked, ..Record::default() };
         complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
         for part in parts {
             if part.seed != all.seed {
@@ -132,6 +160,13 @@ impl Record {
                     "a part was run with seed {}, another with {}: parts belong together only if \
                      their seeds are the same",
                     all.seed, part.seed
+                )));
+            }
+            if part.seeds != all.seeds {
+                return Err(Refusal::new(format!(
+                    "a part was run on {} seeds, another on {}: parts belong together only if \
+                     they were run on the same",
+                    all.seeds, part.seeds
                 )));
             }
             if part.asked != all.asked {
@@ -164,31 +199,35 @@ impl Record {
         Ok(all)
     }
 
-    /// What is here and not, or not so, in another record: in words.
+    /// What is here and not, or not so, in another record: in words. A claim is compared on each
+    /// seed that was run here, so that one seed is held against a record of ten.
     pub(crate) fn differences(&self, other: &Record) -> Vec<String> {
         let mut found = Vec::new();
-        if self.seed != other.seed {
-            found.push(format!("seed {} and {}", self.seed, other.seed));
-        }
         for claim in &self.claims {
             match other.claims.iter().find(|known| known.id == claim.id) {
-                Some(known) if known == claim => {}
-                Some(known) => found.push(format!(
-                    "{}: `{}` ({}), recorded `{}` ({})",
-                    claim.id,
-                    claim.measured,
-                    claim.verdict(),
-                    known.measured,
-                    known.verdict()
-                )),
+                Some(known) => found.extend(claim.differences(known)),
                 None => found.push(format!("{}: not recorded", claim.id)),
             }
+        }
+        if self.seed != other.seed {
+            // Figures and tables are of the first seed.
+            found.push(format!("seed {} and {}", self.seed, other.seed));
+            return found;
         }
         let changed = self.figures.iter().filter(|figure| !other.figures.contains(figure));
         found.extend(changed.map(|figure| format!("figure {}", figure.id)));
         let changed = self.tables.iter().filter(|table| !other.tables.contains(table));
         found.extend(changed.map(|table| format!("table {}", table.id)));
         found
+    }
+
+    /// Of the claims that are counted, those that do not come out alike on all seeds.
+    pub(crate) fn by_the_seed(&self) -> usize {
+        let differs = |claim: &&Claim| {
+            let first = claim.by_seed.first().map(|on| on.holds);
+            claim.counted && claim.by_seed.iter().any(|on| Some(on.holds) != first)
+        };
+        self.claims.iter().filter(differs).count()
     }
 
     /// How many of a paper's counted claims hold, do not, and cannot be decided.
@@ -217,8 +256,19 @@ impl Record {
             0 => String::new(),
             more => format!("; {more} more are told and not counted"),
         };
+        let seeds = match self.seeds {
+            0 | 1 => String::new(),
+            seeds => format!(
+                "; by {seeds} seeds, of which {} come out otherwise on some",
+                match self.by_the_seed() {
+                    0 => "none".to_owned(),
+                    some => some.to_string(),
+                }
+            ),
+        };
         format!(
-            "of {all} counted claims {hold} hold, {fail} do not, {open} cannot be decided{told}"
+            "of {all} counted claims {hold} hold, {fail} do not, {open} cannot be \
+             decided{told}{seeds}"
         )
     }
 }
@@ -274,22 +324,98 @@ impl Claim {
 
     /// In a few words.
     pub(crate) fn verdict(&self) -> &'static str {
-        match self.holds {
+        self.said(self.holds)
+    }
+
+    fn said(&self, holds: Option<bool>) -> &'static str {
+        match holds {
             Some(true) => "holds",
             Some(false) => "does not hold",
             None if self.paper == claims::Paper::Beyond.name() => "–",
             None => "cannot be decided",
         }
     }
+
+    /// On how many seeds it holds, as in `9 of 10`; nothing of one seed, or where nothing is
+    /// claimed.
+    pub(crate) fn on_seeds(&self) -> Option<String> {
+        let hold = self.by_seed.iter().filter(|on| on.holds == Some(true)).count();
+        let is_claim = self.paper != claims::Paper::Beyond.name();
+        (is_claim && self.by_seed.len() > 1).then(|| format!("{hold} of {}", self.by_seed.len()))
+    }
+
+    /// What is not so in another record, on each seed that was run here.
+    fn differences(&self, known: &Claim) -> Vec<String> {
+        let Claim { id, .. } = self;
+        let mut found = Vec::new();
+        if (&self.claim, &self.expected, self.counted, self.calibration)
+            != (&known.claim, &known.expected, known.counted, known.calibration)
+        {
+            found.push(format!("{id}: another rule"));
+        }
+        if self.by_seed.is_empty() {
+            found.push(format!("{id}: not run"));
+        }
+        for here in &self.by_seed {
+            let on = |what: String| match self.by_seed.len() {
+                1 => format!("{id}: {what}"),
+                _ => format!("{id} on seed {}: {what}", here.seed),
+            };
+            let told = |on: &OnSeed| format!("`{}` ({})", on.measured, self.said(on.holds));
+            match known.by_seed.iter().find(|there| there.seed == here.seed) {
+                None => found.push(on(format!("seed {} is not recorded", here.seed))),
+                Some(there) if (there.holds, &there.measured) != (here.holds, &here.measured) => {
+                    found.push(on(format!("{}, recorded {}", told(here), told(there))));
+                }
+                Some(there) if there.note != here.note => {
+                    found.push(on(format!("`{}`, recorded `{}`", here.note, there.note)));
+                }
+                Some(_) => {}
+            }
+        }
+        found
+    }
+}
+
+/// The notes of all seeds: the first's, and what others say that it does not.
+fn notes(by_seed: &[OnSeed]) -> String {
+    let mut all: Vec<&str> = Vec::new();
+    for on in by_seed.iter().filter(|on| !on.note.is_empty()) {
+        if !all.contains(&on.note.as_str()) {
+            all.push(&on.note);
+        }
+    }
+    all.join(". ")
 }
 
 impl From<claims::Finding> for Claim {
     fn from(finding: claims::Finding) -> Claim {
-        let claims::Finding { row, measured, holds, note } = finding;
+        let claims::Finding { row, by_seed } = finding;
         let [id, paper, claim, expected] =
             [row.id.as_str(), row.paper().name(), &row.claim, &row.expected].map(str::to_owned);
+        let texts: Vec<&str> = by_seed.iter().map(|on| on.measured.as_str()).collect();
+        let (measured, intervals) = claims::told(&texts);
+        let (holds, note) = match by_seed.is_empty() {
+            true => (None, "interrupted".to_owned()),
+            false => {
+                let each: Vec<Option<bool>> = by_seed.iter().map(|on| on.holds).collect();
+                (claims::verdict(&each), notes(&by_seed))
+            }
+        };
         let (calibration, counted) = (row.calibration.is_some(), row.is_counted());
-        Claim { id, paper, claim, expected, measured, holds, note, calibration, counted }
+        Claim {
+            id,
+            paper,
+            claim,
+            expected,
+            measured,
+            holds,
+            note,
+            intervals,
+            by_seed,
+            calibration,
+            counted,
+        }
     }
 }
 
@@ -379,10 +505,16 @@ mod tests {
             measured: "m".into(),
             holds: Some(true),
             note: String::new(),
+            intervals: Vec::new(),
+            by_seed: vec![on(seed, Some(true), "m")],
             calibration: false,
             counted: true,
         };
-        Record { seed, claims: ids.iter().map(claim).collect(), ..Record::default() }
+        Record { seed, seeds: 1, claims: ids.iter().map(claim).collect(), ..Record::default() }
+    }
+
+    fn on(seed: u64, holds: Option<bool>, measured: &str) -> OnSeed {
+        OnSeed { seed, holds, measured: measured.to_owned(), note: String::new() }
     }
 
     #[test]
@@ -414,6 +546,9 @@ mod tests {
         other.claims[0].holds = None;
         let error = Record::merged(vec![record(1, &["M-T1"]), other]).unwrap_err();
         assert_eq!(error.to_string(), "claim M-T1 came out differently in two parts");
+        let ten = Record { seeds: 10, ..record(1, &["M-T1"]) };
+        let error = Record::merged(vec![record(1, &["M-T1"]), ten]).unwrap_err();
+        assert!(error.to_string().contains("on 1 seeds, another on 10"), "{error}");
         let asked = Record { asked: "M-5".into(), ..record(1, &["M-T1"]) };
         let error = Record::merged(vec![record(1, &["M-T1"]), asked]).unwrap_err();
         assert!(error.to_string().ends_with("only if the same was asked for"), "{error}");
@@ -445,8 +580,43 @@ mod tests {
         assert_eq!(now.differences(&known), ["M-T2: not recorded"]);
         now.claims.truncate(1);
         assert!(now.differences(&known).is_empty());
-        now.claims[0].holds = Some(false);
+        now.claims[0].by_seed[0].holds = Some(false);
         assert_eq!(now.differences(&known), ["M-T1: `m` (does not hold), recorded `m` (holds)"]);
+        now.claims[0].by_seed.clear();
+        assert_eq!(now.differences(&known), ["M-T1: not run"]);
+    }
+
+    #[test]
+    fn one_seed_is_held_against_a_record_of_several() {
+        let mut known = record(1, &["M-T1"]);
+        known.seeds = 2;
+        known.claims[0].by_seed.push(on(2, None, "other"));
+        assert!(record(1, &["M-T1"]).differences(&known).is_empty());
+        let mut both = known.clone();
+        both.claims[0].by_seed[1].measured = "m".into();
+        let said = "M-T1 on seed 2: `m` (cannot be decided), recorded `other` (cannot be decided)";
+        assert_eq!(both.differences(&known), [said]);
+        let said = record(2, &["M-T1"]).differences(&record(1, &["M-T1"]));
+        assert_eq!(said, ["M-T1: seed 2 is not recorded", "seed 2 and 1"]);
+    }
+
+    #[test]
+    fn several_seeds_are_told_together() {
+        let row = ROWS.iter().find(|row| row.id == "M-T1").unwrap();
+        let by_seed: Vec<OnSeed> = (1..=10)
+            .map(|seed| OnSeed { note: "n".into(), ..on(seed, Some(seed > 1), &format!("{seed} us")) })
+            .collect();
+        let claim = Claim::from(claims::Finding { row, by_seed: by_seed.clone() });
+        assert_eq!((claim.holds, claim.measured.as_str()), (Some(true), "6 [1 to 10] us"));
+        assert_eq!((claim.note.as_str(), claim.on_seeds().as_deref()), ("n", Some("9 of 10")));
+        let interval = Interval { median: 5.5, least: 1.0, greatest: 10.0 };
+        assert_eq!((claim.intervals.as_slice(), claim.by_seed.len()), ([interval].as_slice(), 10));
+        let record = Record { seeds: 10, claims: vec![claim], ..Record::default() };
+        let said = "of 1 counted claims 1 hold, 0 do not, 0 cannot be decided; \
+                    by 10 seeds, of which 1 come out otherwise on some";
+        assert_eq!(record.summary(), said);
+        let one = Claim::from(claims::Finding { row, by_seed: by_seed[..1].to_vec() });
+        assert_eq!((one.measured.as_str(), one.holds, one.on_seeds()), ("1 us", Some(false), None));
     }
 
     #[test]

@@ -123,9 +123,10 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
         ))
         .into());
     }
-    if args.shard.is_some() || args.output.is_some() || args.against.is_some() {
+    let of_claims = [args.output.is_some(), args.against.is_some(), args.seeds.is_some()];
+    if args.shard.is_some() || of_claims.contains(&true) {
         return Err(Refusal::new(
-            "--shard, --output and --against are for claims, not for scenario files",
+            "--shard, --output, --against and --seeds are for claims, not for scenario files",
         )
         .into());
     }

@@ -33,7 +33,11 @@ pub(crate) fn table(record: &Record) -> String {
             Some(false) => "NOT",
             None => "-",
         };
-        let cells = [claim.id.as_str(), verdict, &said(claim), &claim.measured, &claim.remarks()];
+        let verdict = match claim.on_seeds() {
+            None => verdict.to_owned(),
+            Some(seeds) => format!("{verdict}\n{seeds}"),
+        };
+        let cells = [&claim.id, &verdict, &said(claim), &claim.measured, &claim.remarks()];
         table.add_row(cells.map(Cell::new).to_vec());
     }
     for (column, share) in [(2, 20), (3, 35), (4, 30)] {
@@ -45,6 +49,18 @@ pub(crate) fn table(record: &Record) -> String {
         let _ = write!(text, "\n\n{}\n\n{}", table.title, grid(table));
     }
     format!("{text}\n\n{}.", capitalised(&record.summary()))
+}
+
+/// How to read what several seeds say.
+pub(crate) fn over_seeds(record: &Record) -> &'static str {
+    match record.seeds {
+        0 | 1 => "",
+        _ => {
+            " A claim holds if it does on nine tenths of the seeds; beside the verdict stands on how \
+             many it does. A figure is the median over seeds, with the least and the greatest in \
+             brackets where they differ. Drawings are of the first seed."
+        }
+    }
 }
 
 fn grid(table: &Table) -> String {
@@ -79,10 +95,11 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
          papers' devices, the \
          schedulers that fairq serves with. \
          [As a page with the figures](results/report.html).\n\n\
-         {}. By [rules](../crates/lab/claims.toml) of {}, which have each claim in the paper's \
+         {}.{} By [rules](../crates/lab/claims.toml) of {}, which have each claim in the paper's \
          words, what is measured, and what was changed and why. A claim cannot be decided where the \
          paper does not say what decides it. One that a model was derived from is calibration.\n",
         capitalised(&record.summary()),
+        over_seeds(record),
         frozen()
     );
     for paper in Paper::ALL {
@@ -104,6 +121,10 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
                 _ if claim.calibration => format!("calibration ({})", claim.verdict()),
                 Some(false) => "**does not hold**".into(),
                 _ => claim.verdict().into(),
+            };
+            let verdict: String = match claim.on_seeds() {
+                None => verdict,
+                Some(seeds) => format!("{verdict}, {seeds}"),
             };
             let cells = [&claim.claim, &said(claim), &claim.measured].map(|cell| escaped(cell));
             let [what, paper, ours] = cells;
@@ -153,6 +174,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claims::OnSeed;
 
     fn record() -> Record {
         let claim = |id: &str, holds, note: &str| Claim {
@@ -165,6 +187,8 @@ mod tests {
                 .into(),
             holds,
             note: note.into(),
+            intervals: Vec::new(),
+            by_seed: Vec::new(),
             calibration: false,
             counted: true,
         };
@@ -173,7 +197,24 @@ mod tests {
             claim("M-T2", Some(false), "a<b"),
             claim("M-T3", None, "why"),
         ];
-        Record { seed: 1, claims, ..Record::default() }
+        Record { seed: 1, seeds: 1, claims, ..Record::default() }
+    }
+
+    #[test]
+    fn what_several_seeds_say_is_told() {
+        let mut ten = record();
+        ten.seeds = 10;
+        let on = |seed| OnSeed {
+            seed,
+            holds: Some(seed > 1),
+            measured: String::new(),
+            note: String::new(),
+        };
+        ten.claims[0].by_seed = (1..=10).map(on).collect();
+        assert!(markdown(&ten, "").contains("| holds, 9 of 10 |"), "{}", markdown(&ten, ""));
+        assert!(markdown(&ten, "").contains("on nine tenths of the seeds"));
+        assert!(table(&ten).contains("9 of 10"), "{}", table(&ten));
+        assert!(!markdown(&record(), "").contains("seeds"));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fairq_sim::policies::{AnySubject, BfqSubject};
 use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::{Got, Run};
+use serde::{Deserialize, Serialize};
 
 mod beside;
 mod cpu;
@@ -25,11 +26,14 @@ mod mqfq;
 mod nass;
 mod parameters;
 mod rules;
+mod seeds;
 mod sweeps;
 
 pub use figure::{Axis, Figure, Line, Shape, Table};
 use rules::rule;
 pub use rules::{Change, ROWS, Row, frozen};
+pub use seeds::{Interval, Seeds};
+pub(crate) use seeds::{told, verdict};
 
 /// Where a claim comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,10 +83,20 @@ impl Paper {
 pub struct Finding {
     /// The row.
     pub row: &'static Row,
-    /// Ours; empty if there is none.
-    pub measured: String,
+    /// On each seed, in their order; nothing if some were not run.
+    pub by_seed: Vec<OnSeed>,
+}
+
+/// What came out of a row on one seed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OnSeed {
+    /// The seed.
+    pub seed: u64,
     /// Whether it holds; `None` if that cannot be said here.
     pub holds: Option<bool>,
+    /// Ours; empty if there is none.
+    pub measured: String,
     /// Why, or what else there is to know.
     pub note: String,
 }
@@ -111,6 +125,13 @@ struct Answer {
     note: Cow<'static, str>,
 }
 
+impl Answer {
+    /// Of an experiment that could not be run, or broke a law.
+    fn failed(id: &'static str, why: &str) -> Answer {
+        Answer { id, measured: String::new(), holds: Some(false), note: why.to_owned().into() }
+    }
+}
+
 impl From<Vec<Answer>> for Outcome {
     fn from(answers: Vec<Answer>) -> Outcome {
         Outcome { answers, figures: Vec::new(), tables: Vec::new() }
@@ -122,9 +143,9 @@ impl From<Vec<Answer>> for Outcome {
 pub struct Findings {
     /// Of each row, in the catalogue's order.
     pub rows: Vec<Finding>,
-    /// In the order of their names.
+    /// Of the first seed, in the order of their names.
     pub figures: Vec<Figure>,
-    /// In the order of their names.
+    /// Of the first seed, in the order of their names.
     pub tables: Vec<Table>,
 }
 
@@ -145,7 +166,7 @@ impl Shard {
 /// How far it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Experiments done.
+    /// Experiments done, each on each seed.
     pub done: usize,
     /// Of so many.
     pub of: usize,
@@ -196,12 +217,12 @@ pub fn named(name: &str) -> Vec<&'static Row> {
     ROWS.iter().filter(stands).collect()
 }
 
-/// Answers rows, with so many threads; tells how far it is, and stops before the next experiment
-/// when it is told to (by `false`). The answers do not depend on how many threads there are. Of a
-/// shard only the rows of its experiments.
+/// Answers rows on each of the seeds, with so many threads; tells how far it is, and stops before
+/// the next experiment when it is told to (by `false`). The answers do not depend on how many
+/// threads there are. Of a shard only the rows of its experiments.
 pub fn answer(
     rows: &[&'static Row],
-    seed: u64,
+    seeds: Seeds,
     jobs: usize,
     shard: Shard,
     on: impl Fn(Progress) -> bool + Sync,
@@ -210,46 +231,26 @@ pub fn answer(
         experiment.ids.iter().any(|id| rows.iter().any(|row| row.id == *id))
     };
     let all = experiments().filter(wanted).enumerate();
-    let mut mine: Vec<&Experiment> = all
+    let mine: Vec<&Experiment> = all
         .filter(|(number, _)| number % shard.of == shard.part)
         .map(|(_, experiment)| experiment)
         .collect();
-    // The longest first: then none of them runs alone at the end.
-    mine.sort_by_key(|experiment| std::cmp::Reverse(experiment.seconds));
-    let of_seconds = mine.iter().map(|experiment| experiment.seconds).sum();
-    let (next, ended, seconds) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
-    let outcomes: Mutex<Vec<(&Experiment, Result<Outcome, String>)>> = Mutex::default();
-    let progress = || {
-        let (done, seconds) =
-            (ended.load(Ordering::Relaxed), seconds.load(Ordering::Relaxed) as u32);
-        Progress { done, of: mine.len(), seconds, of_seconds }
-    };
-    let work = || {
-        while on(progress())
-            && let Some(experiment) = mine.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            let outcome = (experiment.run)(seed);
-            outcomes.lock().expect("nobody panics with it").push((experiment, outcome));
-            seconds.fetch_add(experiment.seconds as usize, Ordering::Relaxed);
-            ended.fetch_add(1, Ordering::Relaxed);
-        }
-    };
-    std::thread::scope(|scope| (0..jobs.max(1)).for_each(|_| drop(scope.spawn(work))));
-    on(progress());
-    let (mut found, mut figures, mut tables) = (BTreeMap::new(), Vec::new(), Vec::new());
-    for (experiment, outcome) in outcomes.into_inner().expect("nobody panics with it") {
-        match outcome {
+    let mut found: BTreeMap<&str, Vec<OnSeed>> = BTreeMap::new();
+    let (mut figures, mut tables) = (Vec::new(), Vec::new());
+    for (experiment, seed, outcome) in outcomes(&mine, seeds, jobs, on) {
+        let answers = match outcome {
             Ok(outcome) => {
-                let answered = |answer: Answer| {
-                    (answer.id, (answer.measured, answer.holds, answer.note.into_owned()))
-                };
-                found.extend(outcome.answers.into_iter().map(answered));
-                figures.extend(outcome.figures);
-                tables.extend(outcome.tables);
+                if seed == seeds.first {
+                    figures.extend(outcome.figures);
+                    tables.extend(outcome.tables);
+                }
+                outcome.answers
             }
-            Err(why) => found.extend(
-                experiment.ids.iter().map(|id| (*id, (String::new(), Some(false), why.clone()))),
-            ),
+            Err(why) => experiment.ids.iter().map(|id| Answer::failed(id, &why)).collect(),
+        };
+        for Answer { id, measured, holds, note } in answers {
+            let note = note.into_owned();
+            found.entry(id).or_default().push(OnSeed { seed, holds, measured, note });
         }
     }
     figures.sort_by_key(|figure| figure.id);
@@ -264,15 +265,54 @@ pub fn answer(
         })
     };
     let finding = |row: &&'static Row| {
-        let unasked = || (String::new(), None, "interrupted".to_owned());
-        let (measured, holds, note) = found.remove(row.id.as_str()).unwrap_or_else(unasked);
-        Finding { row, measured, holds, note }
+        let by_seed = found.remove(row.id.as_str()).unwrap_or_default();
+        // Of fewer seeds than were asked for nothing is said.
+        let by_seed = if by_seed.len() == seeds.count { by_seed } else { Vec::new() };
+        Finding { row, by_seed }
     };
     Findings {
         rows: rows.iter().filter(ours).filter(others).map(finding).collect(),
         figures,
         tables,
     }
+}
+
+/// Runs each experiment on each seed; gives what came out in the order of the seeds.
+fn outcomes<'a>(
+    mine: &[&'a Experiment],
+    seeds: Seeds,
+    jobs: usize,
+    on: impl Fn(Progress) -> bool + Sync,
+) -> Vec<(&'a Experiment, u64, Result<Outcome, String>)> {
+    let each = |seed| mine.iter().map(move |&experiment| (experiment, seed));
+    let mut runs: Vec<(&Experiment, u64)> = seeds.all().flat_map(each).collect();
+    // The longest first: then none of them runs alone at the end.
+    runs.sort_by_key(|(experiment, _)| std::cmp::Reverse(experiment.seconds));
+    let of_seconds = runs.iter().map(|(experiment, _)| experiment.seconds).sum();
+    let (next, ended, seconds) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let outcomes = Mutex::default();
+    let progress = || {
+        let (done, seconds) =
+            (ended.load(Ordering::Relaxed), seconds.load(Ordering::Relaxed) as u32);
+        Progress { done, of: runs.len(), seconds, of_seconds }
+    };
+    let work = || {
+        while on(progress())
+            && let Some(&(experiment, seed)) = runs.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            let outcome = (experiment.run)(seed);
+            let mut all = outcomes.lock().expect("no thread panics while it holds the lock");
+            Vec::push(&mut all, (experiment, seed, outcome));
+            seconds.fetch_add(experiment.seconds as usize, Ordering::Relaxed);
+            ended.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| (0..jobs.max(1)).for_each(|_| drop(scope.spawn(work))));
+    on(progress());
+    let mut outcomes = outcomes.into_inner().expect("no thread panics while it holds the lock");
+    let place = |seed| seeds.all().position(|one| one == seed);
+    outcomes.sort_by_key(|&(_, seed, _)| place(seed));
+    outcomes
 }
 
 /// Runs a scenario under a policy; a broken law is an error.
@@ -385,15 +425,25 @@ mod tests {
     #[test]
     fn more_threads_give_the_same() {
         let rows = [named("D-3.1"), named("M-T1")].concat();
-        let table = |jobs| format!("{:?}", answer(&rows, 1, jobs, Shard::WHOLE, |_| true));
+        let two = Seeds { first: 3, count: 2 };
+        let table = |jobs| format!("{:?}", answer(&rows, two, jobs, Shard::WHOLE, |_| true));
         assert_eq!(table(1), table(3));
+    }
+
+    #[test]
+    fn each_row_is_decided_on_each_seed_as_on_that_seed_alone() {
+        let rows = named("M-T1");
+        let on = |seeds| answer(&rows, seeds, 2, Shard::WHOLE, |_| true).rows.remove(0).by_seed;
+        let both = on(Seeds { first: 3, count: 2 });
+        assert_eq!(both, [on(Seeds::one(3)), on(Seeds::one(4))].concat());
+        assert_ne!(both[0].measured, both[1].measured, "another seed, other requests");
     }
 
     #[test]
     fn shards_are_the_whole_and_each_row_is_in_one() {
         let rows = [named("D-3.1"), named("M-T1"), named("M-5c")].concat();
         let ids = |shard| {
-            answer(&rows, 1, 2, shard, |_| true)
+            answer(&rows, Seeds::one(1), 2, shard, |_| true)
                 .rows
                 .iter()
                 .map(|f| f.row.id.clone())
@@ -406,7 +456,7 @@ mod tests {
 
     #[test]
     fn it_stops_when_told_to() {
-        let findings = answer(&named("D-3.1"), 1, 1, Shard::WHOLE, |_| false);
-        assert_eq!((findings.rows[0].holds, findings.rows[0].note.as_str()), (None, "interrupted"));
+        let findings = answer(&named("D-3.1"), Seeds::one(1), 1, Shard::WHOLE, |_| false);
+        assert!(findings.rows[0].by_seed.is_empty());
     }
 }
