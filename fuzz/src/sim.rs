@@ -5,7 +5,7 @@ use fairq_core::Op;
 use fairq_device::profile::BUILT_IN;
 use fairq_device::{Profile, State};
 use fairq_sim::host::{BlockLayer, Cycles, Ways};
-use fairq_sim::scenario::{Access, Burst, Faults, Job, Replay, Scenario, Tenant, US};
+use fairq_sim::scenario::{Access, Arrivals, Burst, Faults, Job, Replay, Scenario, Tenant, US};
 use fairq_sim::trace::{Format, LARGEST, Trace};
 use fairq_sim::{Machine, swarm};
 
@@ -126,10 +126,19 @@ fn job(bytes: &mut Bytes<'_>) -> Job {
     Job {
         sizes: bytes.some(3, |bytes| (bytes.number() as u32 % (256 << 10), bytes.number() as u32)),
         read_percent: u32::from(bytes.byte()),
-        access: if bytes.one_in_two() { Access::Random } else { Access::Sequential },
+        access: match bytes.byte() % 3 {
+            0 => Access::Random,
+            1 => Access::Sequential,
+            _ => Access::Zipf { thousandths: bytes.number() as u32 },
+        },
         depth: u32::from(bytes.byte()),
         think_ns: bytes.number(),
         interval_ns: bytes.number(),
+        arrivals: match bytes.byte() % 4 {
+            0 => Arrivals::Even,
+            1 => Arrivals::Poisson,
+            _ => Arrivals::Closed,
+        },
         burst: bytes.maybe(|bytes| Burst { on_ns: bytes.number(), off_ns: bytes.number() }),
         replay: bytes.maybe(replay).flatten(),
     }

@@ -732,10 +732,12 @@ fn outcome(
                 rate: job.rate,
                 operations: stats.operations(),
                 bytes: stats.bytes(),
+                mean_ns: stats.latency_ns.mean(),
                 p50_ns: quantile(0.5),
                 p99_ns: quantile(0.99),
                 p999_ns: quantile(0.999),
                 alone: *alone,
+                histogram: None,
             }
         })
         .collect();

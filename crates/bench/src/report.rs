@@ -52,6 +52,9 @@ pub struct Flow {
     pub iops: f64,
     /// Bytes a second.
     pub bytes_per_s: f64,
+    /// Mean latency, in nanoseconds.
+    #[serde(default)]
+    pub mean_ns: f64,
     /// Median latency, in nanoseconds.
     pub p50_ns: u64,
     /// 99th percentile.
@@ -60,6 +63,10 @@ pub struct Flow {
     pub p999_ns: u64,
     /// Bytes a second that it gets alone, over those it got here; null if it was not run alone.
     pub slowdown: Option<f64>,
+    /// Latencies, in nanoseconds, each with the number of requests that took so long, to three
+    /// digits; if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub histogram: Option<Vec<(u64, u64)>>,
 }
 
 /// What was measured of one tenant, before anything is derived from it.
@@ -75,6 +82,8 @@ pub struct Got {
     pub operations: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Mean latency, in nanoseconds.
+    pub mean_ns: f64,
     /// Median latency, in nanoseconds.
     pub p50_ns: u64,
     /// 99th percentile.
@@ -83,6 +92,8 @@ pub struct Got {
     pub p999_ns: u64,
     /// Bytes a second that it gets alone.
     pub alone: Option<f64>,
+    /// Latencies and how many requests took so long, if that was asked for.
+    pub histogram: Option<Vec<(u64, u64)>>,
 }
 
 impl Run {
@@ -122,6 +133,7 @@ impl Run {
                     share: fraction(flow.bytes, bytes),
                     iops: flow.operations as f64 / seconds,
                     bytes_per_s,
+                    mean_ns: flow.mean_ns,
                     p50_ns: flow.p50_ns,
                     p99_ns: flow.p99_ns,
                     p999_ns: flow.p999_ns,
@@ -129,6 +141,7 @@ impl Run {
                         .alone
                         .filter(|_| flow.bytes > 0)
                         .map(|alone| alone / bytes_per_s),
+                    histogram: flow.histogram.clone(),
                 }
             })
             .collect();
@@ -251,10 +264,12 @@ mod tests {
             rate,
             operations: bytes / 4096,
             bytes,
+            mean_ns: 85_000.0,
             p50_ns: 80_000,
             p99_ns: 123_456,
             p999_ns: 2_000_000,
             alone: None,
+            histogram: None,
         }
     }
 
@@ -330,6 +345,7 @@ mod tests {
             "share",
             "iops",
             "bytes_per_s",
+            "mean_ns",
             "p50_ns",
             "p99_ns",
             "p999_ns",

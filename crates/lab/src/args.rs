@@ -45,8 +45,9 @@ pub struct LabRunArgs {
     /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Decide each claim on so many seeds, from --seed on: a claim holds if it does on nine tenths
-    /// of them, and figures are told as the median, the least and the greatest [default: 1]
+    /// Run on so many seeds, from --seed on [default: 1]. A claim holds if it does on nine tenths of
+    /// them, and figures are told as the median, the least and the greatest; scenario files have
+    /// means and their intervals of 95 %
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub seeds: Option<u16>,
     /// How many experiments at a time [default: one for each CPU]
@@ -63,10 +64,19 @@ pub struct LabRunArgs {
     /// Print one JSON object instead of a table, or write it to FILE beside the table
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
-    /// Write a report into DIR: RESULTS.md, and in results/ a page, figures (SVG) and their data
-    /// (CSV)
+    /// Write a report into DIR. Of claims: RESULTS.md, and in results/ a page, figures (SVG) and
+    /// their data (CSV); of scenario files: report.md, figures, results.csv and results.json
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
+    /// Scenario files: run each tenant alone first, with policy none, to tell its slowdown
+    #[arg(long)]
+    pub alone: bool,
+    /// Scenario files: put each tenant's whole histogram of latencies into the JSON
+    #[arg(long)]
+    pub histograms: bool,
+    /// Scenario files: write what came out to FILE as fio's JSON, a job for each tenant of each run
+    #[arg(long, value_name = "FILE")]
+    pub fio_json: Option<PathBuf>,
     /// Fail unless all that comes out is what the report in DIR says
     #[arg(long, value_name = "DIR")]
     pub against: Option<PathBuf>,
@@ -110,7 +120,8 @@ Examples:
   fairq lab run M-5a M-T1
   fairq lab run --paper mqfq --json
   fairq lab run all --seeds 10 --jobs 2 --output docs
-  fairq lab run my.toml --policy all
+  fairq lab run my.toml --policy all --seeds 10 --alone
+  fairq lab run sweep.toml --policy mqfq,kyber-fair --output report
   fairq lab run all --shard 1/2 --output part1; fairq lab merge part1 part2 --output whole
 
 {EXIT_STATUS}"

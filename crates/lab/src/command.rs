@@ -39,10 +39,17 @@ fn list() -> String {
 }
 
 fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
-    if args.policy.is_some() {
-        return Err(
-            Refusal::new("--policy is for scenario files: each claim has its policies").into()
-        );
+    let of_files = [
+        ("--policy", args.policy.is_some()),
+        ("--alone", args.alone),
+        ("--histograms", args.histograms),
+        ("--fio-json", args.fio_json.is_some()),
+    ];
+    if let Some((flag, _)) = of_files.iter().find(|(_, is_given)| *is_given) {
+        return Err(Refusal::new(format!(
+            "{flag} is for scenario files: each claim says what it runs"
+        ))
+        .into());
     }
     let rows = selected(args)?;
     let shard = args.shard.unwrap_or(Shard::WHOLE);
@@ -98,7 +105,7 @@ fn seeds(args: &LabRunArgs) -> Seeds {
 }
 
 /// True once Ctrl-C is pressed. What runs is finished; pressed again, it ends the program.
-fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     let stops = Arc::new(AtomicBool::new(false));
     let flag = stops.clone();
     let pressed = move || {
@@ -112,7 +119,7 @@ fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 /// On standard error, if that is a terminal.
-fn progress_bar() -> ProgressBar {
+pub(crate) fn progress_bar() -> ProgressBar {
     // Before the first experiment is done nobody knows.
     let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         if state.pos() > 0 {
@@ -183,6 +190,9 @@ mod tests {
             shard: None,
             json: None,
             output: None,
+            alone: false,
+            histograms: false,
+            fio_json: None,
             against: None,
         }
     }

@@ -5,7 +5,7 @@
 //! | `claims` | a row a claim: the experiment that answers it, and what holds |
 //! | `record` | what came out, as it is kept and compared |
 //! | `text`, `page`, `plot` | the record as a table, as Markdown, as a page with figures |
-//! | `scenario`, `host` | scenario files, and the machines in them |
+//! | [`scenario`], `host` | scenario files, sweeps of them, and the machines in them |
 //! | [`args`], `command` | the command line, and what it does |
 
 pub mod args;
@@ -13,9 +13,10 @@ pub mod claims;
 mod command;
 mod host;
 mod page;
+mod parallel;
 mod plot;
 mod record;
-mod scenario;
+pub mod scenario;
 mod text;
 
 pub use command::run;

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use anyhow::anyhow;
 use plotters::chart::{ChartBuilder, ChartContext, MeshStyle, SeriesLabelPosition};
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
-use plotters::element::{Circle, Rectangle};
+use plotters::element::{Circle, PathElement, Rectangle};
 use plotters::prelude::{Cartesian2d, DrawingArea, IntoDrawingArea, IntoLogRange, SVGBackend};
 use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -73,24 +73,24 @@ fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
             let mut chart = builder
                 .build_cartesian_2d(left..right, bottom..top)
                 .map_err(|error| said(&error))?;
-            fill(figure, area, &mut chart, bottom)
+            fill(figure, area, &mut chart, (bottom, top))
         }
         (true, false) => {
             let x = (left..right).log_scale();
             let mut chart =
                 builder.build_cartesian_2d(x, bottom..top).map_err(|error| said(&error))?;
-            fill(figure, area, &mut chart, bottom)
+            fill(figure, area, &mut chart, (bottom, top))
         }
         (false, true) => {
             let y = (bottom..top).log_scale();
             let mut chart =
                 builder.build_cartesian_2d(left..right, y).map_err(|error| said(&error))?;
-            fill(figure, area, &mut chart, bottom)
+            fill(figure, area, &mut chart, (bottom, top))
         }
         (true, true) => {
             let (x, y) = ((left..right).log_scale(), (bottom..top).log_scale());
             let mut chart = builder.build_cartesian_2d(x, y).map_err(|error| said(&error))?;
-            fill(figure, area, &mut chart, bottom)
+            fill(figure, area, &mut chart, (bottom, top))
         }
     }
 }
@@ -105,7 +105,7 @@ fn fill<'c, 's: 'c, X, Y>(
     figure: &Figure,
     area: &Area<'s>,
     chart: &mut ChartContext<'c, SVGBackend<'s>, Cartesian2d<X, Y>>,
-    bottom: f64,
+    (bottom, top): (f64, f64),
 ) -> Result<(), String>
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -153,6 +153,14 @@ where
             chart.draw_series(LineSeries::new(shown, style)).map_err(|error| said(&error))?
         };
         drawn.label(line.name.as_str()).legend(key);
+        let width = if is_bars { 0.8 / lines as f64 } else { 0.0 };
+        let place = |x: f64| if is_bars { x - 0.4 + width * (index as f64 + 0.45) } else { x };
+        let whisker = |(&(x, y), half): (&(f64, f64), &f64)| {
+            let (least, most) = ((y - half).max(bottom), (y + half).min(top));
+            PathElement::new(vec![(place(x), least), (place(x), most)], INK.stroke_width(1))
+        };
+        let whiskers = line.points.iter().zip(&line.halves).map(whisker);
+        chart.draw_series(whiskers).map_err(|error| said(&error))?;
     }
     if is_bars {
         name_groups(figure, area, chart, bottom, &font)?;
@@ -201,6 +209,7 @@ mod tests {
         let line = |name: &str| Line {
             name: name.into(),
             points: vec![(0.0, 0.0), (1.0, 3.0), (10.0, f64::NAN)],
+            halves: vec![0.5, 9.0],
         };
         Figure {
             id: "f".into(),

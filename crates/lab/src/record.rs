@@ -71,6 +71,9 @@ pub(crate) struct Axis {
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
+    /// How far each may be off, up and down; nothing if that is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) halves: Vec<f64>,
 }
 
 /// A table.
@@ -436,6 +439,7 @@ impl From<claims::Figure> for Figure {
             Line {
                 name: line.name,
                 points: points.map(|(x, y)| (rounded(x), rounded(y))).collect(),
+                halves: Vec::new(),
             }
         };
         Figure {
@@ -604,7 +608,10 @@ mod tests {
     fn several_seeds_are_told_together() {
         let row = ROWS.iter().find(|row| row.id == "M-T1").unwrap();
         let by_seed: Vec<OnSeed> = (1..=10)
-            .map(|seed| OnSeed { note: "n".into(), ..on(seed, Some(seed > 1), &format!("{seed} us")) })
+            .map(|seed| OnSeed {
+                note: "n".into(),
+                ..on(seed, Some(seed > 1), &format!("{seed} us"))
+            })
             .collect();
         let claim = Claim::from(claims::Finding { row, by_seed: by_seed.clone() });
         assert_eq!((claim.holds, claim.measured.as_str()), (Some(true), "6 [1 to 10] us"));
@@ -638,7 +645,11 @@ mod tests {
             x: axis(""),
             y: axis("MB/s, all"),
             groups: vec!["a, b".into(), "c".into()],
-            lines: vec![Line { name: "none".into(), points: vec![(0.0, 1.5), (1.0, 2.0)] }],
+            lines: vec![Line {
+                name: "none".into(),
+                points: vec![(0.0, 1.5), (1.0, 2.0)],
+                halves: Vec::new(),
+            }],
         };
         assert_eq!(figure.csv(), "what,group,\"MB/s, all\"\nnone,\"a, b\",1.5\nnone,c,2\n");
         figure.groups.clear();

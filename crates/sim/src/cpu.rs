@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use fairq_core::Outcome;
+use fairq_core::{Op, Outcome};
 
 use crate::host::Times;
 
@@ -28,8 +28,10 @@ pub(crate) enum Task {
 pub(crate) struct Answer {
     pub(crate) thread: u32,
     pub(crate) id: u32,
+    pub(crate) op: Op,
     pub(crate) bytes: u32,
-    pub(crate) submitted_ns: u64,
+    /// From when on its latency counts.
+    pub(crate) since_ns: u64,
 }
 
 impl Task {

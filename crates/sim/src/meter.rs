@@ -1,9 +1,9 @@
 //! The meter: what each tenant got.
 
-use fairq_core::{Class, ClassWeights, Stats};
+use fairq_core::{Class, ClassWeights, Op, Stats};
 use hdrhistogram::Histogram;
 
-use crate::cpu::CpuUse;
+use crate::cpu::{Answer, CpuUse};
 use crate::scenario::Scenario;
 
 /// What became of a run.
@@ -48,12 +48,25 @@ pub struct Got {
     pub requests: u64,
     /// Commands issued for them: fewer, if requests are merged.
     pub commands: u64,
-    /// From submission to completion, in nanoseconds.
+    /// From submission to completion, in nanoseconds; in an open loop from arrival.
     pub latency_ns: Histogram<u64>,
+    /// What of that was written.
+    pub writes: Writes,
     /// Bytes issued to the classes urgent, high, medium and low.
     pub classes: [u64; 4],
     /// Bytes completed in each interval of the series, from the beginning of the run.
     pub series: Vec<u64>,
+}
+
+/// The writes among what a tenant got.
+#[derive(Clone, Debug)]
+pub struct Writes {
+    /// Their bytes.
+    pub bytes: u64,
+    /// Writes completed.
+    pub requests: u64,
+    /// From submission to completion, in nanoseconds.
+    pub latency_ns: Histogram<u64>,
 }
 
 pub(crate) struct Meter {
@@ -74,11 +87,14 @@ impl Meter {
     pub(crate) fn new(scenario: &Scenario) -> Self {
         let intervals =
             scenario.series_ns.map_or(0, |series_ns| scenario.duration_ns.div_ceil(series_ns));
+        let latencies =
+            || Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("the bounds are legal");
         let got = Got {
             bytes: 0,
             requests: 0,
             commands: 0,
-            latency_ns: Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("the bounds are legal"),
+            latency_ns: latencies(),
+            writes: Writes { bytes: 0, requests: 0, latency_ns: latencies() },
             classes: [0; 4],
             series: vec![0; intervals as usize],
         };
@@ -112,17 +128,11 @@ impl Meter {
     }
 
     #[inline]
-    pub(crate) fn completed(
-        &mut self,
-        now_ns: u64,
-        tenant: usize,
-        id: u64,
-        bytes: u32,
-        submitted_ns: u64,
-    ) {
+    pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, answer: &Answer) {
+        let &Answer { id, op, bytes, since_ns, .. } = answer;
         self.requests += 1;
         self.digest.add(now_ns);
-        self.digest.add(id);
+        self.digest.add(id.into());
         if now_ns >= self.until_ns {
             return;
         }
@@ -133,7 +143,13 @@ impl Meter {
         if now_ns >= self.from_ns {
             got.bytes += u64::from(bytes);
             got.requests += 1;
-            got.latency_ns.saturating_record(now_ns - submitted_ns);
+            let latency_ns = now_ns - since_ns;
+            got.latency_ns.saturating_record(latency_ns);
+            if op != Op::Read {
+                got.writes.requests += 1;
+                got.writes.bytes += u64::from(bytes);
+                got.writes.latency_ns.saturating_record(latency_ns);
+            }
         }
     }
 
@@ -232,6 +248,10 @@ impl Got {
         self.bytes += other.bytes;
         self.requests += other.requests;
         self.latency_ns.add(&other.latency_ns).expect("all have the same bounds");
+        self.writes.bytes += other.writes.bytes;
+        self.writes.requests += other.writes.requests;
+        let (mine, more) = (&mut self.writes.latency_ns, &other.writes.latency_ns);
+        mine.add(more).expect("all have the same bounds");
         self.classes.iter_mut().zip(other.classes).for_each(|(mine, more)| *mine += more);
         self.series.iter_mut().zip(other.series).for_each(|(mine, more)| *mine += more);
         self

@@ -71,7 +71,8 @@ pub struct Tenant {
     pub share: Share,
 }
 
-/// A closed loop, as of fio: so many requests at a time, each followed by the next.
+/// What a thread does. Usually a closed loop, as of fio: so many requests at a time, each followed
+/// by the next.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Sizes in bytes, and how often each is chosen relative to the others.
@@ -80,17 +81,32 @@ pub struct Job {
     pub read_percent: u32,
     /// Where.
     pub access: Access,
-    /// How many requests a thread has outstanding.
+    /// How many requests a thread has outstanding, at most.
     pub depth: u32,
+    /// What makes it ask.
+    pub arrivals: Arrivals,
     /// The pause between a request's end and the next one.
     pub think_ns: u64,
-    /// The least time between two requests of a thread; 0 for no limit.
+    /// The least time between two requests of a thread; 0 for no limit. In an open loop the mean.
     pub interval_ns: u64,
     /// Requests are made only at times.
     pub burst: Option<Burst>,
     /// What is asked for and where comes from a trace, instead of sizes, reads and access. The
     /// tenant's threads take turns.
     pub replay: Option<Replay>,
+}
+
+/// What makes a thread ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Arrivals {
+    /// An answer: the load follows the device.
+    #[default]
+    Closed,
+    /// The clock, once every interval, whatever the device does. A request that finds no place
+    /// waits for one, and its latency counts from its arrival.
+    Even,
+    /// The same, with intervals by chance: their distribution is exponential (a Poisson process).
+    Poisson,
 }
 
 /// A trace, and how it is replayed.
@@ -108,6 +124,12 @@ pub struct Replay {
 pub enum Access {
     /// Anywhere on the device.
     Random,
+    /// Anywhere, some places more often than others: the place of rank k in proportion to k to the
+    /// power of minus so many thousandths (Zipf's law).
+    Zipf {
+        /// The exponent in thousandths, above 0.
+        thousandths: u32,
+    },
     /// One after the other, from a place of the thread's own.
     Sequential,
 }
@@ -169,6 +191,7 @@ impl Job {
             read_percent: 100,
             access: Access::Random,
             depth,
+            arrivals: Arrivals::Closed,
             think_ns: 0,
             interval_ns: 0,
             burst: None,
@@ -332,6 +355,8 @@ impl Scenario {
 /// The most cores that caches are modelled for: a word has a bit for each.
 const MAX_CORES: usize = 64;
 const WAKE_MOST_NS: u64 = 1_000_000;
+/// Beyond that nearly all requests go to one place.
+const MOST_THOUSANDTHS: u32 = 10_000;
 const TOO_LONG: &str = "a time of more than eighteen years";
 
 impl Tenant {
@@ -350,6 +375,19 @@ impl Tenant {
             || sizes.iter().any(|&(bytes, often)| bytes == 0 || often == 0)
         {
             return Err("depth, sizes and how often they are chosen must be above 0".into());
+        }
+        if let Access::Zipf { thousandths } = self.job.access
+            && !(1..=MOST_THOUSANDTHS).contains(&thousandths)
+        {
+            return Err("the exponent of Zipf's law is from 0.001 to 10".into());
+        }
+        if self.job.arrivals != Arrivals::Closed {
+            if self.job.interval_ns == 0 {
+                return Err("arrivals need their rate".into());
+            }
+            if self.job.think_ns > 0 || self.job.replay.is_some() {
+                return Err("arrivals do not wait for answers: no pauses, and no trace".into());
+            }
         }
         if u64::from(self.job.largest()) > capacity {
             return Err("a request larger than the device".into());

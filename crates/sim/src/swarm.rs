@@ -14,7 +14,7 @@ use crate::policies::{
     SfqdSubject,
 };
 use crate::random::Random;
-use crate::scenario::{Access, Burst, Faults, Job, MS, Scenario, Tenant, US};
+use crate::scenario::{Access, Arrivals, Burst, Faults, Job, MS, Scenario, Tenant, US};
 
 const WEIGHTS: [u16; 9] = [1, 7, 50, 100, 100, 300, 1000, 9999, 10_000];
 const SIZES: [u32; 5] = [512, 4096, 4096, 16_384, 131_072];
@@ -102,7 +102,7 @@ fn tenant(random: &mut Random, name: &str, ports: usize, room: u32) -> Tenant {
 fn job(random: &mut Random, room: u32) -> Job {
     let size = |random: &mut Random| (random.pick(&SIZES), 1 + random.below(4) as u32);
     let burst = Burst { on_ns: 100 * US, off_ns: random.pick(&[50, 300]) * US };
-    Job {
+    let mut job = Job {
         sizes: (0..1 + random.below(2)).map(|_| size(random)).collect(),
         read_percent: random.pick(&[0, 50, 70, 100, 100]),
         access: random.pick(&[Access::Random, Access::Sequential]),
@@ -114,8 +114,17 @@ fn job(random: &mut Random, room: u32) -> Job {
         think_ns: if random.one_in(4) { random.below(200 * US) } else { 0 },
         interval_ns: if random.one_in(6) { random.below(100 * US) } else { 0 },
         burst: random.one_in(5).then_some(burst),
+        arrivals: Arrivals::Closed,
         replay: None,
+    };
+    if random.one_in(8) {
+        (job.think_ns, job.interval_ns) = (0, US + random.below(100 * US));
+        job.arrivals = random.pick(&[Arrivals::Even, Arrivals::Poisson]);
     }
+    if random.one_in(8) {
+        job.access = Access::Zipf { thousandths: random.pick(&[500, 1000, 1500]) };
+    }
+    job
 }
 
 /// Up to three times there, with pauses.

@@ -2,13 +2,17 @@
 //!
 //! A thread has `depth` places. A place asks, waits for the answer, thinks, and asks again; pacing
 //! and bursts put off when it asks. So the load follows the device, as that of fio with libaio
-//! does.
+//! does. In an open loop requests arrive by the clock instead; each takes the next place that is
+//! free.
+
+use std::collections::VecDeque;
 
 use fairq_core::Op;
 
 use crate::random::Random;
-use crate::scenario::{Access, Job};
+use crate::scenario::{Access, Arrivals, Job};
 use crate::trace::Asked;
+use crate::zipf::{self, Zipf};
 
 /// A thread of a tenant.
 pub(crate) struct Thread {
@@ -21,6 +25,11 @@ pub(crate) struct Thread {
     choices: u64,
     random: Random,
     capacity: u64,
+    /// Of each size, if some places are preferred.
+    zipf: Vec<Zipf>,
+    /// In an open loop: when the last request arrived, and those whose places have not asked yet.
+    arrived_ns: u64,
+    arrivals: VecDeque<u64>,
     /// Where a sequential thread goes on.
     position: u64,
     /// When it may ask again, if it is paced.
@@ -58,6 +67,8 @@ pub(crate) struct Ask {
     pub(crate) op: Op,
     pub(crate) offset: u64,
     pub(crate) length: u32,
+    /// When it arrived, if that was not now.
+    pub(crate) arrived_ns: Option<u64>,
 }
 
 /// Sequential threads begin and stay at multiples of this.
@@ -84,15 +95,45 @@ impl Thread {
             choices: job.sizes.iter().map(|size| u64::from(size.1)).sum(),
             random,
             capacity,
+            zipf: match job.access {
+                Access::Zipf { thousandths } => job
+                    .sizes
+                    .iter()
+                    .map(|&(bytes, _)| Zipf::new(capacity / u64::from(bytes), thousandths))
+                    .collect(),
+                Access::Random | Access::Sequential => Vec::new(),
+            },
+            arrived_ns: 0,
+            arrivals: VecDeque::new(),
             position: (capacity >> 16) * (place & 0xffff) / BLOCK * BLOCK,
             paced_ns: 0,
             turns,
         }
     }
 
+    /// Its tenant is there from now on; what would have arrived before has not.
+    pub(crate) fn begin(&mut self, now_ns: u64) {
+        self.arrived_ns = self.arrived_ns.max(now_ns);
+    }
+
+    /// Its tenant is not there: the place whose turn it is rests.
+    pub(crate) fn rest(&mut self) {
+        self.resting += 1;
+        self.arrivals.pop_front();
+    }
+
     /// When a place that was answered now asks again; [`NEVER`] at a trace's end.
     #[inline]
     pub(crate) fn due_ns(&mut self, now_ns: u64) -> u64 {
+        if self.job.arrivals != Arrivals::Closed {
+            let interval_ns = match self.job.arrivals {
+                Arrivals::Poisson => zipf::interval_ns(self.job.interval_ns, &mut self.random),
+                Arrivals::Closed | Arrivals::Even => self.job.interval_ns,
+            };
+            self.arrived_ns = self.in_burst_ns(self.arrived_ns.saturating_add(interval_ns));
+            self.arrivals.push_back(self.arrived_ns);
+            return self.arrived_ns.max(now_ns);
+        }
         let mut due_ns = now_ns + self.job.think_ns;
         if let Some(replay) = &self.job.replay {
             let Some(asked) = replay.trace.asked().get(self.turns.awaited) else { return NEVER };
@@ -105,6 +146,11 @@ impl Thread {
             due_ns = due_ns.max(self.paced_ns);
             self.paced_ns = due_ns.saturating_add(self.job.interval_ns);
         }
+        self.in_burst_ns(due_ns)
+    }
+
+    /// Then, or when the next burst begins.
+    fn in_burst_ns(&self, due_ns: u64) -> u64 {
         let Some(burst) = self.job.burst else { return due_ns };
         let cycle_ns = burst.on_ns + burst.off_ns;
         if due_ns % cycle_ns < burst.on_ns {
@@ -121,10 +167,12 @@ impl Thread {
             self.turns.asked += self.turns.step;
             return self.replayed(asked);
         }
-        let length = self.size();
+        let size = self.size();
+        let length = self.job.sizes[size].0;
         let bytes = u64::from(length);
         let offset = match self.job.access {
             Access::Random => self.random.below(self.capacity / bytes) * bytes,
+            Access::Zipf { .. } => self.zipf[size].place(&mut self.random) * bytes,
             Access::Sequential => {
                 let at = if self.position + bytes > self.capacity { 0 } else { self.position };
                 self.position = at + bytes;
@@ -136,25 +184,28 @@ impl Thread {
             100.. => true,
             percent => self.random.below(100) < u64::from(percent),
         };
-        Ask { op: if reads { Op::Read } else { Op::Write }, offset, length }
+        let op = if reads { Op::Read } else { Op::Write };
+        Ask { op, offset, length, arrived_ns: self.arrivals.pop_front() }
     }
 
     /// The request of a trace, brought onto this device.
     fn replayed(&self, Asked { op, offset, length, .. }: Asked) -> Ask {
         let last = (self.capacity - u64::from(length)) / SECTOR * SECTOR;
-        Ask { op, offset: (offset % self.capacity / SECTOR * SECTOR).min(last), length }
+        let offset = (offset % self.capacity / SECTOR * SECTOR).min(last);
+        Ask { op, offset, length, arrived_ns: None }
     }
 
+    /// Which of its sizes is next.
     #[inline]
-    fn size(&mut self) -> u32 {
-        if let [(bytes, _)] = self.job.sizes[..] {
-            return bytes;
+    fn size(&mut self) -> usize {
+        if self.job.sizes.len() == 1 {
+            return 0;
         }
         let mut pick = self.random.below(self.choices);
-        for &(bytes, often) in &self.job.sizes {
+        for (index, &(_, often)) in self.job.sizes.iter().enumerate() {
             match pick.checked_sub(u64::from(often)) {
                 Some(rest) => pick = rest,
-                None => return bytes,
+                None => return index,
             }
         }
         unreachable!("the pick is below the sum")
@@ -205,6 +256,40 @@ mod tests {
         assert!((6800..7200).contains(&share(&|ask| ask.op == Op::Read)));
         assert!(asks.iter().all(|ask| ask.offset + u64::from(ask.length) <= 1 << 30));
         assert!(asks.iter().all(|ask| ask.offset % u64::from(ask.length) == 0));
+    }
+
+    /// What arrives while all places are taken waits, and keeps its time.
+    #[test]
+    fn in_an_open_loop_the_clock_asks() {
+        let even = Job { arrivals: Arrivals::Even, interval_ns: 100, ..Job::random_read(4096, 2) };
+        let mut thread = thread(even.clone());
+        thread.begin(1_000);
+        assert_eq!([thread.due_ns(1_000), thread.due_ns(1_000)], [1_100, 1_200]);
+        assert_eq!(thread.ask().arrived_ns, Some(1_100));
+        // Both places are taken until 1,450: one that arrived at 1,300 has waited.
+        assert_eq!(thread.ask().arrived_ns, Some(1_200));
+        assert_eq!((thread.due_ns(1_450), thread.ask().arrived_ns), (1_450, Some(1_300)));
+        thread.rest();
+        thread.begin(9_000);
+        assert_eq!((thread.due_ns(9_000), thread.ask().arrived_ns), (9_100, Some(9_100)));
+        let burst = Some(Burst { on_ns: MS, off_ns: 3 * MS });
+        let mut bursting = self::thread(Job { burst, interval_ns: MS / 2 + 1, ..even });
+        assert_eq!([bursting.due_ns(0), bursting.due_ns(0)], [MS / 2 + 1, 4 * MS]);
+    }
+
+    #[test]
+    fn some_places_are_asked_for_more_often() {
+        let access = Access::Zipf { thousandths: 1_200 };
+        let mut thread = thread(Job { access, ..Job::random_read(4096, 1) });
+        let mut seen = std::collections::BTreeMap::new();
+        for _ in 0..10_000 {
+            let Ask { offset, .. } = thread.ask();
+            assert!(offset % 4096 == 0 && offset < 1 << 30);
+            *seen.entry(offset).or_insert(0) += 1;
+        }
+        // The first of 262,144 has 1 / zeta of all: a fifth.
+        let most = *seen.values().max().unwrap();
+        assert!((1_700..2_300).contains(&most) && seen.len() > 1_000, "{most} {}", seen.len());
     }
 
     #[test]

@@ -99,6 +99,8 @@ struct Kept {
     length: u32,
     /// The scheduler kept it for a while.
     staged: bool,
+    /// From when on its latency counts.
+    since_ns: u64,
 }
 
 /// A tenant's flow while it is there: the policy's name and our number.
@@ -353,6 +355,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.tell(Fact::Added { flow, weight });
         for number in 0..self.threads.len() {
             if self.threads[number].tenant == tenant {
+                self.threads[number].begin(self.now_ns);
                 let resting = std::mem::take(&mut self.threads[number].resting);
                 (0..resting).for_each(|_| self.go_on(number as u32));
             }
@@ -427,8 +430,7 @@ impl<'a, P: Policy> World<'a, P> {
         let present =
             self.present[thread.tenant].filter(|_| self.now_ns < self.scenario.duration_ns);
         let Some(Present { id, flow, weight }) = present else {
-            thread.resting += 1;
-            return;
+            return thread.rest();
         };
         let core = &mut self.cores[port];
         let Some(tag) = core.free.pop() else {
@@ -452,6 +454,7 @@ impl<'a, P: Policy> World<'a, P> {
             after: None,
             length,
             staged: false,
+            since_ns: ask.arrived_ns.unwrap_or(submitted_ns),
         });
         core.staged += 1;
         self.live += 1;
@@ -627,7 +630,7 @@ impl<'a, P: Policy> World<'a, P> {
         let mut part = Some(first);
         while let Some(tag) = part {
             let core = &mut self.cores[index];
-            let Kept { live, thread, after, staged, .. } =
+            let Kept { live, thread, op, after, staged, since_ns, .. } =
                 core.requests[tag as usize].take().expect("the device completes what it was sent");
             core.free.push(tag);
             self.live -= 1;
@@ -639,15 +642,7 @@ impl<'a, P: Policy> World<'a, P> {
             self.tell(Fact::Completed(live, outcome));
             self.wake(Some(index), wake);
             let id = (index * self.tags) as u32 + tag;
-            self.arrive(
-                index,
-                Task::Reap(Answer {
-                    thread,
-                    id,
-                    bytes: live.bytes,
-                    submitted_ns: live.submitted_ns,
-                }),
-            );
+            self.arrive(index, Task::Reap(Answer { thread, id, op, bytes: live.bytes, since_ns }));
             part = after;
         }
         self.drive(index);
@@ -656,9 +651,9 @@ impl<'a, P: Policy> World<'a, P> {
     /// A thread has its answer, and goes on.
     #[inline]
     fn reap(&mut self, answer: &Answer) {
-        let &Answer { thread, id, bytes, submitted_ns } = answer;
-        let tenant = self.threads[thread as usize].tenant;
-        self.meter.completed(self.now_ns, tenant, u64::from(id), bytes, submitted_ns);
+        let tenant = self.threads[answer.thread as usize].tenant;
+        self.meter.completed(self.now_ns, tenant, answer);
+        let thread = answer.thread;
         self.go_on(thread);
     }
 

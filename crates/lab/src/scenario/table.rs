@@ -1,5 +1,4 @@
-//! Scenarios of one's own: `fairq lab run my.toml --policy all`. `docs/fairq.scenario.toml` has
-//! every key.
+//! A scenario file, and the scenario that it means.
 //!
 //! The words are those of `fairq bench`: sizes, rates and depths mean the same, and so do fio's job
 //! files. What is more is what only a simulation can have: a device by its profile, as many cores
@@ -11,29 +10,19 @@ use std::path::{Path, PathBuf};
 
 use fairq_bench::fiojob;
 use fairq_bench::job::{Job, Pattern};
-use fairq_bench::report::{Got, Report, Run};
 use fairq_config::device::{State, load_profile};
-use fairq_config::engine::{Shape, WithPolicy, with_policy};
-use fairq_config::files::write_out;
-use fairq_config::files::{Output, read_text};
-use fairq_config::flags::Policies;
-use fairq_config::policy::PolicyConfig;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{line_and_column, misread};
 use fairq_config::units::{Bandwidth, Count, Nanos, Size};
 use fairq_config::weight;
-use fairq_core::{Native, Policy};
 use fairq_device::profile::State as Written;
-use fairq_sim::check;
 use fairq_sim::proxy;
-use fairq_sim::scenario::{Access, Burst, Faults, Job as Load, Replay, Scenario, Tenant};
+use fairq_sim::scenario::{Access, Arrivals, Burst, Faults, Job as Load, Replay, Scenario, Tenant};
 use fairq_sim::trace::{Format, Trace};
-use fairq_sim::traced::Traced;
-use fairq_sim::{Promise, Run as Simulated, on_host, simulate};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use toml::Spanned;
 
-use crate::args::LabRunArgs;
 use crate::args::SEED;
 use crate::host::HostTable;
 
@@ -61,6 +50,9 @@ struct ScenarioTable {
     errors_per_million: u32,
     #[serde(default)]
     stalls: Vec<(Nanos, Nanos)>,
+    /// Each of its values makes a scenario of its own (`sweep`).
+    #[serde(default, rename = "sweep")]
+    _sweep: IgnoredAny,
 }
 
 /// A size, or several with how often each is chosen.
@@ -80,6 +72,15 @@ enum Timing {
     Original,
 }
 
+/// What makes a tenant ask.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Loop {
+    Closed,
+    Even,
+    Poisson,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct TenantTable {
@@ -93,8 +94,10 @@ struct TenantTable {
     cores: Option<Vec<usize>>,
     rw: Option<Pattern>,
     rwmix: Option<u32>,
+    distribution: Option<String>,
     rate: Option<Bandwidth>,
     iops: Option<Count>,
+    arrivals: Option<Loop>,
     think: Option<Nanos>,
     on: Option<Nanos>,
     off: Option<Nanos>,
@@ -110,108 +113,10 @@ struct TenantTable {
     timing: Option<Timing>,
 }
 
-/// Whether a name is that of a scenario file, not of a claim.
-pub(crate) fn is_scenario(name: &str) -> bool {
-    name.ends_with(".toml")
-}
-
-/// Runs scenario files under policies, one after the other.
-pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
-    if let Some(id) = args.ids.iter().find(|id| !is_scenario(id)) {
-        return Err(Refusal::new(format!(
-            "`{id}` is a claim and others are files: run them one after the other"
-        ))
-        .into());
-    }
-    let of_claims = [args.output.is_some(), args.against.is_some(), args.seeds.is_some()];
-    if args.shard.is_some() || of_claims.contains(&true) {
-        return Err(Refusal::new(
-            "--shard, --output, --against and --seeds are for claims, not for scenario files",
-        )
-        .into());
-    }
-    let Policies(policies) = args.policy.clone().unwrap_or_else(Policies::usual);
-    let mut texts = Vec::new();
-    let mut reports = Vec::new();
-    for path in &args.ids {
-        let scenario = load(Path::new(path), args.seed)?;
-        let mut runs = Vec::new();
-        for table in &policies {
-            runs.push(run_under(&scenario, table.clone().complete()?)?);
-        }
-        let report = Report { runs };
-        texts.push(format!("{path}\n\n{}", report.text()));
-        reports.push(report);
-    }
-    match args.json.as_deref() {
-        Some(path) => {
-            let json = serde_json::to_string_pretty(&reports)?;
-            if path == Path::new("-") {
-                return write_out(&json);
-            }
-            Output::open(path)?.write_text(&json)?;
-            write_out(&texts.join("\n"))
-        }
-        None => write_out(&texts.join("\n")),
-    }
-}
-
-/// Simulates with whatever policy there is.
-struct Simulate<'a>(&'a Scenario);
-
-impl WithPolicy for Simulate<'_> {
-    type Output = Simulated;
-
-    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Simulated
-    where
-        L::Port: 'static,
-    {
-        // What holds for every policy: nothing is lost, nobody starves, a device with room has what
-        // it was sent.
-        let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
-        simulate(self.0, policy, ports, check::all(self.0, &promise))
-    }
-}
-
-fn run_under(scenario: &Scenario, policy: PolicyConfig) -> anyhow::Result<Run> {
-    let slots = scenario.profile.host.window.get();
-    let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags()).before(slots);
-    let name = policy.describe(slots);
-    let run = match &scenario.host {
-        None => with_policy::<Native, _>(&policy, shape, Simulate(scenario)),
-        Some(host) => {
-            on_host(host, || with_policy::<Traced, _>(&policy, shape, Simulate(scenario)))
-        }
-    }?;
-    if let Some(violation) = run.violation {
-        return Err(anyhow::anyhow!("under {name} a law is broken: {violation}"));
-    }
-    let got = |(tenant, got): (&Tenant, &fairq_sim::Got)| Got {
-        name: tenant.name.clone(),
-        weight: tenant.weight,
-        rate: None,
-        operations: got.requests,
-        bytes: got.bytes,
-        p50_ns: got.latency_ns.value_at_quantile(0.5),
-        p99_ns: got.latency_ns.value_at_quantile(0.99),
-        p999_ns: got.latency_ns.value_at_quantile(0.999),
-        alone: None,
-    };
-    let got: Vec<Got> = scenario.tenants.iter().zip(&run.tenants).map(got).collect();
-    let cpu_ns: u64 = run.cpus.iter().map(|cpu| cpu.busy_ns).sum();
-    Ok(Run::new(&name, run.measured_ns as f64 / 1e9, cpu_ns as f64, &got, None))
-}
-
-/// Reads a scenario; a path in it is relative to it.
-fn load(path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
-    parse(&read_text(path)?, path, seed)
-}
-
-fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal> {
-    let shown = path.display().to_string();
-    let folder = path.parent().unwrap_or(Path::new(""));
+/// Reads a scenario. `shown` is what messages call it; paths in it are relative to `folder`.
+pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, Refusal> {
     let table: ScenarioTable =
-        toml::from_str(text).map_err(|error| misread(text, &shown, &error))?;
+        toml::from_str(text).map_err(|error| misread(text, shown, &error))?;
     let refuse = |what: String| Refusal::new(format!("{shown}: {what}"));
     let profile = load_profile(&table.device)?;
     let cores = table.cores.unwrap_or(8);
@@ -256,7 +161,7 @@ fn parse(text: &str, path: &Path, seed: Option<u64>) -> Result<Scenario, Refusal
         }
         scenario.host = Some(spanned.into_inner().complete(cores as usize).map_err(told)?);
     }
-    scenario.seed = seed.or(table.seed).unwrap_or(SEED);
+    scenario.seed = table.seed.unwrap_or(SEED);
     scenario.state = match table.state {
         Some(State::Steady) => Written::Steady,
         _ => Written::Fresh,
@@ -353,6 +258,14 @@ impl TenantTable {
             (Some(percent), _) => load.read_percent = percent,
             (None, _) => {}
         }
+        if let Some(distribution) = &self.distribution {
+            if load.access == Access::Sequential {
+                return Err("distribution is for random requests: say rw = \"randread\", \
+                            \"randwrite\" or \"randrw\""
+                    .into());
+            }
+            load.access = distributed(distribution)?;
+        }
         load.think_ns = self.think.map_or(load.think_ns, |Nanos(ns)| ns);
         load.burst = match (self.on, self.off) {
             (Some(Nanos(on_ns)), Some(Nanos(off_ns))) => Some(Burst { on_ns, off_ns }),
@@ -376,6 +289,14 @@ impl TenantTable {
             (None, Some(Count(iops))) => interval_ns(threads.len(), 1, iops),
             (None, None) => load.interval_ns,
         };
+        load.arrivals = match self.arrivals {
+            Some(_) if self.rate.is_none() && self.iops.is_none() => {
+                return Err("arrivals need rate or iops: how often requests arrive".into());
+            }
+            Some(Loop::Even) => Arrivals::Even,
+            Some(Loop::Poisson) => Arrivals::Poisson,
+            Some(Loop::Closed) | None => Arrivals::Closed,
+        };
         load.replay = replay(self.trace, self.format, self.volume, self.timing, folder)?;
         let mut tenant =
             Tenant::new(&self.name, self.weight.unwrap_or_default().get(), threads, load);
@@ -393,6 +314,19 @@ impl TenantTable {
             self.weights.into_iter().map(|(Nanos(at_ns), weight)| (at_ns, weight)).collect();
         Ok(tenant)
     }
+}
+
+/// `random`, or `zipf:1.2`, as fio says it.
+fn distributed(text: &str) -> Result<Access, String> {
+    let unknown =
+        || format!("distribution `{text}` is neither random nor zipf:EXPONENT, as zipf:1.2");
+    let exponent = match text.split_once(':') {
+        None if text == "random" => return Ok(Access::Random),
+        Some(("zipf", exponent)) => exponent.parse::<f64>().map_err(|_| unknown())?,
+        _ => return Err(unknown()),
+    };
+    // What is no number, or out of range, is 0 or too much, which the scenario's check refuses.
+    Ok(Access::Zipf { thousandths: (exponent * 1000.0).round() as u32 })
 }
 
 fn replay(
@@ -424,43 +358,8 @@ fn replay(
 mod tests {
     use super::*;
 
-    const EXAMPLE: &str = include_str!("../../../docs/fairq.scenario.toml");
-
     fn read(text: &str) -> Result<Scenario, String> {
-        parse(text, Path::new("my.toml"), None).map_err(|refusal| refusal.to_string())
-    }
-
-    #[test]
-    fn the_example_has_every_key_and_runs() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("volume.csv"), "419,R,8192,4096,100\n419,W,0,512,200\n")
-            .unwrap();
-        std::fs::write(
-            folder.path().join("jobs.fio"),
-            "[batch]\nrw=randwrite\nbs=64k\niodepth=8\n",
-        )
-        .unwrap();
-        // Everything that is commented out, too.
-        let text = EXAMPLE
-            .lines()
-            .map(|line| line.strip_prefix("#: ").unwrap_or(line))
-            .collect::<Vec<_>>()
-            .join("\n");
-        let mut scenario = parse(&text, &folder.path().join("my.toml"), Some(7)).unwrap();
-        assert_eq!(scenario.seed, 7, "what is said beside the file wins");
-        let names: Vec<_> = scenario.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
-        assert_eq!(names, ["db", "backup", "kv", "replayed", "batch"]);
-        assert_eq!(scenario.tenants[0].lives.len(), 2);
-        assert!(scenario.tenants[3].job.replay.as_ref().is_some_and(|replay| replay.keeps_time));
-        (scenario.duration_ns, scenario.warmup_ns) = (20_000_000, 1_000_000);
-        for tenant in &mut scenario.tenants {
-            (tenant.lives, tenant.reweights) = (vec![(0, u64::MAX)], Vec::new());
-        }
-        let Policies(policies) = Policies::usual();
-        for policy in policies {
-            let run = run_under(&scenario, policy.complete().unwrap()).unwrap();
-            assert!(run.iops > 1000.0 && run.flows.len() == 5, "{run:?}");
-        }
+        parse(text, "my.toml", Path::new("")).map_err(|refusal| refusal.to_string())
     }
 
     #[test]
@@ -484,6 +383,26 @@ mod tests {
             "my.toml:4: tenant a: a trace needs its format: one of msr, systor, tencent, alibaba, \
              mqsim, blkparse, vscsi, fairq"
         );
+        assert!(
+            error("name = \"a\"\ndistribution = \"pareto:1\"")
+                .ends_with("is neither random nor zipf:EXPONENT, as zipf:1.2")
+        );
+        assert_eq!(
+            error("name = \"a\"\ndistribution = \"zipf:nan\""),
+            "my.toml: tenant a: the exponent of Zipf's law is from 0.001 to 10"
+        );
+        assert!(
+            error("name = \"a\"\nrw = \"read\"\ndistribution = \"zipf:1\"")
+                .contains("distribution is for random requests: say rw = ")
+        );
+        assert_eq!(
+            error("name = \"a\"\narrivals = \"poisson\""),
+            "my.toml:4: tenant a: arrivals need rate or iops: how often requests arrive"
+        );
+        assert_eq!(
+            error("name = \"a\"\niops = \"1k\"\nthink = \"1us\"\narrivals = \"even\""),
+            "my.toml: tenant a: arrivals do not wait for answers: no pauses, and no trace"
+        );
         assert_eq!(
             error("name = \"a\"\ndepth = 0"),
             "my.toml: tenant a: depth, sizes and how often they are chosen must be above 0"
@@ -505,22 +424,13 @@ mod tests {
     }
 
     #[test]
-    fn on_a_host_requests_take_cpu_time_and_one_core_is_the_limit() {
+    fn a_host_that_cannot_be_is_told_with_its_line() {
         let text = |host: &str| {
             format!(
                 "device = \"z-ssd\"\nduration = \"20ms\"\ncores = 1\n{host}\n[[tenant]]\nname = \
                  \"a\"\ndepth = 64\n"
             )
         };
-        let run = |host: &str| {
-            let policy = Policies::usual().0.remove(0).complete().unwrap();
-            run_under(&read(&text(host)).unwrap(), policy).unwrap()
-        };
-        let (free, slow) = (run(""), run("[host]\nkernel = \"linux-5\"\nmhz = 1000\n"));
-        assert_eq!(free.cpu_ns_per_io, 0.0);
-        // 14180 cycles a request, most of which it shares with no other.
-        assert!((12_000.0..16_000.0).contains(&slow.cpu_ns_per_io), "{}", slow.cpu_ns_per_io);
-        assert!(slow.iops < 85_000.0 && free.iops > 700_000.0, "{} {}", slow.iops, free.iops);
         assert_eq!(
             read(&text("wake = \"1us\"\n[host]\n")).unwrap_err(),
             "my.toml:5: host: it says itself how long wake-ups take (wake and far-wake): leave \

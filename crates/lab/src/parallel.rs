@@ -1,0 +1,46 @@
+//! Work in several threads.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Does `count` pieces of work in so many threads; `on` hears how many are done, and stops the rest
+/// by `false`. Gives what came of each in their order, whatever the number of threads; `None` for
+/// what was not begun.
+pub(crate) fn each<T: Send>(
+    count: usize,
+    threads: usize,
+    on: impl Fn(usize) -> bool + Sync,
+    work: impl Fn(usize) -> T + Sync,
+) -> Vec<Option<T>> {
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let found: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
+    let thread = || {
+        while on(done.load(Ordering::Relaxed)) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return;
+            }
+            let made = work(number);
+            found.lock().expect("no thread panics while it holds the lock")[number] = Some(made);
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let threads = threads.clamp(1, count.max(1));
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(thread))));
+    on(done.load(Ordering::Relaxed));
+    found.into_inner().expect("no thread panics while it holds the lock")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_of_it_is_in_order_and_what_is_stopped_is_not_begun() {
+        let all = each(100, 4, |_| true, |number| number * number);
+        assert!(all.iter().enumerate().all(|(number, made)| *made == Some(number * number)));
+        let some = each(100, 1, |done| done < 3, |number| number);
+        assert_eq!(some.iter().flatten().count(), 3);
+        assert!(each(0, 8, |_| true, |number| number).is_empty());
+    }
+}

@@ -1,0 +1,108 @@
+//! One run: a scenario under a policy, and what came out, in the words of `fairq bench`.
+
+use fairq_bench::report::{Got, Run};
+use fairq_config::engine::{Shape, WithPolicy, with_policy};
+use fairq_config::policy::PolicyConfig;
+use fairq_core::{Native, Policy};
+use fairq_sim::check;
+use fairq_sim::scenario::{Scenario, Tenant};
+use fairq_sim::traced::Traced;
+use fairq_sim::{Promise, Run as Simulated, on_host, simulate};
+
+/// Simulates with whatever policy there is.
+struct Simulate<'a>(&'a Scenario);
+
+impl WithPolicy for Simulate<'_> {
+    type Output = Simulated;
+
+    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Simulated
+    where
+        L::Port: 'static,
+    {
+        // What holds for every policy: nothing is lost, nobody starves, a device with room has what
+        // it was sent.
+        let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
+        simulate(self.0, policy, ports, check::all(self.0, &promise))
+    }
+}
+
+/// What came out of a run, and what policies call it.
+pub(super) struct Outcome {
+    /// The policy in a few words.
+    pub(super) policy: String,
+    pub(super) run: Simulated,
+}
+
+/// Runs it. A law that is broken is an error.
+pub(super) fn under(scenario: &Scenario, policy: &PolicyConfig) -> anyhow::Result<Outcome> {
+    let slots = scenario.profile.host.window.get();
+    let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags()).before(slots);
+    let name = policy.describe(slots);
+    let run = match &scenario.host {
+        None => with_policy::<Native, _>(policy, shape, Simulate(scenario)),
+        Some(host) => on_host(host, || with_policy::<Traced, _>(policy, shape, Simulate(scenario))),
+    }?;
+    if let Some(violation) = run.violation {
+        return Err(anyhow::anyhow!("under {name} a law is broken: {violation}"));
+    }
+    Ok(Outcome { policy: name, run })
+}
+
+/// Bytes a second that each tenant gets where it is alone, under no scheduler.
+pub(super) fn alone(scenario: &Scenario) -> anyhow::Result<Vec<f64>> {
+    let none = "none".parse::<fairq_config::policy::PolicyTable>();
+    let none = none.map_err(anyhow::Error::msg)?.complete()?;
+    let only = |tenant: &Tenant| {
+        let scenario = Scenario { tenants: vec![tenant.clone()], ..scenario.clone() };
+        Ok(under(&scenario, &none)?.run.bandwidth())
+    };
+    scenario.tenants.iter().map(only).collect()
+}
+
+/// The most bytes a second that it asks for, if it is held to a rate.
+fn rate(tenant: &Tenant) -> Option<u64> {
+    let job = &tenant.job;
+    let often = |&(_, often): &(u32, u32)| u64::from(often);
+    let bytes = |&(bytes, often): &(u32, u32)| u64::from(bytes) * u64::from(often);
+    let mean = job.sizes.iter().map(bytes).sum::<u64>() / job.sizes.iter().map(often).sum::<u64>();
+    let all = mean.saturating_mul(tenant.threads.len() as u64).saturating_mul(1_000_000_000);
+    all.checked_div(job.interval_ns)
+}
+
+impl Outcome {
+    /// As `fairq bench` tells it. `alone`: what each tenant gets alone, if that is known.
+    pub(super) fn told(
+        &self,
+        scenario: &Scenario,
+        alone: Option<&[f64]>,
+        with_histograms: bool,
+    ) -> Run {
+        let run = &self.run;
+        let got = |(index, (tenant, got)): (usize, (&Tenant, &fairq_sim::Got))| {
+            let latencies = &got.latency_ns;
+            let buckets = || {
+                let counted = latencies.iter_recorded();
+                counted
+                    .map(|bucket| (bucket.value_iterated_to(), bucket.count_at_value()))
+                    .collect()
+            };
+            Got {
+                name: tenant.name.clone(),
+                weight: tenant.weight,
+                rate: rate(tenant),
+                operations: got.requests,
+                bytes: got.bytes,
+                mean_ns: latencies.mean(),
+                p50_ns: latencies.value_at_quantile(0.5),
+                p99_ns: latencies.value_at_quantile(0.99),
+                p999_ns: latencies.value_at_quantile(0.999),
+                alone: alone.and_then(|alone| alone.get(index)).copied(),
+                histogram: with_histograms.then(buckets),
+            }
+        };
+        let tenants = scenario.tenants.iter().zip(&run.tenants).enumerate();
+        let got: Vec<Got> = tenants.map(got).collect();
+        let cpu_ns: u64 = run.cpus.iter().map(|cpu| cpu.busy_ns).sum();
+        Run::new(&self.policy, run.measured_ns as f64 / 1e9, cpu_ns as f64, &got, None)
+    }
+}

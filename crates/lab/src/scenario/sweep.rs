@@ -1,0 +1,252 @@
+//! Sweeps: a scenario file of which some values are to be tried one after the other.
+//!
+//! `[sweep]` names keys by their path and gives each a list of values. Every combination is a
+//! [`Point`]: the same file with these values in place of its own, so that a point is checked, and
+//! refused, as any file is.
+//!
+//! ```toml
+//! [sweep]
+//! "tenant.db.weight" = [100, 300, 1000]
+//! "tenant.*.bs" = ["4k", "64k"]    # of all tenants
+//! device = ["z-ssd", "p4500"]
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use fairq_config::files::read_text;
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::misread;
+use fairq_sim::scenario::Scenario;
+use toml_edit::{DocumentMut, Item, TableLike};
+
+use super::table;
+
+/// The most points of a file: more are a mistake.
+const MOST_POINTS: usize = 100_000;
+
+/// A scenario file.
+#[derive(Clone, Debug)]
+pub struct Document {
+    text: String,
+    /// What messages call it.
+    name: String,
+    /// What paths in it are relative to.
+    folder: PathBuf,
+}
+
+/// One combination of the values that are swept.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Point {
+    /// The keys that are swept, and their values here, in the file's order.
+    pub settings: Vec<(String, toml::Value)>,
+    /// The file with these values.
+    pub text: String,
+    /// The file's name.
+    pub file: String,
+    /// What messages call it.
+    pub name: String,
+    /// What paths in it are relative to.
+    pub folder: PathBuf,
+}
+
+impl Document {
+    /// A text, what to call it, and what paths in it are relative to.
+    pub fn new(text: String, name: String, folder: PathBuf) -> Document {
+        Document { text, name, folder }
+    }
+
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Document, Refusal> {
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(Document { text: read_text(path)?, name: path.display().to_string(), folder })
+    }
+
+    /// Its points; the file itself if nothing is swept. All of them are checked.
+    pub fn points(&self) -> Result<Vec<Point>, Refusal> {
+        let refuse = |what: String| Refusal::new(format!("{}: {what}", self.name));
+        let swept = self.swept()?;
+        let count = swept.iter().try_fold(1_usize, |all, (_, values)| {
+            all.checked_mul(values.len()).filter(|&all| all <= MOST_POINTS)
+        });
+        let Some(count) = count else {
+            return Err(refuse(format!("sweep: there are more than {MOST_POINTS} combinations")));
+        };
+        // It parses, since `swept` has read it.
+        let document: DocumentMut = self.text.parse().unwrap_or_default();
+        let point = |number: usize| {
+            let (mut document, mut settings, mut rest) = (document.clone(), Vec::new(), number);
+            // The last key changes first.
+            for (key, values) in swept.iter().rev() {
+                let value = values[rest % values.len()].clone();
+                rest /= values.len();
+                set(document.as_table_mut(), key, &value)
+                    .map_err(|what| refuse(format!("sweep: {key}: {what}")))?;
+                settings.insert(0, (key.clone(), value));
+            }
+            document.remove("sweep");
+            let text = if swept.is_empty() { self.text.clone() } else { document.to_string() };
+            let (file, folder) = (self.name.clone(), self.folder.clone());
+            let point = Point { name: self.named(&settings), settings, text, file, folder };
+            point.scenario()?;
+            Ok(point)
+        };
+        (0..count).map(point).collect()
+    }
+
+    /// What is swept, with its values.
+    fn swept(&self) -> Result<Vec<(String, Vec<toml::Value>)>, Refusal> {
+        let refuse = |what: String| Refusal::new(format!("{}: sweep: {what}", self.name));
+        let table: toml::Table =
+            toml::from_str(&self.text).map_err(|error| misread(&self.text, &self.name, &error))?;
+        let Some(sweep) = table.get("sweep") else { return Ok(Vec::new()) };
+        // Which knows the order in which keys stand.
+        let document: DocumentMut = self.text.parse().unwrap_or_default();
+        let order = document.get("sweep").and_then(Item::as_table_like);
+        let order: Vec<&str> =
+            order.into_iter().flat_map(|keys| keys.iter()).map(|key| key.0).collect();
+        let cure = "write \"tenant.NAME.KEY\" = [VALUE, VALUE…]";
+        let keys = sweep.as_table().ok_or_else(|| refuse(format!("it is a table: {cure}")))?;
+        let values = |(key, values): (&String, &toml::Value)| match values.as_array() {
+            Some(values) if !values.is_empty() => Ok((key.clone(), values.clone())),
+            Some(_) => Err(refuse(format!("{key} has no value: {cure}"))),
+            None => Err(refuse(format!("{key} has one value, not a list: {cure}"))),
+        };
+        let mut swept = keys.iter().map(values).collect::<Result<Vec<_>, _>>()?;
+        swept.sort_by_key(|(key, _)| order.iter().position(|known| known == key));
+        Ok(swept)
+    }
+
+    fn named(&self, settings: &[(String, toml::Value)]) -> String {
+        if settings.is_empty() {
+            return self.name.clone();
+        }
+        format!("{} with {}", self.name, shown(settings))
+    }
+}
+
+impl Point {
+    /// The scenario.
+    pub fn scenario(&self) -> Result<Scenario, Refusal> {
+        table::parse(&self.text, &self.name, &self.folder)
+    }
+}
+
+/// `tenant.db.weight = 300, device = "p4500"`.
+pub(super) fn shown(settings: &[(String, toml::Value)]) -> String {
+    let one = |(key, value): &(String, toml::Value)| format!("{key} = {value}");
+    settings.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Gives a key of a document another value.
+fn set(document: &mut dyn TableLike, key: &str, value: &toml::Value) -> Result<(), String> {
+    let place = |table: &mut dyn TableLike, key: &str| {
+        // One key and value as a document of their own, whose value is taken.
+        let line = format!("value = {value}\n");
+        let mut parsed: DocumentMut = line.parse().map_err(|error| format!("{error}"))?;
+        table.insert(key, parsed.remove("value").unwrap_or_default());
+        Ok(())
+    };
+    let Some(of_tenant) = key.strip_prefix("tenant.") else {
+        let mut table = document;
+        let mut path: Vec<&str> = key.split('.').collect();
+        let last = path.pop().unwrap_or_default();
+        for part in path {
+            let inner = table.get_mut(part).and_then(Item::as_table_like_mut);
+            table = inner.ok_or_else(|| format!("the file has no table `{part}`"))?;
+        }
+        return place(table, last);
+    };
+    let Some((name, key)) = of_tenant.rsplit_once('.') else {
+        return Err("write \"tenant.NAME.KEY\", or \"tenant.*.KEY\" for all".into());
+    };
+    let tenants = document.get_mut("tenant").and_then(Item::as_array_of_tables_mut);
+    let (mut names, mut is_found) = (Vec::new(), false);
+    for tenant in tenants.into_iter().flat_map(|tenants| tenants.iter_mut()) {
+        let own = tenant.get("name").and_then(Item::as_str).unwrap_or_default().to_owned();
+        if name == "*" || name == own {
+            place(tenant, key)?;
+            is_found = true;
+        }
+        names.push(own);
+    }
+    if is_found {
+        return Ok(());
+    }
+    Err(format!("no [[tenant]] is called `{name}`: there are {}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(text: &str) -> Result<Vec<Point>, String> {
+        Document::new(text.into(), "my.toml".into(), PathBuf::new())
+            .points()
+            .map_err(|refusal| refusal.to_string())
+    }
+
+    const FILE: &str = "device = \"z-ssd\" # fast\nduration = \"1s\"\n[host]\nmhz = 3000\n\
+                        [[tenant]]\nname = \"a.b\"\n[[tenant]]\nname = \"c\"\nweight = 7\n[sweep]\n";
+
+    #[test]
+    fn each_combination_is_a_file_with_its_values() {
+        let sweep = "\"tenant.a.b.weight\" = [100, 300]\n\"tenant.*.bs\" = [\"4k\", [[\"8k\", 1]]]\n\
+                     \"host.mhz\" = [2000]\n";
+        let points = points(&format!("{FILE}{sweep}")).unwrap();
+        assert_eq!(points.len(), 4);
+        let names: Vec<_> = points.iter().map(|point| point.name.as_str()).collect();
+        assert_eq!(
+            names[2],
+            "my.toml with tenant.a.b.weight = 300, tenant.*.bs = \"4k\", host.mhz = 2000"
+        );
+        let [first, .., last] = points.each_scenario();
+        assert_eq!([first[0].weight, first[1].weight], [100, 7]);
+        assert_eq!([last[0].weight, last[1].weight], [300, 7]);
+        assert_eq!((last[0].job.sizes[0], last[1].job.sizes[0]), ((8192, 1), (8192, 1)));
+        assert!(points[0].text.contains("# fast") && points[0].text.contains("mhz = 2000"));
+        assert!(!points[0].text.contains("sweep"));
+    }
+
+    trait Each {
+        fn each_scenario(&self) -> [Vec<fairq_sim::Tenant>; 4];
+    }
+
+    impl Each for Vec<Point> {
+        fn each_scenario(&self) -> [Vec<fairq_sim::Tenant>; 4] {
+            std::array::from_fn(|index| self[index].scenario().unwrap().tenants)
+        }
+    }
+
+    #[test]
+    fn a_file_that_sweeps_nothing_is_one_point() {
+        let text = FILE.strip_suffix("[sweep]\n").unwrap();
+        let points = points(text).unwrap();
+        assert_eq!((points.len(), points[0].name.as_str()), (1, "my.toml"));
+        assert_eq!(points[0].text, text);
+    }
+
+    #[test]
+    fn what_cannot_be_swept_is_refused_with_its_cure() {
+        let error = |sweep: &str| points(&format!("{FILE}{sweep}")).unwrap_err();
+        assert_eq!(
+            error("\"tenant.x.weight\" = [1]"),
+            "my.toml: sweep: tenant.x.weight: no [[tenant]] is called `x`: there are a.b, c"
+        );
+        assert!(error("device = \"p4500\"").contains("device has one value, not a list: write"));
+        assert!(error("device = []").contains("device has no value"));
+        assert!(error("\"disk.size\" = [1]").contains("the file has no table `disk`"));
+        assert!(error("tenant = [1]").contains("my.toml with tenant = 1"), "as any other key");
+        // As in the file, with the line as it would be.
+        let unknown = error("\"tenant.c.wait\" = [1]");
+        assert!(
+            unknown.contains("with tenant.c.wait = 1:") && unknown.contains("wait"),
+            "{unknown}"
+        );
+        let illegal = error("\"tenant.c.weight\" = [5, 20000]");
+        assert!(illegal.contains("with tenant.c.weight = 20000:"), "{illegal}");
+        let many = vec!["1"; 400].join(",");
+        let error =
+            error(&format!("\"tenant.c.weight\" = [{many}]\n\"tenant.c.depth\" = [{many}]"));
+        assert!(error.ends_with("more than 100000 combinations"), "{error}");
+    }
+}

@@ -1,0 +1,168 @@
+//! Whole files: what is read, run and written.
+
+use std::path::PathBuf;
+
+use fairq_config::flags::{Policies, parse_policies};
+use fairq_sim::scenario::{Access, Arrivals};
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../../docs/fairq.scenario.toml");
+
+fn policies(text: &str) -> Vec<PolicyConfig> {
+    let Policies(policies) = parse_policies(text).unwrap();
+    policies.into_iter().map(|table| table.complete().unwrap()).collect()
+}
+
+fn points(text: &str) -> Vec<Point> {
+    Document::new(text.into(), "my.toml".into(), PathBuf::new()).points().unwrap()
+}
+
+#[test]
+fn the_example_has_every_key_and_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = "419,R,8192,4096,100\n419,W,0,512,200\n";
+    std::fs::write(folder.path().join("volume.csv"), volume).unwrap();
+    let jobs = "[batch]\nrw=randwrite\nbs=64k\niodepth=8\n";
+    std::fs::write(folder.path().join("jobs.fio"), jobs).unwrap();
+    // Everything that is commented out, too.
+    let uncommented = |line: &'static str| line.strip_prefix("#: ").unwrap_or(line);
+    let text = EXAMPLE.lines().map(uncommented).collect::<Vec<_>>().join("\n");
+    let document = Document::new(text, "my.toml".into(), folder.path().to_owned());
+    let points = document.points().unwrap();
+    assert_eq!(points.len(), 4, "what it sweeps");
+    let mut scenario = points[0].seeded(Some(7)).unwrap();
+    assert_eq!(scenario.seed, 7, "what is said beside the file wins");
+    let names: Vec<_> = scenario.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+    assert_eq!(names, ["db", "backup", "kv", "web", "replayed", "batch"]);
+    assert_eq!(scenario.tenants[0].lives.len(), 2);
+    let web = &scenario.tenants[3].job;
+    assert_eq!((web.arrivals, web.access), (Arrivals::Poisson, Access::Zipf { thousandths: 1100 }));
+    assert!(scenario.tenants[4].job.replay.as_ref().is_some_and(|replay| replay.keeps_time));
+    (scenario.duration_ns, scenario.warmup_ns) = (20_000_000, 1_000_000);
+    for tenant in &mut scenario.tenants {
+        (tenant.lives, tenant.reweights) = (vec![(0, u64::MAX)], Vec::new());
+    }
+    for policy in policies("none,mqfq") {
+        let run = simulate::under(&scenario, &policy).unwrap().told(&scenario, None, false);
+        assert!(run.iops > 1000.0 && run.flows.len() == 6, "{run:?}");
+    }
+}
+
+const TWO: &str = "device = \"z-ssd\"\nduration = \"40ms\"\ncores = 2\n\
+                   [[tenant]]\nname = \"a\"\ndepth = 32\nrw = \"randrw\"\n\
+                   [[tenant]]\nname = \"b\"\niops = 20k\narrivals = \"poisson\"\n";
+
+fn two() -> String {
+    TWO.replace("20k", "\"20k\"")
+}
+
+#[test]
+fn on_a_host_requests_take_cpu_time_and_one_core_is_the_limit() {
+    let run = |host: &str| {
+        let text = format!(
+            "device = \"z-ssd\"\nduration = \"20ms\"\ncores = 1\n{host}\n[[tenant]]\nname = \
+             \"a\"\ndepth = 64\n"
+        );
+        points(&text)[0].run(&policies("none"), None, Details::default()).unwrap().runs.remove(0)
+    };
+    let (free, slow) = (run(""), run("[host]\nkernel = \"linux-5\"\nmhz = 1000\n"));
+    assert_eq!(free.cpu_ns_per_io, 0.0);
+    // 14180 cycles a request, most of which it shares with no other.
+    assert!((12_000.0..16_000.0).contains(&slow.cpu_ns_per_io), "{}", slow.cpu_ns_per_io);
+    assert!(slow.iops < 85_000.0 && free.iops > 700_000.0, "{} {}", slow.iops, free.iops);
+}
+
+/// An open loop sends what it says, and what waits for a place waits from its arrival on.
+#[test]
+fn in_an_open_loop_the_rate_is_kept_and_waiting_counts() {
+    let run = |arrivals: &str, iops: &str| {
+        let text = format!(
+            "device = \"p4500\"\nduration = \"400ms\"\ncores = 1\n[[tenant]]\nname = \"a\"\n\
+             depth = 1\niops = \"{iops}\"\narrivals = \"{arrivals}\"\n"
+        );
+        let cell = points(&text)[0].run(&policies("none"), None, Details::default()).unwrap();
+        cell.runs[0].flows[0].clone()
+    };
+    let (closed, even, poisson) = (run("closed", "5k"), run("even", "5k"), run("poisson", "5k"));
+    for flow in [&closed, &even, &poisson] {
+        assert!((4_700.0..5_300.0).contains(&flow.iops), "{}", flow.iops);
+    }
+    // A place that is free half of the time: by chance two come at once.
+    assert!(poisson.mean_ns > 1.2 * even.mean_ns, "{} {}", poisson.mean_ns, even.mean_ns);
+    // More than it can do: a closed loop slows down, arrivals pile up.
+    let (closed, even) = (run("closed", "30k"), run("even", "30k"));
+    assert!((closed.iops - even.iops).abs() < 0.02 * closed.iops);
+    assert!(even.mean_ns > 100.0 * closed.mean_ns, "{} {}", even.mean_ns, closed.mean_ns);
+}
+
+#[test]
+fn details_are_told_where_they_are_asked_for() {
+    let point = &points(&two())[0];
+    let plain = point.run(&policies("mqfq"), Some(3), Details::default()).unwrap();
+    assert_eq!((plain.seed, plain.point.len(), plain.file.as_str()), (3, 0, "my.toml"));
+    let flow = &plain.runs[0].flows[0];
+    assert!(flow.mean_ns > 0.0 && flow.slowdown.is_none() && flow.histogram.is_none());
+    let details = Details { alone: true, histograms: true };
+    let all = point.run(&policies("mqfq"), Some(3), details).unwrap();
+    let flow = &all.runs[0].flows[0];
+    assert!(flow.slowdown.is_some_and(|times| (0.9..3.0).contains(&times)), "{flow:?}");
+    let histogram = flow.histogram.as_ref().unwrap();
+    let count: u64 = histogram.iter().map(|bucket| bucket.1).sum();
+    assert_eq!(count as f64, (flow.iops * all.runs[0].seconds).round());
+    let sum: f64 = histogram.iter().map(|&(ns, count)| ns as f64 * count as f64).sum();
+    assert!((sum / count as f64 - flow.mean_ns).abs() < 0.01 * flow.mean_ns);
+}
+
+#[test]
+fn fios_json_has_reads_and_writes_apart() {
+    let scenario = points(&two())[0].seeded(None).unwrap();
+    let outcome = simulate::under(&scenario, &policies("none")[0]).unwrap();
+    let jobs = fio::jobs(&scenario, &outcome.run, &Map::new());
+    let output = fio::output(&jobs);
+    assert!(output["fio version"].as_str().unwrap().starts_with("fairq-"));
+    let [a, b] = [&output["jobs"][0], &output["jobs"][1]];
+    assert_eq!((a["jobname"].as_str(), b["jobname"].as_str()), (Some("a"), Some("b")));
+    let (reads, writes) = (&a["read"], &a["write"]);
+    let got = &outcome.run.tenants[0];
+    let total = reads["total_ios"].as_u64().unwrap() + writes["total_ios"].as_u64().unwrap();
+    assert_eq!(total, got.requests);
+    assert!(writes["total_ios"].as_u64().unwrap() * 3 > total, "half of them");
+    assert_eq!(reads["clat_ns"]["N"], reads["total_ios"]);
+    assert!(reads["clat_ns"]["percentile"]["99.000000"].as_u64().unwrap() > 0);
+    assert_eq!(b["write"]["total_ios"], 0);
+    assert!(b["write"]["clat_ns"]["percentile"].is_null());
+}
+
+/// Each file of a report, whatever is swept, and how many threads there are.
+#[test]
+fn a_report_has_tables_figures_and_data() {
+    let text =
+        two() + "[sweep]\n\"tenant.b.weight\" = [100, 300]\ndevice = [\"z-ssd\", \"p4500\"]\n";
+    let points = points(&text);
+    let cell = |point: &Point, seed| {
+        point.run(&policies("none,mqfq"), Some(seed), Details::default()).unwrap()
+    };
+    let cells: Vec<Cell> =
+        points.iter().flat_map(|point| [cell(point, 1), cell(point, 2)]).collect();
+    assert_eq!(cells.len(), 8);
+    let folder = tempfile::tempdir().unwrap();
+    report::write(&cells, folder.path()).unwrap();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let csv = read("results.csv");
+    assert!(csv.starts_with("file,tenant.b.weight,device,seed,policy,tenant,weight,"), "{csv}");
+    assert_eq!(csv.lines().count(), 1 + 8 * 2 * 2);
+    let json: Value = serde_json::from_str(&read("results.json")).unwrap();
+    assert_eq!(json[7]["point"]["tenant.b.weight"], 300);
+    assert_eq!(json[7]["runs"][1]["flows"][1]["name"], "b");
+    let report = read("report.md");
+    assert!(report.contains("## my.toml with tenant.b.weight = 300, device = \"p4500\""));
+    assert!(report.contains(" ± ") && report.contains("![my.toml with device = \"z-ssd\": "));
+    // One for each device and measure.
+    assert_eq!(report.matches("![").count(), 6);
+    assert!(read("1-share.svg").contains("tenant.b.weight") && read("2-p99.svg").contains("mqfq"));
+    let text = report::text(&cells);
+    assert!(text.contains("seeds 1 to 2: means") && text.contains(" ± "), "{text}");
+    let one = report::text(&cells[..1]);
+    assert!(one.contains("keeps") && !one.contains('±'), "{one}");
+}

@@ -1,0 +1,138 @@
+//! Addresses of which some are asked for far more often than others.
+//!
+//! **Model.** Of `count` places the one of rank k is asked for in proportion to k^-q (Zipf's law).
+//! Ranks come by rejection from the integral of that curve, inverted (Hörmann and Derflinger,
+//! "Rejection-inversion to generate variates from monotone discrete distributions", 1996): a few
+//! logarithms for each, no table, whatever the count. Ranks are scattered over the device by a
+//! multiplication with a prime, so that the most wanted places are not neighbours.
+//!
+//! Logarithms are `libm`'s, which gives the same bits on every machine.
+
+use crate::random::Random;
+
+/// Larger than any device has places, and a prime: so it has no factor in common with their number.
+const PRIME: u64 = 0xffff_ffff_ffff_ffc5;
+/// The steps of a number between 0 and 1.
+const FRACTION: f64 = 1.0 / (1_u64 << 53) as f64;
+
+/// A sampler.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Zipf {
+    exponent: f64,
+    count: u64,
+    /// The integral from the first rank on, to the last, and how near a draw is taken at once.
+    first: f64,
+    last: f64,
+    near: f64,
+}
+
+impl Zipf {
+    /// Of `count` places, at least one; the exponent in thousandths, above 0.
+    pub(crate) fn new(count: u64, thousandths: u32) -> Zipf {
+        let mut zipf = Zipf {
+            exponent: f64::from(thousandths) / 1000.0,
+            count: count.max(1),
+            first: 0.0,
+            last: 0.0,
+            near: 0.0,
+        };
+        zipf.first = zipf.integral(1.5) - 1.0;
+        zipf.last = zipf.integral(zipf.count as f64 + 0.5);
+        zipf.near = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.curve(2.0));
+        zipf
+    }
+
+    /// A place, from 0.
+    #[inline]
+    pub(crate) fn place(&self, random: &mut Random) -> u64 {
+        let rank = self.rank(random) - 1;
+        (u128::from(rank) * u128::from(PRIME) % u128::from(self.count)) as u64
+    }
+
+    /// A rank, from 1.
+    fn rank(&self, random: &mut Random) -> u64 {
+        loop {
+            let drawn = self.last + uniform(random) * (self.first - self.last);
+            let x = self.inverse(drawn);
+            let rank = ((x + 0.5) as u64).clamp(1, self.count);
+            let k = rank as f64;
+            if k - x <= self.near || drawn >= self.integral(k + 0.5) - self.curve(k) {
+                return rank;
+            }
+        }
+    }
+
+    /// x^-q.
+    fn curve(&self, x: f64) -> f64 {
+        libm::exp(-self.exponent * libm::log(x))
+    }
+
+    /// Its integral from 1: (x^(1 - q) - 1) / (1 - q), or ln x.
+    fn integral(&self, x: f64) -> f64 {
+        let log = libm::log(x);
+        let t = (1.0 - self.exponent) * log;
+        // (e^t - 1) / t, which is 1 at 0.
+        let factor = if t.abs() > 1e-8 { libm::expm1(t) / t } else { 1.0 + t / 2.0 };
+        factor * log
+    }
+
+    fn inverse(&self, value: f64) -> f64 {
+        let t = (value * (1.0 - self.exponent)).max(-1.0);
+        // ln(1 + t) / t, which is 1 at 0.
+        let factor = if t.abs() > 1e-8 { libm::log1p(t) / t } else { 1.0 - t / 2.0 };
+        libm::exp(factor * value)
+    }
+}
+
+/// Above 0 and at most 1.
+pub(crate) fn uniform(random: &mut Random) -> f64 {
+    ((random.word() >> 11) + 1) as f64 * FRACTION
+}
+
+/// A time between two arrivals that know nothing of each other, of this mean; in nanoseconds.
+pub(crate) fn interval_ns(mean_ns: u64, random: &mut Random) -> u64 {
+    (-libm::log(uniform(random)) * mean_ns as f64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often each rank comes is the law's, whatever the exponent; at 1 it has a formula of its
+    /// own.
+    #[test]
+    fn ranks_come_as_often_as_the_law_says() {
+        for thousandths in [500, 1000, 1200, 2500] {
+            let (count, draws) = (50, 200_000);
+            let zipf = Zipf::new(count, thousandths);
+            let mut random = Random::new(3, 1);
+            let mut seen = vec![0_u32; count as usize];
+            (0..draws).for_each(|_| seen[zipf.rank(&mut random) as usize - 1] += 1);
+            let weight = |rank: usize| (rank as f64).powf(-f64::from(thousandths) / 1000.0);
+            let all: f64 = (1..=count as usize).map(weight).sum();
+            for (rank, seen) in (1..).zip(seen) {
+                let due = f64::from(draws) * weight(rank) / all;
+                let off = (f64::from(seen) - due).abs();
+                assert!(off < 5.0 * due.sqrt() + 1.0, "{thousandths}: {rank}: {seen}, due {due}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_rank_has_a_place_of_its_own() {
+        let count = 1 << 12;
+        let places: std::collections::BTreeSet<u64> = (0..count)
+            .map(|rank| (u128::from(rank as u64) * u128::from(PRIME) % count as u128) as u64)
+            .collect();
+        assert_eq!(places.len(), count);
+        let one = Zipf::new(1, 900);
+        assert_eq!(one.place(&mut Random::new(1, 1)), 0);
+    }
+
+    #[test]
+    fn arrivals_have_the_mean_that_was_asked_for() {
+        let mut random = Random::new(1, 1);
+        let sum: u64 = (0..100_000).map(|_| interval_ns(1_000, &mut random)).sum();
+        assert!((99_000_000..101_000_000).contains(&sum), "{sum}");
+    }
+}
