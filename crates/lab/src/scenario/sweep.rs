@@ -61,6 +61,33 @@ impl Document {
         Ok(Document { text: read_text(path)?, name: path.display().to_string(), folder })
     }
 
+    /// From values instead of a text, as they are in the file.
+    pub fn of_values(
+        values: &toml::Table,
+        name: String,
+        folder: PathBuf,
+    ) -> Result<Document, Refusal> {
+        let text = toml::to_string(values)
+            .map_err(|error| Refusal::new(format!("{name} cannot be written as TOML: {error}")))?;
+        Ok(Document { text, name, folder })
+    }
+
+    /// Sweeps one key more.
+    pub fn sweep(&mut self, key: &str, values: &toml::Value) -> Result<(), Refusal> {
+        self.swept()?;
+        // It parses, since `swept` has read it.
+        let mut document: DocumentMut = self.text.parse().unwrap_or_default();
+        let sweep = document.entry("sweep").or_insert_with(toml_edit::table);
+        let told = |what: String| Refusal::new(format!("{}: sweep: {key}: {what}", self.name));
+        let keys = sweep.as_table_like_mut().ok_or_else(|| told("it is no table".into()))?;
+        if keys.contains_key(key) {
+            return Err(told("the file sweeps it, too: leave one out".into()));
+        }
+        place(keys, key, values).map_err(told)?;
+        self.text = document.to_string();
+        Ok(())
+    }
+
     /// Its points; the file itself if nothing is swept. All of them are checked.
     pub fn points(&self) -> Result<Vec<Point>, Refusal> {
         let refuse = |what: String| Refusal::new(format!("{}: {what}", self.name));
@@ -137,15 +164,17 @@ pub(super) fn shown(settings: &[(String, toml::Value)]) -> String {
     settings.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Gives a key of a document another value.
+/// Gives a key of a table another value.
+fn place(table: &mut dyn TableLike, key: &str, value: &toml::Value) -> Result<(), String> {
+    // One key and value as a document of their own, whose value is taken.
+    let line = format!("value = {value}\n");
+    let mut parsed: DocumentMut = line.parse().map_err(|error| format!("{error}"))?;
+    table.insert(key, parsed.remove("value").unwrap_or_default());
+    Ok(())
+}
+
+/// Gives a key of a document another value, by its path.
 fn set(document: &mut dyn TableLike, key: &str, value: &toml::Value) -> Result<(), String> {
-    let place = |table: &mut dyn TableLike, key: &str| {
-        // One key and value as a document of their own, whose value is taken.
-        let line = format!("value = {value}\n");
-        let mut parsed: DocumentMut = line.parse().map_err(|error| format!("{error}"))?;
-        table.insert(key, parsed.remove("value").unwrap_or_default());
-        Ok(())
-    };
     let Some(of_tenant) = key.strip_prefix("tenant.") else {
         let mut table = document;
         let mut path: Vec<&str> = key.split('.').collect();
@@ -154,7 +183,7 @@ fn set(document: &mut dyn TableLike, key: &str, value: &toml::Value) -> Result<(
             let inner = table.get_mut(part).and_then(Item::as_table_like_mut);
             table = inner.ok_or_else(|| format!("the file has no table `{part}`"))?;
         }
-        return place(table, last);
+        return place(table, last, value);
     };
     let Some((name, key)) = of_tenant.rsplit_once('.') else {
         return Err("write \"tenant.NAME.KEY\", or \"tenant.*.KEY\" for all".into());
@@ -164,7 +193,7 @@ fn set(document: &mut dyn TableLike, key: &str, value: &toml::Value) -> Result<(
     for tenant in tenants.into_iter().flat_map(|tenants| tenants.iter_mut()) {
         let own = tenant.get("name").and_then(Item::as_str).unwrap_or_default().to_owned();
         if name == "*" || name == own {
-            place(tenant, key)?;
+            place(tenant, key, value)?;
             is_found = true;
         }
         names.push(own);
@@ -205,6 +234,25 @@ mod tests {
         assert_eq!((last[0].job.sizes[0], last[1].job.sizes[0]), ((8192, 1), (8192, 1)));
         assert!(points[0].text.contains("# fast") && points[0].text.contains("mhz = 2000"));
         assert!(!points[0].text.contains("sweep"));
+    }
+
+    #[test]
+    fn keys_are_swept_from_without_too() {
+        let text = FILE.strip_suffix("[sweep]\n").unwrap();
+        let table: toml::Table = toml::from_str(text).unwrap();
+        let values = |text: &str| text.parse::<toml::Value>().unwrap();
+        for mut document in [
+            Document::new(text.into(), "my.toml".into(), PathBuf::new()),
+            Document::of_values(&table, "my.toml".into(), PathBuf::new()).unwrap(),
+        ] {
+            document.sweep("tenant.c.weight", &values("[1, 2]")).unwrap();
+            document.sweep("host.mhz", &values("[2000]")).unwrap();
+            let points = document.points().unwrap();
+            let names: Vec<_> = points.iter().map(|point| point.name.as_str()).collect();
+            assert_eq!(names[1], "my.toml with tenant.c.weight = 2, host.mhz = 2000");
+            let again = document.sweep("host.mhz", &values("[1]")).unwrap_err().to_string();
+            assert_eq!(again, "my.toml: sweep: host.mhz: the file sweeps it, too: leave one out");
+        }
     }
 
     trait Each {

@@ -1,0 +1,181 @@
+"""fairq's laboratory: scenarios of weighted fair storage sharing, simulated in this process.
+
+>>> import fairq
+>>> table = fairq.run("my.toml", policies=["none", "mqfq"])
+>>> table = fairq.sweep("my.toml", {"tenant.db.weight": [100, 300, 1000]}, seeds=10)
+
+A scenario is a file as `fairq lab run` takes it (docs/fairq.scenario.toml has every key), its text,
+or the same as a dict. What comes out is an Arrow table with a row for each tenant of each run; the
+same scenario, policy and seed give the same bytes on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, NamedTuple, Union
+
+import pyarrow as pa
+
+from . import _fairq
+
+__all__ = ["Scenario", "policies", "run", "sweep"]
+
+#: A file's path (it ends with .toml), the text of one, or its values.
+Scenario = Union[str, "os.PathLike[str]", Mapping[str, Any]]
+
+_HISTOGRAM = pa.list_(pa.struct([("ns", pa.uint64()), ("count", pa.uint64())]))
+_MEASURED = [
+    ("weight", pa.uint16()),
+    ("entitled", pa.float64()),
+    ("share", pa.float64()),
+    ("iops", pa.float64()),
+    ("bytes_per_s", pa.float64()),
+    ("mean_ns", pa.float64()),
+    ("p50_ns", pa.uint64()),
+    ("p99_ns", pa.uint64()),
+    ("p999_ns", pa.uint64()),
+    ("slowdown", pa.float64()),
+]
+
+
+class _Unit(NamedTuple):
+    """A piece of work: one point on one seed under some policies."""
+
+    scenario: str
+    name: str
+    folder: str
+    policies: str
+    seed: int | None
+    alone: bool
+    histograms: bool
+
+
+def _carry_out(unit: _Unit) -> str:
+    return _fairq.run(*unit)
+
+
+def policies() -> list[str]:
+    """The names of all policies. Each can have keys, as in `mqfq:slots=64`."""
+    return _fairq.policies()
+
+
+def run(
+    scenario: Scenario,
+    policies: Iterable[str] = ("none", "mqfq"),
+    *,
+    seeds: int = 1,
+    seed: int | None = None,
+    alone: bool = False,
+    histograms: bool = False,
+    executor: Executor | None = None,
+) -> pa.Table:
+    """Runs a scenario, and all that it sweeps, under each policy. `sweep` says what is what."""
+    return sweep(
+        scenario, {}, policies, seeds=seeds, seed=seed, alone=alone, histograms=histograms, executor=executor
+    )
+
+
+def sweep(
+    scenario: Scenario,
+    over: Mapping[str, Sequence[Any]],
+    policies: Iterable[str] = ("none", "mqfq"),
+    *,
+    seeds: int = 1,
+    seed: int | None = None,
+    alone: bool = False,
+    histograms: bool = False,
+    executor: Executor | None = None,
+) -> pa.Table:
+    """Runs every combination of values of some keys.
+
+    over: keys by their path (`"tenant.db.weight"`, `"tenant.*.depth"`, `"device"`), each with its
+        values; beside what the scenario's own `[sweep]` has.
+    policies: as `fairq bench --policy` has them.
+    seeds, seed: run on so many seeds, from this one on (if it is not given, from the scenario's).
+    alone: run each tenant alone first, which gives `slowdown`: the bytes it gets alone over those
+        it got.
+    histograms: a column of latencies in nanoseconds, with the number of requests that took so long.
+    executor: where the work is done: any `concurrent.futures` executor, such as Dask's
+        (`client.get_executor()`). Files that a scenario names (traces, profiles) must be there.
+        If it is not given, threads of this process, one for each CPU.
+
+    Gives a table with a column for each key, and `seed`, `policy`, `tenant`, `weight`, `entitled`,
+    `share` (both of all bytes), `iops`, `bytes_per_s`, `mean_ns`, `p50_ns`, `p99_ns`, `p999_ns`,
+    `slowdown`. Raises ValueError if the scenario cannot be, with the line and the cure, and
+    RuntimeError if a policy broke a law.
+    """
+    if isinstance(policies, str):
+        raise ValueError("policies is a list of names: write [\"mqfq\"]")
+    if seeds < 1:
+        raise ValueError(f"seeds is {seeds}: there is at least one")
+    names = list(policies)
+    if not names:
+        raise ValueError("policies is empty: there is at least one")
+    text, is_json, name, folder = _read(scenario)
+    pairs = json.dumps([[key, list(values)] for key, values in over.items()])
+    points = _fairq.points(text, is_json, name, folder, pairs)
+    # Tenants are run alone once for all policies.
+    together = [",".join(names)] if alone else names
+    units = [
+        (
+            json.loads(settings),
+            _Unit(point, shown, folder, group, (own if seed is None else seed) + more, alone, histograms),
+        )
+        for settings, point, shown, own in points
+        for more in range(seeds)
+        for group in together
+    ]
+    if executor is not None:
+        return _table(units, executor, histograms)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return _table(units, threads, histograms)
+
+
+def _read(scenario: Scenario) -> tuple[str, bool, str, str]:
+    """Its text, whether that is JSON, what to call it, and the folder that paths are relative to."""
+    if isinstance(scenario, Mapping):
+        return json.dumps(scenario), True, "the scenario", ""
+    shown = os.fspath(scenario)
+    if "\n" in shown:
+        return shown, False, "the scenario", ""
+    with open(shown, encoding="utf-8") as file:
+        return file.read(), False, shown, os.path.abspath(os.path.dirname(shown))
+
+
+def _table(units: list[tuple[list[list[Any]], _Unit]], executor: Executor, histograms: bool) -> pa.Table:
+    futures = [executor.submit(_carry_out, unit) for _, unit in units]
+    rows = []
+    try:
+        for (settings, _), future in zip(units, futures):
+            cell = json.loads(future.result())
+            for done in cell["runs"]:
+                for flow in done["flows"]:
+                    row = dict(settings)
+                    row |= {"seed": cell["seed"], "policy": done["policy"], "tenant": flow["name"]}
+                    row |= {column: flow[column] for column, _ in _MEASURED}
+                    if histograms:
+                        row["histogram"] = [{"ns": ns, "count": count} for ns, count in flow["histogram"]]
+                    rows.append(row)
+    finally:
+        for future in futures:
+            future.cancel()
+    # A seed that is swept has its column anyway.
+    keys = list(dict.fromkeys(key for settings, _ in units for key, _ in settings if key != "seed"))
+    columns = {key: _values([row[key] for row in rows]) for key in keys}
+    columns |= {"seed": pa.array([row["seed"] for row in rows], pa.uint64())}
+    columns |= {name: pa.array([row[name] for row in rows], pa.string()) for name in ("policy", "tenant")}
+    columns |= {name: pa.array([row[name] for row in rows], kind) for name, kind in _MEASURED}
+    if histograms:
+        columns["histogram"] = pa.array([row["histogram"] for row in rows], _HISTOGRAM)
+    return pa.table(columns)
+
+
+def _values(values: list[Any]) -> pa.Array:
+    """A column of swept values; those that Arrow has no common type for become JSON."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([json.dumps(value) for value in values])
