@@ -25,6 +25,7 @@ mod linux_cfq;
 mod mqfq;
 mod serial;
 mod sfqd;
+mod strict_nass;
 
 /// One of the policies, chosen while running.
 #[derive(Clone, Copy, Debug)]
