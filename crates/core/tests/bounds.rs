@@ -15,8 +15,8 @@ use fairq_core::none::NonePolicy;
 use fairq_core::platform::{AtomicWord, Lock, Ordering};
 use fairq_core::registry::{self, Shape};
 use fairq_core::{
-    AnyPolicy, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet,
-    Request, Submitted, Tag, Topology, Weight,
+    AnyPolicy, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request,
+    Submitted, Tag, Topology, Weight,
 };
 
 thread_local! {
@@ -185,9 +185,8 @@ impl<Q: Policy> Rig<Q> {
             for tag in 0..8 {
                 self.submit(port, tag, round * 17 + port * 5 + tag * 31);
             }
-            let cancel = |port: &mut Q::Port, now_ns, wake: &mut PortSet| {
-                port.cancel(now_ns, Tag(7), wake)
-            };
+            let cancel =
+                |port: &mut Q::Port, now_ns, wake: &mut PortSet| port.cancel(now_ns, Tag(7), wake);
             self.verb("cancel", port, cancel);
             self.drain(port);
         }

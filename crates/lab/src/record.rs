@@ -604,7 +604,10 @@ mod tests {
     fn several_seeds_are_told_together() {
         let row = ROWS.iter().find(|row| row.id == "M-T1").unwrap();
         let by_seed: Vec<OnSeed> = (1..=10)
-            .map(|seed| OnSeed { note: "n".into(), ..on(seed, Some(seed > 1), &format!("{seed} us")) })
+            .map(|seed| OnSeed {
+                note: "n".into(),
+                ..on(seed, Some(seed > 1), &format!("{seed} us"))
+            })
             .collect();
         let claim = Claim::from(claims::Finding { row, by_seed: by_seed.clone() });
         assert_eq!((claim.holds, claim.measured.as_str()), (Some(true), "6 [1 to 10] us"));

@@ -312,7 +312,7 @@ impl Local {
                 self.time = shared.time.now();
             }
             let window = shared.wheel.window();
-            if window.holds_back(lead, self.time) {
+            if R::IS_TIMED && window.holds_back(lead, self.time) {
                 // The port's own leaf may be what holds virtual time back.
                 self.publish(shared, Some(lead), wake);
                 self.time = shared.time.now();
@@ -362,7 +362,12 @@ impl Local {
     }
 
     #[inline]
-    fn complete<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, tag: Tag, wake: &mut PortSet) {
+    fn complete<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        tag: Tag,
+        wake: &mut PortSet,
+    ) {
         let Some((seat, slot)) = self.queue.finish(tag) else { return };
         self.flows.finish(&shared.flows, seat);
         self.release(shared, slot, wake);
@@ -400,7 +405,12 @@ impl Local {
     }
 
     /// Charges a staged request for what it has grown by.
-    fn grow<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, tag: Tag, cost: u64) -> Option<()> {
+    fn grow<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        tag: Tag,
+        cost: u64,
+    ) -> Option<()> {
         if !self.queue.is_staged(tag) {
             return None;
         }
@@ -416,15 +426,20 @@ impl Local {
 
     /// Gives a slot back.
     #[inline]
-    fn release<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, slot: u32, wake: &mut PortSet) {
+    fn release<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        slot: u32,
+        wake: &mut PortSet,
+    ) {
         let can_use = match self.queue.lead() {
             None => false,
             Some(lead) => {
                 let window = shared.wheel.window();
-                if window.holds_back(lead, self.time) {
+                if R::IS_TIMED && window.holds_back(lead, self.time) {
                     self.time = shared.time.now();
                 }
-                !window.holds_back(lead, self.time)
+                !R::IS_TIMED || !window.holds_back(lead, self.time)
             }
         };
         self.wake(shared, shared.slots.release(self.port, slot, can_use), wake);
@@ -581,7 +596,12 @@ impl Local {
 
     /// Adds the ports to those the caller is to wake.
     #[inline]
-    fn wake<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, ports: PortSet, wake: &mut PortSet) {
+    fn wake<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        ports: PortSet,
+        wake: &mut PortSet,
+    ) {
         if !ports.is_empty() {
             wake.extend(ports);
             self.wakes += ports.len() as u64;

@@ -25,7 +25,7 @@
 //! to mitigate races has been elided", says Figure 2, and it is not there: where verbs overlap a
 //! request may start before virtual time. `StrictPaper` is for the simulator, where verbs are whole.
 //!
-//! [`Untimed`] is `StrictPaper` whose virtual time stands still, as Section 4.3.3 runs it.
+//! [`Untimed`] is `StrictPaper` without virtual time, as Section 4.3.3 runs it: no port is throttled.
 
 /// A reading of the paper.
 pub trait Reading: Send + Sync + 'static {
