@@ -10,12 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
+use fairq_core::mqfq::{Mqfq, MqfqConfig, StrictPaper, VirtualTimeKind};
 use fairq_core::none::NonePolicy;
 use fairq_core::platform::{AtomicWord, Lock, Ordering};
 use fairq_core::registry::{self, Shape};
 use fairq_core::{
-    AnyPolicy, AnyPort, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet,
-    Request, Submitted, Tag, Topology, Weight,
+    AnyPolicy, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request,
+    Submitted, Tag, Topology, Weight,
 };
 
 thread_local! {
@@ -107,9 +108,9 @@ const MANY: Size = Size { ports: 256, flows: 10_000, open: 250 };
 /// The most accesses of each verb.
 type Most = BTreeMap<&'static str, u64>;
 
-struct Rig {
-    policy: AnyPolicy<Counting>,
-    ports: Vec<AnyPort<Counting>>,
+struct Rig<Q: Policy = AnyPolicy<Counting>> {
+    policy: Q,
+    ports: Vec<Q::Port>,
     flows: Vec<FlowId>,
     /// Of each port what it has issued.
     issued: Vec<Vec<Tag>>,
@@ -120,7 +121,12 @@ struct Rig {
 impl Rig {
     fn new(name: &str, keys: registry::Keys<'_>, size: Size) -> Rig {
         let shape = Shape::new(Topology::flat(size.ports), size.flows, TAGS).before(32);
-        let (policy, ports) = AnyPolicy::new(name, keys, &shape).unwrap();
+        Rig::of(AnyPolicy::new(name, keys, &shape).unwrap(), size)
+    }
+}
+
+impl<Q: Policy> Rig<Q> {
+    fn of((policy, ports): (Q, Vec<Q::Port>), size: Size) -> Self {
         // Names of flows in any slot, as a policy knows them that another one follows.
         let (names, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
         let first = names.add_flow(Weight::DEFAULT).unwrap();
@@ -138,7 +144,7 @@ impl Rig {
         &mut self,
         name: &'static str,
         port: usize,
-        verb: impl FnOnce(&mut AnyPort<Counting>, u64, &mut PortSet) -> R,
+        verb: impl FnOnce(&mut Q::Port, u64, &mut PortSet) -> R,
     ) -> R {
         self.now_ns += 1000;
         let mut wake = PortSet::EMPTY;
@@ -164,7 +170,7 @@ impl Rig {
         let flow = self.flows[flow % self.flows.len()];
         let op = if flow.slot().is_multiple_of(3) { Op::Write } else { Op::Read };
         let request = Request::new(Tag(tag as u32), flow, op, (tag as u64) << 20, 65_536);
-        let submit = |port: &mut AnyPort<Counting>, now_ns, wake: &mut PortSet| {
+        let submit = |port: &mut Q::Port, now_ns, wake: &mut PortSet| {
             port.submit(now_ns, &request, wake).unwrap()
         };
         if let Submitted::Issue { .. } = self.verb("submit", port, submit) {
@@ -179,9 +185,8 @@ impl Rig {
             for tag in 0..8 {
                 self.submit(port, tag, round * 17 + port * 5 + tag * 31);
             }
-            let cancel = |port: &mut AnyPort<Counting>, now_ns, wake: &mut PortSet| {
-                port.cancel(now_ns, Tag(7), wake)
-            };
+            let cancel =
+                |port: &mut Q::Port, now_ns, wake: &mut PortSet| port.cancel(now_ns, Tag(7), wake);
             self.verb("cancel", port, cancel);
             self.drain(port);
         }
@@ -190,7 +195,7 @@ impl Rig {
             for port in 0..self.ports.len() {
                 let Some(tag) = self.issued[port].pop() else { continue };
                 if step == 0 {
-                    let requeue = |port: &mut AnyPort<Counting>, now_ns, wake: &mut PortSet| {
+                    let requeue = |port: &mut Q::Port, now_ns, wake: &mut PortSet| {
                         port.requeue(now_ns, tag, wake)
                     };
                     match self.verb("requeue", port, requeue) {
@@ -279,6 +284,26 @@ fn neither_verbs_nor_ticks_take_longer_than_is_said() {
             }
         }
     }
+}
+
+/// MQFQ to the letter of its paper looks at no flow or port but its own either, and at every port
+/// where virtual time is scanned for.
+#[test]
+fn mqfq_by_the_letter_of_its_paper_takes_no_longer() {
+    let most = |kind, size: Size| {
+        let mut config = MqfqConfig::new(Topology::flat(size.ports), size.flows, TAGS);
+        (config.slots, config.virtual_time) = (32, kind);
+        Rig::of(Mqfq::<Counting, StrictPaper>::read(config).unwrap(), size).run()
+    };
+    for size in [FEW, MANY] {
+        let [verbs, tick] = bounds("mqfq", size);
+        for (verb, accesses) in most(VirtualTimeKind::Mindicator, size) {
+            let bound = if verb == "tick" { tick } else { verbs };
+            assert!(accesses <= bound, "{accesses} accesses in {verb}, at most {bound}");
+        }
+    }
+    let scan = most(VirtualTimeKind::ArrayScan, MANY);
+    assert!(scan["submit"] > MANY.ports as u64, "{scan:?}");
 }
 
 /// A verb that looks at all flows is noticed: the paper's tracker for comparison does.

@@ -140,12 +140,43 @@ impl<P: Platform> VirtualTime<P> {
         }
     }
 
+    /// Lowers the port's leaf to `lead`, or fills it, and its ancestors as far as their least
+    /// changes; gives virtual time if that moved it on. Unlike [`Self::pin`] it holds nothing still:
+    /// `lead` is not before virtual time only if that has not moved since the caller read it.
+    pub(crate) fn arrive(&self, port: PortId, lead: VTime) -> Option<VTime> {
+        let mut node = self.tree.leaf(port);
+        self.store(node, Some(lead));
+        P::fence();
+        loop {
+            let child = node;
+            node = self.tree.parent(node);
+            if node == Tree::ROOT {
+                return self.ascend(child);
+            }
+            let mut is_least = false;
+            // What does not change is stamped, so that no raise under way passes over the arrival.
+            self.update(node, |old| {
+                is_least = is_before(Some(lead), tag(old));
+                Some(restamp(if is_least { Some(lead) } else { tag(old) }, old))
+            });
+            P::fence();
+            if !is_least {
+                return None;
+            }
+        }
+    }
+
     /// Raises the port's leaf to `lead`, `None` if no request waits; gives virtual time if that
     /// moved it on.
     pub(crate) fn raise(&self, port: PortId, lead: Option<VTime>) -> Option<VTime> {
-        let mut node = self.tree.leaf(port);
-        self.store(node, lead);
+        let leaf = self.tree.leaf(port);
+        self.store(leaf, lead);
         P::fence();
+        self.ascend(leaf)
+    }
+
+    /// Raises the ancestors of a node that has been written, as far as their least changes.
+    fn ascend(&self, mut node: usize) -> Option<VTime> {
         loop {
             node = self.tree.parent(node);
             let mut least = None;
@@ -260,6 +291,47 @@ mod tests {
                         prop_assert_eq!(time.pin(id, time.now()), expected);
                         leads[port] = Some(expected.plus(units));
                         time.raise(id, leads[port])
+                    }
+                };
+                let least = leads.iter().flatten().copied().reduce(VTime::min);
+                let before = expected;
+                expected = least.map_or(before, |least| before.max(least));
+                prop_assert_eq!(time.now(), expected);
+                prop_assert_eq!(moved, (expected != before).then_some(expected));
+            }
+        }
+    }
+
+    proptest! {
+        /// The paper's own way of arriving, against the same list: whoever comes is at virtual time
+        /// or later and stays where it is, whatever others do.
+        #[test]
+        fn arrivals_go_up_as_far_as_the_least_changes(
+            shape in 0usize..4,
+            steps in prop::collection::vec((0usize..8, 0u64..40, any::<bool>()), 1..300),
+        ) {
+            let tree = trees()[shape].clone();
+            let ports = tree.ports();
+            let time = VirtualTime::<Native>::new(tree);
+            let mut leads: Vec<Option<VTime>> = (0..ports).map(|_| None).collect();
+            let mut expected = VTime::ZERO;
+            for (port, units, leaves) in steps {
+                let port = port % ports;
+                let id = PortId(port as u8);
+                let moved = match leads[port] {
+                    Some(lead) if leaves => {
+                        leads[port] = (units > 20).then(|| lead.plus(units));
+                        time.raise(id, leads[port])
+                    }
+                    // Before its lead, which another flow's request may be.
+                    Some(lead) => {
+                        let earlier = expected.max(lead.minus(units));
+                        leads[port] = Some(earlier);
+                        time.arrive(id, earlier)
+                    }
+                    None => {
+                        leads[port] = Some(expected.plus(units));
+                        time.arrive(id, expected.plus(units))
                     }
                 };
                 let least = leads.iter().flatten().copied().reduce(VTime::min);

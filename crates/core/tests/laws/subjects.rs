@@ -7,12 +7,14 @@ use fairq_core::fiops::{Fiops, FiopsConfig, FiopsPort, FiopsScheduler};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort, SlotKind, UnthrottleKind, VirtualTimeKind};
+use fairq_core::mqfq::{
+    Mqfq, MqfqConfig, MqfqPort, SlotKind, StrictPaper, UnthrottleKind, VirtualTimeKind,
+};
 use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::SerialPolicy;
 use fairq_core::sfqd::{Sfqd, SfqdPort, SfqdScheduler};
-use fairq_core::{AnyPolicy, AnyPort, Topology, registry};
+use fairq_core::{AnyPolicy, AnyPort, Native, Topology, registry};
 
 use crate::canary::serial_config;
 use crate::world::{Shape, Subject};
@@ -61,9 +63,8 @@ pub(crate) enum MqfqSubject {
     Sockets,
 }
 
-impl Subject for MqfqSubject {
-    type Policy = Mqfq;
-    fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
+impl MqfqSubject {
+    fn config(self, shape: &Shape) -> MqfqConfig {
         let sockets =
             Topology::new((0..shape.ports as u16).map(|port| (port / 3, port / 2)).collect());
         let flat = Topology::flat(shape.ports);
@@ -79,7 +80,33 @@ impl Subject for MqfqSubject {
             MqfqSubject::Polling => config.unthrottle = UnthrottleKind::Polling { period_ns: 1000 },
             MqfqSubject::Serial => config.serial = true,
         }
-        Mqfq::new(config).expect("the shape is legal")
+        config
+    }
+}
+
+/// The same as its paper has it, to the letter.
+pub(crate) struct MqfqStrict(pub(crate) MqfqSubject);
+
+impl Subject for MqfqStrict {
+    type Policy = Mqfq<Native, StrictPaper>;
+    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<MqfqPort<Native, StrictPaper>>) {
+        Mqfq::read(self.0.config(shape)).expect("the shape is legal")
+    }
+    fn threshold(&self, shape: &Shape) -> u64 {
+        shape.threshold
+    }
+    fn is_relative(&self) -> bool {
+        true
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+impl Subject for MqfqSubject {
+    type Policy = Mqfq;
+    fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
+        Mqfq::new(self.config(shape)).expect("the shape is legal")
     }
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold

@@ -1,19 +1,18 @@
 //! Claims about CPU: what policies cost on the papers' machines, and how far they scale.
 //!
 //! All runs are on [hosts](fairq_sim::host) whose CPUs take time. D2FQ's machine A has a Z-SSD; its
-//! machine B and MQFQ's NVMf machine have a ramdisk behind a fabric. Constants are the hosts', so
-//! what tells policies apart here is their own code.
+//! machine B has a ramdisk behind a fabric. Constants are the hosts', so what tells policies apart
+//! here is their own code. MQFQ's own claims of this kind are in `scalability`.
 
 use fairq_core::d2fq::{Ratio, TrackerKind};
-use fairq_core::mqfq::{SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_device::Profile;
 use fairq_device::profile::{MbPerS, Micros};
 use fairq_sim::Run;
 use fairq_sim::host::{BlockLayer, Machine};
-use fairq_sim::policies::{AnySubject, BfqSubject, D2fqParts, D2fqSubject, MqfqParts, MqfqSubject};
+use fairq_sim::policies::{AnySubject, BfqSubject, D2fqParts, D2fqSubject, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
-use super::{Answer, Experiment, Outcome, agreed, go, go_by_thread, near, rule};
+use super::{Answer, Experiment, Outcome, go, go_by_thread, near, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-2.1", "D-2.2", "D-2.3"], seconds: 10, run: bypass },
@@ -25,13 +24,9 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-14.2"], seconds: 10, run: short_term },
     Experiment { ids: &["D-16.1", "D-16.2", "D-16.3", "D-16.4"], seconds: 10, run: depths },
     Experiment { ids: &["D-17.1", "D-17.2"], seconds: 10, run: trackers },
-    Experiment { ids: &["M-8.1", "M-8.2", "M-8.3", "M-8.4"], seconds: 10, run: scalability },
-    Experiment { ids: &["M-9.1"], seconds: 10, run: virtual_times },
-    Experiment { ids: &["M-10.1", "M-10.2"], seconds: 10, run: unthrottling },
-    Experiment { ids: &["M-11.1", "M-11.2"], seconds: 10, run: slots },
 ];
 
-const NONE: AnySubject = AnySubject::None;
+pub(super) const NONE: AnySubject = AnySubject::None;
 const MQFQ_SSD: AnySubject = AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 });
 /// The budget that D2FQ's authors set, 256 sectors.
 const BFQ_SSD: BfqSubject = BfqSubject { slots: 64, budget: 128 << 10, in_groups: false };
@@ -42,24 +37,24 @@ fn direct(ratio: Ratio) -> D2fqSubject {
 
 const DYNAMIC: Ratio = Ratio::Dynamic { initial: 256 };
 
-fn answer(id: &'static str, measured: String, holds: bool, note: &'static str) -> Answer {
+pub(super) fn answer(
+    id: &'static str,
+    measured: String,
+    holds: bool,
+    note: &'static str,
+) -> Answer {
     Answer { id, measured, holds: Some(holds), note: note.into() }
 }
 
-/// One that may be read in several ways: who is a flow.
-fn by_flows(id: &'static str, measured: String, note: &'static str, readings: &[bool]) -> Answer {
-    Answer { id, measured, holds: agreed(readings), note: note.into() }
-}
-
-fn profile(name: &str) -> Result<Profile, String> {
+pub(super) fn profile(name: &str) -> Result<Profile, String> {
     Profile::named(name).map_err(|error| error.to_string())
 }
 
-fn percent(part: f64) -> String {
+pub(super) fn percent(part: f64) -> String {
     format!("{:.0} %", 100.0 * part)
 }
 
-fn list(values: &[f64], digits: usize) -> String {
+pub(super) fn list(values: &[f64], digits: usize) -> String {
     values.iter().map(|value| format!("{value:.digits$}")).collect::<Vec<_>>().join(" ")
 }
 
@@ -440,235 +435,6 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
                 && mindicator[1] < sloppy[1],
             "ours are within a few percent of each other: a request costs a core 5 us, and what a \
              tracker adds to that is little",
-        ),
-    ]
-    .into())
-}
-
-// MQFQ's NVMf machine.
-
-const MULTI: MqfqSubject = MqfqSubject { slots: 128, threshold: 64 << 10 };
-const MQFQ: AnySubject = AnySubject::Mqfq(MULTI);
-
-/// 1 KB reads of so many threads, one flow or a flow each, before the ramdisk.
-fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String> {
-    let job = Job::random_read(1024, 128);
-    let tenants = match each {
-        false => vec![Tenant::new("fio", 100, (0..threads).collect(), job)],
-        true => (0..threads)
-            .map(|at| Tenant::new(&format!("fio {at}"), 100, vec![at], job.clone()))
-            .collect(),
-    };
-    let mut scenario = Scenario::new(profile("nvmf-ramdisk")?, threads, tenants, duration_ns);
-    scenario.warmup_ns = duration_ns / 3;
-    Ok(scenario.on(Machine::E5_2630_V3.host(threads)))
-}
-
-/// How long a run takes: behind one lock a round of all requests takes longer.
-const MANY: u64 = 15 * MS;
-const SERIAL: u64 = 90 * MS;
-
-/// Who is a flow: all threads together, or each of them. The paper does not say.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Flows {
-    One,
-    Each,
-}
-
-/// Millions of requests a second of one flow.
-fn millions(policy: AnySubject, threads: usize, seed: u64) -> Result<f64, String> {
-    millions_of(policy, Flows::One, threads, seed)
-}
-
-/// Millions of requests a second.
-fn millions_of(policy: AnySubject, flows: Flows, threads: usize, seed: u64) -> Result<f64, String> {
-    let is_serial = matches!(policy, AnySubject::MqfqParts(MqfqParts { serial: true, .. }));
-    let duration_ns = if is_serial { SERIAL } else { MANY };
-    let scenario = nvmf(threads, flows == Flows::Each, duration_ns)?;
-    Ok(go(policy, &scenario, seed)?.iops() / 1e6)
-}
-
-fn millions_of_bfq(threads: usize, seed: u64) -> Result<f64, String> {
-    Ok(go_by_thread(BfqSubject::new(128), &nvmf(threads, false, SERIAL)?, seed)?.iops() / 1e6)
-}
-
-/// Figure 8.
-fn scalability(seed: u64) -> Result<Outcome, String> {
-    let serial = AnySubject::MqfqParts(MqfqParts { serial: true, ..MULTI.parts() });
-    let best = |flows| {
-        let mut best = (0, 0.0);
-        for threads in 15..=19 {
-            let millions = millions_of(MQFQ, flows, threads, seed)?;
-            if millions > best.1 {
-                best = (threads, millions);
-            }
-        }
-        Ok::<_, String>(best)
-    };
-    let (threads, mqfq) = best(Flows::One)?;
-    let (threads_each, each) = best(Flows::Each)?;
-    let mut peak: f64 = 0.0;
-    for threads in [16, 24, 32] {
-        peak = peak.max(millions(NONE, threads, seed)?);
-    }
-    let (by_serial, by_bfq) =
-        (mqfq / millions(serial, threads, seed)?, mqfq / millions_of_bfq(threads, seed)?);
-    let mut order = Vec::new();
-    for policy in [NONE, MQFQ, serial] {
-        order.push(millions(policy, 16, seed)?);
-    }
-    order.push(millions_of_bfq(16, seed)?);
-    let parts = [mqfq / peak, each / peak];
-    let part = rule("M-8.3", "least")..=rule("M-8.3", "most");
-    Ok(vec![
-        by_flows(
-            "M-8.1",
-            format!(
-                "{mqfq:.2} M with {threads} threads of one flow; {each:.2} M with {threads_each} \
-                 of a flow each"
-            ),
-            "with one flow, while cores and not the device are the limit, each of our \
-             requests finds its port empty, and \
-             moves virtual time at the root: with one that stands still (tried) 16 threads do 3.0 \
-             M",
-            &[mqfq, each].map(|m| near(m, rule("M-8.1", "millions"), rule("M-8.1", "off"))),
-        ),
-        answer(
-            "M-8.2",
-            format!("{by_serial:.1}; {by_bfq:.1}"),
-            near(by_serial, rule("M-8.2", "serial"), rule("M-8.2", "serial_off"))
-                && near(by_bfq, rule("M-8.2", "bfq"), rule("M-8.2", "bfq_off")),
-            "serial takes its lock twice or more a request, since a port asks until there is \
-             nothing to issue; our BFQ does less under \
-             its lock than Linux's (1.9 us a request there, by its documentation)",
-        ),
-        by_flows(
-            "M-8.3",
-            format!("{} with one flow, {} with a flow each", percent(parts[0]), percent(parts[1])),
-            "of the most that is reached without a scheduler; see M-8.1",
-            &parts.map(|measured| part.contains(&measured)),
-        ),
-        answer(
-            "M-8.4",
-            format!("{} M", list(&order, 2)),
-            order.windows(2).all(|pair| pair[0] > pair[1]),
-            "nosched, MQFQ, serial, BFQ at 16 threads; serial has MQFQ's shared words to fetch \
-             while it holds the lock, BFQ only its own",
-        ),
-    ]
-    .into())
-}
-
-/// Figure 9.
-fn virtual_times(seed: u64) -> Result<Outcome, String> {
-    let scan = AnySubject::MqfqParts(MqfqParts {
-        virtual_time: VirtualTimeKind::ArrayScan,
-        ..MULTI.parts()
-    });
-    let gain = |flows, threads| {
-        let of = |policy| millions_of(policy, flows, threads, seed);
-        Ok::<_, String>(of(MQFQ)? / of(scan)? - 1.0)
-    };
-    let (half, all, each) = (gain(Flows::One, 16)?, gain(Flows::One, 32)?, gain(Flows::Each, 32)?);
-    Ok(vec![by_flows(
-        "M-9.1",
-        format!(
-            "{} better at 32 threads, {} at 16; with a flow each {} at 32",
-            percent(all),
-            percent(half),
-            percent(each)
-        ),
-        "with one flow, while cores are the limit, each request finds its port empty, and \
-         virtual time is looked for with each, \
-         as in the paper (publishing after each dispatch changes nothing: tried). A scan of 32 \
-         lines takes little of a request's 8 us; \
-         with lines twice as dear it would be 15 %",
-        &[all, each].map(|more| (more - rule("M-9.1", "more")).abs() <= rule("M-9.1", "points")),
-    )]
-    .into())
-}
-
-/// Figure 10: a flow a thread, since flows of one progress alike.
-fn unthrottling(seed: u64) -> Result<Outcome, String> {
-    let polling = |period_ns| {
-        AnySubject::MqfqParts(MqfqParts {
-            unthrottle: UnthrottleKind::Polling { period_ns },
-            ..MULTI.parts()
-        })
-    };
-    let at = |policy, threads| go(policy, &nvmf(threads, true, 15 * MS)?, seed);
-    let a_request = |run: &Run, of: fn(&fairq_sim::CpuUse) -> u64| {
-        let requests = run.tenants.iter().map(|got| got.requests).sum::<u64>().max(1);
-        run.cpus.iter().map(of).sum::<u64>() as f64 / requests as f64
-    };
-    let (wheel, one, five) = (at(MQFQ, 32)?, at(polling(1000), 32)?, at(polling(5000), 32)?);
-    let millions = [&wheel, &one, &five].map(|run| run.iops() / 1e6);
-    let (all, idle) =
-        (a_request(&wheel, |cpu| cpu.reschedules), a_request(&wheel, |cpu| cpu.idle_reschedules));
-    let mut polls = Vec::new();
-    for threads in [4, 16] {
-        polls.push(a_request(&at(polling(1000), threads)?, |cpu| cpu.reschedules));
-    }
-    polls.push(a_request(&one, |cpu| cpu.reschedules));
-    Ok(vec![
-        answer(
-            "M-10.1",
-            format!("{} M", list(&millions, 2)),
-            millions[0] > millions[1] && millions[1] > millions[2],
-            "wheel, 1 us, 5 us, with 32 flows; the device is the limit of all, and throttling is \
-             rare (see M-10.2)",
-        ),
-        answer(
-            "M-10.2",
-            format!(
-                "wheel {all:.2} a request, {idle:.2} of them for nothing; 1 us polling \
-             {}",
-                list(&polls, 2)
-            ),
-            all <= 1.0
-                && idle <= rule("M-10.2", "idle") * all
-                && polls[0] < polls[1]
-                && polls[1] < polls[2],
-            "polling at 4, 16 and 32 threads. With the fabric's own time the device is the limit, \
-             flows stay within T of each other, and \
-             nobody is throttled: nothing tells the ways of waking apart",
-        ),
-    ]
-    .into())
-}
-
-/// Figure 11: with a window that nobody runs into virtual time is out of the way.
-fn slots(seed: u64) -> Result<Outcome, String> {
-    let with = |slots| {
-        let parts = MqfqSubject { threshold: 1 << 40, ..MULTI }.parts();
-        AnySubject::MqfqParts(MqfqParts { slots, ..parts })
-    };
-    let at = |slots, threads| millions(with(slots), threads, seed);
-    let [tree, counter, bitmap] = [
-        at(SlotKind::TokenTree, 32)?,
-        at(SlotKind::AtomicCounter, 32)?,
-        at(SlotKind::ScalableBitmap, 32)?,
-    ];
-    let socket = [at(SlotKind::AtomicCounter, 8)?, at(SlotKind::AtomicCounter, 16)?];
-    Ok(vec![
-        answer(
-            "M-11.1",
-            format!("{:.2}; {:.2}", tree / counter, tree / bitmap),
-            tree / counter >= rule("M-11.1", "counter")
-                && (tree / bitmap - rule("M-11.1", "bitmap")).abs() <= rule("M-11.1", "points"),
-            "32 threads; a counter's line moves in 39 to 118 ns twice a request, which alone \
-             allows some 6 M a second. Our virtual \
-             time goes on, without a window; standing still, as in the paper, it leaves 4.1, 4.2 \
-             and 4.0 M for tree, counter and bitmap, and \
-             with lines twice as dear 3.7, 3.8 and 3.7 (tried)",
-        ),
-        answer(
-            "M-11.2",
-            format!("{} M with 8 and 16 threads", list(&socket, 2)),
-            socket[1] <= (1.0 + rule("M-11.2", "above")) * socket[0],
-            "as above: a line that is handed on by hardware is not yet a bottleneck at this rate, \
-             and in the simulation no compare-and-swap fails, \
-             since a verb is done as a whole",
         ),
     ]
     .into())

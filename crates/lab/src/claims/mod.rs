@@ -26,6 +26,7 @@ mod mqfq;
 mod nass;
 mod parameters;
 mod rules;
+mod scalability;
 mod seeds;
 mod sweeps;
 
@@ -195,6 +196,7 @@ fn experiments() -> impl Iterator<Item = &'static Experiment> {
         kyber::EXPERIMENTS,
         nass::EXPERIMENTS,
         cpu::EXPERIMENTS,
+        scalability::EXPERIMENTS,
         sweeps::EXPERIMENTS,
     ]
     .into_iter()

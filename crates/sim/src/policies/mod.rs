@@ -13,7 +13,7 @@ pub use bfq::BfqSubject;
 pub use d2fq::{D2fqParts, D2fqSubject};
 pub use first_come::NoneSubject;
 pub use kyber::{KyberFairSubject, KyberSubject};
-pub use mqfq::{MqfqParts, MqfqSubject};
+pub use mqfq::{MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
 pub use serial::{Scheduler, SerialSubject};
 pub use sfqd::SfqdSubject;
 
@@ -25,6 +25,7 @@ mod linux_cfq;
 mod mqfq;
 mod serial;
 mod sfqd;
+mod strict_nass;
 
 /// One of the policies, chosen while running.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +40,10 @@ pub enum AnySubject {
     D2fq(D2fqSubject),
     /// MQFQ, made of other parts.
     MqfqParts(MqfqParts),
+    /// MQFQ to the letter of its paper.
+    MqfqStrict(MqfqStrict),
+    /// The same without virtual time.
+    MqfqUntimed(MqfqUntimed),
     /// D2FQ, with another way to virtual time.
     D2fqParts(D2fqParts),
     /// BFQ.
@@ -73,6 +78,8 @@ impl AnySubject {
             AnySubject::Kyber(policy) => go(scenario, policy, is_checked),
             AnySubject::KyberFair(policy) => go(scenario, policy, is_checked),
             AnySubject::MqfqParts(policy) => go(scenario, policy, is_checked),
+            AnySubject::MqfqStrict(policy) => go(scenario, policy, is_checked),
+            AnySubject::MqfqUntimed(policy) => go(scenario, policy, is_checked),
             AnySubject::D2fqParts(policy) => go(scenario, policy, is_checked),
             AnySubject::Bfq(policy) => go(scenario, policy, is_checked),
         }

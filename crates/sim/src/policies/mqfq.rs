@@ -1,6 +1,8 @@
 //! MQFQ, and MQFQ made of the parts that its paper compares with.
 
-use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+use fairq_core::mqfq::{
+    Mqfq, MqfqConfig, SlotKind, StrictPaper, UnthrottleKind, Untimed, VirtualTimeKind,
+};
 use fairq_core::{ConfigError, Platform};
 
 use crate::scenario::Scenario;
@@ -64,16 +66,55 @@ impl<P: Platform> Subject<P> for MqfqSubject {
     }
 }
 
-impl<P: Platform> Subject<P> for MqfqParts {
-    type Policy = Mqfq<P>;
-
-    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
+impl MqfqParts {
+    fn config(&self, scenario: &Scenario) -> MqfqConfig {
         let mut config = self.multi.config(scenario);
         config.virtual_time = self.virtual_time;
         config.slot_kind = self.slots;
         config.unthrottle = self.unthrottle;
         config.serial = self.serial;
-        Mqfq::new(config)
+        config
+    }
+}
+
+/// MQFQ to the letter of its paper, made of these parts.
+#[derive(Clone, Copy, Debug)]
+pub struct MqfqStrict(pub MqfqParts);
+
+impl<P: Platform> Subject<P> for MqfqStrict {
+    type Policy = Mqfq<P, StrictPaper>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
+        Mqfq::read(self.0.config(scenario))
+    }
+
+    fn promise(&self) -> Promise {
+        Subject::<P>::promise(&self.0)
+    }
+}
+
+/// MQFQ to the letter of its paper without virtual time, which leaves slots alone to decide
+/// (Section 4.3.3).
+#[derive(Clone, Copy, Debug)]
+pub struct MqfqUntimed(pub MqfqParts);
+
+impl<P: Platform> Subject<P> for MqfqUntimed {
+    type Policy = Mqfq<P, Untimed>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
+        Mqfq::read(self.0.config(scenario))
+    }
+
+    fn promise(&self) -> Promise {
+        Promise { slots: Some(self.0.multi.slots), ..Promise::NONE }
+    }
+}
+
+impl<P: Platform> Subject<P> for MqfqParts {
+    type Policy = Mqfq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
+        Mqfq::new(self.config(scenario))
     }
 
     /// What MQFQ promises, but a port that polls leaves slots free until it looks again.

@@ -11,6 +11,7 @@ use fairq_core::serial::{
 use fairq_core::{ConfigError, Outcome, Platform, ReferenceWeight, Weight};
 
 use super::linux_cfq::LinuxCfq;
+use super::strict_nass::StrictNass;
 use crate::scenario::Scenario;
 use crate::subject::{Built, Promise, Subject};
 use crate::traced;
@@ -41,6 +42,8 @@ pub struct SerialSubject {
     pub waits: bool,
     /// The limits around it, if there are any.
     pub nass: Option<NassConfig>,
+    /// Whether these are the paper's to the letter, not fairq's own.
+    pub strict_nass: bool,
     /// The most bytes that are merged to one command; 0 merges none.
     pub merge_bytes: u32,
     /// For FlashFQ: what a request costs beside its length, in bytes.
@@ -57,7 +60,15 @@ impl SerialSubject {
     /// With anticipation, if it has any, and without limits or merging.
     pub fn new(scheduler: Scheduler, slots: u32) -> SerialSubject {
         let request_bytes = FlashFqConfig::default().request_bytes;
-        SerialSubject { scheduler, slots, waits: true, nass: None, merge_bytes: 0, request_bytes }
+        SerialSubject {
+            scheduler,
+            slots,
+            waits: true,
+            nass: None,
+            strict_nass: false,
+            merge_bytes: 0,
+            request_bytes,
+        }
     }
 
     /// With adjacent requests merged as Linux does it.
@@ -77,6 +88,12 @@ impl SerialSubject {
     #[must_use]
     pub fn limited(self, nass: NassConfig) -> SerialSubject {
         SerialSubject { waits: self.waits && !nass.idleness, nass: Some(nass), ..self }
+    }
+
+    /// Within limits to the letter of NASS's paper.
+    #[must_use]
+    pub fn limited_strictly(self, nass: NassConfig) -> SerialSubject {
+        SerialSubject { strict_nass: true, ..self.limited(nass) }
     }
 
     fn scheduler(&self, bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
@@ -133,6 +150,9 @@ impl<P: Platform> Subject<P> for SerialSubject {
         let inner = timed(self.scheduler(&bounds)?);
         let scheduler = match &self.nass {
             None => inner,
+            Some(nass) if self.strict_nass => {
+                timed(Box::new(StrictNass::new(inner, &bounds, *nass)))
+            }
             Some(nass) => timed(Box::new(Nass::new(inner, &bounds, nass)?)),
         };
         Serial::with_policy(scheduler, &bounds)

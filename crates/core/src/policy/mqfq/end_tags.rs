@@ -50,7 +50,9 @@
 //! atomic operation on it, no other data is published through it, so it is accessed with Relaxed.
 
 use alloc::boxed::Box;
+use core::marker::PhantomData;
 
+use super::reading::Reading;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
 use crate::structures::allocation::boxed;
@@ -62,8 +64,9 @@ const RESERVE: u64 = 5;
 const ARREARS_SHIFT: u32 = 3;
 
 /// The end tags of all flows.
-pub(super) struct EndTags<P: Platform> {
+pub(super) struct EndTags<P: Platform, R: Reading> {
     words: Box<[Word<P>]>,
+    reading: PhantomData<R>,
     /// The logarithm of the number of ports, rounded up.
     ports_log2: u32,
 }
@@ -91,11 +94,12 @@ impl Account {
     }
 }
 
-impl<P: Platform> EndTags<P> {
+impl<P: Platform, R: Reading> EndTags<P, R> {
     /// All at virtual time 0.
     pub(super) fn new(flows: usize, ports: usize) -> Self {
         EndTags {
             words: boxed(flows, |_| Word(P::U64::new(0))),
+            reading: PhantomData,
             ports_log2: ports.next_power_of_two().trailing_zeros(),
         }
     }
@@ -105,16 +109,22 @@ impl<P: Platform> EndTags<P> {
         self.ports_log2 == 0
     }
 
+    /// Whether ports may charge late.
+    #[inline]
+    fn is_late(&self) -> bool {
+        !R::IS_STRICT && !self.alone()
+    }
+
     /// How far ahead of virtual time a port may dispatch so that T holds whatever is owed.
     pub(super) fn window(&self, threshold: u64) -> u64 {
-        if self.alone() { threshold } else { threshold - threshold.div_ceil(RESERVE) }
+        if self.is_late() { threshold - threshold.div_ceil(RESERVE) } else { threshold }
     }
 
     /// The most that a port may owe a flow.
     #[inline]
     fn most(&self, window: u64) -> u64 {
         // Below 64 anyhow; said again for the compiler.
-        if self.alone() { 0 } else { window >> ((ARREARS_SHIFT + self.ports_log2) & 63) }
+        if self.is_late() { window >> ((ARREARS_SHIFT + self.ports_log2) & 63) } else { 0 }
     }
 
     /// The most that all ports together may owe a flow.
@@ -196,6 +206,41 @@ impl<P: Platform> EndTags<P> {
         Some(start)
     }
 
+    /// Tags a request that costs `units` at virtual time `time` as the paper has it, by an addition;
+    /// gives its start tag. `waiting`: the flow's newest request on this port has not been
+    /// dispatched.
+    pub(super) fn tag_strictly(
+        &self,
+        slot: usize,
+        account: &mut Account,
+        units: u64,
+        time: VTime,
+        waiting: bool,
+    ) -> Option<VTime> {
+        let Word(word) = self.words.get(slot)?;
+        let cost = VTime::from_units(units).to_word();
+        let old = VTime::from_word(word.fetch_add(cost, Ordering::Relaxed));
+        let end = time.plus(units);
+        let mut seen = old.plus(units);
+        // The flow lags: the part of the maximum that an addition cannot do.
+        while seen.is_before(end) {
+            match word.compare_exchange(
+                seen.to_word(),
+                end.to_word(),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break,
+                Err(newer) => seen = VTime::from_word(newer),
+            }
+        }
+        let start = old.max(time);
+        // Another port may have given credit back: not before what waits here.
+        let start = if waiting { start.max(account.end) } else { start };
+        *account = Account { end: start.plus(units), arrears: 0 };
+        Some(start)
+    }
+
     /// Charges a flow for what a request that waits on this port has grown by.
     pub(super) fn charge(&self, slot: usize, account: &mut Account, units: u64, window: u64) {
         let Some(Word(word)) = self.words.get(slot) else { return };
@@ -257,6 +302,7 @@ impl<P: Platform> EndTags<P> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::reading::{Ours, StrictPaper};
     use super::*;
     use crate::Native;
     use proptest::prelude::*;
@@ -264,7 +310,7 @@ mod tests {
 
     const THRESHOLD: u64 = 45 * 1024;
 
-    fn word(ends: &EndTags<Native>) -> u64 {
+    fn word(ends: &EndTags<Native, Ours>) -> u64 {
         ends.earliest(0, &Account::default(), VTime::ZERO).unwrap().units()
     }
 
@@ -278,7 +324,7 @@ mod tests {
             ports in 2usize..6,
             steps in prop::collection::vec((0usize..6, 1u64..6_000), 1..300),
         ) {
-            let ends = EndTags::<Native>::new(1, ports);
+            let ends = EndTags::<Native, Ours>::new(1, ports);
             let window = ends.window(THRESHOLD);
             let mut accounts: Vec<_> = (0..ports).map(|_| Account::default()).collect();
             let mut requests: Vec<(u64, u64)> = Vec::new();
@@ -299,11 +345,32 @@ mod tests {
         }
     }
 
+    /// By the letter a request starts where the flow's last one ended, on whatever port, or at
+    /// virtual time if that is later; nothing is kept of the threshold.
+    #[test]
+    fn the_letter_charges_each_request_at_once() {
+        let ends = EndTags::<Native, StrictPaper>::new(1, 8);
+        assert_eq!(ends.window(THRESHOLD), THRESHOLD);
+        assert_eq!(ends.most_of_all(THRESHOLD), 0);
+        let mut accounts = [Account::default(); 2];
+        let mut tag = |port: usize, units, time| {
+            let time = VTime::from_units(time);
+            let waiting = accounts[port].end != VTime::ZERO;
+            let start = ends.tag_strictly(0, &mut accounts[port], units, time, waiting).unwrap();
+            let end = VTime::from_word(ends.words[0].0.load(Ordering::Relaxed));
+            (start.units(), end.units())
+        };
+        assert_eq!(tag(0, 100, 0), (0, 100));
+        assert_eq!(tag(1, 30, 0), (100, 130));
+        assert_eq!(tag(0, 5, 90), (130, 135), "ahead of virtual time");
+        assert_eq!(tag(1, 10, 1000), (1000, 1010), "it has lagged behind");
+    }
+
     /// The header's claim: two windows and four times what may be owed are at most two thresholds.
     #[test]
     fn the_window_leaves_room_for_the_arrears() {
         for ports in 1..=64 {
-            let ends = EndTags::<Native>::new(1, ports);
+            let ends = EndTags::<Native, Ours>::new(1, ports);
             for threshold in (0..2_000).chain([THRESHOLD, crate::contract::bounds::MAX_THRESHOLD]) {
                 let window = ends.window(threshold);
                 assert!(ends.most(window) * ports as u64 <= ends.most_of_all(window));
@@ -315,7 +382,7 @@ mod tests {
 
     #[test]
     fn the_worked_example() {
-        let ends = EndTags::<Native>::new(1, 2);
+        let ends = EndTags::<Native, Ours>::new(1, 2);
         let window = ends.window(THRESHOLD);
         assert_eq!((window, ends.most(window)), (36_864, 2_304));
         for (units, charged) in [(4096, [true; 6]), (2048, [false, true, false, true, false, true])]
@@ -331,7 +398,7 @@ mod tests {
 
     #[test]
     fn an_idle_flow_comes_back_at_virtual_time_and_its_word_not_far_behind() {
-        let ends = EndTags::<Native>::new(1, 2);
+        let ends = EndTags::<Native, Ours>::new(1, 2);
         let window = ends.window(THRESHOLD);
         let mut account = Account { end: VTime::ZERO, arrears: 500 };
         let now = VTime::from_units(1 << 40);

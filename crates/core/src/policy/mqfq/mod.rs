@@ -48,6 +48,7 @@
 //! | `mindicator` | the least start tag over all ports (mindicator, or array scan) | Section 3.1 |
 //! | `slots` | free slots and ready ports (token tree, counter, or bitmap) | Sections 3.2, 3.3, 4.3.3 |
 //! | `wheel` | throttled ports (or they poll) | Section 3.3 |
+//! | [`Reading`] | whether all this is ours or the paper's to the letter | 2.1 to 4.3 |
 //! | [`Topology`](crate::Topology) | which ports are near each other | Section 3.3 |
 //!
 //! **Cache lines.** What a request moves between cores while a port keeps going; the rest of the
@@ -109,6 +110,7 @@ mod follow;
 mod models;
 mod port;
 mod queue;
+mod reading;
 mod slots;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -123,6 +125,7 @@ use crossbeam_utils::CachePadded;
 pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 pub use entry::{Entry, SerialEntry};
 pub use port::MqfqPort;
+pub use reading::{Ours, Reading, StrictPaper, Untimed};
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::contract::flow::{FlowError, FlowId, Weight};
@@ -140,14 +143,14 @@ use slots::Slots;
 use wheel::{Wheel, Window};
 
 /// The control side of MQFQ.
-pub struct Mqfq<P: Platform = Native> {
-    shared: Arc<Shared<P>>,
+pub struct Mqfq<P: Platform = Native, R: Reading = Ours> {
+    shared: Arc<Shared<P, R>>,
 }
 
 /// What all ports share.
-struct Shared<P: Platform> {
+struct Shared<P: Platform, R: Reading> {
     flows: FlowTable<P>,
-    ends: EndTags<P>,
+    ends: EndTags<P, R>,
     time: VirtualTime<P>,
     wheel: Wheel<P>,
     slots: Slots<P>,
@@ -198,13 +201,20 @@ impl<P: Platform> Counters<P> {
 impl<P: Platform> Mqfq<P> {
     /// The policy and its ports, in the order of the topology.
     pub fn new(config: MqfqConfig) -> Result<(Self, Vec<MqfqPort<P>>), ConfigError> {
+        Self::read(config)
+    }
+}
+
+impl<P: Platform, R: Reading> Mqfq<P, R> {
+    /// The policy and its ports by this reading of the paper, in the order of the topology.
+    pub fn read(config: MqfqConfig) -> Result<(Self, Vec<MqfqPort<P, R>>), ConfigError> {
         config.validate()?;
         granted(|| Ok(Self::of(&config)))
     }
 
     /// The same, of a configuration that is legal.
     #[inline(never)]
-    fn of(config: &MqfqConfig) -> (Self, Vec<MqfqPort<P>>) {
+    fn of(config: &MqfqConfig) -> (Self, Vec<MqfqPort<P, R>>) {
         let ports = config.ports.ports();
         let tree = config.ports.tree();
         let time = match config.virtual_time {
@@ -330,8 +340,8 @@ impl<P: Platform> Mqfq<P> {
     }
 }
 
-impl<P: Platform> Policy for Mqfq<P> {
-    type Port = MqfqPort<P>;
+impl<P: Platform, R: Reading> Policy for Mqfq<P, R> {
+    type Port = MqfqPort<P, R>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, ends, time, .. } = &*self.shared;

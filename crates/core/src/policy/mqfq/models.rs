@@ -14,7 +14,7 @@ use super::config::SlotKind;
 use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
 use super::wheel::{Wheel, Window};
-use super::{Mqfq, MqfqConfig, MqfqPort};
+use super::{Mqfq, MqfqConfig, MqfqPort, Ours};
 use crate::contract::cost::Cost;
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{Loom, Platform};
@@ -44,7 +44,7 @@ fn two_cores(ports: u16) -> Topology {
 /// virtual time or later.
 fn each_request_is_charged_once<P: Platform>() {
     check(6, || {
-        let ends = Arc::new(EndTags::<P>::new(1, 2));
+        let ends = Arc::new(EndTags::<P, Ours>::new(1, 2));
         let window = ends.window(200);
         // An eighth of the window may be owed by both: the idle flow's word comes to 980.
         let now = at(1_000);

@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 
 use super::Shared;
 use super::queue::{Cancelled, LocalFlow, Queue};
+use super::reading::{Ours, Reading};
 use super::wheel::Place;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
@@ -16,8 +17,8 @@ use crate::contract::vtime::VTime;
 use crate::structures::flow_table::PortFlows;
 
 /// One shard's port of MQFQ.
-pub struct MqfqPort<P: Platform = Native> {
-    shared: Arc<Shared<P>>,
+pub struct MqfqPort<P: Platform = Native, R: Reading = Ours> {
+    shared: Arc<Shared<P, R>>,
     local: Local,
 }
 
@@ -51,8 +52,8 @@ struct Local {
     late_ns: u64,
 }
 
-impl<P: Platform> MqfqPort<P> {
-    pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P>>) -> Self {
+impl<P: Platform, R: Reading> MqfqPort<P, R> {
+    pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P, R>>) -> Self {
         let flows = PortFlows::new(port, &shared.flows, tags);
         let local = Local {
             port,
@@ -76,7 +77,7 @@ impl<P: Platform> MqfqPort<P> {
     }
 }
 
-impl<P: Platform> Port for MqfqPort<P> {
+impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     #[inline]
     fn submit(
         &mut self,
@@ -177,9 +178,9 @@ impl<P: Platform> Port for MqfqPort<P> {
 
 impl Local {
     #[inline]
-    fn submit<P: Platform>(
+    fn submit<P: Platform, R: Reading>(
         &mut self,
-        shared: &Shared<P>,
+        shared: &Shared<P, R>,
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
@@ -204,14 +205,17 @@ impl Local {
     /// end tag moves on by the request's cost, and virtual time cannot pass the start tag from now
     /// on.
     #[inline]
-    fn tag<P: Platform>(
+    fn tag<P: Platform, R: Reading>(
         &mut self,
-        shared: &Shared<P>,
+        shared: &Shared<P, R>,
         flow: FlowId,
         seat: usize,
         units: u64,
         wake: &mut PortSet,
     ) -> Option<VTime> {
+        if R::IS_STRICT {
+            return self.tag_strictly(shared, flow, seat, units, wake);
+        }
         let local = self.flows.kept_mut(seat)?;
         let window = shared.wheel.window().units();
         // Virtual time is not after what this port has published, and cannot pass it.
@@ -232,12 +236,39 @@ impl Local {
         self.tag_lagging(shared, flow, seat, units, window, wake)
     }
 
+    /// Tags a request as the paper has it: at virtual time or where the flow's last one ends; if it
+    /// goes at the head, the leaf says so.
+    fn tag_strictly<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        flow: FlowId,
+        seat: usize,
+        units: u64,
+        wake: &mut PortSet,
+    ) -> Option<VTime> {
+        let local = self.flows.kept_mut(seat)?;
+        let waiting = local.is_waiting();
+        if R::IS_TIMED {
+            self.time = shared.time.now();
+        }
+        let start =
+            shared.ends.tag_strictly(flow.slot(), &mut local.account, units, self.time, waiting)?;
+        if self.published.is_none_or(|published| start.is_before(published)) {
+            self.published = Some(start);
+            if R::IS_TIMED {
+                let moved = shared.time.arrive(self.port, start);
+                self.turn(shared, moved, wake);
+            }
+        }
+        Some(start)
+    }
+
     /// Tags a request of a flow whose end tag is not known to be ahead of all that may hold virtual
     /// time back.
     #[cold]
-    fn tag_lagging<P: Platform>(
+    fn tag_lagging<P: Platform, R: Reading>(
         &mut self,
-        shared: &Shared<P>,
+        shared: &Shared<P, R>,
         flow: FlowId,
         seat: usize,
         units: u64,
@@ -264,7 +295,7 @@ impl Local {
     }
 
     #[inline]
-    fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Next {
+    fn next<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) -> Next {
         if self.flows.poll(&shared.flows) {
             self.hear(shared, wake);
         }
@@ -277,8 +308,11 @@ impl Local {
                 self.publish(shared, None, wake);
                 return Next::Idle;
             };
+            if R::IS_STRICT && R::IS_TIMED {
+                self.time = shared.time.now();
+            }
             let window = shared.wheel.window();
-            if window.holds_back(lead, self.time) {
+            if R::IS_TIMED && window.holds_back(lead, self.time) {
                 // The port's own leaf may be what holds virtual time back.
                 self.publish(shared, Some(lead), wake);
                 self.time = shared.time.now();
@@ -292,7 +326,12 @@ impl Local {
             let free_ns = self.leave_wheel(shared);
             let Some(slot) = self.acquire(shared) else {
                 self.publish(shared, Some(lead), wake);
-                return Next::Blocked;
+                return match shared.polling {
+                    Some(period_ns) if R::IS_STRICT => {
+                        Next::WaitUntil(self.now_ns.saturating_add(period_ns))
+                    }
+                    _ => Next::Blocked,
+                };
             };
             if let Some(free_ns) = free_ns {
                 // Only where T follows does it matter that others were late, too.
@@ -303,7 +342,10 @@ impl Local {
                 self.count(shared);
             }
             let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
-            if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
+            if R::IS_STRICT {
+                let lead = self.queue.lead();
+                self.publish(shared, lead, wake);
+            } else if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
                 && lead.since(published) > window.lag()
             {
                 self.publish(shared, Some(lead), wake);
@@ -314,22 +356,27 @@ impl Local {
 
     /// There is news: D may have become less, and W may be to change.
     #[cold]
-    fn hear<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+    fn hear<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
         self.owes = true;
         self.wake(shared, shared.wheel.adopt(), wake);
     }
 
     #[inline]
-    fn complete<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, wake: &mut PortSet) {
+    fn complete<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        tag: Tag,
+        wake: &mut PortSet,
+    ) {
         let Some((seat, slot)) = self.queue.finish(tag) else { return };
         self.flows.finish(&shared.flows, seat);
         self.release(shared, slot, wake);
     }
 
     /// Takes back a request that is staged, or is to be issued again.
-    fn cancel<P: Platform>(
+    fn cancel<P: Platform, R: Reading>(
         &mut self,
-        shared: &Shared<P>,
+        shared: &Shared<P, R>,
         tag: Tag,
         wake: &mut PortSet,
     ) -> Option<()> {
@@ -345,7 +392,7 @@ impl Local {
     /// Moves the flow's end tag back by what cancelled requests had cost, as far as its next
     /// request does not start before those that are staged here: the rest waits until more are.
     #[cold]
-    fn give_back<P: Platform>(&mut self, shared: &Shared<P>, seat: usize) {
+    fn give_back<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, seat: usize) {
         let Some(slot) = self.flows.owner(seat).map(FlowId::slot) else { return };
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
@@ -358,7 +405,12 @@ impl Local {
     }
 
     /// Charges a staged request for what it has grown by.
-    fn grow<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, cost: u64) -> Option<()> {
+    fn grow<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        tag: Tag,
+        cost: u64,
+    ) -> Option<()> {
         if !self.queue.is_staged(tag) {
             return None;
         }
@@ -374,15 +426,20 @@ impl Local {
 
     /// Gives a slot back.
     #[inline]
-    fn release<P: Platform>(&mut self, shared: &Shared<P>, slot: u32, wake: &mut PortSet) {
+    fn release<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        slot: u32,
+        wake: &mut PortSet,
+    ) {
         let can_use = match self.queue.lead() {
             None => false,
             Some(lead) => {
                 let window = shared.wheel.window();
-                if window.holds_back(lead, self.time) {
+                if R::IS_TIMED && window.holds_back(lead, self.time) {
                     self.time = shared.time.now();
                 }
-                !window.holds_back(lead, self.time)
+                !R::IS_TIMED || !window.holds_back(lead, self.time)
             }
         };
         self.wake(shared, shared.slots.release(self.port, slot, can_use), wake);
@@ -390,7 +447,7 @@ impl Local {
 
     /// Takes a slot, if there is one.
     #[inline]
-    fn take<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u32> {
+    fn take<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u32> {
         if !self.owes {
             return shared.slots.acquire(self.port, &mut self.hint);
         }
@@ -401,8 +458,16 @@ impl Local {
 
     /// Takes a slot, or marks the port as ready.
     #[inline]
-    fn acquire<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u32> {
+    fn acquire<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u32> {
         let mut slot = self.take(shared);
+        if R::IS_STRICT && shared.polling.is_some() {
+            // Who polls waits for nobody.
+            if slot.is_none() {
+                self.blocks += 1;
+                self.count(shared);
+            }
+            return slot;
+        }
         if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
             shared.slots.enlist(self.port);
             self.enlisted = true;
@@ -420,9 +485,9 @@ impl Local {
     }
 
     /// Stops because `lead` is too far ahead. `None`: not any more.
-    fn throttle<P: Platform>(
+    fn throttle<P: Platform, R: Reading>(
         &mut self,
-        shared: &Shared<P>,
+        shared: &Shared<P, R>,
         lead: VTime,
         wake: &mut PortSet,
     ) -> Option<Next> {
@@ -453,21 +518,21 @@ impl Local {
 
     /// The port has nothing that may go: takes it out of the wheel and gives up its slots.
     #[inline]
-    fn rest<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+    fn rest<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
         self.leave_wheel(shared);
         self.rest_awake(shared, wake);
     }
 
     /// Gives up the port's slots.
     #[inline]
-    fn rest_awake<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+    fn rest_awake<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
         self.delist(shared);
         self.wake(shared, shared.slots.stop(self.port), wake);
     }
 
     /// Takes the port out of the wheel; if virtual time had let it go, when.
     #[inline]
-    fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u64> {
+    fn leave_wheel<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u64> {
         let place = self.place.take()?;
         shared.wheel.leave(self.port, place);
         let free_ns =
@@ -478,7 +543,7 @@ impl Local {
     }
 
     #[inline]
-    fn delist<P: Platform>(&mut self, shared: &Shared<P>) {
+    fn delist<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) {
         if self.enlisted {
             self.enlisted = false;
             shared.slots.delist(self.port);
@@ -487,9 +552,9 @@ impl Local {
 
     /// Makes the port's leaf say `lead`, which is not before what it says.
     #[inline]
-    fn publish<P: Platform>(
+    fn publish<P: Platform, R: Reading>(
         &mut self,
-        shared: &Shared<P>,
+        shared: &Shared<P, R>,
         lead: Option<VTime>,
         wake: &mut PortSet,
     ) {
@@ -501,8 +566,22 @@ impl Local {
 
     /// Writes the leaf; if that moves virtual time on, turns the wheel.
     #[inline]
-    fn raise<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
-        if let Some(now) = shared.time.raise(self.port, self.published) {
+    fn raise<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
+        if R::IS_TIMED {
+            let moved = shared.time.raise(self.port, self.published);
+            self.turn(shared, moved, wake);
+        }
+    }
+
+    /// Turns the wheel if virtual time has moved on, to `moved`.
+    #[inline]
+    fn turn<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        moved: Option<VTime>,
+        wake: &mut PortSet,
+    ) {
+        if let Some(now) = moved {
             self.time = now;
             if shared.polling.is_none() {
                 let free = shared.wheel.turn(now);
@@ -517,7 +596,12 @@ impl Local {
 
     /// Adds the ports to those the caller is to wake.
     #[inline]
-    fn wake<P: Platform>(&mut self, shared: &Shared<P>, ports: PortSet, wake: &mut PortSet) {
+    fn wake<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        ports: PortSet,
+        wake: &mut PortSet,
+    ) {
         if !ports.is_empty() {
             wake.extend(ports);
             self.wakes += ports.len() as u64;
@@ -527,7 +611,7 @@ impl Local {
 
     /// Shows the port's counters.
     #[cold]
-    fn count<P: Platform>(&self, shared: &Shared<P>) {
+    fn count<P: Platform, R: Reading>(&self, shared: &Shared<P, R>) {
         if let Some(counters) = shared.counters.get(usize::from(self.port.0)) {
             // Written by this port alone and only read for statistics.
             counters.throttles.store(self.throttles, Ordering::Relaxed);
