@@ -6,6 +6,7 @@
 //! | [`calibrate`] | the D and T that suit a device |
 //! | [`device`] | profiles of devices: shown, or derived from a real one |
 //! | [`job`], [`fiojob`] | a tenant's load, as flags or in a job file of fio |
+//! | `load` | the jobs of a run: dealt over shards or connections, with a part of the device each |
 //! | [`report`], [`series`] | what each tenant got, in all and over time: tables and JSON |
 //!
 //! The load itself is `fairq_host::measure`, which owns memory that the kernel writes to.
@@ -17,5 +18,6 @@ pub mod device;
 mod fairness;
 pub mod fiojob;
 pub mod job;
+mod load;
 pub mod report;
 pub mod series;

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::common::until;
-use super::{CONFIG, Server, free_address, get};
+use super::http::{free_address, get};
+use super::{CONFIG, Server};
 
 impl Server {
     fn tenant(&self) -> Value {

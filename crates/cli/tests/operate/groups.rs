@@ -4,7 +4,8 @@
 use serde_json::{Value, json};
 
 use super::common::{fairq, until};
-use super::{CONFIG, Server, free_address, get};
+use super::http::{free_address, get};
+use super::{CONFIG, Server};
 
 const GROUPS: &str =
     "[[group]]\nname = \"acme\"\nweight = 300\n\n[[group]]\nname = \"acme/batch\"\n";
