@@ -71,7 +71,8 @@ pub struct LabRunArgs {
     /// Scenario files: run each tenant alone first, with policy none, to tell its slowdown
     #[arg(long)]
     pub alone: bool,
-    /// Scenario files: put each tenant's whole histogram of latencies into the JSON
+    /// Scenario files: put each tenant's whole histogram of latencies into the JSON, and into
+    /// fio's (as its json+)
     #[arg(long)]
     pub histograms: bool,
     /// Scenario files: write what came out to FILE as fio's JSON, a job for each tenant of each run

@@ -1,5 +1,5 @@
-//! What came out as fio's JSON (`--output-format=json`), for the programs that read that: a job
-//! for each tenant of each run.
+//! What came out as fio's JSON (`--output-format=json`; with histograms `json+`), for the programs
+//! that read that: a job for each tenant of each run.
 //!
 //! fio knows no policies, seeds and sweeps: a job's options say which it was. What a simulation
 //! does not have (submission latency, context switches, disk use) is left out.
@@ -21,7 +21,12 @@ pub(super) fn output(jobs: &[Value]) -> Value {
 }
 
 /// A job for each tenant. `options` says which run it was.
-pub(super) fn jobs(scenario: &Scenario, run: &Run, options: &Map<String, Value>) -> Vec<Value> {
+pub(super) fn jobs(
+    scenario: &Scenario,
+    run: &Run,
+    options: &Map<String, Value>,
+    with_bins: bool,
+) -> Vec<Value> {
     let job = |(tenant, got): (&Tenant, &Got)| {
         let mut options = options.clone();
         options.insert("weight".into(), tenant.weight.into());
@@ -37,8 +42,13 @@ pub(super) fn jobs(scenario: &Scenario, run: &Run, options: &Map<String, Value>)
             "error": 0,
             "elapsed": run.measured_ns.div_ceil(1_000_000_000),
             "job options": options,
-            "read": way(run.measured_ns, requests, bytes, &reads),
-            "write": way(run.measured_ns, writes.requests, writes.bytes, &writes.latency_ns),
+            "read": way(run.measured_ns, requests, bytes, latency(&reads, with_bins)),
+            "write": way(
+                run.measured_ns,
+                writes.requests,
+                writes.bytes,
+                latency(&writes.latency_ns, with_bins),
+            ),
             "job_runtime": run.measured_ns / 1_000_000,
         })
     };
@@ -46,9 +56,8 @@ pub(super) fn jobs(scenario: &Scenario, run: &Run, options: &Map<String, Value>)
 }
 
 /// Reads, or writes.
-fn way(measured_ns: u64, requests: u64, bytes: u64, latencies: &Histogram<u64>) -> Value {
+fn way(measured_ns: u64, requests: u64, bytes: u64, latency: Value) -> Value {
     let per_second = |count: u64| count as f64 * 1e9 / measured_ns.max(1) as f64;
-    let latency = latency(latencies);
     json!({
         "io_bytes": bytes,
         "io_kbytes": bytes / 1024,
@@ -64,7 +73,7 @@ fn way(measured_ns: u64, requests: u64, bytes: u64, latencies: &Histogram<u64>) 
     })
 }
 
-fn latency(latencies: &Histogram<u64>) -> Value {
+fn latency(latencies: &Histogram<u64>, with_bins: bool) -> Value {
     let mut told = json!({
         "min": if latencies.is_empty() { 0 } else { latencies.min() },
         "max": latencies.max(),
@@ -79,7 +88,9 @@ fn latency(latencies: &Histogram<u64>) -> Value {
             (count.value_iterated_to().to_string(), count.count_at_value().into())
         };
         told["percentile"] = PERCENTILES.map(percentile).into_iter().collect::<Map<_, _>>().into();
-        told["bins"] = latencies.iter_recorded().map(bin).collect::<Map<_, _>>().into();
+        if with_bins {
+            told["bins"] = latencies.iter_recorded().map(bin).collect::<Map<_, _>>().into();
+        }
     }
     told
 }

@@ -214,7 +214,7 @@ impl<'a> Plan<'a> {
                     let mut options: Map<String, Value> = point.into_iter().collect();
                     options.insert("policy".into(), outcome.policy.clone().into());
                     options.insert("randseed".into(), scenario.seed.into());
-                    fio::jobs(scenario, &outcome.run, &options)
+                    fio::jobs(scenario, &outcome.run, &options, args.histograms)
                 }
             };
             anyhow::Ok(Done { run, jobs })
