@@ -321,8 +321,15 @@ impl Claim {
             let calibration = row.calibration.as_ref().map(|why| format!("calibration: {why}"));
             calibration.or(row.uncounted.as_ref().map(|why| format!("not counted: {why}")))
         });
-        let note = Some(self.note.clone()).filter(|note| !note.is_empty());
-        [uncounted, note, lasting].into_iter().flatten().collect::<Vec<_>>().join(". ")
+        let mut said: Vec<String> = uncounted.into_iter().collect();
+        // What other seeds say, if it is something else: a law that is broken, for instance.
+        for note in std::iter::once(&self.note).chain(self.by_seed.iter().map(|on| &on.note)) {
+            if !note.is_empty() && !said.contains(note) {
+                said.push(note.clone());
+            }
+        }
+        said.extend(lasting);
+        said.join(". ")
     }
 
     /// In a few words.
@@ -345,6 +352,10 @@ impl Claim {
         let hold = self.by_seed.iter().filter(|on| on.holds == Some(true)).count();
         let is_claim = self.paper != claims::Paper::Beyond.name();
         (is_claim && self.by_seed.len() > 1).then(|| format!("{hold} of {}", self.by_seed.len()))
+    }
+
+    fn note_on<'a>(&'a self, on: &'a OnSeed) -> &'a str {
+        if on.note.is_empty() { &self.note } else { &on.note }
     }
 
     /// What is not so in another record, on each seed that was run here.
@@ -370,41 +381,30 @@ impl Claim {
                 Some(there) if (there.holds, &there.measured) != (here.holds, &here.measured) => {
                     found.push(on(format!("{}, recorded {}", told(here), told(there))));
                 }
-                Some(there) if there.note != here.note => {
-                    found.push(on(format!("`{}`, recorded `{}`", here.note, there.note)));
+                Some(there) => {
+                    let (here, there) = (self.note_on(here), known.note_on(there));
+                    if here != there {
+                        found.push(on(format!("`{here}`, recorded `{there}`")));
+                    }
                 }
-                Some(_) => {}
             }
         }
         found
     }
 }
 
-/// The notes of all seeds: the first's, and what others say that it does not.
-fn notes(by_seed: &[OnSeed]) -> String {
-    let mut all: Vec<&str> = Vec::new();
-    for on in by_seed.iter().filter(|on| !on.note.is_empty()) {
-        if !all.contains(&on.note.as_str()) {
-            all.push(&on.note);
-        }
-    }
-    all.join(". ")
-}
-
 impl From<claims::Finding> for Claim {
     fn from(finding: claims::Finding) -> Claim {
-        let claims::Finding { row, by_seed } = finding;
+        let claims::Finding { row, mut by_seed } = finding;
         let [id, paper, claim, expected] =
             [row.id.as_str(), row.paper().name(), &row.claim, &row.expected].map(str::to_owned);
         let texts: Vec<&str> = by_seed.iter().map(|on| on.measured.as_str()).collect();
         let (measured, intervals) = claims::told(&texts);
-        let (holds, note) = match by_seed.is_empty() {
-            true => (None, "interrupted".to_owned()),
-            false => {
-                let each: Vec<Option<bool>> = by_seed.iter().map(|on| on.holds).collect();
-                (claims::verdict(&each), notes(&by_seed))
-            }
-        };
+        let each: Vec<Option<bool>> = by_seed.iter().map(|on| on.holds).collect();
+        let holds = claims::verdict(&each);
+        let note = by_seed.first().map_or("interrupted".to_owned(), |on| on.note.clone());
+        // Most say the same on all seeds.
+        by_seed.iter_mut().filter(|on| on.note == note).for_each(|on| on.note.clear());
         let (calibration, counted) = (row.calibration.is_some(), row.is_counted());
         Claim {
             id,
@@ -609,13 +609,17 @@ mod tests {
         let row = ROWS.iter().find(|row| row.id == "M-T1").unwrap();
         let by_seed: Vec<OnSeed> = (1..=10)
             .map(|seed| OnSeed {
-                note: "n".into(),
+                note: if seed == 3 { "broken" } else { "n" }.into(),
                 ..on(seed, Some(seed > 1), &format!("{seed} us"))
             })
             .collect();
         let claim = Claim::from(claims::Finding { row, by_seed: by_seed.clone() });
         assert_eq!((claim.holds, claim.measured.as_str()), (Some(true), "6 [1 to 10] us"));
+        assert_eq!((claim.remarks().as_str(), claim.by_seed[1].note.as_str()), ("n. broken", ""));
         assert_eq!((claim.note.as_str(), claim.on_seeds().as_deref()), ("n", Some("9 of 10")));
+        let mut other = claim.clone();
+        other.by_seed[2].note.clear();
+        assert_eq!(claim.differences(&other), ["M-T1 on seed 3: `broken`, recorded `n`"]);
         let interval = Interval { median: 5.5, least: 1.0, greatest: 10.0 };
         assert_eq!((claim.intervals.as_slice(), claim.by_seed.len()), ([interval].as_slice(), 10));
         let record = Record { seeds: 10, claims: vec![claim], ..Record::default() };

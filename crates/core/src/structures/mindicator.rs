@@ -141,8 +141,9 @@ impl<P: Platform> VirtualTime<P> {
     }
 
     /// Lowers the port's leaf to `lead`, or fills it, and its ancestors as far as their least
-    /// changes; gives virtual time if that moved it on. Unlike [`Self::pin`] it holds nothing still:
-    /// `lead` is not before virtual time only if that has not moved since the caller read it.
+    /// changes; gives virtual time if that moved it on. Unlike [`Self::pin`] it holds nothing
+    /// still: `lead` is not before virtual time only if that has not moved since the caller read
+    /// it.
     pub(crate) fn arrive(&self, port: PortId, lead: VTime) -> Option<VTime> {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(lead));

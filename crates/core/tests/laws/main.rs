@@ -264,8 +264,8 @@ laws! {
     mqfq_serial: MqfqSubject::Serial, T => scale all_of_mqfq;
     mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots;
     mqfq_strict_paper: MqfqStrict(MqfqSubject::Sockets), T => scale all_of_mqfq;
-    mqfq_strict_paper_polling: MqfqStrict(MqfqSubject::Polling), T => requests slots virtual_time bounded_unfairness
-        work_conserving taking_back_keeps_slots;
+    mqfq_strict_paper_polling: MqfqStrict(MqfqSubject::Polling), T => requests slots virtual_time
+        bounded_unfairness work_conserving taking_back_keeps_slots;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
     d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence work_conserving

@@ -98,7 +98,8 @@ pub struct OnSeed {
     pub holds: Option<bool>,
     /// Ours; empty if there is none.
     pub measured: String,
-    /// Why, or what else there is to know.
+    /// Why, or what else there is to know; nothing in a record where that is what the claim says.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
 }
 

@@ -53,6 +53,7 @@ pub(crate) fn verdict(each: &[Option<bool>]) -> Option<bool> {
     let hold = each.iter().filter(|one| **one == Some(true)).count();
     let open = each.iter().filter(|one| one.is_none()).count();
     match hold {
+        _ if each.is_empty() => None,
         _ if hold >= enough => Some(true),
         _ if hold + open >= enough => None,
         _ => Some(false),
@@ -199,6 +200,7 @@ mod tests {
             verdict(&each)
         };
         assert_eq!([of(1, 0, 0), of(0, 1, 0), of(0, 0, 1)], [Some(true), Some(false), None]);
+        assert_eq!(of(0, 0, 0), None);
         assert_eq!([of(10, 0, 0), of(9, 1, 0), of(9, 0, 1)], [Some(true); 3]);
         assert_eq!([of(8, 2, 0), of(0, 10, 0), of(8, 0, 2)], [Some(false), Some(false), None]);
         assert_eq!([of(8, 1, 1), of(7, 2, 1), of(0, 1, 9)], [None, Some(false), None]);

@@ -1,33 +1,35 @@
 //! NASS to the letter of its paper's Algorithm 1, for the laboratory alone: what its authors say of
 //! it is of this one.
 //!
-//! **Why beside `nass`.** fairq's own bounds limits by what makes a flow average, lets them recover,
-//! sets them anew from time to time, counts weights, and binds only the others while one is expected
-//! (decision 14). Algorithm 1 has none of that. Section and line numbers are the paper's (Sections
-//! III.B and III.C).
+//! **Why beside `nass`.** fairq's own bounds limits by what makes a flow average, lets them
+//! recover, sets them anew from time to time, counts weights, and binds only the others while one
+//! is expected (decision 14). Algorithm 1 has none of that. Section and line numbers are the
+//! paper's (Sections III.B and III.C).
 //!
-//! **Model.** Each workload has a limit on its requests on the drive, MDN, and all have one together.
-//! - *Lines 1 to 6.* A workload is new if nothing of it is staged, on the drive, or among the last α
-//!   arrivals. With it all limits become `NCQdef / W(n)`, rounded down; `W(n)` are the workloads that
-//!   are not new.
+//! **Model.** Each workload has a limit on its requests on the drive, MDN, and all have one
+//! together.
+//! - *Lines 1 to 6.* A workload is new if nothing of it is staged, on the drive, or among the last
+//!   α arrivals. With it all limits become `NCQdef / W(n)`, rounded down; `W(n)` are the workloads
+//!   that are not new.
 //! - *Lines 7 to 13.* While a workload is sequential each arrival of it lowers its limit by one if
 //!   its aggressiveness did not fall when it last changed, and raises it by one if it did.
 //! - *Lines 16 to 22.* When a request enters the drive and none of its workload is staged, all
 //!   together may have β there if the workload is among the last α arrivals, else NCQdef. It stays
 //!   so until a request enters that leaves none staged.
-//! - *Lines 23 to 29.* When a request enters or is completed, all together need more than η channels,
-//!   and more than one workload is on the drive: the workload's limit is halved, rounded down, if it
-//!   needs more than the average.
+//! - *Lines 23 to 29.* When a request enters or is completed, all together need more than η
+//!   channels, and more than one workload is on the drive: the workload's limit is halved, rounded
+//!   down, if it needs more than the average.
 //!
 //! **What the letters leave open**, and is decided so: the average is that of all workloads (Table
 //! III), those with nothing on the drive among them. Sequentiality decays each millisecond, as in
 //! fairq's own (Eq. 6 has no unit). A limit is at least 1: nothing would raise it from 0 for a
-//! workload that does not merge, and it would never be served again; there is no greatest. Nothing is
-//! said of weights, and none counts.
+//! workload that does not merge, and it would never be served again; there is no greatest. Nothing
+//! is said of weights, and none counts.
 //!
-//! **Example.** Two workloads: limits of 16. The first has sixteen requests of 4 KiB on the drive, 16
-//! channels, the second sends one of 128 KiB, 17 channels: with it 33 are needed, more than 10, and
-//! 17 is above the average of 16.5. The second's limit becomes 8, with its next request 4, then 2.
+//! **Example.** Two workloads: limits of 16. The first has sixteen requests of 4 KiB on the drive,
+//! 16 channels, the second sends one of 128 KiB, 17 channels: with it 33 are needed, more than 10,
+//! and 17 is above the average of 16.5. The second's limit becomes 8, with its next request 4, then
+//! 2.
 
 use std::collections::VecDeque;
 

@@ -206,9 +206,9 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         Some(start)
     }
 
-    /// Tags a request that costs `units` at virtual time `time` as the paper has it, by an addition;
-    /// gives its start tag. `waiting`: the flow's newest request on this port has not been
-    /// dispatched.
+    /// Tags a request that costs `units` at virtual time `time` as the paper has it, by an
+    /// addition; gives its start tag. `waiting`: the flow's newest request on this port has not
+    /// been dispatched.
     pub(super) fn tag_strictly(
         &self,
         slot: usize,

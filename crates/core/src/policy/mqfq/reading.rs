@@ -21,11 +21,13 @@
 //! is one shared fetch-and-add a request. Figure 2 says `MAX(VT, end tag)`, which an addition alone
 //! cannot do: a flow that lags is brought up to virtual time by a swap of its own.
 //!
-//! **Bounds.** Both theorems hold where verbs do not overlap: nothing is late, so that W is T. "Logic
-//! to mitigate races has been elided", says Figure 2, and it is not there: where verbs overlap a
-//! request may start before virtual time. `StrictPaper` is for the simulator, where verbs are whole.
+//! **Bounds.** Both theorems hold where verbs do not overlap: nothing is late, so that W is T.
+//! "Logic to mitigate races has been elided", says Figure 2, and it is not there: where verbs
+//! overlap a request may start before virtual time. `StrictPaper` is for the simulator, where verbs
+//! are whole.
 //!
-//! [`Untimed`] is `StrictPaper` without virtual time, as Section 4.3.3 runs it: no port is throttled.
+//! [`Untimed`] is `StrictPaper` without virtual time, as Section 4.3.3 runs it: no port is
+//! throttled.
 
 /// A reading of the paper.
 pub trait Reading: Send + Sync + 'static {
