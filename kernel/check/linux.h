@@ -67,6 +67,7 @@ void __noreturn fail(const char *format, ...);
 /* What one CPU sees of another. */
 #define READ_ONCE(x) (step(), *(volatile __typeof__(x) *)&(x))
 #define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value), step())
+#define smp_store_release(pointer, value) (*(volatile __typeof__(*(pointer)) *)(pointer) = (value), step())
 #define smp_mb() step()
 #define xchg(pointer, value) ({			\
 	__typeof__(*(pointer)) old_;		\

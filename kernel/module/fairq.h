@@ -53,6 +53,9 @@ struct fairq_port {
 
 /* What a hardware context keeps: requests that may go, chosen by another one of its port or without the scheduler. */
 struct fairq_hctx {
+	/* The first of them, which is taken without the port's lock; set under it. */
+	struct request *first;
+	/* Those behind it. */
 	struct list_head ready;
 	struct fairq_port *port;
 	/* Its first tag on the port. */

@@ -78,7 +78,10 @@ static void make_ready(struct request *rq)
 {
 	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
 
-	list_add_tail(&rq->queuelist, &fh->ready);
+	if (READ_ONCE(fh->first) || !list_empty(&fh->ready))
+		list_add_tail(&rq->queuelist, &fh->ready);
+	else
+		smp_store_release(&fh->first, rq);
 }
 
 /* The scheduler has sent it. */
@@ -119,10 +122,9 @@ static void staged(struct fairq_port *port, struct request *rq)
 }
 
 /* The next request of this port that may go, whichever hardware context it is of. */
-static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
+static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 			      struct fairq_wake *wake)
 {
-	u64 now_ns = ktime_get_ns();
 	struct fairq_chosen chosen;
 	struct request *rq;
 
@@ -155,14 +157,15 @@ static void promise_run(struct fairq_port *port)
  * to give (true), the hardware contexts are to be run, and they ask; blk-mq runs none that has no
  * work, so it is asked here.
  */
-static bool settle(struct fairq_queue *fq, struct fairq_port *port, struct fairq_wake *wake)
+static bool settle(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
+		   struct fairq_wake *wake)
 {
 	struct request *rq;
 
 	if (port->run_due)
 		return false;
 	if (!fairq_core_has_work(fq->engine, port->index)) {
-		rq = choose(fq, port, wake);
+		rq = choose(fq, port, now_ns, wake);
 		if (!rq)
 			return false;
 		make_ready(rq);
@@ -182,7 +185,11 @@ static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fair
 	struct fairq_port *port;
 	unsigned long i, irq;
 	u32 word, bit, round;
+	u64 now_ns;
 
+	if (!own && is_empty(wake))
+		return;
+	now_ns = ktime_get_ns();
 	if (own)
 		add_port(&run, own);
 	for (round = 0; round < ROUNDS && !is_empty(wake); round++) {
@@ -193,7 +200,7 @@ static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fair
 				wake->words[word] &= wake->words[word] - 1;
 				port = &fq->ports[word * 64 + bit];
 				spin_lock_irqsave(&port->lock, irq);
-				if (settle(fq, port, &more))
+				if (settle(fq, port, now_ns, &more))
 					add_port(&run, port);
 				spin_unlock_irqrestore(&port->lock, irq);
 			}
@@ -273,35 +280,85 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 	}
 }
 
+/* Without the lock: who has made it true runs the hardware context after that. */
+static bool fairq_has_work(struct blk_mq_hw_ctx *hctx)
+{
+	struct fairq_hctx *fh = hctx->sched_data;
+
+	return READ_ONCE(fh->port->run_due) || READ_ONCE(fh->first) || !list_empty_careful(&fh->ready);
+}
+
+/* Whether a task that inserts may run the hardware context itself: see fairq_insert_requests(). */
+static bool may_run(struct blk_mq_hw_ctx *hctx)
+{
+	return !(hctx->flags & BLK_MQ_F_BLOCKING) && !in_interrupt() && !irqs_disabled() &&
+	       task_is_running(current);
+}
+
+/* Nothing is before the next request of this hardware context. */
+static bool is_clear(struct blk_mq_hw_ctx *hctx)
+{
+	struct fairq_hctx *fh = hctx->sched_data;
+
+	return !fh->first && list_empty(&fh->ready) && list_empty_careful(&hctx->dispatch);
+}
+
+/* The last that was staged has been chosen: the scheduler is told that there is no other. */
+static void ask_last(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
+		     struct fairq_wake *wake)
+{
+	struct request *rq = choose(fq, port, now_ns, wake);
+
+	if (rq)
+		make_ready(rq);
+	WRITE_ONCE(port->run_due, rq != NULL);
+}
+
 static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *list,
 				  blk_insert_t flags)
 {
 	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
 	struct fairq_hctx *fh = hctx->sched_data;
 	struct fairq_port *port = fh->port;
+	bool runs = may_run(hctx), was_idle, other = false;
 	u64 now_ns = ktime_get_ns();
 	struct fairq_wake wake = {};
 	unsigned long irq;
 
 	spin_lock_irqsave(&port->lock, irq);
+	was_idle = !port->live;
 	while (!list_empty(list)) {
 		struct request *rq = list_first_entry(list, struct request, queuelist);
 
 		list_del_init(&rq->queuelist);
 		insert(fq, port, rq, now_ns, &wake);
 	}
-	/* At the latest by its caller. */
-	promise_run(port);
+	if (runs && !port->run_due && is_clear(hctx)) {
+		/* What the run below would do first, while there is the lock. */
+		struct request *rq = choose(fq, port, now_ns, &wake);
+
+		if (rq) {
+			other = rq->mq_hctx != hctx;
+			make_ready(rq);
+			if (list_empty(&port->staged))
+				ask_last(fq, port, now_ns, &wake);
+			else
+				promise_run(port);
+		}
+	} else {
+		/* At the latest by its caller. */
+		promise_run(port);
+	}
 	spin_unlock_irqrestore(&port->lock, irq);
-	fairq_keep_ticking(fq);
-	fairq_run(fq, &wake);
+	if (was_idle)
+		fairq_keep_ticking(fq);
+	deliver(fq, &wake, other ? port : NULL);
 	/*
 	 * Its caller leaves the run to a thread of the kernel's where the request came alone, which
 	 * costs more than all else here. A driver that may sleep is left to it, and so is what a task
 	 * sends that is about to sleep itself.
 	 */
-	if (!(hctx->flags & BLK_MQ_F_BLOCKING) && !in_interrupt() && !irqs_disabled() &&
-	    task_is_running(current))
+	if (runs && fairq_has_work(hctx))
 		blk_mq_run_hw_queue(hctx, false);
 }
 
@@ -314,7 +371,14 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 	struct request *rq;
 	unsigned long irq;
 	bool other = false;
+	u64 now_ns;
 
+	rq = READ_ONCE(fh->first);
+	if (rq)
+		rq = xchg(&fh->first, NULL);
+	if (rq)
+		return rq;
+	now_ns = ktime_get_ns();
 	spin_lock_irqsave(&port->lock, irq);
 	for (;;) {
 		rq = list_first_entry_or_null(&fh->ready, struct request, queuelist);
@@ -322,10 +386,14 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 			list_del_init(&rq->queuelist);
 			break;
 		}
-		rq = choose(fq, port, &wake);
-		if (!rq)
+		rq = choose(fq, port, now_ns, &wake);
+		if (!rq) {
 			WRITE_ONCE(port->run_due, false);
-		if (!rq || rq->mq_hctx == hctx)
+			break;
+		}
+		if (list_empty(&port->staged))
+			ask_last(fq, port, now_ns, &wake);
+		if (rq->mq_hctx == hctx)
 			break;
 		make_ready(rq);
 		other = true;
@@ -333,14 +401,6 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 	spin_unlock_irqrestore(&port->lock, irq);
 	deliver(fq, &wake, other ? port : NULL);
 	return rq;
-}
-
-/* Without the lock: who has made it true runs the hardware context after that. */
-static bool fairq_has_work(struct blk_mq_hw_ctx *hctx)
-{
-	struct fairq_hctx *fh = hctx->sched_data;
-
-	return READ_ONCE(fh->port->run_due) || !list_empty_careful(&fh->ready);
 }
 
 static void fairq_prepare_request(struct request *rq)
@@ -355,19 +415,20 @@ static void fairq_finish_request(struct request *rq)
 	struct fairq_port *port = fh->port;
 	struct fairq_slot *slot = &port->slots[tag_of(rq)];
 	struct fairq_wake wake = {};
-	u64 now_ns = ktime_get_ns();
 	unsigned long irq;
+	u64 now_ns;
 	bool more;
 
 	if (place_of(rq) == FOREIGN)
 		return;
+	now_ns = ktime_get_ns();
 	spin_lock_irqsave(&port->lock, irq);
 	fairq_core_complete(fq->engine, port->index, now_ns, tag_of(rq), &wake);
 	trace_fairq_complete(dev_of(fq), port->index, tag_of(rq), slot, now_ns);
 	slot->rq = NULL;
 	fairq_count(slot, now_ns - slot->since_ns);
 	WRITE_ONCE(port->live, port->live - 1);
-	more = settle(fq, port, &wake);
+	more = settle(fq, port, now_ns, &wake);
 	spin_unlock_irqrestore(&port->lock, irq);
 	set_place(rq, FOREIGN);
 	deliver(fq, &wake, more ? port : NULL);
@@ -398,21 +459,23 @@ static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned i
 	struct request *rq;
 	unsigned long irq;
 	bool merged, more = false;
+	u64 now_ns;
 
 	if (list_empty_careful(&port->staged))
 		return false;
 	spin_lock_irqsave(&port->lock, irq);
 	merged = blk_bio_list_merge(q, &port->staged, bio, nr_segs);
 	if (merged) {
+		now_ns = ktime_get_ns();
 		list_for_each_entry_reverse(rq, &port->staged, queuelist) {
 			if (rq->bio != bio && rq->biotail != bio)
 				continue;
 			grown.tag = tag_of(rq);
 			grown.op = op_of(rq);
-			fairq_core_grow(fq->engine, port->index, ktime_get_ns(), &grown, &wake);
+			fairq_core_grow(fq->engine, port->index, now_ns, &grown, &wake);
 			break;
 		}
-		more = settle(fq, port, &wake);
+		more = settle(fq, port, now_ns, &wake);
 	}
 	spin_unlock_irqrestore(&port->lock, irq);
 	deliver(fq, &wake, more ? port : NULL);
@@ -484,7 +547,7 @@ static void fairq_exit_hctx(struct blk_mq_hw_ctx *hctx, unsigned int index)
 {
 	struct fairq_hctx *fh = hctx->sched_data;
 
-	WARN_ON_ONCE(!list_empty(&fh->ready));
+	WARN_ON_ONCE(fh->first || !list_empty(&fh->ready));
 	kfree(fh);
 }
 
