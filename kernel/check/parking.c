@@ -670,6 +670,13 @@ static void start(void)
 	for (i = 0; i < FLOWS; i++)
 		if (!fairq_core_add_flow(fq->engine, 256 * (1 + chance(1000)), &flows[i]))
 			fail("no room for a flow");
+	/* With a small T ports wait for each other's requests, too, and not only for room. */
+	if (chance(2)) {
+		struct fairq_change change = { .what = FAIRQ_THRESHOLD, .value = chance(65536) };
+		struct fairq_wake wake = {};
+
+		fairq_core_tune(fq->engine, &change, &wake);
+	}
 	for (i = 0; i < TASKS; i++)
 		add_runner(task, task_has, i, false);
 	for (i = 0; i < queue.nr_hw_queues; i++)
@@ -696,6 +703,32 @@ static bool waits_for_ticks(void)
 	return strcmp(name, "mqfq") && strcmp(name, "mqfq-serial") && strcmp(name, "sfqd");
 }
 
+/*
+ * Nothing can run before the drive or a timer does. With those of whom a slot that is free waits for nothing but a request,
+ * none may wait then.
+ */
+static void look_for_waiting(void)
+{
+	struct fairq_told told;
+	u32 i, tag, waiting = 0;
+	struct request *rq;
+
+	if (waits_for_ticks() || is_quiesced)
+		return;
+	for (i = 0; i < queue.nr_hw_queues; i++) {
+		for (tag = 0; tag < depth; tag++)
+			waiting += requests[i][tag].where == INSERTED;
+		/* The drive has less room than the scheduler believes. */
+		if (!list_empty(&contexts[i].dispatch))
+			return;
+	}
+	list_for_each_entry_reverse(rq, &put_back, queuelist)
+		waiting--;
+	fairq_core_tell(fq->engine, &told);
+	if (waiting && told.free_slots)
+		fail("%u requests wait while %llu slots are free", waiting, (unsigned long long)told.free_slots);
+}
+
 /* One interleaving, to its end. */
 static void interleave(u64 number)
 {
@@ -717,6 +750,7 @@ static void interleave(u64 number)
 			running = NULL;
 			continue;
 		}
+		look_for_waiting();
 		next = next_event(false);
 		if (next == ~0ULL && inserted != ended) {
 			ticks = seen == ended ? ticks + 1 : 0;

@@ -393,6 +393,9 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 		}
 		if (list_empty(&port->staged))
 			ask_last(fq, port, now_ns, &wake);
+		/* Another run may have heard that there was nothing, just before there was. */
+		else if (!port->run_due)
+			promise_run(port);
 		if (rq->mq_hctx == hctx)
 			break;
 		make_ready(rq);
