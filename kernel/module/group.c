@@ -109,9 +109,7 @@ void fairq_count(struct fairq_slot *slot, u64 served_ns)
 	u32 kind = min_t(u32, slot->op, 2);
 	struct fairq_group *group;
 
-	if (!slot->blkg)
-		return;
-	group = group_of(slot->blkg);
+	group = slot->blkg ? group_of(slot->blkg) : NULL;
 	/* Without memory for them there are none. */
 	if (group && group->counts) {
 		this_cpu_inc(group->counts->requests[kind]);
@@ -119,7 +117,14 @@ void fairq_count(struct fairq_slot *slot, u64 served_ns)
 		this_cpu_add(group->counts->waited_ns, slot->waited_ns);
 		this_cpu_add(group->counts->served_ns, served_ns);
 	}
-	blkg_put(slot->blkg);
+	fairq_let_go(slot);
+}
+
+void fairq_let_go(struct fairq_slot *slot)
+{
+	slot->rq = NULL;
+	if (slot->blkg)
+		blkg_put(slot->blkg);
 	slot->blkg = NULL;
 }
 
