@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * As much of Linux as ../module/queue.c and engine.c are written against, for parking.c: they are compiled as they are,
+ * As much of Linux as ../module/queue.c, staged.c and engine.c are written against, for parking.c: they are compiled as they are,
  * with this header before them and empty files for what they include. Where another CPU's steps can come in between,
  * there is a step() here: at each lock, and at each access without one.
  */
@@ -44,6 +44,7 @@ void __noreturn fail(const char *format, ...);
 #define DIV_ROUND_UP(n, d) (((n) + (d) - 1) / (d))
 #define min_t(type, a, b) ((type)(a) < (type)(b) ? (type)(a) : (type)(b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
+#define swap(a, b) do { __typeof__(a) old_ = (a); (a) = (b); (b) = old_; } while (0)
 #define clamp(value, low, high) ((value) < (low) ? (low) : (value) > (high) ? (high) : (value))
 #define container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
 #define check_mul_overflow(a, b, to) __builtin_mul_overflow(a, b, to)
@@ -67,6 +68,7 @@ void __noreturn fail(const char *format, ...);
 /* What one CPU sees of another. */
 #define READ_ONCE(x) (step(), *(volatile __typeof__(x) *)&(x))
 #define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value), step())
+#define smp_store_release(pointer, value) (*(volatile __typeof__(*(pointer)) *)(pointer) = (value), step())
 #define smp_mb() step()
 #define xchg(pointer, value) ({			\
 	__typeof__(*(pointer)) old_;		\
@@ -114,10 +116,15 @@ static inline void list_add_tail(struct list_head *entry, struct list_head *list
 	list->prev->next = entry;
 	list->prev = entry;
 }
+static inline void list_add(struct list_head *entry, struct list_head *list) { list_add_tail(entry, list->next); }
+#define LIST_HEAD(name) struct list_head name = { &(name), &(name) }
 #define list_entry(entry, type, member) container_of(entry, type, member)
 #define list_first_entry(list, type, member) list_entry((list)->next, type, member)
 #define list_first_entry_or_null(list, type, member) \
 	(list_empty(list) ? NULL : list_first_entry(list, type, member))
+#define list_for_each_entry(at, list, member)						\
+	for (at = list_entry((list)->next, __typeof__(*at), member); &at->member != (list);	\
+	     at = list_entry(at->member.next, __typeof__(*at), member))
 #define list_for_each_entry_reverse(at, list, member)					\
 	for (at = list_entry((list)->prev, __typeof__(*at), member); &at->member != (list);	\
 	     at = list_entry(at->member.prev, __typeof__(*at), member))
@@ -134,6 +141,10 @@ bool is_awake(void);
 #define spin_lock_init(lock) ((lock)->owner = NULL)
 #define spin_lock_irqsave(lock, flags) ((flags) = 0, take(lock))
 #define spin_unlock_irqrestore(lock, flags) ((void)(flags), give(lock))
+/* Within a port's. */
+#define spin_lock(lock) take_within(lock)
+#define spin_unlock(lock) ((lock)->owner = NULL)
+void take_within(spinlock_t *lock);
 #define spin_lock_irq(lock) take(lock)
 #define spin_unlock_irq(lock) give(lock)
 #define local_irq_disable()
@@ -193,6 +204,7 @@ struct bio_iter { u64 bi_sector; u32 bi_size; };
 struct bio {
 	struct bio_iter bi_iter;
 	unsigned int bi_opf;
+	unsigned short bi_ioprio;
 	struct blkcg_gq *bi_blkg;
 };
 struct blk_mq_hw_ctx {
@@ -226,6 +238,7 @@ struct gendisk { int unused; };
 struct request_queue {
 	spinlock_t queue_lock;
 	struct elevator_queue *elevator;
+	struct request *last_merge;
 	u32 nr_hw_queues, nr_requests;
 	int node;
 	struct gendisk *disk;
@@ -261,6 +274,9 @@ struct elevator_queue {
 #define req_op(rq) ((rq)->op)
 #define blk_rq_pos(rq) ((rq)->offset >> SECTOR_SHIFT)
 #define blk_rq_bytes(rq) ((rq)->length)
+#define IOPRIO_PRIO_CLASS(ioprio) (ioprio)
+enum { IOPRIO_CLASS_NONE, IOPRIO_CLASS_RT, IOPRIO_CLASS_BE, IOPRIO_CLASS_IDLE };
+#define req_get_ioprio(rq) ((rq)->bio ? (rq)->bio->bi_ioprio : 0)
 #define blk_mq_is_shared_tags(flags) ((flags) & 0)
 #define blk_mq_set_min_shallow_depth(q, depth)
 #define sbitmap_queue_min_shallow_depth(bitmap, depth)
@@ -268,6 +284,9 @@ struct elevator_queue {
 #define blk_mq_get_ctx(q) NULL
 struct blk_mq_hw_ctx *blk_mq_map_queue(blk_opf_t opf, const void *context);
 bool blk_bio_list_merge(struct request_queue *q, struct list_head *list, struct bio *bio, unsigned int segments);
+bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, struct list_head *free);
+#define elv_rqhash_del(q, rq) ((void)(rq))
+void blk_mq_free_requests(struct list_head *list);
 void blk_mq_run_hw_queue(struct blk_mq_hw_ctx *hctx, bool async);
 #define blk_mq_freeze_queue(q) 0
 #define blk_mq_unfreeze_queue(q, flags)

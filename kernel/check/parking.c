@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The module's own part in keeping requests moving (../module/queue.c and engine.c, as they are), with the schedulers as
+ * The module's own part in keeping requests moving (../module/queue.c, staged.c and engine.c, as they are), with the schedulers as
  * the kernel gets them, driven by random interleavings of CPUs: tasks that send requests, the kernel's threads, the
  * drive's interrupts and timers. What runs changes at each lock and at each access without one (linux.h).
  *
@@ -53,7 +53,7 @@ static struct fairq_queue *fq;
 #define MOST_TAGS 16
 static struct request requests[MOST_CONTEXTS][MOST_TAGS];
 enum { FREE, TAKEN, INSERTED, SENT, ENDED };
-static u32 depth, room, on_drive, inserted, ended;
+static u32 depth, room, on_drive, inserted, ended, merged;
 static u64 flows[FLOWS];
 static bool is_quiesced;
 static struct hrtimer *timers;
@@ -113,6 +113,14 @@ void give(spinlock_t *lock)
 		lock->owner = NULL;
 		*(lock == &queue.queue_lock ? &running->has_queues : &running->has_ports) = false;
 	}
+	step();
+}
+
+void take_within(spinlock_t *lock)
+{
+	while (lock->owner)
+		step();
+	lock->owner = running;
 	step();
 }
 
@@ -191,6 +199,37 @@ bool blk_bio_list_merge(struct request_queue *q, struct list_head *list, struct 
 		return true;
 	}
 	return false;
+}
+
+/* As if the block layer had something against it, now and then. */
+bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, struct list_head *free)
+{
+	struct request *into = q->last_merge;
+
+	if (!chance(4))
+		return false;
+	if (rq->where != INSERTED || into->where != INSERTED || into->offset + into->length != rq->offset)
+		fail("a request is merged into one that was sent, or that does not end where it begins");
+	into->biotail = rq->biotail;
+	into->length += rq->length;
+	rq->where = ENDED;
+	rq->bio = NULL;
+	list_add(&rq->queuelist, free);
+	return true;
+}
+
+/* Those that were merged. */
+void blk_mq_free_requests(struct list_head *list)
+{
+	while (!list_empty(list)) {
+		struct request *rq = list_first_entry(list, struct request, queuelist);
+
+		list_del_init(&rq->queuelist);
+		fairq_ops.finish_request(rq);
+		ended++;
+		merged++;
+		rq->where = FREE;
+	}
 }
 
 static bool has_pending(struct blk_mq_hw_ctx *hctx)
@@ -283,12 +322,14 @@ static void run_all(void)
 		blk_mq_run_hw_queue(&contexts[i], true);
 }
 
-/* Groups, which are flows without more. */
+/* Groups, which are flows without more: a flow's number is its cgroup. */
+
+static struct blkcg_gq *blkg_of(u64 flow) { return (void *)(uintptr_t)(flow * 8 + 8); }
 
 u64 fairq_flow_of(struct fairq_queue *of, struct request *rq, struct blkcg_gq **blkg)
 {
 	(void)of;
-	(void)blkg;
+	*blkg = blkg_of(rq->flow);
 	return rq->flow;
 }
 
@@ -300,9 +341,13 @@ u64 fairq_flow_of_current(struct fairq_queue *of)
 
 void fairq_count(struct fairq_slot *slot, u64 served_ns)
 {
-	(void)slot;
 	(void)served_ns;
+	if (slot->rq->where != ENDED || slot->blkg != blkg_of(slot->rq->flow))
+		fail("request %d ends as another one", slot->rq->internal_tag);
+	fairq_let_go(slot);
 }
+
+void fairq_let_go(struct fairq_slot *slot) { slot->rq = NULL; }
 
 u64 fairq_cgroup_id(struct blkcg_gq *blkg) { (void)blkg; return 0; }
 int fairq_activate_groups(struct fairq_queue *of) { (void)of; return 0; }
@@ -389,7 +434,10 @@ static void task(struct runner *self)
 			struct request *rq;
 
 			bio = calloc(1, sizeof(*bio));
-			*bio = (struct bio) { .bi_opf = at, .bi_iter = { chance(1000000), 4096 } };
+			*bio = (struct bio) {
+				.bi_opf = at, .bi_iter = { chance(1000000), 4096 }, .bi_blkg = blkg_of(flows[self->number % FLOWS]),
+				.bi_ioprio = chance(3) ? 0 : chance(4),
+			};
 			if (fairq_ops.bio_merge(&queue, bio, 1)) {
 				left--;
 				continue;
@@ -401,10 +449,12 @@ static void task(struct runner *self)
 			}
 			*rq = (struct request) {
 				.q = &queue, .mq_hctx = hctx, .internal_tag = rq->internal_tag, .where = TAKEN,
-				.bio = bio, .biotail = bio, .offset = (u64)chance(1000000) << 12,
-				.length = 512 << chance(8), .op = chance(4) ? REQ_OP_READ : REQ_OP_WRITE,
+				.bio = bio, .biotail = bio, .offset = (u64)chance(16) << 12,
+				.length = chance(4) ? 4096 : 512 << chance(8), .op = chance(4) ? REQ_OP_READ : REQ_OP_WRITE,
 				.flow = flows[self->number % FLOWS],
 			};
+			bio->bi_blkg = blkg_of(rq->flow);
+			INIT_LIST_HEAD(&rq->queuelist);
 			fairq_ops.prepare_request(rq);
 			rq->where = INSERTED;
 			inserted++;
@@ -640,7 +690,7 @@ static void start(void)
 	now = 1000000;
 	INIT_LIST_HEAD(&put_back);
 	depth = 2 + chance(MOST_TAGS - 1);
-	set = (struct blk_mq_tag_set) { .queue_depth = 1 + chance(4) };
+	set = (struct blk_mq_tag_set) { .queue_depth = 1 + chance(chance(2) ? 4 : 16) };
 	type.ops = fairq_ops;
 	elevator = (struct elevator_queue) { .type = &type };
 	queue = (struct request_queue) {
@@ -670,6 +720,13 @@ static void start(void)
 	for (i = 0; i < FLOWS; i++)
 		if (!fairq_core_add_flow(fq->engine, 256 * (1 + chance(1000)), &flows[i]))
 			fail("no room for a flow");
+	/* With a small T ports wait for each other's requests, too, and not only for room. */
+	if (chance(2)) {
+		struct fairq_change change = { .what = FAIRQ_THRESHOLD, .value = chance(8192) };
+		struct fairq_wake wake = {};
+
+		fairq_core_tune(fq->engine, &change, &wake);
+	}
 	for (i = 0; i < TASKS; i++)
 		add_runner(task, task_has, i, false);
 	for (i = 0; i < queue.nr_hw_queues; i++)
@@ -696,6 +753,32 @@ static bool waits_for_ticks(void)
 	return strcmp(name, "mqfq") && strcmp(name, "mqfq-serial") && strcmp(name, "sfqd");
 }
 
+/*
+ * Nothing can run before the drive or a timer does. With those of whom a slot that is free waits for nothing but a request,
+ * none may wait then.
+ */
+static void look_for_waiting(void)
+{
+	struct fairq_told told;
+	u32 i, tag, waiting = 0;
+	struct request *rq;
+
+	if (waits_for_ticks() || is_quiesced)
+		return;
+	for (i = 0; i < queue.nr_hw_queues; i++) {
+		for (tag = 0; tag < depth; tag++)
+			waiting += requests[i][tag].where == INSERTED;
+		/* The drive has less room than the scheduler believes. */
+		if (!list_empty(&contexts[i].dispatch))
+			return;
+	}
+	list_for_each_entry_reverse(rq, &put_back, queuelist)
+		waiting--;
+	fairq_core_tell(fq->engine, &told);
+	if (waiting && told.free_slots)
+		fail("%u requests wait while %llu slots are free", waiting, (unsigned long long)told.free_slots);
+}
+
 /* One interleaving, to its end. */
 static void interleave(u64 number)
 {
@@ -717,6 +800,7 @@ static void interleave(u64 number)
 			running = NULL;
 			continue;
 		}
+		look_for_waiting();
 		next = next_event(false);
 		if (next == ~0ULL && inserted != ended) {
 			ticks = seen == ended ? ticks + 1 : 0;
@@ -745,6 +829,6 @@ int main(int count, char **words)
 		for (i = first; i < first + many; i++)
 			interleave(i);
 	}
-	printf("parking: %u schedulers, %llu interleavings of each\n", scheduler, (unsigned long long)many);
+	printf("parking: %u schedulers, %llu interleavings of each, %u requests merged\n", scheduler, (unsigned long long)many, merged);
 	return !scheduler;
 }

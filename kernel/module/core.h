@@ -144,6 +144,8 @@ void fairq_core_complete(struct fairq_engine *engine, u32 port, u64 now_ns, u32 
 int fairq_core_requeue(struct fairq_engine *engine, u32 port, u64 now_ns, u32 tag, struct fairq_wake *wake);
 bool fairq_core_grow(struct fairq_engine *engine, u32 port, u64 now_ns, const struct fairq_order *order,
 		     struct fairq_wake *wake);
+/* A staged request is part of another one now, and not charged. False: it was not staged. */
+bool fairq_core_cancel(struct fairq_engine *engine, u32 port, u64 now_ns, u32 tag, struct fairq_wake *wake);
 bool fairq_core_has_work(struct fairq_engine *engine, u32 port);
 bool fairq_core_admits(struct fairq_engine *engine, u32 port, u64 flow);
 

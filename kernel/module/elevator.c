@@ -7,6 +7,7 @@
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>
+#include <linux/sched/mm.h>
 
 #include "elevator.h"
 
@@ -22,11 +23,17 @@ static struct elv_fs_entry files[MOST_ELEVATORS][FAIRQ_KNOBS + 2];
 static char file_names[MOST_ELEVATORS][FAIRQ_KNOBS][FAIRQ_NAME];
 static u32 registered;
 
+/*
+ * Here and in store_knob() memory must not wait for requests: the lock is held that a change of schedulers takes when
+ * the queue is frozen.
+ */
 static ssize_t show_knob(struct elevator_queue *eq, u32 knob, char *page)
 {
 	struct fairq_queue *fq = eq->elevator_data;
+	unsigned int noio = memalloc_noio_save();
 	size_t length = fairq_core_value(fq->scheduler, knob, fq->slots, fq->keys, fq->key_count, page, PAGE_SIZE - 1);
 
+	memalloc_noio_restore(noio);
 	page[length] = '\n';
 	return length + 1;
 }
@@ -60,7 +67,7 @@ static int rebuild(struct fairq_queue *fq)
 }
 
 /* The scheduler's lock for sysfs is held, so one knob is written at a time, and the scheduler stays. */
-static ssize_t store_knob(struct elevator_queue *eq, u32 knob, const char *page, size_t count)
+static ssize_t change_knob(struct elevator_queue *eq, u32 knob, const char *page, size_t count)
 {
 	struct fairq_queue *fq = eq->elevator_data;
 	struct fairq_key *before;
@@ -97,6 +104,15 @@ static ssize_t store_knob(struct elevator_queue *eq, u32 knob, const char *page,
 	}
 	kfree(before);
 	return said ? said : count;
+}
+
+static ssize_t store_knob(struct elevator_queue *eq, u32 knob, const char *page, size_t count)
+{
+	unsigned int noio = memalloc_noio_save();
+	ssize_t said = change_knob(eq, knob, page, count);
+
+	memalloc_noio_restore(noio);
+	return said;
 }
 
 static ssize_t show_stats(struct elevator_queue *eq, char *page)

@@ -147,23 +147,28 @@ static int start(struct fairq_queue *fq, u32 depth)
 	u32 contexts = DIV_ROUND_UP(fq->q->nr_hw_queues, fq->nr_ports);
 	struct fairq_engine *engine, *old = fq->engine;
 	struct fairq_slot *slots;
-	u32 tags, i;
+	u32 tags, turn, i, *turns;
 	int error;
 
 	if (check_mul_overflow(depth, contexts, &tags))
 		return -EINVAL;
 	slots = kvcalloc(fq->nr_ports, array_size(tags, sizeof(*slots)), GFP_KERNEL);
-	if (!slots)
-		return -ENOMEM;
-	error = build(fq, tags, &engine);
+	turns = kvcalloc(fq->nr_ports, array_size(tags, sizeof(*turns)), GFP_KERNEL);
+	error = slots && turns ? build(fq, tags, &engine) : -ENOMEM;
 	if (error) {
 		kvfree(slots);
+		kvfree(turns);
 		return error;
 	}
 	stop_timers(fq);
 	kvfree(fq->ports[0].slots);
-	for (i = 0; i < fq->nr_ports; i++)
+	kvfree(fq->ports[0].turns);
+	for (i = 0; i < fq->nr_ports; i++) {
 		fq->ports[i].slots = slots + (size_t)i * tags;
+		fq->ports[i].turns = turns + (size_t)i * tags;
+		for (turn = 0; turn < tags; turn++)
+			fq->ports[i].turns[turn] = turn;
+	}
 	local_irq_disable();
 	fq->root = fairq_core_root(engine);
 	local_irq_enable();
@@ -200,6 +205,7 @@ void fairq_stop(struct fairq_queue *fq)
 	stop_timers(fq);
 	fairq_core_free(fq->engine);
 	kvfree(fq->ports[0].slots);
+	kvfree(fq->ports[0].turns);
 }
 
 void fairq_init_timers(struct fairq_queue *fq)

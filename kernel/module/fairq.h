@@ -2,7 +2,7 @@
 /*
  * What the parts of fairq.ko share: a queue with one of our elevators, its ports, and the groups (a cgroup on a queue).
  *
- * Locks, from the outside in: q->queue_lock, the cgroup's lock, a port's lock. Interrupts are off in all of them.
+ * Locks, from the outside in: q->queue_lock, the cgroup's lock, a port's lock, fq->merging. Interrupts are off in all.
  * blk_mq_run_hw_queue() takes q->queue_lock, so it is called without any of them.
  */
 #ifndef FAIRQ_H
@@ -18,6 +18,17 @@
 struct blkcg_gq;
 struct elevator_queue;
 struct elevator_mq_ops;
+
+/* Where a request is, in rq->elv.priv[0]. */
+enum {
+	FAIRQ_FOREIGN,		/* The scheduler does not know it. */
+	FAIRQ_STAGED,
+	FAIRQ_ISSUED,
+	FAIRQ_PUT_BACK,		/* It was issued, and the device could not begin it. */
+};
+
+/* Classes of I/O priorities, the best first. */
+enum { FAIRQ_RT, FAIRQ_BE, FAIRQ_IDLE, FAIRQ_CLASSES };
 
 /* A request that the scheduler knows. */
 struct fairq_slot {
@@ -36,10 +47,12 @@ struct fairq_port {
 	spinlock_t lock;
 	u32 index;
 	struct fairq_queue *fq;
-	/* By tag. */
+	/* By turn. The scheduler knows requests by their turns; which one a tag has: see staged.c. */
 	struct fairq_slot *slots;
-	/* Those that it holds back, in the order in which they came: bios are merged into them. */
-	struct list_head staged;
+	u32 *turns;
+	/* Those that it holds back, in the order in which they came, and how many they are. */
+	struct list_head staged[FAIRQ_CLASSES];
+	unsigned int held;
 	/* Requests that are staged or issued; written under the lock, read without. */
 	unsigned int live;
 	/*
@@ -53,6 +66,9 @@ struct fairq_port {
 
 /* What a hardware context keeps: requests that may go, chosen by another one of its port or without the scheduler. */
 struct fairq_hctx {
+	/* The first of them, which is taken without the port's lock; set under it. */
+	struct request *first;
+	/* Those behind it. */
 	struct list_head ready;
 	struct fairq_port *port;
 	/* Its first tag on the port. */
@@ -78,6 +94,8 @@ struct fairq_queue {
 	u32 tags;
 	u32 slots;
 	struct fairq_port *ports;
+	/* For q->last_merge, in which the block layer is told what to merge into. */
+	spinlock_t merging;
 	struct hrtimer tick;
 	bool ticking;
 	/* Ports to ask where no lock is held: see fairq_ask_later(). */
@@ -85,6 +103,30 @@ struct fairq_queue {
 	struct work_struct work;
 	struct delayed_work weigh;
 };
+
+static inline void fairq_set_place(struct request *rq, unsigned long place)
+{
+	rq->elv.priv[0] = (void *)place;
+}
+
+static inline unsigned long fairq_place_of(const struct request *rq)
+{
+	return (unsigned long)rq->elv.priv[0];
+}
+
+static inline u32 fairq_tag_of(const struct request *rq)
+{
+	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
+
+	return fh->tags + rq->internal_tag;
+}
+
+static inline u32 fairq_turn_of(const struct request *rq)
+{
+	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
+
+	return fh->port->turns[fairq_tag_of(rq)];
+}
 
 /* queue.c */
 /* The queue's, if it has one of our elevators; under q->queue_lock. */
@@ -100,6 +142,17 @@ extern const struct elevator_mq_ops fairq_ops;
 /* Makes the queue's part of this scheduler. */
 int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 scheduler);
 void fairq_queue_stop(struct elevator_queue *eq);
+
+/* staged.c; under the port's lock */
+void fairq_stage(struct fairq_port *port, struct request *rq);
+void fairq_unstage(struct fairq_port *port, struct request *rq);
+struct request *fairq_best(struct fairq_port *port, struct request *rq, u64 now_ns);
+struct fairq_order fairq_order_of(struct fairq_port *port, struct request *rq);
+/* Those that are merged into others are free: they are ended when no lock is held. */
+bool fairq_merge_request(struct fairq_port *port, struct request *rq, u64 now_ns, struct fairq_wake *wake,
+			 struct list_head *free);
+bool fairq_merge_bio(struct fairq_port *port, struct bio *bio, unsigned int nr_segs, u64 now_ns,
+		     struct fairq_wake *wake, struct list_head *free);
 
 /* elevator.c */
 int fairq_register_elevators(void);
@@ -122,6 +175,8 @@ void fairq_deactivate_groups(struct fairq_queue *fq);
 u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq, struct blkcg_gq **blkg);
 /* The request has ended: counts it for its cgroup, and lets go of that. */
 void fairq_count(struct fairq_slot *slot, u64 served_ns);
+/* The request has become part of another one. */
+void fairq_let_go(struct fairq_slot *slot);
 /* Which cgroup that is, as a number. */
 u64 fairq_cgroup_id(struct blkcg_gq *blkg);
 u64 fairq_flow_of_current(struct fairq_queue *fq);

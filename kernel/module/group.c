@@ -104,22 +104,29 @@ u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq, struct blkcg_gq **
 	return READ_ONCE(group->flow);
 }
 
+/* With interrupts off, so nothing else counts on this CPU. */
 void fairq_count(struct fairq_slot *slot, u64 served_ns)
 {
+	struct fairq_group *group = slot->blkg ? group_of(slot->blkg) : NULL;
 	u32 kind = min_t(u32, slot->op, 2);
-	struct fairq_group *group;
+	struct fairq_counts *counts;
 
-	if (!slot->blkg)
-		return;
-	group = group_of(slot->blkg);
 	/* Without memory for them there are none. */
 	if (group && group->counts) {
-		this_cpu_inc(group->counts->requests[kind]);
-		this_cpu_add(group->counts->bytes[kind], slot->bytes);
-		this_cpu_add(group->counts->waited_ns, slot->waited_ns);
-		this_cpu_add(group->counts->served_ns, served_ns);
+		counts = this_cpu_ptr(group->counts);
+		WRITE_ONCE(counts->requests[kind], counts->requests[kind] + 1);
+		WRITE_ONCE(counts->bytes[kind], counts->bytes[kind] + slot->bytes);
+		WRITE_ONCE(counts->waited_ns, counts->waited_ns + slot->waited_ns);
+		WRITE_ONCE(counts->served_ns, counts->served_ns + served_ns);
 	}
-	blkg_put(slot->blkg);
+	fairq_let_go(slot);
+}
+
+void fairq_let_go(struct fairq_slot *slot)
+{
+	slot->rq = NULL;
+	if (slot->blkg)
+		blkg_put(slot->blkg);
 	slot->blkg = NULL;
 }
 

@@ -23,31 +23,6 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-/* Where a request is, in rq->elv.priv[0]. */
-enum {
-	FOREIGN,	/* The scheduler does not know it. */
-	STAGED,
-	ISSUED,
-	PUT_BACK,	/* It was issued, and the device could not begin it. */
-};
-
-static void set_place(struct request *rq, unsigned long place)
-{
-	rq->elv.priv[0] = (void *)place;
-}
-
-static unsigned long place_of(struct request *rq)
-{
-	return (unsigned long)rq->elv.priv[0];
-}
-
-static u32 tag_of(struct request *rq)
-{
-	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
-
-	return fh->tags + rq->internal_tag;
-}
-
 static void add_port(struct fairq_wake *wake, struct fairq_port *port)
 {
 	wake->words[port->index / 64] |= 1ULL << (port->index % 64);
@@ -58,36 +33,24 @@ static bool is_empty(const struct fairq_wake *wake)
 	return !(wake->words[0] | wake->words[1] | wake->words[2] | wake->words[3]);
 }
 
-static u32 op_of(struct request *rq)
-{
-	switch (req_op(rq)) {
-	case REQ_OP_READ:
-		return FAIRQ_READ;
-	case REQ_OP_DISCARD:
-	case REQ_OP_SECURE_ERASE:
-		return FAIRQ_DISCARD;
-	case REQ_OP_WRITE_ZEROES:
-		return FAIRQ_WRITE_ZEROES;
-	default:
-		return FAIRQ_WRITE;
-	}
-}
-
 /* The request may go: from here on the device's. */
 static void make_ready(struct request *rq)
 {
 	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
 
-	list_add_tail(&rq->queuelist, &fh->ready);
+	if (READ_ONCE(fh->first) || !list_empty(&fh->ready))
+		list_add_tail(&rq->queuelist, &fh->ready);
+	else
+		smp_store_release(&fh->first, rq);
 }
 
 /* The scheduler has sent it. */
 static void issued(struct fairq_port *port, struct request *rq, u64 now_ns)
 {
-	struct fairq_slot *slot = &port->slots[tag_of(rq)];
+	struct fairq_slot *slot = &port->slots[fairq_turn_of(rq)];
 
-	list_del_init(&rq->queuelist);
-	set_place(rq, ISSUED);
+	fairq_unstage(port, rq);
+	fairq_set_place(rq, FAIRQ_ISSUED);
 	/* One that was put back has waited before. */
 	slot->waited_ns += now_ns - slot->since_ns;
 	slot->since_ns = now_ns;
@@ -112,17 +75,10 @@ static void trace_decision(struct fairq_queue *fq, struct fairq_port *port, cons
 		trace_fairq_decide(dev_of(fq), port->index, chosen, &why);
 }
 
-static void staged(struct fairq_port *port, struct request *rq)
-{
-	list_add_tail(&rq->queuelist, &port->staged);
-	set_place(rq, STAGED);
-}
-
 /* The next request of this port that may go, whichever hardware context it is of. */
-static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
+static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 			      struct fairq_wake *wake)
 {
-	u64 now_ns = ktime_get_ns();
 	struct fairq_chosen chosen;
 	struct request *rq;
 
@@ -133,6 +89,7 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port,
 		rq = port->slots[chosen.tag].rq;
 		if (WARN_ON_ONCE(!rq))
 			return NULL;
+		rq = fairq_best(port, rq, now_ns);
 		issued(port, rq, now_ns);
 		return rq;
 	case FAIRQ_WAIT:
@@ -155,14 +112,15 @@ static void promise_run(struct fairq_port *port)
  * to give (true), the hardware contexts are to be run, and they ask; blk-mq runs none that has no
  * work, so it is asked here.
  */
-static bool settle(struct fairq_queue *fq, struct fairq_port *port, struct fairq_wake *wake)
+static bool settle(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
+		   struct fairq_wake *wake)
 {
 	struct request *rq;
 
 	if (port->run_due)
 		return false;
 	if (!fairq_core_has_work(fq->engine, port->index)) {
-		rq = choose(fq, port, wake);
+		rq = choose(fq, port, now_ns, wake);
 		if (!rq)
 			return false;
 		make_ready(rq);
@@ -182,7 +140,11 @@ static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fair
 	struct fairq_port *port;
 	unsigned long i, irq;
 	u32 word, bit, round;
+	u64 now_ns;
 
+	if (!own && is_empty(wake))
+		return;
+	now_ns = ktime_get_ns();
 	if (own)
 		add_port(&run, own);
 	for (round = 0; round < ROUNDS && !is_empty(wake); round++) {
@@ -193,7 +155,7 @@ static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fair
 				wake->words[word] &= wake->words[word] - 1;
 				port = &fq->ports[word * 64 + bit];
 				spin_lock_irqsave(&port->lock, irq);
-				if (settle(fq, port, &more))
+				if (settle(fq, port, now_ns, &more))
 					add_port(&run, port);
 				spin_unlock_irqrestore(&port->lock, irq);
 			}
@@ -218,59 +180,84 @@ void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake)
 
 /* A request that was put back keeps its slot and is charged once; anything else is new. */
 static void insert(struct fairq_queue *fq, struct fairq_port *port, struct request *rq, u64 now_ns,
-		   struct fairq_wake *wake)
+		   struct fairq_wake *wake, struct list_head *free)
 {
-	struct blkcg_gq *blkg = NULL;
-	struct fairq_order order = {
-		.offset = (u64)blk_rq_pos(rq) << SECTOR_SHIFT,
-		.length = blk_rq_bytes(rq),
-		.tag = tag_of(rq),
-		.op = op_of(rq),
-	};
+	struct fairq_order order;
+	struct fairq_slot *slot;
 	int said;
 
-	if (place_of(rq) == PUT_BACK) {
-		struct fairq_slot *slot = &port->slots[order.tag];
-
-		said = fairq_core_requeue(fq->engine, port->index, now_ns, order.tag, wake);
-		slot->since_ns = now_ns;
-		if (said) {
-			/* It is still the device's. */
-			set_place(rq, ISSUED);
-			make_ready(rq);
-		} else {
-			staged(port, rq);
-		}
-		return;
-	}
-	if (order.tag >= fq->tags) {
+	if (fairq_tag_of(rq) >= fq->tags) {
 		/* Not lost, but not shared either. */
-		set_place(rq, FOREIGN);
 		make_ready(rq);
 		return;
 	}
-	order.flow = fairq_flow_of(fq, rq, &blkg);
-	port->slots[order.tag] = (struct fairq_slot) {
-		.rq = rq, .blkg = blkg, .since_ns = now_ns, .bytes = order.length, .op = order.op,
-	};
-	said = fairq_core_submit(fq->engine, port->index, now_ns, &order, wake);
-	if (trace_fairq_insert_enabled())
-		trace_fairq_insert(dev_of(fq), port->index, &order, blkg ? fairq_cgroup_id(blkg) : 0);
-	/* A refusal would be a fault of this module's, and the request goes all the same. */
-	if (WARN_ON_ONCE(said < 0)) {
-		port->slots[order.tag].rq = NULL;
-		fairq_count(&port->slots[order.tag], 0);
-		set_place(rq, FOREIGN);
-		make_ready(rq);
+	if (fairq_place_of(rq) == FAIRQ_PUT_BACK) {
+		slot = &port->slots[fairq_turn_of(rq)];
+		slot->since_ns = now_ns;
+		said = fairq_core_requeue(fq->engine, port->index, now_ns, fairq_turn_of(rq), wake);
+		/* Refused: it is still the device's. */
+		said = said != 0;
+	} else if (port->held && fairq_merge_request(port, rq, now_ns, wake, free)) {
 		return;
+	} else {
+		order = fairq_order_of(port, rq);
+		slot = &port->slots[order.tag];
+		*slot = (struct fairq_slot) {
+			.rq = rq, .since_ns = now_ns, .bytes = order.length, .op = order.op,
+		};
+		order.flow = fairq_flow_of(fq, rq, &slot->blkg);
+		said = fairq_core_submit(fq->engine, port->index, now_ns, &order, wake);
+		if (trace_fairq_insert_enabled())
+			trace_fairq_insert(dev_of(fq), port->index, &order,
+					   slot->blkg ? fairq_cgroup_id(slot->blkg) : 0);
+		/* A refusal would be a fault of this module's, and the request goes all the same. */
+		if (WARN_ON_ONCE(said < 0)) {
+			fairq_let_go(slot);
+			make_ready(rq);
+			return;
+		}
+		WRITE_ONCE(port->live, port->live + 1);
 	}
-	WRITE_ONCE(port->live, port->live + 1);
-	if (said > 0) {
-		set_place(rq, ISSUED);
+	if (said) {
+		fairq_set_place(rq, FAIRQ_ISSUED);
 		make_ready(rq);
 	} else {
-		staged(port, rq);
+		fairq_stage(port, rq);
 	}
+}
+
+/* Without the lock: who has made it true runs the hardware context after that. */
+static bool fairq_has_work(struct blk_mq_hw_ctx *hctx)
+{
+	struct fairq_hctx *fh = hctx->sched_data;
+
+	return READ_ONCE(fh->port->run_due) || READ_ONCE(fh->first) || !list_empty_careful(&fh->ready);
+}
+
+/* Whether a task that inserts may run the hardware context itself: see fairq_insert_requests(). */
+static bool may_run(struct blk_mq_hw_ctx *hctx)
+{
+	return !(hctx->flags & BLK_MQ_F_BLOCKING) && !in_interrupt() && !irqs_disabled() &&
+	       task_is_running(current);
+}
+
+/* Nothing is before the next request of this hardware context. */
+static bool is_clear(struct blk_mq_hw_ctx *hctx)
+{
+	struct fairq_hctx *fh = hctx->sched_data;
+
+	return !fh->first && list_empty(&fh->ready) && list_empty_careful(&hctx->dispatch);
+}
+
+/* The last that was staged has been chosen: the scheduler is told that there is no other. */
+static void ask_last(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
+		     struct fairq_wake *wake)
+{
+	struct request *rq = choose(fq, port, now_ns, wake);
+
+	if (rq)
+		make_ready(rq);
+	WRITE_ONCE(port->run_due, rq != NULL);
 }
 
 static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *list,
@@ -279,29 +266,47 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	struct fairq_queue *fq = hctx->queue->elevator->elevator_data;
 	struct fairq_hctx *fh = hctx->sched_data;
 	struct fairq_port *port = fh->port;
+	bool runs = may_run(hctx), was_idle, other = false;
 	u64 now_ns = ktime_get_ns();
 	struct fairq_wake wake = {};
+	LIST_HEAD(merged);
 	unsigned long irq;
 
 	spin_lock_irqsave(&port->lock, irq);
+	was_idle = !port->live;
 	while (!list_empty(list)) {
 		struct request *rq = list_first_entry(list, struct request, queuelist);
 
 		list_del_init(&rq->queuelist);
-		insert(fq, port, rq, now_ns, &wake);
+		insert(fq, port, rq, now_ns, &wake, &merged);
 	}
-	/* At the latest by its caller. */
-	promise_run(port);
+	if (runs && !port->run_due && is_clear(hctx)) {
+		/* What the run below would do first, while there is the lock. */
+		struct request *rq = choose(fq, port, now_ns, &wake);
+
+		if (rq) {
+			other = rq->mq_hctx != hctx;
+			make_ready(rq);
+			if (!port->held)
+				ask_last(fq, port, now_ns, &wake);
+			else
+				promise_run(port);
+		}
+	} else {
+		/* At the latest by its caller. */
+		promise_run(port);
+	}
 	spin_unlock_irqrestore(&port->lock, irq);
-	fairq_keep_ticking(fq);
-	fairq_run(fq, &wake);
+	if (was_idle)
+		fairq_keep_ticking(fq);
+	deliver(fq, &wake, other ? port : NULL);
+	blk_mq_free_requests(&merged);
 	/*
 	 * Its caller leaves the run to a thread of the kernel's where the request came alone, which
 	 * costs more than all else here. A driver that may sleep is left to it, and so is what a task
 	 * sends that is about to sleep itself.
 	 */
-	if (!(hctx->flags & BLK_MQ_F_BLOCKING) && !in_interrupt() && !irqs_disabled() &&
-	    task_is_running(current))
+	if (runs && fairq_has_work(hctx))
 		blk_mq_run_hw_queue(hctx, false);
 }
 
@@ -314,7 +319,14 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 	struct request *rq;
 	unsigned long irq;
 	bool other = false;
+	u64 now_ns;
 
+	rq = READ_ONCE(fh->first);
+	if (rq)
+		rq = xchg(&fh->first, NULL);
+	if (rq)
+		return rq;
+	now_ns = ktime_get_ns();
 	spin_lock_irqsave(&port->lock, irq);
 	for (;;) {
 		rq = list_first_entry_or_null(&fh->ready, struct request, queuelist);
@@ -322,10 +334,17 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 			list_del_init(&rq->queuelist);
 			break;
 		}
-		rq = choose(fq, port, &wake);
-		if (!rq)
+		rq = choose(fq, port, now_ns, &wake);
+		if (!rq) {
 			WRITE_ONCE(port->run_due, false);
-		if (!rq || rq->mq_hctx == hctx)
+			break;
+		}
+		if (!port->held)
+			ask_last(fq, port, now_ns, &wake);
+		/* Another run may have heard that there was nothing, just before there was. */
+		else if (!port->run_due)
+			promise_run(port);
+		if (rq->mq_hctx == hctx)
 			break;
 		make_ready(rq);
 		other = true;
@@ -335,17 +354,9 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 	return rq;
 }
 
-/* Without the lock: who has made it true runs the hardware context after that. */
-static bool fairq_has_work(struct blk_mq_hw_ctx *hctx)
-{
-	struct fairq_hctx *fh = hctx->sched_data;
-
-	return READ_ONCE(fh->port->run_due) || !list_empty_careful(&fh->ready);
-}
-
 static void fairq_prepare_request(struct request *rq)
 {
-	set_place(rq, FOREIGN);
+	fairq_set_place(rq, FAIRQ_FOREIGN);
 }
 
 static void fairq_finish_request(struct request *rq)
@@ -353,23 +364,26 @@ static void fairq_finish_request(struct request *rq)
 	struct fairq_queue *fq = rq->q->elevator->elevator_data;
 	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
 	struct fairq_port *port = fh->port;
-	struct fairq_slot *slot = &port->slots[tag_of(rq)];
 	struct fairq_wake wake = {};
-	u64 now_ns = ktime_get_ns();
+	struct fairq_slot *slot;
 	unsigned long irq;
+	u64 now_ns;
 	bool more;
+	u32 turn;
 
-	if (place_of(rq) == FOREIGN)
+	if (fairq_place_of(rq) == FAIRQ_FOREIGN)
 		return;
+	now_ns = ktime_get_ns();
 	spin_lock_irqsave(&port->lock, irq);
-	fairq_core_complete(fq->engine, port->index, now_ns, tag_of(rq), &wake);
-	trace_fairq_complete(dev_of(fq), port->index, tag_of(rq), slot, now_ns);
-	slot->rq = NULL;
+	turn = fairq_turn_of(rq);
+	slot = &port->slots[turn];
+	fairq_core_complete(fq->engine, port->index, now_ns, turn, &wake);
+	trace_fairq_complete(dev_of(fq), port->index, turn, slot, now_ns);
 	fairq_count(slot, now_ns - slot->since_ns);
 	WRITE_ONCE(port->live, port->live - 1);
-	more = settle(fq, port, &wake);
+	more = settle(fq, port, now_ns, &wake);
 	spin_unlock_irqrestore(&port->lock, irq);
-	set_place(rq, FOREIGN);
+	fairq_set_place(rq, FAIRQ_FOREIGN);
 	deliver(fq, &wake, more ? port : NULL);
 }
 
@@ -379,43 +393,32 @@ static void fairq_finish_request(struct request *rq)
  */
 static void fairq_requeue_request(struct request *rq)
 {
-	if (place_of(rq) == ISSUED)
-		set_place(rq, PUT_BACK);
+	if (fairq_place_of(rq) == FAIRQ_ISSUED)
+		fairq_set_place(rq, FAIRQ_PUT_BACK);
 }
 
-/* Merges a bio into one of the last requests that are staged; never one of another cgroup. */
 static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned int nr_segs)
 {
 	struct fairq_queue *fq = q->elevator->elevator_data;
 	struct blk_mq_hw_ctx *hctx = fairq_map_queue(q, bio->bi_opf, blk_mq_get_ctx(q));
 	struct fairq_hctx *fh = hctx->sched_data;
 	struct fairq_port *port = fh->port;
-	struct fairq_order grown = {
-		.offset = (u64)bio->bi_iter.bi_sector << SECTOR_SHIFT,
-		.length = bio->bi_iter.bi_size,
-	};
 	struct fairq_wake wake = {};
-	struct request *rq;
-	unsigned long irq;
 	bool merged, more = false;
+	unsigned long irq;
+	LIST_HEAD(free);
+	u64 now_ns;
 
-	if (list_empty_careful(&port->staged))
+	if (!READ_ONCE(port->held))
 		return false;
+	now_ns = ktime_get_ns();
 	spin_lock_irqsave(&port->lock, irq);
-	merged = blk_bio_list_merge(q, &port->staged, bio, nr_segs);
-	if (merged) {
-		list_for_each_entry_reverse(rq, &port->staged, queuelist) {
-			if (rq->bio != bio && rq->biotail != bio)
-				continue;
-			grown.tag = tag_of(rq);
-			grown.op = op_of(rq);
-			fairq_core_grow(fq->engine, port->index, ktime_get_ns(), &grown, &wake);
-			break;
-		}
-		more = settle(fq, port, &wake);
-	}
+	merged = fairq_merge_bio(port, bio, nr_segs, now_ns, &wake, &free);
+	if (merged)
+		more = settle(fq, port, now_ns, &wake);
 	spin_unlock_irqrestore(&port->lock, irq);
 	deliver(fq, &wake, more ? port : NULL);
+	blk_mq_free_requests(&free);
 	return merged;
 }
 
@@ -484,7 +487,7 @@ static void fairq_exit_hctx(struct blk_mq_hw_ctx *hctx, unsigned int index)
 {
 	struct fairq_hctx *fh = hctx->sched_data;
 
-	WARN_ON_ONCE(!list_empty(&fh->ready));
+	WARN_ON_ONCE(fh->first || !list_empty(&fh->ready));
 	kfree(fh);
 }
 
@@ -531,7 +534,7 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 scheduler)
 {
 	struct fairq_queue *fq;
-	u32 i;
+	u32 i, class;
 	int error = -ENOMEM;
 
 	fq = kzalloc_node(sizeof(*fq), GFP_KERNEL, q->node);
@@ -542,13 +545,15 @@ int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 sc
 	fq->nr_ports = min_t(u32, q->nr_hw_queues, FAIRQ_PORTS);
 	fq->slots = places(q->tag_set, q->nr_hw_queues);
 	mutex_init(&fq->building);
+	spin_lock_init(&fq->merging);
 	INIT_WORK(&fq->work, ask);
 	fq->ports = kvcalloc(fq->nr_ports, sizeof(*fq->ports), GFP_KERNEL);
 	if (!fq->ports)
 		goto no_ports;
 	for (i = 0; i < fq->nr_ports; i++) {
 		spin_lock_init(&fq->ports[i].lock);
-		INIT_LIST_HEAD(&fq->ports[i].staged);
+		for (class = 0; class < FAIRQ_CLASSES; class++)
+			INIT_LIST_HEAD(&fq->ports[i].staged[class]);
 		fq->ports[i].index = i;
 		fq->ports[i].fq = fq;
 	}

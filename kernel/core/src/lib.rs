@@ -282,6 +282,28 @@ unsafe extern "C" fn fairq_core_grow(
     })
 }
 
+/// Takes a staged request back, which is part of another one now. Whether it was staged.
+///
+/// # Safety
+/// The module's text.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fairq_core_cancel(
+    engine: &Engine,
+    port: u32,
+    now_ns: u64,
+    tag: u32,
+    wake: &mut Wake,
+) -> bool {
+    with!(engine, made => {
+        // SAFETY: C holds the port's lock.
+        let Some(port) = (unsafe { made.port(port) }) else { return false };
+        let mut woken = PortSet::EMPTY;
+        let is_gone = port.cancel(now_ns, Tag(tag), &mut woken);
+        wake.add(woken);
+        is_gone
+    })
+}
+
 /// Whether `fairq_core_next` may have something to give.
 ///
 /// # Safety
