@@ -18,6 +18,7 @@ mod storage;
 mod toy;
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use common::{fairq, until};
+use http::{get, sample};
 
 /// A server in a folder of its own; killed if its test fails.
 struct Server {

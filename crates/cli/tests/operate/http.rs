@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-use super::common::until;
+use super::common::{fairq, until};
 use super::{CONFIG, Server};
 
 /// The body of a page.
