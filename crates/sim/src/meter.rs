@@ -50,8 +50,8 @@ pub struct Got {
     pub commands: u64,
     /// From submission to completion, in nanoseconds; in an open loop from arrival.
     pub latency_ns: Histogram<u64>,
-    /// What of that was written.
-    pub writes: Writes,
+    /// What of that was written; nothing of a tenant that only reads, since a histogram is large.
+    pub writes: Option<Writes>,
     /// Bytes issued to the classes urgent, high, medium and low.
     pub classes: [u64; 4],
     /// Bytes completed in each interval of the series, from the beginning of the run.
@@ -94,7 +94,7 @@ impl Meter {
             requests: 0,
             commands: 0,
             latency_ns: latencies(),
-            writes: Writes { bytes: 0, requests: 0, latency_ns: latencies() },
+            writes: None,
             classes: [0; 4],
             series: vec![0; intervals as usize],
         };
@@ -102,7 +102,15 @@ impl Meter {
             from_ns: scenario.warmup_ns,
             until_ns: scenario.duration_ns,
             series_ns: scenario.series_ns.unwrap_or(u64::MAX),
-            tenants: vec![got; scenario.tenants.len()],
+            tenants: scenario
+                .tenants
+                .iter()
+                .map(|tenant| {
+                    let may_write = tenant.job.read_percent < 100 || tenant.job.replay.is_some();
+                    let none = || Writes { bytes: 0, requests: 0, latency_ns: latencies() };
+                    Got { writes: may_write.then(none), ..got.clone() }
+                })
+                .collect(),
             class_weights: Vec::new(),
             cpus: scenario
                 .host
@@ -145,10 +153,10 @@ impl Meter {
             got.requests += 1;
             let latency_ns = now_ns - since_ns;
             got.latency_ns.saturating_record(latency_ns);
-            if op != Op::Read {
-                got.writes.requests += 1;
-                got.writes.bytes += u64::from(bytes);
-                got.writes.latency_ns.saturating_record(latency_ns);
+            if let Some(writes) = got.writes.as_mut().filter(|_| op != Op::Read) {
+                writes.requests += 1;
+                writes.bytes += u64::from(bytes);
+                writes.latency_ns.saturating_record(latency_ns);
             }
         }
     }
@@ -242,16 +250,25 @@ impl Run {
     }
 }
 
+impl Writes {
+    fn with(mut self, other: &Writes) -> Writes {
+        self.bytes += other.bytes;
+        self.requests += other.requests;
+        self.latency_ns.add(&other.latency_ns).expect("all have the same bounds");
+        self
+    }
+}
+
 impl Got {
     /// What both got.
     pub fn with(mut self, other: Got) -> Got {
         self.bytes += other.bytes;
         self.requests += other.requests;
         self.latency_ns.add(&other.latency_ns).expect("all have the same bounds");
-        self.writes.bytes += other.writes.bytes;
-        self.writes.requests += other.writes.requests;
-        let (mine, more) = (&mut self.writes.latency_ns, &other.writes.latency_ns);
-        mine.add(more).expect("all have the same bounds");
+        self.writes = match (self.writes, other.writes) {
+            (Some(mine), Some(more)) => Some(mine.with(&more)),
+            (mine, more) => mine.or(more),
+        };
         self.classes.iter_mut().zip(other.classes).for_each(|(mine, more)| *mine += more);
         self.series.iter_mut().zip(other.series).for_each(|(mine, more)| *mine += more);
         self

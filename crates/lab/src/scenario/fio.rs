@@ -33,9 +33,14 @@ pub(super) fn jobs(
         options.insert("numjobs".into(), tenant.threads.len().into());
         options.insert("iodepth".into(), tenant.job.depth.into());
         let mut reads = got.latency_ns.clone();
-        reads.subtract(&got.writes.latency_ns).expect("writes are a part of all");
-        let writes = &got.writes;
-        let (requests, bytes) = (got.requests - writes.requests, got.bytes - writes.bytes);
+        let (mut written, mut written_bytes) = (0, 0);
+        let mut writes = Histogram::new_from(&reads);
+        if let Some(all) = &got.writes {
+            reads.subtract(&all.latency_ns).expect("writes are a part of all");
+            writes.add(&all.latency_ns).expect("all have the same bounds");
+            (written, written_bytes) = (all.requests, all.bytes);
+        }
+        let (requests, bytes) = (got.requests - written, got.bytes - written_bytes);
         json!({
             "jobname": tenant.name,
             "groupid": 0,
@@ -43,12 +48,7 @@ pub(super) fn jobs(
             "elapsed": run.measured_ns.div_ceil(1_000_000_000),
             "job options": options,
             "read": way(run.measured_ns, requests, bytes, latency(&reads, with_bins)),
-            "write": way(
-                run.measured_ns,
-                writes.requests,
-                writes.bytes,
-                latency(&writes.latency_ns, with_bins),
-            ),
+            "write": way(run.measured_ns, written, written_bytes, latency(&writes, with_bins)),
             "job_runtime": run.measured_ns / 1_000_000,
         })
     };
