@@ -76,7 +76,7 @@ fn by_flows(id: &'static str, measured: String, note: &'static str, readings: &[
     Answer { id, measured, holds: agreed(readings), note: note.into() }
 }
 
-/// 1 KB reads of so many threads, one flow or a flow each, before the ramdisk.
+/// Threads that read 1 KB each from the ramdisk: all of them one flow, or each a flow of its own.
 fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String> {
     let job = Job::random_read(1024, 128);
     let tenants = match each {

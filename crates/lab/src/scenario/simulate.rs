@@ -19,8 +19,8 @@ impl WithPolicy for Simulate<'_> {
     where
         L::Port: 'static,
     {
-        // What holds for every policy: nothing is lost, nobody starves, a device with room has what
-        // it was sent.
+        // Every policy promises this: no request is lost, no tenant starves, and a device with room
+        // has what it was sent.
         let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
         simulate(self.0, policy, ports, check::all(self.0, &promise))
     }

@@ -461,7 +461,7 @@ impl Local {
     fn acquire<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u32> {
         let mut slot = self.take(shared);
         if R::IS_STRICT && shared.polling.is_some() {
-            // Who polls waits for nobody.
+            // A port that polls asks again by itself; no other port has to wake it.
             if slot.is_none() {
                 self.blocks += 1;
                 self.count(shared);
