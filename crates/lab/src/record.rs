@@ -453,6 +453,14 @@ impl From<claims::Figure> for Figure {
     }
 }
 
+/// A value among comma-separated ones.
+pub(crate) fn quoted(text: &str) -> String {
+    match text.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
 /// Seven digits: more than any figure shows, and few enough to be read back exactly as they were
 /// written.
 fn rounded(value: f64) -> f64 {
@@ -473,13 +481,6 @@ impl From<claims::Table> for Table {
 impl Figure {
     /// As comma-separated values, a line for each point.
     pub(crate) fn csv(&self) -> String {
-        let quoted = |text: &str| {
-            if text.contains([',', '"']) {
-                format!("\"{}\"", text.replace('"', "\"\""))
-            } else {
-                text.into()
-            }
-        };
         let or = |text: &str, usual: &str| quoted(if text.is_empty() { usual } else { text });
         let mut csv =
             format!("what,{},{}\n", or(&self.x.label, "group"), or(&self.y.label, "value"));

@@ -8,13 +8,14 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fairq_sim::policies::{AnySubject, BfqSubject};
 use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::{Got, Run};
 use serde::{Deserialize, Serialize};
+
+use crate::parallel;
 
 mod beside;
 mod cpu;
@@ -220,9 +221,9 @@ pub fn named(name: &str) -> Vec<&'static Row> {
     ROWS.iter().filter(stands).collect()
 }
 
-/// Answers rows on each of the seeds, with so many threads; tells how far it is, and stops before
-/// the next experiment when it is told to (by `false`). The answers do not depend on how many
-/// threads there are. Of a shard only the rows of its experiments.
+/// Answers rows on each of the seeds, in a number of threads on which the answers do not depend.
+/// `on` is told how far it is; if it answers `false`, no other experiment is begun. A shard answers
+/// only the rows of its own experiments.
 pub fn answer(
     rows: &[&'static Row],
     seeds: Seeds,
@@ -292,27 +293,17 @@ fn outcomes<'a>(
     // The longest first: then none of them runs alone at the end.
     runs.sort_by_key(|(experiment, _)| std::cmp::Reverse(experiment.seconds));
     let of_seconds = runs.iter().map(|(experiment, _)| experiment.seconds).sum();
-    let (next, ended, seconds) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
-    let outcomes = Mutex::default();
-    let progress = || {
-        let (done, seconds) =
-            (ended.load(Ordering::Relaxed), seconds.load(Ordering::Relaxed) as u32);
-        Progress { done, of: runs.len(), seconds, of_seconds }
+    let (of, ran) = (runs.len(), AtomicU32::new(0));
+    let work = |number: usize| {
+        let (experiment, seed) = runs[number];
+        let outcome = (experiment.run)(seed);
+        ran.fetch_add(experiment.seconds, Ordering::Relaxed);
+        (experiment, seed, outcome)
     };
-    let work = || {
-        while on(progress())
-            && let Some(&(experiment, seed)) = runs.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            let outcome = (experiment.run)(seed);
-            let mut all = outcomes.lock().expect("no thread panics while it holds the lock");
-            Vec::push(&mut all, (experiment, seed, outcome));
-            seconds.fetch_add(experiment.seconds as usize, Ordering::Relaxed);
-            ended.fetch_add(1, Ordering::Relaxed);
-        }
-    };
-    std::thread::scope(|scope| (0..jobs.max(1)).for_each(|_| drop(scope.spawn(work))));
-    on(progress());
-    let mut outcomes = outcomes.into_inner().expect("no thread panics while it holds the lock");
+    let progress =
+        |done| on(Progress { done, of, seconds: ran.load(Ordering::Relaxed), of_seconds });
+    let outcomes = parallel::each(of, jobs, progress, work);
+    let mut outcomes: Vec<_> = outcomes.into_iter().flatten().collect();
     let place = |seed| seeds.all().position(|one| one == seed);
     outcomes.sort_by_key(|&(_, seed, _)| place(seed));
     outcomes

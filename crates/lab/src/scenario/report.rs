@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::Cell;
 use super::spread::Spread;
 use crate::plot::svg;
-use crate::record::{Axis, Figure, Line};
+use crate::record::{Axis, Figure, Line, quoted};
 
 /// The most combinations of other keys that each have figures of their own.
 const MOST_FIGURES: usize = 24;
@@ -178,10 +178,6 @@ fn markdown(cells: &[Cell], figures: &[Figure]) -> String {
 
 /// A line for each tenant of each run.
 fn csv(cells: &[Cell]) -> String {
-    let quoted = |text: &str| match text.contains([',', '"', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
-    };
     let mut keys: Vec<&String> = Vec::new();
     for (key, _) in cells.iter().flat_map(|cell| &cell.point) {
         if !keys.contains(&key) {
