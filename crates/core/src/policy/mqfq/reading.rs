@@ -2,9 +2,9 @@
 //!
 //! **Problem.** `end_tags` and `mindicator` save lines that the paper's own MQFQ moves between
 //! cores. The authors measured their own algorithm, so the laboratory, which checks their figures,
-//! needs that one too; and it must cost a server nothing. **Model.** A type parameter of [`Mqfq`](super::Mqfq)
-//! that has constants only: the compiler drops what the other reading does, and a server, which
-//! names [`Ours`], has none of it.
+//! needs that one too; and it must cost a server nothing. **Model.** A type parameter of
+//! [`Mqfq`](super::Mqfq) that has constants only: the compiler drops what the other reading does,
+//! and a server, which names [`Ours`], has none of it.
 //!
 //! | | [`Ours`] | [`StrictPaper`] | paper |
 //! |---|---|---|---|
