@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Does `count` pieces of work in a number of threads. `on` is told how many are done; if it answers
-/// `false`, no other is begun. Gives the results in the order of the pieces, whatever the number of
-/// threads; `None` for a piece that was not begun.
+/// Does `count` pieces of work in a number of threads. `on` is told how many are done; if it says
+/// `false`, no other is begun. Gives the results in the order of the pieces, whatever the number
+/// of threads; `None` for a piece that was not begun.
 pub(crate) fn each<T: Send>(
     count: usize,
     threads: usize,
