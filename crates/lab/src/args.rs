@@ -45,9 +45,9 @@ pub struct LabRunArgs {
     /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Run on N seeds, from --seed on [default: 1]. A claim holds if it does on nine tenths of them;
-    /// its figures are the median, the least and the greatest. Scenario files have means, and
-    /// intervals of 95 %
+    /// Run on N seeds, from --seed on [default: 1]. A claim holds if it does on nine tenths of
+    /// them; its figures are the median, the least and the greatest. Scenario files have means,
+    /// and intervals of 95 %
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub seeds: Option<u16>,
     /// How many experiments at a time [default: one for each CPU]

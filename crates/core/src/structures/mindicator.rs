@@ -304,8 +304,8 @@ mod tests {
     }
 
     proptest! {
-        /// The paper's own way of arriving, against the same list: a leaf that arrives is at virtual
-        /// time or later, and stays where it is, whatever other leaves do.
+        /// The paper's own way of arriving, against the same list: a leaf that arrives is at
+        /// virtual time or later, and stays where it is, whatever other leaves do.
         #[test]
         fn arrivals_go_up_as_far_as_the_least_changes(
             shape in 0usize..4,
