@@ -262,7 +262,7 @@ impl Record {
         let seeds = match self.seeds {
             0 | 1 => String::new(),
             seeds => format!(
-                "; by {seeds} seeds, of which {} come out otherwise on some",
+                "; the outcome of {} differs between the {seeds} seeds",
                 match self.by_the_seed() {
                     0 => "none".to_owned(),
                     some => some.to_string(),
@@ -625,7 +625,7 @@ mod tests {
         assert_eq!((claim.intervals.as_slice(), claim.by_seed.len()), ([interval].as_slice(), 10));
         let record = Record { seeds: 10, claims: vec![claim], ..Record::default() };
         let said = "of 1 counted claims 1 hold, 0 do not, 0 cannot be decided; \
-                    by 10 seeds, of which 1 come out otherwise on some";
+                    the outcome of 1 differs between the 10 seeds";
         assert_eq!(record.summary(), said);
         let one = Claim::from(claims::Finding { row, by_seed: by_seed[..1].to_vec() });
         assert_eq!((one.measured.as_str(), one.holds, one.on_seeds()), ("1 us", Some(false), None));

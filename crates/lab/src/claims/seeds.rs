@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Of nine tenths of all seeds a row is asked the same.
+/// The part of the seeds on which a row has to hold: 9 of 10.
 const NINE_TENTHS: (usize, usize) = (9, 10);
 
 /// A figure over seeds.
