@@ -578,7 +578,9 @@ fn outcome(
     let series = times.interval.map(|interval| {
         Series::new(interval, measured.series.clone(), &lives, &measured.class_weights)
     });
-    Run::new(label, measured.elapsed.as_secs_f64(), measured.cpu.as_nanos() as f64, &got, series)
+    let seconds = measured.elapsed.as_secs_f64();
+    let run = Run::new(label, seconds, measured.cpu.as_nanos() as f64, &got, series);
+    Run { slots: measured.slots, ..run }
 }
 
 /// Bytes that programs may take without others losing theirs; 0 if the kernel does not tell.

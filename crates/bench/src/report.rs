@@ -30,6 +30,9 @@ pub struct Run {
     pub jain_weighted: f64,
     /// CPU time of this process for each request, in nanoseconds.
     pub cpu_ns_per_io: f64,
+    /// D, the most requests on the device, in the end; null if there is none, or it was not found.
+    #[serde(default)]
+    pub slots: Option<u64>,
     /// One for each tenant, in the order in which they were given.
     pub flows: Vec<Flow>,
     /// How it went over time, if that was asked for.
@@ -152,6 +155,7 @@ impl Run {
             bytes_per_s: bytes as f64 / seconds,
             jain_weighted: jain(flows.iter().map(|flow| flow.share / flow.entitled)),
             cpu_ns_per_io: if operations == 0 { 0.0 } else { cpu_ns / operations as f64 },
+            slots: None,
             flows,
             series,
         }
@@ -197,8 +201,9 @@ impl Run {
         } else {
             String::new()
         };
+        let slots = self.slots.map(|slots| format!("  D {slots}")).unwrap_or_default();
         format!(
-            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}{cpu}\n{}\n{}",
+            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}{cpu}{slots}\n{}\n{}",
             self.policy,
             with_space(&show_count(self.iops)),
             show_bandwidth(self.bytes_per_s),
@@ -316,7 +321,7 @@ mod tests {
         assert_eq!((run.jain_weighted, run.cpu_ns_per_io), (0.0, 0.0));
         let json = serde_json::to_string(&run).unwrap();
         assert!(
-            !json.contains("null,") && serde_json::from_str::<Run>(&json).unwrap() == run,
+            !json.contains("_per_io\":null") && !json.contains("_weighted\":null") && serde_json::from_str::<Run>(&json).unwrap() == run,
             "{json}"
         );
     }
@@ -335,8 +340,16 @@ mod tests {
         };
         assert_eq!(keys(&json), ["runs"]);
         let run = &json["runs"][0];
-        let expected =
-            ["policy", "seconds", "iops", "bytes_per_s", "jain_weighted", "cpu_ns_per_io", "flows"];
+        let expected = [
+            "policy",
+            "seconds",
+            "iops",
+            "bytes_per_s",
+            "jain_weighted",
+            "cpu_ns_per_io",
+            "slots",
+            "flows",
+        ];
         assert_eq!(keys(run), sorted(expected.to_vec()));
         let expected = [
             "name",
@@ -367,11 +380,9 @@ mod tests {
                 None,
             )
         };
+        let held = Run { slots: Some(16), ..run("mqfq", 3_040_000_000, 1_015_808_000) };
         let report = Report {
-            runs: vec![
-                run("none", 2_048_000_000, 2_048_000_000),
-                run("mqfq", 3_040_000_000, 1_015_808_000),
-            ],
+            runs: vec![run("none", 2_048_000_000, 2_048_000_000), held],
         };
         let expected = "\
 none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
@@ -381,6 +392,7 @@ none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
  silver      100     25.0 %   50.0 %   50.0 k    205 MB/s   80.0 µs   123 µs   2.00 ms 
 ";
         assert!(report.text().starts_with(expected), "{}", report.text());
+        assert!(report.text().contains("CPU 1.00 µs a request  D 16\n"), "{}", report.text());
         assert!(
             report.text().ends_with("mqfq keeps 99.0 % of the throughput of none\n"),
             "{}",

@@ -481,6 +481,19 @@ pub struct CostStats {
     pub windows: u64,
 }
 
+impl Stats {
+    /// The most requests that may be outstanding on the device, as it was set or is believed to be
+    /// enough; `None` if unbounded, or if that is not known yet.
+    #[must_use]
+    pub fn known_slots(&self) -> Option<u64> {
+        match self.depth {
+            Some(DepthStats { state: DepthState::Searching, .. }) => None,
+            Some(depth) => Some(depth.slots.into()),
+            None => self.slots,
+        }
+    }
+}
+
 /// A search for D ([`crate::depth`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DepthStats {

@@ -96,6 +96,7 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
         cpu_wait: None,
         series: Vec::new(),
         class_weights: Vec::new(),
+        slots: None,
     };
     for (thread, job) in threads.into_iter().zip(jobs) {
         let stats = thread.join().map_err(|_| io::Error::other("a client thread panicked"))??;

@@ -355,6 +355,8 @@ pub struct Measured {
     /// The weights that the policy had the device's classes given, and from when: after the
     /// measurement began, or 0.
     pub class_weights: Vec<(Duration, ClassWeights)>,
+    /// What was known of D in the end ([`fairq_core::Stats::known_slots`]).
+    pub slots: Option<u64>,
 }
 
 /// Runs jobs, `jobs[n]` on thread n (from where they may [move](Threads::moves)), through a policy
@@ -430,6 +432,7 @@ where
     let (before, cpu_before, start) = (shards.stats(), Usage::now(), Instant::now());
     pause(total);
     let (after, cpu_after, elapsed) = (shards.stats(), Usage::now(), start.elapsed());
+    let slots = policy.stats().known_slots();
     shards.stop();
     let tenants = after
         .tenants
@@ -441,7 +444,7 @@ where
     let Usage { cpu, preempted } = cpu_after.since(cpu_before);
     let cpu_wait = cpu_wait(&before.shards, &after.shards)
         .map(|waited| waited.as_secs_f64() / elapsed.as_secs_f64());
-    Ok(Measured { tenants, elapsed, cpu, preempted, cpu_wait, series, class_weights })
+    Ok(Measured { tenants, elapsed, cpu, preempted, cpu_wait, series, class_weights, slots })
 }
 
 /// How long a shard waited for its CPU between two looks, on average.

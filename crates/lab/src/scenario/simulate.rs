@@ -103,6 +103,8 @@ impl Outcome {
         let tenants = scenario.tenants.iter().zip(&run.tenants).enumerate();
         let got: Vec<Got> = tenants.map(got).collect();
         let cpu_ns: u64 = run.cpus.iter().map(|cpu| cpu.busy_ns).sum();
-        Run::new(&self.policy, run.measured_ns as f64 / 1e9, cpu_ns as f64, &got, None)
+        let slots = run.stats.known_slots();
+        let seconds = run.measured_ns as f64 / 1e9;
+        Run { slots, ..Run::new(&self.policy, seconds, cpu_ns as f64, &got, None) }
     }
 }

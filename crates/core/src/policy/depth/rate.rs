@@ -8,6 +8,9 @@ pub(super) const WHOLE: u64 = 10_000;
 /// demand is on the device there are no weights, and they are given up for a clear gain only. A
 /// host that does the device's work gains by each doubling, since it wakes up less often.
 pub(super) const KEPT_OF_ALL: u64 = 8_900;
+/// What a smaller D may give away beyond that where the larger one serves another mixture, in ten
+/// thousandths; and of what it does more of the other, requests or bytes, at most an eighth.
+pub(super) const PRICE_OF_WEIGHTS: u64 = 300;
 /// With so many completions the question is answered.
 pub(super) const ENOUGH: u64 = 1024;
 
@@ -36,13 +39,29 @@ pub(super) enum Answer {
 }
 
 impl Rate {
-    /// `self` over `than`, in ten thousandths: the lesser of requests and bytes.
-    pub(super) fn over(&self, than: &Rate) -> u64 {
+    /// `self` over `than`, in ten thousandths: the lesser of requests and bytes, and the greater.
+    fn ratios(&self, than: &Rate) -> (u64, u64) {
         let ratio = |a: u64, b: u64| {
             let (a, b) = (a.saturating_mul(than.time_us), b.saturating_mul(self.time_us));
             if b == 0 { WHOLE } else { (a / (b / WHOLE).max(1)).min(100 * WHOLE) }
         };
-        ratio(self.requests, than.requests).min(ratio(self.blocks, than.blocks))
+        let requests = ratio(self.requests, than.requests);
+        let blocks = ratio(self.blocks, than.blocks);
+        (requests.min(blocks), requests.max(blocks))
+    }
+
+    /// `self` over `than`, in ten thousandths: the lesser of requests and bytes.
+    pub(super) fn over(&self, than: &Rate) -> u64 {
+        self.ratios(than).0
+    }
+
+    /// What this D keeps of the rate at the larger D of `more`, in ten thousandths. Where it does
+    /// less of the one and much more of the other, the larger D serves another mixture: flows that
+    /// ask for little at a time give way to those that ask for much, and weights do not hold. That
+    /// is worth [`PRICE_OF_WEIGHTS`].
+    pub(super) fn keeps(&self, more: &Rate) -> u64 {
+        let (least, most) = self.ratios(more);
+        least + (most.saturating_sub(WHOLE) / 8).min(PRICE_OF_WEIGHTS)
     }
 
     /// Whether at this D the device does enough of what it does at the larger D of `more`. Few
@@ -60,10 +79,10 @@ impl Rate {
             (0, self.spread(jitter) + more.spread(jitter))
         };
         let kept = if more.is_short { KEPT_OF_ALL } else { KEPT };
-        let over = self.over(more) + doubt;
-        if over >= kept + spread {
+        let keeps = self.keeps(more) + doubt;
+        if keeps >= kept + spread {
             Answer::Enough
-        } else if over + spread < kept {
+        } else if keeps + spread < kept {
             Answer::TooLittle
         } else {
             Answer::Unclear
@@ -115,5 +134,35 @@ impl Rate {
     /// How long a request is on the device, in nanoseconds.
     pub(super) fn latency_ns(&self) -> u64 {
         self.spent_us.saturating_mul(1000) / self.requests.max(1)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn rate(requests: u64, blocks: u64) -> Rate {
+        Rate { requests, blocks, time_us: 1_000_000, trials: 8, ..Rate::default() }
+    }
+
+    #[test]
+    fn another_mixture_is_not_more() {
+        let large = rate(250_000, 6_200_000);
+        // What 28 and 16 requests on a device do beside 32, of which small ones lose their places.
+        assert_eq!(rate(385_000, 6_070_000).against(&large, 0), Answer::Enough);
+        assert_eq!(rate(375_000, 5_800_000).against(&large, 0), Answer::TooLittle);
+        // The same loss where nobody gains by it, or a little.
+        assert_eq!(rate(250_000, 6_070_000).against(&large, 0), Answer::TooLittle);
+        assert_eq!(rate(252_000, 6_070_000).against(&large, 0), Answer::TooLittle);
+        assert_eq!(rate(250_000, 6_110_000).against(&large, 0), Answer::Enough);
+    }
+
+    #[test]
+    fn the_price_of_weights_is_bounded() {
+        for more in [10_000, 11_000, 20_000, 1_000_000] {
+            let keeps = rate(more, 9_000).keeps(&rate(10_000, 10_000));
+            assert!((9_000..=9_000 + PRICE_OF_WEIGHTS).contains(&keeps), "{more}: {keeps}");
+        }
+        assert_eq!(rate(10_000, 9_000).keeps(&rate(10_000, 10_000)), 9_000);
     }
 }

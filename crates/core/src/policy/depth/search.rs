@@ -24,8 +24,9 @@
 //! not enough; X(11) and X(13) neither: D is 16.
 //!
 //! **What counts.** A rate is counted in requests and in bytes. With more requests on the device
-//! their mixture may be another one, because weights hold less; so one rate is more than another
-//! only if it is more in both.
+//! their mixture may be another one, because weights hold less. So D is enough only if it is in
+//! both; but where it does less of the one and much more of the other, it may give away up to
+//! [`PRICE_OF_WEIGHTS`](super::rate::PRICE_OF_WEIGHTS) more.
 //!
 //! **All the demand** is the most requests that ports have had lately. A D that is no less holds
 //! nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
@@ -149,7 +150,7 @@ impl Duel {
 
     /// `high` is all the demand and does more than `low`: `low` is kept for the weights only.
     fn is_for_weights(&self) -> bool {
-        self.above.is_short && !self.below.is_short && self.below.over(&self.above) < KEPT
+        self.above.is_short && !self.below.is_short && self.below.keeps(&self.above) < KEPT
     }
 }
 
@@ -736,11 +737,11 @@ impl Hold {
         let doubt = |rate: &Rate| rate.noise().max(rate.spread(jitter));
         let is_less = less.requests > 0
             && step_down(self.reached) < self.reached
-            && less.over(most) >= KEPT + doubt(less) + doubt(most);
+            && less.keeps(most) >= KEPT + doubt(less) + doubt(most);
         if self.is_short {
             let is_half = self.more.requests > 0
                 && self.reached > 1
-                && self.more.over(base) >= KEPT_OF_ALL + doubt(&self.more) + doubt(base);
+                && self.more.keeps(base) >= KEPT_OF_ALL + doubt(&self.more) + doubt(base);
             return match () {
                 () if is_half => Verdict::Half,
                 () if is_less => Verdict::Less,
@@ -749,7 +750,7 @@ impl Hold {
         }
         // That weights are given up is the search's to say.
         let (kept, sure) = if most.is_short { (KEPT_OF_ALL, 2) } else { (KEPT, 1) };
-        let short = kept.saturating_sub(base.over(most) + sure * (doubt(base) + doubt(most)));
+        let short = kept.saturating_sub(base.keeps(most) + sure * (doubt(base) + doubt(most)));
         match short {
             0 if is_less => Verdict::Less,
             0 => Verdict::Stay,
@@ -787,7 +788,7 @@ impl Hold {
         };
         let rate = if self.was_more { &self.more } else { &self.less };
         let doubt = rate.noise().max(rate.spread(jitter));
-        let is_far = rate.requests > 0 && rate.over(self.most()) + doubt + FAR < kept;
+        let is_far = rate.requests > 0 && rate.keeps(self.most()) + doubt + FAR < kept;
         self.skipped = (self.skipped + 1) % SKIPS;
         self.trial = if is_far && self.skipped > 0 { Trial::Base } else { trial };
     }
