@@ -266,8 +266,14 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
         "none" | "d2fq" | "kyber" => [0, 0],
         _ => [17, 16 * ports + 40],
     };
+    // What costs by the device count and add up: six words of a port, and one for each class of
+    // requests that it has seen, of which there are few here.
+    let [charged, found] = match name {
+        "mqfq" | "mqfq-serial" | "sfqd" => [14, 12 * ports + 16],
+        _ => [0, 0],
+    };
     // Whether there are groups or caps, which the layers around each policy look at.
-    [verbs + counted, tick + added + 2]
+    [verbs + counted + charged, tick + added + found + 2]
 }
 
 #[test]

@@ -6,13 +6,14 @@
 //! has alone beside one that sends these. **Model.** [`Costs`] stands around a policy and gives
 //! each request its [`Cost`] before the policy sees it:
 //!
-//! - `bytes`: its length ([`CostModel`]); the default.
+//! - `bytes`: its length ([`CostModel`]).
 //! - `requests`: each read or write costs what one of [`REQUEST_BYTES`] does, whatever its length.
 //! - `device`: a base for its kind (random or sequential, read or write) and so much for each byte,
 //!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time;
 //!   the length where several flows do not ask for several kinds and sizes, or the device's time is
 //!   about proportional to it (`mix`). A port loads three shared words per request, and stores four
-//!   words of its own lines per completion; the other two kinds of cost pay nothing for it.
+//!   words of its own lines per completion; the other two kinds of cost pay nothing for it. The
+//!   default of policies that hold nothing back.
 //!
 //! **Unit.** Costs are equivalent bytes, so T, tokens and thresholds keep their meaning. The
 //! factors for reads and writes multiply what a request costs, and the least cost bounds it.
@@ -75,7 +76,7 @@ words!(CostKind:
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CostConfig {
-    /// What is counted; default bytes.
+    /// What is counted; default bytes, in the registry the device's time for some policies.
     pub kind: CostKind,
     /// Factors, least costs, and what flushes and discards cost.
     pub model: CostModel,
@@ -91,6 +92,11 @@ impl Configure for CostConfig {
 }
 
 impl CostConfig {
+    /// The usual factors.
+    pub(crate) fn of(kind: CostKind) -> Self {
+        CostConfig { kind, ..CostConfig::default() }
+    }
+
     /// What a request costs.
     #[inline]
     fn charge(&self, op: Op, length: u32) -> Cost {
@@ -121,9 +127,14 @@ pub struct Costed<C> {
 }
 
 impl<C> Costed<C> {
-    /// With the usual costs.
+    /// By bytes.
     pub(crate) fn new(policy: C) -> Self {
         Costed { policy, cost: CostConfig::default() }
+    }
+
+    /// By the device's time.
+    pub(crate) fn by_device(policy: C) -> Self {
+        Costed { policy, cost: CostConfig::of(CostKind::Device) }
     }
 }
 

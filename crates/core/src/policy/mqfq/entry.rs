@@ -83,7 +83,7 @@ fn config(shape: &Shape) -> Costed<MqfqConfig> {
     let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
     config.slots = AUTO;
     (config.threshold_bytes, config.threshold_follows) = (THRESHOLD, true);
-    Costed::new(config)
+    Costed::by_device(config)
 }
 
 impl entry::Entry for Entry {

@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
-use crate::cost::{CostConfig, Costs};
+use crate::cost::{CostConfig, CostKind, Costs};
 use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
 use crate::policy::depth::{AutoDepth, FIRST};
@@ -25,6 +25,9 @@ pub trait Scheduler: 'static {
     const WITHOUT: &'static [&'static str] = &[];
     /// Whether it charges what requests cost; if not, it does not take the keys that say it.
     const COSTS: bool = true;
+    /// What it is that requests cost, unless its key says it. The device's time can be told only by
+    /// a scheduler that never holds requests back while the device has room.
+    const COST: CostKind = CostKind::Bytes;
     /// What it promises beside D.
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     /// What it is built from.
@@ -115,7 +118,7 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
     type Policy<P: Platform> = Any<P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
-        let (bounds, cost) = (bounds(shape), CostConfig::default());
+        let (bounds, cost) = (bounds(shape), CostConfig::of(S::COST));
         Ok(Behind { bounds, cost, scheduler: S::config(), around: () })
     }
 

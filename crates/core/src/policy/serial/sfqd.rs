@@ -33,6 +33,7 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::cost::CostKind;
 use crate::entry::Promises;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
@@ -52,6 +53,7 @@ impl Scheduler for SfqdScheduler {
     const NAME: &'static str = "sfqd";
     /// MQFQ on one queue is SFQ(D).
     const LIMITED: &'static str = "nass+mqfq";
+    const COST: CostKind = CostKind::Device;
     /// Not MQFQ's theorems: `next` of one port chooses what another port issues a wake-up later, so
     /// that the moment of the choice cannot be seen.
     const PROMISES: Promises = Promises { steady_time: true, shares: true, ..Promises::NONE };
