@@ -321,7 +321,9 @@ mod tests {
         assert_eq!((run.jain_weighted, run.cpu_ns_per_io), (0.0, 0.0));
         let json = serde_json::to_string(&run).unwrap();
         assert!(
-            !json.contains("_per_io\":null") && !json.contains("_weighted\":null") && serde_json::from_str::<Run>(&json).unwrap() == run,
+            !json.contains("_per_io\":null")
+                && !json.contains("_weighted\":null")
+                && serde_json::from_str::<Run>(&json).unwrap() == run,
             "{json}"
         );
     }
@@ -381,9 +383,7 @@ mod tests {
             )
         };
         let held = Run { slots: Some(16), ..run("mqfq", 3_040_000_000, 1_015_808_000) };
-        let report = Report {
-            runs: vec![run("none", 2_048_000_000, 2_048_000_000), held],
-        };
+        let report = Report { runs: vec![run("none", 2_048_000_000, 2_048_000_000), held] };
         let expected = "\
 none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
  tenant   weight   entitled    share     IOPS   bandwidth       p50      p99     p99.9 
