@@ -64,10 +64,10 @@ pub(crate) struct ServeArgs {
     ///
     /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far,
     /// in bytes, the lightest tenant may run ahead), virtual-time=mindicator|scan,
-    /// slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us, read-cost, write-cost (factors),
-    /// least-cost (bytes that any request costs at least), cost=bytes|requests|device (what is
-    /// shared); all but none, mqfq and d2fq: merge=on|off|SIZE (adjacent requests as one command);
-    /// d2fq: tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
+    /// slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us, anticipate, read-cost, write-cost
+    /// (factors), least-cost (bytes that any request costs at least), cost=bytes|requests|device
+    /// (what is shared); all but none, mqfq and d2fq: merge=on|off|SIZE (adjacent requests as one
+    /// command); d2fq: tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N, initial, period, grace,
     /// tracker=sloppy|scan|mindicator, strict-paper, urgent; cfq: slice, target, quantum, idle;
     /// bfq: budget, timeout, idle, wait-for-equals, sync-writes; flashfq: idle, request-cost; nass:
     /// channels, sub-request, history, decay, reserve, queue-length, aggressiveness, sequentiality,
