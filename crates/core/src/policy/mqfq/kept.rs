@@ -238,7 +238,7 @@ mod tests {
         Load { port, weight, depth, think_ns: |number| 100_000 + number * 7_919 % 100_000 }
     }
 
-    /// Requests served to each load in so many milliseconds, and what the device did of what it can.
+    /// Requests served to each load in so many milliseconds, and the part of the device in use.
     fn serve(ports: usize, loads: &[Load], anticipates: bool, ms: u64) -> (Vec<u64>, f64) {
         let tags = 256;
         let config = MqfqConfig::new(Topology::flat(ports), 8, tags)
