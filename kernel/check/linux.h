@@ -49,6 +49,7 @@ void __noreturn fail(const char *format, ...);
 #define container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
 #define check_mul_overflow(a, b, to) __builtin_mul_overflow(a, b, to)
 #define array_size(a, b) ((size_t)(a) * (b))
+typedef int64_t s64;
 #define __ffs64(word) ((u32)__builtin_ctzll(word))
 #define roundup_pow_of_two(n) ((n) < 2 ? 1UL : 1UL << (64 - __builtin_clzl((n) - 1)))
 #define U32_MAX UINT32_MAX
@@ -171,6 +172,9 @@ u64 ktime_get_ns(void);
 void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *), int clock, int mode);
 void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode);
 #define hrtimer_set_expires(timer, at) ((timer)->expires_ns = (u64)(at))
+#define hrtimer_get_expires(timer) ((ktime_t)(timer)->expires_ns)
+#define ktime_to_ns(at) ((s64)(at))
+#define hrtimer_is_queued(timer) ((timer)->is_armed)
 #define hrtimer_cancel(timer) ((timer)->is_armed = false)
 
 /* Work for the kernel's threads. */
@@ -229,6 +233,7 @@ struct request {
 	/* The model's own. */
 	u64 flow, due_ns;
 	int where;
+	u32 task;
 };
 struct blk_mq_tag_set {
 	u32 queue_depth, flags, nr_maps;

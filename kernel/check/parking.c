@@ -35,6 +35,9 @@ struct runner {
 	bool has_queues, has_ports;
 };
 
+/* How many requests each task has, and whether some wait for their own; how slow the drive is. */
+static u32 live_of[TASKS], slow;
+static bool is_closed;
 static struct runner runners[2 * MOST_CONTEXTS + TASKS + 8];
 static u32 runner_count;
 static struct runner *running;
@@ -228,6 +231,7 @@ void blk_mq_free_requests(struct list_head *list)
 		fairq_ops.finish_request(rq);
 		ended++;
 		merged++;
+		live_of[rq->task]--;
 		rq->where = FREE;
 	}
 }
@@ -245,7 +249,7 @@ static bool drive_takes(struct request *rq)
 	if (rq->where != INSERTED)
 		fail("request %d is sent, which is %d", rq->internal_tag, rq->where);
 	rq->where = SENT;
-	rq->due_ns = now + 1000 + (chance(4) ? chance(20000) : 0);
+	rq->due_ns = now + slow * (1000 + (chance(4) ? chance(20000) : 0));
 	on_drive++;
 	return true;
 }
@@ -387,12 +391,19 @@ static void idle(void)
 	step();
 }
 
+/* One request at a time: the task goes on when it has ended, as those do for whom slots are kept. */
+static bool waits_for_its_own(struct runner *self)
+{
+	return is_closed && self->number < 2;
+}
+
 /* A tag is free. */
 static bool task_has(struct runner *self)
 {
 	u32 i, tag;
 
-	(void)self;
+	if (waits_for_its_own(self) && live_of[self->number])
+		return false;
 	for (i = 0; i < queue.nr_hw_queues; i++)
 		for (tag = 0; tag < depth; tag++)
 			if (requests[i][tag].where == FREE)
@@ -421,11 +432,12 @@ static struct request *take_tag(struct blk_mq_hw_ctx *hctx)
 /* Sends requests, alone or several at a time, from one CPU and then from another one. */
 static void task(struct runner *self)
 {
-	u32 left = 5 + chance(20);
+	bool waits = waits_for_its_own(self);
+	u32 left = (waits ? 20 : 5) + chance(20);
 	struct bio *bio;
 
 	while (left) {
-		u32 at = chance(queue.nr_hw_queues), several = 1 + (chance(4) ? 0 : chance(4));
+		u32 at = waits ? 0 : chance(queue.nr_hw_queues), several = waits || chance(4) ? 1 : 1 + chance(4);
 		struct blk_mq_hw_ctx *hctx = &contexts[at];
 		struct list_head list;
 
@@ -451,13 +463,14 @@ static void task(struct runner *self)
 				.q = &queue, .mq_hctx = hctx, .internal_tag = rq->internal_tag, .where = TAKEN,
 				.bio = bio, .biotail = bio, .offset = (u64)chance(16) << 12,
 				.length = chance(4) ? 4096 : 512 << chance(8), .op = chance(4) ? REQ_OP_READ : REQ_OP_WRITE,
-				.flow = flows[self->number % FLOWS],
+				.flow = flows[self->number % FLOWS], .task = self->number,
 			};
 			bio->bi_blkg = blkg_of(rq->flow);
 			INIT_LIST_HEAD(&rq->queuelist);
 			fairq_ops.prepare_request(rq);
 			rq->where = INSERTED;
 			inserted++;
+			live_of[rq->task]++;
 			list_add_tail(&rq->queuelist, &list);
 			left--;
 		}
@@ -518,6 +531,7 @@ static void drive(struct runner *self)
 			fairq_ops.finish_request(rq);
 			on_drive--;
 			ended++;
+			live_of[rq->task]--;
 			rq->where = FREE;
 			for (i = 0; i < queue.nr_hw_queues; i++) {
 				if (!contexts[i].wants_restart)
@@ -687,6 +701,9 @@ static void start(void)
 	works = NULL;
 	runner_count = on_drive = inserted = ended = 0;
 	is_quiesced = false;
+	is_closed = chance(2);
+	slow = chance(2) ? 1 : 100;
+	memset(live_of, 0, sizeof(live_of));
 	now = 1000000;
 	INIT_LIST_HEAD(&put_back);
 	depth = 2 + chance(MOST_TAGS - 1);

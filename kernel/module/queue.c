@@ -75,6 +75,14 @@ static void trace_decision(struct fairq_queue *fq, struct fairq_port *port, cons
 		trace_fairq_decide(dev_of(fq), port->index, chosen, &why);
 }
 
+/* Has the port asked at this time. To set a timer costs as much as to send a request, so one that is early enough stays. */
+static void ask_at(struct fairq_port *port, u64 until_ns)
+{
+	if (!hrtimer_is_queued(&port->timer) ||
+	    ktime_to_ns(hrtimer_get_expires(&port->timer)) > (s64)until_ns)
+		hrtimer_start(&port->timer, ns_to_ktime(until_ns), HRTIMER_MODE_ABS);
+}
+
 /* The next request of this port that may go, whichever hardware context it is of. */
 static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 			      struct fairq_wake *wake)
@@ -93,7 +101,7 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 		issued(port, rq, now_ns);
 		return rq;
 	case FAIRQ_WAIT:
-		hrtimer_start(&port->timer, ns_to_ktime(chosen.until_ns), HRTIMER_MODE_ABS);
+		ask_at(port, chosen.until_ns);
 		return NULL;
 	default:
 		return NULL;

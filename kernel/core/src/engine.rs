@@ -91,17 +91,23 @@ pub(crate) struct Scheduler {
     policy: &'static str,
     /// The knob that has the device's depth for a default.
     depth: &'static str,
+    /// Other knobs whose defaults are not the core's.
+    own: &'static [(&'static str, u64)],
     build: fn(Keys<'_>, &Shape) -> Result<Engine, Refused>,
 }
 
 macro_rules! schedulers {
-    ($($name:literal: $variant:ident, $entry:ty, $depth:literal;)*) => {
+    ($(
+        $name:literal: $variant:ident, $entry:ty, $depth:literal
+        $(, $own:literal = $value:literal)*;
+    )*) => {
         /// All of them.
         pub(crate) static ALL: &[Scheduler] = &[$(
             Scheduler {
                 name: $name,
                 policy: <$entry as Entry>::NAME,
                 depth: $depth,
+                own: &[$(($own, $value)),*],
                 build: |keys, shape| made::<$entry>(keys, shape).map(Engine::$variant),
             },
         )*];
@@ -110,8 +116,8 @@ macro_rules! schedulers {
 
 // A line more is a scheduler more; the module's aliases are in ../module/main.c.
 schedulers! {
-    "mqfq": Mqfq, mqfq::Entry, "slots";
-    "mqfq-serial": Mqfq, mqfq::SerialEntry, "slots";
+    "mqfq": Mqfq, mqfq::Entry, "slots", "anticipate" = 1;
+    "mqfq-serial": Mqfq, mqfq::SerialEntry, "slots", "anticipate" = 1;
     "sfqd": Serial, Alone<SfqdScheduler>, "slots";
     "kyber-fair": KyberFair, kyber_fair::Entry, "busy";
     "fairq-cfq": Serial, Alone<CfqScheduler>, "slots";
@@ -143,7 +149,8 @@ impl Scheduler {
     }
 
     fn with_usual<'a>(&self, keys: Keys<'a>, shape: &Shape) -> Vec<(&'a str, u64)> {
-        [self.usual(shape)].into_iter().chain(keys.iter().copied()).collect()
+        let own = self.own.iter().chain(keys);
+        core::iter::once(self.usual(shape)).chain(own.copied()).collect()
     }
 
     /// Builds it.

@@ -119,6 +119,25 @@ impl Line {
     }
 }
 
+/// Words in lines as wide as the table, the second and later ones indented.
+fn wrapped(words: &str) -> String {
+    const COLUMNS: usize = 96;
+    let mut column = 0;
+    let mut text = String::new();
+    for word in words.split(' ') {
+        if column > 0 && column + 1 + word.len() > COLUMNS {
+            text.push_str("\n  ");
+            column = 2;
+        } else if column > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += word.len();
+    }
+    text
+}
+
 impl Shares {
     /// For the eye: a paragraph for each drive.
     pub(super) fn text(&self) -> String {
@@ -131,10 +150,15 @@ impl Shares {
                 return format!("{}: {}, none of fairq's\n", drive.name, drive.scheduler);
             };
             let told = |map: &std::collections::BTreeMap<String, String>| {
-                let pairs: Vec<_> =
-                    map.iter().map(|(key, value)| format!("{key}={value}")).collect();
-                pairs.join(" ")
+                let pairs = map.iter().map(|(key, value)| format!("{key}={value}"));
+                pairs.collect::<Vec<_>>().join(" ")
             };
+            let Drive { name, number, scheduler, nr_requests, statistics, .. } = drive;
+            let head = format!(
+                "{name} ({number}): {scheduler}, nr_requests={nr_requests} {}",
+                told(knobs)
+            );
+            let (head, statistics) = (wrapped(&head), wrapped(&told(statistics)));
             let mut table = plain_table();
             table.set_header([
                 "cgroup",
@@ -154,15 +178,7 @@ impl Shares {
                 table.add_row(line.cells(self.seconds));
             }
             align_right(&mut table);
-            format!(
-                "{} ({}): {}, nr_requests={} {}\n  {}\n{table}\n",
-                drive.name,
-                drive.number,
-                drive.scheduler,
-                drive.nr_requests,
-                told(knobs),
-                told(&drive.statistics),
-            )
+            format!("{head}\n  {statistics}\n{table}\n")
         };
         self.drives.iter().map(drive).collect::<Vec<_>>().join("\n")
     }
@@ -237,6 +253,14 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("75.0 %") && text.contains("web/front"), "{text}");
+    }
+
+    #[test]
+    fn many_knobs_are_all_seen_beside_a_table() {
+        let text = wrapped(&["anticipate=1"; 20].join(" "));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() == 3 && lines.iter().all(|line| line.len() <= 96), "{text}");
+        assert_eq!(text.split_whitespace().count(), 20, "{text}");
     }
 
     #[test]

@@ -74,6 +74,10 @@ pub struct MqfqConfig {
     /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's
     /// MQFQ-serial, Section 4.2). Default: no.
     pub serial: bool,
+    /// Whether the slot of a request that completes is kept for its flow for a moment, where that
+    /// has had less than its share and mostly comes back at once (see `kept`). Default: no,
+    /// as in the paper.
+    pub anticipates: bool,
 }
 
 changeable!(MqfqConfig);
@@ -95,6 +99,7 @@ impl MqfqConfig {
             slot_kind: SlotKind::default(),
             unthrottle: UnthrottleKind::default(),
             serial: false,
+            anticipates: false,
         }
     }
 

@@ -36,6 +36,9 @@ impl Configure for MqfqConfig {
         knobs.is(time, &mut self.virtual_time);
         let kind = "how dispatch slots are handed out";
         knobs.is(Knob::one_of("slot-kind", SlotKind::WORDS, kind), &mut self.slot_kind);
+        let anticipate = "whether a slot is kept for a moment for a tenant below its share that \
+                          mostly comes back at once, for at most a 64th of the slots' time";
+        knobs.is(Knob::switch("anticipate", anticipate), &mut self.anticipates);
         let unthrottle = "how throttled shards are woken";
         let unthrottle = Knob::duration("unthrottle", 1, MAX_POLL_NS, unthrottle)
             .or(&[("wheel", 0), ("poll", 1_000)])

@@ -106,6 +106,7 @@ mod config;
 mod end_tags;
 mod entry;
 mod follow;
+mod kept;
 #[cfg(all(test, loom))]
 mod models;
 mod port;
@@ -246,7 +247,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
             },
             serial: config.serial.then(|| P::Mutex::new(())),
         });
-        let port = |port| MqfqPort::new(PortId(port as u8), config.tags, shared.clone());
+        let port = |port| MqfqPort::new(PortId(port as u8), config, shared.clone());
         let handles = boxed(ports, port).into_vec();
         (Mqfq { shared }, handles)
     }

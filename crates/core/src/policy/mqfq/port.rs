@@ -3,6 +3,8 @@
 use alloc::sync::Arc;
 
 use super::Shared;
+use super::config::MqfqConfig;
+use super::kept::KeptSlots;
 use super::queue::{Cancelled, LocalFlow, Queue};
 use super::reading::{Ours, Reading};
 use super::wheel::Place;
@@ -41,6 +43,7 @@ struct Local {
     is_asked: bool,
     /// Whether slots may be owed, since D has become less.
     owes: bool,
+    kept: KeptSlots,
     /// When the verb under way was called, and when the port last went to sleep.
     now_ns: u64,
     asleep_ns: u64,
@@ -53,11 +56,13 @@ struct Local {
 }
 
 impl<P: Platform, R: Reading> MqfqPort<P, R> {
-    pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P, R>>) -> Self {
+    pub(super) fn new(port: PortId, config: &MqfqConfig, shared: Arc<Shared<P, R>>) -> Self {
+        let tags = config.tags;
         let flows = PortFlows::new(port, &shared.flows, tags);
         let local = Local {
             port,
             queue: Queue::new(flows.seats(), tags),
+            kept: KeptSlots::new(config.anticipates, flows.seats()),
             flows,
             is_asked: false,
             published: None,
@@ -99,14 +104,16 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
             None => local.next(shared, wake),
             Some(lock) => lock.with(|()| local.next(shared, wake)),
         };
+        let next = local.kept.and_ask(next);
         // The caller asks again after an `Issue`.
         local.is_asked = matches!(next, Next::Issue { .. });
         next
     }
 
     #[inline]
-    fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
+    fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
         let MqfqPort { shared, local } = self;
+        local.now_ns = now_ns;
         local.is_asked = true;
         local.complete(shared, tag, wake)
     }
@@ -198,6 +205,9 @@ impl Local {
             self.tag(shared, request.flow, seat, units, wake).ok_or(SubmitError::NoSuchFlow)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         self.queue.stage(request.tag, seat, local, start, units);
+        if self.kept.is_on() {
+            self.kept.came(seat, self.now_ns);
+        }
         Ok(Submitted::Staged)
     }
 
@@ -302,6 +312,11 @@ impl Local {
         if let Some(tag) = self.queue.issue_again() {
             return Next::Issue { tag, class: Class::Medium };
         }
+        if self.kept.is_any()
+            && let Some(tag) = self.issue_anticipated(shared, wake)
+        {
+            return Next::Issue { tag, class: Class::Medium };
+        }
         loop {
             let Some(lead) = self.queue.lead() else {
                 self.rest(shared, wake);
@@ -342,6 +357,9 @@ impl Local {
                 self.count(shared);
             }
             let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
+            if self.kept.is_on() {
+                self.kept.issued(tag, self.now_ns);
+            }
             if R::IS_STRICT {
                 let lead = self.queue.lead();
                 self.publish(shared, lead, wake);
@@ -352,6 +370,66 @@ impl Local {
             }
             return Next::Issue { tag, class: Class::Medium };
         }
+    }
+
+    /// The request that a slot was kept for, if it has come; gives back slots that were kept for
+    /// long enough.
+    #[cold]
+    fn issue_anticipated<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        wake: &mut PortSet,
+    ) -> Option<Tag> {
+        while let Some((seat, slot)) = self.kept.take(self.now_ns) {
+            // It may have been cancelled, and its flow may have more than its share by now.
+            if let Some(seat) = seat
+                && let Some(start) = self.queue.lead_of(seat)
+            {
+                let window = shared.wheel.window();
+                self.time = shared.time.now();
+                if !window.holds_back(start, self.time)
+                    && let Some(tag) = self.queue.issue_of(&mut self.flows, seat, slot)
+                {
+                    self.kept.issued(tag, self.now_ns);
+                    return Some(tag);
+                }
+            }
+            self.release(shared, slot, wake);
+        }
+        None
+    }
+
+    /// Whether the slot of a request of the flow in the seat, which has completed, is kept for the
+    /// flow.
+    fn anticipates<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        tag: Tag,
+        seat: usize,
+        slot: u32,
+    ) -> bool {
+        let Local { kept, queue, flows, time, now_ns, .. } = self;
+        kept.completed(tag, *now_ns);
+        let Some((local, flow)) = flows.kept(seat).zip(flows.owner(seat)) else { return false };
+        if local.is_waiting() || !kept.left(seat, *now_ns) {
+            return false;
+        }
+        *time = shared.time.now();
+        // Where the request would end that has the slot otherwise. If it is another port's, that
+        // is not known, and it is not before virtual time.
+        let other = match queue.lead_end() {
+            Some(end) => end,
+            None if shared.slots.free() == 0 => time.plus(queue.units(tag)),
+            None => return false,
+        };
+        let Some(start) = shared.ends.earliest(flow.slot(), &local.account, *time) else {
+            return false;
+        };
+        if other.is_before(start.plus(queue.units(tag))) {
+            return false;
+        }
+        kept.keep(seat, slot, *now_ns);
+        true
     }
 
     /// There is news: D may have become less, and W may be to change.
@@ -369,8 +447,11 @@ impl Local {
         wake: &mut PortSet,
     ) {
         let Some((seat, slot)) = self.queue.finish(tag) else { return };
+        let is_kept = self.kept.is_on() && self.anticipates(shared, tag, seat, slot);
         self.flows.finish(&shared.flows, seat);
-        self.release(shared, slot, wake);
+        if !is_kept {
+            self.release(shared, slot, wake);
+        }
     }
 
     /// Takes back a request that is staged, or is to be issued again.

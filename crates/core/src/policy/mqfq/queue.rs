@@ -181,6 +181,17 @@ impl Queue {
         self.first.get().map(Key::start)
     }
 
+    /// Where the request that is to go first ends.
+    pub(super) fn lead_end(&self) -> Option<VTime> {
+        let lead = self.first.get()?;
+        Some(lead.start().plus(self.units(Tag(lead.tag() as u32))))
+    }
+
+    /// What the tag's request cost, in units; also one that has just completed.
+    pub(super) fn units(&self, tag: Tag) -> u64 {
+        self.past.get(tag.0 as usize).map_or(0, |past| past.units)
+    }
+
     /// A live request's start tag.
     pub(super) fn start(&self, tag: Tag) -> Option<VTime> {
         let is_live = !self.is_free(tag);
@@ -214,7 +225,22 @@ impl Queue {
     /// Takes out the request that is to go first; it holds `slot` from now on.
     #[inline]
     pub(super) fn issue(&mut self, flows: &mut PortFlows<LocalFlow>, slot: u32) -> Option<Tag> {
-        let tag = self.first.get()?.tag();
+        self.take_out(flows, self.first.get()?.tag(), slot)
+    }
+
+    /// Takes out the first request of the flow in the seat; it holds `slot` from now on.
+    pub(super) fn issue_of(
+        &mut self,
+        flows: &mut PortFlows<LocalFlow>,
+        seat: usize,
+        slot: u32,
+    ) -> Option<Tag> {
+        self.take_out(flows, self.first.key_of(seat)?.tag(), slot)
+    }
+
+    /// Takes out a request that is its flow's first.
+    #[inline]
+    fn take_out(&mut self, flows: &mut PortFlows<LocalFlow>, tag: usize, slot: u32) -> Option<Tag> {
         let entry = self.entries.get_mut(tag)?;
         let next = core::mem::replace(&mut entry.link, slot);
         entry.flow ^= STAGED | ISSUED;

@@ -1,0 +1,360 @@
+//! Slots that are kept for a moment for a flow that comes back.
+//!
+//! **Problem.** A flow with one request at a time never has one waiting when a slot becomes free.
+//! As its request completes, the slot goes to another flow, and its next request, which comes a
+//! moment later and is due before all others, waits for the next completion. Where requests end
+//! together, that is as long as the device takes for one: such a flow has half of what it has
+//! alone, whatever its weight.
+//!
+//! **Model.** Anticipatory scheduling (Iyer and Druschel, SOSP 2001), of one slot of D and not of
+//! the whole device. The slot of a request that completes is *kept* for its flow if
+//! - the flow has nothing waiting on this port, and another flow has;
+//! - the flow has had less than its share: its next request, at the cost of this one, would end in
+//!   virtual time no later than the request that would have the slot. So it takes nothing that is
+//!   another flow's by weight;
+//! - the flow mostly comes back within the *patience*, half of what the device takes for a request.
+//!
+//! When the flow's next request comes within the patience it goes at once. Otherwise the slot is
+//! given back.
+//!
+//! **Bounds.** Each completion adds a 64th of what the device takes for a request to the port's
+//! *credit*, and a slot that is kept spends what it waits: of the slots' time a 64th is lost at
+//! most. The window holds for what goes at once, and a kept slot is one of D, so the bounds of
+//! Section 2.2 stand as they are. Where the device takes less than [`LEAST_NS`] for a request
+//! nothing is kept: a timer costs as much.
+//!
+//! **Example.** 16 slots, 4 ms a request; a flow of depth 1 and weight 10,000 beside four of depth
+//! 64 and weight 1. It comes back 0.2 ms after each completion, so of 16 slots one does nothing for
+//! 0.2 of 4.2 ms, 0.3 %, and the flow has what it has alone, instead of half of that.
+
+use alloc::boxed::Box;
+
+use crate::contract::port::{Next, Tag};
+use crate::structures::allocation::boxed;
+
+/// The most slots that a port keeps at a time.
+const MOST: usize = 4;
+/// The patience is this part of what the device takes for a request.
+const PATIENCE: u64 = 2;
+/// What each completion adds to the credit is this part of what the device takes.
+const CREDIT: u64 = 64;
+/// The least that the device takes for a request where slots are kept, in nanoseconds.
+const LEAST_NS: u64 = 64_000;
+/// How often more a flow must have come in time than not for a slot to be kept, and the most that
+/// is counted.
+const GOOD: u8 = 2;
+const BEST: u8 = 7;
+
+/// Whether a flow comes back in time.
+#[derive(Clone, Copy, Default)]
+struct Habit {
+    /// When a request of it completed with nothing waiting, in microseconds; 0: it has come since.
+    left_us: u32,
+    score: u8,
+}
+
+/// A slot that is kept for the flow in a seat.
+#[derive(Clone, Copy)]
+struct Kept {
+    seat: usize,
+    slot: u32,
+    until_ns: u64,
+    /// Its next request has come, and may go.
+    has_come: bool,
+}
+
+/// What a port keeps.
+pub(super) struct KeptSlots {
+    /// By seat; none: nothing is kept.
+    habits: Box<[Habit]>,
+    kept: [Option<Kept>; MOST],
+    /// How many there are.
+    count: usize,
+    /// A request whose time on the device is measured, and when it was issued.
+    sample: Option<(Tag, u64)>,
+    /// The mean of what the device takes for a request, over some eight samples.
+    device_ns: u64,
+    credit_ns: u64,
+}
+
+impl KeptSlots {
+    /// For so many seats; `is_on`: whether anything is ever kept.
+    pub(super) fn new(is_on: bool, seats: usize) -> Self {
+        KeptSlots {
+            habits: boxed(if is_on { seats } else { 0 }, |_| Habit::default()),
+            kept: [None; MOST],
+            count: 0,
+            sample: None,
+            device_ns: 0,
+            credit_ns: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        !self.habits.is_empty()
+    }
+
+    /// Whether any slot is kept.
+    #[inline]
+    pub(super) fn is_any(&self) -> bool {
+        self.count > 0
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.device_ns / PATIENCE
+    }
+
+    /// The request is on the device from now on.
+    #[inline]
+    pub(super) fn issued(&mut self, tag: Tag, now_ns: u64) {
+        if self.sample.is_none() {
+            self.sample = Some((tag, now_ns));
+        }
+    }
+
+    /// A request has completed.
+    #[inline]
+    pub(super) fn completed(&mut self, tag: Tag, now_ns: u64) {
+        if let Some((sampled, since_ns)) = self.sample
+            && sampled == tag
+        {
+            let took_ns = now_ns.saturating_sub(since_ns);
+            self.device_ns = match self.device_ns {
+                0 => took_ns,
+                mean_ns => mean_ns - mean_ns / 8 + took_ns / 8,
+            };
+            self.sample = None;
+        }
+        // No more than what lets a few flows be waited for in vain.
+        self.credit_ns = (self.credit_ns + self.device_ns / CREDIT).min(self.device_ns);
+    }
+
+    /// The flow in the seat has nothing waiting any more. Whether it is worth to wait for it.
+    pub(super) fn left(&mut self, seat: usize, now_ns: u64) -> bool {
+        let patience_ns = self.patience_ns();
+        let is_worth =
+            self.device_ns >= LEAST_NS && self.count < MOST && self.credit_ns >= patience_ns;
+        let Some(habit) = self.habits.get_mut(seat) else { return false };
+        habit.left_us = ((now_ns / 1000) as u32).max(1);
+        is_worth && habit.score >= GOOD
+    }
+
+    /// Keeps the slot for the flow in the seat.
+    pub(super) fn keep(&mut self, seat: usize, slot: u32, now_ns: u64) {
+        let patience_ns = self.patience_ns();
+        if let Some(place) = self.kept.iter_mut().find(|kept| kept.is_none()) {
+            let until_ns = now_ns.saturating_add(patience_ns);
+            *place = Some(Kept { seat, slot, until_ns, has_come: false });
+            self.count += 1;
+            self.credit_ns = self.credit_ns.saturating_sub(patience_ns);
+        }
+    }
+
+    /// A request of the flow in the seat has come.
+    pub(super) fn came(&mut self, seat: usize, now_ns: u64) {
+        let patience_us = (self.patience_ns() / 1000) as u32;
+        if let Some(habit) = self.habits.get_mut(seat)
+            && habit.left_us != 0
+        {
+            let took_us = ((now_ns / 1000) as u32).wrapping_sub(habit.left_us);
+            habit.score = match took_us <= patience_us {
+                true => (habit.score + 1).min(BEST),
+                false => habit.score.saturating_sub(1),
+            };
+            habit.left_us = 0;
+        }
+        let mine = |kept: &&mut Kept| kept.seat == seat && !kept.has_come;
+        if self.count > 0
+            && let Some(kept) = self.kept.iter_mut().flatten().find(mine)
+        {
+            kept.has_come = true;
+        }
+    }
+
+    /// Takes out a slot whose flow has come, with the flow's seat, or for which the time is up.
+    pub(super) fn take(&mut self, now_ns: u64) -> Option<(Option<usize>, u32)> {
+        let is_due = |kept: &Kept| kept.has_come || kept.until_ns <= now_ns;
+        let place = self.kept.iter_mut().find(|kept| kept.as_ref().is_some_and(is_due))?;
+        let kept = place.take()?;
+        self.count -= 1;
+        // The credit was spent for the whole patience.
+        let left_ns = kept.until_ns.saturating_sub(now_ns);
+        let late_ns = now_ns.saturating_sub(kept.until_ns);
+        self.credit_ns = (self.credit_ns + left_ns).saturating_sub(late_ns);
+        Some((kept.has_come.then_some(kept.seat), kept.slot))
+    }
+
+    /// What the port says: it is to be asked again when it has kept a slot for long enough.
+    #[inline]
+    pub(super) fn and_ask(&self, next: Next) -> Next {
+        if self.count == 0 {
+            return next;
+        }
+        let until_ns = self.kept.iter().flatten().map(|kept| kept.until_ns).min();
+        match (next, until_ns) {
+            (Next::Blocked | Next::Idle, Some(until_ns)) => Next::WaitUntil(until_ns),
+            (Next::WaitUntil(other_ns), Some(until_ns)) => Next::WaitUntil(other_ns.min(until_ns)),
+            _ => next,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    use super::super::{Mqfq, MqfqConfig, MqfqPort};
+    use super::*;
+    use crate::Topology;
+    use crate::contract::flow::{FlowId, Weight};
+    use crate::contract::port::{Op, Outcome, Policy, Port, Request, Submitted};
+    use crate::contract::port_set::{PortId, PortSet};
+
+    const MS: u64 = 1_000_000;
+    const SLOTS: u32 = 16;
+    /// What the device takes for a request, of which it works on 16 at a time.
+    const SERVICE_NS: u64 = 4 * MS;
+
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    enum Event {
+        Ends(usize, u32),
+        Comes(usize),
+        Asks(usize),
+    }
+
+    /// A closed loop: so many requests of a flow on a port, each of which comes after the flow has
+    /// thought about the one before.
+    struct Load {
+        port: usize,
+        weight: u16,
+        depth: u32,
+        think_ns: fn(u64) -> u64,
+    }
+
+    fn at_once(port: usize, weight: u16, depth: u32) -> Load {
+        // Interrupt, system call: each takes its time, so ends are not all at once.
+        Load { port, weight, depth, think_ns: |number| 100_000 + number * 7_919 % 100_000 }
+    }
+
+    /// Requests served to each load in so many milliseconds, and the part of the device in use.
+    fn serve(ports: usize, loads: &[Load], anticipates: bool, ms: u64) -> (Vec<u64>, f64) {
+        let tags = 256;
+        let config = MqfqConfig::new(Topology::flat(ports), 8, tags)
+            .with(|config| (config.slots, config.anticipates) = (SLOTS, anticipates));
+        let (policy, mut made): (Mqfq, Vec<MqfqPort>) = Mqfq::new(config).unwrap();
+        let flows: Vec<FlowId> = loads
+            .iter()
+            .map(|load| policy.add_flow(Weight::new(load.weight).unwrap()).unwrap())
+            .collect();
+        let mut events = BTreeSet::new();
+        let mut free: Vec<Vec<u32>> = (0..ports).map(|_| (0..tags as u32).collect()).collect();
+        let mut owners = std::vec![std::vec![0; tags]; ports];
+        let (mut served, mut in_flight, mut busy_ns, mut number) =
+            (std::vec![0; loads.len()], 0, 0, 0);
+        for (load, Load { depth, .. }) in loads.iter().enumerate() {
+            (0..*depth).for_each(|_| {
+                number += 1;
+                events.insert((0, number, Event::Comes(load)));
+            });
+        }
+        while let Some((now_ns, _, event)) = events.pop_first()
+            && now_ns < ms * MS
+        {
+            let mut wake = PortSet::EMPTY;
+            let port = match event {
+                Event::Comes(load) => {
+                    let port = loads[load].port;
+                    let tag = free[port].pop().unwrap();
+                    owners[port][tag as usize] = load;
+                    let request = Request::new(Tag(tag), flows[load], Op::Read, 0, 4096);
+                    let said = made[port].submit(now_ns, &request, &mut wake);
+                    assert_eq!(said, Ok(Submitted::Staged));
+                    port
+                }
+                Event::Ends(port, tag) => {
+                    made[port].complete(now_ns, Tag(tag), Outcome::Done, &mut wake);
+                    free[port].push(tag);
+                    (in_flight, busy_ns) = (in_flight - 1, busy_ns + SERVICE_NS);
+                    let load = owners[port][tag as usize];
+                    served[load] += 1;
+                    let comes_ns = now_ns + (loads[load].think_ns)(served[load]);
+                    number += 1;
+                    events.insert((comes_ns, number, Event::Comes(load)));
+                    port
+                }
+                Event::Asks(port) => port,
+            };
+            wake.insert(PortId(port as u8));
+            while let Some(PortId(port)) = wake.next() {
+                let port = usize::from(port);
+                loop {
+                    number += 1;
+                    match made[port].next(now_ns, &mut wake) {
+                        Next::Issue { tag, .. } => {
+                            in_flight += 1;
+                            assert!(in_flight <= SLOTS, "no more than D are on the device");
+                            // Nearly together, as where one interrupt tells of many.
+                            let ends_ns = now_ns + SERVICE_NS + number % 10 * 1_000;
+                            events.insert((ends_ns, number, Event::Ends(port, tag.0)));
+                        }
+                        Next::WaitUntil(until_ns) => {
+                            assert!(until_ns > now_ns, "there is an end to asking");
+                            events.insert((until_ns, number, Event::Asks(port)));
+                            break;
+                        }
+                        _ => break,
+                    }
+                }
+            }
+        }
+        (served, busy_ns as f64 / (ms * MS * u64::from(SLOTS)) as f64)
+    }
+
+    #[test]
+    fn a_flow_of_depth_one_has_what_it_has_alone() {
+        for (ports, weight) in [(1, 10_000), (1, 1), (2, 10_000), (2, 1)] {
+            let alone = serve(ports, &[at_once(0, weight, 1)], true, 2_000).0[0];
+            let beside = |anticipates| {
+                let mut loads = std::vec![at_once(0, weight, 1)];
+                loads.extend((0..4).map(|load| at_once(load % ports, 1, 48)));
+                serve(ports, &loads, anticipates, 2_000)
+            };
+            let (plain, kept) = (beside(false), beside(true));
+            let text =
+                std::format!("{ports} ports, weight {weight}: {plain:?}, {kept:?} of {alone}");
+            assert!(plain.0[0] * 10 < alone * 7, "else there is no need: {text}");
+            assert!(kept.0[0] * 100 >= alone * 97, "{text}");
+            assert!(kept.1 >= 0.98 && kept.1 >= plain.1 - 0.015, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_64th_is_lost_at_most_whatever_flows_do() {
+        // In time as often as it takes for a slot to be kept, and then too late.
+        let trick = |port| Load {
+            port,
+            weight: 1_000,
+            depth: 1,
+            think_ns: |number| if number % 3 == 0 { 5 * MS } else { 50_000 },
+        };
+        for ports in [1, 2] {
+            let deep = || at_once(0, 1, 64);
+            let loads = [trick(0), trick(0), trick(ports - 1), deep(), deep(), deep()];
+            let (served, kept) = serve(ports, &loads, true, 4_000);
+            let (_, plain) = serve(ports, &loads, false, 4_000);
+            assert!(
+                kept >= plain * (1.0 - 1.0 / 64.0) - 0.002,
+                "{ports} ports: {served:?}, {kept}, {plain}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_has_its_share_or_comes_late_keeps_no_slot() {
+        let late = Load { port: 0, weight: 1_000, depth: 1, think_ns: |_| 3 * MS };
+        let loads = [late, at_once(0, 300, 64), at_once(0, 100, 64)];
+        assert_eq!(serve(1, &loads, true, 2_000), serve(1, &loads, false, 2_000));
+    }
+}
