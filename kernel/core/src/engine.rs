@@ -8,6 +8,7 @@ use fairq_core::bfq::BfqScheduler;
 use fairq_core::cfq::CfqScheduler;
 use fairq_core::fiops::FiopsScheduler;
 use fairq_core::flashfq::FlashFqScheduler;
+use fairq_core::mqfq::Anticipating;
 use fairq_core::registry::{self, Entry, Error, Keys, Shape};
 use fairq_core::serial::entry::{Alone, Limited};
 use fairq_core::sfqd::SfqdScheduler;
@@ -66,7 +67,7 @@ type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Native>;
 
 /// A scheduler that is chosen while the module runs.
 pub(crate) enum Engine {
-    Mqfq(Box<Made<<mqfq::Entry as Entry>::Policy<Native>>>),
+    Mqfq(Box<Made<<mqfq::Entry<Anticipating> as Entry>::Policy<Native>>>),
     KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Native>>>),
     Serial(Box<Made<Serial>>),
 }
@@ -91,23 +92,17 @@ pub(crate) struct Scheduler {
     policy: &'static str,
     /// The knob that has the device's depth for a default.
     depth: &'static str,
-    /// Other knobs whose defaults are not the core's.
-    own: &'static [(&'static str, u64)],
     build: fn(Keys<'_>, &Shape) -> Result<Engine, Refused>,
 }
 
 macro_rules! schedulers {
-    ($(
-        $name:literal: $variant:ident, $entry:ty, $depth:literal
-        $(, $own:literal = $value:literal)*;
-    )*) => {
+    ($($name:literal: $variant:ident, $entry:ty, $depth:literal;)*) => {
         /// All of them.
         pub(crate) static ALL: &[Scheduler] = &[$(
             Scheduler {
                 name: $name,
                 policy: <$entry as Entry>::NAME,
                 depth: $depth,
-                own: &[$(($own, $value)),*],
                 build: |keys, shape| made::<$entry>(keys, shape).map(Engine::$variant),
             },
         )*];
@@ -116,8 +111,8 @@ macro_rules! schedulers {
 
 // A line more is a scheduler more; the module's aliases are in ../module/main.c.
 schedulers! {
-    "mqfq": Mqfq, mqfq::Entry, "slots", "anticipate" = 1;
-    "mqfq-serial": Mqfq, mqfq::SerialEntry, "slots", "anticipate" = 1;
+    "mqfq": Mqfq, mqfq::Entry<Anticipating>, "slots";
+    "mqfq-serial": Mqfq, mqfq::SerialEntry<Anticipating>, "slots";
     "sfqd": Serial, Alone<SfqdScheduler>, "slots";
     "kyber-fair": KyberFair, kyber_fair::Entry, "busy";
     "fairq-cfq": Serial, Alone<CfqScheduler>, "slots";
@@ -149,8 +144,7 @@ impl Scheduler {
     }
 
     fn with_usual<'a>(&self, keys: Keys<'a>, shape: &Shape) -> Vec<(&'a str, u64)> {
-        let own = self.own.iter().chain(keys);
-        core::iter::once(self.usual(shape)).chain(own.copied()).collect()
+        [self.usual(shape)].into_iter().chain(keys.iter().copied()).collect()
     }
 
     /// Builds it.

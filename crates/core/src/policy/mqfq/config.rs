@@ -74,10 +74,6 @@ pub struct MqfqConfig {
     /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's
     /// MQFQ-serial, Section 4.2). Default: no.
     pub serial: bool,
-    /// Whether the slot of a request that completes is kept for its flow for a moment, where that
-    /// has had less than its share and mostly comes back at once (see `kept`). Default: no,
-    /// as in the paper.
-    pub anticipates: bool,
 }
 
 changeable!(MqfqConfig);
@@ -99,7 +95,6 @@ impl MqfqConfig {
             slot_kind: SlotKind::default(),
             unthrottle: UnthrottleKind::default(),
             serial: false,
-            anticipates: false,
         }
     }
 

@@ -1,6 +1,8 @@
 //! MQFQ in the registry: its knobs, and what it promises.
 
-use super::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+use core::marker::PhantomData;
+
+use super::{Mqfq, MqfqConfig, Ours, Reading, SlotKind, UnthrottleKind, VirtualTimeKind};
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
@@ -36,9 +38,6 @@ impl Configure for MqfqConfig {
         knobs.is(time, &mut self.virtual_time);
         let kind = "how dispatch slots are handed out";
         knobs.is(Knob::one_of("slot-kind", SlotKind::WORDS, kind), &mut self.slot_kind);
-        let anticipate = "whether a slot is kept for a moment for a tenant below its share that \
-                          mostly comes back at once, for at most a 64th of the slots' time";
-        knobs.is(Knob::switch("anticipate", anticipate), &mut self.anticipates);
         let unthrottle = "how throttled shards are woken";
         let unthrottle = Knob::duration("unthrottle", 1, MAX_POLL_NS, unthrottle)
             .or(&[("wheel", 0), ("poll", 1_000)])
@@ -57,10 +56,12 @@ impl Configure for MqfqConfig {
 }
 
 /// MQFQ, D by itself, and what requests cost.
-type Layered<P> = Costs<AutoDepth<Mqfq<P>, P>, P>;
+type Layered<P, R> = Costs<AutoDepth<Mqfq<P, R>, P>, P>;
 
 /// The bitmap's D cannot change, so it is not searched for.
-fn build<P: Platform>(config: Costed<MqfqConfig>) -> Result<Built<Layered<P>>, ConfigError> {
+fn build<P: Platform, R: Reading>(
+    config: Costed<MqfqConfig>,
+) -> Result<Built<Layered<P, R>>, ConfigError> {
     let Costed { policy: mut config, cost } = config;
     let searches = config.slots == AUTO;
     let is_fixed = config.slot_kind == SlotKind::ScalableBitmap;
@@ -68,16 +69,18 @@ fn build<P: Platform>(config: Costed<MqfqConfig>) -> Result<Built<Layered<P>>, C
         config.slots = if is_fixed { MqfqConfig::SLOTS } else { FIRST };
     }
     let (tags, flows) = (config.tags, config.flows);
-    let (policy, ports) = Mqfq::new(config)?;
+    let (policy, ports) = Mqfq::read(config)?;
     let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches && !is_fixed)?;
     Costs::new(policy, ports, tags, flows, &cost)
 }
 
-/// MQFQ.
-pub enum Entry {}
+/// MQFQ, by a reading of its paper.
+#[derive(Debug)]
+pub struct Entry<R = Ours>(PhantomData<R>);
 
 /// MQFQ with one lock around dispatches, for comparison.
-pub enum SerialEntry {}
+#[derive(Debug)]
+pub struct SerialEntry<R = Ours>(PhantomData<R>);
 
 const PROMISES: Promises =
     Promises { slots: true, threshold: true, steady_time: true, shares: true, ..Promises::NONE };
@@ -89,27 +92,27 @@ fn config(shape: &Shape) -> Costed<MqfqConfig> {
     Costed::by_device(config)
 }
 
-impl entry::Entry for Entry {
+impl<R: Reading> entry::Entry for Entry<R> {
     const NAME: &'static str = "mqfq";
     const PROMISES: Promises = PROMISES;
     type Config = Costed<MqfqConfig>;
-    type Policy<P: Platform> = Layered<P>;
+    type Policy<P: Platform> = Layered<P, R>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         Ok(config(shape))
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Layered<P>>, ConfigError> {
+    fn build<P: Platform>(config: Self::Config) -> Result<Built<Layered<P, R>>, ConfigError> {
         build(config)
     }
 }
 
-impl entry::Entry for SerialEntry {
+impl<R: Reading> entry::Entry for SerialEntry<R> {
     const NAME: &'static str = "mqfq-serial";
     const WITHOUT: &'static [&'static str] = &["virtual-time", "slot-kind", "unthrottle"];
     const PROMISES: Promises = PROMISES;
     type Config = Costed<MqfqConfig>;
-    type Policy<P: Platform> = Layered<P>;
+    type Policy<P: Platform> = Layered<P, R>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         let mut config = config(shape);
@@ -117,7 +120,7 @@ impl entry::Entry for SerialEntry {
         Ok(config)
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Layered<P>>, ConfigError> {
+    fn build<P: Platform>(config: Self::Config) -> Result<Built<Layered<P, R>>, ConfigError> {
         build(config)
     }
 }

@@ -65,7 +65,7 @@ struct Kept {
 
 /// What a port keeps.
 pub(super) struct KeptSlots {
-    /// By seat; none: nothing is kept.
+    /// By seat.
     habits: Box<[Habit]>,
     kept: [Option<Kept>; MOST],
     /// How many there are.
@@ -78,21 +78,16 @@ pub(super) struct KeptSlots {
 }
 
 impl KeptSlots {
-    /// For so many seats; `is_on`: whether anything is ever kept.
-    pub(super) fn new(is_on: bool, seats: usize) -> Self {
+    /// For so many seats.
+    pub(super) fn new(seats: usize) -> Self {
         KeptSlots {
-            habits: boxed(if is_on { seats } else { 0 }, |_| Habit::default()),
+            habits: boxed(seats, |_| Habit::default()),
             kept: [None; MOST],
             count: 0,
             sample: None,
             device_ns: 0,
             credit_ns: 0,
         }
-    }
-
-    #[inline]
-    pub(super) fn is_on(&self) -> bool {
-        !self.habits.is_empty()
     }
 
     /// Whether any slot is kept.
@@ -205,12 +200,13 @@ mod tests {
     use std::collections::BTreeSet;
     use std::vec::Vec;
 
-    use super::super::{Mqfq, MqfqConfig, MqfqPort};
     use super::*;
     use crate::Topology;
     use crate::contract::flow::{FlowId, Weight};
+    use crate::contract::platform::Native;
     use crate::contract::port::{Op, Outcome, Policy, Port, Request, Submitted};
     use crate::contract::port_set::{PortId, PortSet};
+    use crate::mqfq::{Anticipating, Mqfq, MqfqConfig, Ours, Reading};
 
     const MS: u64 = 1_000_000;
     const SLOTS: u32 = 16;
@@ -240,10 +236,18 @@ mod tests {
 
     /// Requests served to each load in so many milliseconds, and the part of the device in use.
     fn serve(ports: usize, loads: &[Load], anticipates: bool, ms: u64) -> (Vec<u64>, f64) {
+        if anticipates {
+            serve_by::<Anticipating>(ports, loads, ms)
+        } else {
+            serve_by::<Ours>(ports, loads, ms)
+        }
+    }
+
+    fn serve_by<R: Reading>(ports: usize, loads: &[Load], ms: u64) -> (Vec<u64>, f64) {
         let tags = 256;
-        let config = MqfqConfig::new(Topology::flat(ports), 8, tags)
-            .with(|config| (config.slots, config.anticipates) = (SLOTS, anticipates));
-        let (policy, mut made): (Mqfq, Vec<MqfqPort>) = Mqfq::new(config).unwrap();
+        let config =
+            MqfqConfig::new(Topology::flat(ports), 8, tags).with(|config| config.slots = SLOTS);
+        let (policy, mut made) = Mqfq::<Native, R>::read(config).unwrap();
         let flows: Vec<FlowId> = loads
             .iter()
             .map(|load| policy.add_flow(Weight::new(load.weight).unwrap()).unwrap())

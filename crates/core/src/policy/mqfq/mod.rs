@@ -126,7 +126,7 @@ use crossbeam_utils::CachePadded;
 pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 pub use entry::{Entry, SerialEntry};
 pub use port::MqfqPort;
-pub use reading::{Ours, Reading, StrictPaper, Untimed};
+pub use reading::{Anticipating, Ours, Reading, StrictPaper, Untimed};
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::contract::flow::{FlowError, FlowId, Weight};
@@ -247,7 +247,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
             },
             serial: config.serial.then(|| P::Mutex::new(())),
         });
-        let port = |port| MqfqPort::new(PortId(port as u8), config, shared.clone());
+        let port = |port| MqfqPort::new(PortId(port as u8), config.tags, shared.clone());
         let handles = boxed(ports, port).into_vec();
         (Mqfq { shared }, handles)
     }

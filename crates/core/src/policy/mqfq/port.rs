@@ -1,9 +1,9 @@
 //! One port of MQFQ: the three verbs.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::Shared;
-use super::config::MqfqConfig;
 use super::kept::KeptSlots;
 use super::queue::{Cancelled, LocalFlow, Queue};
 use super::reading::{Ours, Reading};
@@ -16,6 +16,7 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::VTime;
+use crate::structures::allocation::boxed;
 use crate::structures::flow_table::PortFlows;
 
 /// One shard's port of MQFQ.
@@ -43,7 +44,8 @@ struct Local {
     is_asked: bool,
     /// Whether slots may be owed, since D has become less.
     owes: bool,
-    kept: KeptSlots,
+    /// One if slots are ever kept, and none otherwise.
+    kept: Box<[KeptSlots]>,
     /// When the verb under way was called, and when the port last went to sleep.
     now_ns: u64,
     asleep_ns: u64,
@@ -56,13 +58,12 @@ struct Local {
 }
 
 impl<P: Platform, R: Reading> MqfqPort<P, R> {
-    pub(super) fn new(port: PortId, config: &MqfqConfig, shared: Arc<Shared<P, R>>) -> Self {
-        let tags = config.tags;
+    pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P, R>>) -> Self {
         let flows = PortFlows::new(port, &shared.flows, tags);
         let local = Local {
             port,
             queue: Queue::new(flows.seats(), tags),
-            kept: KeptSlots::new(config.anticipates, flows.seats()),
+            kept: boxed(R::KEEPS_SLOTS.into(), |_| KeptSlots::new(flows.seats())),
             flows,
             is_asked: false,
             published: None,
@@ -104,7 +105,8 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
             None => local.next(shared, wake),
             Some(lock) => lock.with(|()| local.next(shared, wake)),
         };
-        let next = local.kept.and_ask(next);
+        let kept = local.kept.first().filter(|_| R::KEEPS_SLOTS);
+        let next = kept.map_or(next, |kept| kept.and_ask(next));
         // The caller asks again after an `Issue`.
         local.is_asked = matches!(next, Next::Issue { .. });
         next
@@ -113,7 +115,9 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
         let MqfqPort { shared, local } = self;
-        local.now_ns = now_ns;
+        if R::KEEPS_SLOTS {
+            local.now_ns = now_ns;
+        }
         local.is_asked = true;
         local.complete(shared, tag, wake)
     }
@@ -205,8 +209,10 @@ impl Local {
             self.tag(shared, request.flow, seat, units, wake).ok_or(SubmitError::NoSuchFlow)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         self.queue.stage(request.tag, seat, local, start, units);
-        if self.kept.is_on() {
-            self.kept.came(seat, self.now_ns);
+        if R::KEEPS_SLOTS
+            && let Some(kept) = self.kept.first_mut()
+        {
+            kept.came(seat, self.now_ns);
         }
         Ok(Submitted::Staged)
     }
@@ -312,7 +318,8 @@ impl Local {
         if let Some(tag) = self.queue.issue_again() {
             return Next::Issue { tag, class: Class::Medium };
         }
-        if self.kept.is_any()
+        if R::KEEPS_SLOTS
+            && self.kept.first().is_some_and(KeptSlots::is_any)
             && let Some(tag) = self.issue_anticipated(shared, wake)
         {
             return Next::Issue { tag, class: Class::Medium };
@@ -357,8 +364,10 @@ impl Local {
                 self.count(shared);
             }
             let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
-            if self.kept.is_on() {
-                self.kept.issued(tag, self.now_ns);
+            if R::KEEPS_SLOTS
+                && let Some(kept) = self.kept.first_mut()
+            {
+                kept.issued(tag, self.now_ns);
             }
             if R::IS_STRICT {
                 let lead = self.queue.lead();
@@ -380,7 +389,7 @@ impl Local {
         shared: &Shared<P, R>,
         wake: &mut PortSet,
     ) -> Option<Tag> {
-        while let Some((seat, slot)) = self.kept.take(self.now_ns) {
+        while let Some((seat, slot)) = self.kept.first_mut()?.take(self.now_ns) {
             // It may have been cancelled, and its flow may have more than its share by now.
             if let Some(seat) = seat
                 && let Some(start) = self.queue.lead_of(seat)
@@ -390,7 +399,7 @@ impl Local {
                 if !window.holds_back(start, self.time)
                     && let Some(tag) = self.queue.issue_of(&mut self.flows, seat, slot)
                 {
-                    self.kept.issued(tag, self.now_ns);
+                    self.kept.first_mut()?.issued(tag, self.now_ns);
                     return Some(tag);
                 }
             }
@@ -409,6 +418,7 @@ impl Local {
         slot: u32,
     ) -> bool {
         let Local { kept, queue, flows, time, now_ns, .. } = self;
+        let Some(kept) = kept.first_mut() else { return false };
         kept.completed(tag, *now_ns);
         let Some((local, flow)) = flows.kept(seat).zip(flows.owner(seat)) else { return false };
         if local.is_waiting() || !kept.left(seat, *now_ns) {
@@ -447,7 +457,7 @@ impl Local {
         wake: &mut PortSet,
     ) {
         let Some((seat, slot)) = self.queue.finish(tag) else { return };
-        let is_kept = self.kept.is_on() && self.anticipates(shared, tag, seat, slot);
+        let is_kept = R::KEEPS_SLOTS && self.anticipates(shared, tag, seat, slot);
         self.flows.finish(&shared.flows, seat);
         if !is_kept {
             self.release(shared, slot, wake);

@@ -229,6 +229,7 @@ impl Queue {
     }
 
     /// Takes out the first request of the flow in the seat; it holds `slot` from now on.
+    #[cold]
     pub(super) fn issue_of(
         &mut self,
         flows: &mut PortFlows<LocalFlow>,
@@ -239,7 +240,7 @@ impl Queue {
     }
 
     /// Takes out a request that is its flow's first.
-    #[inline]
+    #[inline(always)]
     fn take_out(&mut self, flows: &mut PortFlows<LocalFlow>, tag: usize, slot: u32) -> Option<Tag> {
         let entry = self.entries.get_mut(tag)?;
         let next = core::mem::replace(&mut entry.link, slot);
