@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn many_knobs_are_all_seen_beside_a_table() {
-        let text = wrapped(&["wait-for=equals"; 20].join(" "));
+        let text = wrapped(&["threshold=4k"; 20].join(" "));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.len() == 3 && lines.iter().all(|line| line.len() <= 96), "{text}");
         assert_eq!(text.split_whitespace().count(), 20, "{text}");
