@@ -392,7 +392,7 @@ none  100 kIOPS  410 MB/s  weighted Jain 0.8000  CPU 1.00 µs a request
  silver      100     25.0 %   50.0 %   50.0 k    205 MB/s   80.0 µs   123 µs   2.00 ms 
 ";
         assert!(report.text().starts_with(expected), "{}", report.text());
-        assert!(report.text().contains("CPU 1.00 µs a request  D 16\n"), "{}", report.text());
+        assert!(report.text().contains("CPU 1.01 µs a request  D 16\n"), "{}", report.text());
         assert!(
             report.text().ends_with("mqfq keeps 99.0 % of the throughput of none\n"),
             "{}",

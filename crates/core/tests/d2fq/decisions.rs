@@ -16,7 +16,7 @@ const FILES: [(&str, &str); 12] = [
     ("nvme_soft", "host/src/device/nvme_soft/tests.rs"),
     ("controller", "host/src/device/nvme/controller/tests.rs"),
     ("program", "cli/tests/program.rs"),
-    ("operate", "cli/tests/operate.rs"),
+    ("policies", "cli/tests/operate/policies.rs"),
     ("clients", "../tests/clients/test_fio.py"),
 ];
 
