@@ -151,7 +151,7 @@ mod tests {
         // What 28 and 16 requests on a device do beside 32, of which small ones lose their places.
         assert_eq!(rate(385_000, 6_070_000).against(&large, 0), Answer::Enough);
         assert_eq!(rate(375_000, 5_800_000).against(&large, 0), Answer::TooLittle);
-        // The same loss where nobody gains by it, or a little.
+        // As many bytes less, but as many requests, or 1 % more: the larger D does more.
         assert_eq!(rate(250_000, 6_070_000).against(&large, 0), Answer::TooLittle);
         assert_eq!(rate(252_000, 6_070_000).against(&large, 0), Answer::TooLittle);
         assert_eq!(rate(250_000, 6_110_000).against(&large, 0), Answer::Enough);

@@ -82,8 +82,17 @@ pub struct Entry<R = Ours>(PhantomData<R>);
 #[derive(Debug)]
 pub struct SerialEntry<R = Ours>(PhantomData<R>);
 
-const PROMISES: Promises =
-    Promises { slots: true, threshold: true, steady_time: true, shares: true, ..Promises::NONE };
+/// Where slots are kept, the device has room at times while requests wait.
+const fn promises<R: Reading>() -> Promises {
+    Promises {
+        slots: !R::KEEPS_SLOTS,
+        holds_back: R::KEEPS_SLOTS,
+        threshold: true,
+        steady_time: true,
+        shares: true,
+        ..Promises::NONE
+    }
+}
 
 fn config(shape: &Shape) -> Costed<MqfqConfig> {
     let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
@@ -94,7 +103,7 @@ fn config(shape: &Shape) -> Costed<MqfqConfig> {
 
 impl<R: Reading> entry::Entry for Entry<R> {
     const NAME: &'static str = "mqfq";
-    const PROMISES: Promises = PROMISES;
+    const PROMISES: Promises = promises::<R>();
     type Config = Costed<MqfqConfig>;
     type Policy<P: Platform> = Layered<P, R>;
 
@@ -110,7 +119,7 @@ impl<R: Reading> entry::Entry for Entry<R> {
 impl<R: Reading> entry::Entry for SerialEntry<R> {
     const NAME: &'static str = "mqfq-serial";
     const WITHOUT: &'static [&'static str] = &["virtual-time", "slot-kind", "unthrottle"];
-    const PROMISES: Promises = PROMISES;
+    const PROMISES: Promises = promises::<R>();
     type Config = Costed<MqfqConfig>;
     type Policy<P: Platform> = Layered<P, R>;
 

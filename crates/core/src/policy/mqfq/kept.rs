@@ -40,8 +40,8 @@ const PATIENCE: u64 = 2;
 const CREDIT: u64 = 64;
 /// The least that the device takes for a request where slots are kept, in nanoseconds.
 const LEAST_NS: u64 = 64_000;
-/// How often more a flow must have come in time than not for a slot to be kept, and the most that
-/// is counted.
+/// A flow's score rises by one when it comes back within the patience, and falls by one when it
+/// does not. A slot is kept for a flow with this score, and no score is higher than [`BEST`].
 const GOOD: u8 = 2;
 const BEST: u8 = 7;
 
@@ -68,7 +68,7 @@ pub(super) struct KeptSlots {
     /// By seat.
     habits: Box<[Habit]>,
     kept: [Option<Kept>; MOST],
-    /// How many there are.
+    /// How many slots are kept now.
     count: usize,
     /// A request whose time on the device is measured, and when it was issued.
     sample: Option<(Tag, u64)>,
@@ -78,7 +78,7 @@ pub(super) struct KeptSlots {
 }
 
 impl KeptSlots {
-    /// For so many seats.
+    /// `seats`: how many flows the port may have.
     pub(super) fn new(seats: usize) -> Self {
         KeptSlots {
             habits: boxed(seats, |_| Habit::default()),
@@ -125,7 +125,8 @@ impl KeptSlots {
         self.credit_ns = (self.credit_ns + self.device_ns / CREDIT).min(self.device_ns);
     }
 
-    /// The flow in the seat has nothing waiting any more. Whether it is worth to wait for it.
+    /// Notes that the flow in the seat has nothing waiting any more. True if its slot is worth
+    /// keeping.
     pub(super) fn left(&mut self, seat: usize, now_ns: u64) -> bool {
         let patience_ns = self.patience_ns();
         let is_worth =
@@ -220,8 +221,8 @@ mod tests {
         Asks(usize),
     }
 
-    /// A closed loop: so many requests of a flow on a port, each of which comes after the flow has
-    /// thought about the one before.
+    /// A client that keeps `depth` requests of one flow under way on one port. After an answer it
+    /// waits for `think_ns` and sends the next one.
     struct Load {
         port: usize,
         weight: u16,
@@ -234,7 +235,7 @@ mod tests {
         Load { port, weight, depth, think_ns: |number| 100_000 + number * 7_919 % 100_000 }
     }
 
-    /// Requests served to each load in so many milliseconds, and the part of the device in use.
+    /// How many requests each load gets in `ms` milliseconds, and the part of the device in use.
     fn serve(ports: usize, loads: &[Load], anticipates: bool, ms: u64) -> (Vec<u64>, f64) {
         if anticipates {
             serve_by::<Anticipating>(ports, loads, ms)
