@@ -44,7 +44,7 @@ use fairq_core::serial::{
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{
     Cap, Caps, Counted, FlowId, Group, GroupId, Native, Next, Op, Outcome, Policy, Port, PortSet,
-    ReferenceWeight, Request, Share, Side, Submitted, Tag, Target, Tuning, Weight,
+    ReferenceWeight, Request, Reservation, Share, Side, Submitted, Tag, Target, Tuning, Weight,
 };
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];
@@ -479,6 +479,24 @@ fn measure_pairs<A: Policy, B: Policy>(
     Added { names, pairs: pairs.to_vec() }
 }
 
+/// What groups, reservations and caps take of a server that has none of them.
+fn measure_settings(criterion: &mut Criterion) -> Added {
+    let shape = |threads, flows| Shape::new(Topology::flat(threads), flows, flows * DEPTH);
+    measure_pairs(
+        criterion,
+        ["bare mqfq", "no groups, no caps+mqfq"],
+        |threads, flows| {
+            registry::bare::<fairq_core::mqfq::Entry, Native>(&[], &shape(threads, flows))
+                .expect("legal")
+        },
+        |threads, flows| {
+            registry::build::<fairq_core::mqfq::Entry, Native>(&[], &shape(threads, flows))
+                .expect("legal")
+        },
+        |_, _| {},
+    )
+}
+
 /// What the layers around `mqfq` take while they have nothing to do, and each with something.
 fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     let mut pair = |name, keys, prepare: &dyn Fn(&Layered, &[FlowId])| {
@@ -496,6 +514,15 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     let bytes = fairq_core::cost::CostKind::Bytes as u64;
     let fixed: Keys<'_> = &[("slots", SLOTS as u64), ("cost", bytes)];
     pair("idle layers+mqfq", fixed, &|_, _| {});
+    pair("reservations+mqfq", fixed, &|policy, flows| {
+        // Less than each has by its weight.
+        let reservation = Reservation::new(1000, 0).expect("legal");
+        let share = Share { reservation, ..Share::default() };
+        flows.iter().for_each(|&flow| policy.set_share(flow, &share).expect("it is there"));
+        (0..200).for_each(|tick| {
+            policy.tick(tick * 10_000_000, &mut PortSet::default());
+        });
+    });
     // What ports count for it.
     pair("costs by the device+mqfq", &[("slots", SLOTS as u64)], &|_, _| {});
     pair("a target+mqfq", fixed, &|policy, flows| {
@@ -695,6 +722,7 @@ fn main() {
     });
     added.push(measure_search(&mut criterion, "D that is set+mqfq", false));
     added.push(measure_search(&mut criterion, "search for D+mqfq", true));
+    added.push(measure_settings(&mut criterion));
     measure_layers(&mut criterion, &mut added);
     measure_many(&mut criterion);
     print("nanoseconds per request (submit + next + complete) and thread, medians", &rows, |row| {

@@ -78,14 +78,20 @@ impl CostModel {
     /// The same, and what it adds to a command that it is joined to: its bytes.
     #[inline]
     pub fn charge(&self, op: Op, length: u32) -> Cost {
-        let bytes = match op {
-            Op::Read => scaled(length.into(), self.read_percent),
-            Op::Write | Op::WriteZeroes => scaled(length.into(), self.write_percent),
-            Op::Flush => u64::from(self.flush_bytes.max(length)),
-            Op::Discard => u64::from(
-                length.checked_div(self.discard_part).unwrap_or(0).max(self.discard_bytes),
-            ),
+        let percent = match op {
+            Op::Read => self.read_percent,
+            Op::Write | Op::WriteZeroes => self.write_percent,
+            Op::Flush => return self.bounded(u64::from(self.flush_bytes.max(length))),
+            Op::Discard => {
+                let part = length.checked_div(self.discard_part).unwrap_or(0);
+                return self.bounded(u64::from(part.max(self.discard_bytes)));
+            }
         };
+        self.bounded(scaled(length.into(), percent))
+    }
+
+    #[inline]
+    fn bounded(&self, bytes: u64) -> Cost {
         let alone = bytes.clamp(u64::from(self.min_bytes.max(1)), Self::MAX_COST);
         Cost { alone, joined: bytes.min(Self::MAX_COST) }
     }
@@ -94,6 +100,10 @@ impl CostModel {
 /// A hundredth of `bytes`, `percent` times.
 #[inline]
 pub(crate) fn scaled(bytes: u64, percent: u32) -> u64 {
+    // Mostly it is this, and what a request costs is what all that follows waits for.
+    if percent == 100 {
+        return bytes;
+    }
     bytes.saturating_mul(percent.into()) / 100
 }
 

@@ -152,6 +152,41 @@ pub enum Next {
     Idle,
 }
 
+/// A [`Next`] in two registers. Calls give a [`Next`] in memory, and who takes it from there keeps
+/// it there: a layer gives its seldom answers so, for the sake of the frequent ones.
+#[derive(Clone, Copy)]
+pub(crate) struct Answer(u64, u64);
+
+impl From<Next> for Answer {
+    #[inline(always)]
+    fn from(next: Next) -> Self {
+        match next {
+            Next::Issue { tag, class } => Answer(class as u64, tag.0.into()),
+            Next::Join { tag } => Answer(4, tag.0.into()),
+            Next::WaitUntil(at_ns) => Answer(5, at_ns),
+            Next::Blocked => Answer(6, 0),
+            Next::Idle => Answer(7, 0),
+        }
+    }
+}
+
+impl From<Answer> for Next {
+    #[inline(always)]
+    fn from(Answer(kind, number): Answer) -> Self {
+        let issue = |class| Next::Issue { tag: Tag(number as u32), class };
+        match kind {
+            0 => issue(Class::Urgent),
+            1 => issue(Class::High),
+            2 => issue(Class::Medium),
+            3 => issue(Class::Low),
+            4 => Next::Join { tag: Tag(number as u32) },
+            5 => Next::WaitUntil(number),
+            6 => Next::Blocked,
+            _ => Next::Idle,
+        }
+    }
+}
+
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {

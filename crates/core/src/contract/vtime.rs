@@ -173,7 +173,7 @@ impl Normalizer {
     }
 
     /// The units that `cost` bytes take at `weight`; the remainder waits for the next call.
-    #[inline]
+    #[inline(always)]
     pub fn units(&mut self, cost: u64, weight: Weight) -> u64 {
         if weight.in_256ths() != self.weight {
             *self = Normalizer::at(weight);

@@ -317,14 +317,14 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        let Some(device) = &mut self.device else {
-            let cost = self.config.charge(request.op, request.length);
-            return self.inner.submit(now_ns, &Request { cost, ..*request }, wake);
+        let (kind, cost) = match &mut self.device {
+            None => (KINDS, self.config.charge(request.op, request.length)),
+            Some(device) => device.charge(request, &self.config.model),
         };
-        let (kind, cost) = device.charge(request, &self.config.model);
         let submitted = self.inner.submit(now_ns, &Request { cost, ..*request }, wake)?;
-        let is_staged = submitted == Submitted::Staged;
-        device.tally.submitted(request, kind, is_staged);
+        if let Some(device) = &mut self.device {
+            device.tally.submitted(request, kind, submitted == Submitted::Staged);
+        }
         Ok(submitted)
     }
 

@@ -321,7 +321,7 @@ impl<T: Default> PortFlows<T> {
 
     /// Counts a request of `flow`, whose tag was free; gives the flow's weight and its seat, if
     /// there is such a flow.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn admit<P: Platform>(
         &mut self,
         table: &FlowTable<P>,

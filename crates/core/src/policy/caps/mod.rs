@@ -55,8 +55,8 @@ use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Weight};
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request, SubmitError,
-    Submitted, Tag,
+    Answer, Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request,
+    SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
 use crate::contract::share::{Group, GroupId, GroupStats, Share};
@@ -189,6 +189,7 @@ fn stats_of<P: Platform>(account: &Account<P>, caps: Caps) -> Option<CapStats> {
 impl<L: Policy, P: Platform> Capped<L, P> {
     /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
     // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    #[cold]
     #[inline(never)]
     pub fn new(
         inner: L,
@@ -515,6 +516,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
 impl<Q: Port, P: Platform> CappedPort<Q, P> {
     /// Some flow has caps. Out of line, as what is next is, so that a verb of a server without caps
     /// is the policy's own.
+    #[cold]
     #[inline(never)]
     fn submit_capped(
         &mut self,
@@ -554,22 +556,24 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
     }
 
     /// Something waits here.
+    #[cold]
     #[inline(never)]
-    fn next_held(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+    fn next_held(&mut self, now_ns: u64, wake: &mut PortSet) -> Answer {
         // What follows a `Join` is the policy's.
         if !self.is_joining
             && let Some(next) = self.release(now_ns, wake)
         {
-            return next;
+            return next.into();
         }
         let next = self.inner.next(now_ns, wake);
         self.is_joining = matches!(next, Next::Join { .. });
         let due_ns = self.waiting.due_ns().unwrap_or(u64::MAX);
-        match next {
+        let next = match next {
             Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(due_ns)),
             Next::Blocked | Next::Idle if self.held > 0 => Next::WaitUntil(due_ns),
             next => next,
-        }
+        };
+        next.into()
     }
 }
 
@@ -591,7 +595,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        if self.held > 0 || self.shared.is_on() {
+        if self.shared.is_on() {
             return self.submit_capped(now_ns, request, wake);
         }
         self.inner.submit(now_ns, request, wake)
@@ -602,7 +606,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         if self.held == 0 {
             return self.inner.next(now_ns, wake);
         }
-        self.next_held(now_ns, wake)
+        self.next_held(now_ns, wake).into()
     }
 
     #[inline(always)]

@@ -34,8 +34,8 @@
 //!
 //! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at `AT_ONCE`.
 //!
-//! **Cost.** Without groups and reservations `submit` reads one shared word that does not change,
-//! and `next` and `complete` a number of the port's own.
+//! **Cost.** Each verb reads a shared word that hardly ever changes. Without groups and reservations
+//! that is all; with groups alone a port counts each request when it comes and when it ends.
 //!
 //! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
 //! Acquire. All else are counts.
@@ -93,8 +93,8 @@ pub struct Grouped<L, P: Platform = Native> {
 struct Shared<P: Platform> {
     /// Requests on the device that went before all others, of all ports.
     ahead: P::U64,
-    /// 1 once there has been a group or a reservation.
-    is_on: P::U64,
+    /// What ports do, a [`Level`]; it only rises.
+    level: P::U64,
     /// The policy schedules by the device's classes.
     has_classes: bool,
     /// How often a flow has got or lost a reservation.
@@ -105,6 +105,17 @@ struct Shared<P: Platform> {
     ports: Box<[CachePadded<Words<P>>]>,
     /// Of each port and flow: how many requests were submitted, and how many are no more.
     activity: Box<[Box<[P::U64]>]>,
+}
+
+/// What ports do for this layer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    /// Nothing: there never was a group or a reservation.
+    Off,
+    /// They count what each flow asks for, since there has been a group.
+    Shares,
+    /// And what the policy holds and the device does, since there has been a reservation.
+    Reservations,
 }
 
 /// What is shared of a flow with a reservation.
@@ -163,7 +174,7 @@ impl<P: Platform> Shared<P> {
             || Words { done: core::array::from_fn(|_| P::U64::new(0)), held: P::U64::new(0) };
         Shared {
             ahead: P::U64::new(0),
-            is_on: P::U64::new(0),
+            level: P::U64::new(Level::Off as u64),
             has_classes,
             epoch: P::U64::new(0),
             flows: words(flows),
@@ -174,8 +185,16 @@ impl<P: Platform> Shared<P> {
     }
 
     #[inline]
+    fn level(&self) -> Level {
+        match self.level.load(Ordering::Relaxed) {
+            0 => Level::Off,
+            1 => Level::Shares,
+            _ => Level::Reservations,
+        }
+    }
+
     fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed) != 0
+        self.level() != Level::Off
     }
 
     /// The device is at work on requests that went before all others.
@@ -499,8 +518,12 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         })
     }
 
-    fn turn_on(&self) {
-        self.shared.is_on.store(1, Ordering::Relaxed);
+    /// There is a group, or a flow in one, with this reservation. Called under the lock.
+    fn turn_on(&self, reservation: Reservation) {
+        let level = if reservation.is_none() { Level::Shares } else { Level::Reservations };
+        if level > self.shared.level() {
+            self.shared.level.store(level as u64, Ordering::Relaxed);
+        }
     }
 
     /// Computes what a flow has at its place.
@@ -652,8 +675,9 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
                 Some(group) => control.tree.set(id, group)?,
                 None => control.tree.remove(id)?,
             }
-            control.note(before, control.tree.reservation(id));
-            self.turn_on();
+            let after = control.tree.reservation(id);
+            control.note(before, after);
+            self.turn_on(after);
             Ok(())
         })
     }
@@ -673,7 +697,7 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
             }
             let before = control.member(flow)?.share.reservation;
             if *share != Share::default() {
-                self.turn_on();
+                self.turn_on(share.reservation);
             }
             control.note(before, share.reservation);
             if self.change(control, flow, |member| member.share = *share)? {

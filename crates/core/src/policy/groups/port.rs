@@ -4,12 +4,13 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::Shared;
+use super::{Level, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::layer;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
+    Answer, Class, FlowStats, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted,
+    Tag,
 };
 use crate::contract::port_set::PortSet;
 use crate::contract::vtime::VTime;
@@ -45,7 +46,7 @@ pub struct GroupedPort<Q, P: Platform> {
     ahead: u32,
     most_ahead: u32,
     lanes: Lanes,
-    /// The policy's last answer was a part of a command.
+    /// The policy's last answer was a part of a command, or may have been one.
     is_joining: bool,
     /// The reservations that this port knows of, and how many slots it has not looked at since.
     epoch: u64,
@@ -215,7 +216,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             ahead: 0,
             most_ahead: (tags / PART).max(1) as u32,
             lanes: Lanes::new(tags, flows),
-            is_joining: false,
+            is_joining: true,
             epoch: 0,
             unseen: 0,
             shared,
@@ -248,6 +249,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     }
 
     /// One request more or less of the flow in this slot.
+    #[inline]
     fn count(&self, slot: usize, more: bool) {
         let words = self.shared.activity.get(self.index);
         let Some(word) = words.and_then(|words| words.get(slot)) else { return };
@@ -259,8 +261,26 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         word.store(word_now, Ordering::Relaxed);
     }
 
+    /// A request has been taken, and is counted: no flow has a reservation.
+    #[inline]
+    fn came(&mut self, request: &Request) {
+        self.put(request.tag, Entry::new(request.flow, request.length, 0));
+        self.counted = self.counted.saturating_add(1);
+        self.count(request.flow.slot(), true);
+    }
+
+    /// It is no more.
+    #[inline]
+    fn went(&mut self, tag: Tag) {
+        let entry = self.entry(tag);
+        if entry != Entry::default() {
+            self.put(tag, Entry::default());
+            self.counted = self.counted.saturating_sub(1);
+            self.count(entry.slot(), false);
+        }
+    }
+
     /// A request has been taken, and is counted.
-    #[inline(never)]
     fn taken(&mut self, now_ns: u64, request: &Request, submitted: &mut Submitted) {
         let flow = request.flow;
         let kinds = self.shared.kinds(flow);
@@ -414,8 +434,31 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
 impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     /// There are groups or reservations. Out of line, as what is next is, so that a verb of a
     /// server without them is the policy's own.
+    #[cold]
     #[inline(never)]
-    fn next_counted(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+    fn submit_counted(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        if self.shared.level() == Level::Shares {
+            let submitted = self.inner.submit(now_ns, request, wake)?;
+            self.came(request);
+            return Ok(submitted);
+        }
+        if self.ahead > 0 && self.entry(request.tag).is(Entry::AHEAD) {
+            return Err(SubmitError::BadTag);
+        }
+        let mut submitted = self.inner.submit(now_ns, request, wake)?;
+        self.taken(now_ns, request, &mut submitted);
+        Ok(submitted)
+    }
+
+    /// There are reservations.
+    #[cold]
+    #[inline(never)]
+    fn next_reserved(&mut self, now_ns: u64, wake: &mut PortSet) -> Answer {
         let epoch = self.shared.epoch();
         if self.epoch != epoch || self.unseen > 0 {
             self.look_around(now_ns, epoch);
@@ -425,28 +468,34 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             && self.lanes.open > 0
             && let Some(next) = self.first(now_ns, wake)
         {
-            return next;
+            return next.into();
         }
         let next = self.inner.next(now_ns, wake);
         self.is_joining = matches!(next, Next::Join { .. });
         if let Next::Issue { tag, .. } | Next::Join { tag } = next {
             self.left(now_ns, tag);
-            return next;
+            return next.into();
         }
         if self.ahead >= self.most_ahead {
             // A completion is next.
-            return next;
+            return next.into();
         }
-        match (next, self.lanes.first()) {
+        let next = match (next, self.lanes.first()) {
             (Next::WaitUntil(at_ns), Some((_, lane))) => Next::WaitUntil(at_ns.min(lane.at_ns)),
             (Next::Blocked, Some((_, lane))) => Next::WaitUntil(lane.at_ns),
             _ => next,
-        }
+        };
+        next.into()
     }
 
     /// Counts a request as done; whether it had gone ahead, so that the policy does not know it.
+    #[cold]
     #[inline(never)]
     fn completed_ahead(&mut self, tag: Tag) -> bool {
+        if self.shared.level() == Level::Shares {
+            self.went(tag);
+            return false;
+        }
         let is_ahead = self.entry(tag).is(Entry::AHEAD);
         if is_ahead {
             self.ahead = self.ahead.saturating_sub(1);
@@ -475,22 +524,18 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        if self.ahead > 0 && self.entry(request.tag).is(Entry::AHEAD) {
-            return Err(SubmitError::BadTag);
-        }
-        let mut submitted = self.inner.submit(now_ns, request, wake)?;
         if self.shared.is_on() {
-            self.taken(now_ns, request, &mut submitted);
+            return self.submit_counted(now_ns, request, wake);
         }
-        Ok(submitted)
+        self.inner.submit(now_ns, request, wake)
     }
 
     #[inline(always)]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
-        if self.counted == 0 && !self.shared.is_on() {
-            return self.inner.next(now_ns, wake);
+        if self.shared.level() == Level::Reservations {
+            return self.next_reserved(now_ns, wake).into();
         }
-        self.next_counted(now_ns, wake)
+        self.inner.next(now_ns, wake)
     }
 
     #[inline(always)]
