@@ -33,11 +33,64 @@ pub struct Run {
     /// D, the most requests on the device, in the end; null if there is none, or it was not found.
     #[serde(default)]
     pub slots: Option<u64>,
+    /// How busy the parts of a simulated SSD were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
     /// One for each tenant, in the order in which they were given.
     pub flows: Vec<Flow>,
     /// How it went over time, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
+}
+
+/// How busy the parts of a simulated SSD were, from 0 to 1; means where there are several.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Device {
+    /// The controller.
+    pub controller: f64,
+    /// Dies that read, program, move data to make room, and erase.
+    pub reads: f64,
+    /// Dies that program.
+    pub programs: f64,
+    /// Dies that move data to make room.
+    pub moves: f64,
+    /// Dies that erase.
+    pub erases: f64,
+    /// The channels.
+    pub channels: f64,
+    /// The link to the host; for SATA both ways.
+    pub link_out: f64,
+    /// The link to the device.
+    pub link_in: f64,
+    /// How full the write buffer was.
+    pub buffer: f64,
+    /// How many times what was written has been written in all, where the device maps pages.
+    pub amplification: Option<f64>,
+}
+
+impl Device {
+    /// On a line.
+    pub fn text(&self) -> String {
+        let parts = [
+            ("controller", self.controller),
+            ("reads", self.reads),
+            ("programs", self.programs),
+            ("moves", self.moves),
+            ("erases", self.erases),
+            ("channels", self.channels),
+            ("link out", self.link_out),
+            ("in", self.link_in),
+        ];
+        let mut text = "device: ".to_owned();
+        for (name, part) in parts.into_iter().filter(|(_, part)| *part >= 0.0005) {
+            text += &format!("{name} {}, ", show_percent(part));
+        }
+        text += &format!("buffer {} full", show_percent(self.buffer));
+        if let Some(times) = self.amplification {
+            text += &format!(", written {times:.2} times");
+        }
+        text
+    }
 }
 
 /// What one tenant got.
@@ -156,6 +209,7 @@ impl Run {
             jain_weighted: jain(flows.iter().map(|flow| flow.share / flow.entitled)),
             cpu_ns_per_io: if operations == 0 { 0.0 } else { cpu_ns / operations as f64 },
             slots: None,
+            device: None,
             flows,
             series,
         }
@@ -202,8 +256,9 @@ impl Run {
             String::new()
         };
         let slots = self.slots.map(|slots| format!("  D {slots}")).unwrap_or_default();
+        let device = self.device.as_ref().map(|device| device.text() + "\n").unwrap_or_default();
         format!(
-            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}{cpu}{slots}\n{}\n{}",
+            "{:<name_width$}  {}IOPS  {}  weighted Jain {:.4}{cpu}{slots}\n{}\n{device}{}",
             self.policy,
             with_space(&show_count(self.iops)),
             show_bandwidth(self.bytes_per_s),

@@ -26,5 +26,5 @@ pub use derivation::derive;
 pub use disk::{Disk, DiskProfile};
 pub use gate::Gate;
 pub use profile::{Profile, ProfileError, State};
-pub use ssd::{Completed, Setup, Ssd};
+pub use ssd::{Busy, Completed, Parts, Setup, Ssd, Usage};
 pub use window::Window;

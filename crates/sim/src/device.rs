@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 
 use fairq_core::{Class, ClassWeights, Op, Outcome};
 use fairq_device::{
-    Arbiter, Arbitration, Burst, Completed, Disk, Mechanism, QueueIndex, Setup, Ssd, Window,
+    Arbiter, Arbitration, Burst, Completed, Disk, Mechanism, Parts, QueueIndex, Setup, Ssd, Usage,
+    Window,
 };
 
 use crate::random::Random;
@@ -56,6 +57,13 @@ impl Drive {
         match self {
             Drive::Ssd(ssd) => ssd.start(now_ns, id, op, offset, length),
             Drive::Disk(disk) => disk.start(now_ns, id, op, offset, length),
+        }
+    }
+
+    fn ssd(&self) -> Option<&Ssd> {
+        match self {
+            Drive::Ssd(ssd) => Some(ssd),
+            Drive::Disk(_) => None,
         }
     }
 
@@ -114,6 +122,11 @@ impl Device {
             faults: scenario.faults.clone(),
             random,
         }
+    }
+
+    /// How busy an SSD's parts have been, and how many there are; `None` for a disk.
+    pub(crate) fn usage(&self) -> Option<(Usage, Parts)> {
+        self.drive.ssd().map(|ssd| (ssd.usage(), ssd.parts()))
     }
 
     /// Sets the weights of the classes.

@@ -1,6 +1,7 @@
 //! The meter: what each tenant got.
 
 use fairq_core::{Class, ClassWeights, Op, Stats};
+use fairq_device::{Busy, Parts, Usage};
 use hdrhistogram::Histogram;
 
 use crate::cpu::{Answer, CpuUse};
@@ -15,6 +16,8 @@ pub struct Run {
     pub class_weights: Vec<(u64, ClassWeights)>,
     /// What each hardware thread did; empty without a host.
     pub cpus: Vec<CpuUse>,
+    /// How busy the parts of an SSD were while it was measured.
+    pub device: Option<Busy>,
     /// How long was measured.
     pub measured_ns: u64,
     /// How many requests completed, measured or not.
@@ -76,6 +79,8 @@ pub(crate) struct Meter {
     tenants: Vec<Got>,
     class_weights: Vec<(u64, ClassWeights)>,
     cpus: Vec<CpuUse>,
+    /// How busy the device had been when measuring began, and when it ended.
+    usage: [Option<(Usage, Parts)>; 2],
     requests: u64,
     digest: Digest,
 }
@@ -116,9 +121,26 @@ impl Meter {
                 .host
                 .as_ref()
                 .map_or_else(Vec::new, |_| vec![CpuUse::default(); scenario.ports]),
+            usage: [None; 2],
             requests: 0,
             digest: Digest::new(),
         }
+    }
+
+    /// Whether [`used`](Self::used) is to be told at this time.
+    #[inline]
+    pub(crate) fn is_to_know(&self, now_ns: u64) -> bool {
+        match self.usage {
+            [None, _] => now_ns >= self.from_ns,
+            [Some(_), None] => now_ns >= self.until_ns,
+            _ => false,
+        }
+    }
+
+    /// How busy the device has been, when measuring begins and when it has ended.
+    pub(crate) fn used(&mut self, usage: Option<(Usage, Parts)>) {
+        let unknown = self.usage.iter_mut().find(|usage| usage.is_none());
+        unknown.into_iter().for_each(|place| *place = usage);
     }
 
     pub(crate) fn weigh(&mut self, now_ns: u64, weights: ClassWeights) {
@@ -187,7 +209,14 @@ impl Meter {
     }
 
     pub(crate) fn finish(self, stats: Stats, violation: Option<Violation>) -> Run {
+        let device = match self.usage {
+            [Some((before, _)), Some((after, parts))] => {
+                Some(after.since(&before, self.until_ns - self.from_ns, parts))
+            }
+            _ => None,
+        };
         Run {
+            device,
             tenants: self.tenants,
             class_weights: self.class_weights,
             cpus: self.cpus,

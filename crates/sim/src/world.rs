@@ -626,6 +626,9 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn complete(&mut self, id: u32, outcome: Outcome) {
         let (index, first) = (id as usize / self.tags, id % self.tags as u32);
+        if self.meter.is_to_know(self.now_ns) {
+            self.meter.used(self.device.usage());
+        }
         self.clock.in_hand -= 1;
         let mut part = Some(first);
         while let Some(tag) = part {
@@ -710,6 +713,9 @@ impl<'a, P: Policy> World<'a, P> {
             {
                 self.violation = Some(Violation { check: check.name(), at_ns, what });
             }
+        }
+        if self.meter.is_to_know(at_ns) {
+            self.meter.used(self.device.usage());
         }
         self.meter.finish(self.policy.stats(), self.violation)
     }

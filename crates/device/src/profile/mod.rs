@@ -188,6 +188,20 @@ pub struct Garbage {
     pub erase_us: Micros,
     /// How many programs fill what one erase frees.
     pub programs_per_erase: Count<1, 100_000>,
+    /// How it is known what has to be moved.
+    #[serde(default)]
+    pub mapping: Mapping,
+}
+
+/// How it is known what has to be moved before a block can be erased.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mapping {
+    /// What uniform random writes move on average.
+    #[default]
+    Average,
+    /// From a map of the pages and greedy collection.
+    Pages,
 }
 
 /// Cells written faster, until they are full.

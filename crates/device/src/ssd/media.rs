@@ -49,6 +49,8 @@ pub(super) struct Media {
     suspend_ns: Option<u64>,
     held: bool,
     seed: u64,
+    /// For how long dies have read, programmed, moved and erased.
+    busy_ns: [u64; 4],
 }
 
 /// How far a page has come when the die has done its part.
@@ -83,11 +85,26 @@ impl Media {
             suspend_ns: media.suspend_us.map(|suspend| suspend.ns()),
             held: media.held_through_transfer,
             seed,
+            busy_ns: [0; 4],
         }
     }
 
     pub(super) fn dies(&self) -> u32 {
         self.dies.len() as u32
+    }
+
+    pub(super) fn channels(&self) -> u32 {
+        self.channels.len() as u32
+    }
+
+    /// For how long dies have read, programmed, moved and erased, all together.
+    pub(super) fn busy_ns(&self) -> [u64; 4] {
+        self.busy_ns
+    }
+
+    /// For how long channels have moved data, all together.
+    pub(super) fn channels_ns(&self) -> u64 {
+        self.channels.iter().map(Server::busy_ns).sum()
     }
 
     pub(super) fn page_shift(&self) -> u32 {
@@ -114,6 +131,7 @@ impl Media {
             begins = die.interrupt(now_ns, begins, takes_ns, self.suspend_ns);
         }
         let at_ns = begins + takes_ns;
+        self.busy_ns[0] += takes_ns;
         (die.free_ns, die.page) = (at_ns, page);
         let channel = die.channel;
         if !self.held {
@@ -139,6 +157,12 @@ impl Media {
             Work::Program { bytes, .. } => self.transfer(now_ns, channel, u64::from(bytes)),
             Work::Move | Work::Erase => now_ns,
         };
+        let kind = match work {
+            Work::Program { .. } => 1,
+            Work::Move => 2,
+            Work::Erase => 3,
+        };
+        self.busy_ns[kind] += takes_ns;
         let die = &mut self.dies[index as usize];
         debug_assert!(die.work.is_none(), "one piece of work at a time");
         die.page = NO_PAGE;

@@ -48,9 +48,13 @@ use server::{Server, Speed};
 use space::Space;
 
 mod agenda;
+mod ftl;
 mod media;
 mod server;
 mod space;
+mod usage;
+
+pub use usage::{Busy, Parts, Usage};
 
 /// What a model needs to know beside the profile.
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +142,9 @@ struct Buffer {
     taken: u64,
     /// What it holds: came and is not on the media.
     held: u64,
+    /// Bytes held, times how long, up to some time.
+    held_byte_ns: u128,
+    counted_ns: u64,
     /// Of what came and was not taken, what will cost moves.
     random: u64,
     /// What can still be written faster.
@@ -174,7 +181,7 @@ impl Ssd {
             controller: Server::default(),
             links: [Server::default(); 2],
             to_device: usize::from(profile.host.interface == Interface::Nvme),
-            space: Space::new(profile, setup.capacity, setup.state),
+            space: Space::new(profile, setup.capacity, setup.state, setup.seed),
             buffer: Buffer::new(profile, setup, dies, commands),
             media,
             commands: vec![idle; commands].into(),
@@ -232,6 +239,24 @@ impl Ssd {
         }
     }
 
+    /// How busy its parts have been since the start.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            controller_ns: self.controller.busy_ns(),
+            dies_ns: self.media.busy_ns(),
+            channels_ns: self.media.channels_ns(),
+            links_ns: self.links.each_ref().map(Server::busy_ns),
+            held_byte_ns: self.buffer.held_byte_ns,
+            units: self.space.units(),
+        }
+    }
+
+    /// How many of these parts there are.
+    pub fn parts(&self) -> Parts {
+        let (dies, channels) = (self.media.dies(), self.media.channels());
+        Parts { dies, channels, buffer: self.buffer.size }
+    }
+
     /// How many commands are started and not popped.
     #[inline]
     pub fn outstanding(&self) -> u32 {
@@ -281,7 +306,7 @@ impl Ssd {
             }
             Op::Flush => self.complete(now_ns + self.times.write_fixed_ns, slot),
             Op::Discard | Op::WriteZeroes => {
-                self.space.discard(end - offset);
+                self.space.discard(offset, end);
                 self.complete(now_ns + self.times.write_fixed_ns, slot);
             }
         }
@@ -341,6 +366,7 @@ impl Ssd {
 
     /// Writes that wait come into the buffer while there is room.
     fn let_in(&mut self, now_ns: u64) {
+        self.buffer.count(now_ns);
         while self.buffer.held < self.buffer.size {
             let Some(slot) = self.buffer.waiting.pop_front() else { break };
             let Command { offset, end, .. } = self.commands[slot as usize];
@@ -369,6 +395,7 @@ impl Ssd {
             Ok(work) => {
                 self.find_work(now_ns, die);
                 if let Work::Program { bytes, .. } = work {
+                    self.buffer.count(now_ns);
                     self.buffer.held -= u64::from(bytes);
                     self.end_flushes(now_ns);
                     self.let_in(now_ns);
@@ -471,6 +498,8 @@ impl Buffer {
             came: 0,
             taken: 0,
             held: 0,
+            held_byte_ns: 0,
+            counted_ns: 0,
             random: 0,
             slc: slc.map_or(0, |slc| u64::from(slc.size_gb.get()) * 1_000_000_000),
             waiting: VecDeque::with_capacity(commands),
@@ -478,6 +507,12 @@ impl Buffer {
             idle: (0..dies as u32).collect(),
             debts: (0..dies as u64).map(debt).collect(),
         }
+    }
+
+    /// Counts what it holds up to now.
+    fn count(&mut self, now_ns: u64) {
+        self.held_byte_ns += u128::from(self.held) * u128::from(now_ns - self.counted_ns);
+        self.counted_ns = now_ns;
     }
 
     /// Whether a die may take something: enough for a program, or what a flush waits for.

@@ -4,6 +4,7 @@
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Server {
     free_ns: u64,
+    busy_ns: u64,
 }
 
 impl Server {
@@ -11,7 +12,13 @@ impl Server {
     #[inline]
     pub(super) fn serve(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
         self.free_ns = self.free_ns.max(now_ns) + takes_ns;
+        self.busy_ns += takes_ns;
         self.free_ns
+    }
+
+    /// For how long it has served, or will have when it is done.
+    pub(super) fn busy_ns(&self) -> u64 {
+        self.busy_ns
     }
 }
 

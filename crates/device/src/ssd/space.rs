@@ -14,8 +14,11 @@
 //! if it is near the end of one of the last [`STREAMS`] streams of writes.
 //!
 //! **Discarded** space is free again, as far as there can be free space.
+//!
+//! **With a map of pages** (`mapping = "pages"`) all of that is not assumed, but found: see `ftl`.
 
-use crate::profile::{Profile, State};
+use super::ftl::Ftl;
+use crate::profile::{Garbage, Mapping, Profile, State};
 
 /// How many streams of writes are told apart.
 const STREAMS: usize = 16;
@@ -32,10 +35,11 @@ pub(super) struct Space {
     /// Where streams have come to.
     ends: [u64; STREAMS],
     oldest: usize,
+    ftl: Option<Box<Ftl>>,
 }
 
 impl Space {
-    pub(super) fn new(profile: &Profile, capacity: u64, state: State) -> Self {
+    pub(super) fn new(profile: &Profile, capacity: u64, state: State, seed: u64) -> Self {
         let (moves, most) = match &profile.garbage {
             Some(garbage) => {
                 let spare = garbage.over_provisioning.get();
@@ -44,12 +48,23 @@ impl Space {
             None => (0.0, u64::MAX),
         };
         let free = if state == State::Steady && profile.garbage.is_some() { 0 } else { most };
-        Space { free, most, moves, ends: [u64::MAX; STREAMS], oldest: 0 }
+        let maps = |garbage: &&Garbage| garbage.mapping == Mapping::Pages;
+        let ftl = profile.garbage.as_ref().filter(maps).map(|garbage| {
+            let spare = garbage.over_provisioning.get();
+            let programs = u64::from(garbage.programs_per_erase.get());
+            let block = programs * u64::from(profile.media.program_kib.get()) << 10;
+            Box::new(Ftl::new(capacity, spare, block, state, seed))
+        });
+        Space { free, most, moves, ends: [u64::MAX; STREAMS], oldest: 0, ftl }
     }
 
     /// Notes a write; gives how many of its bytes will cost moves: all or none.
     #[inline]
     pub(super) fn note(&mut self, offset: u64, length: u32) -> u64 {
+        if let Some(ftl) = &mut self.ftl {
+            ftl.note(offset, length);
+            return length.into();
+        }
         if self.free > 0 {
             return 0;
         }
@@ -69,6 +84,9 @@ impl Space {
 
     /// Takes space for a program; whether there was free space.
     pub(super) fn take(&mut self, bytes: u64) -> bool {
+        if let Some(ftl) = &self.ftl {
+            return !ftl.is_collecting();
+        }
         let was_free = self.free > 0;
         if self.most != u64::MAX {
             self.free = self.free.saturating_sub(bytes);
@@ -76,18 +94,26 @@ impl Space {
         was_free
     }
 
-    pub(super) fn discard(&mut self, bytes: u64) {
-        self.free = self.free.saturating_add(bytes).min(self.most);
+    pub(super) fn discard(&mut self, offset: u64, end: u64) {
+        match &mut self.ftl {
+            Some(ftl) => ftl.discard(offset, end),
+            None => self.free = self.free.saturating_add(end - offset).min(self.most),
+        }
     }
 
     /// Moves per program of random data, once there is no free space.
     pub(super) fn moves(&self) -> f64 {
-        self.moves
+        self.ftl.as_ref().map_or(self.moves, |ftl| ftl.moves())
+    }
+
+    /// Units written and units moved; zeroes without a map.
+    pub(super) fn units(&self) -> [u64; 2] {
+        self.ftl.as_ref().map_or([0; 2], |ftl| ftl.count())
     }
 }
 
 /// u / (1 - u) of the [module's text](self).
-fn moves(spare: f64) -> f64 {
+pub(super) fn moves(spare: f64) -> f64 {
     let full = 1.0 / (1.0 + spare);
     // (u - 1) / ln u grows from 0 to 1 with u.
     let (mut low, mut high) = (0.0, 1.0);

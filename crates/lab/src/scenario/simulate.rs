@@ -1,6 +1,6 @@
 //! One run: a scenario under a policy, and what came out, in the words of `fairq bench`.
 
-use fairq_bench::report::{Got, Run};
+use fairq_bench::report::{Device, Got, Run};
 use fairq_config::engine::{Shape, WithPolicy, with_policy};
 use fairq_config::policy::PolicyConfig;
 use fairq_core::{Native, Policy};
@@ -105,6 +105,18 @@ impl Outcome {
         let cpu_ns: u64 = run.cpus.iter().map(|cpu| cpu.busy_ns).sum();
         let slots = run.stats.known_slots();
         let seconds = run.measured_ns as f64 / 1e9;
-        Run { slots, ..Run::new(&self.policy, seconds, cpu_ns as f64, &got, None) }
+        let device = run.device.map(|busy| Device {
+            controller: busy.controller,
+            reads: busy.dies[0],
+            programs: busy.dies[1],
+            moves: busy.dies[2],
+            erases: busy.dies[3],
+            channels: busy.channels,
+            link_out: busy.links[0],
+            link_in: busy.links[1],
+            buffer: busy.buffer,
+            amplification: busy.amplification,
+        });
+        Run { slots, device, ..Run::new(&self.policy, seconds, cpu_ns as f64, &got, None) }
     }
 }

@@ -15,7 +15,7 @@ use fairq_config::refusal::Refusal;
 use fairq_config::settings::{line_and_column, misread};
 use fairq_config::units::{Bandwidth, Count, Nanos, Size};
 use fairq_config::weight;
-use fairq_device::profile::State as Written;
+use fairq_device::profile::{Mapping, State as Written};
 use fairq_sim::proxy;
 use fairq_sim::scenario::{Access, Arrivals, Burst, Faults, Job as Load, Replay, Scenario, Tenant};
 use fairq_sim::trace::{Format, Trace};
@@ -34,6 +34,7 @@ const CORES: u32 = 64;
 struct ScenarioTable {
     device: String,
     state: Option<State>,
+    mapping: Option<Mapping>,
     cores: Option<u32>,
     cores_per_queue: Option<u32>,
     duration: Nanos,
@@ -118,7 +119,16 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
     let table: ScenarioTable =
         toml::from_str(text).map_err(|error| misread(text, shown, &error))?;
     let refuse = |what: String| Refusal::new(format!("{shown}: {what}"));
-    let profile = load_profile(&table.device)?;
+    let mut profile = load_profile(&table.device)?;
+    if let Some(mapping) = table.mapping {
+        let Some(garbage) = &mut profile.garbage else {
+            return Err(refuse(format!(
+                "mapping: {} writes in place, so nothing is mapped: leave mapping out",
+                profile.name
+            )));
+        };
+        garbage.mapping = mapping;
+    }
     let cores = table.cores.unwrap_or(8);
     if !(1..=CORES).contains(&cores) {
         return Err(refuse(format!("cores {cores} is not in 1..{CORES}")));

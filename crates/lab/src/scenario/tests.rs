@@ -18,6 +18,36 @@ fn points(text: &str) -> Vec<Point> {
     Document::new(text.into(), "my.toml".into(), PathBuf::new()).points().unwrap()
 }
 
+/// What rewriting moves is in the report where it is mapped; where media is written in place there
+/// is nothing to map.
+#[test]
+fn the_device_tells_what_its_parts_did() {
+    let text = |device: &str, mapping: &str| {
+        format!(
+            "device = \"{device}\"\nstate = \"steady\"\nmapping = \"{mapping}\"\ncores = 1\n\
+             duration = \"100ms\"\n[[tenant]]\nname = \"w\"\nbs = \"4k\"\ndepth = 64\nrw = \"randwrite\"\n"
+        )
+    };
+    let none = &policies("none")[0];
+    let device = |mapping| {
+        let scenario = points(&text("p3700", mapping))[0].seeded(None).unwrap();
+        let run = simulate::under(&scenario, none).unwrap().told(&scenario, None, false);
+        run.device.expect("an SSD tells")
+    };
+    let (average, mapped) = (device("average"), device("pages"));
+    assert_eq!(average.amplification, None);
+    let times = mapped.amplification.expect("it is mapped");
+    assert!((3.0..6.0).contains(&times), "{times}");
+    for device in [average, mapped] {
+        let busy = device.reads + device.programs + device.moves + device.erases;
+        assert!((0.9..1.05).contains(&busy), "dies are the limit: {device:?}");
+        assert!(device.buffer > 0.9 && device.link_out == 0.0, "{device:?}");
+    }
+    let document = Document::new(text("p4800x", "pages"), "my.toml".into(), PathBuf::new());
+    let refused = document.points().err().expect("nothing is mapped").to_string();
+    assert!(refused.contains("p4800x writes in place"), "{refused}");
+}
+
 #[test]
 fn the_example_has_every_key_and_runs() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,70 @@
+//! How busy the parts of a device have been.
+
+/// What has been counted since the start; times are nanoseconds of one part, added up.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+pub struct Usage {
+    /// Of the controller.
+    pub controller_ns: u64,
+    /// Of all dies: reads, programs, moves, erases.
+    pub dies_ns: [u64; 4],
+    /// Of all channels.
+    pub channels_ns: u64,
+    /// Of the link to the host, and of the one to the device; SATA has the first for both.
+    pub links_ns: [u64; 2],
+    /// Bytes in the buffer, times how long they were there.
+    pub held_byte_ns: u128,
+    /// 4 KiB units that were written, and those that were moved to make room, where pages are
+    /// mapped (`mapping = "pages"`).
+    pub units: [u64; 2],
+}
+
+/// The part of a while that each part of a device was busy, from 0 to 1: a mean where there are
+/// several.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Busy {
+    /// The controller.
+    pub controller: f64,
+    /// The dies: reads, programs, moves, erases.
+    pub dies: [f64; 4],
+    /// The channels.
+    pub channels: f64,
+    /// The link to the host, and the one to the device.
+    pub links: [f64; 2],
+    /// How full the buffer was.
+    pub buffer: f64,
+    /// How many times what was written has been written in all; `None` where that is not counted,
+    /// or nothing was written.
+    pub amplification: Option<f64>,
+}
+
+/// How many there are of what [`Usage`] adds up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parts {
+    /// Dies.
+    pub dies: u32,
+    /// Channels.
+    pub channels: u32,
+    /// The buffer's size, in bytes.
+    pub buffer: u64,
+}
+
+impl Usage {
+    /// What was busy since `before`, which was so long ago.
+    pub fn since(&self, before: &Usage, elapsed_ns: u64, parts: Parts) -> Busy {
+        let elapsed_ns = elapsed_ns.max(1) as f64;
+        let part = |now: u64, before: u64, count: u32| {
+            (now - before) as f64 / (elapsed_ns * f64::from(count.max(1)))
+        };
+        let [written, moved] = [0, 1].map(|at| self.units[at] - before.units[at]);
+        let held = (self.held_byte_ns - before.held_byte_ns) as f64;
+        Busy {
+            controller: part(self.controller_ns, before.controller_ns, 1),
+            dies: [0, 1, 2, 3]
+                .map(|kind| part(self.dies_ns[kind], before.dies_ns[kind], parts.dies)),
+            channels: part(self.channels_ns, before.channels_ns, parts.channels),
+            links: [0, 1].map(|link| part(self.links_ns[link], before.links_ns[link], 1)),
+            buffer: held / (elapsed_ns * parts.buffer.max(1) as f64),
+            amplification: (written > 0).then(|| 1.0 + moved as f64 / written as f64),
+        }
+    }
+}
