@@ -52,7 +52,7 @@ impl Space {
         let ftl = profile.garbage.as_ref().filter(maps).map(|garbage| {
             let spare = garbage.over_provisioning.get();
             let programs = u64::from(garbage.programs_per_erase.get());
-            let block = programs * u64::from(profile.media.program_kib.get()) << 10;
+            let block = (programs * u64::from(profile.media.program_kib.get())) << 10;
             Box::new(Ftl::new(capacity, spare, block, state, seed))
         });
         Space { free, most, moves, ends: [u64::MAX; STREAMS], oldest: 0, ftl }
