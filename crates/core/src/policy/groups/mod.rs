@@ -34,8 +34,9 @@
 //!
 //! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at `AT_ONCE`.
 //!
-//! **Cost.** Each verb reads a shared word that hardly ever changes. Without groups and reservations
-//! that is all; with groups alone a port counts each request when it comes and when it ends.
+//! **Cost.** `submit` and `next` read a shared word that hardly ever changes, and `complete` a
+//! number of the port's own. Without groups and reservations that is all; with groups alone a port
+//! counts each request when it comes and when it ends.
 //!
 //! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
 //! Acquire. All else are counts.
