@@ -94,6 +94,35 @@ static inline bool test_and_clear_bit(u32 bit, unsigned long *words)
 	return was;
 }
 
+#define smp_mb__after_atomic() step()
+typedef struct { int value; } atomic_t;
+#define atomic_inc(atomic) (step(), (void)(atomic)->value++)
+#define atomic_dec(atomic) (step(), (void)(atomic)->value--)
+#define atomic_read(atomic) READ_ONCE((atomic)->value)
+
+/* Lists without a lock. */
+struct llist_node { struct llist_node *next; };
+struct llist_head { struct llist_node *first; };
+#define llist_empty(list) (READ_ONCE((list)->first) == NULL)
+#define llist_add(node, list) (step(), (node)->next = (list)->first, (void)((list)->first = (node)))
+#define llist_del_all(list) xchg(&(list)->first, NULL)
+static inline struct llist_node *llist_reverse_order(struct llist_node *node)
+{
+	struct llist_node *reversed = NULL, *next;
+
+	for (; node; node = next) {
+		next = node->next;
+		node->next = reversed;
+		reversed = node;
+	}
+	return reversed;
+}
+#define llist_entry(node, type, member) ((node) ? container_of(node, type, member) : NULL)
+#define llist_for_each_entry_safe(at, after, node, member)				\
+	for (at = llist_entry(node, __typeof__(*at), member);				\
+	     at && (after = llist_entry(at->member.next, __typeof__(*at), member), true);	\
+	     at = after)
+
 #define WARN_ON_ONCE(condition) ({ bool bad_ = !!(condition); if (bad_) fail("warned: %s", #condition); bad_; })
 #define pr_warn_once(...) fail(__VA_ARGS__)
 #define pr_emerg(...) fail(__VA_ARGS__)

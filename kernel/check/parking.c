@@ -346,7 +346,9 @@ u64 fairq_flow_of_current(struct fairq_queue *of)
 void fairq_count(struct fairq_slot *slot, u64 served_ns)
 {
 	(void)served_ns;
-	if (slot->rq->where != ENDED || slot->blkg != blkg_of(slot->rq->flow))
+	/* It may have ended before it is counted, and its tag may be another one's by then, which has not been inserted. */
+	if (slot->rq->where == SENT ||
+	    ((slot->rq->where == ENDED || slot->rq->where == FREE) && slot->blkg != blkg_of(slot->rq->flow)))
 		fail("request %d ends as another one", slot->rq->internal_tag);
 	fairq_let_go(slot);
 }

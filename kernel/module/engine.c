@@ -92,6 +92,7 @@ static enum hrtimer_restart tick(struct hrtimer *timer)
 	u32 i;
 
 	next_ns = fairq_core_tick(fq->engine, now_ns, &wake);
+	fairq_find_ends(fq, &wake);
 	fairq_run(fq, &wake);
 	if (!next_ns)
 		next_ns = now_ns + NSEC_PER_SEC;
@@ -142,6 +143,20 @@ static void stop_timers(struct fairq_queue *fq)
 	fq->ticking = false;
 }
 
+/* No request is live. */
+void fairq_hear_all(struct fairq_queue *fq)
+{
+	struct fairq_wake wake = {};
+	unsigned long irq;
+	u32 i;
+
+	for (i = 0; i < fq->nr_ports; i++) {
+		spin_lock_irqsave(&fq->ports[i].lock, irq);
+		fairq_hear_ends(&fq->ports[i], &wake);
+		spin_unlock_irqrestore(&fq->ports[i].lock, irq);
+	}
+}
+
 static int start(struct fairq_queue *fq, u32 depth)
 {
 	u32 contexts = DIV_ROUND_UP(fq->q->nr_hw_queues, fq->nr_ports);
@@ -160,6 +175,7 @@ static int start(struct fairq_queue *fq, u32 depth)
 		kvfree(turns);
 		return error;
 	}
+	fairq_hear_all(fq);
 	stop_timers(fq);
 	kvfree(fq->ports[0].slots);
 	kvfree(fq->ports[0].turns);

@@ -8,8 +8,10 @@
 #ifndef FAIRQ_H
 #define FAIRQ_H
 
+#include <linux/atomic.h>
 #include <linux/blk-mq.h>
 #include <linux/hrtimer.h>
+#include <linux/llist.h>
 #include <linux/mutex.h>
 #include <linux/workqueue.h>
 
@@ -38,6 +40,9 @@ struct fairq_slot {
 	/* When it was staged, and from then on when it was sent. */
 	u64 since_ns;
 	u64 waited_ns;
+	/* When it ended, and its place among those that have: see fairq_finish_request(). */
+	u64 ended_ns;
+	struct llist_node ended;
 	u32 bytes;
 	u32 op;
 };
@@ -60,6 +65,10 @@ struct fairq_port {
 	 * give; until then nobody else has to. Written under the lock, read without.
 	 */
 	bool run_due;
+	/* It has asked in vain for a request that it holds back. Under the lock. */
+	bool waits;
+	/* Requests that have ended, of which the scheduler does not know yet; added to without the lock. */
+	struct llist_head ended;
 	/* For FAIRQ_WAIT. */
 	struct hrtimer timer;
 } ____cacheline_aligned_in_smp;
@@ -94,6 +103,8 @@ struct fairq_queue {
 	u32 tags;
 	u32 slots;
 	struct fairq_port *ports;
+	/* Ports that wait. */
+	atomic_t waiting;
 	/* For q->last_merge, in which the block layer is told what to merge into. */
 	spinlock_t merging;
 	struct hrtimer tick;
@@ -135,6 +146,10 @@ struct fairq_queue *fairq_of(struct request_queue *q);
 void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake);
 /* Asks the scheduler on these ports, which are taken out, and runs their hardware contexts. */
 void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake);
+/* Tells the scheduler of the port's requests that have ended; under its lock. The port has to be asked after that. */
+void fairq_hear_ends(struct fairq_port *port, struct fairq_wake *wake);
+/* Ports of whose requests some have ended unheard are added to those that are asked. */
+void fairq_find_ends(struct fairq_queue *fq, struct fairq_wake *wake);
 /* Says which tags of its port each hardware context has. */
 void fairq_place_tags(struct fairq_queue *fq);
 /* What an elevator does, but for fairq_queue_start() and fairq_queue_stop(). */
@@ -162,6 +177,8 @@ void fairq_unregister_elevators(void);
 /* For so many tags of each hardware context; 0: as many as there are. No request is live. */
 int fairq_start(struct fairq_queue *fq, u32 depth);
 void fairq_stop(struct fairq_queue *fq);
+/* Tells the scheduler of all that has ended. No request is live. */
+void fairq_hear_all(struct fairq_queue *fq);
 void fairq_init_timers(struct fairq_queue *fq);
 /* Begins the ticks again; after the number of live requests of a port has become larger. */
 void fairq_keep_ticking(struct fairq_queue *fq);

@@ -358,6 +358,24 @@ static int show_weight(struct seq_file *file, void *unused)
 	return 0;
 }
 
+/* Under q->queue_lock: its engine stays. Counts what has ended. */
+static void hear_ends(struct fairq_queue *fq)
+{
+	struct fairq_wake wake = {};
+	unsigned long irq;
+	u32 i;
+
+	fairq_find_ends(fq, &wake);
+	for (i = 0; i < fq->nr_ports; i++) {
+		if (!(wake.words[i / 64] & (1ULL << (i % 64))))
+			continue;
+		spin_lock_irqsave(&fq->ports[i].lock, irq);
+		fairq_hear_ends(&fq->ports[i], &wake);
+		spin_unlock_irqrestore(&fq->ports[i].lock, irq);
+	}
+	fairq_ask_later(fq, &wake);
+}
+
 /* Under q->queue_lock: its engine stays. */
 static void tell_flow(struct seq_file *file, struct fairq_queue *fq, u64 flow)
 {
@@ -394,6 +412,7 @@ static u64 print_stat(struct seq_file *file, struct blkg_policy_data *pd, int un
 
 	if (!fq || !group->counts)
 		return 0;
+	hear_ends(fq);
 	for_each_possible_cpu(cpu) {
 		const struct fairq_counts *counts = per_cpu_ptr(group->counts, cpu);
 

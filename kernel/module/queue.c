@@ -3,7 +3,7 @@
  * A request on its way, whichever the scheduler is.
  *
  * insert_requests() gives it to the scheduler, which holds it back; dispatch_request() asks which
- * one may go; finish_request() tells that it has ended. Each adds ports that may now have something
+ * one may go; finish_request() says that it has ended. Each adds ports that may now have something
  * to send to a set, whose hardware contexts are run when no lock is held.
  */
 #include <linux/blkdev.h>
@@ -83,6 +83,50 @@ static void ask_at(struct fairq_port *port, u64 until_ns)
 		hrtimer_start(&port->timer, ns_to_ktime(until_ns), HRTIMER_MODE_ABS);
 }
 
+void fairq_hear_ends(struct fairq_port *port, struct fairq_wake *wake)
+{
+	struct fairq_queue *fq = port->fq;
+	struct fairq_slot *slot, *next;
+	struct llist_node *ended;
+	u32 turn;
+
+	if (llist_empty(&port->ended))
+		return;
+	/* The first that has ended is the last. */
+	ended = llist_reverse_order(llist_del_all(&port->ended));
+	llist_for_each_entry_safe(slot, next, ended, ended) {
+		turn = slot - port->slots;
+		fairq_core_complete(fq->engine, port->index, slot->ended_ns, turn, wake);
+		fairq_count(slot, slot->ended_ns - slot->since_ns);
+		WRITE_ONCE(port->live, port->live - 1);
+	}
+}
+
+void fairq_find_ends(struct fairq_queue *fq, struct fairq_wake *wake)
+{
+	u32 i;
+
+	for (i = 0; i < fq->nr_ports; i++)
+		if (!llist_empty(&fq->ports[i].ended))
+			add_port(wake, &fq->ports[i]);
+}
+
+/* Whether the port waits. It may be for what the scheduler has not been told, so that is looked for. */
+static void set_waits(struct fairq_port *port, bool waits, struct fairq_wake *wake)
+{
+	if (port->waits == waits)
+		return;
+	port->waits = waits;
+	if (!waits) {
+		atomic_dec(&port->fq->waiting);
+		return;
+	}
+	atomic_inc(&port->fq->waiting);
+	/* Against the one in fairq_finish_request(): one of the two sees what the other has written. */
+	smp_mb__after_atomic();
+	fairq_find_ends(port->fq, wake);
+}
+
 /* The next request of this port that may go, whichever hardware context it is of. */
 static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 			      struct fairq_wake *wake)
@@ -90,6 +134,7 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 	struct fairq_chosen chosen;
 	struct request *rq;
 
+	fairq_hear_ends(port, wake);
 	fairq_core_next(fq->engine, port->index, now_ns, &chosen, wake);
 	trace_decision(fq, port, &chosen);
 	switch (chosen.what) {
@@ -102,10 +147,10 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 		return rq;
 	case FAIRQ_WAIT:
 		ask_at(port, chosen.until_ns);
-		return NULL;
-	default:
-		return NULL;
+		break;
 	}
+	set_waits(port, port->held, wake);
+	return NULL;
 }
 
 /* The port's hardware contexts are run from here on, and ask until there is nothing: see fairq.h. */
@@ -281,6 +326,8 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	unsigned long irq;
 
 	spin_lock_irqsave(&port->lock, irq);
+	/* Their tags may be those of what comes now. */
+	fairq_hear_ends(port, &wake);
 	was_idle = !port->live;
 	while (!list_empty(list)) {
 		struct request *rq = list_first_entry(list, struct request, queuelist);
@@ -367,6 +414,10 @@ static void fairq_prepare_request(struct request *rq)
 	fairq_set_place(rq, FAIRQ_FOREIGN);
 }
 
+/*
+ * The scheduler has to know at once only where a port waits. Otherwise the end is left for the next
+ * question to the port, which takes its lock anyway; at the latest the tick asks.
+ */
 static void fairq_finish_request(struct request *rq)
 {
 	struct fairq_queue *fq = rq->q->elevator->elevator_data;
@@ -375,23 +426,23 @@ static void fairq_finish_request(struct request *rq)
 	struct fairq_wake wake = {};
 	struct fairq_slot *slot;
 	unsigned long irq;
-	u64 now_ns;
 	bool more;
-	u32 turn;
 
 	if (fairq_place_of(rq) == FAIRQ_FOREIGN)
 		return;
-	now_ns = ktime_get_ns();
-	spin_lock_irqsave(&port->lock, irq);
-	turn = fairq_turn_of(rq);
-	slot = &port->slots[turn];
-	fairq_core_complete(fq->engine, port->index, now_ns, turn, &wake);
-	trace_fairq_complete(dev_of(fq), port->index, turn, slot, now_ns);
-	fairq_count(slot, now_ns - slot->since_ns);
-	WRITE_ONCE(port->live, port->live - 1);
-	more = settle(fq, port, now_ns, &wake);
-	spin_unlock_irqrestore(&port->lock, irq);
 	fairq_set_place(rq, FAIRQ_FOREIGN);
+	slot = &port->slots[fairq_turn_of(rq)];
+	slot->ended_ns = ktime_get_ns();
+	trace_fairq_complete(dev_of(fq), port->index, fairq_turn_of(rq), slot, slot->ended_ns);
+	llist_add(&slot->ended, &port->ended);
+	/* Against the one in set_waits(). */
+	smp_mb__after_atomic();
+	if (!atomic_read(&fq->waiting))
+		return;
+	spin_lock_irqsave(&port->lock, irq);
+	fairq_hear_ends(port, &wake);
+	more = settle(fq, port, ktime_get_ns(), &wake);
+	spin_unlock_irqrestore(&port->lock, irq);
 	deliver(fq, &wake, more ? port : NULL);
 }
 
@@ -592,6 +643,7 @@ void fairq_queue_stop(struct elevator_queue *eq)
 {
 	struct fairq_queue *fq = eq->elevator_data;
 
+	fairq_hear_all(fq);
 	fairq_deactivate_groups(fq);
 	spin_lock_irq(&fq->q->queue_lock);
 	eq->elevator_data = NULL;

@@ -20,10 +20,16 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
     loop {
         let Looked { seen, written, failed } = look(machine);
         if is_first && seen == 0 {
-            let text = "no cgroup has an io.weight: the kernel has no io.cost \
-                        (CONFIG_BLK_CGROUP_IOCOST), or no cgroup hands on I/O (echo +io > \
-                        /sys/fs/cgroup/cgroup.subtree_control)";
-            return Err(Refusal::temporary(text).into());
+            if !machine.has_io_weights() {
+                let text = "the kernel has no io.weight (CONFIG_BLK_CGROUP_IOCOST), so there is \
+                            nothing to carry over";
+                return Err(Refusal::new(text).into());
+            }
+            // A cgroup that is made later may have one, so this is no reason to end.
+            eprintln!(
+                "fairq: no cgroup has an io.weight yet, since no cgroup hands on I/O (echo +io > \
+                 /sys/fs/cgroup/cgroup.subtree_control)"
+            );
         }
         if written > 0 {
             println!("lines carried over: {written}, cgroups: {seen}");
@@ -118,5 +124,16 @@ mod tests {
         assert_eq!((seen, written, failed), (3, 2, vec![]));
         let has = std::fs::read_to_string(folder.join("io.fairq.weight")).unwrap();
         assert_eq!(has, "default 700");
+    }
+
+    #[test]
+    fn without_an_io_weight_it_goes_on_unless_there_can_be_none() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("cgroups")).unwrap();
+        let machine = Machine::at(root.path());
+        let said = run(&machine, Duration::ZERO, true).unwrap_err().to_string();
+        assert!(said.contains("the kernel has no io.weight"), "{said}");
+        std::fs::write(root.path().join("cgroups/io.cost.qos"), "").unwrap();
+        run(&machine, Duration::ZERO, true).unwrap();
     }
 }

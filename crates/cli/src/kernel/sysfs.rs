@@ -263,6 +263,11 @@ impl Machine {
         found
     }
 
+    /// Whether the kernel has io.cost, and with it an io.weight for cgroups below the root.
+    pub(super) fn has_io_weights(&self) -> bool {
+        self.cgroups.join("io.cost.qos").exists()
+    }
+
     /// What io.weight says of a cgroup.
     pub(super) fn io_weights(&self, cgroup: &str) -> Option<Weights> {
         Weights::parse(&read(&self.cgroups.join(cgroup).join("io.weight"))?)
