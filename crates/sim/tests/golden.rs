@@ -82,3 +82,21 @@ fn the_same_run_on_a_host_for_ever() {
     });
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }
+
+/// The same where their accesses race: time is another, and every law holds.
+#[test]
+fn the_same_run_with_races_for_ever() {
+    let policies = [
+        (AnySubject::None, 0),
+        (AnySubject::Sfqd(SfqdSubject { slots: 32 }), 0),
+        (AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }), 0),
+    ];
+    let scenario = scenario().on(Machine::E5_2630_V3.host(3).racing());
+    let digests = policies.map(|(policy, _)| {
+        let run = policy.run(&scenario).expect("it is legal");
+        assert_eq!(run.violation, None);
+        assert!(run.cpus.iter().all(|cpu| cpu.busy_ns > 0 && cpu.busy_ns <= run.measured_ns));
+        run.digest
+    });
+    assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
+}

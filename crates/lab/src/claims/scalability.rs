@@ -13,7 +13,7 @@ use fairq_sim::policies::{
 use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
 use super::cpu::{NONE, answer, list, percent, profile};
-use super::{Answer, Experiment, Outcome, agreed, go, go_by_thread, near, rule};
+use super::{Answer, Experiment, Outcome, agreed, go, go_by_thread, host_of, near, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-8.1", "M-8.2", "M-8.3", "M-8.4"], seconds: 20, run: scalability },
@@ -87,7 +87,7 @@ fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String
     };
     let mut scenario = Scenario::new(profile("nvmf-ramdisk")?, threads, tenants, duration_ns);
     scenario.warmup_ns = duration_ns / 3;
-    Ok(scenario.on(Machine::E5_2630_V3.host(threads)))
+    Ok(scenario.on(host_of("M-8.1", Machine::E5_2630_V3.host(threads))))
 }
 
 /// How long a run takes: behind one lock a round of all requests takes longer.
