@@ -95,6 +95,7 @@ impl HostTable {
                 near_ns: ns(self.line, usual.lines.near_ns),
                 far_ns: ns(self.far_line, usual.lines.far_ns),
             },
+            kept_percent: usual.kept_percent,
             wakes: Ways {
                 near_ns: ns(self.wake, usual.wakes.near_ns),
                 far_ns: ns(self.far_wake, usual.wakes.far_ns),

@@ -113,9 +113,9 @@ impl Caches {
         self.locks[lock].line
     }
 
-    /// A core has a copy of a line that nobody has changed since it was read.
-    pub(crate) fn share(&mut self, core: usize, line: usize) {
-        self.lines[line].holders |= 1 << core;
+    /// What accesses cost.
+    pub(crate) fn latencies(&self) -> Latencies {
+        self.latencies
     }
 
     /// What it takes to bring a line to a core from the farthest of its holders, or from the

@@ -1,17 +1,17 @@
-//! Cores that do the same over and over to the same words: what [races](crate::races) make of it,
-//! to be held against a machine's.
+//! Cores that do the same over and over to the same words, with [races](crate::races): the modelled
+//! side of `cargo bench --bench coherence`, which measures the other side on this machine.
 
 use crate::host::Host;
 use crate::races::{Effect, Happened, LockKind, Races, Step};
 use crate::random::Random;
 use crate::traced;
 
-/// What came out.
+/// The outcome of a contest.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Contended {
     /// How often each core did it.
     pub times: Vec<u64>,
-    /// How often that was with another core's time between, of all.
+    /// How often the core that finished was another one than the time before.
     pub turns: u64,
     /// Compare-and-swaps that failed.
     pub failed: u64,
@@ -31,21 +31,22 @@ impl Contended {
     }
 }
 
-/// What cores do, and how long.
+/// A contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Contest {
     /// How locks are waited for.
     pub locks: LockKind,
     /// How long it lasts.
     pub lasts_ns: u64,
-    /// What each time takes beside shared words, in picoseconds.
+    /// The time of each call beside shared words, in picoseconds.
     pub takes_ps: u64,
-    /// And between two times.
+    /// The time between two calls of a core.
     pub pause_ps: u64,
 }
 
-/// On each hardware thread of the host runs what is built, over and over. What that shares are words
-/// and locks of [`Traced`](crate::traced::Traced), made while it is built.
+/// Calls the closure that `build` makes over and over on each hardware thread of the host, with the
+/// thread's number. Shared words and locks are those of [`Traced`](crate::traced::Traced) that
+/// `build` makes.
 pub fn contend<F: FnMut(usize)>(
     host: &Host,
     contest: &Contest,
@@ -53,8 +54,8 @@ pub fn contend<F: FnMut(usize)>(
 ) -> Contended {
     let Contest { locks, lasts_ns, takes_ps, pause_ps } = *contest;
     let cores = host.cores();
-    let mut races = Races::new(&cores, locks);
     let mut contended = Contended { times: vec![0; cores.len()], turns: 0, failed: 0, lasts_ns };
+    let mut races = Races::new(host, locks);
     traced::begin(host.caches());
     let mut verb = build();
     let begin = |races: &mut Races, verb: &mut F, port: usize, from_ps| {
@@ -63,7 +64,8 @@ pub fn contend<F: FnMut(usize)>(
         let steps = traced::recorded(races.empty());
         races.start(port, from_ps, steps);
     };
-    // Not all at the very same moment, and in no order that the places of cores have, too.
+    // Cores begin in a random order: in that of their places each line would cross sockets only
+    // twice a round.
     let mut ports: Vec<usize> = (0..cores.len()).collect();
     Random::new(1, 0).shuffle(&mut ports);
     for (from_ps, &port) in (0..).zip(&ports) {
@@ -82,7 +84,7 @@ pub fn contend<F: FnMut(usize)>(
     contended
 }
 
-/// Inside what is done: takes so long beside.
+/// Within a call: other work, for so long.
 pub fn work_ns(takes_ns: f64) {
     traced::work((takes_ns.max(0.0) * 1000.0) as u64);
 }

@@ -1,11 +1,11 @@
-//! Races: cores' accesses to shared words, one by one in the order of their times.
+//! Races: the accesses of all cores to shared words, one by one in the order of their times.
 //!
-//! **Problem.** Where verbs take their time as wholes no line is stolen between two accesses of one
-//! verb, and no compare-and-swap fails: contention costs less than it does. **Model.** A core's
-//! verbs are done at once, as ever, for what they decide; what they do with shared words and locks
-//! is written down as [steps](Step). Then the steps of all cores are taken in the order of their
-//! times, each when its core comes to it, and the caches say what it takes there. So other cores'
-//! accesses come between a verb's own.
+//! **Problem.** Where a verb takes its time as a whole, no line is stolen between two of its
+//! accesses and no compare-and-swap fails: contention costs less than on a real machine.
+//! **Model.** A verb is called as ever, and decides what it decides. Its accesses to shared words
+//! and locks are not charged but written down as [steps](Step). The steps of all cores are then
+//! taken in the order of their times, and the caches say what each takes at that moment. So
+//! accesses of other cores come between those of one verb.
 //!
 //! ```text
 //!   core 0:  load w ── 4 cycles ── swap w                                ✓
@@ -13,38 +13,43 @@
 //! ```
 //!
 //! - **A compare-and-swap fails** if another core has written the word since the verb read it. Then
-//!   what the verb did in between is done again, and the swap, as loops around one do.
-//! - **Locks** are waited for at the moment of asking. The lock's line and what it guards move when
-//!   its holder changes, and only then. Who waits has a copy of the line, which the holder's release
-//!   has to fetch back before it is seen: as of a ticket lock, each handing over is two transfers
-//!   and what is guarded. Of a [test-and-set](LockKind::TestAndSet) lock it belongs to whoever comes
-//!   first.
+//!   the steps between that reading and the swap are taken again, as a loop around the swap does.
+//! - **Locks** are waited for from the moment of asking. The lock's line and the lines that it guards
+//!   move when the holder changes, and only then. Waiting cores have copies of the lock's line, so a
+//!   release takes effect only when the line is back with the holder: handing a lock over takes two
+//!   transfers, and those of the guarded lines. Locks are given in the order of asking, as ticket
+//!   locks and Linux's queued spinlocks are; a [test-and-set lock](LockKind::TestAndSet) goes to the
+//!   core that comes first, which is often the one that has just released it.
 //!
-//! **What is left out.** A verb's decisions are those that it makes when it runs alone, at the
-//! moment when it begins: a race costs time and never changes what is decided, so that every law
-//! that holds of a policy holds here. Who finds after a failure that nothing is left to do would not
-//! try again; here it does. Values are not compared: a word that was changed and changed back fails
-//! a swap.
+//! **Left out.** A verb decides as if it ran alone at the moment when it begins: a race costs time
+//! and changes no decision, so the laws of a policy hold as they do without. After a failure a verb
+//! that finds nothing left to do would stop; here it tries again. Values are not compared: a word
+//! that was changed and changed back fails a swap, too.
 //!
-//! **Deterministic.** Times are integers; of two steps at the same time the lesser core's is first.
+//! **Deterministic.** Times are integers; of two steps at the same time that of the lower port is
+//! first.
+
+mod lines;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use fairq_core::Class;
+use lines::Lines;
 
 use crate::coherence::{Access, Caches};
+use crate::host::Host;
 
 /// What a core does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    /// Reads a word; which of its values that was.
+    /// Reads a word; `seen`: how often it had been written by then.
     Load { line: u32, word: u32, seen: u32 },
-    /// Writes one, whatever is there.
+    /// Writes a word without looking at its value.
     Write { line: u32, word: u32, access: Access },
-    /// Writes one if it is what the step `since` has read, and else goes on from step `again`. The
-    /// last step of this number stands for none: then it cannot fail. One that does not `win`
-    /// writes nothing.
+    /// A compare-and-swap: it writes if nobody has since step `since` read the word, and else goes
+    /// back to step `again`. Without such a step (`NONE`) it cannot fail. One that does not `win`
+    /// was called with another value than the word had: it writes nothing, and is not repeated.
     Swap { line: u32, word: u32, seen: u32, since: u32, again: u32, wins: bool },
     /// Does something else for so long.
     Work(u64),
@@ -73,10 +78,25 @@ pub(crate) enum Effect {
     GoOn,
 }
 
+/// How many lines a core fetches at the same time: the line fill buffers of Intel's cores from
+/// Nehalem to Cascade Lake (Optimization Reference Manual).
+const LINES_AT_ONCE: u64 = 10;
+
 /// No step.
 const NONE: u32 = u32::MAX;
 
 impl Step {
+    /// The line that it accesses, and how.
+    #[inline]
+    fn access(self) -> Option<(usize, Access)> {
+        match self {
+            Step::Load { line, .. } => Some((line as usize, Access::Load)),
+            Step::Write { line, access, .. } => Some((line as usize, access)),
+            Step::Swap { line, .. } => Some((line as usize, Access::Atomic)),
+            _ => None,
+        }
+    }
+
     /// A compare-and-swap after these steps.
     pub(crate) fn swap(before: &[Step], line: u32, word: u32, wins: bool) -> Step {
         let (mut since, mut again) = (NONE, None);
@@ -88,7 +108,7 @@ impl Step {
                     since = at as u32;
                     break;
                 }
-                // What was held or given back in between stays so.
+                // A lock that was taken or released in between is not taken or released again.
                 Step::Acquire { .. } | Step::Release { .. } => {
                     _ = again.get_or_insert(at as u32 + 1)
                 }
@@ -110,14 +130,14 @@ impl Step {
 /// How cores wait for a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LockKind {
-    /// In turn, as they came: tickets, or Linux's queue.
+    /// In the order of asking: tickets, or Linux's queue.
     #[default]
     InTurn,
-    /// Whoever comes first once it is free, who looks until it is: test, and test-and-set.
+    /// The first core to come once it is free: test, then test-and-set.
     TestAndSet,
 }
 
-/// What a core spent since it began.
+/// The time that a core spent since it began its steps.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Raced {
     /// In verbs.
@@ -128,7 +148,7 @@ pub(crate) struct Raced {
     pub(crate) failed: u64,
 }
 
-/// A core that has something to do.
+/// A port's core and the steps that it has to take.
 #[derive(Default)]
 struct Runner {
     core: usize,
@@ -136,12 +156,14 @@ struct Runner {
     at: usize,
     now_ps: u64,
     entered_ps: u64,
+    /// The access of its next step is done, and takes effect now.
+    accessed: bool,
     /// When it asked for the lock that it waits for.
     asked_ps: Option<u64>,
     raced: Raced,
 }
 
-/// A lock that is raced for.
+/// A lock, its holder, and the ports that wait for it.
 #[derive(Default)]
 struct Contended {
     /// The port that has it.
@@ -154,8 +176,9 @@ struct Contended {
 /// All cores.
 pub(crate) struct Races {
     kind: LockKind,
+    lines: Lines,
     runners: Vec<Runner>,
-    /// Who is when at its next step.
+    /// When each port is at its next step.
     due: BinaryHeap<Reverse<(u64, usize)>>,
     /// How often each word was written.
     written: Vec<u32>,
@@ -163,21 +186,23 @@ pub(crate) struct Races {
     spare: Vec<Vec<Step>>,
 }
 
-/// What happened at a core.
+/// An effect, and where and when it happened.
 pub(crate) struct Happened {
     pub(crate) port: usize,
     pub(crate) at_ps: u64,
     pub(crate) effect: Effect,
-    /// Of the end what it spent.
+    /// The time spent, if it is the end.
     pub(crate) raced: Raced,
 }
 
 impl Races {
-    /// On these cores: the core of each port.
-    pub(crate) fn new(cores: &[usize], kind: LockKind) -> Self {
+    /// Of a host.
+    pub(crate) fn new(host: &Host, kind: LockKind) -> Self {
+        let (cores, caches) = (host.cores(), host.caches());
         let runner = |&core: &usize| Runner { core, ..Runner::default() };
         Races {
             kind,
+            lines: Lines::new(&caches, host.machine.kept_percent),
             runners: cores.iter().map(runner).collect(),
             due: BinaryHeap::new(),
             written: Vec::new(),
@@ -204,9 +229,9 @@ impl Races {
         self.due.peek().map(|&Reverse((at_ps, _))| at_ps)
     }
 
-    /// Takes the next core's steps up to then, as long as no other core's come before; says what
-    /// takes effect, at which it stops.
-    pub(crate) fn run(&mut self, caches: &mut Caches, until_ps: u64) -> Option<Happened> {
+    /// Takes steps of the port that is next, until `until_ps`, until another port is before it, or
+    /// until one has an effect, which it gives.
+    pub(crate) fn run(&mut self, caches: &Caches, until_ps: u64) -> Option<Happened> {
         let Reverse((_, port)) = self.due.pop()?;
         let until_ps = self.next_ps().map_or(until_ps, |next_ps| next_ps.min(until_ps));
         loop {
@@ -216,6 +241,12 @@ impl Races {
                 return None;
             }
             let step = runner.steps[runner.at];
+            if let Some((line, access)) = step.access().filter(|_| !runner.accessed) {
+                runner.now_ps = self.lines.access(caches, runner.core, line, access, runner.now_ps);
+                runner.accessed = true;
+                continue;
+            }
+            runner.accessed = false;
             runner.at += 1;
             match step {
                 Step::Acquire { lock, guarded } => {
@@ -240,23 +271,24 @@ impl Races {
                     }
                     return Some(Happened { port, at_ps, effect, raced });
                 }
-                _ => runner.take(step, caches, &mut self.written),
+                _ => runner.take(step, &mut self.written),
             }
         }
     }
 
     /// A port asks for a lock; false if it has to wait.
-    fn acquire(&mut self, caches: &mut Caches, port: usize, lock: usize, guarded: u32) -> bool {
+    fn acquire(&mut self, caches: &Caches, port: usize, lock: usize, guarded: u32) -> bool {
         if self.locks.len() <= lock {
             self.locks.resize_with(lock + 1, Contended::default);
         }
         let (raced, runner) = (&mut self.locks[lock], &mut self.runners[port]);
         let asked_ps = *runner.asked_ps.get_or_insert(runner.now_ps);
         let line = caches.line_of(lock);
-        runner.now_ps = caches.access(runner.core, line, Access::Atomic, runner.now_ps);
+        runner.now_ps = self.lines.access(caches, runner.core, line, Access::Atomic, runner.now_ps);
         if raced.held.is_some() {
             // It looks at the line until that changes.
-            runner.now_ps = caches.access(runner.core, line, Access::Load, runner.now_ps);
+            runner.now_ps =
+                self.lines.access(caches, runner.core, line, Access::Load, runner.now_ps);
             runner.at -= 1;
             raced.waiting.push_back(port);
             return false;
@@ -267,21 +299,21 @@ impl Races {
     }
 
     /// A port gives a lock back.
-    fn release(&mut self, caches: &mut Caches, port: usize, lock: usize) {
+    fn release(&mut self, caches: &Caches, port: usize, lock: usize) {
         let raced = &mut self.locks[lock];
         let line = caches.line_of(lock);
         let runner = &mut self.runners[port];
         let given_ps = runner.now_ps;
-        runner.now_ps = caches.access(runner.core, line, Access::Store, given_ps);
+        runner.now_ps = self.lines.access(caches, runner.core, line, Access::Store, given_ps);
         (raced.held, raced.last) = (None, Some(runner.core));
         match self.kind {
             LockKind::InTurn => {
                 let Some(next) = raced.waiting.pop_front() else { return };
                 let runner = &mut self.runners[next];
-                let sees_ps = caches.access(runner.core, line, Access::Load, given_ps);
+                let sees_ps = self.lines.access(caches, runner.core, line, Access::Load, given_ps);
                 // The others see that it is not their turn, beside all this.
                 for &other in &raced.waiting {
-                    caches.share(self.runners[other].core, line);
+                    self.lines.share(self.runners[other].core, line);
                 }
                 raced.held = Some(next);
                 let runner = &mut self.runners[next];
@@ -295,7 +327,8 @@ impl Races {
             LockKind::TestAndSet => {
                 for next in raced.waiting.drain(..) {
                     let runner = &mut self.runners[next];
-                    let sees_ps = caches.access(runner.core, line, Access::Load, given_ps);
+                    let sees_ps =
+                        self.lines.access(caches, runner.core, line, Access::Load, given_ps);
                     runner.now_ps = runner.now_ps.max(sees_ps);
                     self.due.push(Reverse((runner.now_ps, next)));
                 }
@@ -305,33 +338,24 @@ impl Races {
 }
 
 impl Runner {
-    /// It has a lock, and what that guards comes from its last holder.
+    /// It gets a lock, and the guarded lines come from the last holder.
     fn takes(&mut self, caches: &Caches, last: Option<usize>, guarded: u32, asked_ps: u64) {
         if let Some(last) = last.filter(|&last| last != self.core) {
-            self.now_ps += u64::from(guarded) * caches.transfer_ps(self.core, 1 << last, true);
+            let times = u64::from(guarded).div_ceil(LINES_AT_ONCE);
+            self.now_ps += times * caches.transfer_ps(self.core, 1 << last, true);
         }
         self.raced.locks_ps += self.now_ps - asked_ps;
         self.asked_ps = None;
     }
 
-    /// A step that is the core's own matter, and its caches'.
+    /// A step that needs nothing but the core and the caches.
     #[inline]
-    fn take(&mut self, step: Step, caches: &mut Caches, written: &mut Vec<u32>) {
+    fn take(&mut self, step: Step, written: &mut Vec<u32>) {
         let place = self.at - 1;
-        let mut access = |runner: &mut Self, line: u32, access| {
-            runner.now_ps = caches.access(runner.core, line as usize, access, runner.now_ps);
-        };
         match step {
-            Step::Load { line, word, .. } => {
-                access(self, line, Access::Load);
-                self.sees(place, *times(written, word));
-            }
-            Step::Write { line, word, access: how } => {
-                access(self, line, how);
-                *times(written, word) += 1;
-            }
-            Step::Swap { line, word, since, again, wins, .. } => {
-                access(self, line, Access::Atomic);
+            Step::Load { word, .. } => self.sees(place, *times(written, word)),
+            Step::Write { word, .. } => *times(written, word) += 1,
+            Step::Swap { word, since, again, wins, .. } => {
                 let now = times(written, word);
                 if !wins {
                     return self.sees(place, *now);
@@ -460,23 +484,26 @@ mod tests {
     fn a_swap_fails_where_another_core_writes_between_and_somebody_always_wins() {
         let [adds, swaps] = [add, swap].map(on(2, LockKind::InTurn, 0));
         assert_eq!(adds.failed, 0);
-        assert!(swaps.failures() > 0.3, "{swaps:?}");
-        assert!(swaps.each_ns() > 1.2 * adds.each_ns(), "{swaps:?} {adds:?}");
+        assert!(swaps.failures() > 0.05, "{swaps:?}");
+        assert!(swaps.each_ns() > adds.each_ns(), "{swaps:?} {adds:?}");
         let [a, b] = swaps.times[..] else { panic!("two cores") };
         assert!(a.min(b) * 4 > a.max(b), "nobody starves: {swaps:?}");
         assert_eq!(on(2, LockKind::InTurn, 5_000_000)(swap).failed, 0, "far apart");
         assert_eq!(on(1, LockKind::InTurn, 0)(swap).failed, 0, "alone");
     }
 
-    /// Two cores of a socket, a line of 39 ns: each handing over takes one way.
+    /// Two cores of a socket, a line of 39 ns.
     #[test]
-    fn a_contended_counter_is_handed_on_line_by_line() {
-        let one = on(1, LockKind::InTurn, 0)(add).each_ns();
-        let [near, socket, both] =
-            [2, 8, 16].map(|threads| on(threads, LockKind::InTurn, 0)(add).each_ns());
-        assert!(one < 8.0 && (39.0..50.0).contains(&near), "{one} {near}");
-        assert!((socket / near - 1.0).abs() < 0.1, "within a socket it stays: {socket}");
-        assert!(both > 1.3 * socket, "and falls beyond: {both}");
+    fn a_contended_counter_gives_less_than_one_core_and_least_across_sockets() {
+        let [one, near, socket] =
+            [1, 2, 8].map(|threads| on(threads, LockKind::InTurn, 0)(add).each_ns());
+        assert!(one < 8.0, "{one}");
+        assert!((1.2 * one..39.0).contains(&near), "several times, then the other: {near}");
+        assert!((socket / near - 1.0).abs() < 0.2, "within a socket it stays: {socket}");
+        // With other work in between each waits for its turn.
+        let apart = |threads| on(threads, LockKind::InTurn, 100_000)(add).each_ns();
+        let [socket, both] = [apart(8), apart(16)];
+        assert!(socket < 60.0 && both > 1.3 * socket, "beyond a socket it falls: {socket} {both}");
     }
 
     #[test]

@@ -233,7 +233,7 @@ impl<'a, P: Policy> World<'a, P> {
             times: host.times(),
             cores: host.cores(),
             siblings: host.siblings(),
-            races: host.races.then(|| Box::new(Races::new(&host.cores(), LockKind::InTurn))),
+            races: host.races.then(|| Box::new(Races::new(host, LockKind::InTurn))),
             ..Clock::default()
         });
         let weights = policy.class_weights();
