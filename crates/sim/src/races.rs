@@ -310,7 +310,7 @@ impl Races {
             LockKind::InTurn => {
                 let Some(next) = raced.waiting.pop_front() else { return };
                 let runner = &mut self.runners[next];
-                let sees_ps = self.lines.access(caches, runner.core, line, Access::Load, given_ps);
+                let sees_ps = self.lines.sees(caches, runner.core, line, given_ps);
                 // The others see that it is not their turn, beside all this.
                 for &other in &raced.waiting {
                     self.lines.share(self.runners[other].core, line);
@@ -327,8 +327,7 @@ impl Races {
             LockKind::TestAndSet => {
                 for next in raced.waiting.drain(..) {
                     let runner = &mut self.runners[next];
-                    let sees_ps =
-                        self.lines.access(caches, runner.core, line, Access::Load, given_ps);
+                    let sees_ps = self.lines.sees(caches, runner.core, line, given_ps);
                     runner.now_ps = runner.now_ps.max(sees_ps);
                     self.due.push(Reverse((runner.now_ps, next)));
                 }

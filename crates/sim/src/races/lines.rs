@@ -47,6 +47,13 @@ impl Lines {
         self.lines[line].holders |= 1 << core;
     }
 
+    /// A core that looks at a line sees what another writes at `now_ps`: its copy is lost first, and
+    /// then it fetches the line.
+    pub(super) fn sees(&mut self, caches: &Caches, core: usize, line: usize, now_ps: u64) -> u64 {
+        self.lines[line].losing.retain(|losing| losing.core != core);
+        self.access(caches, core, line, Access::Load, now_ps)
+    }
+
     /// A core accesses a line at a time; says when that is done. Times of calls do not decrease by
     /// more than one access.
     #[inline]
