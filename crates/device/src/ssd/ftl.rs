@@ -112,7 +112,7 @@ impl Ftl {
         self.each(offset, length, Ftl::write);
     }
 
-    /// What lies there is not needed any more: whole units of it.
+    /// The host has discarded this range. Units that lie in it as a whole become invalid.
     pub(super) fn discard(&mut self, offset: u64, end: u64) {
         let inner = offset.next_multiple_of(UNIT)..end / UNIT * UNIT;
         if !inner.is_empty() {
@@ -265,8 +265,8 @@ mod tests {
         Ftl::new(CAPACITY, spare, BLOCK, State::Steady, 7)
     }
 
-    /// How many times each of so many writes is written in all; `choose` says where, from a random
-    /// number.
+    /// Writes `writes` units and returns how many units the device has written for each of them.
+    /// `choose` makes the unit's number from a random one.
     fn amplification(ftl: &mut Ftl, writes: u64, choose: impl Fn(u64) -> u64) -> f64 {
         ftl.count = [0; 2];
         for number in 0..writes {

@@ -74,8 +74,9 @@ fn group_text(group: &[Cell]) -> String {
             spread(|run| run.jain_weighted).told(|jain| format!("{jain:.4}")),
             table(&runs)
         );
-        // That of the first seed: the others differ by little.
-        text += &runs[0].device.as_ref().map(|device| device.text() + "\n").unwrap_or_default();
+        if let Some(device) = &runs[0].device {
+            text += &format!("of seed {}, {}\n", first.seed, device.text());
+        }
     }
     text
 }

@@ -189,7 +189,6 @@ fn stats_of<P: Platform>(account: &Account<P>, caps: Caps) -> Option<CapStats> {
 impl<L: Policy, P: Platform> Capped<L, P> {
     /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
     // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
-    #[cold]
     #[inline(never)]
     pub fn new(
         inner: L,

@@ -574,7 +574,9 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
 
     /// Looks at some flows.
     fn look(&self, control: &mut Control, now_ns: u64) {
-        control.supply.look(now_ns, &self.shared.total());
+        if self.shared.level() == Level::Reservations {
+            control.supply.look(now_ns, &self.shared.total());
+        }
         let until = control.used.min(control.cursor.saturating_add(AT_ONCE));
         (control.cursor..until).for_each(|slot| self.visit(control, slot, now_ns));
         control.cursor = until;

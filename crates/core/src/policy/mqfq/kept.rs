@@ -125,8 +125,8 @@ impl KeptSlots {
         self.credit_ns = (self.credit_ns + self.device_ns / CREDIT).min(self.device_ns);
     }
 
-    /// Notes that the flow in the seat has nothing waiting any more. True if its slot is worth
-    /// keeping.
+    /// The flow in this seat has no request waiting from now on. Returns true if the slot of its
+    /// last request is worth keeping for it.
     pub(super) fn left(&mut self, seat: usize, now_ns: u64) -> bool {
         let patience_ns = self.patience_ns();
         let is_worth =
