@@ -45,6 +45,9 @@ struct fairq_slot {
 	struct llist_node ended;
 	u32 bytes;
 	u32 op;
+	/* The port's count of vain questions when it was staged; whether there was one before it went. */
+	u32 vain;
+	bool throttled;
 };
 
 /* A hardware context; several share a port where there are more than ports. */
@@ -67,6 +70,8 @@ struct fairq_port {
 	bool run_due;
 	/* It has asked in vain for a request that it holds back. Under the lock. */
 	bool waits;
+	/* How often it has, modulo 2^32. Under the lock. */
+	u32 vain;
 	/* Requests that have ended, of which the scheduler does not know yet; added to without the lock. */
 	struct llist_head ended;
 	/* For FAIRQ_WAIT. */
@@ -113,6 +118,8 @@ struct fairq_queue {
 	unsigned long later[BITS_TO_LONGS(FAIRQ_PORTS)];
 	struct work_struct work;
 	struct delayed_work weigh;
+	/* When it was last found out what each cgroup receives. Under q->queue_lock. */
+	u64 received_ns;
 };
 
 static inline void fairq_set_place(struct request *rq, unsigned long place)

@@ -11,6 +11,8 @@
  *
  * io.fairq.stat says for each drive what a cgroup has had; obytes and oios are what is neither read
  * nor written: discards and zeroes. A staged request keeps its cgroup's data until it has ended.
+ * Once a second fairq_weigh() finds out what part each one has received, for which it adds up the
+ * counts of all CPUs of those that have had something.
  */
 #include <linux/backing-dev.h>
 #include <linux/blkdev.h>
@@ -39,6 +41,7 @@ struct fairq_counts {
 	u64 bytes[3];
 	u64 waited_ns;
 	u64 served_ns;
+	u64 throttled;
 };
 
 /* A cgroup on a queue. */
@@ -55,6 +58,12 @@ struct fairq_group {
 	/* What the scheduler was told last, in 256ths. */
 	u32 told;
 	struct fairq_counts __percpu *counts;
+	/* It has had something since receive() looked; its bytes by then, and since the look before. */
+	bool counted;
+	u64 had;
+	u64 more;
+	/* Its part of what all have had, in 10,000ths. */
+	u32 received;
 	/* The weights of its children that send, and its own if it sends and has such; its part. */
 	u64 sum;
 	u64 part;
@@ -64,7 +73,10 @@ struct fairq_group {
 #define SILENT 5
 /* The whole, which a cgroup alone has: the largest weight there is, in 256ths. */
 #define WHOLE ((u64)MOST_WEIGHT << 8)
-
+/* How long it is counted what each one receives. */
+#define RECEIVED_NS NSEC_PER_SEC
+/* Not known after such a pause; the looks stop with the requests, and come late on a busy machine. */
+#define STALE_NS (5 * RECEIVED_NS)
 
 static struct blkcg_policy fairq_policy;
 
@@ -118,6 +130,9 @@ void fairq_count(struct fairq_slot *slot, u64 served_ns)
 		WRITE_ONCE(counts->bytes[kind], counts->bytes[kind] + slot->bytes);
 		WRITE_ONCE(counts->waited_ns, counts->waited_ns + slot->waited_ns);
 		WRITE_ONCE(counts->served_ns, counts->served_ns + served_ns);
+		WRITE_ONCE(counts->throttled, counts->throttled + slot->throttled);
+		if (!READ_ONCE(group->counted))
+			WRITE_ONCE(group->counted, true);
 	}
 	fairq_let_go(slot);
 }
@@ -301,10 +316,56 @@ static void weigh(struct fairq_queue *fq)
 	}
 }
 
+/* The bytes that have ended for it since it was asked last. */
+static u64 more_of(struct fairq_group *group)
+{
+	u64 before = group->had;
+	int cpu;
+
+	if (!group->counts || !READ_ONCE(group->counted))
+		return 0;
+	WRITE_ONCE(group->counted, false);
+	group->had = 0;
+	for_each_possible_cpu(cpu) {
+		const struct fairq_counts *counts = per_cpu_ptr(group->counts, cpu);
+
+		group->had += READ_ONCE(counts->bytes[0]) + READ_ONCE(counts->bytes[1]) +
+			      READ_ONCE(counts->bytes[2]);
+	}
+	return group->had - before;
+}
+
+/* Finds out what part of all bytes each cgroup has received; under q->queue_lock. */
+static void receive(struct fairq_queue *fq)
+{
+	u64 now_ns = ktime_get_ns(), passed_ns = now_ns - fq->received_ns, all = 0;
+	struct fairq_group *group;
+	struct blkcg_gq *blkg;
+
+	if (passed_ns < RECEIVED_NS)
+		return;
+	list_for_each_entry(blkg, &fq->q->blkg_list, q_node) {
+		group = group_of(blkg);
+		if (!group)
+			continue;
+		group->more = more_of(group);
+		all += group->more;
+	}
+	if (passed_ns >= STALE_NS)
+		all = 0;
+	list_for_each_entry(blkg, &fq->q->blkg_list, q_node) {
+		group = group_of(blkg);
+		if (group)
+			group->received = all ? div64_u64(group->more * 10000, all) : 0;
+	}
+	fq->received_ns = now_ns;
+}
+
 void fairq_weigh(struct fairq_queue *fq)
 {
 	spin_lock_irq(&fq->q->queue_lock);
 	weigh(fq);
+	receive(fq);
 	spin_unlock_irq(&fq->q->queue_lock);
 }
 
@@ -407,7 +468,7 @@ static u64 print_stat(struct seq_file *file, struct blkg_policy_data *pd, int un
 	struct fairq_group *group = container_of(pd, struct fairq_group, pd);
 	struct fairq_queue *fq = fairq_of(pd->blkg->q);
 	struct fairq_counts all = {};
-	u32 kind, hundredths = 0;
+	u32 kind, hundredths = 0, received = 0;
 	int cpu;
 
 	if (!fq || !group->counts)
@@ -422,15 +483,20 @@ static u64 print_stat(struct seq_file *file, struct blkg_policy_data *pd, int un
 		}
 		all.waited_ns += READ_ONCE(counts->waited_ns);
 		all.served_ns += READ_ONCE(counts->served_ns);
+		all.throttled += READ_ONCE(counts->throttled);
 	}
 	if (group->fq == fq && group->silent < SILENT)
 		hundredths = div64_u64(group->told * 10000ULL, WHOLE);
+	if (ktime_get_ns() - fq->received_ns < STALE_NS)
+		received = group->received;
 	seq_printf(file, "%s rbytes=%llu wbytes=%llu obytes=%llu rios=%llu wios=%llu oios=%llu",
 		   bdi_dev_name(pd->blkg->q->disk->bdi), all.bytes[0], all.bytes[1], all.bytes[2],
 		   all.requests[0], all.requests[1], all.requests[2]);
-	seq_printf(file, " wait_usec=%llu device_usec=%llu entitled=%u.%02u",
+	seq_printf(file, " wait_usec=%llu device_usec=%llu throttled=%llu",
 		   div_u64(all.waited_ns, NSEC_PER_USEC), div_u64(all.served_ns, NSEC_PER_USEC),
-		   hundredths / 100, hundredths % 100);
+		   all.throttled);
+	seq_printf(file, " entitled=%u.%02u received=%u.%02u", hundredths / 100, hundredths % 100,
+		   received / 100, received % 100);
 	/* A group without a flow of its own is root's. */
 	if (group->fq == fq)
 		tell_flow(file, fq, group->flow);

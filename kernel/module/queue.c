@@ -55,6 +55,7 @@ static void issued(struct fairq_port *port, struct request *rq, u64 now_ns)
 	slot->waited_ns += now_ns - slot->since_ns;
 	slot->since_ns = now_ns;
 	slot->bytes = blk_rq_bytes(rq);
+	slot->throttled |= slot->vain != port->vain;
 }
 
 static dev_t dev_of(struct fairq_queue *fq)
@@ -149,6 +150,8 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 		ask_at(port, chosen.until_ns);
 		break;
 	}
+	if (port->held)
+		port->vain++;
 	set_waits(port, port->held, wake);
 	return NULL;
 }
@@ -247,6 +250,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 	if (fairq_place_of(rq) == FAIRQ_PUT_BACK) {
 		slot = &port->slots[fairq_turn_of(rq)];
 		slot->since_ns = now_ns;
+		slot->vain = port->vain;
 		said = fairq_core_requeue(fq->engine, port->index, now_ns, fairq_turn_of(rq), wake);
 		/* Refused: it is still the device's. */
 		said = said != 0;
@@ -257,6 +261,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		slot = &port->slots[order.tag];
 		*slot = (struct fairq_slot) {
 			.rq = rq, .since_ns = now_ns, .bytes = order.length, .op = order.op,
+			.vain = port->vain,
 		};
 		order.flow = fairq_flow_of(fq, rq, &slot->blkg);
 		said = fairq_core_submit(fq->engine, port->index, now_ns, &order, wake);
