@@ -37,7 +37,7 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
 /// A family with a sample for each cgroup on each drive.
 type Family = (&'static str, &'static str, &'static str, fn(&Counts) -> f64);
 
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 12] = [
     ("read_bytes_total", "counter", "Bytes read for a cgroup", |counts| counts.read_bytes as f64),
     ("written_bytes_total", "counter", "Bytes written for a cgroup", |counts| {
         counts.written_bytes as f64
@@ -56,6 +56,12 @@ const FAMILIES: [Family; 11] = [
     ("device_seconds_total", "counter", "Time of a cgroup's requests on the drive", |counts| {
         counts.device_us as f64 / 1e6
     }),
+    (
+        "throttled_requests_total",
+        "counter",
+        "Requests of a cgroup for which the scheduler had no turn when its port asked",
+        |counts| counts.throttled as f64,
+    ),
     ("entitled", "gauge", "The part of the drive that a cgroup is to have now, of 1", |counts| {
         counts.entitled / 100.0
     }),
@@ -137,7 +143,8 @@ mod tests {
     fn what_is_counted_is_exposed() {
         let root = tempfile::tempdir().unwrap();
         let machine = machine(root.path());
-        let line = "259:0 rbytes=12000 rios=12 wait_usec=1200000 entitled=75.00 staged=5\n";
+        let line =
+            "259:0 rbytes=12000 rios=12 wait_usec=1200000 throttled=7 entitled=75.00 staged=5\n";
         std::fs::write(root.path().join("cgroups/db/io.fairq.stat"), line).unwrap();
         let path = root.path().join("fairq.prom");
         write(&path, &text(&machine)).unwrap();
@@ -148,6 +155,7 @@ mod tests {
             "fairq_kernel_cgroup_weight{device=\"n0\",cgroup=\"db\"} 300",
             "fairq_kernel_cgroup_read_bytes_total{device=\"n0\",cgroup=\"db\"} 12000",
             "fairq_kernel_cgroup_wait_seconds_total{device=\"n0\",cgroup=\"db\"} 1.2",
+            "fairq_kernel_cgroup_throttled_requests_total{device=\"n0\",cgroup=\"db\"} 7",
             "fairq_kernel_cgroup_entitled{device=\"n0\",cgroup=\"db\"} 0.75",
         ] {
             assert!(text.lines().any(|said| said == line), "{line} in {text}");

@@ -31,7 +31,7 @@ pub(crate) fn run(args: KernelArgs) -> anyhow::Result<()> {
         KernelCommand::Status { devices, json } => {
             machine.has_module()?;
             let look = shares::two_looks(&machine, &devices, PERIOD)?;
-            if json { print(&format!("{:#}", look.json())) } else { print(&look.text()) }
+            if json { print(&format!("{:#}", look.json())) } else { print(&look.text(width())) }
         }
         KernelCommand::Set { device, values } => machine.set(&device, &values),
         KernelCommand::Weight { cgroup, weight, device } => {
@@ -46,6 +46,12 @@ pub(crate) fn run(args: KernelArgs) -> anyhow::Result<()> {
             exposition::run(&machine, output.as_deref(), Duration::from_nanos(every.0))
         }
     }
+}
+
+/// Columns of the terminal that standard output is, if it is one.
+fn width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -82,6 +82,7 @@ fn less(now: &Counts, before: &Counts) -> Counts {
         others: from(now.others, before.others),
         wait_us: from(now.wait_us, before.wait_us),
         device_us: from(now.device_us, before.device_us),
+        throttled: from(now.throttled, before.throttled),
         ..*now
     }
 }
@@ -98,14 +99,18 @@ impl Line {
         (each(self.counts.wait_us), each(self.counts.device_us))
     }
 
-    fn cells(&self, seconds: f64) -> Vec<String> {
-        let weight = self.weight.map_or("–".into(), |weight| weight.to_string());
+    /// What stands in each of [`COLUMNS`]; `name` columns are for the cgroup's.
+    fn cells(&self, seconds: f64, name: usize) -> [String; COLUMNS.len()] {
+        let (name, weight) =
+            (shortened(&self.cgroup, name), self.weight.map_or("–".into(), |w| w.to_string()));
         if !self.is_active() {
-            return vec![self.cgroup.clone(), weight];
+            let mut cells = COLUMNS.map(|_| String::new());
+            [cells[0], cells[1]] = [name, weight];
+            return cells;
         }
         let (wait_ns, device_ns) = self.times_ns();
-        vec![
-            self.cgroup.clone(),
+        [
+            name,
             weight,
             show_percent(self.counts.entitled / 100.0),
             show_percent(self.share),
@@ -119,13 +124,82 @@ impl Line {
     }
 }
 
-/// Words in lines as wide as the table, the second and later ones indented.
-fn wrapped(words: &str) -> String {
-    const COLUMNS: usize = 96;
+const COLUMNS: [&str; 10] = [
+    "cgroup",
+    "weight",
+    "entitled",
+    "share",
+    "IOPS",
+    "bandwidth",
+    "staged",
+    "in flight",
+    "wait",
+    "device",
+];
+/// Which of them are left out where the screen is too narrow, one after the other.
+const LESS_URGENT: [&str; 4] = ["in flight", "device", "staged", "bandwidth"];
+/// Of a wide text, as far as nothing else bounds it.
+const USUAL_WIDTH: usize = 96;
+/// The least that is left of a cgroup's name.
+const LEAST_NAME: usize = 24;
+
+/// The name without its middle, where it is longer than this: what tells containers apart is
+/// mostly at the end.
+fn shortened(name: &str, most: usize) -> String {
+    let length = name.chars().count();
+    if length <= most {
+        return name.to_owned();
+    }
+    let head = most / 3;
+    let tail = most - head - 1;
+    let end = name.chars().skip(length - tail);
+    name.chars().take(head).chain(['…']).chain(end).collect()
+}
+
+/// A table of these cgroups, whose names are not longer than this, with these columns.
+fn table(lines: &[&Line], seconds: f64, name: usize, columns: &[&str]) -> String {
+    let kept = |column: &usize| columns.contains(&COLUMNS[*column]);
+    let mut table = plain_table();
+    table.set_header(columns);
+    for line in lines {
+        let cells = line.cells(seconds, name);
+        table.add_row((0..COLUMNS.len()).filter(kept).map(|column| &cells[column]));
+    }
+    align_right(&mut table);
+    table.to_string()
+}
+
+/// The table in this width, as far as that can be: it has fewer columns then, and shorter names.
+fn fitted(lines: &[&Line], seconds: f64, width: usize) -> String {
+    let longest = lines.iter().map(|line| line.cgroup.chars().count()).max().unwrap_or(0);
+    let mut columns = COLUMNS.to_vec();
+    let mut less_urgent = LESS_URGENT.iter();
+    let mut name = longest;
+    loop {
+        let text = table(lines, seconds, name, &columns);
+        let widest = text.lines().map(|line| line.trim_end().chars().count()).max().unwrap_or(0);
+        let beyond = widest.saturating_sub(width);
+        if beyond == 0 {
+            return text;
+        }
+        if name > LEAST_NAME {
+            name = name.saturating_sub(beyond).max(LEAST_NAME);
+        } else if let Some(column) = less_urgent.next() {
+            columns.retain(|kept| kept != column);
+            // There may be room for more of the names.
+            name = longest;
+        } else {
+            return text;
+        }
+    }
+}
+
+/// Words in lines of this width, the second and later ones indented.
+fn wrapped(words: &str, width: usize) -> String {
     let mut column = 0;
     let mut text = String::new();
     for word in words.split(' ') {
-        if column > 0 && column + 1 + word.len() > COLUMNS {
+        if column > 0 && column + 1 + word.len() > width {
             text.push_str("\n  ");
             column = 2;
         } else if column > 0 {
@@ -139,8 +213,8 @@ fn wrapped(words: &str) -> String {
 }
 
 impl Shares {
-    /// For the eye: a paragraph for each drive.
-    pub(super) fn text(&self) -> String {
+    /// For the eye: a paragraph for each drive; in this width, if any.
+    pub(super) fn text(&self, width: Option<usize>) -> String {
         if self.drives.is_empty() {
             return "no drive has a scheduler of fairq's: fairq kernel set DEVICE scheduler=mqfq"
                 .into();
@@ -158,27 +232,13 @@ impl Shares {
                 "{name} ({number}): {scheduler}, nr_requests={nr_requests} {}",
                 told(knobs)
             );
-            let (head, statistics) = (wrapped(&head), wrapped(&told(statistics)));
-            let mut table = plain_table();
-            table.set_header([
-                "cgroup",
-                "weight",
-                "entitled",
-                "share",
-                "IOPS",
-                "bandwidth",
-                "staged",
-                "in flight",
-                "wait",
-                "device",
-            ]);
+            let room = width.unwrap_or(USUAL_WIDTH).min(USUAL_WIDTH);
+            // Statistics are indented by two.
+            let statistics = wrapped(&told(statistics), room.saturating_sub(2));
             let mut shown: Vec<&Line> = lines.iter().collect();
             shown.sort_by(|one, other| other.share.total_cmp(&one.share));
-            for line in shown {
-                table.add_row(line.cells(self.seconds));
-            }
-            align_right(&mut table);
-            format!("{head}\n  {statistics}\n{table}\n")
+            let table = fitted(&shown, self.seconds, width.unwrap_or(usize::MAX));
+            format!("{}\n  {statistics}\n{table}\n", wrapped(&head, room))
         };
         self.drives.iter().map(drive).collect::<Vec<_>>().join("\n")
     }
@@ -193,6 +253,7 @@ impl Shares {
                 "share": line.share,
                 "requests_per_s": line.counts.requests() as f64 / self.seconds,
                 "bytes_per_s": line.counts.bytes() as f64 / self.seconds,
+                "throttled_per_s": line.counts.throttled as f64 / self.seconds,
                 "staged": line.counts.staged,
                 "in_flight": line.counts.in_flight,
                 "wait_ns": wait_ns,
@@ -247,7 +308,7 @@ mod tests {
         let db = &json["devices"][0]["cgroups"][0];
         assert_eq!((&db["bytes_per_s"], &db["requests_per_s"]), (&json!(1500.0), &json!(1.5)));
         assert_eq!((&db["wait_ns"], &db["device_ns"]), (&json!(100_000.0), &json!(100_000.0)));
-        let text = shares.text();
+        let text = shares.text(None);
         assert!(
             text.contains("n0 (259:0): mqfq, nr_requests=256 slots=16 threshold=auto"),
             "{text}"
@@ -257,10 +318,32 @@ mod tests {
 
     #[test]
     fn many_knobs_are_all_seen_beside_a_table() {
-        let text = wrapped(&["threshold=4k"; 20].join(" "));
+        let text = wrapped(&["threshold=4k"; 20].join(" "), USUAL_WIDTH);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.len() == 3 && lines.iter().all(|line| line.len() <= 96), "{text}");
         assert_eq!(text.split_whitespace().count(), 20, "{text}");
+    }
+
+    #[test]
+    fn a_table_fits_where_containers_have_long_names() {
+        let pod = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0123456789.slice";
+        let line = |digit: &str| Line {
+            cgroup: format!("{pod}/cri-containerd-{}.scope", digit.repeat(64)),
+            weight: Some(100),
+            counts: Counts { reads: 9000, read_bytes: 36_000_000, ..Counts::default() },
+            share: 0.5,
+        };
+        let (one, other) = (line("1"), line("2"));
+        let widest = |text: &str| text.lines().map(|line| line.trim_end().chars().count()).max();
+        for width in [80, 100, 132] {
+            let text = fitted(&[&one, &other], 1.0, width);
+            assert!(widest(&text) <= Some(width), "{text}");
+            assert!(text.contains("kubepods") && text.contains("entitled"), "{text}");
+            assert!(text.contains("111.scope") && text.contains("222.scope"), "{text}");
+            assert_eq!(text.contains("in flight"), width > 80, "{text}");
+        }
+        assert!(fitted(&[&one], 1.0, usize::MAX).contains(&one.cgroup));
+        assert_eq!(fitted(&[&one], 1.0, 10).lines().count(), 3, "too narrow for anything");
     }
 
     #[test]

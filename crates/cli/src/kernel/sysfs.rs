@@ -70,6 +70,8 @@ pub(super) struct Counts {
     pub(super) others: u64,
     pub(super) wait_us: u64,
     pub(super) device_us: u64,
+    /// Requests that the scheduler held back.
+    pub(super) throttled: u64,
     /// Now: percent of the drive, requests.
     pub(super) entitled: f64,
     pub(super) staged: u64,
@@ -93,6 +95,7 @@ impl Counts {
                 "oios" => &mut counts.others,
                 "wait_usec" => &mut counts.wait_us,
                 "device_usec" => &mut counts.device_us,
+                "throttled" => &mut counts.throttled,
                 "staged" => &mut counts.staged,
                 "inflight" => &mut counts.in_flight,
                 "entitled" => {
@@ -425,10 +428,11 @@ pub(super) mod tests {
     #[test]
     fn a_line_of_counts_is_read_whatever_else_it_tells() {
         let line = "259:0 rbytes=8192 wbytes=1 obytes=0 rios=2 wios=1 oios=0 wait_usec=70 \
-                    device_usec=9 entitled=62.50 staged=4 inflight=1 lag=17 new=x";
+                    device_usec=9 throttled=6 entitled=62.50 staged=4 inflight=1 lag=17 new=x";
         let (number, counts) = Counts::parse(line).unwrap();
         assert_eq!((number, counts.bytes(), counts.requests()), ("259:0", 8193, 3));
         assert_eq!((counts.entitled, counts.staged, counts.in_flight), (62.5, 4, 1));
+        assert_eq!(counts.throttled, 6);
         assert_eq!(Counts::parse("259:0 rbytes=many"), None);
     }
 
