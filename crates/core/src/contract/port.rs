@@ -290,8 +290,8 @@ pub trait Port: Send {
     /// nothing now, and whatever changes that wakes this port or is called on it.
     fn has_work(&self) -> bool;
 
-    /// One of the flow's requests that are staged here. A caller that removes a flow and wants what
-    /// it has staged [cancelled](Port::cancel) asks until there is none.
+    /// Of the flow's requests that are staged here, the one that goes first. A caller that removes
+    /// a flow and wants what it has staged [cancelled](Port::cancel) asks until there is none.
     fn staged(&self, flow: FlowId) -> Option<Tag>;
 
     /// What the port knows of the flow. Reads only what is the port's own.
