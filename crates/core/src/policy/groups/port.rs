@@ -380,7 +380,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                 self.lanes.look_at(number, later_ns(when));
                 continue;
             }
-            if !self.inner.cancel(now_ns, tag, wake) {
+            if !self.inner.expedite(now_ns, tag, wake) {
                 // It is part of a command, or about to go.
                 self.shared.give_back(slot, kinds, entry.length());
                 self.lanes.look_at(number, now_ns.saturating_add(CHOSEN_NS));
@@ -465,21 +465,19 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         next.into()
     }
 
-    /// Counts a request as done; whether it had gone ahead, so that the policy does not know it.
+    /// Counts a request as done.
     #[cold]
     #[inline(never)]
-    fn completed_ahead(&mut self, tag: Tag) -> bool {
+    fn completed(&mut self, tag: Tag) {
         if self.shared.level() == Level::Shares {
             self.went(tag);
-            return false;
+            return;
         }
-        let is_ahead = self.entry(tag).is(Entry::AHEAD);
-        if is_ahead {
+        if self.entry(tag).is(Entry::AHEAD) {
             self.ahead = self.ahead.saturating_sub(1);
             self.shared.ahead.fetch_sub(1, Ordering::Relaxed);
         }
         self.ended(tag, true);
-        is_ahead
     }
 }
 
@@ -517,9 +515,10 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
 
     #[inline(always)]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if self.counted > 0 && self.completed_ahead(tag) {
-            return;
+        if self.counted > 0 {
+            self.completed(tag);
         }
+        // A policy ignores what it does not know, which is what went ahead.
         self.inner.complete(now_ns, tag, outcome, wake);
     }
 
