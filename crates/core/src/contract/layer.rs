@@ -69,6 +69,7 @@ macro_rules! port_methods {
                 fn next(now_ns: u64, wake: &mut PortSet) -> Next;
                 fn complete(now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> ();
                 fn cancel(now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
+                fn expedite(now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
                 fn requeue(now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
                 fn grow(now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool;
                 fn barrier(flow: FlowId) -> ();

@@ -275,6 +275,13 @@ pub trait Port: Send {
     /// [merged](crate::serial::merge) it with others, with which it goes.
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
 
+    /// A staged request goes to the device now, before all others: the policy does not know it any
+    /// longer, as if it had been [cancelled](Port::cancel), and layers that measure the device
+    /// count it until it is completed. `false`: it cannot be cancelled, and nothing has changed.
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.cancel(now_ns, tag, wake)
+    }
+
     /// Takes back an issued request that the device has not begun. It keeps its slot, and its flow
     /// is charged for it once in all: a staged policy gives it again before anything else, once
     /// `next` is called. Answers what [`Port::submit`] does; `None`: it is not issued, or was
@@ -290,8 +297,8 @@ pub trait Port: Send {
     /// nothing now, and whatever changes that wakes this port or is called on it.
     fn has_work(&self) -> bool;
 
-    /// One of the flow's requests that are staged here. A caller that removes a flow and wants what
-    /// it has staged [cancelled](Port::cancel) asks until there is none.
+    /// Of the flow's requests that are staged here, the one that goes first. A caller that removes
+    /// a flow and wants what it has staged [cancelled](Port::cancel) asks until there is none.
     fn staged(&self, flow: FlowId) -> Option<Tag>;
 
     /// What the port knows of the flow. Reads only what is the port's own.

@@ -359,6 +359,16 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         is_gone
     }
 
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let is_gone = self.inner.expedite(now_ns, tag, wake);
+        if let Some(device) = &mut self.device
+            && is_gone
+        {
+            device.tally.issued(tag.0, false);
+        }
+        is_gone
+    }
+
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         let requeued = self.inner.requeue(now_ns, tag, wake);
         if let Some(device) = &mut self.device

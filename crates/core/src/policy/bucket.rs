@@ -99,11 +99,15 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
-    /// Takes so much, or what there is if that is less: what is used anyway.
-    pub(crate) fn spend(&self, now: Time, cost: Time) {
-        let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
-        let empty = now.0.saturating_add(burst);
+    /// Takes so many requests or bytes, or what there is if that is less: what is used anyway.
+    pub(crate) fn spend(&self, now: Time, amount: u64) {
+        let burst = self.burst.load(Ordering::Relaxed);
         let mut full_at = self.full_at.load(Ordering::Relaxed);
+        if full_at >= now.0.saturating_add(burst) {
+            return;
+        }
+        let cost = self.cost(amount);
+        let empty = now.0.saturating_add(burst.max(cost.0));
         while full_at < empty {
             let after = full_at.max(now.0).saturating_add(cost.0).min(empty);
             let order = Ordering::Relaxed;
@@ -175,9 +179,9 @@ mod tests {
         let bucket = Bucket::<Native>::new();
         bucket.set(1000, 10);
         let (now, one) = (Time::of_ns(5_000_000_000), bucket.cost(1));
-        (0..4).for_each(|_| bucket.spend(now, one));
+        (0..4).for_each(|_| bucket.spend(now, 1));
         assert_eq!((0..9).take_while(|_| bucket.take(now, one).is_ok()).count(), 6);
-        (0..100_000).for_each(|_| bucket.spend(now, one));
+        (0..100_000).for_each(|_| bucket.spend(now, 1));
         assert_eq!(bucket.when(now, one).ns(), 5_001_000_000);
     }
 

@@ -346,6 +346,12 @@ laws! {
     /// It knows no weights. It is there by a module and a line of the registry.
     toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
         taking_back_keeps_slots taking_back_conserves_work;
+    /// Requests that go ahead for a reservation are beside D, and out of any order.
+    mqfq_reserving: Reserving("mqfq"), [0] => requests taking_back;
+    kyber_fair_reserving: Reserving("kyber-fair"), [0] => requests taking_back;
+    sfqd_reserving: Reserving("sfqd"), [0] => requests taking_back;
+    d2fq_reserving: Reserving("d2fq"), [0] => requests taking_back;
+    cfq_reserving: Reserving("cfq"), [0] => requests taking_back;
     nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
 }

@@ -1,5 +1,7 @@
 //! The policies that the laws are applied to.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, BfqScheduler};
 use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
@@ -14,7 +16,10 @@ use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::SerialPolicy;
 use fairq_core::sfqd::{Sfqd, SfqdPort, SfqdScheduler};
-use fairq_core::{AnyPolicy, AnyPort, Native, Topology, registry};
+use fairq_core::{
+    AnyPolicy, AnyPort, FlowError, FlowId, Native, Policy, PortSet, Reservation, Share, Stats,
+    Topology, Weight, registry,
+};
 
 use crate::canary::serial_config;
 use crate::world::{Shape, Subject};
@@ -442,5 +447,54 @@ impl Subject for Registered {
     }
     fn assigns_to_ports(&self) -> bool {
         true
+    }
+}
+
+/// A policy of the registry whose flows have reservations: the first requests of each go ahead, as
+/// its bucket is full, and the others do not, as scripts take microseconds.
+pub(crate) struct Reserving(pub(crate) &'static str);
+
+/// Grants what flows have reserved as soon as they are there.
+pub(crate) struct Granting(AnyPolicy, AtomicU64);
+
+impl Policy for Granting {
+    type Port = AnyPort;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        let flow = self.0.add_flow_as(known, weight)?;
+        let reservation = Reservation::new(60, 0).expect("legal");
+        self.0.set_share(flow, &Share { reservation, ..Share::default() })?;
+        let ticks = self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.tick(ticks * 10_000_000, &mut PortSet::default());
+        Ok(flow)
+    }
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.0.set_weight(flow, weight)
+    }
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.0.remove_flow(flow)
+    }
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.0.tick(now_ns, wake)
+    }
+    fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+impl Subject for Reserving {
+    type Policy = Granting;
+    fn build(&self, shape: &Shape) -> (Granting, Vec<AnyPort>) {
+        let (policy, ports) = Registered(self.0).build(shape);
+        (Granting(policy, AtomicU64::new(1)), ports)
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+    fn starts_ns(&self) -> u64 {
+        3_600_000_000_000
     }
 }

@@ -47,6 +47,11 @@ pub(crate) trait Subject {
     /// cannot be seen from outside before every port has paid what it owes.
     fn assigns_to_ports(&self) -> bool;
 
+    /// When scripts begin.
+    fn starts_ns(&self) -> u64 {
+        0
+    }
+
     /// Whether it shares requests, whatever their length: then it is looked at where all have the
     /// same.
     fn counts_requests(&self) -> bool {
@@ -182,7 +187,7 @@ impl<P: Policy> World<P> {
             policy,
             ports,
             relative,
-            now_ns: 0,
+            now_ns: subject.starts_ns(),
             owed: PortSet::EMPTY,
             timers: vec![None; shape.ports],
             tags: vec![vec![None; shape.tags]; shape.ports],

@@ -167,6 +167,10 @@ impl<P: Port> Port for StorePort<P> {
         self.of_tag(tag).is_some_and(|port| port.cancel(now_ns, tag, wake))
     }
 
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.of_tag(tag).is_some_and(|port| port.expedite(now_ns, tag, wake))
+    }
+
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         self.of_tag(tag)?.requeue(now_ns, tag, wake)
     }

@@ -442,6 +442,15 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
         is_gone
     }
 
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let is_gone = self.inner.expedite(now_ns, tag, wake);
+        if is_gone {
+            self.meter.issued(tag.0, now_ns);
+            self.watcher.issued(now_ns, tag.0);
+        }
+        is_gone
+    }
+
     /// Says that it is for a target that no slot is free.
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let reason = self.inner.reason(tag);

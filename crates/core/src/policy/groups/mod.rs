@@ -35,8 +35,10 @@
 //! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at `AT_ONCE`.
 //!
 //! **Cost.** `submit` and `next` read a shared word that hardly ever changes, and `complete` a
-//! number of the port's own. Without groups and reservations that is all; with groups alone a port
-//! counts each request when it comes and when it ends.
+//! number of the port's own. Without groups and reservations that is all; with groups a port counts
+//! each request when it comes and when it ends, in words that it alone writes. A request of a flow
+//! with a reservation also looks at the flow's buckets when the policy lets it go, and takes from
+//! them what they have.
 //!
 //! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
 //! Acquire. All else are counts.
@@ -102,10 +104,10 @@ struct Shared<P: Platform> {
     epoch: P::U64,
     /// Of each flow: its generation in the upper half, and which buckets it has.
     flows: Box<[P::U64]>,
-    accounts: Box<[CachePadded<Account<P>>]>,
+    accounts: Box<[Account<P>]>,
     ports: Box<[CachePadded<Words<P>>]>,
-    /// Of each port and flow: how many requests were submitted, and how many are no more.
-    activity: Box<[Box<[P::U64]>]>,
+    /// Of each port and flow.
+    activity: Box<[Box<[Activity<P>]>]>,
 }
 
 /// What ports do for this layer.
@@ -119,14 +121,67 @@ enum Level {
     Reservations,
 }
 
-/// What is shared of a flow with a reservation.
+/// What is shared of a flow with a reservation: a cache line.
+#[repr(align(64))]
 struct Account<P: Platform> {
     buckets: [Bucket<P>; 2],
-    /// Requests completed, and their bytes.
-    done: [P::U64; 2],
     ahead: P::U64,
     /// How many ports have requests of it staged.
     lanes: P::U64,
+}
+
+/// What a flow has asked for and been given on a port. Only the port writes it.
+struct Activity<P: Platform> {
+    /// How many requests were submitted, and how many of them are completed; both wrap.
+    requests: P::U64,
+    /// Of those completed.
+    bytes: P::U64,
+}
+
+/// The same of a flow on all ports.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Asked {
+    submitted: u32,
+    completed: u32,
+    bytes: u64,
+}
+
+impl Asked {
+    /// How many requests are live.
+    fn live(self) -> u32 {
+        self.submitted.wrapping_sub(self.completed)
+    }
+
+    /// Requests and bytes completed since then.
+    fn since(self, before: Asked) -> [u64; 2] {
+        let requests = self.completed.wrapping_sub(before.completed);
+        [requests.into(), self.bytes.wrapping_sub(before.bytes)]
+    }
+}
+
+impl<P: Platform> Activity<P> {
+    fn asked(&self) -> Asked {
+        let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
+        Asked { submitted, completed, bytes: self.bytes.load(Ordering::Relaxed) }
+    }
+
+    /// One request more has been submitted; or one is taken back, as if it never had been.
+    #[inline]
+    fn submitted(&self, more: bool) {
+        let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
+        let submitted = if more { submitted.wrapping_add(1) } else { submitted.wrapping_sub(1) };
+        self.requests.store(of_halves(submitted, completed), Ordering::Relaxed);
+    }
+
+    /// One has been completed.
+    #[inline]
+    fn completed(&self, length: u32) {
+        let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
+        let word = of_halves(submitted, completed.wrapping_add(1));
+        self.requests.store(word, Ordering::Relaxed);
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        self.bytes.store(bytes.wrapping_add(length.into()), Ordering::Relaxed);
+    }
 }
 
 /// What a port shows.
@@ -167,21 +222,21 @@ impl<P: Platform> Shared<P> {
         let words = |count| boxed(count, |_| P::U64::new(0));
         let account = || Account {
             buckets: core::array::from_fn(|_| Bucket::new()),
-            done: core::array::from_fn(|_| P::U64::new(0)),
             ahead: P::U64::new(0),
             lanes: P::U64::new(0),
         };
         let port =
             || Words { done: core::array::from_fn(|_| P::U64::new(0)), held: P::U64::new(0) };
+        let activity = || Activity { requests: P::U64::new(0), bytes: P::U64::new(0) };
         Shared {
             ahead: P::U64::new(0),
             level: P::U64::new(Level::Off as u64),
             has_classes,
             epoch: P::U64::new(0),
             flows: words(flows),
-            accounts: boxed(flows, |_| CachePadded::new(account())),
+            accounts: boxed(flows, |_| account()),
             ports: boxed(ports, |_| CachePadded::new(port())),
-            activity: boxed(ports, |_| words(flows)),
+            activity: boxed(ports, |_| boxed(flows, |_| activity())),
         }
     }
 
@@ -208,7 +263,7 @@ impl<P: Platform> Shared<P> {
     }
 
     fn account(&self, slot: usize) -> Option<&Account<P>> {
-        self.accounts.get(slot).map(|account| &**account)
+        self.accounts.get(slot)
     }
 
     fn word(&self, slot: usize) -> [u32; 2] {
@@ -221,28 +276,23 @@ impl<P: Platform> Shared<P> {
         if generation == flow.generation() { kinds } else { 0 }
     }
 
-    /// The same of whatever flow is in the slot.
-    fn kinds_in(&self, slot: usize) -> u32 {
-        self.word(slot)[0]
-    }
-
     /// The flow in this slot, if it has a reservation.
     fn reserved_in(&self, slot: usize) -> Option<FlowId> {
         let [kinds, generation] = self.word(slot);
         (kinds != 0).then(|| FlowId::new(slot as u32, generation))
     }
 
-    /// The flow's buckets and what a request of this length takes from each.
-    fn costs(
+    /// The flow's buckets, and what a request of this length takes from each.
+    fn buckets(
         &self,
         slot: usize,
         kinds: u32,
         length: u32,
-    ) -> impl Iterator<Item = (&Bucket<P>, Time)> {
+    ) -> impl Iterator<Item = (&Bucket<P>, u64)> {
         let buckets = self.account(slot).into_iter().flat_map(|account| &account.buckets);
         let amounts = [1, u64::from(length)];
         let all = buckets.zip(amounts).zip(0..).filter(move |(_, at)| kinds >> at & 1 != 0);
-        all.map(|((bucket, amount), _)| (bucket, bucket.cost(amount)))
+        all.map(|(bucket, _)| bucket)
     }
 
     /// The flow's buckets fill at these rates from now on; new ones are empty.
@@ -264,7 +314,7 @@ impl<P: Platform> Shared<P> {
             let burst = (rate / BURST).max(1);
             bucket.set_rate(rate, burst);
             if before == 0 {
-                bucket.spend(Time::of_ns(now_ns), bucket.cost(burst));
+                bucket.spend(Time::of_ns(now_ns), burst);
             }
         }
         word.store(of_halves(kinds, flow.generation()), Ordering::Release);
@@ -278,13 +328,13 @@ impl<P: Platform> Shared<P> {
     fn take(&self, now: Time, slot: usize, kinds: u32, length: u32) -> Result<(), Time> {
         let mut first = Err(now);
         let mut is_any = false;
-        for (at, (bucket, cost)) in self.costs(slot, kinds, length).enumerate() {
-            match bucket.take(now, cost) {
+        for (at, (bucket, amount)) in self.buckets(slot, kinds, length).enumerate() {
+            match bucket.take(now, bucket.cost(amount)) {
                 Ok(()) => {
-                    let others = self.costs(slot, kinds, length).enumerate();
+                    let others = self.buckets(slot, kinds, length).enumerate();
                     others
                         .filter(|(other, _)| *other != at)
-                        .for_each(|(_, (bucket, cost))| bucket.spend(now, cost));
+                        .for_each(|(_, (bucket, amount))| bucket.spend(now, amount));
                     return Ok(());
                 }
                 Err(when) => {
@@ -296,14 +346,21 @@ impl<P: Platform> Shared<P> {
         first
     }
 
+    /// From when on there is something in one of the flow's buckets.
+    fn when(&self, now: Time, slot: usize, kinds: u32) -> Time {
+        let all = self.buckets(slot, kinds, 1);
+        all.map(|(bucket, amount)| bucket.when(now, bucket.cost(amount))).min().unwrap_or(now)
+    }
+
     /// The request goes anyway.
     fn spend(&self, now: Time, slot: usize, kinds: u32, length: u32) {
-        self.costs(slot, kinds, length).for_each(|(bucket, cost)| bucket.spend(now, cost));
+        self.buckets(slot, kinds, length).for_each(|(bucket, amount)| bucket.spend(now, amount));
     }
 
     /// The request has not gone.
     fn give_back(&self, slot: usize, kinds: u32, length: u32) {
-        self.costs(slot, kinds, length).for_each(|(bucket, cost)| bucket.give_back(cost));
+        let all = self.buckets(slot, kinds, length);
+        all.for_each(|(bucket, amount)| bucket.give_back(bucket.cost(amount)));
     }
 
     /// How long a port that has sent such a request of the flow waits until all other ports that
@@ -314,7 +371,8 @@ impl<P: Platform> Shared<P> {
         if turns == 0 {
             return 0;
         }
-        let all = self.costs(slot, kinds, length);
+        let all = self.buckets(slot, kinds, length);
+        let all = all.map(|(bucket, amount)| (bucket, bucket.cost(amount)));
         let least = all.map(|(bucket, cost)| (bucket.when(now, cost), cost)).min();
         least.map_or(0, |(when, cost)| {
             let until_ns = when.ns().saturating_sub(now.ns());
@@ -337,21 +395,14 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    fn completed(&self, slot: usize, length: u64) {
-        let Some(Account { done: [requests, bytes], .. }) = self.account(slot) else { return };
-        requests.fetch_add(1, Ordering::Relaxed);
-        bytes.fetch_add(length, Ordering::Relaxed);
-    }
-
-    /// What the flow in this slot has asked for on all ports: how many requests in all, and how
-    /// many are live; wrapping.
-    fn asked(&self, slot: usize) -> (u32, u32) {
-        let words = self.activity.iter().filter_map(|words| words.get(slot));
-        let all = words.map(|word| halves(word.load(Ordering::Relaxed)));
-        let (submitted, ended) = all.fold((0u32, 0u32), |(submitted, ended), [more, less]| {
-            (submitted.wrapping_add(more), ended.wrapping_add(less))
-        });
-        (submitted, submitted.wrapping_sub(ended))
+    /// What the flow in this slot has asked for on all ports.
+    fn asked(&self, slot: usize) -> Asked {
+        let all = self.activity.iter().filter_map(|flows| flows.get(slot)).map(Activity::asked);
+        all.fold(Asked::default(), |sum, one| Asked {
+            submitted: sum.submitted.wrapping_add(one.submitted),
+            completed: sum.completed.wrapping_add(one.completed),
+            bytes: sum.bytes.wrapping_add(one.bytes),
+        })
     }
 
     fn total(&self) -> Total {
@@ -377,7 +428,7 @@ struct Member {
     /// The second that is counted: when it began, what was done by then, and whether the flow had
     /// nothing outstanding at times.
     second_ns: u64,
-    begun: [u64; 2],
+    begun: Asked,
     has_rested: bool,
     last: [u64; 2],
     state: ReservationState,
@@ -394,26 +445,24 @@ impl Member {
     }
 
     /// Ends the second, if it is over.
-    fn count(&mut self, now_ns: u64, done: [u64; 2], is_live: bool, is_short: bool) {
+    fn count(&mut self, now_ns: u64, asked: Asked, is_short: bool) {
+        let is_live = asked.live() != 0;
         self.has_rested |= !is_live;
         let lasted_us = now_ns.saturating_sub(self.second_ns) / 1000;
         if lasted_us < SECOND_NS / 1000 {
             return;
         }
-        let all = self.last.iter_mut().zip(self.begun).zip(done);
-        for ((last, before), now) in all {
-            *last = now.wrapping_sub(before).saturating_mul(1_000_000) / lasted_us;
-        }
-        let asked = self.granted.rates();
-        let has = |(last, asked): (&u64, u64)| *last >= asked / 100 * MET_PERCENT;
-        self.state = match self.last.iter().zip(asked).all(has) {
+        let done = asked.since(self.begun);
+        self.last = done.map(|done| done.saturating_mul(1_000_000) / lasted_us);
+        let has = |(last, granted): (&u64, u64)| *last >= granted / 100 * MET_PERCENT;
+        self.state = match self.last.iter().zip(self.granted.rates()).all(has) {
             _ if self.last == [0, 0] && self.has_rested => ReservationState::Idle,
             true if is_short => ReservationState::Shrunk,
             true => ReservationState::Met,
             false if self.has_rested => ReservationState::Demand,
             false => ReservationState::Missed,
         };
-        (self.second_ns, self.begun, self.has_rested) = (now_ns, done, !is_live);
+        (self.second_ns, self.begun, self.has_rested) = (now_ns, asked, !is_live);
     }
 }
 
@@ -531,9 +580,9 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
     fn visit(&self, control: &mut Control, slot: usize, now_ns: u64) {
         let Control { members, tree, supply, reserved, .. } = control;
         let Some(Some(member)) = members.get_mut(slot) else { return };
-        let (submitted, live) = self.shared.asked(slot);
-        if live != 0 || submitted != member.submitted {
-            (member.active_ns, member.submitted) = (now_ns, submitted);
+        let asked = self.shared.asked(slot);
+        if asked.live() != 0 || asked.submitted != member.submitted {
+            (member.active_ns, member.submitted) = (now_ns, asked.submitted);
         }
         let is_active = now_ns.saturating_sub(member.active_ns) < IDLE_NS && member.active_ns > 0;
         if is_active != member.is_active {
@@ -550,10 +599,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             let granted = supply.granted(place.reservation);
             let before = core::mem::replace(&mut member.granted, granted);
             self.shared.grant(now_ns, member.flow, before, granted);
-            let done = self.shared.account(slot).map_or([0; 2], |account| {
-                account.done.each_ref().map(|word| word.load(Ordering::Relaxed))
-            });
-            member.count(now_ns, done, live != 0, supply.is_short());
+            member.count(now_ns, asked, supply.is_short());
         }
         let weight = control.weight(place);
         if let Some(Some(member)) = control.members.get_mut(slot)
@@ -635,11 +681,10 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
             };
             let flow = self.inner.add_flow_as(known, told)?;
             let slot = flow.slot();
-            let submitted = self.shared.asked(slot).0;
-            let done = self.shared.account(slot).map_or([0; 2], |account| {
+            let asked = self.shared.asked(slot);
+            if let Some(account) = self.shared.account(slot) {
                 account.ahead.store(0, Ordering::Relaxed);
-                account.done.each_ref().map(|word| word.load(Ordering::Relaxed))
-            });
+            }
             control.used = control.used.max(slot + 1);
             if let Some(place) = control.members.get_mut(slot) {
                 *place = Some(Member {
@@ -649,10 +694,10 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
                     share: Share::default(),
                     is_active: false,
                     active_ns: 0,
-                    submitted,
+                    submitted: asked.submitted,
                     granted: Reservation::NONE,
                     second_ns: 0,
-                    begun: done,
+                    begun: asked,
                     has_rested: true,
                     last: [0; 2],
                     state: ReservationState::Idle,

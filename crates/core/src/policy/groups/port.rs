@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Level, Shared};
+use super::{Activity, Level, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::layer;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
@@ -39,8 +39,8 @@ pub struct GroupedPort<Q, P: Platform> {
     live: Box<[Entry]>,
     counted: u32,
     staged: u32,
-    /// Those staged that are in lanes.
-    queued: u32,
+    /// Those staged whose flows had a reservation.
+    reserved: u32,
     done: [u64; 2],
     /// Requests on the device that the policy does not know, and the most that there may be.
     ahead: u32,
@@ -62,14 +62,12 @@ impl Entry {
     const FLAGS: u32 = 25;
     /// The policy holds it.
     const STAGED: u64 = 1 << Self::FLAGS;
-    /// Its flow has a reservation.
-    const RESERVED: u64 = 2 << Self::FLAGS;
     /// It is on the device, and the policy does not know it.
-    const AHEAD: u64 = 4 << Self::FLAGS;
-    /// It is in its flow's lane.
-    const QUEUED: u64 = 8 << Self::FLAGS;
+    const AHEAD: u64 = 2 << Self::FLAGS;
     /// It went to the device's urgent class.
-    const URGENT: u64 = 16 << Self::FLAGS;
+    const URGENT: u64 = 4 << Self::FLAGS;
+    /// Which buckets its flow had when it came, a bit each.
+    const KINDS: u32 = Self::FLAGS + 3;
 
     fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
         Entry(u64::from(length) << 32 | flags | (flow.slot() as u64 + 1))
@@ -77,6 +75,10 @@ impl Entry {
 
     fn is(self, flag: u64) -> bool {
         self.0 & flag != 0
+    }
+
+    fn kinds(self) -> u32 {
+        (self.0 >> Self::KINDS) as u32 & 3
     }
 
     fn slot(self) -> usize {
@@ -91,24 +93,16 @@ impl Entry {
 /// The flows with reservations that have requests staged here, in the order in which they are
 /// looked at.
 struct Lanes {
-    lanes: Box<[Option<Lane>]>,
+    lanes: Box<[Option<FlowId>]>,
     /// Of each flow's slot its lane's number and one; 0 for none.
     of: Box<[u32]>,
     free: Fifo,
     links: Links,
-    /// Those of requests, by their tags.
-    waiting: Links,
     open: u32,
     order: Tournament,
+    /// When the first of them is looked at; [`u64::MAX`] if there is none.
+    first_ns: u64,
     turns: u64,
-}
-
-/// A flow with a reservation, and its requests that are staged here, in the order in which they
-/// came: not all, if some were staged when it had no reservation.
-struct Lane {
-    flow: FlowId,
-    at_ns: u64,
-    queue: Fifo,
 }
 
 impl Lanes {
@@ -121,67 +115,47 @@ impl Lanes {
             of: boxed(flows, |_| 0),
             free,
             links,
-            waiting: Links::new(tags),
             open: 0,
             order: Tournament::new(lanes),
+            first_ns: u64::MAX,
             turns: 0,
         }
     }
 
-    /// The lane of whatever flow has this slot.
-    fn of_slot(&mut self, slot: usize) -> Option<&mut Lane> {
-        let number = self.of.get(slot)?.wrapping_sub(1);
-        self.lanes.get_mut(number as usize)?.as_mut()
-    }
-
-    /// Puts a request at the end of its flow's lane; whether it has one.
-    fn push(&mut self, flow: FlowId, tag: Tag) -> bool {
-        let number = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
-        let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return false };
-        if lane.flow != flow {
-            return false;
-        }
-        self.waiting.push(&mut lane.queue, tag.0);
-        true
-    }
-
-    /// Takes a request out of the lane of its slot.
-    fn remove(&mut self, slot: usize, tag: Tag) {
-        let number = self.of.get(slot).map_or(NONE, |number| number.wrapping_sub(1));
-        if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
-            self.waiting.remove(&mut lane.queue, tag.0);
-        }
-    }
-
     /// The first lane, and its number.
-    fn first(&self) -> Option<(u32, &Lane)> {
+    fn first(&self) -> Option<(u32, FlowId)> {
         let number = self.order.get()?.tag();
-        Some((number as u32, self.lanes.get(number)?.as_ref()?))
+        Some((number as u32, (*self.lanes.get(number)?)?))
     }
 
     fn look_at(&mut self, number: u32, at_ns: u64) {
-        if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
-            lane.at_ns = at_ns;
-            self.turns = self.turns.wrapping_add(1);
-            let key = Key::new(VTime::from_units(at_ns), self.turns, Tag(number));
-            self.order.put(number as usize, key);
-        }
+        self.turns = self.turns.wrapping_add(1);
+        let key = Key::new(VTime::from_units(at_ns), self.turns, Tag(number));
+        self.order.put(number as usize, key);
+        self.note_first();
     }
 
-    /// Opens a lane for the flow, to be looked at now; whether there was none.
+    fn note_first(&mut self) {
+        self.first_ns = self.order.get().map_or(u64::MAX, |key| key.start().units());
+    }
+
+    /// Whether the flow has a lane.
+    #[inline]
+    fn has(&self, flow: FlowId) -> bool {
+        let number = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
+        self.lanes.get(number as usize) == Some(&Some(flow))
+    }
+
+    /// Opens a lane for the flow, which has none, to be looked at now; whether there is room.
+    #[cold]
     fn open(&mut self, flow: FlowId, now_ns: u64) -> bool {
-        if let Some(lane) = self.of_slot(flow.slot()) {
-            if lane.flow == flow || !lane.queue.is_empty() {
-                return false;
-            }
-            // Of a flow that had the slot before.
-            let old = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
-            self.close(old);
-        }
+        // Of a flow that had the slot before.
+        let old = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
+        self.close(old);
         let Some(number) = self.links.pop(&mut self.free) else { return false };
         self.open += 1;
         if let Some(lane) = self.lanes.get_mut(number as usize) {
-            *lane = Some(Lane { flow, at_ns: now_ns, queue: Fifo::default() });
+            *lane = Some(flow);
         }
         if let Some(of) = self.of.get_mut(flow.slot()) {
             *of = number.wrapping_add(1);
@@ -192,11 +166,12 @@ impl Lanes {
 
     fn close(&mut self, number: u32) {
         let lane = self.lanes.get_mut(number as usize).and_then(Option::take);
-        let Some(Lane { flow, .. }) = lane else { return };
+        let Some(flow) = lane else { return };
         if let Some(of) = self.of.get_mut(flow.slot()) {
             *of = 0;
         }
         self.order.remove(number as usize);
+        self.note_first();
         self.links.push(&mut self.free, number);
         self.open = self.open.saturating_sub(1);
     }
@@ -211,7 +186,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             live: boxed(tags, |_| Entry::default()),
             counted: 0,
             staged: 0,
-            queued: 0,
+            reserved: 0,
             done: [0; 2],
             ahead: 0,
             most_ahead: (tags / PART).max(1) as u32,
@@ -240,25 +215,30 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
     }
 
-    /// Takes a request out of its lane, if it is in one.
-    fn unqueue(&mut self, entry: Entry, tag: Tag) {
-        if entry.is(Entry::QUEUED) {
-            self.queued = self.queued.saturating_sub(1);
-            self.lanes.remove(entry.slot(), tag);
+    /// The policy holds this request no longer.
+    fn unstaged(&mut self, entry: Entry) {
+        self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
+        let is_reserved = entry.is(Entry::STAGED) && entry.kinds() != 0;
+        self.reserved = self.reserved.saturating_sub(is_reserved.into());
+    }
+
+    fn activity(&self, slot: usize) -> Option<&Activity<P>> {
+        self.shared.activity.get(self.index)?.get(slot)
+    }
+
+    /// A request of the flow in this slot is counted from now on, or is taken back.
+    #[inline]
+    fn count_submitted(&self, slot: usize, more: bool) {
+        if let Some(activity) = self.activity(slot) {
+            activity.submitted(more);
         }
     }
 
-    /// One request more or less of the flow in this slot.
     #[inline]
-    fn count(&self, slot: usize, more: bool) {
-        let words = self.shared.activity.get(self.index);
-        let Some(word) = words.and_then(|words| words.get(slot)) else { return };
-        let [submitted, ended] = super::halves(word.load(Ordering::Relaxed));
-        let word_now = match more {
-            true => super::of_halves(submitted.wrapping_add(1), ended),
-            false => super::of_halves(submitted, ended.wrapping_add(1)),
-        };
-        word.store(word_now, Ordering::Relaxed);
+    fn count_completed(&self, slot: usize, length: u32) {
+        if let Some(activity) = self.activity(slot) {
+            activity.completed(length);
+        }
     }
 
     /// A request has been taken, and is counted: no flow has a reservation.
@@ -266,17 +246,17 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     fn came(&mut self, request: &Request) {
         self.put(request.tag, Entry::new(request.flow, request.length, 0));
         self.counted = self.counted.saturating_add(1);
-        self.count(request.flow.slot(), true);
+        self.count_submitted(request.flow.slot(), true);
     }
 
-    /// It is no more.
+    /// It is completed.
     #[inline]
     fn went(&mut self, tag: Tag) {
         let entry = self.entry(tag);
         if entry != Entry::default() {
             self.put(tag, Entry::default());
             self.counted = self.counted.saturating_sub(1);
-            self.count(entry.slot(), false);
+            self.count_completed(entry.slot(), entry.length());
         }
     }
 
@@ -284,22 +264,14 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     fn taken(&mut self, now_ns: u64, request: &Request, submitted: &mut Submitted) {
         let flow = request.flow;
         let kinds = self.shared.kinds(flow);
-        let mut flags = 0;
-        if kinds != 0 {
-            flags |= Entry::RESERVED;
-        }
+        let mut flags = u64::from(kinds) << Entry::KINDS;
         match submitted {
             Submitted::Staged => {
                 flags |= Entry::STAGED;
                 self.staged = self.staged.saturating_add(1);
                 if kinds != 0 {
-                    if self.lanes.open(flow, now_ns) {
-                        self.shared.lanes(flow.slot(), true);
-                    }
-                    if self.lanes.push(flow, request.tag) {
-                        flags |= Entry::QUEUED;
-                        self.queued = self.queued.saturating_add(1);
-                    }
+                    self.reserved = self.reserved.saturating_add(1);
+                    self.open(flow, now_ns);
                 }
             }
             Submitted::Issue { class } if kinds != 0 => {
@@ -317,8 +289,16 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
         self.put(request.tag, Entry::new(flow, request.length, flags));
         self.counted = self.counted.saturating_add(1);
-        self.count(flow.slot(), true);
+        self.count_submitted(flow.slot(), true);
         self.show();
+    }
+
+    /// The flow has a lane from now on.
+    #[inline]
+    fn open(&mut self, flow: FlowId, now_ns: u64) {
+        if !self.lanes.has(flow) && self.lanes.open(flow, now_ns) {
+            self.shared.lanes(flow.slot(), true);
+        }
     }
 
     /// The policy has let the request go.
@@ -327,13 +307,11 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         if !entry.is(Entry::STAGED) {
             return;
         }
-        self.staged = self.staged.saturating_sub(1);
-        self.put(tag, Entry(entry.0 & !(Entry::STAGED | Entry::QUEUED)));
-        self.unqueue(entry, tag);
-        if entry.is(Entry::RESERVED) {
-            let (now, slot) = (Time::of_ns(now_ns), entry.slot());
-            let kinds = self.shared.kinds_in(slot);
-            self.shared.spend(now, slot, kinds, entry.length());
+        self.unstaged(entry);
+        self.put(tag, Entry(entry.0 & !Entry::STAGED));
+        if entry.kinds() != 0 {
+            let now = Time::of_ns(now_ns);
+            self.shared.spend(now, entry.slot(), entry.kinds(), entry.length());
         }
     }
 
@@ -344,16 +322,14 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             return;
         }
         self.put(tag, Entry::default());
-        self.unqueue(entry, tag);
+        self.unstaged(entry);
         self.counted = self.counted.saturating_sub(1);
-        self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
-        self.count(entry.slot(), false);
         if is_done {
-            let length = entry.length().into();
-            self.done = [self.done[0].wrapping_add(1), self.done[1].wrapping_add(length)];
-            if entry.is(Entry::RESERVED) {
-                self.shared.completed(entry.slot(), length);
-            }
+            let length = entry.length();
+            self.count_completed(entry.slot(), length);
+            self.done = [self.done[0].wrapping_add(1), self.done[1].wrapping_add(length.into())];
+        } else {
+            self.count_submitted(entry.slot(), false);
         }
         self.show();
     }
@@ -367,8 +343,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         for _ in 0..AT_ONCE.min(self.unseen) {
             self.unseen -= 1;
             let Some(flow) = self.shared.reserved_in(self.unseen) else { continue };
-            if self.inner.staged(flow).is_some() && self.lanes.open(flow, now_ns) {
-                self.shared.lanes(flow.slot(), true);
+            if self.inner.staged(flow).is_some() {
+                self.open(flow, now_ns);
             }
         }
     }
@@ -382,28 +358,29 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     fn first(&mut self, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
         let now = Time::of_ns(now_ns);
         for _ in 0..AT_ONCE {
-            let (number, &Lane { flow, at_ns, ref queue }) = self.lanes.first()?;
-            if at_ns > now_ns || self.ahead >= self.most_ahead {
+            if self.lanes.first_ns > now_ns || self.ahead >= self.most_ahead {
                 return None;
             }
-            let (kinds, first) = (self.shared.kinds(flow), queue.first());
-            if kinds == 0 && first.is_some() {
-                // Its lane is there until the policy has let all of it go.
-                self.lanes.look_at(number, now_ns.saturating_add(AGAIN_NS));
+            let (number, flow) = self.lanes.first()?;
+            let (slot, kinds) = (flow.slot(), self.shared.kinds(flow));
+            let later_ns = |when: Time| when.ns().min(now_ns.saturating_add(AGAIN_NS));
+            // Before the policy is asked for a request, which `kyber` has to look for.
+            let when = self.shared.when(now, slot, kinds);
+            if kinds != 0 && when > now {
+                self.lanes.look_at(number, later_ns(when));
                 continue;
             }
-            let staged = first.map(Tag).or_else(|| self.inner.staged(flow));
+            let staged = self.inner.staged(flow);
             let Some(tag) = staged.filter(|_| kinds != 0) else {
                 self.close(number, flow);
                 continue;
             };
-            let (entry, slot) = (self.entry(tag), flow.slot());
-            let later_ns = |when: Time| when.ns().min(now_ns.saturating_add(AGAIN_NS));
+            let entry = self.entry(tag);
             if let Err(when) = self.shared.take(now, slot, kinds, entry.length()) {
                 self.lanes.look_at(number, later_ns(when));
                 continue;
             }
-            if !self.inner.cancel(now_ns, tag, wake) {
+            if !self.inner.expedite(now_ns, tag, wake) {
                 // It is part of a command, or about to go.
                 self.shared.give_back(slot, kinds, entry.length());
                 self.lanes.look_at(number, now_ns.saturating_add(CHOSEN_NS));
@@ -415,12 +392,11 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             if entry == Entry::default() {
                 // It was taken when nothing was counted.
                 self.counted = self.counted.saturating_add(1);
-                self.count(slot, true);
+                self.count_submitted(slot, true);
             } else {
-                self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
-                self.unqueue(entry, tag);
+                self.unstaged(entry);
             }
-            let flags = Entry::RESERVED | Entry::AHEAD;
+            let flags = u64::from(kinds) << Entry::KINDS | Entry::AHEAD;
             self.put(tag, Entry::new(flow, entry.length(), flags));
             self.ahead = self.ahead.saturating_add(1);
             self.shared.ahead.fetch_add(1, Ordering::Relaxed);
@@ -465,7 +441,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
         // What follows a `Join` is the policy's.
         if !self.is_joining
-            && self.lanes.open > 0
+            && self.lanes.first_ns <= now_ns
             && let Some(next) = self.first(now_ns, wake)
         {
             return next.into();
@@ -480,29 +456,28 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             // A completion is next.
             return next.into();
         }
-        let next = match (next, self.lanes.first()) {
-            (Next::WaitUntil(at_ns), Some((_, lane))) => Next::WaitUntil(at_ns.min(lane.at_ns)),
-            (Next::Blocked, Some((_, lane))) => Next::WaitUntil(lane.at_ns),
+        let next = match next {
+            _ if self.lanes.open == 0 => next,
+            Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(self.lanes.first_ns)),
+            Next::Blocked => Next::WaitUntil(self.lanes.first_ns),
             _ => next,
         };
         next.into()
     }
 
-    /// Counts a request as done; whether it had gone ahead, so that the policy does not know it.
+    /// Counts a request as done.
     #[cold]
     #[inline(never)]
-    fn completed_ahead(&mut self, tag: Tag) -> bool {
+    fn completed(&mut self, tag: Tag) {
         if self.shared.level() == Level::Shares {
             self.went(tag);
-            return false;
+            return;
         }
-        let is_ahead = self.entry(tag).is(Entry::AHEAD);
-        if is_ahead {
+        if self.entry(tag).is(Entry::AHEAD) {
             self.ahead = self.ahead.saturating_sub(1);
             self.shared.ahead.fetch_sub(1, Ordering::Relaxed);
         }
         self.ended(tag, true);
-        is_ahead
     }
 }
 
@@ -540,9 +515,10 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
 
     #[inline(always)]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if self.counted > 0 && self.completed_ahead(tag) {
-            return;
+        if self.counted > 0 {
+            self.completed(tag);
         }
+        // A policy ignores what it does not know, which is what went ahead.
         self.inner.complete(now_ns, tag, outcome, wake);
     }
 
@@ -569,12 +545,9 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         let mut stats = self.inner.flow_stats(flow);
         if self.counted > 0 {
-            let words = self.shared.activity.get(self.index);
-            let word = words.and_then(|words| words.get(flow.slot()));
-            let [submitted, ended] = super::halves(word.map_or(0, |w| w.load(Ordering::Relaxed)));
             // What went before all others is not the policy's.
-            let in_flight = submitted.wrapping_sub(ended).saturating_sub(stats.staged);
-            stats.in_flight = stats.in_flight.max(in_flight);
+            let live = self.activity(flow.slot()).map_or(0, |activity| activity.asked().live());
+            stats.in_flight = stats.in_flight.max(live.saturating_sub(stats.staged));
         }
         stats
     }
@@ -585,7 +558,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         // Some request that is staged here is of a flow without a reservation, or of one with
         // another.
         if matches!(reason.held, Some(Held::NoSlot | Held::Target))
-            && (self.staged > self.queued || self.lanes.open > 1)
+            && (self.staged > self.reserved || self.lanes.open > 1)
             && self.shared.is_ahead()
         {
             reason.held = Some(Held::Reserved);

@@ -208,8 +208,8 @@ impl Queue {
         self.keys.get(local.newest as usize).map(|key| key.start())
     }
 
-    /// One of the staged requests of the flow in the seat, and how many there are. Looks through
-    /// what is to be issued again, which is little and seldom anything.
+    /// Which of the staged requests of the flow in the seat goes first, and how many there are.
+    /// Looks through what is to be issued again, which is little and seldom anything.
     pub(super) fn staged_of(&self, seat: usize, local: &LocalFlow) -> (Option<Tag>, u32) {
         let of_flow = |tag: &u32| {
             let entry = self.entries.get(*tag as usize);
@@ -217,9 +217,9 @@ impl Queue {
         };
         let again = core::iter::successors(self.again.first(), |&tag| self.again_links.after(tag));
         let again = again.filter(of_flow);
-        let newest = (local.newest != NONE).then_some(local.newest);
         let count = local.staged.saturating_add(again.clone().count() as u32);
-        (newest.or_else(|| again.clone().next()).map(Tag), count)
+        let first = self.first.key_of(seat).map(|key| key.tag() as u32);
+        (again.clone().next().or(first).map(Tag), count)
     }
 
     /// Takes out the request that is to go first; it holds `slot` from now on.
