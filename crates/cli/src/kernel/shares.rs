@@ -340,7 +340,7 @@ mod tests {
             assert!(widest(&text) <= Some(width), "{text}");
             assert!(text.contains("kubepods") && text.contains("entitled"), "{text}");
             assert!(text.contains("111.scope") && text.contains("222.scope"), "{text}");
-            assert_eq!(text.contains("in flight"), width > 80, "{text}");
+            assert_eq!(text.contains("in flight"), width > 100, "{text}");
         }
         assert!(fitted(&[&one], 1.0, usize::MAX).contains(&one.cgroup));
         assert_eq!(fitted(&[&one], 1.0, 10).lines().count(), 3, "too narrow for anything");
