@@ -22,6 +22,8 @@ pub(crate) struct HostTable {
     kernel: Option<String>,
     shared: Option<Factor>,
     #[serde(default)]
+    races: bool,
+    #[serde(default)]
     cycles: CyclesTable,
 }
 
@@ -57,7 +59,8 @@ impl HostTable {
                  threads: say cores = {threads} or less above, or give the host more"
             ));
         }
-        Ok(machine.host(ports))
+        let host = machine.host(ports);
+        Ok(if self.races { host.racing() } else { host })
     }
 
     fn machine(&self) -> Result<Machine, String> {
@@ -92,6 +95,7 @@ impl HostTable {
                 near_ns: ns(self.line, usual.lines.near_ns),
                 far_ns: ns(self.far_line, usual.lines.far_ns),
             },
+            kept_percent: usual.kept_percent,
             wakes: Ways {
                 near_ns: ns(self.wake, usual.wakes.near_ns),
                 far_ns: ns(self.far_wake, usual.wakes.far_ns),

@@ -108,9 +108,19 @@ impl Caches {
         self.locks.len() - 1
     }
 
+    /// The line of a lock.
+    pub(crate) fn line_of(&self, lock: usize) -> usize {
+        self.locks[lock].line
+    }
+
+    /// What accesses cost.
+    pub(crate) fn latencies(&self) -> Latencies {
+        self.latencies
+    }
+
     /// What it takes to bring a line to a core from the farthest of its holders, or from the
     /// nearest.
-    fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
+    pub(crate) fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
         let others = holders & !(1 << core);
         let (near, far) = (others & self.sockets[core] != 0, others & !self.sockets[core] != 0);
         if far && (farthest || !near) { self.latencies.far_ps } else { self.latencies.near_ps }

@@ -32,6 +32,7 @@
 //! | | ns | |
 //! | a line from another core: Haswell and Broadwell | 39, other socket 118 | `[S]` nviennot/core-to-core-latency, two E5-2630 v4; the first eight cores of an E5-2697 v3 are as near |
 //! | Skylake and Cascade Lake | 48, other socket 136 | `[S]` the same, Gold 6242 |
+//! | of that the holder still has it, where accesses race | two thirds | `[D]` the request passes two of three ways, to the directory and to the holder; `cargo bench -p fairq-sim --bench coherence` |
 //! | a wake-up under way | 600, other socket 1000 | `[P]` MQFQ 4.3.2: across sockets about what a timer of 1 us takes; within one `[G]` |
 //! | two hardware threads, each | 1.6 times | `[G]` together a quarter more than one |
 
@@ -65,6 +66,9 @@ pub struct Machine {
     pub mhz: u64,
     /// How long a line is under way from another core.
     pub lines: Ways,
+    /// For which part of that the core that loses it still has it, in percent, where
+    /// [accesses race](crate::races).
+    pub kept_percent: u64,
     /// How long a wake-up is under way.
     pub wakes: Ways,
     /// What the kernel does with each request.
@@ -106,6 +110,10 @@ pub struct Host {
     pub places: Vec<Place>,
     /// What takes how long.
     pub machine: Machine,
+    /// Whether accesses of one core come between those of another's verb
+    /// ([`crate::races`]), which takes longer to simulate; else each verb takes its time as a
+    /// whole.
+    pub races: bool,
 }
 
 /// What the kernel does beside the scheduler, in cycles.
@@ -204,6 +212,7 @@ impl Machine {
         threads: 1,
         mhz: 2400,
         lines: SKYLAKE,
+        kept_percent: 67,
         wakes: Ways { near_ns: 600, far_ns: 1000 },
         layer: BlockLayer::LINUX_5,
         cycles: Cycles { load: 4, store: 1, atomic: 18, verb: 40, send: 500 },
@@ -267,13 +276,23 @@ impl Machine {
             let core = thread % all;
             Place { socket: (core / cores) as u16, core: core as u16 }
         };
-        Host { places: (0..threads).map(place).collect(), machine: self }
+        Host { places: (0..threads).map(place).collect(), machine: self, races: false }
     }
 
     /// Whether there can be such a machine; what is wrong, if not.
     pub fn check(&self) -> Result<(), String> {
-        let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, shared_percent } =
-            *self;
+        let Machine {
+            sockets,
+            cores,
+            threads,
+            mhz,
+            lines,
+            kept_percent,
+            wakes,
+            layer,
+            cycles,
+            shared_percent,
+        } = *self;
         if sockets == 0 || cores == 0 || threads == 0 {
             return Err("sockets, cores and threads must be above 0".into());
         }
@@ -303,6 +322,9 @@ impl Machine {
         if submit + issue + complete + reap == 0 {
             return Err("requests that take no cycle: leave the host out instead".into());
         }
+        if kept_percent >= 100 {
+            return Err(format!("a line stays for {kept_percent} % of its way: at most 99"));
+        }
         if !SHARED_PERCENT.contains(&shared_percent) {
             return Err(format!(
                 "work takes {shared_percent} % of its time beside another hardware thread of its \
@@ -322,6 +344,12 @@ const MOST_CYCLES: u64 = 1_000_000_000;
 const SHARED_PERCENT: RangeInclusive<u64> = 100..=1000;
 
 impl Host {
+    /// The same where accesses race.
+    #[must_use]
+    pub fn racing(self) -> Host {
+        Host { races: true, ..self }
+    }
+
     /// The ports as policies want to know them.
     pub fn topology(&self) -> Topology {
         Topology::new(self.places.iter().map(|place| (place.socket, place.core)).collect())

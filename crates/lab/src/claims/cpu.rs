@@ -12,7 +12,7 @@ use fairq_sim::host::{BlockLayer, Machine};
 use fairq_sim::policies::{AnySubject, BfqSubject, D2fqParts, D2fqSubject, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
-use super::{Answer, Experiment, Outcome, go, go_by_thread, near, rule};
+use super::{Answer, Experiment, Outcome, go, go_by_thread, host_of, near, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-2.1", "D-2.2", "D-2.3"], seconds: 10, run: bypass },
@@ -393,9 +393,8 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
         };
         let scenario =
             Scenario::new(ramdisk.clone(), cores, (0..cores).map(tenant).collect(), 16 * MS);
-        Ok::<_, String>(
-            go(policy, &scenario.on(Machine::GOLD_6226.host(cores)), seed)?.iops() / 1e6,
-        )
+        let host = host_of("D-17.1", Machine::GOLD_6226.host(cores));
+        Ok::<_, String>(go(policy, &scenario.on(host), seed)?.iops() / 1e6)
     };
     // As in the paper each completion moves its flow's virtual time: a port publishes what is worth
     // tau_l / 64, here a request. Classes mean nothing on this device, and so neither does tau_l.

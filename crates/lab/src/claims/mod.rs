@@ -32,8 +32,8 @@ mod seeds;
 mod sweeps;
 
 pub use figure::{Axis, Figure, Line, Shape, Table};
-use rules::rule;
 pub use rules::{Change, ROWS, Row, frozen};
+use rules::{host_of, rule};
 pub use seeds::{Interval, Seeds};
 pub(crate) use seeds::{told, verdict};
 
