@@ -11,7 +11,7 @@
 //!   is the policy's, and so are all its promises.
 //! - *Reservations.* A flow's reservation is a bucket that fills at its rate, and from which all
 //!   that the flow is given is taken. While there is something in it, the flow has had less than
-//!   its reservation: the first of its requests is taken back from the policy, uncharged, and goes
+//!   its reservation: the first of its requests is taken out of the policy, uncharged, and goes
 //!   to the device before all others, beside the policy's D. So a flow whose weight gives it more
 //!   has its share, and the others at least their rate. A direct policy holds nothing that could be
 //!   taken back: `d2fq`'s requests go to the urgent class instead; with `none` a reservation does
@@ -21,7 +21,7 @@
 //!
 //! ```text
 //!   submit ─▶ the policy's submit ─▶ staged ── next ─▶ has less than its reservation?
-//!                                                ├─ yes ─▶ the policy's cancel, Issue
+//!                                                ├─ yes ─▶ the policy's expedite, Issue
 //!                                                └─ no ──▶ the policy's next
 //! ```
 //!
