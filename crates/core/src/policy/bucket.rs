@@ -99,7 +99,8 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
-    /// Takes so many requests or bytes, or what there is if that is less: what is used anyway.
+    /// A request goes whatever the bucket has: it takes so many requests or bytes, or the rest of
+    /// the bucket if that is less.
     pub(crate) fn spend(&self, now: Time, amount: u64) {
         let burst = self.burst.load(Ordering::Relaxed);
         let mut full_at = self.full_at.load(Ordering::Relaxed);

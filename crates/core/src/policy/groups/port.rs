@@ -146,7 +146,8 @@ impl Lanes {
         self.lanes.get(number as usize) == Some(&Some(flow))
     }
 
-    /// Opens a lane for the flow, which has none, to be looked at now; whether there is room.
+    /// Opens a lane for the flow, which has none, to be looked at now; whether its slot has one
+    /// now and had none before.
     #[cold]
     fn open(&mut self, flow: FlowId, now_ns: u64) -> bool {
         // Of a flow that had the slot before.
@@ -161,7 +162,7 @@ impl Lanes {
             *of = number.wrapping_add(1);
         }
         self.look_at(number, now_ns);
-        true
+        old == NONE
     }
 
     fn close(&mut self, number: u32) {
