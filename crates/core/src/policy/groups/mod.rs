@@ -46,6 +46,7 @@
 #[cfg(all(test, loom))]
 mod models;
 mod port;
+mod shared;
 mod supply;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -54,8 +55,6 @@ mod tree;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-
-use crossbeam_utils::CachePadded;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::{FlowError, FlowId, Weight};
@@ -67,9 +66,9 @@ use crate::contract::share::{
     Group, GroupId, GroupStats, Reservation, ReservationState, Share, ShareStats,
 };
 use crate::entry::Built;
-use crate::policy::bucket::{Bucket, Time};
 use crate::structures::allocation::{boxed, granted, room};
-use supply::{Supply, Total};
+use shared::{Asked, Level, Shared};
+use supply::Supply;
 use tree::{Part, Place, Tree};
 
 pub use port::GroupedPort;
@@ -80,8 +79,6 @@ const AT_ONCE: usize = 1024;
 /// A flow that has asked for nothing for this long is idle, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// A reservation may catch up at once on what its rate brings in a second, divided by this.
-const BURST: u64 = 20;
 /// A flow has its reservation if it has this part of it, in percent.
 const MET_PERCENT: u64 = 97;
 
@@ -90,326 +87,6 @@ pub struct Grouped<L, P: Platform = Native> {
     inner: L,
     shared: Arc<Shared<P>>,
     control: P::Mutex<Control>,
-}
-
-/// What ports and the control side share.
-struct Shared<P: Platform> {
-    /// Requests on the device that went before all others, of all ports.
-    ahead: P::U64,
-    /// What ports do, a [`Level`]; it only rises.
-    level: P::U64,
-    /// The policy schedules by the device's classes.
-    has_classes: bool,
-    /// How often a flow has got or lost a reservation.
-    epoch: P::U64,
-    /// Of each flow: its generation in the upper half, and which buckets it has.
-    flows: Box<[P::U64]>,
-    accounts: Box<[Account<P>]>,
-    ports: Box<[CachePadded<Words<P>>]>,
-    /// Of each port and flow.
-    activity: Box<[Box<[Activity<P>]>]>,
-}
-
-/// What ports do for this layer.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
-    /// Nothing: there never was a group or a reservation.
-    Off,
-    /// They count what each flow asks for, since there has been a group.
-    Shares,
-    /// And what the policy holds and the device does, since there has been a reservation.
-    Reservations,
-}
-
-/// What is shared of a flow with a reservation: a cache line.
-#[repr(align(64))]
-struct Account<P: Platform> {
-    buckets: [Bucket<P>; 2],
-    ahead: P::U64,
-    /// How many ports have requests of it staged.
-    lanes: P::U64,
-}
-
-/// What a flow has asked for and been given on a port. Only the port writes it.
-struct Activity<P: Platform> {
-    /// How many requests were submitted, and how many of them are completed; both wrap.
-    requests: P::U64,
-    /// Of those completed.
-    bytes: P::U64,
-}
-
-/// The same of a flow on all ports.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-struct Asked {
-    submitted: u32,
-    completed: u32,
-    bytes: u64,
-}
-
-impl Asked {
-    /// How many requests are live.
-    fn live(self) -> u32 {
-        self.submitted.wrapping_sub(self.completed)
-    }
-
-    /// Requests and bytes completed since then.
-    fn since(self, before: Asked) -> [u64; 2] {
-        let requests = self.completed.wrapping_sub(before.completed);
-        [requests.into(), self.bytes.wrapping_sub(before.bytes)]
-    }
-}
-
-impl<P: Platform> Activity<P> {
-    fn asked(&self) -> Asked {
-        let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
-        Asked { submitted, completed, bytes: self.bytes.load(Ordering::Relaxed) }
-    }
-
-    /// One request more has been submitted; or one is taken back, as if it never had been.
-    #[inline]
-    fn submitted(&self, more: bool) {
-        let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
-        let submitted = if more { submitted.wrapping_add(1) } else { submitted.wrapping_sub(1) };
-        self.requests.store(of_halves(submitted, completed), Ordering::Relaxed);
-    }
-
-    /// One has been completed.
-    #[inline]
-    fn completed(&self, length: u32) {
-        let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
-        let word = of_halves(submitted, completed.wrapping_add(1));
-        self.requests.store(word, Ordering::Relaxed);
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        self.bytes.store(bytes.wrapping_add(length.into()), Ordering::Relaxed);
-    }
-}
-
-/// What a port shows.
-struct Words<P: Platform> {
-    done: [P::U64; 2],
-    /// Requests staged, and those that are live.
-    held: P::U64,
-}
-
-/// The lower half of a word, and the upper one.
-fn halves(word: u64) -> [u32; 2] {
-    [word as u32, (word >> 32) as u32]
-}
-
-fn of_halves(lower: u32, upper: u32) -> u64 {
-    u64::from(upper) << 32 | u64::from(lower)
-}
-
-impl<P: Platform> Words<P> {
-    fn show(&self, done: [u64; 2], staged: u32, live: u32) {
-        self.done.iter().zip(done).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-        self.held.store(of_halves(staged, live), Ordering::Relaxed);
-    }
-
-    fn add_to(&self, total: &mut Total) {
-        let done = self.done.each_ref().map(|word| word.load(Ordering::Relaxed));
-        for (sum, value) in total.done.iter_mut().zip(done) {
-            *sum = sum.wrapping_add(value);
-        }
-        let [staged, live] = halves(self.held.load(Ordering::Relaxed));
-        total.staged = total.staged.saturating_add(staged.into());
-        total.live = total.live.saturating_add(live.into());
-    }
-}
-
-impl<P: Platform> Shared<P> {
-    fn new(ports: usize, flows: usize, has_classes: bool) -> Self {
-        let words = |count| boxed(count, |_| P::U64::new(0));
-        let account = || Account {
-            buckets: core::array::from_fn(|_| Bucket::new()),
-            ahead: P::U64::new(0),
-            lanes: P::U64::new(0),
-        };
-        let port =
-            || Words { done: core::array::from_fn(|_| P::U64::new(0)), held: P::U64::new(0) };
-        let activity = || Activity { requests: P::U64::new(0), bytes: P::U64::new(0) };
-        Shared {
-            ahead: P::U64::new(0),
-            level: P::U64::new(Level::Off as u64),
-            has_classes,
-            epoch: P::U64::new(0),
-            flows: words(flows),
-            accounts: boxed(flows, |_| account()),
-            ports: boxed(ports, |_| CachePadded::new(port())),
-            activity: boxed(ports, |_| boxed(flows, |_| activity())),
-        }
-    }
-
-    #[inline]
-    fn level(&self) -> Level {
-        match self.level.load(Ordering::Relaxed) {
-            0 => Level::Off,
-            1 => Level::Shares,
-            _ => Level::Reservations,
-        }
-    }
-
-    fn is_on(&self) -> bool {
-        self.level() != Level::Off
-    }
-
-    /// The device is at work on requests that went before all others.
-    fn is_ahead(&self) -> bool {
-        self.ahead.load(Ordering::Relaxed) > 0
-    }
-
-    fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Relaxed)
-    }
-
-    fn account(&self, slot: usize) -> Option<&Account<P>> {
-        self.accounts.get(slot)
-    }
-
-    fn word(&self, slot: usize) -> [u32; 2] {
-        halves(self.flows.get(slot).map_or(0, |word| word.load(Ordering::Acquire)))
-    }
-
-    /// The buckets that the flow has, a bit each.
-    fn kinds(&self, flow: FlowId) -> u32 {
-        let [kinds, generation] = self.word(flow.slot());
-        if generation == flow.generation() { kinds } else { 0 }
-    }
-
-    /// The flow in this slot, if it has a reservation.
-    fn reserved_in(&self, slot: usize) -> Option<FlowId> {
-        let [kinds, generation] = self.word(slot);
-        (kinds != 0).then(|| FlowId::new(slot as u32, generation))
-    }
-
-    /// The flow's buckets, and what a request of this length takes from each.
-    fn buckets(
-        &self,
-        slot: usize,
-        kinds: u32,
-        length: u32,
-    ) -> impl Iterator<Item = (&Bucket<P>, u64)> {
-        let buckets = self.account(slot).into_iter().flat_map(|account| &account.buckets);
-        let amounts = [1, u64::from(length)];
-        let all = buckets.zip(amounts).zip(0..).filter(move |(_, at)| kinds >> at & 1 != 0);
-        all.map(|(bucket, _)| bucket)
-    }
-
-    /// The flow's buckets fill at these rates from now on; new ones are empty.
-    fn grant(&self, now_ns: u64, flow: FlowId, before: Reservation, granted: Reservation) {
-        let slot = flow.slot();
-        let (Some(account), Some(word)) = (self.account(slot), self.flows.get(slot)) else {
-            return;
-        };
-        if before == granted {
-            return;
-        }
-        let mut kinds = 0;
-        let rates = granted.rates().into_iter().zip(before.rates());
-        for (((rate, before), bucket), at) in rates.zip(&account.buckets).zip(0..) {
-            if rate == 0 {
-                continue;
-            }
-            kinds |= 1 << at;
-            let burst = (rate / BURST).max(1);
-            bucket.set_rate(rate, burst);
-            if before == 0 {
-                bucket.spend(Time::of_ns(now_ns), burst);
-            }
-        }
-        word.store(of_halves(kinds, flow.generation()), Ordering::Release);
-        if before.is_none() || granted.is_none() {
-            self.epoch.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes what the request is from the flow's buckets, if there is something in one of them; or
-    /// says from when on there is. What the other one lacks is not owed.
-    fn take(&self, now: Time, slot: usize, kinds: u32, length: u32) -> Result<(), Time> {
-        let mut first = Err(now);
-        let mut is_any = false;
-        for (at, (bucket, amount)) in self.buckets(slot, kinds, length).enumerate() {
-            match bucket.take(now, bucket.cost(amount)) {
-                Ok(()) => {
-                    let others = self.buckets(slot, kinds, length).enumerate();
-                    others
-                        .filter(|(other, _)| *other != at)
-                        .for_each(|(_, (bucket, amount))| bucket.spend(now, amount));
-                    return Ok(());
-                }
-                Err(when) => {
-                    first = first.map_err(|sooner| if is_any { when.min(sooner) } else { when });
-                    is_any = true;
-                }
-            }
-        }
-        first
-    }
-
-    /// From when on there is something in one of the flow's buckets.
-    fn when(&self, now: Time, slot: usize, kinds: u32) -> Time {
-        let all = self.buckets(slot, kinds, 1);
-        all.map(|(bucket, amount)| bucket.when(now, bucket.cost(amount))).min().unwrap_or(now)
-    }
-
-    /// The request goes anyway.
-    fn spend(&self, now: Time, slot: usize, kinds: u32, length: u32) {
-        self.buckets(slot, kinds, length).for_each(|(bucket, amount)| bucket.spend(now, amount));
-    }
-
-    /// The request has not gone.
-    fn give_back(&self, slot: usize, kinds: u32, length: u32) {
-        let all = self.buckets(slot, kinds, length);
-        all.for_each(|(bucket, amount)| bucket.give_back(bucket.cost(amount)));
-    }
-
-    /// How long a port that has sent such a request of the flow waits until all other ports that
-    /// have some have had a turn, in nanoseconds.
-    fn turn_ns(&self, now: Time, slot: usize, kinds: u32, length: u32) -> u64 {
-        let Some(account) = self.account(slot) else { return 0 };
-        let turns = account.lanes.load(Ordering::Relaxed).saturating_sub(1);
-        if turns == 0 {
-            return 0;
-        }
-        let all = self.buckets(slot, kinds, length);
-        let all = all.map(|(bucket, amount)| (bucket, bucket.cost(amount)));
-        let least = all.map(|(bucket, cost)| (bucket.when(now, cost), cost)).min();
-        least.map_or(0, |(when, cost)| {
-            let until_ns = when.ns().saturating_sub(now.ns());
-            until_ns.saturating_add(cost.ns().saturating_mul(turns))
-        })
-    }
-
-    /// A port has requests of the flow staged now, or none any longer.
-    fn lanes(&self, slot: usize, has_some: bool) {
-        let Some(account) = self.account(slot) else { return };
-        match has_some {
-            true => account.lanes.fetch_add(1, Ordering::Relaxed),
-            false => account.lanes.fetch_sub(1, Ordering::Relaxed),
-        };
-    }
-
-    fn went_ahead(&self, slot: usize) {
-        if let Some(account) = self.account(slot) {
-            account.ahead.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// What the flow in this slot has asked for on all ports.
-    fn asked(&self, slot: usize) -> Asked {
-        let all = self.activity.iter().filter_map(|flows| flows.get(slot)).map(Activity::asked);
-        all.fold(Asked::default(), |sum, one| Asked {
-            submitted: sum.submitted.wrapping_add(one.submitted),
-            completed: sum.completed.wrapping_add(one.completed),
-            bytes: sum.bytes.wrapping_add(one.bytes),
-        })
-    }
-
-    fn total(&self) -> Total {
-        let mut total = Total::default();
-        self.ports.iter().for_each(|words| words.add_to(&mut total));
-        total
-    }
 }
 
 /// A flow that is there.

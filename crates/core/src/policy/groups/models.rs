@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{Loom, Ordering, Platform};
 use crate::contract::share::Reservation;

@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{Activity, Level, Shared};
+use super::shared::{Activity, Level, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::layer;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
