@@ -1,5 +1,5 @@
-//! What ports and the control side of [`Grouped`](super::Grouped) share: the buckets of flows with a
-//! reservation, and what each port has counted.
+//! What ports and the control side of [`Grouped`](super::Grouped) share: the buckets of flows with
+//! a reservation, and what each port has counted.
 
 use alloc::boxed::Box;
 
