@@ -18,6 +18,7 @@
 
 typedef uint64_t u64;
 typedef uint32_t u32;
+typedef int32_t s32;
 typedef uint8_t u8;
 typedef int64_t ktime_t;
 typedef unsigned int gfp_t, blk_opf_t, blk_insert_t;

@@ -45,8 +45,10 @@ struct fairq_slot {
 	struct llist_node ended;
 	u32 bytes;
 	u32 op;
-	/* The port's count of vain questions when it was staged; whether there was one before it went. */
+	/* The port's counts of questions in vain and of arrivals when it was staged. */
 	u32 vain;
+	u32 arrival;
+	/* It was held back: see issued(). */
 	bool throttled;
 };
 
@@ -72,6 +74,9 @@ struct fairq_port {
 	bool waits;
 	/* How often it has, modulo 2^32. Under the lock. */
 	u32 vain;
+	/* How many requests have been staged, and the last of them that was sent; both modulo 2^32. Under the lock. */
+	u32 arrivals;
+	u32 latest;
 	/* Requests that have ended, of which the scheduler does not know yet; added to without the lock. */
 	struct llist_head ended;
 	/* For FAIRQ_WAIT. */

@@ -55,7 +55,10 @@ static void issued(struct fairq_port *port, struct request *rq, u64 now_ns)
 	slot->waited_ns += now_ns - slot->since_ns;
 	slot->since_ns = now_ns;
 	slot->bytes = blk_rq_bytes(rq);
-	slot->throttled |= slot->vain != port->vain;
+	/* It was held back if its turn had not come when the port asked, or if one that came after it went first. */
+	slot->throttled |= slot->vain != port->vain || (s32)(port->latest - slot->arrival) > 0;
+	if ((s32)(slot->arrival - port->latest) > 0)
+		port->latest = slot->arrival;
 }
 
 static dev_t dev_of(struct fairq_queue *fq)
@@ -251,6 +254,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		slot = &port->slots[fairq_turn_of(rq)];
 		slot->since_ns = now_ns;
 		slot->vain = port->vain;
+		slot->arrival = ++port->arrivals;
 		said = fairq_core_requeue(fq->engine, port->index, now_ns, fairq_turn_of(rq), wake);
 		/* Refused: it is still the device's. */
 		said = said != 0;
@@ -261,7 +265,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		slot = &port->slots[order.tag];
 		*slot = (struct fairq_slot) {
 			.rq = rq, .since_ns = now_ns, .bytes = order.length, .op = order.op,
-			.vain = port->vain,
+			.vain = port->vain, .arrival = ++port->arrivals,
 		};
 		order.flow = fairq_flow_of(fq, rq, &slot->blkg);
 		said = fairq_core_submit(fq->engine, port->index, now_ns, &order, wake);

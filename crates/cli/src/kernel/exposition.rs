@@ -59,7 +59,7 @@ const FAMILIES: [Family; 12] = [
     (
         "throttled_requests_total",
         "counter",
-        "Requests of a cgroup for which the scheduler had no turn when its port asked",
+        "Requests of a cgroup that were held back: a later one went first, or none might go",
         |counts| counts.throttled as f64,
     ),
     ("entitled", "gauge", "The part of the drive that a cgroup is to have now, of 1", |counts| {

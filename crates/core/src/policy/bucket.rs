@@ -100,16 +100,14 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// A request goes whatever the bucket has: it takes so many requests or bytes, or the rest of
-    /// the bucket if that is less.
+    /// the bucket if that is less. A rest of less than an eighth of the request may stay, so that a
+    /// flow that has far more than this rate does not write the shared word for each request.
     pub(crate) fn spend(&self, now: Time, amount: u64) {
-        let burst = self.burst.load(Ordering::Relaxed);
-        let mut full_at = self.full_at.load(Ordering::Relaxed);
-        if full_at >= now.0.saturating_add(burst) {
-            return;
-        }
         let cost = self.cost(amount);
-        let empty = now.0.saturating_add(burst.max(cost.0));
-        while full_at < empty {
+        let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
+        let empty = now.0.saturating_add(burst);
+        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        while full_at < empty.saturating_sub(cost.0 / 8) {
             let after = full_at.max(now.0).saturating_add(cost.0).min(empty);
             let order = Ordering::Relaxed;
             match self.full_at.compare_exchange(full_at, after, order, order) {
