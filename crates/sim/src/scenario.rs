@@ -3,7 +3,7 @@
 
 use fairq_core::Topology;
 use fairq_core::serial::SerialConfig;
-use fairq_core::{CostModel, Group, Share, Target, Weight};
+use fairq_core::{Cap, Caps, CostModel, Counted, Group, Share, Side, Target, Weight};
 use fairq_device::{DiskProfile, Profile, State};
 
 use crate::host::Host;
@@ -69,6 +69,8 @@ pub struct Tenant {
     pub target: Option<Target>,
     /// Its group, and what it has at least; a policy without groups ignores it.
     pub share: Share,
+    /// What it has at most; a policy without caps ignores it.
+    pub caps: Caps,
 }
 
 /// What a thread does. Usually a closed loop, as of fio: so many requests at a time, each followed
@@ -213,8 +215,18 @@ impl Tenant {
     pub fn new(name: &str, weight: u16, threads: Vec<usize>, job: Job) -> Tenant {
         let name = name.to_owned();
         let lives = vec![(0, u64::MAX)];
-        let share = Share::default();
-        Tenant { name, weight, threads, job, lives, reweights: Vec::new(), target: None, share }
+        let (share, caps) = (Share::default(), Caps::default());
+        Tenant {
+            name,
+            weight,
+            threads,
+            job,
+            lives,
+            reweights: Vec::new(),
+            target: None,
+            share,
+            caps,
+        }
     }
 
     /// It is there from then until the end.
@@ -260,6 +272,30 @@ impl Scenario {
             cost: CostModel::default(),
             seed: 1,
         }
+    }
+
+    /// How long all that is outstanding may be held by caps, at most.
+    pub(crate) fn held_ns(&self) -> u64 {
+        let requests: u64 = self.tenants.iter().map(Tenant::depth).sum();
+        let largest = self.tenants.iter().map(|tenant| tenant.job.largest()).max().unwrap_or(0);
+        let bytes = requests.saturating_mul(largest.into());
+        let lasts_ns = |caps: &Caps, side, counted| {
+            let amount = if counted == Counted::Bytes { bytes } else { requests };
+            let lasts_ns = |cap: Cap| amount.saturating_mul(SECOND) / cap.per_second().max(1);
+            caps.get(side, counted).map_or(0, lasts_ns)
+        };
+        let of_tenants = self.tenants.iter().map(|tenant| &tenant.caps);
+        let of_groups = self.groups.iter().map(|group| &group.caps);
+        let mut all_ns: u64 = 0;
+        for caps in of_tenants.chain(of_groups) {
+            for side in [Side::Both, Side::Reads, Side::Writes] {
+                let both = [Counted::Requests, Counted::Bytes];
+                all_ns = both
+                    .into_iter()
+                    .fold(all_ns, |sum, counted| sum.saturating_add(lasts_ns(caps, side, counted)));
+            }
+        }
+        all_ns
     }
 
     /// The same on a host with as many hardware threads as there are ports.

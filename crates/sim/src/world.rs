@@ -39,12 +39,12 @@ use crate::fact::{Fact, Live, Moment};
 use crate::host::Host;
 use crate::meter::{Meter, Run, Violation};
 use crate::random::Random;
-use crate::scenario::{SECOND, Scenario, ScenarioError, US};
+use crate::scenario::{SECOND, Scenario, ScenarioError, Tenant, US};
 use crate::subject::Subject;
 use crate::traced::{self, Traced};
 use crate::workload::{NEVER, Thread, Turns};
 
-/// How long what was asked for in time may take to be served.
+/// How long what was asked for in time may take to be served, beside what caps hold it.
 pub const CALM_NS: u64 = 5 * SECOND;
 
 /// What will happen beside the device.
@@ -123,6 +123,8 @@ struct World<'a, P: Policy> {
     flows: usize,
     agenda: Agenda<Event>,
     now_ns: u64,
+    /// What is not served by then is lost.
+    end_ns: u64,
     live: usize,
     wakes_under_way: usize,
     clock: Clock,
@@ -250,6 +252,7 @@ impl<'a, P: Policy> World<'a, P> {
             flows: 0,
             agenda: Agenda::new(),
             now_ns: 0,
+            end_ns: (scenario.duration_ns + CALM_NS).saturating_add(scenario.held_ns()),
             live: 0,
             wakes_under_way: 0,
             clock,
@@ -285,7 +288,7 @@ impl<'a, P: Policy> World<'a, P> {
 
     /// Does what is due next; false when the run is over.
     fn step(&mut self) -> bool {
-        let end_ns = self.scenario.duration_ns + CALM_NS;
+        let end_ns = self.end_ns;
         let agenda_ns = self.agenda.next_ns();
         if let Some((at_ns, id, outcome)) =
             self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns)))
@@ -344,10 +347,14 @@ impl<'a, P: Policy> World<'a, P> {
             // `none` goes beside other policies in one scenario.
             let _ = self.policy.set_target(id, Some(target));
         }
-        let share = self.scenario.tenants[tenant].share;
+        let Tenant { share, caps, .. } = self.scenario.tenants[tenant];
         if share != Share::default() {
             // Likewise.
             let _ = self.policy.set_share(id, &share);
+        }
+        if !caps.is_empty() {
+            // Likewise.
+            let _ = self.policy.set_caps(id, &caps);
         }
         let flow = self.flows;
         self.flows += 1;

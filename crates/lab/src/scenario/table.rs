@@ -10,11 +10,16 @@ use std::path::{Path, PathBuf};
 
 use fairq_bench::fiojob;
 use fairq_bench::job::{Job, Pattern};
+use fairq_config::caps::Burst as CapBurst;
 use fairq_config::device::{State, load_profile};
+use fairq_config::group::{self, Group, GroupTable};
+use fairq_config::latency;
+use fairq_config::name::Origin;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{line_and_column, misread};
-use fairq_config::units::{Bandwidth, Count, Nanos, Size};
-use fairq_config::weight;
+use fairq_config::units::{Bandwidth, Count, Nanos, Part, Percentile, Size};
+use fairq_config::weight::{self, WeightSource};
+use fairq_core::{GroupId, Share};
 use fairq_device::profile::{Mapping, State as Written};
 use fairq_sim::proxy;
 use fairq_sim::scenario::{Access, Arrivals, Burst, Faults, Job as Load, Replay, Scenario, Tenant};
@@ -47,6 +52,8 @@ struct ScenarioTable {
     fio: Vec<PathBuf>,
     #[serde(default)]
     tenant: Vec<Spanned<TenantTable>>,
+    #[serde(default)]
+    group: Vec<Spanned<GroupTable>>,
     #[serde(default)]
     errors_per_million: u32,
     #[serde(default)]
@@ -88,6 +95,19 @@ struct TenantTable {
     name: String,
     #[serde(default, deserialize_with = "weight::weight")]
     weight: Option<fairq_core::Weight>,
+    latency: Option<Nanos>,
+    latency_percentile: Option<Percentile>,
+    floor: Option<Part>,
+    max_iops: Option<Count>,
+    read_max_iops: Option<Count>,
+    write_max_iops: Option<Count>,
+    max_bandwidth: Option<Bandwidth>,
+    read_max_bandwidth: Option<Bandwidth>,
+    write_max_bandwidth: Option<Bandwidth>,
+    burst: Option<CapBurst>,
+    min_iops: Option<Count>,
+    min_bandwidth: Option<Bandwidth>,
+    group: Option<String>,
     like: Option<String>,
     bs: Option<Sizes>,
     depth: Option<u32>,
@@ -133,6 +153,7 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
     if !(1..=CORES).contains(&cores) {
         return Err(refuse(format!("cores {cores} is not in 1..{CORES}")));
     }
+    let groups = groups(&table.group, text, shown)?;
     let mut free = (0..cores as usize).cycle();
     let mut tenants = Vec::new();
     for spanned in table.tenant {
@@ -140,7 +161,7 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
         let tenant = spanned.into_inner();
         let name = tenant.name.clone();
         let told = |what: String| Refusal::new(format!("{shown}:{line}: tenant {name}: {what}"));
-        tenants.push(tenant.complete(&mut free, folder).map_err(told)?);
+        tenants.push(tenant.complete(&mut free, folder, &groups).map_err(told)?);
     }
     for file in &table.fio {
         let fio = fiojob::load(&folder.join(file))?;
@@ -171,6 +192,7 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
         }
         scenario.host = Some(spanned.into_inner().complete(cores as usize).map_err(told)?);
     }
+    scenario.groups = groups.iter().map(|group| settings(group, &groups)).collect();
     scenario.seed = table.seed.unwrap_or(SEED);
     scenario.state = match table.state {
         Some(State::Steady) => Written::Steady,
@@ -182,6 +204,37 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
     };
     scenario.check().map_err(|error| refuse(error.to_string()))?;
     Ok(scenario)
+}
+
+/// The groups of tenants, outer ones first.
+fn groups(tables: &[Spanned<GroupTable>], text: &str, shown: &str) -> Result<Vec<Group>, Refusal> {
+    let mut all = Vec::new();
+    for spanned in tables {
+        let (line, _) = line_and_column(text, spanned.span().start);
+        let table = spanned.get_ref();
+        let is_followed = matches!(table.weight, Some(WeightSource::Cgroup(_)));
+        if is_followed || table.cgroup.is_some() {
+            return Err(Refusal::new(format!(
+                "{shown}:{line}: group {}: a simulation has no cgroups: write its weight and caps",
+                table.name
+            )));
+        }
+        let origin = Origin::File(shown.to_owned(), line);
+        all.push(GroupTable { origin, ..table.clone() });
+    }
+    group::complete(&all, None)
+}
+
+/// The number of the group of this name.
+fn id_of(name: &str, groups: &[Group]) -> Option<GroupId> {
+    groups.iter().position(|group| group.name == name).map(|at| GroupId(at as u16))
+}
+
+/// What the policy is told of a group.
+fn settings(group: &Group, all: &[Group]) -> fairq_core::Group {
+    let parent = group.parent().and_then(|name| id_of(name, all));
+    let Group { weight, reservation, caps, .. } = *group;
+    fairq_core::Group { parent, weight, reservation, caps }
 }
 
 /// A job of fio's as it is in `fairq bench`.
@@ -212,7 +265,19 @@ impl TenantTable {
         self,
         free: &mut impl Iterator<Item = usize>,
         folder: &Path,
+        groups: &[Group],
     ) -> Result<Tenant, String> {
+        let own = latency::target(self.latency, self.latency_percentile, self.floor)?;
+        let target = own.or_else(|| group::target(self.group.as_deref(), groups));
+        let caps = fairq_config::caps_of!(self).caps()?;
+        let reserved = group::Written { iops: self.min_iops, bandwidth: self.min_bandwidth };
+        let reservation = reserved.reservation(&caps)?;
+        let group = match self.group.as_deref() {
+            None => None,
+            Some(name) => Some(id_of(name, groups).ok_or_else(|| {
+                format!("there is no group {name}: add [[group]] name = \"{name}\"")
+            })?),
+        };
         let (usual_threads, mut load) = match &self.like {
             None => (1, Load::random_read(4096, 32)),
             Some(name) => proxy::named(name).ok_or_else(|| {
@@ -320,6 +385,8 @@ impl TenantTable {
             }
             _ => return Err("start and stop are one life, lives are several: leave one out".into()),
         };
+        (tenant.target, tenant.caps) = (target, caps);
+        tenant.share = Share { group, reservation };
         tenant.reweights =
             self.weights.into_iter().map(|(Nanos(at_ns), weight)| (at_ns, weight)).collect();
         Ok(tenant)
@@ -431,6 +498,37 @@ mod tests {
                 .unwrap_err()
                 .contains("no profile is called `none`")
         );
+    }
+
+    #[test]
+    fn groups_caps_reservations_and_targets_are_as_serve_has_them() {
+        let text = |group: &str, tenant: &str| {
+            format!(
+                "device = \"z-ssd\"\nduration = \"1s\"\n[[group]]\nname = \"acme/batch\"\nmax-iops = \
+                 5000\n{group}\n[[group]]\nname = \"acme\"\nweight = 300\nlatency = \
+                 \"1ms\"\n[[tenant]]\nname = \"a\"\n{tenant}\n"
+            )
+        };
+        let tenant = "group = \"acme/batch\"\nmin-iops = 100\nmax-bandwidth = \"10M/s\"";
+        let scenario = read(&text("", tenant)).unwrap();
+        assert_eq!(scenario.groups[1].parent, Some(GroupId(0)), "outer ones first");
+        let a = &scenario.tenants[0];
+        assert_eq!(a.share.group, Some(GroupId(1)));
+        assert_eq!(a.share.reservation, fairq_core::Reservation::new(100, 0).unwrap());
+        assert_eq!(a.target.map(|target| target.latency_ns()), Some(1_000_000), "its group's");
+        let cap = a.caps.get(fairq_core::Side::Both, fairq_core::Counted::Bytes).unwrap();
+        assert_eq!(cap.per_second(), 10 << 20);
+        let error = |group, tenant| read(&text(group, tenant)).unwrap_err();
+        assert_eq!(
+            error("weight = \"cgroup:/x\"", ""),
+            "my.toml:3: group acme/batch: a simulation has no cgroups: write its weight and caps"
+        );
+        assert_eq!(
+            error("", "group = \"b\""),
+            "my.toml:11: tenant a: there is no group b: add [[group]] name = \"b\""
+        );
+        assert!(error("", "min-iops = 0").contains("min-iops 0 keeps nothing"));
+        assert!(error("", "burst = 5").contains("there is none: add"));
     }
 
     #[test]

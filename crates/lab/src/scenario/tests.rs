@@ -48,6 +48,26 @@ fn the_device_tells_what_its_parts_did() {
     assert!(refused.to_string().contains("p4800x writes in place"), "{refused}");
 }
 
+/// As a server has them; and what a cap holds when all stop asking is served, not lost.
+#[test]
+fn caps_reservations_and_groups_hold_in_a_simulation() {
+    let text = "device = \"p3700\"\ncores = 1\nduration = \"2s\"\nwarmup = \"1s\"\n[[group]]\nname = \
+                \"acme\"\nmax-iops = 40000\n[[tenant]]\nname = \"capped\"\nmax-iops = 100\ndepth = \
+                1000\n[[tenant]]\nname = \"kept\"\nweight = 1\nmin-iops = 100000\ndepth = 64\n\
+                [[tenant]]\nname = \"a\"\nweight = 300\ngroup = \"acme\"\ndepth = 64\n[[tenant]]\nname \
+                = \"b\"\ngroup = \"acme\"\ndepth = 64\n[[tenant]]\nname = \"flood\"\nweight = 10000\n\
+                depth = 256\n";
+    let scenario = points(text)[0].seeded(None).unwrap();
+    let run = simulate::under(&scenario, &policies("mqfq")[0]).unwrap();
+    let run = run.told(&scenario, None, false);
+    let iops: Vec<f64> = run.flows.iter().map(|flow| flow.iops).collect();
+    let [capped, kept, a, b, flood] = iops[..] else { panic!("{run:?}") };
+    assert!((95.0..111.0).contains(&capped), "{iops:?}");
+    assert!((97_000.0..106_000.0).contains(&kept), "{iops:?}");
+    assert!(a + b < 40_500.0 && flood > 300_000.0, "{iops:?}");
+    assert!((2.85..3.15).contains(&(a / b)), "{iops:?}");
+}
+
 #[test]
 fn the_example_has_every_key_and_runs() {
     let folder = tempfile::tempdir().unwrap();
