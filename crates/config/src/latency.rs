@@ -76,8 +76,9 @@ pub fn cause(stats: &TargetStats) -> Option<String> {
             stats.target.floor_percent()
         )),
         TargetState::Spent => Some(format!(
-            "nothing is left to hold back (with the device alone its requests take {alone} on \
-             average): raise latency, or have it ask for less at a time"
+            "holding back more of the others' requests does not make its own faster (with the \
+             device alone they take {alone} on average): raise latency, or have it ask for less \
+             at a time"
         )),
     }
 }

@@ -320,7 +320,8 @@ pub enum TargetState {
     Device,
     /// It had not, since the other flows would have less than their floor.
     Floor,
-    /// It had not with a D of 1 or the largest weight, beyond which there is nothing to give.
+    /// It had not, and nothing is left to give: D is 1, or so small that its requests are no faster
+    /// with less, or its weight is the largest.
     Spent,
 }
 

@@ -34,6 +34,12 @@
 //! nor one that leaves all flows together less than the floor of that rate; and if they have less,
 //! it is taken back. The weight goes up by no more than what leaves the others their floor.
 //!
+//! **A target that cannot be met** does not keep D small for nothing. Below some D requests are no
+//! faster, since they wait for one of the few places instead. So while a flow misses its target and
+//! no step is left, D goes up by 3/16 at a time on *trial*, as long as the flow's requests take no
+//! longer on average than a 16th of that part more; where they do, D goes back and rests for
+//! [`PROBES_NS`].
+//!
 //! **What a flow has alone** is told of a target that cannot be met. It is seen by a *probe*: once
 //! in [`PROBES_NS`] D is 1 for some requests' time.
 //!
@@ -75,6 +81,9 @@ const SOME: u64 = 8;
 /// How long a probe waits for them at most, and how often there is one, in nanoseconds.
 const PROBE_NS: u64 = 100_000_000;
 const PROBES_NS: u64 = 30_000_000_000;
+
+/// Requests whose mean time is told from chance: to half a percent where it varies by half.
+const MANY: u64 = 10_000;
 
 /// A step, in sixteenths of D; the weight moves by twice as much for up, and more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -131,6 +140,24 @@ enum Probe {
     Count(u64),
 }
 
+/// Whether D is raised for a flow that misses its target, and for which no step is left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Climb {
+    No,
+    /// D was `slots`, and its requests took so long on average, in nanoseconds.
+    Trial {
+        at: usize,
+        slots: u32,
+        mean_ns: u64,
+    },
+    /// More would be worse, and less is not tried until then, unless its requests take longer.
+    Rest {
+        at: usize,
+        mean_ns: u64,
+        until_ns: u64,
+    },
+}
+
 /// A flow with a target.
 struct Seat {
     flow: FlowId,
@@ -179,6 +206,7 @@ pub(super) struct Targets {
     probe: Probe,
     /// When there may be a probe again.
     probe_ns: u64,
+    climb: Climb,
     /// How many looks in a row have found a flow's others below its floor.
     below: u32,
 }
@@ -220,6 +248,7 @@ impl Targets {
             free: 0,
             probe: Probe::No,
             probe_ns: 0,
+            climb: Climb::No,
             below: 0,
         }
     }
@@ -282,6 +311,7 @@ impl Targets {
         let is_its = |seat: &&mut Option<Seat>| seat.as_ref().is_some_and(|s| s.flow == flow);
         let seat = self.seats.iter_mut().find(is_its)?.take()?;
         self.count -= 1;
+        self.climb = Climb::No;
         if self.count == 0 {
             (self.bound, self.is_busy, self.looked) = (FREE, false, None);
             self.probe = Probe::No;
@@ -323,7 +353,7 @@ impl Targets {
             alone_ns: None,
             rate: 0,
         });
-        self.has_begun = false;
+        (self.has_begun, self.climb) = (false, Climb::No);
         Ok(at)
     }
 
@@ -405,7 +435,7 @@ impl Targets {
             (self.has_begun, self.begins_ns) = (false, now_ns.saturating_add(SETTLE_MIN_NS));
         }
         if !self.is_busy {
-            self.probe = Probe::No;
+            (self.probe, self.climb) = (Probe::No, Climb::No);
             return;
         }
         if is_probing {
@@ -492,7 +522,10 @@ impl Targets {
             self.below = 0;
         }
         let age_ns = now_ns.saturating_sub(self.begins_ns);
-        let (mut lower, mut raise, mut slower) = (None, false, Some(Step::Large));
+        if let Some(has_moved) = self.climb(now_ns, age_ns, slots, wanted) {
+            return has_moved;
+        }
+        let (mut lower, mut slower) = (None, Some(Step::Large));
         let mut has_moved = false;
         for at in 0..SEATS {
             let Some(Some(seat)) = self.seats.get(at) else { continue };
@@ -504,7 +537,6 @@ impl Targets {
                 Wish::Faster { step, is_held } => {
                     slower = None;
                     if is_held {
-                        raise = true;
                         has_moved |= self.raise(at, step, weigh);
                     } else if self.may_lower(at, slots, step) {
                         lower = lower.max(Some(step));
@@ -521,7 +553,62 @@ impl Targets {
         if let Some(step) = slower {
             return self.relax(step, wanted, weigh);
         }
-        has_moved || raise || age_ns >= SECOND_NS
+        has_moved || age_ns >= SECOND_NS
+    }
+
+    /// Tries a larger D for a flow that misses its target for good; `None` where there is no such
+    /// flow, else whether D has moved.
+    fn climb(&mut self, now_ns: u64, age_ns: u64, slots: u32, wanted: u32) -> Option<bool> {
+        let wants_steps = |seat: &Seat| matches!(seat.wish(now_ns, age_ns), Wish::Faster { .. });
+        let seats = || (0..).zip(&self.seats).filter_map(|(at, seat)| Some((at, seat.as_ref()?)));
+        let is_helped = seats().any(|(_, seat)| wants_steps(seat) && seat.refused.is_none());
+        let missing = seats().find(|(_, seat)| wants_steps(seat) && seat.refused.is_some());
+        let wish =
+            |at| seats().find(|&(known, _)| known == at).map(|(_, seat)| seat.wish(now_ns, age_ns));
+        let mean_ns = |at| seats().find(|&(known, _)| known == at)?.1.mean_ns(age_ns);
+        let (at, now_mean_ns) = match self.climb {
+            Climb::Trial { slots, .. } if is_helped => {
+                (self.climb, self.bound) = (Climb::No, slots);
+                return Some(true);
+            }
+            Climb::Trial { at, .. }
+                if !matches!(wish(at), Some(Wish::Faster { .. } | Wish::Unknown)) =>
+            {
+                // It has its target, or asks for nothing.
+                self.climb = Climb::No;
+                return None;
+            }
+            Climb::Trial { at, slots: before, mean_ns: before_ns } => {
+                let Some(now_mean_ns) = mean_ns(at) else { return Some(false) };
+                let more = u64::from(slots.saturating_sub(before));
+                let allowed_ns = before_ns / 16 * more / u64::from(before.max(1));
+                let is_worse = now_mean_ns > before_ns.saturating_add(allowed_ns);
+                if is_worse || self.bound == FREE {
+                    let mean_ns = if is_worse { before_ns } else { now_mean_ns };
+                    let until_ns = now_ns.saturating_add(PROBES_NS);
+                    self.climb = Climb::Rest { at, mean_ns, until_ns };
+                    self.bound = if is_worse { before } else { FREE };
+                    return Some(true);
+                }
+                (at, now_mean_ns)
+            }
+            Climb::Rest { at, mean_ns: best_ns, until_ns } => {
+                let is_slower = mean_ns(at).is_some_and(|ns| ns > best_ns / 4 * 5);
+                if now_ns >= until_ns || is_slower {
+                    self.climb = Climb::No;
+                }
+                return None;
+            }
+            Climb::No if is_helped || self.bound == FREE => return None,
+            Climb::No => {
+                let (at, seat) = missing?;
+                (at, seat.mean_ns(age_ns)?)
+            }
+        };
+        self.climb = Climb::Trial { at, slots, mean_ns: now_mean_ns };
+        let more = slots.saturating_add(Step::Large.of_slots(slots));
+        self.bound = if more >= wanted { FREE } else { more };
+        Some(true)
     }
 
     /// What weights give all flows but this one, in bytes a second, while D has no bound.
@@ -554,6 +641,7 @@ impl Targets {
         let floor_percent = u64::from(seat.target.floor_percent());
         let less = |rate| Self::less(rate, slots, step);
         let others = less(self.rate.saturating_sub(seat.rate));
+        let is_resting = matches!(self.climb, Climb::Rest { at: resting, .. } if resting == at);
         let refused = if self.free < KNOWN {
             Some(TargetState::Missed)
         } else if slots == 1 {
@@ -562,6 +650,8 @@ impl Targets {
             || less(self.rate) < percent(self.full_rate, floor_percent)
         {
             Some(TargetState::Floor)
+        } else if is_resting {
+            Some(TargetState::Spent)
         } else {
             None
         };
@@ -655,6 +745,14 @@ impl Seat {
         if self.state == TargetState::Met {
             self.refused = None;
         }
+    }
+
+    /// How long its requests have taken on average since counting began, if that is known.
+    fn mean_ns(&self, age_ns: u64) -> Option<u64> {
+        let count = self.looked.since(&self.begun);
+        let is_known = count.done >= MANY || age_ns >= SECOND_NS;
+        let mean_ns = || count.held_ns.saturating_add(count.spent_ns).checked_div(count.done);
+        is_known.then(mean_ns).flatten()
     }
 
     /// The late ones over those that it may have, in hundredths.

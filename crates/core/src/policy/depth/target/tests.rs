@@ -16,6 +16,8 @@ struct Device {
     /// nanoseconds.
     alone_ns: f64,
     each_ns: f64,
+    /// More where D is small, in which a request waits for a place: this, divided by D.
+    few_ns: f64,
     /// The D from which the device does no more.
     knee: f64,
     /// Requests a second at the knee.
@@ -24,7 +26,7 @@ struct Device {
 
 impl Device {
     fn latency_ns(&self, slots: f64) -> f64 {
-        self.alone_ns + self.each_ns * slots
+        self.alone_ns + self.each_ns * slots + self.few_ns / slots
     }
 
     /// The part of requests that take longer than `than_ns`: their times are exponential beyond
@@ -113,7 +115,7 @@ impl Rig {
     }
 }
 
-const DIES: Device = Device { alone_ns: 86e3, each_ns: 4e3, knee: 60.0, most: 484e3 };
+const DIES: Device = Device { alone_ns: 86e3, each_ns: 4e3, few_ns: 0.0, knee: 60.0, most: 484e3 };
 
 #[test]
 fn d_is_lowered_within_a_second_until_the_target_is_met_and_no_further() {
@@ -170,6 +172,26 @@ fn a_target_that_cannot_be_met_is_approached_as_far_as_the_floor_allows_and_says
         let alone_ns = stats.alone_ns.unwrap() as f64;
         assert!((alone_ns / DIES.latency_ns(1.0) - 1.0).abs() < 0.01, "{alone_ns}");
     }
+}
+
+/// Its requests take 23.5 us at a D of 14, which fills the device, and of 7, at which it does half;
+/// 23 at one of 10.
+#[test]
+fn d_is_not_kept_below_what_answers_fastest_for_a_target_that_cannot_be_met() {
+    let device = Device { alone_ns: 15e3, each_ns: 400.0, few_ns: 40e3, knee: 14.0, most: 750e3 };
+    let mut rig = Rig::new(14, 16_000, 50);
+    rig.run(&device, false, 1_000 * MS);
+    rig.run(&device, true, 10_000 * MS);
+    let least = rig.slots.iter().filter(|&&slots| slots > 1).min();
+    assert!(least.is_some_and(|&slots| slots <= 8), "it is tried: {least:?}");
+    let settled = || rig.slots[rig.slots.len() - 500..].iter().filter(|&&slots| slots > 1);
+    assert!(settled().all(|slots| (10..=13).contains(slots)), "{:?}", settled().min());
+    // With the device alone a request waits longest for a place here.
+    assert_eq!(rig.stats().state, TargetState::Device);
+    // After a rest less is tried again, for some seconds.
+    rig.run(&device, true, 60_000 * MS);
+    let few = rig.slots.iter().rev().take(6000).filter(|&&slots| slots < 10).count();
+    assert!((1..600).contains(&few), "{few}");
 }
 
 #[test]
