@@ -1,5 +1,7 @@
 //! `fairq serve`: from a plan to a running server, and what it tells the operator.
 
+use std::collections::BTreeMap;
+
 use anyhow::Context;
 use fairq_config::device::{DeviceConfig, FileConfig};
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
@@ -170,13 +172,12 @@ impl Welcome {
     fn tenant_table(&self, addresses: &[Listen], with_tls: bool) -> String {
         let mut table = plain_table();
         table.set_header(["tenant", "weight", "entitled", "size", "at"]);
-        let weights = |store: u16| -> f64 {
-            let of_all = self.plan.tenants.iter().zip(&self.stores);
-            let of_store = of_all.filter(|(_, other)| **other == store);
-            of_store.map(|(tenant, _)| f64::from(tenant.weight.get())).sum()
-        };
+        let mut weights: BTreeMap<u16, f64> = BTreeMap::new();
+        for (tenant, store) in self.plan.tenants.iter().zip(&self.stores) {
+            *weights.entry(*store).or_default() += f64::from(tenant.weight.get());
+        }
         let places = self.ranges.iter().zip(&self.stores);
-        for (tenant, (range, &store)) in self.plan.tenants.iter().zip(places) {
+        for (tenant, (range, store)) in self.plan.tenants.iter().zip(places) {
             let uris: Vec<String> =
                 addresses.iter().map(|address| address.uri(&tenant.name, with_tls)).collect();
             let size = if tenant.read_only {
@@ -187,7 +188,7 @@ impl Welcome {
             table.add_row([
                 tenant.name.clone(),
                 tenant.weight.get().to_string(),
-                show_percent(f64::from(tenant.weight.get()) / weights(store)),
+                show_percent(f64::from(tenant.weight.get()) / weights[store]),
                 size,
                 uris.join("\n"),
             ]);

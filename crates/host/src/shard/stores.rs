@@ -17,6 +17,7 @@
 //! *Memory ordering.* A name is stored (Release) before the flow is told to anybody, and loaded
 //! (Acquire) by ports that have been told; it does not change afterwards.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,7 +35,8 @@ pub struct Names {
     of: Box<[AtomicU32]>,
     /// Stores that have had a flow, from the first on.
     used: AtomicU32,
-    assigning: Mutex<()>,
+    /// The numbers that are taken, from the first on.
+    assigned: Mutex<BTreeMap<u32, u32>>,
 }
 
 impl Names {
@@ -43,24 +45,21 @@ impl Names {
         Names {
             of: (0..most).map(|_| AtomicU32::new(NOTHING)).collect(),
             used: AtomicU32::new(0),
-            assigning: Mutex::default(),
+            assigned: Mutex::default(),
         }
     }
 
     /// The number of a slot of a store's policy; `None` if all numbers are taken.
     pub fn assign(&self, store: u16, slot: usize) -> Option<u32> {
-        let _alone = self.assigning.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut assigned = self.assigned.lock().unwrap_or_else(PoisonError::into_inner);
         let name = u32::from(store) << 16 | slot as u32;
-        let found = self.of.iter().position(|of| of.load(Ordering::Relaxed) == name);
-        let number = match found {
-            Some(number) => number,
-            None => {
-                let free = self.of.iter().position(|of| of.load(Ordering::Relaxed) == NOTHING)?;
-                self.of[free].store(name, Ordering::Release);
-                self.used.fetch_max(u32::from(store) + 1, Ordering::Release);
-                free
-            }
-        };
+        if let Some(number) = assigned.get(&name) {
+            return Some(*number);
+        }
+        let number = assigned.len();
+        self.of.get(number)?.store(name, Ordering::Release);
+        self.used.fetch_max(u32::from(store) + 1, Ordering::Release);
+        assigned.insert(name, number as u32);
         Some(number as u32)
     }
 
