@@ -201,7 +201,7 @@ fn parse_duration(text: &str) -> Result<u64, String> {
         "s" => 1_000_000_000,
         "m" | "min" => 60_000_000_000,
         "h" => 3_600_000_000_000,
-        // Nothing is nothing in any unit.
+        // A zero needs no unit.
         "" if scale(number, 1) == Some(0) => 1,
         _ => return Err(refuse()),
     };

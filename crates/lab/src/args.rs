@@ -50,6 +50,11 @@ pub struct LabRunArgs {
     /// and intervals of 95 %
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub seeds: Option<u16>,
+    /// Run claims also with each constant of the models that is a guess or derived, at both ends of
+    /// what it could be (crates/lab/constants.toml), on the first seed: tells which verdicts hang
+    /// on it. Takes some thirty times as long
+    #[arg(long)]
+    pub band: bool,
     /// How many experiments at a time [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
@@ -121,6 +126,7 @@ Examples:
   fairq lab run M-5a M-T1
   fairq lab run --paper mqfq --json
   fairq lab run all --seeds 10 --jobs 2 --output docs
+  fairq lab run D-16 M-8 --band
   fairq lab run my.toml --policy all --seeds 10 --alone
   fairq lab run sweep.toml --policy mqfq,kyber-fair --output report
   fairq lab run all --shard 1/2 --output part1; fairq lab merge part1 part2 --output whole

@@ -2,18 +2,15 @@
 //! The experiments are in `fairq-sim`.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use anyhow::Context;
 use fairq_config::files::Output;
 use fairq_config::files::write_out;
 use fairq_config::refusal::Refusal;
-use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs, SEED};
-use crate::claims::{Progress, ROWS, Row, Seeds, Shard, answer, named};
+use crate::claims::{Extent, Progress, ROWS, Row, Seeds, Shard, answer, named};
+use crate::progress::{progress_bar, stops_on_interrupt};
 use crate::record::{Claims, Record};
 use crate::{page, scenario, text};
 
@@ -63,10 +60,11 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         bar.set_message(format!("{} of {} experiments", progress.done, progress.of));
         !stops.load(Ordering::Relaxed)
     };
-    let findings = answer(&rows, seeds(args), jobs, shard, on);
+    let extent = Extent { seeds: seeds(args), shard, band: args.band };
+    let findings = answer(&rows, extent, jobs, on);
     bar.finish_and_clear();
     let was_stopped = stops.load(Ordering::Relaxed);
-    let record = Record::new(seeds(args), asked(args), shard, findings);
+    let record = Record::new(extent, asked(args), findings);
     tell(&record, args.json.as_deref(), args.output.as_deref())?;
     if was_stopped {
         return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
@@ -102,37 +100,6 @@ fn asked(args: &LabRunArgs) -> String {
 
 fn seeds(args: &LabRunArgs) -> Seeds {
     Seeds { first: args.seed.unwrap_or(SEED), count: args.seeds.map_or(1, usize::from) }
-}
-
-/// True once Ctrl-C is pressed. What runs is finished; pressed again, it ends the program.
-pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
-    let stops = Arc::new(AtomicBool::new(false));
-    let flag = stops.clone();
-    let pressed = move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("\nending after the experiments that run now; once more to end at once");
-    };
-    ctrlc::set_handler(pressed).context("cannot handle Ctrl-C")?;
-    Ok(stops)
-}
-
-/// On standard error, if that is a terminal.
-pub(crate) fn progress_bar() -> ProgressBar {
-    // Before the first experiment is done nobody knows.
-    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-        if state.pos() > 0 {
-            out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta())))
-                .expect("it is text");
-        }
-    };
-    let style =
-        ProgressStyle::with_template("{bar:30} {msg}{left}").expect("the template is well formed");
-    let style = style.with_key("left", left);
-    let bar = ProgressBar::new(1).with_style(style);
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
 }
 
 fn tell(record: &Record, json: Option<&Path>, output: Option<&Path>) -> anyhow::Result<()> {
@@ -185,6 +152,7 @@ mod tests {
             paper: paper.map(str::to_owned),
             seed: Some(1),
             seeds: None,
+            band: false,
             jobs: None,
             policy: None,
             shard: None,
@@ -212,8 +180,8 @@ mod tests {
     #[test]
     fn the_json_has_exactly_these_keys() {
         let json = |goes_on| {
-            let findings = answer(&named("D-3.1"), Seeds::one(1), 1, Shard::WHOLE, |_| goes_on);
-            let record = Record::new(Seeds::one(1), "D-3.1".into(), Shard::WHOLE, findings);
+            let findings = answer(&named("D-3.1"), Extent::one(1), 1, |_| goes_on);
+            let record = Record::new(Extent::one(1), "D-3.1".into(), findings);
             serde_json::to_value(Claims { claims: &record.claims }).unwrap()
         };
         let (json, interrupted) = (json(true), json(false));

@@ -9,12 +9,14 @@
 //! | [`args`], `command` | the command line, and what it does |
 
 pub mod args;
+mod band;
 pub mod claims;
 mod command;
 mod host;
 mod page;
 mod parallel;
 mod plot;
+mod progress;
 mod record;
 pub mod scenario;
 mod text;

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use crate::band;
 use crate::claims::Paper;
 use crate::plot::svg;
 use crate::record::{Claim, Figure, Record, Table};
@@ -62,6 +63,7 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                     @for paper in papers(record) { a href={ "#" (paper.name()) } { (paper.title()) } }
                 }
                 @for paper in papers(record) { (section(record, paper, drawn)) }
+                @if let Some(table) = band::table(record) { section id="band" { (grid(&table)) } }
             }
         }
     }
@@ -176,6 +178,7 @@ mod tests {
             by_seed: Vec::new(),
             calibration: false,
             counted: true,
+            band: Vec::new(),
         };
         let record = Record { seed: 1, claims: vec![claim], ..Record::default() };
         let page = page(&record, "fairq lab run all", &[]).into_string();

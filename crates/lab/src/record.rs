@@ -8,7 +8,7 @@ use std::path::Path;
 use fairq_config::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::{self, Findings, Interval, OnSeed, ROWS, Row, Seeds, Shape, Shard};
+use crate::claims::{self, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row, Shape, Shard};
 
 /// The claims, for programs.
 #[derive(Serialize)]
@@ -42,6 +42,9 @@ pub(crate) struct Claim {
     /// Whether it is among the claims that are counted.
     #[serde(default)]
     pub(crate) counted: bool,
+    /// What came out where a constant is another, with `--band`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) band: Vec<Elsewhere>,
 }
 
 /// A figure.
@@ -101,6 +104,9 @@ pub(crate) struct Record {
     /// Which part of it this is, from 1, and of how many; nothing for the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<(usize, usize)>,
+    /// Whether each constant was also another.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) band: bool,
     pub(crate) claims: Vec<Claim>,
     pub(crate) figures: Vec<Figure>,
     pub(crate) tables: Vec<Table>,
@@ -110,9 +116,15 @@ fn one_seed() -> usize {
     1
 }
 
+fn is_false(it: &bool) -> bool {
+    !it
+}
+
 impl Record {
-    pub(crate) fn new(seeds: Seeds, asked: String, shard: Shard, findings: Findings) -> Record {
+    pub(crate) fn new(extent: Extent, asked: String, findings: Findings) -> Record {
+        let Extent { seeds, shard, band } = extent;
         Record {
+            band,
             seed: seeds.first,
             seeds: seeds.count,
             asked,
@@ -129,7 +141,8 @@ impl Record {
             0 | 1 => String::new(),
             seeds => format!(" --seeds {seeds}"),
         };
-        format!("fairq lab run {} --seed {}{seeds}", self.asked, self.seed)
+        let band = if self.band { " --band" } else { "" };
+        format!("fairq lab run {} --seed {}{seeds}{band}", self.asked, self.seed)
     }
 
     /// From the file that a report leaves in its folder.
@@ -152,10 +165,14 @@ impl Record {
     /// All parts of the same, in the catalogue's order. A claim that is in two parts must have come
     /// out alike.
     pub(crate) fn merged(parts: Vec<Record>) -> Result<Record, Refusal> {
-        let (seed, seeds, asked) = parts
-            .first()
-            .map_or_else(Default::default, |part| (part.seed, part.seeds, part.asked.clone()));
-        let mut all = Record { seed, seeds, asked, ..Record::default() };
+        let of_first = |part: &Record| Record {
+            seed: part.seed,
+            seeds: part.seeds,
+            asked: part.asked.clone(),
+            band: part.band,
+            ..Record::default()
+        };
+        let mut all = parts.first().map_or_else(Record::default, of_first);
         complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
         for part in parts {
             if part.seed != all.seed {
@@ -178,6 +195,11 @@ impl Record {
                      together only if the same was asked for",
                     all.asked, part.asked
                 )));
+            }
+            if part.band != all.band {
+                return Err(Refusal::new(
+                    "a part was run with --band, another without: run all parts alike",
+                ));
             }
             for claim in part.claims {
                 match all.claims.iter().find(|known| known.id == claim.id) {
@@ -308,6 +330,11 @@ impl Claim {
         ROWS.iter().find(|row| row.id == self.id)
     }
 
+    /// On the first seed, which is what the band is beside.
+    pub(crate) fn on_first_seed(&self) -> Option<bool> {
+        self.by_seed.first().and_then(|on| on.holds)
+    }
+
     /// What counts as the same.
     pub(crate) fn within(&self) -> &'static str {
         self.row().map_or("", |row| row.within.as_str())
@@ -370,6 +397,9 @@ impl Claim {
         if self.by_seed.is_empty() {
             found.push(format!("{id}: not run"));
         }
+        if !self.band.is_empty() && self.band != known.band {
+            found.push(format!("{id}: another band"));
+        }
         for here in &self.by_seed {
             let on = |what: String| match self.by_seed.len() {
                 1 => format!("{id}: {what}"),
@@ -395,7 +425,7 @@ impl Claim {
 
 impl From<claims::Finding> for Claim {
     fn from(finding: claims::Finding) -> Claim {
-        let claims::Finding { row, mut by_seed } = finding;
+        let claims::Finding { row, mut by_seed, band } = finding;
         let [id, paper, claim, expected] =
             [row.id.as_str(), row.paper().name(), &row.claim, &row.expected].map(str::to_owned);
         let texts: Vec<&str> = by_seed.iter().map(|on| on.measured.as_str()).collect();
@@ -418,6 +448,7 @@ impl From<claims::Finding> for Claim {
             by_seed,
             calibration,
             counted,
+            band,
         }
     }
 }
@@ -514,6 +545,7 @@ mod tests {
             by_seed: vec![on(seed, Some(true), "m")],
             calibration: false,
             counted: true,
+            band: Vec::new(),
         };
         Record { seed, seeds: 1, claims: ids.iter().map(claim).collect(), ..Record::default() }
     }
@@ -614,7 +646,8 @@ mod tests {
                 ..on(seed, Some(seed > 1), &format!("{seed} us"))
             })
             .collect();
-        let claim = Claim::from(claims::Finding { row, by_seed: by_seed.clone() });
+        let claim =
+            Claim::from(claims::Finding { row, by_seed: by_seed.clone(), band: Vec::new() });
         assert_eq!((claim.holds, claim.measured.as_str()), (Some(true), "6 [1 to 10] us"));
         assert_eq!((claim.remarks().as_str(), claim.by_seed[1].note.as_str()), ("n. broken", ""));
         assert_eq!((claim.note.as_str(), claim.on_seeds().as_deref()), ("n", Some("9 of 10")));
@@ -627,7 +660,8 @@ mod tests {
         let said = "of 1 counted claims 1 hold, 0 do not, 0 cannot be decided; \
                     the outcome of 1 differs between the 10 seeds";
         assert_eq!(record.summary(), said);
-        let one = Claim::from(claims::Finding { row, by_seed: by_seed[..1].to_vec() });
+        let one =
+            Claim::from(claims::Finding { row, by_seed: by_seed[..1].to_vec(), band: Vec::new() });
         assert_eq!((one.measured.as_str(), one.holds, one.on_seeds()), ("1 us", Some(false), None));
     }
 

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table as Grid, Width};
 use fairq_config::table::plain_table;
 
+use crate::band;
 use crate::claims::{Paper, frozen};
 use crate::record::{Claim, Record, Table};
 
@@ -45,7 +46,7 @@ pub(crate) fn table(record: &Record) -> String {
         column.set_constraint(ColumnConstraint::UpperBoundary(Width::Percentage(share)));
     }
     let mut text = table.to_string();
-    for table in &record.tables {
+    for table in record.tables.iter().chain(&band::table(record)) {
         let _ = write!(text, "\n\n{}\n\n{}", table.title, grid(table));
     }
     format!("{text}\n\n{}.", capitalised(&record.summary()))
@@ -136,7 +137,7 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
             );
         }
     }
-    for table in &record.tables {
+    for table in record.tables.iter().chain(&band::table(record)) {
         let _ = write!(
             text,
             "\n### {}\n\n| {} |\n|{}\n",
@@ -191,6 +192,7 @@ mod tests {
             by_seed: Vec::new(),
             calibration: false,
             counted: true,
+            band: Vec::new(),
         };
         let claims = vec![
             claim("M-T1", Some(true), ""),

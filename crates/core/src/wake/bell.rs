@@ -49,7 +49,7 @@ impl<P: Platform> Bell<P> {
     pub fn ring(&self) -> bool {
         self.rung.swap(1, Ordering::SeqCst);
         P::fence();
-        // The look spares an owner that runs the loss of its cache line.
+        // The load comes first so that the cache line of an owner that runs is not taken from it.
         self.state.load(Ordering::SeqCst) != RUNS
             && self.state.swap(RUNS, Ordering::SeqCst) == PARKED
     }

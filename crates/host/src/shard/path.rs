@@ -575,9 +575,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
     #[inline]
     fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> Command {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
-        // Read before it is changed: a processor does not give a wide load what a narrow store has
-        // just left, but lets it wait until all that was stored before is in the cache, the data of
-        // the last command among it.
+        // The command is copied before its class is changed. A wide load that covers a narrow store
+        // which is still in the store buffer stalls until that buffer is empty, and the data of the
+        // last command may be in it.
         let command = Command { class, ..live.command };
         live.command.class = class;
         live.issued_ns = now_ns;

@@ -4,9 +4,9 @@
 //! device is as fast as memory the other one moves on in a microsecond, and a shard that sleeps
 //! meanwhile is back after the time of a wake-up: 5 us on a bare machine, up to 160 us in a virtual
 //! one, whose CPU has to be started by the host. Shards that wait for each other by turns then run
-//! one at a time and sleep most of it. Where the device is slow, looking is heat. **Model.** To
-//! look as long as a wake-up takes costs at most twice what the best choice would (the ski rental
-//! problem); so [`MOST_NS`] is the bound. Below it, the bound follows what came of looking:
+//! one at a time and sleep most of it. Where the device is slow, looking only burns CPU. **Model.**
+//! To look as long as a wake-up takes costs at most twice what the best choice would (the ski
+//! rental problem); so [`MOST_NS`] is the bound. Below it, the bound follows what came of looking:
 //! [`Patience`] gives the double of what was needed, and half as much each time when it was in
 //! vain. What has become too short never succeeds, so one wait in [`PROBE`] gets all. **Only for
 //! those who run.** A shard that sleeps, or looks itself, wakes nobody: the shards' states say

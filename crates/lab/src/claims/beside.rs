@@ -18,7 +18,9 @@ use fairq_sim::policies::{AnySubject, BfqSubject, D2fqSubject, MqfqSubject};
 use fairq_sim::proxy;
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near, rule};
+use super::{
+    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, go_by_thread, near, rule,
+};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-6.1", "M-6.2", "M-6.3"], seconds: 4, run: flashx },
@@ -74,22 +76,26 @@ impl Rig {
 
     /// How much slower each of two is beside the other, under nosched, MQFQ and BFQ; and what the
     /// first gets alone.
-    fn slowdowns(&self, tenants: [Tenant; 2], seed: u64) -> Result<(Vec<[f64; 2]>, Run), String> {
+    fn slowdowns(
+        &self,
+        tenants: [Tenant; 2],
+        setting: Setting<'_>,
+    ) -> Result<(Vec<[f64; 2]>, Run), String> {
         let ports =
             tenants.iter().flat_map(|tenant| &tenant.threads).max().map_or(0, |&port| port + 1);
         let alone = |tenant: &Tenant| {
-            go(AnySubject::None, &self.scenario(vec![tenant.clone()], ports)?, seed)
+            go(AnySubject::None, &self.scenario(vec![tenant.clone()], ports)?, setting)
         };
         let alone = [alone(&tenants[0])?, alone(&tenants[1])?];
         let both = self.scenario(tenants.to_vec(), ports)?;
         let mqfq = AnySubject::Mqfq(MqfqSubject { slots: self.slots, threshold: self.threshold });
         let runs = [
-            go(AnySubject::None, &both, seed)?,
-            go(mqfq, &both, seed)?,
+            go(AnySubject::None, &both, setting)?,
+            go(mqfq, &both, setting)?,
             go_by_thread(
                 BfqSubject::new(self.slots),
                 &Scenario { duration_ns: 5 * SECOND, ..both },
-                seed,
+                setting,
             )?,
         ];
         // BFQ's turns take up to 125 ms each.
@@ -126,12 +132,12 @@ fn fio(threads: usize, first: usize) -> Tenant {
 }
 
 /// Figure 6.
-fn flashx(seed: u64) -> Result<Outcome, String> {
+fn flashx(setting: Setting<'_>) -> Result<Outcome, String> {
     let (threads, pagerank) = proxy::flashx();
     let tenants =
         || [Tenant::new("FlashX", 100, (0..threads).collect(), pagerank.clone()), fio(6, threads)];
     let ((fabric, _), (ssd, _)) =
-        (NVMF.slowdowns(tenants(), seed)?, SSD.slowdowns(tenants(), seed)?);
+        (NVMF.slowdowns(tenants(), setting)?, SSD.slowdowns(tenants(), setting)?);
     let both = |policy: usize| {
         let mean = |tenant: usize| (fabric[policy][tenant] + ssd[policy][tenant]) / 2.0;
         [mean(0), mean(1)]
@@ -194,7 +200,7 @@ fn flashx(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 7.
-fn aerospike(seed: u64) -> Result<Outcome, String> {
+fn aerospike(setting: Setting<'_>) -> Result<Outcome, String> {
     let (clients, reads) = proxy::aerospike();
     let tenants = |threads| {
         [
@@ -203,8 +209,8 @@ fn aerospike(seed: u64) -> Result<Outcome, String> {
         ]
     };
     let ((fabric, alone), (ssd, _)) =
-        (NVMF.slowdowns(tenants(8), seed)?, SSD.slowdowns(tenants(4), seed)?);
-    let (alike, _) = Rig { least_cost: 4096, ..SSD }.slowdowns(tenants(4), seed)?;
+        (NVMF.slowdowns(tenants(8), setting)?, SSD.slowdowns(tenants(4), setting)?);
+    let (alike, _) = Rig { least_cost: 4096, ..SSD }.slowdowns(tenants(4), setting)?;
     let alone = alone.iops();
     let [aerospike, other] = fabric[1];
     let answers =
@@ -283,7 +289,7 @@ fn ycsb_and_fio(port: impl Fn(usize) -> usize) -> Vec<Tenant> {
 }
 
 /// Figure 18, CPU, and Figure 19, latency: all 24 cores, three of which share a set of queues.
-fn ycsb_on_cores(seed: u64) -> Result<Outcome, String> {
+fn ycsb_on_cores(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = Scenario::new(profile("z-ssd")?, CORES, ycsb_and_fio(|core| core), SECOND)
         .on(Machine::GOLD_6226.host(CORES));
     scenario.warmup_ns = SECOND / 2;
@@ -297,9 +303,9 @@ fn ycsb_on_cores(seed: u64) -> Result<Outcome, String> {
     ];
     let mut runs = policies
         .into_iter()
-        .map(|policy| go(policy, &scenario, seed))
+        .map(|policy| go(policy, &scenario, setting))
         .collect::<Result<Vec<Run>, String>>()?;
-    runs.push(go_by_thread(BFQ, &scenario, seed)?);
+    runs.push(go_by_thread(BFQ, &scenario, setting)?);
     // YCSB's clients compute between their requests; fio's threads do not.
     let (_, client) = proxy::ycsb();
     let computing = |run: &Run| {
@@ -340,12 +346,12 @@ fn ycsb_on_cores(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 18, bandwidth: three cores share a set of queues.
-fn ycsb(seed: u64) -> Result<Outcome, String> {
+fn ycsb(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario =
         Scenario::new(profile("z-ssd")?, 8, ycsb_and_fio(|core| core / 3), 12 * SECOND);
     // The ratio has settled by then.
     scenario.warmup_ns = 8 * SECOND;
-    let run = |policy| go(policy, &scenario, seed);
+    let run = |policy| go(policy, &scenario, setting);
     let direct = D2fqSubject {
         ratio: Ratio::Dynamic { initial: 256 },
         tau_l: 8 << 20,
@@ -355,7 +361,7 @@ fn ycsb(seed: u64) -> Result<Outcome, String> {
     let none = run(AnySubject::None)?;
     let d2fq = run(AnySubject::D2fq(direct))?;
     let mqfq = run(AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }))?;
-    let bfq = go_by_thread(BFQ, &scenario, seed)?;
+    let bfq = go_by_thread(BFQ, &scenario, setting)?;
     let ratio = |run: &Run| run.tenants[0].bytes as f64 / run.tenants[1].bytes as f64;
     // In hundredths of a percent, as it is printed; never -0.
     let gain = (1e4 * (d2fq.bandwidth() / mqfq.bandwidth() - 1.0)).round() + 0.0;

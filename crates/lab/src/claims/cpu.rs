@@ -12,7 +12,7 @@ use fairq_sim::host::{BlockLayer, Machine};
 use fairq_sim::policies::{AnySubject, BfqSubject, D2fqParts, D2fqSubject, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
-use super::{Answer, Experiment, Outcome, go, go_by_thread, near, rule};
+use super::{Answer, Experiment, Outcome, Setting, go, go_by_thread, near, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-2.1", "D-2.2", "D-2.3"], seconds: 10, run: bypass },
@@ -70,12 +70,17 @@ struct Curve {
 }
 
 impl Curve {
-    fn new(policy: AnySubject, layer: BlockLayer, bytes: u32, seed: u64) -> Result<Curve, String> {
+    fn new(
+        policy: AnySubject,
+        layer: BlockLayer,
+        bytes: u32,
+        setting: Setting<'_>,
+    ) -> Result<Curve, String> {
         let profile = profile("z-ssd")?;
         let at = |depth| {
             let tenants = vec![Tenant::new("thread", 100, vec![0], Job::random_read(bytes, depth))];
             let scenario = Scenario::new(profile.clone(), 1, tenants, 40 * MS);
-            go(policy, &scenario.on(Machine { layer, ..Machine::GOLD_5112 }.host(1)), seed)
+            go(policy, &scenario.on(Machine { layer, ..Machine::GOLD_5112 }.host(1)), setting)
         };
         let runs = DEPTHS.map(at).collect::<Result<Vec<Run>, String>>()?;
         let each = |of: fn(&Run) -> f64| runs.iter().map(of).collect();
@@ -102,10 +107,10 @@ fn depth(saturates: Option<u32>) -> String {
 }
 
 /// Figure 2: 4 KB reads, with and without the block layer.
-fn bypass(seed: u64) -> Result<Outcome, String> {
-    let mqfq = Curve::new(MQFQ_SSD, BlockLayer::LINUX_5, 4096, seed)?;
-    let none = Curve::new(NONE, BlockLayer::LINUX_5, 4096, seed)?;
-    let bypass = Curve::new(NONE, BlockLayer::LOW_LATENCY, 4096, seed)?;
+fn bypass(setting: Setting<'_>) -> Result<Outcome, String> {
+    let mqfq = Curve::new(MQFQ_SSD, BlockLayer::LINUX_5, 4096, setting)?;
+    let none = Curve::new(NONE, BlockLayer::LINUX_5, 4096, setting)?;
+    let bypass = Curve::new(NONE, BlockLayer::LOW_LATENCY, 4096, setting)?;
     let three = |of: fn(&Curve) -> f64, digits| list(&[of(&mqfq), of(&none), of(&bypass)], digits);
     let saturate = [&mqfq, &none, &bypass].map(|curve| curve.saturates(rule("D-2.3", "saturated")));
     let last = |depth: Option<u32>| depth.unwrap_or(u32::MAX);
@@ -147,8 +152,8 @@ fn bypass(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 16: 8 KB reads.
-fn depths(seed: u64) -> Result<Outcome, String> {
-    let curve = |policy, layer| Curve::new(policy, layer, 8192, seed);
+fn depths(setting: Setting<'_>) -> Result<Outcome, String> {
+    let curve = |policy, layer| Curve::new(policy, layer, 8192, setting);
     let d2fq = AnySubject::D2fq(direct(DYNAMIC));
     let (none, d2fq, mqfq, low) = (
         curve(NONE, BlockLayer::LINUX_5)?,
@@ -257,16 +262,16 @@ fn machine_a(flows: &[Flow], duration_ns: u64) -> Result<Scenario, String> {
 }
 
 /// Figure 12: what fairness costs.
-fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
+fn cost_of_fairness(setting: Setting<'_>) -> Result<Outcome, String> {
     let policies = [NONE, AnySubject::D2fq(direct(DYNAMIC)), MQFQ_SSD];
     let mut loads = Vec::new();
     for flows in LOADS {
         let scenario = machine_a(flows, 400 * MS)?;
         let mut runs = Vec::new();
         for policy in policies {
-            runs.push(go(policy, &scenario, seed)?);
+            runs.push(go(policy, &scenario, setting)?);
         }
-        runs.push(go_by_thread(BFQ_SSD, &scenario, seed)?);
+        runs.push(go_by_thread(BFQ_SSD, &scenario, setting)?);
         loads.push(runs);
     }
     let saved = loads.iter().map(|runs| 1.0 - runs[1].cpu() / runs[2].cpu()).fold(0.0, f64::max);
@@ -349,11 +354,11 @@ fn cost_of_fairness(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 14: bytes in intervals of 10 ms, D2FQ at the ratio to which it converges.
-fn short_term(seed: u64) -> Result<Outcome, String> {
+fn short_term(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = machine_a(LOADS[0], SECOND)?;
     scenario.series_ns = Some(10 * MS);
     let varies = |policy| {
-        let run = go(policy, &scenario, seed)?;
+        let run = go(policy, &scenario, setting)?;
         let variation = |flow: usize| {
             let series: Vec<f64> =
                 run.tenants[flow].series[20..].iter().map(|&bytes| bytes as f64).collect();
@@ -383,7 +388,7 @@ fn short_term(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 17: a flow a core on machine B, before the ramdisk. Its link is that of a ConnectX-4, 56
 /// Gb/s (Table 1).
-fn trackers(seed: u64) -> Result<Outcome, String> {
+fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut ramdisk = profile("nvmf-ramdisk")?;
     ramdisk.link.read_mb_s = MbPerS::new(7000.0);
     ramdisk.controller.read_us = Micros::from_ns(146);
@@ -394,7 +399,7 @@ fn trackers(seed: u64) -> Result<Outcome, String> {
         let scenario =
             Scenario::new(ramdisk.clone(), cores, (0..cores).map(tenant).collect(), 16 * MS);
         Ok::<_, String>(
-            go(policy, &scenario.on(Machine::GOLD_6226.host(cores)), seed)?.iops() / 1e6,
+            go(policy, &scenario.on(Machine::GOLD_6226.host(cores)), setting)?.iops() / 1e6,
         )
     };
     // As in the paper each completion moves its flow's virtual time: a port publishes what is worth

@@ -21,7 +21,8 @@ use fairq_sim::policies::{AnySubject, D2fqSubject, MqfqSubject, Scheduler, Seria
 use fairq_sim::scenario::{Job, MOVES_NS, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Shape, agreed, go, near, percent, rule,
+    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, agreed, go, near, percent,
+    rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -108,7 +109,7 @@ fn high_and_low(run: &Run, flow: usize) -> (f64, f64) {
 }
 
 /// Sections 3.1 and 3.2, Figure 5: weights 3:1, deep queues, fixed ratios.
-fn walkthrough(seed: u64) -> Result<Outcome, String> {
+fn walkthrough(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = scenario(&[(1, 4096, 300), (1, 4096, 100)], 6 * SECOND)?;
     scenario.warmup_ns = 3 * SECOND;
     // Two classes, as in Section 3.1: no flow gets to the medium one.
@@ -119,7 +120,7 @@ fn walkthrough(seed: u64) -> Result<Outcome, String> {
             tau_m: Some(MIB),
             strict_paper: false,
         };
-        go(AnySubject::D2fq(direct), &scenario, seed)
+        go(AnySubject::D2fq(direct), &scenario, setting)
     };
     let (two, three, six) = (at(2)?, at(3)?, at(6)?);
     let more = [16, 64, 256].map(&mut at).into_iter().collect::<Result<Vec<Run>, String>>()?;
@@ -198,7 +199,7 @@ fn walkthrough(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 6: one flow of weight 1, seven of weight 3, two classes.
-fn eight_flows(seed: u64) -> Result<Outcome, String> {
+fn eight_flows(setting: Setting<'_>) -> Result<Outcome, String> {
     let weights = [100, 300, 300, 300, 300, 300, 300, 300];
     let mut scenario = scenario(&weights.map(|weight| (1, 4096, weight)), 15 * SECOND)?;
     scenario.warmup_ns = 10 * SECOND;
@@ -206,8 +207,8 @@ fn eight_flows(seed: u64) -> Result<Outcome, String> {
         AnySubject::D2fq(D2fqSubject { ratio, tau_l: MIB, tau_m: Some(MIB), strict_paper: false })
     };
     let (fixed, dynamic) = (
-        go(two_classes(Ratio::Static(4)), &scenario, seed)?,
-        go(two_classes(DYNAMIC), &scenario, seed)?,
+        go(two_classes(Ratio::Static(4)), &scenario, setting)?,
+        go(two_classes(DYNAMIC), &scenario, setting)?,
     );
     let found = ratios(&dynamic, 10 * SECOND..15 * SECOND);
     let (low, high) = (high_and_low(&fixed, 0).1, high_and_low(&fixed, 1).0);
@@ -257,7 +258,7 @@ fn fair_from(run: &Run) -> f64 {
 /// Figures 7 and 8: three flows of 4, 8 and 16 KB, tau_l from 1 MB to 1 GB. The paper's algorithm
 /// is asked; ours, which keeps tau_l at eight times what a flow has in flight and a flow's debt
 /// while it is idle, is told beside it.
-fn thresholds(seed: u64) -> Result<Outcome, String> {
+fn thresholds(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = scenario(&[(1, 4096, 100), (1, 8192, 100), (1, 16_384, 100)], 8 * SECOND)?;
     // The paper tells of no time before it measures; fio tells of the whole run.
     scenario.warmup_ns = 0;
@@ -266,8 +267,8 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
         AnySubject::D2fq(D2fqSubject { ratio: DYNAMIC, tau_l, tau_m, strict_paper: true })
     };
     let all = |policy: &dyn Fn(u64) -> AnySubject| {
-        let runs =
-            [MIB, 10 * MIB, 100 * MIB, 1024 * MIB].map(|tau_l| go(policy(tau_l), &scenario, seed));
+        let runs = [MIB, 10 * MIB, 100 * MIB, 1024 * MIB]
+            .map(|tau_l| go(policy(tau_l), &scenario, setting));
         runs.into_iter().collect::<Result<Vec<Run>, String>>()
     };
     let (paper, ours) = (all(&|tau_l| strict(tau_l, None))?, all(&|tau_l| d2fq(DYNAMIC, tau_l))?);
@@ -290,7 +291,7 @@ fn thresholds(seed: u64) -> Result<Outcome, String> {
     let readings =
         [0, 1, 2].map(|last| near(up_to_one(last), rule("D-8.2", "times"), rule("D-8.2", "off")));
     let times_said = |times: [f64; 3]| times.map(|times| format!("{times:.2}")).join(" ");
-    let medium = |tau_m| go(strict(10 * MIB, Some(tau_m)), &scenario, seed);
+    let medium = |tau_m| go(strict(10 * MIB, Some(tau_m)), &scenario, setting);
     let medium = [medium(5 * MIB / 2)?, medium(5 * MIB)?, medium(15 * MIB / 2)?];
     let spread = |runs: &[&Run]| {
         let flow = |flow: usize| {
@@ -394,11 +395,11 @@ struct Load {
 }
 
 impl Load {
-    fn new(flows: &[(usize, u32, u16)], seed: u64) -> Result<Load, String> {
+    fn new(flows: &[(usize, u32, u16)], setting: Setting<'_>) -> Result<Load, String> {
         let mut scenario = scenario(flows, 10 * SECOND)?;
         scenario.warmup_ns = 6 * SECOND;
         scenario.series_ns = Some(10 * MS);
-        let run = |policy| go(policy, &scenario, seed);
+        let run = |policy| go(policy, &scenario, setting);
         Ok(Load {
             weights: flows.iter().map(|flow| flow.2).collect(),
             none: run(AnySubject::None)?,
@@ -457,9 +458,11 @@ impl Load {
 }
 
 /// Figures 11, 13 and 14.
-fn three_loads(seed: u64) -> Result<Outcome, String> {
-    let loads =
-        LOADS.iter().map(|flows| Load::new(flows, seed)).collect::<Result<Vec<Load>, String>>()?;
+fn three_loads(setting: Setting<'_>) -> Result<Outcome, String> {
+    let loads = LOADS
+        .iter()
+        .map(|flows| Load::new(flows, setting))
+        .collect::<Result<Vec<Load>, String>>()?;
     let [sizes, threads, weights] = &loads[..] else { return Err("three loads".into()) };
     let totals = sizes.all().map(|(_, run)| run.bandwidth() / 1e9);
     let (least, most) = totals[..3]
@@ -541,7 +544,7 @@ fn three_loads(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 15: a flow of weight 1, three of weight 3 from 10 s on, four more from 20 s on.
-fn events(seed: u64) -> Result<Outcome, String> {
+fn events(setting: Setting<'_>) -> Result<Outcome, String> {
     let weights = [100, 300, 300, 300, 300, 300, 300, 300];
     let mut scenario = scenario(&weights.map(|weight| (2, 4096, weight)), 30 * SECOND)?;
     scenario.warmup_ns = 25 * SECOND;
@@ -554,7 +557,7 @@ fn events(seed: u64) -> Result<Outcome, String> {
             _ => 20 * SECOND,
         });
     }
-    let run = |ratio| go(d2fq(ratio, MIB), &scenario, seed);
+    let run = |ratio| go(d2fq(ratio, MIB), &scenario, setting);
     let (three, many, dynamic) = (run(Ratio::Static(3))?, run(Ratio::Static(128))?, run(DYNAMIC)?);
     let (first, second) =
         (ratios(&dynamic, 15 * SECOND..20 * SECOND), ratios(&dynamic, 25 * SECOND..30 * SECOND));

@@ -7,7 +7,7 @@ use fairq_sim::host::Machine;
 use fairq_sim::policies::AnySubject;
 use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, near, rule};
+use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, near, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-3.1"], seconds: 2, run: order_of_arbitration },
@@ -15,7 +15,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// Two queues of each class, each with many commands, weights 3:2:1.
-fn order_of_arbitration(_seed: u64) -> Result<Outcome, String> {
+fn order_of_arbitration(_setting: Setting<'_>) -> Result<Outcome, String> {
     let classes = [Class::High, Class::Medium, Class::Low];
     let weights = ClassWeights { high: 3, medium: 2, low: 1 };
     let mut arbiter =
@@ -50,7 +50,7 @@ fn sweep(
     bytes: u32,
     machine: Machine,
     most: u32,
-    seed: u64,
+    setting: Setting<'_>,
 ) -> Result<Vec<(u32, f64)>, String> {
     let profile = Profile::named(name).map_err(|error| error.to_string())?;
     let at = |depth: u32| {
@@ -64,7 +64,7 @@ fn sweep(
         );
         let scenario = Scenario::new(profile.clone(), threads as usize, vec![tenant], 20 * MS)
             .on(machine.host(threads as usize));
-        Ok((depth, go(AnySubject::None, &scenario, seed)?.iops()))
+        Ok((depth, go(AnySubject::None, &scenario, setting)?.iops()))
     };
     DEPTHS.map(at).into_iter().collect()
 }
@@ -76,9 +76,9 @@ fn fills(points: &[(u32, f64)]) -> (u32, f64) {
     (least.map_or(0, |point| point.0), most)
 }
 
-fn internal_parallelism(seed: u64) -> Result<Outcome, String> {
-    let on_ssd = sweep("p3700", 4096, Machine::E5_2620_V3, 16, seed)?;
-    let on_fabric = sweep("nvmf-ramdisk", 1024, Machine::E5_2630_V3, 32, seed)?;
+fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
+    let on_ssd = sweep("p3700", 4096, Machine::E5_2620_V3, 16, setting)?;
+    let on_fabric = sweep("nvmf-ramdisk", 1024, Machine::E5_2630_V3, 32, setting)?;
     let ((ssd, ssd_iops), (fabric, fabric_iops)) = (fills(&on_ssd), fills(&on_fabric));
     let parallelism = Answer {
         id: "M-P.1",

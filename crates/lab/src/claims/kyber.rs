@@ -17,8 +17,8 @@ use fairq_sim::run;
 use fairq_sim::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Shape, agreed, go, go_by_thread, jain, near,
-    percent, rule,
+    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, agreed, go, go_by_thread,
+    jain, near, percent, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -39,9 +39,9 @@ const TOTALS: Totals = Totals::between(16 << 20, 1 << 20, 1 << 38);
 const BFQ_SLOTS: u32 = 128;
 
 /// Longer, since 16 queues have their turns.
-fn bfq(scenario: &Scenario, seed: u64) -> Result<Run, String> {
+fn bfq(scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
     let longer = Scenario { duration_ns: scenario.duration_ns.max(5 * SECOND), ..scenario.clone() };
-    go_by_thread(BfqSubject::new(BFQ_SLOTS).in_groups(), &longer, seed)
+    go_by_thread(BfqSubject::new(BFQ_SLOTS).in_groups(), &longer, setting)
 }
 
 /// Tenants of four threads each, on cores of their own.
@@ -84,10 +84,10 @@ fn listed(shares: &[f64]) -> String {
 }
 
 /// Figure 1: 4 KiB, random, half of them reads.
-fn mixed(seed: u64) -> Result<Outcome, String> {
+fn mixed(setting: Setting<'_>) -> Result<Outcome, String> {
     let scenario =
         scenario(four(&Job { read_percent: 50, ..Job::random_read(4096, 32) }), WEIGHTS)?;
-    let (none, bfq) = (go(AnySubject::None, &scenario, seed)?, bfq(&scenario, seed)?);
+    let (none, bfq) = (go(AnySubject::None, &scenario, setting)?, bfq(&scenario, setting)?);
     let part = bfq.bandwidth() / none.bandwidth();
     let top = bfq.shares()[0] * bfq.bandwidth();
     let least = none.shares().into_iter().fold(1.0, f64::min) * none.bandwidth();
@@ -140,7 +140,7 @@ fn mixed(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 4: random reads and writes of 4 KiB, sequential ones of 1 MiB.
-fn synthetic(seed: u64) -> Result<Outcome, String> {
+fn synthetic(setting: Setting<'_>) -> Result<Outcome, String> {
     let small = Job::random_read(4096, 32);
     let large = Job { access: Access::Sequential, ..Job::random_read(1 << 20, 32) };
     let writes = |job: &Job| Job { read_percent: 0, ..job.clone() };
@@ -159,8 +159,9 @@ fn synthetic(seed: u64) -> Result<Outcome, String> {
             // Few and large: the prediction of tokens takes longer to settle.
             (scenario.warmup_ns, scenario.duration_ns) = (3 * SECOND, 15 * SECOND);
         }
-        let (none, fair) = (go(AnySubject::None, &scenario, seed)?, go(FAIR, &scenario, seed)?);
-        let bfq = bfq(&scenario, seed)?;
+        let (none, fair) =
+            (go(AnySubject::None, &scenario, setting)?, go(FAIR, &scenario, setting)?);
+        let bfq = bfq(&scenario, setting)?;
         gains.push(fair.bandwidth() / bfq.bandwidth());
         ratios.push(fair.bandwidth() / none.bandwidth());
         ours.push(fairness(&fair, &WEIGHTS));
@@ -267,12 +268,12 @@ fn averages(row: usize) -> (f64, f64) {
 }
 
 /// Figure 5: mixes like the traces', each with every weight in turn.
-fn traces(seed: u64) -> Result<Outcome, String> {
+fn traces(setting: Setting<'_>) -> Result<Outcome, String> {
     let (mut gains, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..4 {
         let weights = [0, 1, 2, 3].map(|row| WEIGHTS[(row + 4 - turn) % 4]);
         let scenario = scenario([0, 1, 2, 3].map(mix), weights)?;
-        let (fair, bfq) = (go(FAIR, &scenario, seed)?, bfq(&scenario, seed)?);
+        let (fair, bfq) = (go(FAIR, &scenario, setting)?, bfq(&scenario, setting)?);
         gains.push(fair.bandwidth() / bfq.bandwidth());
         ours.push(fairness(&fair, &weights));
         theirs.push(fairness(&bfq, &weights));
@@ -324,7 +325,7 @@ fn traces(seed: u64) -> Result<Outcome, String> {
 
 /// Figure 6: 1 KiB, random reads, more and more tenants of four threads; the last ones share cores
 /// with the first.
-fn groups(seed: u64) -> Result<Outcome, String> {
+fn groups(setting: Setting<'_>) -> Result<Outcome, String> {
     let numbers = [1, 2, 4, 8];
     let mut rates = [vec![], vec![], vec![]];
     for number in numbers {
@@ -334,9 +335,9 @@ fn groups(seed: u64) -> Result<Outcome, String> {
         };
         let scenario = machine(4 * number, (0..number).map(tenant).collect())?;
         let runs = [
-            go(AnySubject::None, &scenario, seed)?,
-            go(FAIR, &scenario, seed)?,
-            bfq(&scenario, seed)?,
+            go(AnySubject::None, &scenario, setting)?,
+            go(FAIR, &scenario, setting)?,
+            bfq(&scenario, setting)?,
         ];
         rates.iter_mut().zip(runs).for_each(|(rates, run)| rates.push(run.iops() / 1e3));
     }
@@ -379,10 +380,11 @@ fn groups(seed: u64) -> Result<Outcome, String> {
 }
 
 /// What too many tokens a period do, and too few.
-fn predictions(seed: u64) -> Result<Outcome, String> {
+fn predictions(setting: Setting<'_>) -> Result<Outcome, String> {
     let scenario = scenario(four(&Job::random_read(4096, 32)), WEIGHTS)?;
-    let with =
-        |totals| go(AnySubject::KyberFair(KyberFairSubject { busy: 64, totals }), &scenario, seed);
+    let with = |totals| {
+        go(AnySubject::KyberFair(KyberFairSubject { busy: 64, totals }), &scenario, setting)
+    };
     // The device serves about 200 MB in a period.
     let [few, right, many] =
         [with(Totals::fixed(8 << 20))?, with(TOTALS)?, with(Totals::fixed(4 << 30))?];
@@ -427,17 +429,17 @@ impl Check for NeverIdle {
 
 /// A heavy tenant that sends little beside light ones that send much: tokens are left over, and
 /// nobody else has any.
-fn never_idle(seed: u64) -> Result<Outcome, String> {
+fn never_idle(setting: Setting<'_>) -> Result<Outcome, String> {
     let little = Job { think_ns: MS, ..Job::random_read(4096, 1) };
     let much = Job::random_read(4096, 32);
     let mut scenario = scenario([little, much.clone(), much.clone(), much], WEIGHTS)?;
     // Whether the device is idle is asked between its commands, without what is under way in cores.
     scenario.host = None;
-    scenario.seed = seed;
+    scenario.seed = setting.seed;
     let AnySubject::KyberFair(tokens) = FAIR else { return Err("FAIR is made of tokens".into()) };
     let fair =
         run(&scenario, &tokens, vec![Box::new(NeverIdle)]).map_err(|error| error.to_string())?;
-    let none = go(AnySubject::None, &scenario, seed)?;
+    let none = go(AnySubject::None, &scenario, setting)?;
     let kept = fair.bandwidth() / none.bandwidth();
     let measured = match &fair.violation {
         None => format!(

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::parallel;
 
+mod band;
 mod beside;
 mod cpu;
 mod d2fq;
@@ -31,6 +32,8 @@ mod scalability;
 mod seeds;
 mod sweeps;
 
+pub use band::{CONSTANTS, Elsewhere};
+use band::{Constant, Setting, Used};
 pub use figure::{Axis, Figure, Line, Shape, Table};
 use rules::rule;
 pub use rules::{Change, ROWS, Row, frozen};
@@ -87,6 +90,8 @@ pub struct Finding {
     pub row: &'static Row,
     /// On each seed, in their order; nothing if some were not run.
     pub by_seed: Vec<OnSeed>,
+    /// On the first seed where a constant is another, if that was asked for.
+    pub band: Vec<Elsewhere>,
 }
 
 /// What came out of a row on one seed.
@@ -109,7 +114,14 @@ struct Experiment {
     ids: &'static [&'static str],
     /// About how many seconds it takes on one core, for what is to be quick and for the time left.
     seconds: u32,
-    run: fn(seed: u64) -> Result<Outcome, String>,
+    run: fn(setting: Setting<'_>) -> Result<Outcome, String>,
+}
+
+impl Experiment {
+    /// What is said of its rows where it could not be run, or broke a law.
+    fn failed(&self, why: &str) -> Outcome {
+        self.ids.iter().map(|id| Answer::failed(id, why)).collect::<Vec<_>>().into()
+    }
 }
 
 /// What comes out of an experiment.
@@ -150,6 +162,25 @@ pub struct Findings {
     pub figures: Vec<Figure>,
     /// Of the first seed, in the order of their names.
     pub tables: Vec<Table>,
+}
+
+/// What to run beside the rows themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// On which seeds.
+    pub seeds: Seeds,
+    /// Which part of the experiments.
+    pub shard: Shard,
+    /// On the first seed also with each constant of the models that is guessed or derived at both
+    /// ends of what it could be.
+    pub band: bool,
+}
+
+impl Extent {
+    /// All experiments on one seed, and no more.
+    pub const fn one(seed: u64) -> Extent {
+        Extent { seeds: Seeds::one(seed), shard: Shard::WHOLE, band: false }
+    }
 }
 
 /// Which part of the experiments to run: this one, from 0, of so many.
@@ -226,11 +257,11 @@ pub fn named(name: &str) -> Vec<&'static Row> {
 /// only the rows of its own experiments.
 pub fn answer(
     rows: &[&'static Row],
-    seeds: Seeds,
+    extent: Extent,
     jobs: usize,
-    shard: Shard,
     on: impl Fn(Progress) -> bool + Sync,
 ) -> Findings {
+    let Extent { seeds, shard, band } = extent;
     let wanted = |experiment: &&Experiment| {
         experiment.ids.iter().any(|id| rows.iter().any(|row| row.id == *id))
     };
@@ -239,26 +270,42 @@ pub fn answer(
         .filter(|(number, _)| number % shard.of == shard.part)
         .map(|(_, experiment)| experiment)
         .collect();
+    let each = |seed| mine.iter().map(move |&of| Planned { of, seed, varied: None });
     let mut found: BTreeMap<&str, Vec<OnSeed>> = BTreeMap::new();
-    let (mut figures, mut tables) = (Vec::new(), Vec::new());
-    for (experiment, seed, outcome) in outcomes(&mine, seeds, jobs, on) {
-        let answers = match outcome {
-            Ok(outcome) => {
-                if seed == seeds.first {
-                    figures.extend(outcome.figures);
-                    tables.extend(outcome.tables);
-                }
-                outcome.answers
-            }
-            Err(why) => experiment.ids.iter().map(|id| Answer::failed(id, &why)).collect(),
-        };
-        for Answer { id, measured, holds, note } in answers {
+    let (mut figures, mut tables, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for (Planned { of, seed, .. }, used, outcome) in
+        outcomes(seeds.all().flat_map(each).collect(), jobs, &on)
+    {
+        if seed == seeds.first && band {
+            let ends = |constant: &'static Constant| {
+                let ends = [constant.low, constant.high].into_iter().filter(|&times| times != 1.0);
+                ends.map(move |times| Planned { of, seed, varied: Some((constant, times)) })
+            };
+            others.extend(used.constants().into_iter().flat_map(ends));
+        }
+        let outcome = outcome.unwrap_or_else(|why| of.failed(&why));
+        if seed == seeds.first {
+            figures.extend(outcome.figures);
+            tables.extend(outcome.tables);
+        }
+        for Answer { id, measured, holds, note } in outcome.answers {
             let note = note.into_owned();
             found.entry(id).or_default().push(OnSeed { seed, holds, measured, note });
         }
     }
     figures.sort_by_key(|figure| figure.id);
     tables.sort_by_key(|table| table.id);
+    let mut elsewhere: BTreeMap<&str, Vec<Elsewhere>> = BTreeMap::new();
+    for (Planned { of, varied, .. }, _, outcome) in outcomes(others, jobs, &on) {
+        let Some((constant, times)) = varied else { continue };
+        for Answer { id, measured, holds, .. } in
+            outcome.unwrap_or_else(|why| of.failed(&why)).answers
+        {
+            let constant = constant.name.clone();
+            let one = Elsewhere { constant, times, holds, measured };
+            elsewhere.entry(id).or_default().push(one);
+        }
+    }
     let ours = |row: &&&'static Row| {
         shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id.as_str()))
     };
@@ -272,7 +319,7 @@ pub fn answer(
         let by_seed = found.remove(row.id.as_str()).unwrap_or_default();
         // Of fewer seeds than were asked for nothing is said.
         let by_seed = if by_seed.len() == seeds.count { by_seed } else { Vec::new() };
-        Finding { row, by_seed }
+        Finding { row, by_seed, band: elsewhere.remove(row.id.as_str()).unwrap_or_default() }
     };
     Findings {
         rows: rows.iter().filter(ours).filter(others).map(finding).collect(),
@@ -281,37 +328,44 @@ pub fn answer(
     }
 }
 
-/// Runs each experiment on each seed; gives what came out in the order of the seeds.
-fn outcomes<'a>(
-    mine: &[&'a Experiment],
-    seeds: Seeds,
+/// An experiment that is to be run: on which seed, and with which constant changed.
+#[derive(Clone, Copy)]
+struct Planned {
+    of: &'static Experiment,
+    seed: u64,
+    varied: Option<(&'static Constant, f64)>,
+}
+
+/// Runs all that is planned; gives what it ran on and what came out, in the order of the plan.
+fn outcomes(
+    plan: Vec<Planned>,
     jobs: usize,
-    on: impl Fn(Progress) -> bool + Sync,
-) -> Vec<(&'a Experiment, u64, Result<Outcome, String>)> {
-    let each = |seed| mine.iter().map(move |&experiment| (experiment, seed));
-    let mut runs: Vec<(&Experiment, u64)> = seeds.all().flat_map(each).collect();
+    on: &(impl Fn(Progress) -> bool + Sync),
+) -> Vec<(Planned, Used, Result<Outcome, String>)> {
+    let mut order: Vec<usize> = (0..plan.len()).collect();
     // The longest first: then none of them runs alone at the end.
-    runs.sort_by_key(|(experiment, _)| std::cmp::Reverse(experiment.seconds));
-    let of_seconds = runs.iter().map(|(experiment, _)| experiment.seconds).sum();
-    let (of, ran) = (runs.len(), AtomicU32::new(0));
+    order.sort_by_key(|&number| std::cmp::Reverse(plan[number].of.seconds));
+    let of_seconds = plan.iter().map(|planned| planned.of.seconds).sum();
+    let (of, ran) = (plan.len(), AtomicU32::new(0));
     let work = |number: usize| {
-        let (experiment, seed) = runs[number];
-        let outcome = (experiment.run)(seed);
-        ran.fetch_add(experiment.seconds, Ordering::Relaxed);
-        (experiment, seed, outcome)
+        let planned = plan[order[number]];
+        let used = Used::default();
+        let setting = Setting { seed: planned.seed, varied: planned.varied, used: &used };
+        let outcome = (planned.of.run)(setting);
+        ran.fetch_add(planned.of.seconds, Ordering::Relaxed);
+        (order[number], (planned, used, outcome))
     };
     let progress =
         |done| on(Progress { done, of, seconds: ran.load(Ordering::Relaxed), of_seconds });
     let outcomes = parallel::each(of, jobs, progress, work);
     let mut outcomes: Vec<_> = outcomes.into_iter().flatten().collect();
-    let place = |seed| seeds.all().position(|one| one == seed);
-    outcomes.sort_by_key(|&(_, seed, _)| place(seed));
-    outcomes
+    outcomes.sort_by_key(|(number, _)| *number);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 /// Runs a scenario under a policy; a broken law is an error.
-fn go(policy: AnySubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
-    let scenario = Scenario { seed, ..scenario.clone() };
+fn go(policy: AnySubject, scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
+    let scenario = setting.applied(scenario)?;
     let run = policy.run(&scenario).map_err(|error| error.to_string())?;
     match &run.violation {
         None => Ok(run),
@@ -323,7 +377,7 @@ fn go(policy: AnySubject, scenario: &Scenario, seed: u64) -> Result<Run, String>
 /// threads, since each has a queue of its own, and a tenant's weight is what its threads have
 /// together. So tenants of one weight and different numbers of threads have queues of different
 /// weights, and there BFQ waits for the queue in service. What comes out is of the tenants again.
-fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
+fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
     let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
     let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
     let each = |tenant: &Tenant| u64::from(tenant.weight) * (common / tenant.threads.len() as u64);
@@ -336,7 +390,7 @@ fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, seed: u64) -> Result<Run, 
         tenants.extend(tenant.threads.iter().map(alone));
     }
     let by_thread = Scenario { tenants, ..scenario.clone() };
-    let mut run = go(AnySubject::Bfq(bfq), &by_thread, seed)?;
+    let mut run = go(AnySubject::Bfq(bfq), &by_thread, setting)?;
     let mut threads = std::mem::take(&mut run.tenants).into_iter();
     let together = |tenant: &Tenant| threads.by_ref().take(tenant.threads.len()).reduce(Got::with);
     run.tenants = scenario.tenants.iter().filter_map(together).collect();
@@ -348,8 +402,8 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 /// Runs a scenario without checks, for sweeps that are too large for them.
-fn measured(policy: AnySubject, scenario: &Scenario, seed: u64) -> Result<Run, String> {
-    policy.measure(&Scenario { seed, ..scenario.clone() }).map_err(|error| error.to_string())
+fn measured(policy: AnySubject, scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
+    policy.measure(&setting.applied(scenario)?).map_err(|error| error.to_string())
 }
 
 /// Jain's index: 1 when all are equal, 1/n when one has everything.
@@ -420,16 +474,21 @@ mod tests {
     fn more_threads_give_the_same() {
         let rows = [named("D-3.1"), named("M-T1")].concat();
         let two = Seeds { first: 3, count: 2 };
-        let table = |jobs| format!("{:?}", answer(&rows, two, jobs, Shard::WHOLE, |_| true));
+        let table = |jobs| {
+            format!("{:?}", answer(&rows, Extent { seeds: two, ..Extent::one(3) }, jobs, |_| true))
+        };
         assert_eq!(table(1), table(3));
     }
 
     #[test]
     fn each_row_is_decided_on_each_seed_as_on_that_seed_alone() {
         let rows = named("M-T1");
-        let on = |seeds| answer(&rows, seeds, 2, Shard::WHOLE, |_| true).rows.remove(0).by_seed;
-        let both = on(Seeds { first: 3, count: 2 });
-        assert_eq!(both, [on(Seeds::one(3)), on(Seeds::one(4))].concat());
+        let on = |first, count| {
+            let extent = Extent { seeds: Seeds { first, count }, ..Extent::one(first) };
+            answer(&rows, extent, 2, |_| true).rows.remove(0).by_seed
+        };
+        let both = on(3, 2);
+        assert_eq!(both, [on(3, 1), on(4, 1)].concat());
         assert_ne!(both[0].measured, both[1].measured, "another seed, other requests");
     }
 
@@ -437,7 +496,7 @@ mod tests {
     fn shards_are_the_whole_and_each_row_is_in_one() {
         let rows = [named("D-3.1"), named("M-T1"), named("M-5c")].concat();
         let ids = |shard| {
-            answer(&rows, Seeds::one(1), 2, shard, |_| true)
+            answer(&rows, Extent { shard, ..Extent::one(1) }, 2, |_| true)
                 .rows
                 .iter()
                 .map(|f| f.row.id.clone())
@@ -449,8 +508,21 @@ mod tests {
     }
 
     #[test]
+    fn a_row_is_decided_at_both_ends_of_each_constant_that_can_matter() {
+        let extent = Extent { band: true, ..Extent::one(1) };
+        let found = answer(&named("M-P.2"), extent, 2, |_| true).rows.remove(0);
+        let names: Vec<&str> = found.band.iter().map(|one| one.constant.as_str()).collect();
+        assert!(names.contains(&"controller, each command") && names.contains(&"page"));
+        assert!(!names.contains(&"suspending a program"), "{names:?}");
+        // Commands that take a tenth less are more than the row allows, a tenth more are not.
+        let each = |one: &&Elsewhere| one.constant == "controller, each command";
+        let rates: Vec<_> = found.band.iter().filter(each).map(|one| one.holds).collect();
+        assert_eq!((found.by_seed[0].holds, rates), (Some(true), vec![Some(false), Some(true)]));
+    }
+
+    #[test]
     fn it_stops_when_told_to() {
-        let findings = answer(&named("D-3.1"), Seeds::one(1), 1, Shard::WHOLE, |_| false);
+        let findings = answer(&named("D-3.1"), Extent::one(1), 1, |_| false);
         assert!(findings.rows[0].by_seed.is_empty());
     }
 }

@@ -7,7 +7,9 @@ use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, BfqSubject, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, go_by_thread, near, rule};
+use super::{
+    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, go_by_thread, near, rule,
+};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-T1"], seconds: 1, run: theorem_1 },
@@ -52,9 +54,9 @@ impl Rig {
     }
 
     /// With as many requests on the device as MQFQ, and longer, since turns take up to 125 ms each.
-    fn bfq(&self, flows: &[(usize, u32, u16)], seed: u64) -> Result<Run, String> {
+    fn bfq(&self, flows: &[(usize, u32, u16)], setting: Setting<'_>) -> Result<Run, String> {
         let longer = Scenario { duration_ns: 5 * SECOND, ..self.scenario(flows)? };
-        go_by_thread(BfqSubject::new(self.slots), &longer, seed)
+        go_by_thread(BfqSubject::new(self.slots), &longer, setting)
     }
 
     /// Flows of so many threads, each with its own queue.
@@ -80,11 +82,11 @@ impl Rig {
         &self,
         together: &Run,
         flows: &[(usize, u32, u16)],
-        seed: u64,
+        setting: Setting<'_>,
     ) -> Result<Vec<f64>, String> {
         let bytes = |run: &Run, flow: usize| run.tenants[flow].bytes as f64;
         let slowdown = |(number, flow): (usize, &(usize, u32, u16))| {
-            let alone = go(AnySubject::None, &self.scenario(&[*flow])?, seed)?;
+            let alone = go(AnySubject::None, &self.scenario(&[*flow])?, setting)?;
             Ok(bytes(&alone, 0) / bytes(together, number))
         };
         flows.iter().enumerate().map(slowdown).collect()
@@ -106,16 +108,16 @@ fn compared(
     totals: Option<&'static str>,
     figure: (&'static str, &str),
     flows: impl Fn(&Rig) -> [(usize, u32, u16); 2],
-    seed: u64,
+    setting: Setting<'_>,
 ) -> Result<Outcome, String> {
     let (mut ratios, mut budgets) = (Vec::new(), Vec::new());
     let (mut slowdowns, mut served) = (Vec::new(), Vec::new());
     for rig in [NVMF, SSD] {
         let flows = flows(&rig);
-        let unscheduled = go(AnySubject::None, &rig.scenario(&flows)?, seed)?;
-        let fair = go(rig.mqfq(), &rig.scenario(&flows)?, seed)?;
-        let bfq = rig.bfq(&flows, seed)?;
-        slowdowns.extend(rig.slowdowns(&fair, &flows, seed)?);
+        let unscheduled = go(AnySubject::None, &rig.scenario(&flows)?, setting)?;
+        let fair = go(rig.mqfq(), &rig.scenario(&flows)?, setting)?;
+        let bfq = rig.bfq(&flows, setting)?;
+        slowdowns.extend(rig.slowdowns(&fair, &flows, setting)?);
         ratios.push(ratio(&unscheduled));
         budgets.push(ratio(&bfq));
         served.push([&unscheduled, &fair, &bfq].map(|run| run.bandwidth() / 1e9));
@@ -176,7 +178,7 @@ fn compared(
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
-fn sizes(seed: u64) -> Result<Outcome, String> {
+fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
     compared(
         [
             ("M-5a.1", rule("M-5a.1", "ratio"), rule("M-5a.1", "off")),
@@ -185,11 +187,11 @@ fn sizes(seed: u64) -> Result<Outcome, String> {
         Some("M-5d.1"),
         ("m-5a", "left: 8 KB beside 4 KB"),
         |rig| [(rig.threads, 8192, 100), (rig.threads, 4096, 100)],
-        seed,
+        setting,
     )
 }
 
-fn queues(seed: u64) -> Result<Outcome, String> {
+fn queues(setting: Setting<'_>) -> Result<Outcome, String> {
     compared(
         [
             ("M-5b.1", rule("M-5b.1", "ratio"), rule("M-5b.1", "off")),
@@ -198,17 +200,17 @@ fn queues(seed: u64) -> Result<Outcome, String> {
         None,
         ("m-5b", "middle: so many queues beside half as many"),
         |rig| [(rig.threads, 4096, 100), (rig.threads / 2, 4096, 100)],
-        seed,
+        setting,
     )
 }
 
-fn weights(seed: u64) -> Result<Outcome, String> {
+fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
     let flows = [1, 2, 3].map(|weight| (8, 4096, 100 * weight));
     let mut measured = Vec::new();
     let mut holds = true;
     for (name, rig) in [("NVMf", NVMF), ("SSD", SSD)] {
         let under =
-            |policy| rig.slowdowns(&go(policy, &rig.scenario(&flows)?, seed)?, &flows, seed);
+            |policy| rig.slowdowns(&go(policy, &rig.scenario(&flows)?, setting)?, &flows, setting);
         let (fair, unscheduled) = (under(rig.mqfq())?, under(AnySubject::None)?);
         let (equal, within) = (rule("M-5c.1", "unscheduled"), rule("M-5c.1", "off"));
         let ideal = [rule("M-5c.1", "light"), rule("M-5c.1", "middle"), rule("M-5c.1", "heavy")];
@@ -247,14 +249,14 @@ fn everything(profile: &str) -> Result<Scenario, String> {
 }
 
 /// Runs under the checks; `go` fails where a bound is exceeded.
-fn within_bounds(slots: &[u32], seed: u64) -> Result<u64, String> {
+fn within_bounds(slots: &[u32], setting: Setting<'_>) -> Result<u64, String> {
     let mut requests = 0;
     for profile in ["p3700", "nvmf-ramdisk"] {
         let scenario = everything(profile)?;
         for &slots in slots {
             for threshold in [0, 4096, 45 << 10, 64 << 10] {
                 requests +=
-                    go(AnySubject::Mqfq(MqfqSubject { slots, threshold }), &scenario, seed)?
+                    go(AnySubject::Mqfq(MqfqSubject { slots, threshold }), &scenario, setting)?
                         .requests;
             }
         }
@@ -262,15 +264,15 @@ fn within_bounds(slots: &[u32], seed: u64) -> Result<u64, String> {
     Ok(requests)
 }
 
-fn theorem_1(seed: u64) -> Result<Outcome, String> {
-    let requests = within_bounds(&[1], seed)?;
+fn theorem_1(setting: Setting<'_>) -> Result<Outcome, String> {
+    let requests = within_bounds(&[1], setting)?;
     let measured = format!("never exceeded, {requests} requests");
     let note = "every interval of every pair, two devices, T = 0, 4, 45 and 64 KiB";
     Ok(vec![Answer { id: "M-T1", measured, holds: Some(true), note: note.into() }].into())
 }
 
-fn theorem_2(seed: u64) -> Result<Outcome, String> {
-    let requests = within_bounds(&[2, 64, 128], seed)?;
+fn theorem_2(setting: Setting<'_>) -> Result<Outcome, String> {
+    let requests = within_bounds(&[2, 64, 128], setting)?;
     let answer = |id, what: &str, note: &'static str| Answer {
         id,
         measured: format!("{what}, {requests} requests"),

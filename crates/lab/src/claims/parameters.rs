@@ -6,7 +6,7 @@ use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, MqfqSubject, SfqdSubject};
 use fairq_sim::scenario::{Burst, Job, MS, Scenario, Tenant};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, go, percent, rule};
+use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, percent, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-T3"], seconds: 1, run: as_sfq },
@@ -26,7 +26,7 @@ fn profile(name: &str) -> Result<Profile, String> {
 /// a busy device is tagged with virtual time, which in SFQ is the tag in service and in MQFQ the
 /// least that waits; so all flows come while one first request is in service and nothing waits, and
 /// stay.
-fn as_sfq(seed: u64) -> Result<Outcome, String> {
+fn as_sfq(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut requests = 0;
     let mut same = true;
     for name in ["p3700", "nvmf-ramdisk", "z-ssd"] {
@@ -46,8 +46,8 @@ fn as_sfq(seed: u64) -> Result<Outcome, String> {
         ];
         let scenario = Scenario::new(profile(name)?, 1, tenants, 100 * MS);
         let (ours, sfq) = (
-            go(mqfq(1, 0), &scenario, seed)?,
-            go(AnySubject::Sfqd(SfqdSubject { slots: 1 }), &scenario, seed)?,
+            go(mqfq(1, 0), &scenario, setting)?,
+            go(AnySubject::Sfqd(SfqdSubject { slots: 1 }), &scenario, setting)?,
         );
         requests += ours.requests;
         same &= ours.digest == sfq.digest;
@@ -63,12 +63,12 @@ fn as_sfq(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Section 3.4.
-fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
+fn depth_and_threshold(setting: Setting<'_>) -> Result<Outcome, String> {
     let ssd = profile("p3700")?;
     let deep = Tenant::new("deep", 100, (0..8).collect(), Job::random_read(4096, 64));
     let full = |slots| {
         let scenario = Scenario::new(ssd.clone(), 8, vec![deep.clone()], 60 * MS);
-        Ok(go(mqfq(slots, 45 << 10), &scenario, seed)?.iops())
+        Ok(go(mqfq(slots, 45 << 10), &scenario, setting)?.iops())
     };
     let depths = [4, 8, 16, 32, 48, 64, 128];
     let by_depth: Vec<f64> = depths.into_iter().map(full).collect::<Result<_, String>>()?;
@@ -81,7 +81,7 @@ fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
         let tenants = vec![deep.clone(), Tenant::new("bursts", 100, vec![0], bursts.clone())];
         // This device takes up to 128: so D alone says how much stands before a burst.
         let scenario = Scenario::new(profile("nvmf-ramdisk")?, 8, tenants, 200 * MS);
-        Ok(go(mqfq(slots, 45 << 10), &scenario, seed)?.tenants[1].quantile_us(0.99))
+        Ok(go(mqfq(slots, 45 << 10), &scenario, setting)?.tenants[1].quantile_us(0.99))
     };
     let tails: Vec<f64> = [32, 64, 128].into_iter().map(late).collect::<Result<_, String>>()?;
     let fast = profile("nvmf-ramdisk")?;
@@ -89,7 +89,7 @@ fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
         let tenants = vec![Tenant::new("one", 100, vec![0], Job::random_read(4096, 128))];
         let scenario =
             Scenario::new(fast.clone(), 1, tenants, 40 * MS).on(Machine::E5_2630_V3.host(1));
-        Ok::<f64, String>(go(mqfq(128, threshold), &scenario, seed)?.iops())
+        Ok::<f64, String>(go(mqfq(128, threshold), &scenario, setting)?.iops())
     };
     let alone = single(0)? / single(64 << 10)?;
     let many = |threshold| {
@@ -103,7 +103,7 @@ fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
         };
         let scenario = Scenario::new(fast.clone(), 16, (0..8).map(tenant).collect(), 40 * MS)
             .on(Machine::E5_2630_V3.host(16));
-        Ok::<f64, String>(go(mqfq(128, threshold), &scenario, seed)?.iops())
+        Ok::<f64, String>(go(mqfq(128, threshold), &scenario, setting)?.iops())
     };
     let thresholds = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
     let by_threshold: Vec<f64> = thresholds.into_iter().map(many).collect::<Result<_, String>>()?;
@@ -162,7 +162,7 @@ fn depth_and_threshold(seed: u64) -> Result<Outcome, String> {
 
 /// Sections 3.2 and 3.3: when all is served, the tokens of the tree are D again; while it is, no
 /// more than D are out (a check).
-fn tokens(seed: u64) -> Result<Outcome, String> {
+fn tokens(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut requests = 0;
     let mut kept = true;
     for slots in [1, 9, 64, 128] {
@@ -178,7 +178,7 @@ fn tokens(seed: u64) -> Result<Outcome, String> {
             };
             let scenario =
                 Scenario::new(profile("p3700")?, 8, (0..6).map(tenant).collect(), 20 * MS);
-            let run: Run = go(mqfq(slots, threshold), &scenario, seed)?;
+            let run: Run = go(mqfq(slots, threshold), &scenario, setting)?;
             requests += run.requests;
             kept &= run.stats.free_slots == Some(u64::from(slots));
         }

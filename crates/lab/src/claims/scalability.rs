@@ -13,7 +13,7 @@ use fairq_sim::policies::{
 use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
 use super::cpu::{NONE, answer, list, percent, profile};
-use super::{Answer, Experiment, Outcome, agreed, go, go_by_thread, near, rule};
+use super::{Answer, Experiment, Outcome, Setting, agreed, go, go_by_thread, near, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-8.1", "M-8.2", "M-8.3", "M-8.4"], seconds: 20, run: scalability },
@@ -102,7 +102,12 @@ enum Flows {
 }
 
 /// Millions of requests a second.
-fn millions(policy: AnySubject, flows: Flows, threads: usize, seed: u64) -> Result<f64, String> {
+fn millions(
+    policy: AnySubject,
+    flows: Flows,
+    threads: usize,
+    setting: Setting<'_>,
+) -> Result<f64, String> {
     let is_serial = matches!(
         policy,
         AnySubject::MqfqParts(MqfqParts { serial: true, .. })
@@ -110,11 +115,11 @@ fn millions(policy: AnySubject, flows: Flows, threads: usize, seed: u64) -> Resu
     );
     let duration_ns = if is_serial { SERIAL } else { MANY };
     let scenario = nvmf(threads, flows == Flows::Each, duration_ns)?;
-    Ok(go(policy, &scenario, seed)?.iops() / 1e6)
+    Ok(go(policy, &scenario, setting)?.iops() / 1e6)
 }
 
-fn millions_of_bfq(threads: usize, seed: u64) -> Result<f64, String> {
-    Ok(go_by_thread(BfqSubject::new(128), &nvmf(threads, false, SERIAL)?, seed)?.iops() / 1e6)
+fn millions_of_bfq(threads: usize, setting: Setting<'_>) -> Result<f64, String> {
+    Ok(go_by_thread(BfqSubject::new(128), &nvmf(threads, false, SERIAL)?, setting)?.iops() / 1e6)
 }
 
 /// What Figure 8 shows of one MQFQ.
@@ -130,11 +135,11 @@ struct Scaling {
 }
 
 impl Scaling {
-    fn new(whose: Whose, seed: u64) -> Result<Scaling, String> {
+    fn new(whose: Whose, setting: Setting<'_>) -> Result<Scaling, String> {
         let best = |flows| {
             let mut best = (0, 0.0);
             for threads in 15..=19 {
-                let millions = millions(whose.mqfq(), flows, threads, seed)?;
+                let millions = millions(whose.mqfq(), flows, threads, setting)?;
                 if millions > best.1 {
                     best = (threads, millions);
                 }
@@ -142,26 +147,27 @@ impl Scaling {
             Ok::<_, String>(best)
         };
         let [one, each] = [best(Flows::One)?, best(Flows::Each)?];
-        let at = |policy, threads| millions(policy, Flows::One, threads, seed);
+        let at = |policy, threads| millions(policy, Flows::One, threads, setting);
         Ok(Scaling {
             threads: [one.0, each.0],
             millions: [one.1, each.1],
             by_serial: one.1 / at(whose.serial(), one.0)?,
-            by_bfq: one.1 / millions_of_bfq(one.0, seed)?,
+            by_bfq: one.1 / millions_of_bfq(one.0, setting)?,
             at_16: [at(whose.mqfq(), 16)?, at(whose.serial(), 16)?],
         })
     }
 }
 
 /// Figure 8.
-fn scalability(seed: u64) -> Result<Outcome, String> {
-    let (strict, ours) = (Scaling::new(Whose::Strict, seed)?, Scaling::new(Whose::Ours, seed)?);
-    let none = |threads| millions(NONE, Flows::One, threads, seed);
+fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
+    let (strict, ours) =
+        (Scaling::new(Whose::Strict, setting)?, Scaling::new(Whose::Ours, setting)?);
+    let none = |threads| millions(NONE, Flows::One, threads, setting);
     let mut peak: f64 = 0.0;
     for threads in [16, 24, 32] {
         peak = peak.max(none(threads)?);
     }
-    let (none, bfq) = (none(16)?, millions_of_bfq(16, seed)?);
+    let (none, bfq) = (none(16)?, millions_of_bfq(16, setting)?);
     let order = |scaling: &Scaling| [none, scaling.at_16[0], scaling.at_16[1], bfq];
     let best = |Scaling { threads, millions, .. }: &Scaling| {
         let [one, each] = *millions;
@@ -214,10 +220,10 @@ fn scalability(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 9.
-fn virtual_times(seed: u64) -> Result<Outcome, String> {
+fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
     let gains = |whose: Whose| {
         let gain = |flows, threads| {
-            let of = |policy| millions(policy, flows, threads, seed);
+            let of = |policy| millions(policy, flows, threads, setting);
             Ok::<_, String>(of(whose.mqfq())? / of(whose.scan())? - 1.0)
         };
         Ok::<_, String>([gain(Flows::One, 32)?, gain(Flows::One, 16)?, gain(Flows::Each, 32)?])
@@ -250,8 +256,8 @@ struct Waking {
 }
 
 impl Waking {
-    fn new(whose: Whose, seed: u64) -> Result<Waking, String> {
-        let at = |policy, threads| go(policy, &nvmf(threads, true, 15 * MS)?, seed);
+    fn new(whose: Whose, setting: Setting<'_>) -> Result<Waking, String> {
+        let at = |policy, threads| go(policy, &nvmf(threads, true, 15 * MS)?, setting);
         let a_request = |run: &Run, of: fn(&fairq_sim::CpuUse) -> u64| {
             let requests = run.tenants.iter().map(|got| got.requests).sum::<u64>().max(1);
             run.cpus.iter().map(of).sum::<u64>() as f64 / requests as f64
@@ -271,8 +277,8 @@ impl Waking {
 }
 
 /// Figure 10.
-fn unthrottling(seed: u64) -> Result<Outcome, String> {
-    let (strict, ours) = (Waking::new(Whose::Strict, seed)?, Waking::new(Whose::Ours, seed)?);
+fn unthrottling(setting: Setting<'_>) -> Result<Outcome, String> {
+    let (strict, ours) = (Waking::new(Whose::Strict, setting)?, Waking::new(Whose::Ours, setting)?);
     let said = |Waking { wheel, idle, polls, .. }: &Waking| {
         format!(
             "wheel {wheel:.2} a request, {idle:.2} of them for nothing, 1 us polling {}",
@@ -302,9 +308,9 @@ fn unthrottling(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 11.
-fn slots(seed: u64) -> Result<Outcome, String> {
+fn slots(setting: Setting<'_>) -> Result<Outcome, String> {
     let of = |whose: Whose| {
-        let at = |slots, threads| millions(whose.slots(slots), Flows::One, threads, seed);
+        let at = |slots, threads| millions(whose.slots(slots), Flows::One, threads, setting);
         let [tree, counter, bitmap] = [
             at(SlotKind::TokenTree, 32)?,
             at(SlotKind::AtomicCounter, 32)?,

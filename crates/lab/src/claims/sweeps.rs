@@ -16,7 +16,9 @@ use fairq_sim::policies::{
 };
 use fairq_sim::scenario::{Burst, Job, MS, SECOND, Scenario, Tenant, US};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Shape, Table, jain, measured};
+use super::{
+    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, Table, jain, measured,
+};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["X-tenants"], seconds: 40, run: tenants },
@@ -68,7 +70,7 @@ fn list(values: impl Iterator<Item = f64>, digits: usize) -> String {
 }
 
 /// From 2 to 10,000 tenants, half of them three times as heavy, some 512 requests in all.
-fn tenants(seed: u64) -> Result<Outcome, String> {
+fn tenants(setting: Setting<'_>) -> Result<Outcome, String> {
     let counts = [2, 10, 100, 1000, 10_000];
     let scenario = |count: usize| {
         let depth = (512 / count).clamp(1, 128) as u32;
@@ -93,7 +95,7 @@ fn tenants(seed: u64) -> Result<Outcome, String> {
         let mut points = [vec![], vec![], vec![]];
         for count in counts {
             let scenario = scenario(count)?;
-            let run = measured(policy, &scenario, seed)?;
+            let run = measured(policy, &scenario, setting)?;
             // The light tenants' tail: over all of them, so that a few requests of each are enough.
             let mut light = run.tenants[0].latency_ns.clone();
             for got in run.tenants.iter().step_by(2).skip(1) {
@@ -147,7 +149,7 @@ fn tenants(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Two tenants, deep, from 1:1 to 1:10,000.
-fn weights(seed: u64) -> Result<Outcome, String> {
+fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
     let policies = [("mqfq", MQFQ), ("d2fq", D2FQ), ("kyber-fair", TOKENS)];
     let ratios: [u16; 6] = [1, 3, 10, 100, 1000, 10_000];
     let mut got = Vec::new();
@@ -160,7 +162,7 @@ fn weights(seed: u64) -> Result<Outcome, String> {
             // Virtual time runs a hundred times as fast at weight 1; the thresholds of D2FQ are
             // reached at once.
             scenario.warmup_ns = 3 * SECOND;
-            let run = measured(policy, &scenario, seed)?;
+            let run = measured(policy, &scenario, setting)?;
             let bytes = run.tenants.iter().map(|got| got.bytes.max(1) as f64).collect::<Vec<_>>();
             points.push((f64::from(ratio), bytes[1] / bytes[0]));
         }
@@ -195,7 +197,7 @@ fn off(run: &Run, scenario: &Scenario) -> f64 {
 
 /// Devices that fetch from 8 to 512 commands: those that fetch everything leave nothing to be
 /// reordered.
-fn window(seed: u64) -> Result<Outcome, String> {
+fn window(setting: Setting<'_>) -> Result<Outcome, String> {
     let windows = [8, 16, 32, 64, 128, 256, 512];
     let (mut errors, mut tails) = (Vec::new(), Vec::new());
     for (name, policy) in [("mqfq", MQFQ), ("d2fq", D2FQ)] {
@@ -207,7 +209,7 @@ fn window(seed: u64) -> Result<Outcome, String> {
             let heavy = Tenant::new("heavy", 300, (4..8).collect(), Job::random_read(4096, 64));
             let mut scenario = Scenario::new(profile, 8, vec![light, heavy], 5 * SECOND);
             scenario.warmup_ns = 3 * SECOND;
-            let run = measured(policy, &scenario, seed)?;
+            let run = measured(policy, &scenario, setting)?;
             by_error.push((f64::from(window), 100.0 * off(&run, &scenario)));
             by_tail.push((f64::from(window), run.tenants[1].quantile_us(0.99) / 1e3));
         }
@@ -255,7 +257,7 @@ fn bursts_beside_deep(profile: Profile) -> Scenario {
 }
 
 /// What D does, on a device that would take more.
-fn depth(seed: u64) -> Result<Outcome, String> {
+fn depth(setting: Setting<'_>) -> Result<Outcome, String> {
     let depths = [4, 8, 16, 32, 64, 128, 256, 512];
     let mut wide = profile("z-ssd")?;
     wide.host.window = Count::new(512);
@@ -265,7 +267,7 @@ fn depth(seed: u64) -> Result<Outcome, String> {
         let run = measured(
             AnySubject::Mqfq(MqfqSubject { slots, threshold: 45 << 10 }),
             &scenario,
-            seed,
+            setting,
         )?;
         rates.push((f64::from(slots), run.iops() / 1e3));
         tails.push((f64::from(slots), run.tenants[0].quantile_us(0.99)));
@@ -301,13 +303,13 @@ fn depth(seed: u64) -> Result<Outcome, String> {
 }
 
 /// What T does.
-fn threshold(seed: u64) -> Result<Outcome, String> {
+fn threshold(setting: Setting<'_>) -> Result<Outcome, String> {
     let thresholds = [0, 4 << 10, 16 << 10, 45 << 10, 128 << 10, 512 << 10, 2 << 20];
     let scenario = bursts_beside_deep(profile("z-ssd")?);
     let (mut rates, mut tails) = (Vec::new(), Vec::new());
     for threshold in thresholds {
         let run =
-            measured(AnySubject::Mqfq(MqfqSubject { slots: 64, threshold }), &scenario, seed)?;
+            measured(AnySubject::Mqfq(MqfqSubject { slots: 64, threshold }), &scenario, setting)?;
         rates.push((threshold as f64 / 1024.0, run.iops() / 1e3));
         tails.push((threshold as f64 / 1024.0, run.tenants[0].quantile_us(0.99)));
     }
@@ -344,7 +346,7 @@ fn threshold(seed: u64) -> Result<Outcome, String> {
 /// The rule of `fairq calibrate`: the least D that gives 98 % of the most, then the least T that
 /// loses nothing; against the best of all pairs that give 98 %, which is the one with the shortest
 /// tail for a tenant in bursts.
-fn automatic(seed: u64) -> Result<Outcome, String> {
+fn automatic(setting: Setting<'_>) -> Result<Outcome, String> {
     const DEPTHS: [u32; 8] = [4, 8, 16, 32, 64, 96, 128, 256];
     const THRESHOLDS: [u64; 4] = [0, 16 << 10, 64 << 10, 256 << 10];
     let mut rows = Vec::new();
@@ -354,8 +356,11 @@ fn automatic(seed: u64) -> Result<Outcome, String> {
         let mut grid = Vec::new();
         for slots in DEPTHS {
             for threshold in THRESHOLDS {
-                let run =
-                    measured(AnySubject::Mqfq(MqfqSubject { slots, threshold }), &scenario, seed)?;
+                let run = measured(
+                    AnySubject::Mqfq(MqfqSubject { slots, threshold }),
+                    &scenario,
+                    setting,
+                )?;
                 grid.push((slots, threshold, run.iops(), run.tenants[0].quantile_us(0.99)));
             }
         }
@@ -452,7 +457,7 @@ fn situations() -> Vec<Situation> {
 }
 
 /// Which policy when.
-fn which(seed: u64) -> Result<Outcome, String> {
+fn which(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut rows = Vec::new();
     let mut winners = Vec::new();
     for Situation { name, device, tenants } in situations() {
@@ -484,10 +489,10 @@ fn which(seed: u64) -> Result<Outcome, String> {
         let mut scenario = Scenario::new(profile, 8, tenants, 2 * SECOND);
         scenario.warmup_ns = SECOND;
         let alone = Scenario { tenants: vec![scenario.tenants[0].clone()], ..scenario.clone() };
-        let wanted = measured(AnySubject::None, &alone, seed)?.bandwidth();
+        let wanted = measured(AnySubject::None, &alone, setting)?.bandwidth();
         let mut all = Vec::new();
         for (policy, with) in policies {
-            let run = measured(with, &scenario, seed)?;
+            let run = measured(with, &scenario, setting)?;
             // What the first one gets of what is due to it: its part of everything, or all that it
             // wants if that is less.
             let due = (run.bandwidth() / scenario.tenants.len() as f64).min(wanted);

@@ -33,8 +33,8 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::args::LabRunArgs;
-use crate::command::{progress_bar, stops_on_interrupt};
 use crate::parallel;
+use crate::progress::{progress_bar, stops_on_interrupt};
 
 pub use sweep::{Document, Point};
 

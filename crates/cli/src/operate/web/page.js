@@ -3,7 +3,7 @@
 
 const PERIOD_MS = 1000;
 const PATIENCE_MS = 5000;
-// Seconds in the charts: so many once they are there, and at least so many.
+// The charts show the last SPAN seconds, and are never narrower than SPAN_MIN.
 const SPAN = 120;
 const SPAN_MIN = 20;
 // Tenants in the charts: as many as there are shapes.

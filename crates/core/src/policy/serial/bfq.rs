@@ -463,7 +463,8 @@ impl BfqScheduler {
         if next.is_some_and(|next| flow.beside + next.cost <= self.config.least_budget()) {
             return Selection::Serve(job, slot);
         }
-        // It pays, and has another place, or none.
+        // The flow is charged for what was served beside, and leaves its place in the queue: it gets
+        // another one if it has more requests.
         flow.start =
             flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
         match is_ready {

@@ -8,7 +8,7 @@ use fairq_sim::proxy::{self, Proxy};
 use fairq_sim::scenario::{SECOND, Scenario, Tenant};
 
 use super::{Both, CHANGES, FOUR, Measured, NCQ, Pairs, both, du, fv, named, profile, scenario};
-use crate::claims::{Answer, Axis, Figure, Line, Outcome, Shape, go, jain, rule};
+use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, Shape, go, jain, rule};
 
 /// Table IV: file, mail and database servers of Filebench.
 fn servers() -> [Proxy; 3] {
@@ -16,9 +16,9 @@ fn servers() -> [Proxy; 3] {
 }
 
 /// Figure 12.
-pub(super) fn filebench(seed: u64) -> Result<Outcome, String> {
+pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
-    let all = Both::new(&servers(), NassConfig::default(), seed)?;
+    let all = Both::new(&servers(), NassConfig::default(), setting)?;
     let pairs = &all.strict;
     let dominates = |m: &Measured| m.kept[0] > m.kept[1] && m.kept[0] > m.kept[2];
     let gain = |pairs: &Pairs, server: usize| pairs.gain(Bfq, |m| m.kept[server]);
@@ -87,11 +87,11 @@ const CORES: f64 = 16.0;
 
 /// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under
 /// their lock takes time by steps ([`fairq_sim::policies::SerialSubject`]).
-pub(super) fn overhead(seed: u64) -> Result<Outcome, String> {
+pub(super) fn overhead(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = scenario(&profile()?, &servers());
     scenario.host = Some(Machine::FOUR_QUAD_CORES.host(scenario.ports));
     let used = |lock| {
-        let run = go(AnySubject::Serial(lock), &scenario, seed)?;
+        let run = go(AnySubject::Serial(lock), &scenario, setting)?;
         Ok::<_, String>((100.0 * run.cpu() * scenario.ports as f64 / CORES, run.cpu_us()))
     };
     let (mut said, mut more) = (Vec::new(), Vec::new());
@@ -141,7 +141,7 @@ fn applications() -> [Tenant; 3] {
     tenants
 }
 
-pub(super) fn spark(seed: u64) -> Result<Outcome, String> {
+pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
     let profile = profile()?;
     let over = |tenants: Vec<Tenant>, seconds: u64| {
         let mut scenario = Scenario::new(profile.clone(), 3, tenants, seconds * SECOND);
@@ -152,9 +152,9 @@ pub(super) fn spark(seed: u64) -> Result<Outcome, String> {
     let mut alone = Vec::new();
     for tenant in applications() {
         let tenant = Tenant { lives: vec![(0, u64::MAX)], ..tenant };
-        alone.push(go(AnySubject::Serial(cfq), &over(vec![tenant], 4), seed)?.bandwidth());
+        alone.push(go(AnySubject::Serial(cfq), &over(vec![tenant], 4), setting)?.bandwidth());
     }
-    let run = |lock| go(AnySubject::Serial(lock), &over(applications().to_vec(), 40), seed);
+    let run = |lock| go(AnySubject::Serial(lock), &over(applications().to_vec(), 40), setting);
     let nass = NassConfig::default();
     let (plain, limited) = (run(cfq)?, run(cfq.limited_strictly(nass))?);
     let ours = run(cfq.limited(nass))?;

@@ -8,11 +8,11 @@ use super::{
     Measured, NCQ, Variant, at, both, drawn, fairness_by_length, fairness_grows, lengths, list,
     measure, of, pair, profile, six,
 };
-use crate::claims::{Answer, Outcome, rule};
+use crate::claims::{Answer, Outcome, Setting, rule};
 
 /// Figure 3.
-pub(super) fn sequentiality(seed: u64) -> Result<Outcome, String> {
-    let (reads, writes) = (lengths(1, seed)?, lengths(2, seed)?);
+pub(super) fn sequentiality(setting: Setting<'_>) -> Result<Outcome, String> {
+    let (reads, writes) = (lengths(1, setting)?, lengths(2, setting)?);
     let all = |names: &[&str], claim: &dyn Fn(&Measured) -> bool| {
         [&reads[2], &writes[2]]
             .iter()
@@ -42,7 +42,7 @@ pub(super) fn sequentiality(seed: u64) -> Result<Outcome, String> {
     let unmerged = apart
         .into_iter()
         .filter(|(name, _)| random.contains(name))
-        .map(|(name, lock)| Ok((name, measure(lock, &profile, &pair(1), seed)?)))
+        .map(|(name, lock)| Ok((name, measure(lock, &profile, &pair(1), setting)?)))
         .collect::<Result<Vec<_>, String>>()?;
     let merging_hurts = |name: &&str| {
         let (with, without) = (of(&reads[2], name), of(&unmerged, name));
@@ -133,11 +133,12 @@ fn symmetric() -> Result<Profile, String> {
 }
 
 /// Figure 4.
-pub(super) fn reads_and_writes(seed: u64) -> Result<Outcome, String> {
-    let (sequential, random) = (lengths(3, seed)?, at(4, NCQ, seed)?);
+pub(super) fn reads_and_writes(setting: Setting<'_>) -> Result<Outcome, String> {
+    let (sequential, random) = (lengths(3, setting)?, at(4, NCQ, setting)?);
     let names = ["CFQ", "CFQ-NA", "BFQ", "BFQ-NA", "FlashFQ", "FIOPS"];
     let even = symmetric()?;
-    let one = |variant: Variant| Ok((variant.name, measure(variant.lock, &even, &pair(3), seed)?));
+    let one =
+        |variant: Variant| Ok((variant.name, measure(variant.lock, &even, &pair(3), setting)?));
     let even: Vec<(&'static str, Measured)> =
         six(NCQ).into_iter().map(one).collect::<Result<_, String>>()?;
     let fv = |measured: &Measured| format!("{:.2}", measured.fairness);
@@ -199,8 +200,8 @@ pub(super) fn reads_and_writes(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 5.
-pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
-    let (reads, writes) = (lengths(5, seed)?, lengths(6, seed)?);
+pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
+    let (reads, writes) = (lengths(5, setting)?, lengths(6, setting)?);
     let budgets = ["BFQ", "BFQ-NA"];
     let suffers = |m: &Measured| m.fairness < rule("N-5.1", "low") && m.kept[0] < m.kept[1];
     let show = |m: &Measured| format!("{} FV {:.2}", both(m), m.fairness);
@@ -263,8 +264,8 @@ pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 6, and what the paper sees over all tests.
-pub(super) fn intensities(seed: u64) -> Result<Outcome, String> {
-    let (reads, writes) = (lengths(7, seed)?, at(8, NCQ, seed)?);
+pub(super) fn intensities(setting: Setting<'_>) -> Result<Outcome, String> {
+    let (reads, writes) = (lengths(7, setting)?, at(8, NCQ, setting)?);
     let deep = &reads[2];
     let show = |m: &Measured| format!("FV {:.2} DU {:.2}", m.fairness, m.utilization);
     let (waiting, hasty) = (["CFQ", "FlashFQ"], ["BFQ-NA", "CFQ-NA", "FIOPS"]);
@@ -277,7 +278,8 @@ pub(super) fn intensities(seed: u64) -> Result<Outcome, String> {
     let mut costs = Vec::new();
     for test in 1..=8 {
         let profile = profile()?;
-        let du = |lock| Ok::<f64, String>(measure(lock, &profile, &pair(test), seed)?.utilization);
+        let du =
+            |lock| Ok::<f64, String>(measure(lock, &profile, &pair(test), setting)?.utilization);
         let cfq = SerialSubject::new(Scheduler::LinuxCfq, NCQ).merging();
         costs.push((du(cfq)?, du(cfq.without_waiting())?));
     }
@@ -286,7 +288,7 @@ pub(super) fn intensities(seed: u64) -> Result<Outcome, String> {
     let ours = {
         let profile = profile()?;
         let cfq = SerialSubject::new(Scheduler::Cfq, NCQ).merging();
-        let fv = |test| Ok::<f64, String>(measure(cfq, &profile, &pair(test), seed)?.fairness);
+        let fv = |test| Ok::<f64, String>(measure(cfq, &profile, &pair(test), setting)?.fairness);
         [fv(7)?, fv(8)?]
     };
     let costs = costs

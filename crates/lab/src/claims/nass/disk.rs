@@ -6,11 +6,11 @@ use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::SECOND;
 
 use super::{NCQ, pair, profile, scenario, six};
-use crate::claims::{Answer, Outcome, go, jain, rule};
+use crate::claims::{Answer, Outcome, Setting, go, jain, rule};
 
 /// Section II-B: a shallow reader beside a deep one on a disk, which has its queue, and without the
 /// queue.
-pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
+pub(super) fn on_a_disk(setting: Setting<'_>) -> Result<Outcome, String> {
     let disk = DiskProfile::deskstar();
     let profile = profile()?;
     let fairness = |lock: SerialSubject| {
@@ -24,11 +24,11 @@ pub(super) fn on_a_disk(seed: u64) -> Result<Outcome, String> {
         let [shallow, deep] = pair(7);
         let alone = |load: Proxy| {
             Ok::<_, String>(
-                go(AnySubject::Serial(lock), &on_disk(&[load]), seed)?.tenants[0].clone(),
+                go(AnySubject::Serial(lock), &on_disk(&[load]), setting)?.tenants[0].clone(),
             )
         };
         let (one, other) = (alone(shallow.clone())?, alone(deep.clone())?);
-        let both = go(AnySubject::Serial(lock), &on_disk(&[shallow, deep]), seed)?;
+        let both = go(AnySubject::Serial(lock), &on_disk(&[shallow, deep]), setting)?;
         let shared =
             both.tenants.iter().zip([one, other]).map(|(got, alone)| match lock.scheduler {
                 Scheduler::Cfq | Scheduler::LinuxCfq | Scheduler::FlashFq => {

@@ -5,11 +5,11 @@ use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::{Access, MS};
 
 use super::{NCQ, job, profile, scenario};
-use crate::claims::{Answer, Outcome, go};
+use crate::claims::{Answer, Outcome, Setting, go};
 
 /// How many requests flows have on a device that stands still, with the limits that they begin
 /// with. They ask in turn, so that each is known before anybody has all that it may have.
-pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
+pub(super) fn worked_examples(setting: Setting<'_>) -> Result<Outcome, String> {
     const BYTES: u64 = 4096;
     let profile = profile()?;
     let limits = NassConfig::default().with(|config| {
@@ -23,7 +23,7 @@ pub(super) fn worked_examples(seed: u64) -> Result<Outcome, String> {
         (scenario.duration_ns, scenario.warmup_ns) = (20 * MS, 0);
         scenario.faults.stalls = vec![(0, 21 * MS)];
         let lock = SerialSubject::new(Scheduler::Fiops, NCQ).limited(limits);
-        let run = go(AnySubject::Serial(lock), &scenario, seed)?;
+        let run = go(AnySubject::Serial(lock), &scenario, setting)?;
         let issued = |got: &fairq_sim::Got| got.classes.iter().sum::<u64>() / BYTES;
         Ok::<Vec<u64>, String>(run.tenants.iter().map(issued).collect())
     };

@@ -7,16 +7,16 @@ use fairq_sim::scenario::Access;
 use super::{
     Both, CHANGES, FOUR, Measured, Pairs, both, du, fv, job, named, pair, profile, scenario,
 };
-use crate::claims::{Answer, Axis, Figure, Line, Outcome, Shape, agreed, go, rule};
+use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, Shape, agreed, go, rule};
 
 /// Figure 8: an intensive load alone, with so many requests on the device.
-pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
+pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
     let profile = profile()?;
     let at = |slots: u32| {
         let alone = scenario(&profile, &[(1, job(Access::Random, 100))]);
         Ok((
             slots,
-            go(AnySubject::Serial(SerialSubject::new(Scheduler::Fiops, slots)), &alone, seed)?
+            go(AnySubject::Serial(SerialSubject::new(Scheduler::Fiops, slots)), &alone, setting)?
                 .bandwidth(),
         ))
     };
@@ -57,9 +57,9 @@ pub(super) fn reserve(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 9.
-pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
+pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
-    let all = Both::new(&pair(5), NassConfig::default(), seed)?;
+    let all = Both::new(&pair(5), NassConfig::default(), setting)?;
     let pairs = &all.strict;
     let ((before, after), (_, ours)) = (pairs.of(Fiops), all.ours.of(Fiops));
     let high = FOUR.iter().all(|&one| {
@@ -127,9 +127,9 @@ pub(super) fn sizes(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 10.
-pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
+pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
-    let runs = Both::new(&pair(7), NassConfig::default(), seed)?;
+    let runs = Both::new(&pair(7), NassConfig::default(), setting)?;
     let pairs = &runs.strict;
     let utilization = [
         (Cfq, rule("N-10.1", "cfq")),
@@ -192,10 +192,12 @@ pub(super) fn idleness(seed: u64) -> Result<Outcome, String> {
 }
 
 /// Figure 11: NASS without its second mechanism (NM), and with it (N).
-pub(super) fn merging(seed: u64) -> Result<Outcome, String> {
+pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
     let without = NassConfig::default().with(|config| config.sequentiality = false);
-    let (nm, n) =
-        (Both::new(&pair(3), without, seed)?, Both::new(&pair(3), NassConfig::default(), seed)?);
+    let (nm, n) = (
+        Both::new(&pair(3), without, setting)?,
+        Both::new(&pair(3), NassConfig::default(), setting)?,
+    );
     let limited = &nm.strict;
     let poor = FOUR.iter().all(|&one| limited.of(one).0.fairness < rule("N-11.1", "poor"));
     let better = FOUR

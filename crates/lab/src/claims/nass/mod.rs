@@ -26,7 +26,7 @@ use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant, US};
 
-use super::{Axis, Experiment, Figure, Line, Shape, go, jain};
+use super::{Axis, Experiment, Figure, Line, Setting, Shape, go, jain};
 
 mod applications;
 mod conflicts;
@@ -167,17 +167,17 @@ fn measure(
     lock: SerialSubject,
     profile: &Profile,
     loads: &[Proxy],
-    seed: u64,
+    setting: Setting<'_>,
 ) -> Result<Measured, String> {
     let lock = SerialSubject { request_bytes: closed::read_cost_bytes(profile), ..lock };
     let alone = SerialSubject { nass: None, waits: true, slots: NCQ, ..lock };
-    let together = go(AnySubject::Serial(lock), &scenario(profile, loads), seed)?;
+    let together = go(AnySubject::Serial(lock), &scenario(profile, loads), setting)?;
     let bytes = |run: &Run, tenant: usize| run.tenants[tenant].bytes as f64;
     let mut kept = Vec::new();
     for (number, load) in loads.iter().enumerate() {
         let single = scenario(profile, std::slice::from_ref(load));
         kept.push(
-            bytes(&together, number) / bytes(&go(AnySubject::Serial(alone), &single, seed)?, 0),
+            bytes(&together, number) / bytes(&go(AnySubject::Serial(alone), &single, setting)?, 0),
         );
     }
     let shared: Vec<f64> = match lock.scheduler {
@@ -200,16 +200,24 @@ fn measure(
 }
 
 /// Every scheduler of Figures 3 to 6 on a test, at a length of the queue.
-fn at(test: usize, slots: u32, seed: u64) -> Result<Vec<(&'static str, Measured)>, String> {
+fn at(
+    test: usize,
+    slots: u32,
+    setting: Setting<'_>,
+) -> Result<Vec<(&'static str, Measured)>, String> {
     let profile = profile()?;
-    let one =
-        |variant: Variant| Ok((variant.name, measure(variant.lock, &profile, &pair(test), seed)?));
+    let one = |variant: Variant| {
+        Ok((variant.name, measure(variant.lock, &profile, &pair(test), setting)?))
+    };
     six(slots).into_iter().map(one).collect()
 }
 
 /// A test at the three lengths, 8, 16 and 32.
-fn lengths(test: usize, seed: u64) -> Result<[Vec<(&'static str, Measured)>; 3], String> {
-    Ok([at(test, 8, seed)?, at(test, 16, seed)?, at(test, NCQ, seed)?])
+fn lengths(
+    test: usize,
+    setting: Setting<'_>,
+) -> Result<[Vec<(&'static str, Measured)>; 3], String> {
+    Ok([at(test, 8, setting)?, at(test, 16, setting)?, at(test, NCQ, setting)?])
 }
 
 fn of<'a>(results: &'a [(&'static str, Measured)], name: &str) -> &'a Measured {
@@ -286,12 +294,12 @@ struct Both {
 }
 
 impl Both {
-    fn new(loads: &[Proxy], nass: NassConfig, seed: u64) -> Result<Both, String> {
+    fn new(loads: &[Proxy], nass: NassConfig, setting: Setting<'_>) -> Result<Both, String> {
         let profile = profile()?;
         let (mut strict, mut ours) = (Vec::new(), Vec::new());
         for scheduler in FOUR {
             let lock = SerialSubject::new(scheduler, NCQ).merging();
-            let under = |lock| measure(lock, &profile, loads, seed);
+            let under = |lock| measure(lock, &profile, loads, setting);
             let before = under(lock)?;
             strict.push((scheduler, before.clone(), under(lock.limited_strictly(nass))?));
             ours.push((scheduler, before, under(lock.limited(nass))?));

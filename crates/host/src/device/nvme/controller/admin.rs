@@ -312,7 +312,8 @@ impl State {
                 if submission == 0xffff || completion == 0xffff {
                     return Err(Status::INVALID_FIELD);
                 }
-                // As many of each as the larger wish, as far as there are.
+                // Submission and completion queues come in pairs: the larger number is granted of
+                // both, at most what the controller has.
                 let wanted = submission.max(completion) + 1;
                 self.admin.granted = wanted.min(self.options.queues.into()) as u16;
                 Ok(self.number_of_queues())

@@ -1,0 +1,39 @@
+//! How far a long run is, and how it is ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+
+/// True once Ctrl-C is pressed. What runs is finished; pressed again, it ends the program.
+pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+    let stops = Arc::new(AtomicBool::new(false));
+    let flag = stops.clone();
+    let pressed = move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("\nending after the experiments that run now; once more to end at once");
+    };
+    ctrlc::set_handler(pressed).context("cannot handle Ctrl-C")?;
+    Ok(stops)
+}
+
+/// On standard error, if that is a terminal.
+pub(crate) fn progress_bar() -> ProgressBar {
+    // Before the first experiment is done nobody knows.
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        if state.pos() > 0 {
+            out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta())))
+                .expect("it is text");
+        }
+    };
+    let style =
+        ProgressStyle::with_template("{bar:30} {msg}{left}").expect("the template is well formed");
+    let style = style.with_key("left", left);
+    let bar = ProgressBar::new(1).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
