@@ -96,10 +96,7 @@ fn imports(sources: &[(String, String)], name: &str) -> BTreeMap<String, BTreeSe
         if place.ends_with("tests.rs") {
             continue;
         }
-        let text = text.split("#[cfg(test)]").next().unwrap_or(text);
-        let text = text.split("#[cfg(all(test").next().unwrap_or(text);
-        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-        let code = code.collect::<Vec<&str>>().join("\n");
+        let code = without_tests(text);
         let others = code.split("crate::").skip(1).flat_map(named_first);
         imports
             .entry(module.to_owned())
@@ -109,6 +106,30 @@ fn imports(sources: &[(String, String)], name: &str) -> BTreeMap<String, BTreeSe
     let modules: BTreeSet<String> = imports.keys().cloned().collect();
     imports.values_mut().for_each(|others| others.retain(|other| modules.contains(other)));
     imports
+}
+
+/// The code of a file without comments and without items that are for tests only.
+fn without_tests(text: &str) -> String {
+    let mut code = Vec::new();
+    let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    while let Some(line) = lines.next() {
+        let item = line.trim_start();
+        if !item.starts_with("#[cfg(test)]") && !item.starts_with("#[cfg(all(test") {
+            code.push(line);
+            continue;
+        }
+        // The item ends in its first line, or where a line closes it that stands as far right.
+        let indent = line.len() - item.len();
+        let mut item = lines.by_ref().skip_while(|line| line.trim_start().starts_with("#["));
+        if item.next().is_some_and(|first| !first.ends_with([';', '}'])) {
+            let closes = |line: &str| {
+                let closing = line.trim_start();
+                line.len() - closing.len() == indent && closing.starts_with(['}', ')'])
+            };
+            item.find(|line| closes(line));
+        }
+    }
+    code.join("\n")
 }
 
 /// The modules at the head of a path behind `crate::`: one, or those of a list in braces.
@@ -154,6 +175,13 @@ fn modules_of_a_crate_import_each_other_in_no_circle() {
         let found = circles(&imports(&sources, name));
         assert!(found.is_empty(), "circles of imports in the crate `{name}`: {found:?}");
     }
+}
+
+#[test]
+fn what_is_for_tests_only_is_left_out() {
+    let text = "use a;\n#[cfg(test)]\nmod tests;\nuse b;\n#[cfg(all(test, not(loom)))]\n\
+        #[path = \"x\"]\nmod other {\n    use c;\n    fn f() {\n    }\n}\n// use d;\nuse e;\n";
+    assert_eq!(without_tests(text), "use a;\nuse b;\nuse e;");
 }
 
 #[test]
