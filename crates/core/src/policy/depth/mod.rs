@@ -32,6 +32,7 @@
 //! ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again; without a search
 //! a verb reads one shared word that does not change.
 
+mod hold;
 mod meter;
 mod rate;
 mod search;

@@ -11,6 +11,10 @@ pub(super) const KEPT_OF_ALL: u64 = 8_900;
 /// What a smaller D may give away beyond that where the larger one serves another mixture, in ten
 /// thousandths; and of what it does more of the other, requests or bytes, at most an eighth.
 pub(super) const PRICE_OF_WEIGHTS: u64 = 300;
+/// How much less than [`KEPT`] is far from it.
+pub(super) const FAR: u64 = 4 * (WHOLE - KEPT);
+/// So many completions tell what is far from enough.
+pub(super) const CLEAR: u64 = 64;
 /// With so many completions the question is answered.
 pub(super) const ENOUGH: u64 = 1024;
 
@@ -87,6 +91,11 @@ impl Rate {
         } else {
             Answer::Unclear
         }
+    }
+
+    /// It is far from enough, whatever chance did in it.
+    pub(super) fn is_far_below(&self, more: &Rate) -> bool {
+        self.requests >= CLEAR && self.keeps(more) + FAR + 2 * self.noise() < KEPT
     }
 
     pub(super) fn add(&mut self, other: &Rate) {

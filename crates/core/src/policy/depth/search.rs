@@ -30,9 +30,10 @@
 //!
 //! **All the demand** is the most requests that ports have had lately. A D that is no less holds
 //! nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
-//! than [`KEPT_OF_ALL`] of its rate, and half is tried again now and then. A rate with all the
-//! demand on the device says nothing of a D above that, so D stays where it was, up to twice the
-//! demand or [`FIRST`]: the next load may ask for more. As soon as it does, the search begins.
+//! than [`KEPT_OF_ALL`](super::rate::KEPT_OF_ALL) of its rate, and half is tried again now and then.
+//! A rate with all the demand on the device says nothing of a D above that, so D stays where it
+//! was, up to twice the demand or [`FIRST`]: the next load may ask for more. As soon as it does, the
+//! search begins.
 //!
 //! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on
 //! below it: if less than the bound is enough for what the device does there, D is that. A D that
@@ -43,23 +44,23 @@
 //! If twice D is not clearly more then, D stays; whether less is enough is decided by the mean.
 //!
 //! **Few completions.** A trial takes a quarter of a second at most, with fewer than [`SOME`]
-//! completions a second. What chance may have done in it then counts for the smaller D, once a
-//! search and not with each half of D. A device of less than [`FEW`] requests a second is not
-//! judged, and has the start's D at most. A trial with a pause in it is none.
+//! completions a second, or [`CLEAR`] where the smaller D is far from enough. What chance may have
+//! done in it then counts for the smaller D, once a search and not with each half of D. A device of
+//! less than [`FEW`] requests a second is not judged, and has the start's D at most. A trial with a
+//! pause in it is none.
 //!
 //! **Bounds.** From one trial to the next D, or all the demand if that is less, changes by a factor
 //! of four at most (from 2 D to D / 2), except that a flow that is alone has room for all that it
 //! asks for, if that is done within [`ALONE_MOST_NS`]. A search compares at most [`RISES`] times
-//! up, as often down, and three times in between. While D holds, one trial in [`RARELY`] is of
-//! another D, half of them of more. A change of load is believed when two trials in a row say so,
-//! and not sooner than [`CALM`] trials after the last.
+//! up, as often down, and three times in between. While D holds, one trial in 32 is of another
+//! D, half of them of more. A change of load is believed when two trials in a row say so, and not
+//! sooner than four trials after the last.
 
+use super::hold::{Hold, Trial, Verdict, step_down, step_up};
 use super::meter::Sum;
-use super::rate::{Answer, ENOUGH, KEPT, KEPT_OF_ALL, Rate, WHOLE};
+use super::rate::{Answer, CLEAR, ENOUGH, KEPT, Rate};
 use crate::contract::port::{DepthState, DepthStats};
 
-/// How much less than [`KEPT`] is far from it.
-const FAR: u64 = 4 * (WHOLE - KEPT);
 /// D before anything is known.
 pub(crate) const FIRST: u32 = 16;
 /// The most doublings of one search.
@@ -86,17 +87,6 @@ const ALONE_MOST_NS: u64 = 10_000_000;
 const ALONE_NS: u64 = 2_000_000;
 /// Settling takes at least this long, in nanoseconds.
 const SETTLE_MIN_NS: u64 = 200_000;
-/// Trials of D itself between two others: at first, and at most.
-const OFTEN: u32 = 2;
-const RARELY: u32 = 32;
-/// Where a step less is far from enough, one trial of it in this many is made.
-const SKIPS: u32 = 8;
-/// Another load: its rate or latency differs by more than one part in this.
-const CHANGED: u64 = 6;
-/// Trials of D itself between a search and the next change of load that is believed.
-const CALM: u32 = 4;
-/// Counts are halved when they are this many trials' worth, so that old ones fade.
-const MEMORY: u64 = 64;
 
 /// What the search is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,41 +144,6 @@ impl Duel {
     }
 }
 
-/// What is known while D holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Hold {
-    /// Counted at D, at a step less, and at twice D; with all the demand on the device, at half of
-    /// that.
-    base: Rate,
-    less: Rate,
-    more: Rate,
-    trial: Trial,
-    /// The last trial of D that was like those before.
-    last: Rate,
-    /// Trials of D until the next other one, and how many there were before the last.
-    left: u32,
-    between: u32,
-    /// The last other trial was of more.
-    was_more: bool,
-    /// How many trials of less were left out in a row.
-    skipped: u32,
-    /// Trials of D, and how many in a row were like another load's.
-    trials: u32,
-    strange: u32,
-    /// All the demand is on the device: D does not hold anything back.
-    is_short: bool,
-    /// D, or all the demand if that is less.
-    reached: u32,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Trial {
-    #[default]
-    Base,
-    Less,
-    More,
-}
-
 /// The search.
 #[derive(Debug)]
 pub(super) struct Search {
@@ -228,15 +183,6 @@ pub(super) struct Search {
     count_ns: u64,
     /// The last rate at D.
     rate: Rate,
-}
-
-/// A step of the ladder: some 3/16, and at least one.
-fn step_up(slots: u32) -> u32 {
-    slots.saturating_add(slots.div_ceil(16).saturating_mul(3)).max(slots + 1)
-}
-
-fn step_down(slots: u32) -> u32 {
-    slots.saturating_sub((slots / 32 * 5).max(slots * 5 / 32).max(1)).max(1)
 }
 
 /// Nothing has completed for `idle_ns`, though requests did at this rate.
@@ -391,8 +337,12 @@ impl Search {
         }
         let (enough, longest_ns) =
             if lasts_ns < COUNT_MAX_NS { (ENOUGH, COUNT_MAX_NS) } else { (SOME, COUNT_SLOW_NS) };
-        let missing = enough.saturating_sub(rate.requests);
-        if lasts_ns < COUNT_MIN_NS || missing > 0 && lasts_ns < longest_ns {
+        let above = self.slow_above();
+        let is_clear = above.is_some_and(|above| rate.is_far_below(above));
+        let is_over = rate.requests >= enough || lasts_ns >= longest_ns || is_clear;
+        if lasts_ns < COUNT_MIN_NS || !is_over {
+            let wanted = if above.is_some() && rate.requests < CLEAR { CLEAR } else { enough };
+            let missing = wanted.saturating_sub(rate.requests);
             let needs_ns = (lasts_ns / rate.requests.max(1)).saturating_mul(missing);
             let next_ns = now_ns.saturating_add(needs_ns.max(COUNT_MIN_NS / 8));
             let (least_ns, most_ns) = (begun_ns + COUNT_MIN_NS, begun_ns + longest_ns);
@@ -429,10 +379,27 @@ impl Search {
         self.settle(now_ns);
     }
 
+    /// What the smaller D that is tried is compared with, on a device so slow that a trial has few
+    /// completions: one that does far less costs much, and is over as soon as that is clear.
+    fn slow_above(&self) -> Option<&Rate> {
+        let above = match &self.state {
+            State::Fall { duel } if self.tried == duel.low => &duel.above,
+            State::Hold(hold) if hold.trial == Trial::Less => hold.most(),
+            _ => return None,
+        };
+        let (requests, time_us) = (above.requests, above.time_us);
+        let is_slow = requests.saturating_mul(COUNT_MAX_NS / 1000) < ENOUGH.saturating_mul(time_us);
+        is_slow.then_some(above)
+    }
+
     /// Begins to count.
     fn begin(&mut self, now_ns: u64, sum: &Sum) {
         (self.begun, self.looked) = (Some((now_ns, *sum)), (now_ns, sum.requests));
-        let count_ns = if self.is_alone { ALONE_NS } else { self.count_ns };
+        let count_ns = match () {
+            () if self.is_alone => ALONE_NS,
+            () if self.slow_above().is_some() => COUNT_MIN_NS,
+            () => self.count_ns,
+        };
         self.deadline_ns = now_ns.saturating_add(count_ns);
     }
 
@@ -451,7 +418,7 @@ impl Search {
         self.slots = slots.clamp(1, self.most);
         self.is_found = true;
         self.attempt(self.slots);
-        self.state = State::Hold(Hold { left: OFTEN, between: OFTEN, ..Hold::default() });
+        self.state = State::Hold(Hold::new());
     }
 
     /// The flow is alone no more.
@@ -629,7 +596,14 @@ impl Search {
             Answer::Unclear if duel.is_for_weights() => self.hold(duel.low),
             // Few completions do not tell one step from another.
             Answer::Unclear => self.hold(self.slots),
-            Answer::TooLittle if is_few => self.hold(self.slots),
+            Answer::TooLittle if is_few => {
+                self.hold(self.slots);
+                if let State::Hold(hold) = &mut self.state
+                    && step_down(self.slots) == duel.low
+                {
+                    hold.less = duel.below;
+                }
+            }
             Answer::TooLittle if duel.above.is_short => {
                 self.close(duel, duel.low, self.slots.min(self.all()));
             }
@@ -690,106 +664,5 @@ impl Search {
             Trial::More => self.slots.saturating_mul(2),
         });
         self.state = State::Hold(hold);
-    }
-}
-
-/// What the counts say of D.
-enum Verdict {
-    Stay,
-    /// A step less is enough.
-    Less,
-    /// Half of all the demand is nearly enough, so that weights need not be given up.
-    Half,
-    /// A step more is needed.
-    More,
-    /// Much more is needed.
-    Search,
-}
-
-impl Hold {
-    /// Notes a trial of D; true if the load is another one.
-    fn note_base(&mut self, rate: &Rate, jitter: u64) -> bool {
-        let apart = |a: u64, b: u64| a.abs_diff(b) > b / CHANGED + 1 + b * 2 * jitter / WHOLE;
-        let is_strange = self.base.requests > 0
-            && (apart(rate.over(&self.base), WHOLE)
-                || apart(rate.latency_ns(), self.base.latency_ns())
-                || rate.is_short != self.is_short);
-        self.strange = if is_strange { self.strange + 1 } else { 0 };
-        self.trials = self.trials.saturating_add(1);
-        self.left = self.left.saturating_sub(1);
-        if !is_strange {
-            self.base.add(rate);
-            (self.last, self.is_short) = (*rate, rate.is_short);
-        }
-        self.strange >= 2 && self.trials >= CALM
-    }
-
-    /// The rate that all others are held against: with all the demand on the device, D's own.
-    fn most(&self) -> &Rate {
-        if self.is_short { &self.base } else { &self.more }
-    }
-
-    fn verdict(&self, jitter: u64) -> Verdict {
-        let (base, less, most) = (&self.base, &self.less, self.most());
-        if most.requests == 0 {
-            return Verdict::Stay;
-        }
-        let doubt = |rate: &Rate| rate.noise().max(rate.spread(jitter));
-        let is_less = less.requests > 0
-            && step_down(self.reached) < self.reached
-            && less.keeps(most) >= KEPT + doubt(less) + doubt(most);
-        if self.is_short {
-            let is_half = self.more.requests > 0
-                && self.reached > 1
-                && self.more.keeps(base) >= KEPT_OF_ALL + doubt(&self.more) + doubt(base);
-            return match () {
-                () if is_half => Verdict::Half,
-                () if is_less => Verdict::Less,
-                () => Verdict::Stay,
-            };
-        }
-        // That weights are given up is the search's to say.
-        let (kept, sure) = if most.is_short { (KEPT_OF_ALL, 2) } else { (KEPT, 1) };
-        let short = kept.saturating_sub(base.keeps(most) + sure * (doubt(base) + doubt(most)));
-        match short {
-            0 if is_less => Verdict::Less,
-            0 => Verdict::Stay,
-            1..=FAR if !most.is_short => Verdict::More,
-            _ => Verdict::Search,
-        }
-    }
-
-    /// Old counts fade.
-    fn fade(&mut self) {
-        if self.base.requests > MEMORY * ENOUGH.max(self.more.requests) {
-            self.base.halve();
-            self.less.halve();
-            self.more.halve();
-        }
-    }
-
-    /// Chooses the next trial.
-    fn choose(&mut self, slots: u32, demand: u64, jitter: u64) {
-        self.reached = u32::try_from(demand).unwrap_or(slots).clamp(1, slots);
-        if self.left > 0 || self.strange > 0 {
-            self.trial = Trial::Base;
-            return;
-        }
-        self.between = (self.between * 2).min(RARELY);
-        self.left = self.between;
-        self.was_more = !self.was_more;
-        let (trial, kept) = match (self.was_more, self.is_short) {
-            (false, _) => (Trial::Less, KEPT),
-            (true, true) => (Trial::More, KEPT_OF_ALL),
-            (true, false) => {
-                self.trial = Trial::More;
-                return;
-            }
-        };
-        let rate = if self.was_more { &self.more } else { &self.less };
-        let doubt = rate.noise().max(rate.spread(jitter));
-        let is_far = rate.requests > 0 && rate.keeps(self.most()) + doubt + FAR < kept;
-        self.skipped = (self.skipped + 1) % SKIPS;
-        self.trial = if is_far && self.skipped > 0 { Trial::Base } else { trial };
     }
 }

@@ -199,6 +199,18 @@ fn a_device_of_a_hundred_requests_a_second_keeps_what_the_start_gives_it() {
     assert_eq!((rig.state(), rig.tried), ((16, DepthState::Searching), 16));
 }
 
+/// Half of what such a device needs halves its rate, so a trial of that ends when it is clear, and
+/// its outcome is known when D holds.
+#[test]
+fn the_search_costs_a_slow_device_little() {
+    for (knee, most) in [(1.8, 4_000.0), (1.8, 1_000.0), (14.0, 2_000.0), (3.0, 500.0)] {
+        let mut rig = Rig::new(64);
+        rig.run(&hard(knee, most), 96, 2, SECOND);
+        let (kept, slots) = (rig.run(&hard(knee, most), 96, 2, 3 * SECOND), rig.search.tried());
+        assert!(kept >= 0.96, "{most} a second, {knee} at a time: {kept:.3}, D = {slots}");
+    }
+}
+
 #[test]
 fn a_pause_leaves_d_as_it_was() {
     let mut rig = Rig::new(4096);
