@@ -28,7 +28,7 @@ use fairq_host::nbd::wire::proto::{
 };
 use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
-use fairq_host::shard::pool::{Shards, regimes};
+use fairq_host::shard::pool::{Shards, policy_loops};
 use fairq_host::shard::shared::Common;
 
 use common::plain;
@@ -129,10 +129,10 @@ impl Rig {
         let surveyor = Surveyor::start(&common).unwrap();
         let budget = Arc::new(Budget::new(memory, 1));
         let front = |shard| {
-            let front = NbdFront::new(8, limits, count.clone(), surveyor.desk(shard));
+            let front = NbdFront::new(8, limits, count.clone(), surveyor.client(shard));
             Ok(front.within(budget.clone()))
         };
-        let shards = Shards::start(regimes(ports), &common, &[], front).unwrap();
+        let shards = Shards::start(policy_loops(ports), &common, &[], front).unwrap();
         Rig { shards: Some(shards), policy, flow, count, gate, budget }
     }
 

@@ -31,7 +31,7 @@ use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
 use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
-use fairq_host::shard::pool::{Regimes, Shards, regimes};
+use fairq_host::shard::pool::{PolicyLoops, Shards, policy_loops};
 use fairq_host::shard::shared::Common;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -46,7 +46,7 @@ const SHARDS: usize = 2;
 const FLOWS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-type Ports = Regimes<PacedDevice, NbdFront>;
+type Ports = PolicyLoops<PacedDevice, NbdFront>;
 
 /// A port that knows what it holds, and must hold nothing when it is left.
 struct Audited<P> {
@@ -113,7 +113,7 @@ where
 {
     let served = Arc::new(AtomicU64::new(0));
     let audit = |port| Audited { port, held: 0, served: served.clone() };
-    let ports = regimes(ports.into_iter().map(audit).collect());
+    let ports = policy_loops(ports.into_iter().map(audit).collect());
     Built(Arc::new(policy), ports, served)
 }
 
@@ -187,7 +187,7 @@ impl Rig {
         let limits = Limits { depth: 64, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();
         let front = |shard: usize| {
-            Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.desk(shard)))
+            Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.client(shard)))
         };
         let shards = Shards::start(ports, &common, &[], front).unwrap();
         Rig { shards, policy, served, flows, counts, clock: common.clock }

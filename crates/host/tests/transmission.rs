@@ -21,7 +21,7 @@ use fairq_host::nbd::wire::proto::{
 };
 use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
-use fairq_host::shard::pool::{Shards, regimes};
+use fairq_host::shard::pool::{Shards, policy_loops};
 use fairq_host::shard::shared::Common;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -61,9 +61,9 @@ impl Rig {
         let limits = Limits { depth: 64, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();
         let front = |shard: usize| {
-            Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.desk(shard)))
+            Ok(NbdFront::new(8, limits, counts[shard].clone(), surveyor.client(shard)))
         };
-        let shards = Shards::start(regimes(ports), &common, &[], front).unwrap();
+        let shards = Shards::start(policy_loops(ports), &common, &[], front).unwrap();
         Rig { shards: Some(shards), policy, flows, counts }
     }
 

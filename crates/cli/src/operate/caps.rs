@@ -52,7 +52,7 @@ impl Console {
         said: &Written,
     ) -> Result<Value, Fault> {
         let wanted = said.caps().map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
-        let before = admin.roster().find(name).map(|member| member.tenant.caps);
+        let before = admin.tenants().find(name).map(|member| member.tenant.caps);
         admin.set_caps(name, &wanted).map_err(Fault::refused)?;
         let mut tables = self.settings.tenant.iter_mut().map(toml::Spanned::get_mut);
         if let Some(table) = tables.find(|table| table.name == name) {

@@ -6,7 +6,7 @@ use fairq_config::settings::Settings;
 use fairq_config::units::{Bandwidth, Count};
 use fairq_config::{caps, latency};
 use fairq_core::{CapStats, Caps, ReservationState, ReservedStats, ShareStats, Target};
-use fairq_host::server::{Admin, GroupStatus, Member, Roster, Status};
+use fairq_host::server::{Admin, GroupStatus, Member, Status, TenantList};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml::Spanned;
@@ -104,11 +104,11 @@ impl Console {
         groups: &[group::Group],
         only: Option<&str>,
     ) -> Result<(), Fault> {
-        let roster = admin.roster();
+        let tenants = admin.tenants();
         let tables = self.settings.tenant.iter().map(Spanned::get_ref);
         for table in tables.filter(|table| only.is_none_or(|name| table.name == name)) {
             let target = table.target(groups).map_err(Fault::params)?;
-            let now = roster.find(&table.name).map(|member| member.tenant.target);
+            let now = tenants.find(&table.name).map(|member| member.tenant.target);
             if now.is_some_and(|now| now != target) {
                 admin.set_target(&table.name, target).map_err(Fault::refused)?;
             }
@@ -196,7 +196,7 @@ impl Console {
                 }
             }
         }
-        let caps = admin.roster().find(&name).map(|member| member.tenant.caps).unwrap_or_default();
+        let caps = admin.tenants().find(&name).map(|member| member.tenant.caps).unwrap_or_default();
         let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
         reservation.reservation(&caps).map_err(refuse)?;
         self.set_place(admin, &name, &Place { group, reservation })
@@ -209,8 +209,8 @@ impl Console {
         name: &str,
         to: &Place,
     ) -> Result<Value, Fault> {
-        let roster = admin.roster();
-        let member = roster.find(name);
+        let tenants = admin.tenants();
+        let member = tenants.find(name);
         let tenant = member.map(|member| member.tenant.clone());
         let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
         let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
@@ -280,11 +280,11 @@ impl Console {
 
     /// The same from a status that is known.
     pub(super) fn groups_of(&self, admin: &dyn Admin, now: &Status) -> Value {
-        let roster = admin.roster();
+        let tenants = admin.tenants();
         let known = self.settings.known_groups().unwrap_or_default();
         let find = |name: &str| known.iter().find(|group| group.name == name);
         let target = |name| find(name).and_then(|group| group.target);
-        now.groups.iter().map(|of| json_of(of, target(&of.group.name), &roster)).collect()
+        now.groups.iter().map(|of| json_of(of, target(&of.group.name), &tenants)).collect()
     }
 }
 
@@ -302,10 +302,10 @@ fn describe(group: &group::Group) -> String {
     text
 }
 
-fn json_of(of: &GroupStatus, target: Option<Target>, roster: &Roster) -> Value {
+fn json_of(of: &GroupStatus, target: Option<Target>, tenants: &TenantList) -> Value {
     let is_in = |member: &&Member| member.tenant.group.as_ref() == Some(&of.group.name);
     let tenants: Vec<&str> =
-        roster.members().iter().filter(is_in).map(|member| &*member.tenant.name).collect();
+        tenants.members().iter().filter(is_in).map(|member| &*member.tenant.name).collect();
     json!({
         "name": of.group.name,
         "weight": of.group.weight.get(),

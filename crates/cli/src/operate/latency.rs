@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use fairq_core::{Target, TargetState, TargetStats};
-use fairq_host::server::{Admin, Roster, Status};
+use fairq_host::server::{Admin, Status, TenantList};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -54,13 +54,13 @@ impl Console {
     ) -> Result<Value, Fault> {
         let own = latency::target(said.0, said.1, said.2)
             .map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
-        let member = admin.roster().find(name).cloned();
+        let member = admin.tenants().find(name).cloned();
         let of_group = || {
             let groups = self.settings.known_groups().ok()?;
             group::target(member.as_ref()?.tenant.group.as_deref(), &groups)
         };
         let target = own.or_else(of_group);
-        let before = admin.roster().find(name).and_then(|member| member.tenant.target);
+        let before = admin.tenants().find(name).and_then(|member| member.tenant.target);
         admin.set_target(name, target).map_err(Fault::refused)?;
         let mut tables = self.settings.tenant.iter_mut().map(toml::Spanned::get_mut);
         if let Some(table) = tables.find(|table| table.name == name) {
@@ -72,8 +72,8 @@ impl Console {
 }
 
 /// How each tenant that has a target does.
-pub(super) fn all(roster: &Roster, now: &Status) -> Value {
-    let targets = roster.members().iter().filter_map(|member| {
+pub(super) fn all(tenants: &TenantList, now: &Status) -> Value {
+    let targets = tenants.members().iter().filter_map(|member| {
         let stats = now.target_of(member)?;
         Some(json!({
             "tenant": member.tenant.name,
@@ -119,9 +119,9 @@ struct Spell {
 
 impl Teller {
     /// Tells what is new in the second that ends now.
-    pub(super) fn tell(&mut self, now: &Status, roster: &Roster) {
-        self.spells.retain(|name, _| roster.find(name).is_some());
-        for member in roster.members() {
+    pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
+        self.spells.retain(|name, _| tenants.find(name).is_some());
+        for member in tenants.members() {
             let Some(stats) = now.target_of(member) else { continue };
             let tenant = &*member.tenant.name;
             if !self.is_news(tenant, stats.state) {

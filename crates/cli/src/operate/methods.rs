@@ -195,11 +195,11 @@ impl Console {
                 admin.listening().into_iter().filter_map(|at| at.try_into().ok()).collect();
         }
         settings.control = self.plan.control.clone();
-        let roster = admin.roster();
+        let tenants = admin.tenants();
         for table in
             settings.tenant.iter_mut().map(Spanned::get_mut).filter(|table| table.path.is_none())
         {
-            if let Some(member) = roster.find(&table.name) {
+            if let Some(member) = tenants.find(&table.name) {
                 table.size = Some(Size(member.tenant.size));
                 table.offset = Some(Size(member.tenant.base));
             }
@@ -226,8 +226,8 @@ impl Console {
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
         settings::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
-        let roster = admin.roster();
-        if roster.find(&new.name).is_some() {
+        let tenants = admin.tenants();
+        if tenants.find(&new.name).is_some() {
             return refuse("there is one already: remove it first or choose another name");
         }
         let range = match &new.path {
@@ -262,8 +262,9 @@ impl Console {
             )));
         }
         let own: Vec<u16> = self.own.values().map(|&(number, _)| number).collect();
-        let roster = admin.roster();
-        let of_others = roster.members().iter().filter(|member| !own.contains(&member.tenant.file));
+        let tenants = admin.tenants();
+        let of_others =
+            tenants.members().iter().filter(|member| !own.contains(&member.tenant.file));
         let pinned = |member: &Member| Tenant {
             name: member.tenant.name.clone(),
             size: Some(member.tenant.size),
@@ -287,7 +288,7 @@ impl Console {
             |text: String| Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name));
         if let Some(&(file, _)) = self.own.get(path)
             && let Some(other) =
-                admin.roster().members().iter().find(|member| member.tenant.file == file)
+                admin.tenants().members().iter().find(|member| member.tenant.file == file)
         {
             return Err(refuse(format!(
                 "{} is the file of tenant {}: name another",
@@ -333,7 +334,7 @@ impl Console {
     }
 
     pub(super) fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
-        let file = admin.roster().find(name).map(|member| member.tenant.file);
+        let file = admin.tenants().find(name).map(|member| member.tenant.file);
         admin.remove(name).map_err(Fault::refused)?;
         if let Some(file) = file {
             self.close_own(admin, file);
@@ -349,7 +350,7 @@ impl Console {
         source: WeightSource,
     ) -> Result<Value, Fault> {
         let weight = source.now(&self.plan.cgroup_root).map_err(Fault::params)?;
-        let before = admin.roster().find(name).map(|member| member.tenant.weight);
+        let before = admin.tenants().find(name).map(|member| member.tenant.weight);
         admin.set_weight(name, weight).map_err(Fault::refused)?;
         self.write_weight(name, source);
         Ok(json!({ "tenant": name, "from": before.map(Weight::get), "to": weight.get() }))
@@ -379,8 +380,8 @@ impl Console {
             else {
                 continue;
             };
-            let roster = admin.roster();
-            if roster.find(name).is_some_and(|member| member.tenant.weight != weight) {
+            let tenants = admin.tenants();
+            if tenants.find(name).is_some_and(|member| member.tenant.weight != weight) {
                 match admin.set_weight(name, weight) {
                     Ok(()) => {
                         tracing::info!(tenant = name, weight = weight.get(), %source, "the \

@@ -15,7 +15,7 @@ use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
 use fairq_host::observe::stats::TenantStats;
-use fairq_host::server::{Member, Roster, Status, StoreStatus};
+use fairq_host::server::{Member, Status, StoreStatus, TenantList};
 use hdrhistogram::Histogram;
 
 use super::overview::depth_state;
@@ -101,9 +101,9 @@ struct Subject {
 }
 
 /// The tenants with series of their own, and the rest as one.
-fn subjects(now: &Status, roster: &Roster, second: &HashMap<FlowId, Row>) -> Vec<Subject> {
+fn subjects(now: &Status, tenants: &TenantList, second: &HashMap<FlowId, Row>) -> Vec<Subject> {
     let stats = |member: &Member| now.totals.tenants[usize::from(member.number())].clone();
-    let (own, rest) = roster.members().split_at(roster.members().len().min(MOST_TENANTS));
+    let (own, rest) = tenants.members().split_at(tenants.members().len().min(MOST_TENANTS));
     let mut subjects: Vec<Subject> = own
         .iter()
         .map(|member| Subject {
@@ -129,24 +129,24 @@ fn subjects(now: &Status, roster: &Roster, second: &HashMap<FlowId, Row>) -> Vec
 /// All metrics.
 pub(crate) fn text(
     now: &Status,
-    roster: &Roster,
+    tenants: &TenantList,
     second: &HashMap<FlowId, Row>,
     plan: &Plan,
 ) -> String {
     let mut text = Text::default();
-    server(&mut text, now, roster, plan);
+    server(&mut text, now, tenants, plan);
     log(&mut text);
-    tenants(&mut text, &subjects(now, roster, second), &plan.device.describe());
-    targets(&mut text, now, roster);
-    caps(&mut text, now, roster);
-    groups(&mut text, now, roster);
+    per_tenant(&mut text, &subjects(now, tenants, second), &plan.device.describe());
+    targets(&mut text, now, tenants);
+    caps(&mut text, now, tenants);
+    groups(&mut text, now, tenants);
     shards(&mut text, now);
     policy(&mut text, now);
-    interference(&mut text, now, roster);
+    interference(&mut text, now, tenants);
     text.0
 }
 
-fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
+fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
     text.family("fairq_info", "gauge", "Always 1; its labels say what runs.");
     let labels = [
         ("version", env!("CARGO_PKG_VERSION")),
@@ -160,7 +160,7 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         "Time since the server started.",
         now.elapsed.as_secs_f64(),
     );
-    text.one("fairq_tenants", "gauge", "Tenants being served.", roster.members().len() as f64);
+    text.one("fairq_tenants", "gauge", "Tenants being served.", tenants.members().len() as f64);
     text.one(
         "fairq_draining",
         "gauge",
@@ -187,7 +187,7 @@ fn server(text: &mut Text, now: &Status, roster: &Roster, plan: &Plan) {
         "1 for a tenant whose flushes and FUA writes fail, since data that it wrote may be lost; \
          until `fairq ctl clear-error TENANT`. Others have no sample.",
     );
-    for member in roster.members().iter().filter(|member| now.write_back_errno(member).is_some()) {
+    for member in tenants.members().iter().filter(|member| now.write_back_errno(member).is_some()) {
         text.sample(name, &[("tenant", &member.tenant.name)], 1.0);
     }
     text.one(
@@ -243,7 +243,7 @@ fn log(text: &mut Text) {
     );
 }
 
-fn tenants(text: &mut Text, subjects: &[Subject], device: &str) {
+fn per_tenant(text: &mut Text, subjects: &[Subject], device: &str) {
     type Value = fn(&TenantStats) -> u64;
     let ops: [(&str, Value); 3] = [
         ("read", |stats| stats.reads),
@@ -601,7 +601,7 @@ fn policy(text: &mut Text, now: &Status) {
     }
 }
 
-fn interference(text: &mut Text, now: &Status, roster: &Roster) {
+fn interference(text: &mut Text, now: &Status, tenants: &TenantList) {
     let name = "fairq_interference_seconds_total";
     text.family(
         name,
@@ -610,7 +610,7 @@ fn interference(text: &mut Text, now: &Status, roster: &Roster) {
          meanwhile.",
     );
     let mut names = vec![None; GROUPS];
-    for member in roster.members() {
+    for member in tenants.members() {
         let slot = &mut names[group(member.number())];
         *slot = Some(if group(member.number()) == GROUPS - 1 {
             OTHERS

@@ -19,7 +19,7 @@ use fairq_config::settings::{Plan, Settings, Source, Surroundings};
 use fairq_core::FlowId;
 use fairq_host::observe::interference::{Matrix, empty_matrix};
 use fairq_host::observe::stats::TenantStats;
-use fairq_host::server::{self, Admin, Operator, Roster, Status};
+use fairq_host::server::{self, Admin, Operator, Status, TenantList};
 use sd_notify::NotifyState;
 use serde_json::Value;
 
@@ -138,11 +138,15 @@ impl Console {
 
     /// Takes a second's numbers in; gives each tenant's row and what it is made of. Tenants to whom
     /// nothing has happened cost next to nothing.
-    fn count(&mut self, now: &Status, roster: &Roster) -> (Vec<Row>, Vec<Arc<TenantStats>>, f64) {
+    fn count(
+        &mut self,
+        now: &Status,
+        tenants: &TenantList,
+    ) -> (Vec<Row>, Vec<Arc<TenantStats>>, f64) {
         let (elapsed, earlier) = &self.last;
         let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
         let stats = |member: &server::Member| &now.totals.tenants[usize::from(member.number())];
-        let counted: Vec<Arc<TenantStats>> = roster
+        let counted: Vec<Arc<TenantStats>> = tenants
             .members()
             .iter()
             .map(|member| match (earlier.get(&member.flow), stats(member)) {
@@ -153,7 +157,7 @@ impl Console {
                 (None, stats) => stats.clone(),
             })
             .collect();
-        let names: Vec<(String, u16)> = roster
+        let names: Vec<(String, u16)> = tenants
             .members()
             .iter()
             .map(|member| {
@@ -162,13 +166,13 @@ impl Console {
                 (member.tenant.name.clone(), weight.get())
             })
             .collect();
-        let stores: Vec<u16> = roster.members().iter().map(|member| member.store).collect();
+        let stores: Vec<u16> = tenants.members().iter().map(|member| member.store).collect();
         let rows = status::rows(&names, &stores, &counted, seconds);
-        let flows = || roster.members().iter().map(|member| member.flow);
+        let flows = || tenants.members().iter().map(|member| member.flow);
         self.second = flows().zip(rows.iter().cloned()).collect();
         self.last = (
             now.elapsed,
-            flows().zip(roster.members().iter().map(|member| stats(member).clone())).collect(),
+            flows().zip(tenants.members().iter().map(|member| stats(member).clone())).collect(),
         );
         self.matrices.push_back(now.totals.matrix.clone());
         if self.matrices.len() > INTERFERENCE_S + 1 {
@@ -199,7 +203,7 @@ impl Operator for Console {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
         // Bytes that are in nobody's range: `fairq ctl add` can give them to a tenant.
-        let unassigned = self.unassigned(&admin.roster());
+        let unassigned = self.unassigned(&admin.tenants());
         let s = if tenants == 1 { "" } else { "s" };
         tracing::info!(
             listening = places,
@@ -226,16 +230,16 @@ impl Operator for Console {
         if let Some(asked) = self.reload_due {
             self.reload_asked(admin, asked);
         }
-        let (now, roster) = (admin.status(), admin.roster());
+        let (now, tenants) = (admin.status(), admin.tenants());
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);
-        let (rows, counted, seconds) = self.count(&now, &roster);
-        let members = roster.members().iter().zip(&counted);
+        let (rows, counted, seconds) = self.count(&now, &tenants);
+        let members = tenants.members().iter().zip(&counted);
         self.failures
             .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
         self.cpu_waits.tell(now.elapsed, &now.totals.shards);
-        self.targets.tell(&now, &roster);
-        self.stuck.tell(&now, &roster);
+        self.targets.tell(&now, &tenants);
+        self.stuck.tell(&now, &tenants);
         self.show(&now, &rows, &counted, seconds);
         (self.latest, self.look) = (Some(now), None);
     }

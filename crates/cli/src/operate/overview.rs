@@ -70,14 +70,14 @@ impl Console {
             "shards": now.connections.iter().enumerate().map(shard).collect::<Vec<_>>(),
             "connections": now.connections.iter().sum::<usize>(),
             "memory": { "used": now.memory.0, "most": now.memory.1 },
-            "tenants": admin.roster().members().len(),
+            "tenants": admin.tenants().members().len(),
             "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "draining": now.is_draining,
-            "unassigned": self.unassigned(&admin.roster()),
-            "write_back_errors": write_back_errors(&admin.roster(), now),
+            "unassigned": self.unassigned(&admin.tenants()),
+            "write_back_errors": write_back_errors(&admin.tenants(), now),
             "cut_off_files": cut_off_files(now),
-            "latency_targets": latency::all(&admin.roster(), now),
-            "stores": stores(&admin.roster(), now),
+            "latency_targets": latency::all(&admin.tenants(), now),
+            "stores": stores(&admin.tenants(), now),
             "reserved": groups::reserved(now),
         })
     }
@@ -87,14 +87,14 @@ impl Console {
     }
 
     pub(super) fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
-        let roster = admin.roster();
-        let names = group_names(roster.members());
+        let tenants = admin.tenants();
+        let names = group_names(tenants.members());
         let written = by_name(&self.settings);
         let tenant = |member: &Member| {
             let table = written.get(&*member.tenant.name).copied();
             self.tenant(now, member, table, &names)
         };
-        roster.members().iter().map(tenant).collect()
+        tenants.members().iter().map(tenant).collect()
     }
 
     fn tenant(
@@ -185,13 +185,13 @@ impl Console {
     }
 
     pub(super) fn interference(&self, admin: &dyn Admin) -> Value {
-        let (now, roster) = (admin.status(), admin.roster());
-        let names = group_names(roster.members());
+        let (now, tenants) = (admin.status(), admin.tenants());
+        let names = group_names(tenants.members());
         let row = |member: &Member| {
             let parts = self.hurt_by(member, &now.totals.matrix, &names);
             (!parts.is_null()).then(|| (member.tenant.name.clone(), parts))
         };
-        Value::Object(roster.members().iter().filter_map(row).collect())
+        Value::Object(tenants.members().iter().filter_map(row).collect())
     }
 }
 

@@ -89,8 +89,8 @@ impl Console {
             return Err(Fault::refused("nothing is being recorded: call trace.start first"));
         }
         let shard = |recording: &Recording| json!({ "events": recording.decisions.len(), "lost": recording.lost });
-        let roster = admin.roster();
-        let tenants: Vec<Value> = roster
+        let tenants = admin.tenants();
+        let tenants: Vec<Value> = tenants
             .members()
             .iter()
             .map(|member| json!([member.number(), member.tenant.name]))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairq_host::server::{Admin, Roster, Status, StoreStatus};
+use fairq_host::server::{Admin, Status, StoreStatus, TenantList};
 use serde_json::{Value, json};
 
 use super::Console;
@@ -12,8 +12,8 @@ use super::rpc::Fault;
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The names of tenants whose flushes fail, since data that they wrote may be lost.
-pub(super) fn write_back_errors(roster: &Roster, now: &Status) -> Value {
-    let failed = roster.members().iter().filter(|member| now.write_back_errno(member).is_some());
+pub(super) fn write_back_errors(tenants: &TenantList, now: &Status) -> Value {
+    let failed = tenants.members().iter().filter(|member| now.write_back_errno(member).is_some());
     failed.map(|member| json!(member.tenant.name)).collect()
 }
 
@@ -26,12 +26,12 @@ pub(super) fn cut_off_files(now: &Status) -> Value {
 }
 
 /// The stores, what is on them, and whether they answer.
-pub(super) fn stores(roster: &Roster, now: &Status) -> Value {
+pub(super) fn stores(tenants: &TenantList, now: &Status) -> Value {
     let store = |store: &StoreStatus| {
         let (slots, free) = (store.policy.slots, store.policy.free_slots);
         json!({
             "name": store.name,
-            "tenants": tenants_of(store, roster),
+            "tenants": tenants_of(store, tenants),
             "on_device": store.on_device,
             "oldest_s": store.oldest.as_secs_f64(),
             "stuck": store.is_stuck,
@@ -43,8 +43,8 @@ pub(super) fn stores(roster: &Roster, now: &Status) -> Value {
 }
 
 /// The names of the tenants of a store.
-fn tenants_of(store: &StoreStatus, roster: &Roster) -> Vec<String> {
-    let members = roster.members().iter().filter(|member| member.store == store.number);
+fn tenants_of(store: &StoreStatus, tenants: &TenantList) -> Vec<String> {
+    let members = tenants.members().iter().filter(|member| member.store == store.number);
     members.map(|member| member.tenant.name.clone()).collect()
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Stuck(Vec<String>);
 
 impl Stuck {
     /// Tells in the log which stores have stopped answering, and which answer again.
-    pub(super) fn tell(&mut self, now: &Status, roster: &Roster) {
+    pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
         for store in now.stores.iter().filter(|store| store.is_stuck) {
             if self.0.contains(&store.name) {
                 continue;
@@ -63,7 +63,7 @@ impl Stuck {
                 store = store.name,
                 seconds = store.oldest.as_secs(),
                 requests = store.on_device,
-                tenants = tenants_of(store, roster).join(", "),
+                tenants = tenants_of(store, tenants).join(", "),
                 "a store has not answered for some seconds: its tenants wait, and no others; see \
                  to its device or file system (frozen? full of errors? a path gone?), or remove \
                  its tenants"
@@ -88,16 +88,16 @@ pub(super) fn clear_error(admin: &mut dyn Admin, tenant: &str) -> Result<Value, 
 
 impl Console {
     /// Bytes of the device's files that are in no tenant's range.
-    pub(super) fn unassigned(&self, roster: &Roster) -> u64 {
+    pub(super) fn unassigned(&self, tenants: &TenantList) -> u64 {
         let shared = if self.plan.device.has_shared_file() { self.shared } else { 0 };
         let all = shared + self.own.values().map(|&(_, size)| size).sum::<u64>();
-        all.saturating_sub(roster.members().iter().map(|member| member.tenant.size).sum())
+        all.saturating_sub(tenants.members().iter().map(|member| member.tenant.size).sum())
     }
 
     /// Removes tenants again that have waited too long for requests of others that were removed:
     /// what is on a device can be waited for only.
     pub(super) fn give_up_waiting(&mut self, admin: &mut dyn Admin) {
-        for member in admin.roster().members() {
+        for member in admin.tenants().members() {
             let Some(wiping) = &member.preparing else { continue };
             if wiping.waited().is_none_or(|waited| waited < WAIT_MAX) {
                 continue;

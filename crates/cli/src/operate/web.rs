@@ -184,7 +184,7 @@ fn route(
         "/look.json" if reads => made(JSON, console.look(admin).to_string()),
         "/metrics" if reads => made(
             METRICS,
-            metrics::text(&admin.status(), &admin.roster(), &console.second, &console.plan),
+            metrics::text(&admin.status(), &admin.tenants(), &console.second, &console.plan),
         ),
         "/weight" if writes => set_weight(console, admin, request),
         "/" | "/look.json" | "/metrics" | "/weight" => refuse(

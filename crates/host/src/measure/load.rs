@@ -17,7 +17,7 @@ use crate::io::ring::{Event, Ring};
 use crate::observe::stats::{ShardCounters, TenantStats};
 use crate::shard::Front;
 use crate::shard::path::{DataPath, Finished, Order};
-use crate::shard::pool::{Shards, regimes};
+use crate::shard::pool::{Shards, policy_loops};
 use crate::shard::shared::Common;
 
 mod direct;
@@ -403,7 +403,7 @@ where
         LoadFront::new(jobs, moves.clone().map(|moves| Homes::new(moves, shard)), begins_ns)
     };
     let shards = match path {
-        Path::Shards => Shards::start(regimes(ports), common, cpus, front)?,
+        Path::Shards => Shards::start(policy_loops(ports), common, cpus, front)?,
         Path::Direct => direct::start(ports, common, cpus, front)?,
     };
     let total = times.warmup + times.measured;

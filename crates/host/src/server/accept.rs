@@ -17,14 +17,14 @@ use tokio::task::AbortHandle;
 
 use crate::nbd::serve::conn::Volume;
 use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
-use crate::nbd::serve::pace::SEND_BUFFER;
+use crate::nbd::serve::pacing::SEND_BUFFER;
 use crate::nbd::session::handshake::{HandshakeError, Outcome, Peer, handshake};
 use crate::nbd::session::revoked::{Revoked, shown_by};
 use crate::nbd::session::tls::{Established, Tls, certificate_end_s};
 use crate::nbd::session::users::User;
 use crate::observe::log_limit::STRANGERS;
+use crate::server::control_thread::ControlThread;
 use crate::server::crowd::{Seat, Watched};
-use crate::server::desk::Desk;
 use crate::server::listen::{self, Listener, Stream};
 use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
 use crate::shard::Message;
@@ -45,7 +45,7 @@ pub(super) struct Listening {
     pub(super) task: AbortHandle,
 }
 
-impl Desk<'_> {
+impl ControlThread<'_> {
     /// See [`crate::server::Admin::listen`].
     pub(super) fn listen_at(&mut self, at: &Listen) -> Result<Listen, AdminError> {
         let fail = |cause: String| AdminError::Listen { at: at.clone(), cause };
@@ -206,10 +206,10 @@ impl Server {
 
     /// Performs a connection's handshake and hands it to a shard. Dropping the future closes it.
     async fn negotiate<S: IntoFd>(&self, stream: Watched<S>, user: Option<User>, peer: String) {
-        let roster = self.roster();
+        let tenants = self.tenants();
         let place = Mutex::new(None);
         let admit = |export| {
-            let member = roster.member_of(export);
+            let member = tenants.member_of(export);
             let found = self.place(member).inspect_err(|reason| {
                 if STRANGERS.allows() {
                     tracing::warn!(peer, tenant = member.tenant.name, reason, "refused a client");
@@ -220,7 +220,7 @@ impl Server {
         };
         let client = Peer { user: user.as_ref(), admit: Some(&admit) };
         let options = self.handshake();
-        let outcome = handshake(stream, roster.exports(), &options, client).await;
+        let outcome = handshake(stream, tenants.exports(), &options, client).await;
         let (negotiated, stream) = match outcome {
             Ok(Outcome::Transmission { negotiated, stream }) => (negotiated, stream),
             Ok(Outcome::Closed) => return,
@@ -243,8 +243,8 @@ impl Server {
         };
         // A client that has shown who it is has a name in the log; the others share a limit.
         let is_told = negotiated.identity.is_some() || STRANGERS.allows();
-        let Member { tenant, flow, .. } = roster.member_of(negotiated.export);
-        if self.roster().members().iter().all(|member| member.flow != *flow) {
+        let Member { tenant, flow, .. } = tenants.member_of(negotiated.export);
+        if self.tenants().members().iter().all(|member| member.flow != *flow) {
             if is_told {
                 tracing::info!(
                     peer,

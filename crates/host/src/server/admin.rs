@@ -18,7 +18,7 @@ use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
-use crate::server::{BuiltPolicy, Group, GroupStatus, Listen, Member, Roster, Tenant};
+use crate::server::{BuiltPolicy, Group, GroupStatus, Listen, Member, Tenant, TenantList};
 
 /// What the server is doing.
 #[derive(Clone, Debug)]
@@ -184,7 +184,7 @@ pub trait Admin {
     /// What the server is doing now.
     fn status(&self) -> Status;
     /// The tenants.
-    fn roster(&self) -> Arc<Roster>;
+    fn tenants(&self) -> Arc<TenantList>;
     /// Where it listens.
     fn listening(&self) -> Vec<Listen>;
     /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; gives its

@@ -7,7 +7,7 @@ use fairq_core::{Policy, Port};
 
 use crate::device::any::AnyDevice;
 use crate::nbd::serve::front::NbdFront;
-use crate::shard::pool::{Regimes, regimes};
+use crate::shard::pool::{PolicyLoops, policy_loops};
 use crate::shard::stores::{Names, StorePort};
 
 /// A policy, built for the server's shards; or several of one kind, one for each store.
@@ -43,8 +43,8 @@ impl BuiltPolicy {
         self,
         names: &Arc<Names>,
         tags: usize,
-    ) -> (Vec<Arc<dyn Policy>>, Regimes<AnyDevice, NbdFront>) {
-        (self.policies, self.ports.regimes(names, tags))
+    ) -> (Vec<Arc<dyn Policy>>, PolicyLoops<AnyDevice, NbdFront>) {
+        (self.policies, self.ports.policy_loops(names, tags))
     }
 }
 
@@ -52,7 +52,11 @@ impl BuiltPolicy {
 trait Ports: Any + Send {
     fn append(&mut self, other: Box<dyn Ports>);
     fn shards(&self) -> usize;
-    fn regimes(self: Box<Self>, names: &Arc<Names>, tags: usize) -> Regimes<AnyDevice, NbdFront>;
+    fn policy_loops(
+        self: Box<Self>,
+        names: &Arc<Names>,
+        tags: usize,
+    ) -> PolicyLoops<AnyDevice, NbdFront>;
 }
 
 impl<P: Port + 'static> Ports for Vec<Vec<P>> {
@@ -66,10 +70,14 @@ impl<P: Port + 'static> Ports for Vec<Vec<P>> {
         self[0].len()
     }
 
-    fn regimes(self: Box<Self>, names: &Arc<Names>, tags: usize) -> Regimes<AnyDevice, NbdFront> {
+    fn policy_loops(
+        self: Box<Self>,
+        names: &Arc<Names>,
+        tags: usize,
+    ) -> PolicyLoops<AnyDevice, NbdFront> {
         let mut stores = *self;
         if stores.len() == 1 {
-            return regimes(stores.swap_remove(0));
+            return policy_loops(stores.swap_remove(0));
         }
         let mut stores: Vec<_> = stores.into_iter().map(Vec::into_iter).collect();
         let shards = stores[0].len();
@@ -77,6 +85,6 @@ impl<P: Port + 'static> Ports for Vec<Vec<P>> {
             let ports = stores.iter_mut().filter_map(Iterator::next).collect();
             StorePort::new(ports, names.clone(), tags)
         };
-        regimes((0..shards).map(of_shard).collect())
+        policy_loops((0..shards).map(of_shard).collect())
     }
 }

@@ -6,7 +6,7 @@
 
 use fairq_core::PortSet;
 
-use crate::server::desk::Desk;
+use crate::server::control_thread::ControlThread;
 
 /// A file that is to be closed.
 pub(super) struct Closing {
@@ -22,10 +22,10 @@ impl Closing {
     }
 }
 
-impl Desk<'_> {
+impl ControlThread<'_> {
     /// Takes each file that is to be closed a step further.
     pub(super) fn close_files(&mut self) {
-        let Desk { closing, leftovers, device, server, .. } = self;
+        let ControlThread { closing, leftovers, device, server, .. } = self;
         let mut tell = false;
         closing.retain_mut(|Closing { file, is_told }| {
             if *is_told {

@@ -6,8 +6,8 @@ use fairq_core::{
     CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
 };
 
-use crate::server::desk::Desk;
-use crate::server::{AdminError, Roster, Tenant};
+use crate::server::control_thread::ControlThread;
+use crate::server::{AdminError, Tenant, TenantList};
 
 /// A group of tenants.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ impl Groups {
     }
 }
 
-impl Desk<'_> {
+impl ControlThread<'_> {
     /// See [`crate::server::Admin::set_group`].
     pub(super) fn put_group(&mut self, group: &Group) -> Result<(), AdminError> {
         let refused = |error| AdminError::Group { name: group.name.clone(), error };
@@ -101,9 +101,9 @@ impl Desk<'_> {
 
     /// See [`crate::server::Admin::remove_group`].
     pub(super) fn drop_group(&mut self, name: &str) -> Result<(), AdminError> {
-        let roster = self.server.roster();
+        let tenants = self.server.tenants();
         let refused = |error| AdminError::Group { name: name.into(), error };
-        if roster.members().iter().any(|member| member.tenant.group.as_deref() == Some(name)) {
+        if tenants.members().iter().any(|member| member.tenant.group.as_deref() == Some(name)) {
             return Err(refused(FlowError::HasMembers));
         }
         self.schedulers.remove_group(name).map_err(refused)
@@ -116,8 +116,8 @@ impl Desk<'_> {
         group: Option<&str>,
         reservation: Reservation,
     ) -> Result<(), AdminError> {
-        let roster = self.server.roster();
-        let mut members = roster.members().to_vec();
+        let tenants = self.server.tenants();
+        let mut members = tenants.members().to_vec();
         let member = members.iter_mut().find(|member| member.tenant.name == name);
         let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         let before = (member.tenant.group.take(), member.tenant.reservation);
@@ -126,7 +126,7 @@ impl Desk<'_> {
             (member.tenant.group, member.tenant.reservation) = before;
             return Err(AdminError::Flow { name: name.into(), error });
         }
-        self.server.set_roster(Roster::new(members, self.preferred)?);
+        self.server.set_roster(TenantList::new(members, self.preferred)?);
         Ok(())
     }
 
@@ -137,11 +137,11 @@ impl Desk<'_> {
 
     /// What the places and reservations of tenants come to, if there are any.
     pub(super) fn shares(&self) -> HashMap<u16, ShareStats> {
-        let roster = self.server.roster();
+        let tenants = self.server.tenants();
         let of = |member: &crate::server::Member| {
             Some((member.number(), self.schedulers.share(member.flow)?))
         };
-        roster.members().iter().filter_map(of).collect()
+        tenants.members().iter().filter_map(of).collect()
     }
 }
 

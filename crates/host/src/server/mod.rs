@@ -51,14 +51,14 @@ mod admin;
 mod asks;
 mod built;
 mod closing;
+mod control_thread;
 mod crowd;
-mod desk;
 mod groups;
 mod listen;
 mod opening;
 mod places;
-mod roster;
 mod schedulers;
+mod tenant_list;
 mod tenants;
 
 pub use admin::{Admin, AdminError, Status, StoreStatus};
@@ -66,12 +66,12 @@ pub use asks::{Door, HttpRequest, HttpResponse, Reply};
 pub use built::BuiltPolicy;
 pub use groups::{Group, GroupStatus};
 pub use listen::Listen;
-pub use roster::{Member, Roster};
+pub use tenant_list::{Member, TenantList};
 
 use accept::Failures;
 use asks::Ask;
+use control_thread::{ControlThread, Drain};
 use crowd::Crowd;
-use desk::{Desk, Drain};
 use schedulers::Schedulers;
 use tenants::add_flows;
 
@@ -256,9 +256,9 @@ pub fn serve(
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
         schedulers.set_group(group).map_err(refused)?;
     }
-    let roster = Roster::new(add_flows(&schedulers, &device, &config.tenants)?, preferred)?;
+    let tenants = TenantList::new(add_flows(&schedulers, &device, &config.tenants)?, preferred)?;
     schedulers.hurry();
-    let mut flows: Vec<FlowId> = roster.members().iter().map(|member| member.flow).collect();
+    let mut flows: Vec<FlowId> = tenants.members().iter().map(|member| member.flow).collect();
     flows.sort_by_key(|flow| flow.slot());
     let common = Common {
         device: device.clone(),
@@ -278,11 +278,11 @@ pub fn serve(
             config.connections,
             config.limits,
             counts[shard].clone(),
-            surveyor.desk(shard),
+            surveyor.client(shard),
         )
         .within(budget.clone()))
     };
-    for Member { flow, tenant, .. } in roster.members() {
+    for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
     }
     // What a server before this one wrote and did not flush may be lost, and no client has heard.
@@ -295,12 +295,12 @@ pub fn serve(
         .enable_all()
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
-    let roster = Mutex::new(Arc::new(roster));
+    let tenants = Mutex::new(Arc::new(tenants));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
     let handshake = Mutex::new(Arc::new(config.handshake.clone()));
     let server = Arc::new(Server {
         config,
-        roster,
+        tenants,
         counts,
         budget,
         shards,
@@ -308,7 +308,7 @@ pub fn serve(
         handshakes,
         failures,
     });
-    let mut desk = Desk {
+    let mut control = ControlThread {
         server: server.clone(),
         device: &device,
         openings: Vec::new(),
@@ -328,9 +328,9 @@ pub fn serve(
         drain: Drain::No,
         depths: None,
     };
-    let result = runtime.block_on(run(&mut desk, common.clock, operator));
-    runtime.block_on(end(&mut desk, common.clock));
-    drop(desk);
+    let result = runtime.block_on(run(&mut control, common.clock, operator));
+    runtime.block_on(end(&mut control, common.clock));
+    drop(control);
     // A thread that waits for a store is not waited for.
     runtime.shutdown_background();
     match Arc::into_inner(server) {
@@ -374,7 +374,7 @@ fn ignore_file_size_signal() {
 /// What the control thread's tasks share.
 struct Server {
     config: Config,
-    roster: Mutex<Arc<Roster>>,
+    tenants: Mutex<Arc<TenantList>>,
     counts: Vec<Arc<AtomicUsize>>,
     budget: Arc<Budget>,
     shards: Shards<AnyDevice, NbdFront>,
@@ -385,12 +385,12 @@ struct Server {
 }
 
 impl Server {
-    fn roster(&self) -> Arc<Roster> {
-        self.roster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn tenants(&self) -> Arc<TenantList> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set_roster(&self, roster: Roster) {
-        *self.roster.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(roster);
+    fn set_roster(&self, tenants: TenantList) {
+        *self.tenants.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(tenants);
     }
 
     fn handshake(&self) -> Arc<HandshakeOptions> {
@@ -440,19 +440,19 @@ impl Signals {
 /// Listens, ticks, reports and does what it is asked until a signal comes or nothing is left to
 /// wait for.
 async fn run(
-    desk: &mut Desk<'_>,
+    control: &mut ControlThread<'_>,
     clock: Clock,
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     let mut signals = Signals::new().map_err(system("cannot handle signals"))?;
     let (over, mut is_over) = mpsc::channel(1);
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
-    let places = desk.open(&over, &asks)?;
-    operator.ready(desk, &places);
+    let places = control.open(&over, &asks)?;
+    operator.ready(control, &places);
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     seconds.tick().await;
-    while !desk.is_over() {
-        let deadline_ns = desk.deadline_ns();
+    while !control.is_over() {
+        let deadline_ns = control.deadline_ns();
         let tick = async {
             match deadline_ns {
                 Some(time_ns) => {
@@ -466,31 +466,31 @@ async fn run(
         };
         let Signals { terminate, interrupt, hangup } = &mut signals;
         tokio::select! {
-            () = tick => desk.tick(clock.now_ns()),
+            () = tick => control.tick(clock.now_ns()),
             _ = seconds.tick() => {
-                operator.second(desk);
-                desk.device.inspect();
-                desk.close_unclaimed();
-                desk.server.tell_failures();
-                desk.server.end_expired();
-                desk.server.tell_all(|| NbdMessage::Second);
+                operator.second(control);
+                control.device.inspect();
+                control.close_unclaimed();
+                control.server.tell_failures();
+                control.server.end_expired();
+                control.server.tell_all(|| NbdMessage::Second);
             }
             Some(ask) = asked.recv() => match ask {
                 // The asker may have gone away meanwhile.
-                Ask::Call(line, reply) => drop(reply.send(operator.call(desk, &line))),
-                Ask::Http(request, reply) => drop(reply.send(operator.http(desk, &request))),
+                Ask::Call(line, reply) => drop(reply.send(operator.call(control, &line))),
+                Ask::Http(request, reply) => drop(reply.send(operator.http(control, &request))),
             },
-            _ = hangup.recv() => operator.reload(desk),
-            () = tokio::time::sleep(DRAIN_PERIOD), if desk.drain == Drain::Waiting => {}
-            () = tokio::time::sleep(PREPARE_PERIOD), if desk.has_chores() => desk.do_chores(),
-            () = tokio::time::sleep(CHANGE_PERIOD), if desk.leaving.is_some() => desk.tick(clock.now_ns()),
+            _ = hangup.recv() => operator.reload(control),
+            () = tokio::time::sleep(DRAIN_PERIOD), if control.drain == Drain::Waiting => {}
+            () = tokio::time::sleep(PREPARE_PERIOD), if control.has_chores() => control.do_chores(),
+            () = tokio::time::sleep(CHANGE_PERIOD), if control.leaving.is_some() => control.tick(clock.now_ns()),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             Some(()) = is_over.recv() => break,
         }
     }
-    desk.server.tell_failures();
-    desk.drain(true);
+    control.server.tell_failures();
+    control.drain(true);
     operator.stopping();
     // A second signal must not find us waiting for clients.
     tokio::spawn(async move {
@@ -504,8 +504,8 @@ async fn run(
 }
 
 /// Tells the shards to end, and cuts off clients that do not let them.
-async fn end(desk: &mut Desk<'_>, clock: Clock) {
-    let server = desk.server.clone();
+async fn end(control: &mut ControlThread<'_>, clock: Clock) {
+    let server = control.server.clone();
     for shard in 0..server.shards.count() {
         server.shards.send(shard, Message::Stop);
     }
@@ -517,7 +517,7 @@ async fn end(desk: &mut Desk<'_>, clock: Clock) {
             break;
         }
         // What is in flight may wait for its policy's time.
-        desk.tick(clock.now_ns());
+        control.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let deadline = Instant::now() + GRACE;
@@ -530,7 +530,7 @@ async fn end(desk: &mut Desk<'_>, clock: Clock) {
             );
             std::process::exit(1);
         }
-        desk.tick(clock.now_ns());
+        control.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -10,7 +10,7 @@ use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
 use crate::server::AdminError;
 use crate::server::closing::Closing;
-use crate::server::desk::Desk;
+use crate::server::control_thread::ControlThread;
 
 /// How long the control thread waits for a file.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -32,9 +32,9 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    fn start(desk: &Desk<'_>, spec: &FileSpec) -> Result<Opening, DeviceError> {
+    fn start(control: &ControlThread<'_>, spec: &FileSpec) -> Result<Opening, DeviceError> {
         let (sender, thread) = channel();
-        let (device, wanted) = (desk.device.clone(), spec.clone());
+        let (device, wanted) = (control.device.clone(), spec.clone());
         let open = move || drop(sender.send(device.add_file(&wanted)));
         std::thread::Builder::new()
             .name("fairq-open".into())
@@ -60,7 +60,7 @@ impl Opening {
     }
 }
 
-impl Desk<'_> {
+impl ControlThread<'_> {
     /// Begins to open a file, or waits a moment for one that is being opened; its place among the
     /// openings once that is over.
     pub(super) fn prepared(&mut self, spec: &FileSpec) -> Result<usize, AdminError> {

@@ -40,11 +40,11 @@ impl Server {
     pub(super) fn place(&self, member: &Member) -> Result<(usize, Place), &'static str> {
         let load = |shard: usize| self.counts[shard].load(Ordering::Relaxed);
         let places = self.config.connections * self.counts.len();
-        let roster = self.roster();
+        let tenants = self.tenants();
         let of = |member: &Member| member.connections.load(Ordering::Relaxed);
-        let others = roster.members().iter().filter(|other| other.flow != member.flow);
+        let others = tenants.members().iter().filter(|other| other.flow != member.flow);
         let without = others.filter(|other| of(other) == 0).count();
-        let usual = if roster.members().len() > 1 { places.div_ceil(2) } else { places };
+        let usual = if tenants.members().len() > 1 { places.div_ceil(2) } else { places };
         let most = member.tenant.connections.map_or(usual, |most| most as usize);
         let all = (0..self.counts.len()).map(load).sum();
         if let Some(reason) = refusal(of(member), most, all, places, without) {

@@ -1,7 +1,7 @@
 //! Tenants come, go and change while the server runs.
 //!
-//! A tenant is a flow of the policy's, a member of the roster, and, where its range was another's,
-//! a range to be zeroed first.
+//! A tenant is a flow of the policy's, a member of the list of tenants, and, where its range was
+//! another's, a range to be zeroed first.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use crate::device::any::AnyDevice;
 use crate::nbd::serve::conn::Volume;
 use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::serve::wipe::{Wipe, Wiping};
-use crate::server::desk::Desk;
+use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    AdminError, GRACE, Member, PREPARE_PAUSE, PREPARE_PERIOD, Roster, Server, ServerError, Tenant,
+    AdminError, GRACE, Member, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError, Tenant,
+    TenantList,
 };
 use crate::shard::Message;
 
@@ -41,12 +42,12 @@ fn overlap(a: &Tenant, b: &Tenant) -> bool {
     a.file == b.file && a.base < b.base + b.size && b.base < a.base + a.size
 }
 
-impl Desk<'_> {
+impl ControlThread<'_> {
     /// See [`crate::server::Admin::add`].
     pub(super) fn add_tenant(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError> {
-        let roster = self.server.roster();
+        let tenants = self.server.tenants();
         let name = tenant.name.clone();
-        if roster.find(&name).is_some() {
+        if tenants.find(&name).is_some() {
             return Err(AdminError::TenantExists(name));
         }
         let store = self.device.store_of(tenant.file);
@@ -57,7 +58,7 @@ impl Desk<'_> {
         self.schedulers.hurry();
         self.note(flow);
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
-        let mut members = roster.members().to_vec();
+        let mut members = tenants.members().to_vec();
         // A range or a file has a new owner only when nothing of the old one can arrive there.
         if self.has_leftovers(&tenant) {
             self.forget_leftovers();
@@ -67,13 +68,13 @@ impl Desk<'_> {
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
         let waits = preparing.is_some();
         members.push(Member { tenant, flow, store, preparing, connections: Arc::default() });
-        let roster =
-            Roster::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
+        let tenants =
+            TenantList::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
         for shard in 0..self.server.shards.count() {
             self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
         }
-        self.server.set_roster(roster);
+        self.server.set_roster(tenants);
         self.waiting.extend(waits.then_some(flow));
         // Its answer tells for whom it waits, if it does.
         self.prepare();
@@ -82,11 +83,11 @@ impl Desk<'_> {
 
     /// See [`crate::server::Admin::remove`].
     pub(super) fn remove_tenant(&mut self, name: &str) -> Result<(), AdminError> {
-        let roster = self.server.roster();
+        let tenants = self.server.tenants();
         let Member { flow, tenant, .. } =
-            roster.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.clone();
-        let rest = roster.members().iter().filter(|member| member.flow != flow).cloned().collect();
-        self.server.set_roster(Roster::new(rest, self.preferred)?);
+            tenants.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.clone();
+        let rest = tenants.members().iter().filter(|member| member.flow != flow).cloned().collect();
+        self.server.set_roster(TenantList::new(rest, self.preferred)?);
         let shards = self.server.shards.count();
         let tell = move |server: &Server, cut_off| {
             for shard in 0..shards {
@@ -115,14 +116,14 @@ impl Desk<'_> {
         name: &str,
         weight: Weight,
     ) -> Result<(), AdminError> {
-        let roster = self.server.roster();
-        let mut members = roster.members().to_vec();
+        let tenants = self.server.tenants();
+        let mut members = tenants.members().to_vec();
         let member = members.iter_mut().find(|member| member.tenant.name == name);
         let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         let refused = |error| AdminError::Flow { name: name.into(), error };
         self.schedulers.set_weight(member.flow, weight).map_err(refused)?;
         member.tenant.weight = weight;
-        self.server.set_roster(Roster::new(members, self.preferred)?);
+        self.server.set_roster(TenantList::new(members, self.preferred)?);
         Ok(())
     }
 
@@ -132,35 +133,35 @@ impl Desk<'_> {
         name: &str,
         target: Option<Target>,
     ) -> Result<(), AdminError> {
-        let roster = self.server.roster();
-        let mut members = roster.members().to_vec();
+        let tenants = self.server.tenants();
+        let mut members = tenants.members().to_vec();
         let member = members.iter_mut().find(|member| member.tenant.name == name);
         let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         let refused = |error| AdminError::Flow { name: name.into(), error };
         self.schedulers.set_target(member.flow, target).map_err(refused)?;
         member.tenant.target = target;
-        self.server.set_roster(Roster::new(members, self.preferred)?);
+        self.server.set_roster(TenantList::new(members, self.preferred)?);
         Ok(())
     }
 
     /// See [`crate::server::Admin::set_caps`].
     pub(super) fn set_tenant_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {
-        let roster = self.server.roster();
-        let mut members = roster.members().to_vec();
+        let tenants = self.server.tenants();
+        let mut members = tenants.members().to_vec();
         let member = members.iter_mut().find(|member| member.tenant.name == name);
         let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         let refused = |error| AdminError::Flow { name: name.into(), error };
         self.schedulers.set_caps(member.flow, caps).map_err(refused)?;
         member.tenant.caps = *caps;
-        self.server.set_roster(Roster::new(members, self.preferred)?);
+        self.server.set_roster(TenantList::new(members, self.preferred)?);
         Ok(())
     }
 
     /// What caps have done, of the tenants that have some or are in a group that may.
     pub(super) fn caps(&self) -> HashMap<u16, CapStats> {
-        let roster = self.server.roster();
+        let tenants = self.server.tenants();
         let in_groups = self.schedulers.has_capped_groups();
-        let members = roster.members().iter().filter(|member| {
+        let members = tenants.members().iter().filter(|member| {
             !member.tenant.caps.is_empty() || (in_groups && member.tenant.group.is_some())
         });
         members
@@ -170,8 +171,8 @@ impl Desk<'_> {
 
     /// How the tenants that have a target do.
     pub(super) fn targets(&self) -> Vec<(u16, TargetStats)> {
-        let roster = self.server.roster();
-        let members = roster.members().iter().filter(|member| member.tenant.target.is_some());
+        let tenants = self.server.tenants();
+        let members = tenants.members().iter().filter(|member| member.tenant.target.is_some());
         members
             .filter_map(|member| Some((member.number(), self.schedulers.target(member.flow)?)))
             .collect()
@@ -207,7 +208,7 @@ impl Desk<'_> {
 
     /// Whether a tenant's range is being prepared.
     fn is_preparing(&self) -> bool {
-        self.server.roster().members().iter().any(|member| {
+        self.server.tenants().members().iter().any(|member| {
             member
                 .preparing
                 .as_ref()
@@ -220,8 +221,8 @@ impl Desk<'_> {
         if !self.waiting.is_empty() {
             self.begin_wipes();
         }
-        let roster = self.server.roster();
-        let mut members = roster.members().to_vec();
+        let tenants = self.server.tenants();
+        let mut members = tenants.members().to_vec();
         let mut is_changed = false;
         for member in &mut members {
             if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
@@ -234,8 +235,8 @@ impl Desk<'_> {
             }
         }
         if is_changed {
-            match Roster::new(members, self.preferred) {
-                Ok(roster) => self.server.set_roster(roster),
+            match TenantList::new(members, self.preferred) {
+                Ok(tenants) => self.server.set_roster(tenants),
                 Err(error) => tracing::error!(%error, "cannot open a tenant's export"),
             }
         }
@@ -266,11 +267,11 @@ impl Desk<'_> {
     /// What was submitted for a tenant that has been removed is still carried out: a range is
     /// zeroed, or opened as it is, after that.
     fn begin_wipes(&mut self) {
-        let roster = self.server.roster();
+        let tenants = self.server.tenants();
         let (server, leftovers) = (&self.server, &self.leftovers);
         self.waiting.retain(|flow| {
             let Some(Member { tenant, preparing: Some(wiping), .. }) =
-                roster.members().iter().find(|member| member.flow == *flow)
+                tenants.members().iter().find(|member| member.flow == *flow)
             else {
                 return false;
             };

@@ -9,7 +9,7 @@
 //! another one runs and may wake it, it first looks for that for a while (see `patience`).
 //!
 //! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change
-//! it leaves the loop and enters another one ([`Regime`]), with everything but the port:
+//! it leaves the loop and enters another one ([`PolicyLoop`]), with everything but the port:
 //! connections, ring, device queue, statistics. Between the two it takes nothing in, dispatches all
 //! that is staged and waits for what is in flight (`Shard::drain`), for 3 s at most: then the
 //! device has all of it, and no port hears how it ends. A port may need the others to
@@ -122,22 +122,22 @@ pub enum Message<D: Device, F: Front> {
 /// The policy that a shard is to go on with, and when.
 pub struct Change<D: Device, F: Front> {
     /// Its port, and the loop compiled for it.
-    pub next: Box<dyn Regime<D, F>>,
+    pub next: Box<dyn PolicyLoop<D, F>>,
     /// With the other shards, when nobody holds a request any more.
     pub meeting: Arc<Meeting>,
 }
 
 /// A policy's port, and the loop that is compiled for it.
-pub trait Regime<D: Device, F: Front>: Send {
+pub trait PolicyLoop<D: Device, F: Front>: Send {
     /// Runs a shard under it until the shard has to end (`None`) or to change.
-    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Succession<D, F>>;
+    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Handover<D, F>>;
 }
 
 /// A shard between two policies, and the next.
-pub type Succession<D, F> = (Shard<(), D, F>, Box<dyn Regime<D, F>>);
+pub type Handover<D, F> = (Shard<(), D, F>, Box<dyn PolicyLoop<D, F>>);
 
-impl<P: Port + 'static, D: Device, F: Front> Regime<D, F> for P {
-    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Succession<D, F>> {
+impl<P: Port + 'static, D: Device, F: Front> PolicyLoop<D, F> for P {
+    fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Handover<D, F>> {
         shard.under(*self).serve()
     }
 }
@@ -195,7 +195,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
 
     /// Runs under this policy and those that follow it, until told to stop and everything in flight
     /// is done.
-    pub fn run(self, first: Box<dyn Regime<D, F>>) {
+    pub fn run(self, first: Box<dyn PolicyLoop<D, F>>) {
         let mut now = Some((self, first));
         while let Some((shard, regime)) = now {
             now = regime.run(shard);
@@ -258,7 +258,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
 
 impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     /// Serves until told to change the policy, or to stop and everything in flight is done.
-    fn serve(mut self) -> Option<Succession<D, F>> {
+    fn serve(mut self) -> Option<Handover<D, F>> {
         self.front.resume();
         loop {
             self.take_events();
@@ -281,7 +281,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     /// Takes nothing in until no shard's port holds a request; gives what goes on. Requests on a
     /// store that does not answer are not waited for.
     #[cold]
-    fn drain(mut self, Change { next, meeting }: Change<D, F>) -> Succession<D, F> {
+    fn drain(mut self, Change { next, meeting }: Change<D, F>) -> Handover<D, F> {
         let (mut arrived, mut has_let_go) = (false, false);
         self.let_go_ns = Some(self.clock.now_ns().saturating_add(DRAIN_NS));
         loop {

@@ -14,7 +14,7 @@ use crate::io::wakers::Wakers;
 use crate::observe::record::Recording;
 use crate::observe::stats::{Ledger, Totals};
 use crate::shard::shared::Common;
-use crate::shard::{Change, Front, Meeting, Message, Regime, Shard};
+use crate::shard::{Change, Front, Meeting, Message, PolicyLoop, Shard};
 
 /// The running shards.
 pub struct Shards<D: Device, F: Front> {
@@ -26,11 +26,11 @@ pub struct Shards<D: Device, F: Front> {
 }
 
 /// The ports of a policy, for shards to run under.
-pub type Regimes<D, F> = Vec<Box<dyn Regime<D, F>>>;
+pub type PolicyLoops<D, F> = Vec<Box<dyn PolicyLoop<D, F>>>;
 
 /// Ports as shards take them.
-pub fn regimes<P: Port + 'static, D: Device, F: Front>(ports: Vec<P>) -> Regimes<D, F> {
-    ports.into_iter().map(|port| Box::new(port) as Box<dyn Regime<D, F>>).collect()
+pub fn policy_loops<P: Port + 'static, D: Device, F: Front>(ports: Vec<P>) -> PolicyLoops<D, F> {
+    ports.into_iter().map(|port| Box::new(port) as Box<dyn PolicyLoop<D, F>>).collect()
 }
 
 impl<D: Device, F: Front + Send> Shards<D, F> {
@@ -38,7 +38,7 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
     /// there is none), with the front end that `front` makes for it. All are open when this
     /// returns.
     pub fn start(
-        ports: Regimes<D, F>,
+        ports: PolicyLoops<D, F>,
         common: &Common<D>,
         cpus: &[usize],
         front: impl FnMut(usize) -> io::Result<F>,
@@ -110,7 +110,7 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
     /// Makes the shards finish what they have under their policy and go on under that of these
     /// ports, one for each of them. Requests wait meanwhile. The thread that ticks the old policy
     /// does so until the meeting is over.
-    pub fn change(&self, ports: Regimes<D, F>) -> Arc<Meeting> {
+    pub fn change(&self, ports: PolicyLoops<D, F>) -> Arc<Meeting> {
         assert_eq!(ports.len(), self.count(), "a policy has a port for each shard");
         let meeting = Arc::new(Meeting::new(self.count()));
         for (shard, next) in ports.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 use fairq_config::caps::listed;
 use fairq_config::group::KEYS;
 use fairq_core::{CapStats, ReservationState, ReservedStats, ShareStats, TargetState, TargetStats};
-use fairq_host::server::{GroupStatus, Member, Roster, Status};
+use fairq_host::server::{GroupStatus, Member, Status, TenantList};
 
 use super::{MOST_TENANTS, Text};
 
@@ -15,8 +15,8 @@ struct Kind {
 }
 
 /// Caps, of the tenants and of the groups that have some.
-pub(super) fn caps(text: &mut Text, now: &Status, roster: &Roster) {
-    let members = roster.members().iter().take(MOST_TENANTS);
+pub(super) fn caps(text: &mut Text, now: &Status, tenants: &TenantList) {
+    let members = tenants.members().iter().take(MOST_TENANTS);
     let tenants: Vec<(&str, &CapStats)> =
         members.filter_map(|member| Some((&*member.tenant.name, now.caps_of(member)?))).collect();
     caps_of(text, Kind { label: "tenant", whose: "the tenant" }, &tenants);
@@ -71,7 +71,7 @@ fn caps_of(text: &mut Text, kind: Kind, all: &[(&str, &CapStats)]) {
 }
 
 /// Groups, and the reservations of the tenants that have something kept for them.
-pub(super) fn groups(text: &mut Text, now: &Status, roster: &Roster) {
+pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList) {
     type Value = fn(&GroupStatus) -> f64;
     let families: [(&str, &str, Value); 2] = [
         (
@@ -96,7 +96,7 @@ pub(super) fn groups(text: &mut Text, now: &Status, roster: &Roster) {
         Some((member, stats))
     };
     let members: Vec<(&Member, &ShareStats)> =
-        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
+        tenants.members().iter().take(MOST_TENANTS).filter_map(of).collect();
     if members.is_empty() {
         return;
     }
@@ -147,7 +147,7 @@ pub(super) fn groups(text: &mut Text, now: &Status, roster: &Roster) {
 }
 
 /// Latency targets, of the tenants that have one.
-pub(super) fn targets(text: &mut Text, now: &Status, roster: &Roster) {
+pub(super) fn targets(text: &mut Text, now: &Status, tenants: &TenantList) {
     type Value = fn(&TargetStats) -> f64;
     let families: [(&str, &str, Value); 5] = [
         (
@@ -180,7 +180,7 @@ pub(super) fn targets(text: &mut Text, now: &Status, roster: &Roster) {
     ];
     let of = |member| Some((member, now.target_of(member)?));
     let members: Vec<(&Member, &TargetStats)> =
-        roster.members().iter().take(MOST_TENANTS).filter_map(of).collect();
+        tenants.members().iter().take(MOST_TENANTS).filter_map(of).collect();
     for (name, help, value) in families.iter().filter(|_| !members.is_empty()) {
         text.family(name, "gauge", help);
         for (member, stats) in &members {

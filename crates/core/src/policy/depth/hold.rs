@@ -1,5 +1,5 @@
-//! What is known while D holds: what was counted at D, at a step less and at twice as much, and what
-//! that says of D.
+//! What is known while D holds: what was counted at D, at a step less and at twice as much, and
+//! what that says of D.
 
 use super::rate::{ENOUGH, FAR, KEPT, KEPT_OF_ALL, Rate, WHOLE};
 

@@ -30,10 +30,10 @@
 //!
 //! **All the demand** is the most requests that ports have had lately. A D that is no less holds
 //! nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
-//! than [`KEPT_OF_ALL`](super::rate::KEPT_OF_ALL) of its rate, and half is tried again now and then.
-//! A rate with all the demand on the device says nothing of a D above that, so D stays where it
-//! was, up to twice the demand or [`FIRST`]: the next load may ask for more. As soon as it does, the
-//! search begins.
+//! than [`KEPT_OF_ALL`](super::rate::KEPT_OF_ALL) of its rate, and half is tried again now and
+//! then. A rate with all the demand on the device says nothing of a D above that, so D stays where
+//! it was, up to twice the demand or [`FIRST`]: the next load may ask for more. As soon as it does,
+//! the search begins.
 //!
 //! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on
 //! below it: if less than the bound is enough for what the device does there, D is that. A D that

@@ -1,7 +1,7 @@
 //! One NBD connection in its transmission phase, as a shard serves it.
 //!
 //! ```text
-//!   socket ─ recv ─▶ inbuf ─ parse ─▶ Op (request) ─ chunks ─▶ orders ─▶ data path
+//!   socket ─ recv ─▶ inbuf ─ parse ─▶ LiveRequest ─ chunks ─▶ orders ─▶ data path
 //!   socket ◀─ send ─ outbox ◀─ ready ◀─ all chunks finished ◀─────────────────┘
 //! ```
 //!
@@ -30,9 +30,9 @@ use crate::device::Device;
 use crate::io::memory::Region;
 use crate::io::ring::{Asker, Ring, UserData};
 use crate::nbd::serve::front::Connect;
-use crate::nbd::serve::op::{CHUNK, CHUNKS, Op, Reply};
-use crate::nbd::serve::pace::{PATIENCE, Pace};
-use crate::nbd::serve::survey::{Answer, Question, SurveyDesk};
+use crate::nbd::serve::live_request::{CHUNK, CHUNKS, LiveRequest, Reply};
+use crate::nbd::serve::pacing::{PATIENCE, Pacing};
+use crate::nbd::serve::survey::{Answer, Question, SurveyClient};
 use crate::nbd::serve::transport::{Incoming, Outbox};
 use crate::nbd::wire::proto::{
     Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate,
@@ -130,7 +130,7 @@ pub struct Conn {
     intake: Intake,
     /// The last request had a large payload.
     is_bulky: bool,
-    ops: Box<[Op]>,
+    ops: Box<[LiveRequest]>,
     free: Vec<u16>,
     /// Ops with orders that are yet to be submitted.
     to_submit: VecDeque<u16>,
@@ -140,7 +140,7 @@ pub struct Conn {
     /// Ops whose reply is ready.
     ready: VecDeque<u16>,
     outbox: Outbox,
-    pace: Pace,
+    pacing: Pacing,
     state: State,
     farewell: Farewell,
     /// The peer reads nothing: answers are dropped.
@@ -192,14 +192,14 @@ impl Conn {
             incoming: Incoming::new(tls),
             intake: Intake::Header,
             is_bulky: false,
-            ops: (0..limits.depth).map(|_| Op::idle()).collect(),
+            ops: (0..limits.depth).map(|_| LiveRequest::idle()).collect(),
             free: (0..limits.depth).rev().collect(),
             to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
             to_ask: VecDeque::new(),
             is_asking: false,
             ready: VecDeque::with_capacity(usize::from(limits.depth)),
             outbox: Outbox::default(),
-            pace: Pace::default(),
+            pacing: Pacing::default(),
             state: State::Open,
             farewell: Farewell::None,
             is_unread: false,
@@ -217,16 +217,16 @@ impl Conn {
         now_ns: u64,
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
-        desk: &mut SurveyDesk,
+        survey: &mut SurveyClient,
     ) {
         if self.state == State::Dead {
-            return self.bury();
+            return self.discard();
         }
         while self.state == State::Open && self.take_in() {
             self.submit(now_ns, ring, path);
         }
         self.submit(now_ns, ring, path);
-        self.ask(desk);
+        self.ask(survey);
         self.receive(ring);
     }
 
@@ -289,7 +289,7 @@ impl Conn {
             return false;
         };
         let op = &mut self.ops[usize::from(index)];
-        *op = Op { request, ..Op::idle() };
+        *op = LiveRequest { request, ..LiveRequest::idle() };
         if op.has_data() {
             op.buffer = self.region.allocate(request.length as u32);
             if op.buffer.is_none() {
@@ -346,7 +346,8 @@ impl Conn {
         if skip == 0
             && let Some(index) = self.free.pop()
         {
-            self.ops[usize::from(index)] = Op { request, refusal: Some(error), ..Op::idle() };
+            self.ops[usize::from(index)] =
+                LiveRequest { request, refusal: Some(error), ..LiveRequest::idle() };
             self.enqueue(index);
             return true;
         }
@@ -355,7 +356,7 @@ impl Conn {
     }
 
     /// Puts the next question of what a range holds, if the last has been answered.
-    fn ask(&mut self, desk: &mut SurveyDesk) {
+    fn ask(&mut self, survey: &mut SurveyClient) {
         if self.is_asking || self.state == State::Dead {
             return;
         }
@@ -365,7 +366,7 @@ impl Conn {
         self.is_asking = true;
         let most = if op.request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { MAX_EXTENTS };
         let (file, offset) = (self.volume.file, self.volume.base + op.request.offset);
-        desk.ask(Question {
+        survey.ask(Question {
             conn: self.index,
             op: index,
             file,
@@ -521,11 +522,11 @@ impl Conn {
                 unsafe { op.add_reply(&mut self.outbox) };
                 self.outbox.sending.push(index);
             }
-            self.pace.replying(self.outbox.sending.len(), self.outbox.bytes());
+            self.pacing.replying(self.outbox.sending.len(), self.outbox.bytes());
             self.send(ring);
         }
         if self.state == State::Dead {
-            self.bury();
+            self.discard();
         }
         let waits = matches!(self.intake, Intake::Stalled(_) | Intake::Refused { .. });
         self.state == State::Open && waits && self.free.len() > free
@@ -598,7 +599,7 @@ impl Conn {
         // this operation clears. The message is boxed and changed by the next receive only, and the
         // time is a static.
         unsafe {
-            if self.pace.can_pause() && self.incoming.direct == 0 {
+            if self.pacing.can_pause() && self.incoming.direct == 0 {
                 let writable = opcode::PollAdd::new(fd, libc::POLLOUT as u32).build();
                 let patience = opcode::LinkTimeout::new(&PATIENCE).build();
                 ring.push_chain([
@@ -639,7 +640,7 @@ impl Conn {
                 }
             }
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
-            errno if errno == -libc::ECANCELED => self.pace.gave_up(),
+            errno if errno == -libc::ECANCELED => self.pacing.gave_up(),
             errno if errno < 0 => self.hang_up(),
             count => {
                 let payload = self.incoming.direct.min(count as usize);

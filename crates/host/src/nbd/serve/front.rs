@@ -11,7 +11,7 @@ use crate::io::budget::Budget;
 use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
 use crate::nbd::serve::conn::{self, Conn, Limits, Volume};
-use crate::nbd::serve::survey::SurveyDesk;
+use crate::nbd::serve::survey::SurveyClient;
 use crate::nbd::serve::wipe::{Wipe, is_wipe};
 use crate::nbd::session::place::Place;
 use crate::nbd::session::revoked::{CertificateId, Revoked};
@@ -85,7 +85,7 @@ pub struct NbdFront {
     /// Ranges that are being zeroed.
     wipes: Vec<Wipe>,
     /// Where connections ask what their ranges hold.
-    desk: SurveyDesk,
+    survey: SurveyClient,
     /// Connections to which something has happened since they were last flushed.
     active: Vec<u32>,
     is_active: Vec<bool>,
@@ -101,13 +101,18 @@ pub struct NbdFront {
 
 impl NbdFront {
     /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them
-    /// over shards; `desk` is the shard's.
-    pub fn new(most: usize, limits: Limits, count: Arc<AtomicUsize>, desk: SurveyDesk) -> NbdFront {
+    /// over shards; `survey` is the shard's.
+    pub fn new(
+        most: usize,
+        limits: Limits,
+        count: Arc<AtomicUsize>,
+        survey: SurveyClient,
+    ) -> NbdFront {
         NbdFront {
             conns: (0..most).map(|_| None).collect(),
             passes: (0..most).map(|_| Pass::default()).collect(),
             wipes: Vec::new(),
-            desk,
+            survey,
             active: Vec::with_capacity(most),
             is_active: vec![false; most],
             first: 0,
@@ -264,7 +269,7 @@ impl Front for NbdFront {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
-        while let Some(answer) = self.desk.answer() {
+        while let Some(answer) = self.survey.answer() {
             if let Some(conn) = self.touch(answer.conn as usize) {
                 conn.surveyed(answer);
             }
@@ -274,7 +279,7 @@ impl Front for NbdFront {
         let mut cancels = false;
         for &index in sooner.iter().chain(later) {
             if let Some(conn) = &mut self.conns[index as usize] {
-                conn.arrivals(now_ns, ring, path, &mut self.desk);
+                conn.arrivals(now_ns, ring, path, &mut self.survey);
                 cancels |= conn.begin_cancel();
             }
         }

@@ -2,8 +2,8 @@
 
 pub mod conn;
 pub mod front;
-mod op;
-pub(crate) mod pace;
+mod live_request;
+pub(crate) mod pacing;
 pub mod survey;
 mod transport;
 pub mod wipe;

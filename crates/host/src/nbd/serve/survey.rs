@@ -49,7 +49,7 @@ struct Asked {
     answers: Sender<Answer>,
 }
 
-/// The thread, which ends when there is neither this nor a desk.
+/// The thread, which ends when there is neither this nor a client.
 pub struct Surveyor {
     questions: Sender<Asked>,
     thread: JoinHandle<()>,
@@ -67,12 +67,12 @@ impl Surveyor {
     }
 
     /// Where the shard of this index asks.
-    pub fn desk(&self, shard: usize) -> SurveyDesk {
+    pub fn client(&self, shard: usize) -> SurveyClient {
         let (back, answers) = channel();
-        SurveyDesk { questions: self.questions.clone(), shard, back, answers, open: 0 }
+        SurveyClient { questions: self.questions.clone(), shard, back, answers, open: 0 }
     }
 
-    /// Waits until it has ended, when all desks are gone.
+    /// Waits until it has ended, when all clients are gone.
     pub fn end(self) {
         drop(self.questions);
         self.thread.join().expect("it only asks the device");
@@ -126,7 +126,7 @@ impl Asked {
 }
 
 /// A shard's side of it.
-pub struct SurveyDesk {
+pub struct SurveyClient {
     questions: Sender<Asked>,
     shard: usize,
     back: Sender<Answer>,
@@ -135,11 +135,11 @@ pub struct SurveyDesk {
     open: usize,
 }
 
-impl SurveyDesk {
+impl SurveyClient {
     /// Puts a question.
     pub(super) fn ask(&mut self, question: Question) {
         let asked = Asked { question, shard: self.shard, answers: self.back.clone() };
-        self.questions.send(asked).expect("it listens as long as there is a desk");
+        self.questions.send(asked).expect("it listens as long as there is a client");
         self.open += 1;
     }
 

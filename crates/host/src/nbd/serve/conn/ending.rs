@@ -144,7 +144,7 @@ impl Conn {
     }
 
     /// Frees what a dead connection has ready, and what it has not submitted: nothing waits for it.
-    pub(super) fn bury(&mut self) {
+    pub(super) fn discard(&mut self) {
         while let Some(index) = self.to_submit.pop_front() {
             let op = &mut self.ops[usize::from(index)];
             op.queued = false;

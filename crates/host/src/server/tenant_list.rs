@@ -1,8 +1,8 @@
 //! What is being served: the tenants, their flows and their exports, changed while connections come
 //! and go.
 //!
-//! A handshake looks at one [`Roster`] from its beginning to its end; a change makes a new one. A
-//! tenant's number, by which statistics are kept, is its flow's slot: the policy gives that to
+//! A handshake looks at one [`TenantList`] from its beginning to its end; a change makes a new one.
+//! A tenant's number, by which statistics are kept, is its flow's slot: the policy gives that to
 //! another flow only when no shard holds a request of the old one, so nothing of the old tenant can
 //! be counted for the new one.
 
@@ -41,16 +41,16 @@ impl Member {
 
 /// The tenants at one time; the first is the export that clients get who name none.
 #[derive(Clone, Debug)]
-pub struct Roster {
+pub struct TenantList {
     members: Vec<Member>,
     exports: Exports,
     /// The member of each export.
     open: Vec<usize>,
 }
 
-impl Roster {
+impl TenantList {
     /// These tenants, on a device that prefers transfers of `preferred` bytes.
-    pub(super) fn new(members: Vec<Member>, preferred: u32) -> Result<Roster, ExportsError> {
+    pub(super) fn new(members: Vec<Member>, preferred: u32) -> Result<TenantList, ExportsError> {
         let export = |Member { tenant, .. }: &Member| Export {
             description: tenant.description.clone(),
             read_only: tenant.read_only,
@@ -64,7 +64,7 @@ impl Roster {
         let list: Vec<Export> = open.iter().map(|&member| export(&members[member])).collect();
         let default = if list.is_empty() { None } else { Some(0) };
         let exports = Exports::new(list, default)?;
-        Ok(Roster { members, exports, open })
+        Ok(TenantList { members, exports, open })
     }
 
     /// The tenants, in the order in which they came.

@@ -4,7 +4,7 @@
 //! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no
 //! shard holds a request of the old one any more. Until then both are ticked, and what is changed
 //! meanwhile is changed in the new one: no request is admitted to the old one. Flows keep
-//! their names, so that connections, statistics and the roster need not hear of it.
+//! their names, so that connections, statistics and the list of tenants need not hear of it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,8 +25,8 @@ use crate::server::closing::Closing;
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Group, Listen, Roster, STUCK_AFTER, Server, Status,
-    StoreStatus, Tenant,
+    Admin, AdminError, BuiltPolicy, Group, Listen, STUCK_AFTER, Server, Status, StoreStatus,
+    Tenant, TenantList,
 };
 use crate::shard::Meeting;
 use crate::shard::stores::Names;
@@ -43,7 +43,7 @@ pub(super) enum Drain {
 }
 
 /// What the control thread itself holds: all that can be changed.
-pub(super) struct Desk<'a> {
+pub(super) struct ControlThread<'a> {
     pub(super) server: Arc<Server>,
     pub(super) device: &'a Arc<AnyDevice>,
     /// Files that are being opened.
@@ -99,7 +99,7 @@ pub(super) struct Leaving<'a> {
     since: Instant,
 }
 
-impl Admin for Desk<'_> {
+impl Admin for ControlThread<'_> {
     fn status(&self) -> Status {
         let totals = self.server.shards.stats();
         let stores = self.stores(&totals);
@@ -127,8 +127,8 @@ impl Admin for Desk<'_> {
         }
     }
 
-    fn roster(&self) -> Arc<Roster> {
-        self.server.roster()
+    fn tenants(&self) -> Arc<TenantList> {
+        self.server.tenants()
     }
 
     fn listening(&self) -> Vec<Listen> {
@@ -189,8 +189,8 @@ impl Admin for Desk<'_> {
     }
 
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError> {
-        let roster = self.server.roster();
-        let member = roster.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        let tenants = self.server.tenants();
+        let member = tenants.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         Ok(self.write_back.clear(member.number()))
     }
 
@@ -234,7 +234,7 @@ impl Admin for Desk<'_> {
     }
 }
 
-impl Desk<'_> {
+impl ControlThread<'_> {
     fn exchange_policy(&mut self, built: BuiltPolicy) -> Result<(), AdminError> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
@@ -244,9 +244,9 @@ impl Desk<'_> {
             Schedulers::start(policies, self.names.clone(), self.device, &self.wakers)?;
         let refused = |error| AdminError::Group { name: "(all)".into(), error };
         schedulers.take_groups(&self.schedulers).map_err(refused)?;
-        let roster = self.server.roster();
+        let tenants = self.server.tenants();
         for &flow in &self.flows {
-            let member = roster.members().iter().find(|member| member.flow == flow);
+            let member = tenants.members().iter().find(|member| member.flow == flow);
             let name = || member.map_or("(removed)".into(), |member| member.tenant.name.clone());
             schedulers
                 .add_known(flow, member.map(|member| &member.tenant))

@@ -31,16 +31,16 @@ const MEMORY: u8 = 64;
 
 /// What is known of one client.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(super) struct Pacing {
     /// Above 0 if several replies left together at most so many batches before [`MEMORY`].
     several: u8,
     /// The last batch had data, and not so much that waking for it was worth it anyway.
     is_small: bool,
     /// It once did not read for as long as we were patient.
-    is_hopeless: bool,
+    never_pause: bool,
 }
 
-impl Pace {
+impl Pacing {
     /// A batch of `replies` replies, together `bytes` long, is about to leave.
     pub(super) fn replying(&mut self, replies: usize, bytes: usize) {
         self.several = if replies > 1 { MEMORY } else { self.several.saturating_sub(1) };
@@ -49,12 +49,12 @@ impl Pace {
 
     /// Whether the next receive should begin only when the client has read most of what it got.
     pub(super) fn can_pause(&self) -> bool {
-        self.several > 0 && self.is_small && !self.is_hopeless
+        self.several > 0 && self.is_small && !self.never_pause
     }
 
     /// The pause had to be ended.
     pub(super) fn gave_up(&mut self) {
-        self.is_hopeless = true;
+        self.never_pause = true;
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn only_clients_with_several_small_requests_are_left_alone() {
-        let mut pace = Pace::default();
+        let mut pace = Pacing::default();
         assert!(!pace.can_pause());
         pace.replying(1, 4112);
         assert!(!pace.can_pause(), "one in flight");

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fairq_core::Op as CoreOp;
+use fairq_core::Op;
 
 use crate::device::Device;
 use crate::io::memory::{Buffer, Memory};
@@ -35,7 +35,7 @@ pub(super) enum Reply {
 }
 
 /// A request in flight.
-pub(super) struct Op {
+pub(super) struct LiveRequest {
     pub(super) request: Request,
     /// All data of a read or write.
     pub(super) buffer: Option<Buffer>,
@@ -54,8 +54,8 @@ pub(super) struct Op {
     pub(super) queued: bool,
 }
 
-impl Op {
-    pub(super) fn idle() -> Op {
+impl LiveRequest {
+    pub(super) fn idle() -> LiveRequest {
         let request = Request {
             flags: CommandFlags(0),
             command: Command::Disconnect,
@@ -63,7 +63,7 @@ impl Op {
             offset: 0,
             length: 0,
         };
-        Op {
+        LiveRequest {
             request,
             buffer: None,
             filled: 0,
@@ -156,12 +156,11 @@ impl Op {
         let (core_op, at, length, memory) = match request.command {
             _ if is_void => {
                 self.is_flushed = true;
-                (CoreOp::Flush, 0, 0, Memory::NONE)
+                (Op::Flush, 0, 0, Memory::NONE)
             }
             Command::Read | Command::Write => {
                 let chunk = self.chunk(self.submitted);
-                let core_op =
-                    if request.command == Command::Read { CoreOp::Read } else { CoreOp::Write };
+                let core_op = if request.command == Command::Read { Op::Read } else { Op::Write };
                 let memory =
                     self.buffer.as_ref().map_or(Memory::NONE, |buffer| buffer.memory_of(&chunk));
                 self.submitted += 1;
@@ -169,17 +168,14 @@ impl Op {
             }
             _ if request.command == Command::Flush || !self.has_pieces() => {
                 self.is_flushed = true;
-                (CoreOp::Flush, 0, 0, Memory::NONE)
+                (Op::Flush, 0, 0, Memory::NONE)
             }
             _ => {
-                let core_op = if request.command == Command::Trim {
-                    CoreOp::Discard
-                } else {
-                    CoreOp::WriteZeroes
-                };
+                let core_op =
+                    if request.command == Command::Trim { Op::Discard } else { Op::WriteZeroes };
                 let no_hole = request.flags.contains(CommandFlags::NO_HOLE);
                 let is_written =
-                    core_op == CoreOp::WriteZeroes && !device.zeroes_by_map(volume.file, no_hole);
+                    core_op == Op::WriteZeroes && !device.zeroes_by_map(volume.file, no_hole);
                 let longest = if is_written { u64::from(CHUNK) } else { DATALESS_CHUNK };
                 let at = self.submitted;
                 // It ends at a multiple of that in the file: no block is cut.
@@ -197,7 +193,7 @@ impl Op {
             file: volume.file,
             offset,
             length,
-            fua: request.fua() && core_op == CoreOp::Write,
+            fua: request.fua() && core_op == Op::Write,
             no_hole: request.flags.contains(CommandFlags::NO_HOLE),
             fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
             memory,
@@ -233,13 +229,13 @@ mod tests {
     use crate::device::null::NullDevice;
 
     /// What is submitted for a request, as the device gets it.
-    fn orders(command: Command, flags: CommandFlags, length: u64) -> Vec<(CoreOp, u32, bool)> {
+    fn orders(command: Command, flags: CommandFlags, length: u64) -> Vec<(Op, u32, bool)> {
         use fairq_core::{Native, Policy, Weight, none::NonePolicy};
         let (policy, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let volume = Volume { tenant: 0, flow, file: 0, base: 0 };
         let request = Request { flags, command, cookie: 0, offset: 0, length };
-        let mut op = Op { request, ..Op::idle() };
+        let mut op = LiveRequest { request, ..LiveRequest::idle() };
         let (device, mut orders) = (NullDevice::new(1 << 30), Vec::new());
         while op.is_submittable() {
             let order = op.next_order(&volume, &device, 0);
@@ -253,9 +249,8 @@ mod tests {
     /// Discards and zeroes go by pieces; those that are to be durable end with one flush.
     #[test]
     fn durable_discards_and_zeroes_end_with_a_flush() {
-        let flush = (CoreOp::Flush, 0, false);
-        for (command, op) in
-            [(Command::Trim, CoreOp::Discard), (Command::WriteZeroes, CoreOp::WriteZeroes)]
+        let flush = (Op::Flush, 0, false);
+        for (command, op) in [(Command::Trim, Op::Discard), (Command::WriteZeroes, Op::WriteZeroes)]
         {
             let pieces = [(op, 32 << 20, false), (op, 8 << 20, false)];
             assert_eq!(orders(command, CommandFlags(0), 40 << 20), pieces);
