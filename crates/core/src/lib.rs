@@ -88,10 +88,11 @@ pub use contract::flow::{
     self, Cap, CapStats, Caps, Counted, FlowError, FlowId, Side, Target, TargetState, TargetStats,
     Weight,
 };
+pub use contract::op::Op;
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
     self, Class, ClassWeights, CostStats, DepthState, DepthStats, FlowStats, Growth, Held, Next,
-    Op, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats,
+    Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats,
     TuneError, Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};

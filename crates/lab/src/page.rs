@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
 
 use crate::band;
 use crate::claims::Paper;
@@ -29,9 +30,26 @@ pub(crate) fn write(record: &Record, command: &str, into: &Path) -> anyhow::Resu
         put(&folder.join(format!("{}.csv", figure.id)), &figure.csv())?;
         drawn.push((figure, svg));
     }
-    put(&folder.join("lab.json"), &(serde_json::to_string_pretty(record)? + "\n"))?;
+    put(&folder.join("lab.json"), &a_line_each(record)?)?;
     put(&folder.join("report.html"), &page(record, command, &drawn).into_string())?;
     put(&into.join("RESULTS.md"), &markdown(record, command))
+}
+
+/// The record as JSON, a line for each claim, figure and table.
+fn a_line_each(record: &Record) -> anyhow::Result<String> {
+    let Value::Object(fields) = serde_json::to_value(record)? else {
+        bail!("a record is an object");
+    };
+    let text = |value: &Value| match value {
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(Value::to_string).collect();
+            format!("[\n{}\n]", items.join(",\n"))
+        }
+        other => other.to_string(),
+    };
+    let fields: Vec<String> =
+        fields.iter().map(|(name, value)| format!("\"{name}\":{}", text(value))).collect();
+    Ok(format!("{{{}}}\n", fields.join(",\n")))
 }
 
 fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {

@@ -3,7 +3,7 @@
 //! A request comes to a policy with its [`Cost`]; policies compute none. A [`CostModel`] counts
 //! bytes; the layer `cost::Costs` computes what comes to the policies of the registry.
 
-use crate::contract::port::Op;
+use crate::contract::op::Op;
 
 /// What a request costs its flow, in equivalent bytes: at least 1 in all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -7,6 +7,7 @@ pub mod bounds;
 pub(crate) mod cost;
 pub mod flow;
 pub(crate) mod layer;
+pub(crate) mod op;
 pub mod platform;
 pub mod port;
 pub(crate) mod port_set;

@@ -41,28 +41,13 @@
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel};
 use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
+pub use crate::contract::op::Op;
 use crate::contract::port_set::PortSet;
 use crate::contract::share::{Group, GroupId, GroupStats, ReservedStats, Share, ShareStats};
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tag(pub u32);
-
-/// What a request does.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Op {
-    /// Reads `length` bytes at `offset`.
-    Read,
-    /// Writes `length` bytes at `offset`.
-    Write,
-    /// Puts completed writes on stable storage.
-    Flush,
-    /// Tells the device that the range is no longer needed; or any change of the device's map
-    /// alone, such as zeroing where nothing is written for it.
-    Discard,
-    /// Makes the range read as zeroes, by writing them as far as is known.
-    WriteZeroes,
-}
 
 /// One request as the scheduler sees it.
 #[derive(Clone, Copy, Debug)]

@@ -41,10 +41,10 @@ use crossbeam_utils::CachePadded;
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel, scaled};
 use crate::contract::layer::{self, layer};
+use crate::contract::op::Op;
 use crate::contract::platform::{Lock, Native, Platform};
 use crate::contract::port::{
-    DepthState, Growth, Next, Op, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted,
-    Tag,
+    DepthState, Growth, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
 use crate::entry::Built;

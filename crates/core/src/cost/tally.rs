@@ -10,8 +10,9 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::{Op, Request};
+use crate::contract::port::Request;
 use crate::structures::allocation::boxed;
 
 /// How far from the last end a sequential request may begin, in bytes.

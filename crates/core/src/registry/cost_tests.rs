@@ -7,7 +7,8 @@ use std::{format, vec};
 
 use super::*;
 use crate::contract::flow::Weight;
-use crate::contract::port::{Next, Op, Outcome, Request, Tag};
+use crate::contract::op::Op;
+use crate::contract::port::{Next, Outcome, Request, Tag};
 use crate::contract::port_set::PortSet;
 use crate::cost::CostKind;
 

@@ -4,7 +4,8 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::contract::flow::Weight;
-use crate::contract::port::{Next, Op, Outcome, Request, Submitted, Tag};
+use crate::contract::op::Op;
+use crate::contract::port::{Next, Outcome, Request, Submitted, Tag};
 use crate::contract::port_set::PortSet;
 use crate::entry::knobs::AUTO;
 

@@ -12,8 +12,9 @@ use crossbeam_utils::CachePadded;
 
 use super::{AGAIN_NS, AT_ONCE, DISCARD_BYTES, is_write};
 use crate::contract::flow::{Caps, Counted, FlowId, Side, Weight};
+use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::{Op, Request};
+use crate::contract::port::Request;
 use crate::contract::share::{Group, GroupId};
 use crate::policy::bucket::{Bucket, Time};
 use crate::structures::allocation::boxed;

@@ -53,9 +53,10 @@ use alloc::vec::Vec;
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Weight};
 use crate::contract::layer::{self, layer};
+use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
-    Answer, Class, FlowStats, Growth, Held, Next, Op, Outcome, Policy, Port, Reason, Request,
+    Answer, Class, FlowStats, Growth, Held, Next, Outcome, Policy, Port, Reason, Request,
     SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;

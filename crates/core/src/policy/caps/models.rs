@@ -7,8 +7,9 @@ use loom::thread;
 
 use super::account::{Shared, Word, bits};
 use crate::contract::flow::{FlowId, Side};
+use crate::contract::op::Op;
 use crate::contract::platform::{Loom, Ordering, Platform};
-use crate::contract::port::{Op, Request, Tag};
+use crate::contract::port::{Request, Tag};
 use crate::contract::share::GroupId;
 use crate::policy::bucket::Time;
 use crate::structures::broken::{Fault, check};

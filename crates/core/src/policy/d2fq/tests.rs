@@ -10,7 +10,8 @@ use super::ratio::{class_weights, class_weights_as_in_paper, next, next_as_in_pa
 use super::*;
 use crate::contract::bounds::MAX_THRESHOLD;
 use crate::contract::cost::CostModel;
-use crate::contract::port::{Class, Op, Outcome, Port, Request, Submitted, Tag};
+use crate::contract::op::Op;
+use crate::contract::port::{Class, Outcome, Port, Request, Submitted, Tag};
 use crate::structures::topology::Topology;
 
 const MS: u64 = 1_000_000;

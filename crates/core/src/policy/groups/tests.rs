@@ -7,7 +7,8 @@ use std::{println, vec};
 use proptest::prelude::*;
 
 use crate::contract::flow::{FlowError, FlowId, Weight};
-use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, SubmitError, Tag};
+use crate::contract::op::Op;
+use crate::contract::port::{Next, Outcome, Policy, Port, Request, SubmitError, Tag};
 use crate::contract::port_set::PortSet;
 use crate::contract::share::{Group, GroupId, Reservation, ReservationState, Share};
 use crate::registry::{AnyPolicy, AnyPort, Shape};

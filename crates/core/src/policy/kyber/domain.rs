@@ -4,7 +4,7 @@
 //! robin, so that the device sees runs of the same kind while no domain waits for ever. The queues
 //! of all sets of a port are threaded through one array of links, by tag.
 
-use crate::contract::port::Op;
+use crate::contract::op::Op;
 use crate::structures::fifo::{Fifo, Links};
 
 /// What kind of request it is: each kind has its own depth and queue.

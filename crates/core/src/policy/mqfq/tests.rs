@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::end_tags::Account;
 use super::*;
-use crate::contract::port::{Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::contract::op::Op;
+use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
 use crate::contract::vtime::VTime;
 use crate::structures::topology::Topology;
 

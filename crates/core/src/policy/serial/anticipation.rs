@@ -13,7 +13,7 @@
 //! **Paper.** Iyer, Druschel: Anticipatory scheduling, SOSP 2001.
 
 use crate::contract::bounds::MAX_KNOB_NS;
-use crate::contract::port::Op;
+use crate::contract::op::Op;
 use crate::entry::knobs::Knob;
 
 /// How long a flow's next request is waited for; 0 does not wait.

@@ -29,8 +29,8 @@ use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::Weight;
+use crate::contract::op::Op;
 use crate::contract::platform::{Native, Platform};
-use crate::contract::port::Op;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST, changeable};
 use crate::policy::serial::entry::Scheduler;

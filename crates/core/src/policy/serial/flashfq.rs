@@ -40,8 +40,9 @@ use alloc::vec::Vec;
 
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::flow::Weight;
+use crate::contract::op::Op;
 use crate::contract::platform::{Native, Platform};
-use crate::contract::port::{Op, Outcome};
+use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
 use crate::policy::reference::ReferenceWeight;

@@ -37,7 +37,8 @@
 use alloc::boxed::Box;
 
 use super::{Arrival, Job, SerialConfig};
-use crate::contract::port::{Op, Outcome};
+use crate::contract::op::Op;
+use crate::contract::port::Outcome;
 use crate::structures::allocation::boxed;
 
 /// The most requests of one command.

@@ -4,7 +4,8 @@ use alloc::boxed::Box;
 
 use crate::contract::bounds::{ConfigError, MAX_JOBS, check};
 use crate::contract::flow::Weight;
-use crate::contract::port::{Op, Outcome};
+use crate::contract::op::Op;
+use crate::contract::port::Outcome;
 use crate::entry::knobs::changeable;
 use crate::policy::reference::ReferenceWeight;
 

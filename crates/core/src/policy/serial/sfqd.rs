@@ -240,7 +240,8 @@ mod tests {
     use super::*;
     use crate::contract::cost::Cost;
     use crate::contract::flow::FlowId;
-    use crate::contract::port::{Next, Op, Policy, Port, Request, Submitted, Tag};
+    use crate::contract::op::Op;
+    use crate::contract::port::{Next, Policy, Port, Request, Submitted, Tag};
     use crate::contract::port_set::PortSet;
 
     fn submit(port: &mut SfqdPort, tag: u32, flow: FlowId, length: u32) {

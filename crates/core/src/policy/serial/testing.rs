@@ -4,7 +4,8 @@ use std::vec::Vec;
 
 use super::{Arrival, Job, Lanes, Selection, SerialConfig, SerialPolicy};
 use crate::contract::flow::Weight;
-use crate::contract::port::{Op, Outcome};
+use crate::contract::op::Op;
+use crate::contract::port::Outcome;
 
 pub(crate) fn config(slots: u32) -> SerialConfig {
     SerialConfig { flows: 8, tags: 512, slots, ..SerialConfig::default() }

@@ -19,10 +19,10 @@
 //!   weight's part of all channels; with equal weights that is the paper's average.
 
 use super::NassConfig;
-use super::control::FlowState;
+use super::flow_state::FlowState;
 use super::limits::Limits;
 use crate::contract::flow::Weight;
-use crate::contract::port::Op;
+use crate::contract::op::Op;
 
 /// A request is taken to occupy no more, so that the channels of
 /// [`MAX_SLOTS`](crate::contract::bounds::MAX_SLOTS) requests fit a word.

@@ -10,6 +10,7 @@ use alloc::boxed::Box;
 
 use super::NassConfig;
 use super::aggressiveness::{Served, channels_of};
+use super::flow_state::{FALLEN, FlowState, LEAVING};
 use super::idleness::{Fallen, History, Reserved};
 use super::limits::Limits;
 use super::sequentiality::Sequentiality;
@@ -31,35 +32,6 @@ pub(super) struct Control {
     pub(super) served: Served,
     pub(super) reserved: Reserved,
 }
-
-/// What is kept of a flow.
-#[derive(Clone, Copy, Default)]
-#[repr(align(32))]
-pub(super) struct FlowState {
-    pub(super) weight: Weight,
-    is_present: bool,
-    pub(super) is_expected: bool,
-    /// [`LEAVING`] and [`FALLEN`]: two marks in a byte, so that a flow takes 32.
-    marks: u8,
-    /// As the scheduler inside knows it.
-    lane: Lane,
-    pub(super) staged: u32,
-    pub(super) dispatched: u32,
-    /// Aggressiveness.
-    pub(super) channels: u32,
-    /// MDN, if set in this round.
-    pub(super) limit: u32,
-    pub(super) round: u32,
-    /// The number of its last arrival.
-    arrival: u32,
-}
-
-/// Its tenant is gone: nothing will come.
-const LEAVING: u8 = 1;
-/// Its aggressiveness fell when it last changed.
-const FALLEN: u8 = 2;
-
-const _: () = assert!(size_of::<FlowState>() == 32);
 
 impl FlowState {
     /// Puts it into the lane where it belongs now.
@@ -85,12 +57,6 @@ impl FlowState {
         }
         self.lane = lane;
         inner.set_lane(slot, lane);
-    }
-
-    /// Whether nothing of it is staged or on the device.
-    #[inline]
-    fn is_idle(&self) -> bool {
-        self.staged == 0 && self.dispatched == 0
     }
 }
 

@@ -29,7 +29,7 @@
 use crate::structures::allocation::boxed;
 use alloc::boxed::Box;
 
-use super::control::FlowState;
+use super::flow_state::FlowState;
 
 /// The flows of the last arrivals.
 pub(super) struct History {

@@ -25,7 +25,7 @@
 //! - *Who counts as a flow of the scheduler*, `W(n)`: those with requests staged, on the device, or
 //!   among the last arrivals.
 
-use super::control::FlowState;
+use super::flow_state::FlowState;
 use crate::contract::flow::Weight;
 
 /// Bits after the point of a part of the queue, which has at most 2^16 requests.

@@ -44,6 +44,7 @@
 
 mod aggressiveness;
 mod control;
+mod flow_state;
 mod idleness;
 mod limits;
 mod sequentiality;

@@ -3,7 +3,7 @@
 use super::aggressiveness::channels_of;
 use super::sequentiality::ONE;
 use super::*;
-use crate::contract::port::Op;
+use crate::contract::op::Op;
 use crate::policy::serial::bfq::{BfqConfig, BfqScheduler};
 use crate::policy::serial::cfq::{CfqConfig, CfqScheduler};
 use crate::policy::serial::fiops::{FiopsConfig, FiopsScheduler};
