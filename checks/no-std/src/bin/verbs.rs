@@ -24,7 +24,7 @@ use fairq_core::nass::NassPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
 use fairq_core::{
-    AnyPort, FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Request, SubmitError,
+    AnyPort, FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Reason, Request, SubmitError,
     Submitted, Tag,
 };
 
@@ -107,7 +107,9 @@ macro_rules! verbs {
                 result.has_room = port.admit(request.flow).is_ok();
                 result.has_grown = port.grow(now_ns, request.tag, growth, wake);
                 result.is_requeued = port.requeue(now_ns, request.tag, wake).is_some();
+                result.is_ahead = port.expedite(now_ns, request.tag, wake);
                 result.is_cancelled = port.cancel(now_ns, request.tag, wake);
+                result.reason = port.reason(Some(request.tag));
                 result.has_work = port.has_work();
                 result.staged = port.staged(request.flow);
                 result.stats = port.flow_stats(request.flow);
@@ -134,7 +136,9 @@ pub struct Others {
     has_room: bool,
     has_grown: bool,
     is_requeued: bool,
+    is_ahead: bool,
     is_cancelled: bool,
+    reason: Reason,
     has_work: bool,
     staged: Option<Tag>,
     stats: FlowStats,
