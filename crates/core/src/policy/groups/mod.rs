@@ -79,6 +79,8 @@ const AT_ONCE: usize = 1024;
 /// A flow that has asked for nothing for this long is idle, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
+/// For so long no room is made for a flow to which a second of it gave nothing, in nanoseconds.
+const FUTILE_NS: u64 = 16_000_000_000;
 /// A flow has its reservation if it has this part of it, in percent.
 const MET_PERCENT: u64 = 97;
 
@@ -109,6 +111,12 @@ struct Member {
     has_rested: bool,
     last: [u64; 2],
     state: ReservationState,
+    /// The most requests that it had outstanding lately.
+    peak: u32,
+    /// Since when others make room for it on the device; and until when they do not, since it did
+    /// not help.
+    room_ns: Option<u64>,
+    futile_ns: u64,
 }
 
 impl Member {
@@ -119,6 +127,15 @@ impl Member {
     /// What it adds to its group.
     fn part(&self) -> Part {
         if self.is_active { self.own() } else { Part::default() }
+    }
+
+    /// The most requests that may be on the device for it to have what is granted.
+    fn most(&mut self, now_ns: u64, asked: Asked, supply: &Supply) -> Option<u64> {
+        self.peak = asked.live().max(self.peak - self.peak.div_ceil(8));
+        let is_to_be = self.is_active && now_ns >= self.futile_ns && self.peak > 0;
+        let most = supply.most(self.peak.into(), self.granted).filter(|_| is_to_be);
+        self.room_ns = most.and(self.room_ns.or(Some(now_ns)));
+        most
     }
 
     /// Ends the second, if it is over.
@@ -132,11 +149,16 @@ impl Member {
         let done = asked.since(self.begun);
         self.last = done.map(|done| done.saturating_mul(1_000_000) / lasted_us);
         let has = |(last, granted): (&u64, u64)| *last >= granted / 100 * MET_PERCENT;
-        self.state = match self.last.iter().zip(self.granted.rates()).all(has) {
+        let is_met = self.last.iter().zip(self.granted.rates()).all(has);
+        if !is_met && self.room_ns.is_some_and(|since_ns| since_ns <= self.second_ns) {
+            // It keeps too few outstanding, however soon they are answered.
+            self.futile_ns = now_ns.saturating_add(FUTILE_NS);
+        }
+        self.state = match is_met {
             _ if self.last == [0, 0] && self.has_rested => ReservationState::Idle,
             true if is_short => ReservationState::Shrunk,
             true => ReservationState::Met,
-            false if self.has_rested => ReservationState::Demand,
+            false if self.has_rested || now_ns < self.futile_ns => ReservationState::Demand,
             false => ReservationState::Missed,
         };
         (self.second_ns, self.begun, self.has_rested) = (now_ns, asked, !is_live);
@@ -163,6 +185,9 @@ struct Control {
     /// largest weight, in 256ths.
     asked_ppm: u64,
     extremes: (u64, u64),
+    /// Likewise the most requests that may be on the device, and those of flows with reservations.
+    most: Option<u64>,
+    live: u64,
 }
 
 /// The least weight that is exact enough, in 256ths: to a hundredth.
@@ -240,6 +265,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
                 scale: 0,
                 asked_ppm: 0,
                 extremes: NO_WEIGHTS,
+                most: None,
+                live: 0,
             });
             Ok((Grouped { inner, shared, control }, ports))
         })
@@ -277,6 +304,11 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             let before = core::mem::replace(&mut member.granted, granted);
             self.shared.grant(now_ns, member.flow, before, granted);
             member.count(now_ns, asked, supply.is_short());
+            if !granted.is_none() {
+                let most = member.most(now_ns, asked, supply);
+                control.most = control.most.into_iter().chain(most).min();
+                control.live = control.live.saturating_add(asked.live().into());
+            }
         }
         let weight = control.weight(place);
         if let Some(Some(member)) = control.members.get_mut(slot)
@@ -305,6 +337,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         control.cursor = until;
         if until >= control.used {
             control.cursor = 0;
+            let (most, live) = (control.most.take(), core::mem::take(&mut control.live));
+            self.shared.make_room(most.map_or(u64::MAX, |most| most.saturating_sub(live).max(1)));
             control.end_round();
         }
         self.tell(control);
@@ -378,6 +412,9 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
                     has_rested: true,
                     last: [0; 2],
                     state: ReservationState::Idle,
+                    peak: 0,
+                    room_ns: None,
+                    futile_ns: 0,
                 });
             }
             Ok(flow)

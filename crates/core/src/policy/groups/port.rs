@@ -48,6 +48,9 @@ pub struct GroupedPort<Q, P: Platform> {
     lanes: Lanes,
     /// The policy's last answer was a part of a command, or may have been one.
     is_joining: bool,
+    /// The policy was not asked last time, since others have as many requests on the device as
+    /// leave flows their reservations.
+    is_full: bool,
     /// The reservations that this port knows of, and how many slots it has not looked at since.
     epoch: u64,
     unseen: usize,
@@ -193,6 +196,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             most_ahead: (tags / PART).max(1) as u32,
             lanes: Lanes::new(tags, flows),
             is_joining: true,
+            is_full: false,
             epoch: 0,
             unseen: 0,
             shared,
@@ -335,6 +339,13 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.show();
     }
 
+    /// As many requests are on the device as may be beside those that went before all others. One
+    /// of this port's own is among them, so that it is asked again when that completes.
+    fn is_full(&self) -> bool {
+        let others = self.counted.saturating_sub(self.staged).saturating_sub(self.ahead);
+        u64::from(others) >= self.shared.room.load(Ordering::Relaxed)
+    }
+
     /// Looks at some flows for those that have requests staged here, since reservations are new.
     #[cold]
     fn look_around(&mut self, now_ns: u64, epoch: u64) {
@@ -447,7 +458,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         {
             return next.into();
         }
-        let next = self.inner.next(now_ns, wake);
+        self.is_full = !self.is_joining && self.is_full();
+        let next = if self.is_full { Next::Blocked } else { self.inner.next(now_ns, wake) };
         self.is_joining = matches!(next, Next::Join { .. });
         if let Next::Issue { tag, .. } | Next::Join { tag } = next {
             self.left(now_ns, tag);
@@ -540,7 +552,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
 
     fn has_work(&self) -> bool {
         let may_go = self.lanes.open > 0 && self.ahead < self.most_ahead;
-        may_go || self.inner.has_work()
+        may_go || self.inner.has_work() && !self.is_full()
     }
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
@@ -558,10 +570,10 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         let mut reason = Reason { is_reserved, ..self.inner.reason(tag) };
         // Some request that is staged here is of a flow without a reservation, or of one with
         // another.
-        if matches!(reason.held, Some(Held::NoSlot | Held::Target))
+        let is_behind = matches!(reason.held, Some(Held::NoSlot | Held::Target))
             && (self.staged > self.reserved || self.lanes.open > 1)
-            && self.shared.is_ahead()
-        {
+            && self.shared.is_ahead();
+        if is_behind || self.is_full && !reason.is_reserved && self.staged > 0 {
             reason.held = Some(Held::Reserved);
         }
         reason

@@ -19,6 +19,9 @@ const BURST: u64 = 20;
 pub(super) struct Shared<P: Platform> {
     /// Requests on the device that went before all others, of all ports.
     pub(super) ahead: P::U64,
+    /// The most requests that a port lets others have on the device beside those that went before
+    /// all others: [`u64::MAX`], or what lets flows have their reservations.
+    pub(super) room: P::U64,
     /// What ports do, a [`Level`]; it only rises.
     pub(super) level: P::U64,
     /// The policy schedules by the device's classes.
@@ -153,6 +156,7 @@ impl<P: Platform> Shared<P> {
         let activity = || Activity { requests: P::U64::new(0), bytes: P::U64::new(0) };
         Shared {
             ahead: P::U64::new(0),
+            room: P::U64::new(u64::MAX),
             level: P::U64::new(Level::Off as u64),
             has_classes,
             epoch: P::U64::new(0),
@@ -179,6 +183,15 @@ impl<P: Platform> Shared<P> {
     /// The device is at work on requests that went before all others.
     pub(super) fn is_ahead(&self) -> bool {
         self.ahead.load(Ordering::Relaxed) > 0
+    }
+
+    /// Others may have so many requests on the device, which ports that have some share evenly.
+    pub(super) fn make_room(&self, most: u64) {
+        let has_some =
+            |words: &&CachePadded<Words<P>>| words.held.load(Ordering::Relaxed) >> 32 > 0;
+        let ports = self.ports.iter().filter(has_some).count().max(1) as u64;
+        let room = if most == u64::MAX { most } else { most.div_ceil(ports).max(1) };
+        self.room.store(room, Ordering::Relaxed);
     }
 
     pub(super) fn epoch(&self) -> u64 {

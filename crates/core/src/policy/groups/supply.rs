@@ -72,6 +72,17 @@ impl Supply {
         parts.max().unwrap_or(0)
     }
 
+    /// How many requests may be on the device at once, so that a flow which keeps `live` of them
+    /// outstanding has its reservation: by Little's law each of all is there for all / rate, and
+    /// the flow has live / that. An eighth is left for what comes in bursts.
+    pub(super) fn most(&self, live: u64, granted: Reservation) -> Option<u64> {
+        let most = |(granted, has): (u64, u64)| {
+            (has > 0).then(|| live.saturating_mul(has).checked_div(granted))?
+        };
+        let least = granted.rates().into_iter().zip(self.rates).filter_map(most).min()?;
+        Some(least - least / 8)
+    }
+
     /// All that is reserved by flows that are active is so much.
     pub(super) fn asked(&mut self, ppm: u64) {
         self.asked_ppm = ppm;

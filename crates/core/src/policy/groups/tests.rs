@@ -66,7 +66,7 @@ impl Rig {
         let tags = tenants.iter().map(|tenant| tenant.depth).sum::<usize>().max(8);
         let shape = Shape::new(Topology::flat(ports), tenants.len() + 1, tags);
         let keys: &[_] = if name == "none" { &[] } else { &[("slots", 8)] };
-        let keys = if name == "kyber-fair" { &[] } else { keys };
+        let keys = if name.starts_with("kyber") { &[] } else { keys };
         let (policy, handles) = AnyPolicy::<Native>::new(name, keys, &shape).unwrap();
         for (id, group) in (0..).zip(groups) {
             policy.set_group(GroupId(id), Some(group)).unwrap();
@@ -248,6 +248,46 @@ fn a_reservation_holds_whatever_others_weigh() {
             assert!(stats.ahead > 7500, "{name}: {stats:?}");
         }
     }
+}
+
+/// At depth 16 beside floods that keep 128 requests in a device which serves one after the other,
+/// where the policy bounds nothing: half of the device takes 32 requests at most in it.
+#[test]
+fn a_reservation_holds_where_the_policy_bounds_nothing_on_the_device() {
+    let flood = Tenant { depth: 64, ..tenant(None, 10_000) };
+    for (name, min_iops) in [("kyber-fair", 10_000), ("kyber", 10_000), ("kyber-fair", 3000)] {
+        for ports in [1, 2] {
+            let depth = 16 / ports;
+            let least = Tenant { min_iops, depth, ..tenant(None, 1) };
+            let mut rig = Rig::new(name, ports, &[], &[least, flood, flood]);
+            rig.run(1000);
+            let seconds: Vec<Vec<u64>> = (0..4).map(|_| rig.run(1000)).collect();
+            println!("{name}, {ports}: {seconds:?}");
+            for second in seconds {
+                assert!(second[0] >= min_iops * 97 / 100, "{name}: {second:?}");
+                assert!(second.iter().sum::<u64>() >= 19_990, "{name}: {second:?}");
+            }
+            assert_eq!(rig.share(0).state, ReservationState::Met, "{name}");
+        }
+    }
+}
+
+/// One request at a time takes two turns at least on such a device beside others: 10,000 a second
+/// at most. Others make room for it one second in seventeen.
+#[test]
+fn others_make_no_room_for_a_flow_to_which_it_gives_nothing() {
+    let flood = Tenant { depth: 64, ..tenant(None, 10_000) };
+    let least = Tenant { min_iops: 15_000, depth: 1, ..tenant(None, 1) };
+    let mut rig = Rig::new("kyber-fair", 1, &[], &[least, flood]);
+    rig.run(4000);
+    let stats = rig.share(0);
+    assert_eq!(stats.state, ReservationState::Demand, "{stats:?}");
+    let mut narrow = 0;
+    for _ in 0..20 {
+        rig.run(1000);
+        narrow += u32::from(rig.device.len() < 32);
+    }
+    assert!((1..=2).contains(&narrow), "{narrow}");
 }
 
 /// What waits while the device is at work on what went first for another flow's reservation waits
