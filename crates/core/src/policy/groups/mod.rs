@@ -16,13 +16,17 @@
 //!   has its share, and the others at least their rate. A direct policy holds nothing that could be
 //!   taken back: `d2fq`'s requests go to the urgent class instead; with `none` a reservation does
 //!   nothing.
+//! - *Room on the device.* A flow that keeps `n` requests outstanding has its reservation if no
+//!   more than `n` times what the device does / reservation are on the device (Little's law). A
+//!   tick computes the least of that over all flows; ports ask the policy for nothing more while
+//!   their others have that on the device.
 //! - *What the device has.* When all reservations of flows that are active are more than it was
 //!   seen to do, they are granted the same part each (`supply`).
 //!
 //! ```text
 //!   submit ─▶ the policy's submit ─▶ staged ── next ─▶ has less than its reservation?
 //!                                                ├─ yes ─▶ the policy's expedite, Issue
-//!                                                └─ no ──▶ the policy's next
+//!                                                └─ no ──▶ is there room? the policy's next
 //! ```
 //!
 //! **Example.** Group acme (300) has flows a and b of 100 each, beside solo (100): weights 150, 150
@@ -30,7 +34,8 @@
 //!
 //! **Laws.** What goes ahead for a reservation is at most rate x interval + what the rate has in a
 //! twentieth of a second, over all ports, and half of a port's tags at a time: with what the device
-//! has left, no flow starves. All weights times a factor change nothing.
+//! has left, no flow starves. A port may always have one request of others on the device. All
+//! weights times a factor change nothing.
 //!
 //! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at `AT_ONCE`.
 //!
