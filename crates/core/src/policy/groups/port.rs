@@ -45,6 +45,8 @@ pub struct GroupedPort<Q, P: Platform> {
     /// Requests on the device that the policy does not know, and the most that there may be.
     ahead: u32,
     most_ahead: u32,
+    /// Requests on the device that the policy has let go.
+    others: u32,
     lanes: Lanes,
     /// The policy's last answer was a part of a command, or may have been one.
     is_joining: bool,
@@ -71,6 +73,10 @@ impl Entry {
     const URGENT: u64 = 4 << Self::FLAGS;
     /// Which buckets its flow had when it came, a bit each.
     const KINDS: u32 = Self::FLAGS + 3;
+    /// It was on the device, and its flow's buckets have paid for it.
+    const PAID: u64 = 1 << (Self::KINDS + 2);
+    /// The policy has let it go since there are reservations, and it is on the device.
+    const OUT: u64 = 1 << (Self::KINDS + 3);
 
     fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
         Entry(u64::from(length) << 32 | flags | (flow.slot() as u64 + 1))
@@ -194,6 +200,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             done: [0; 2],
             ahead: 0,
             most_ahead: (tags / PART).max(1) as u32,
+            others: 0,
             lanes: Lanes::new(tags, flows),
             is_joining: true,
             is_full: false,
@@ -313,11 +320,25 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             return;
         }
         self.unstaged(entry);
-        self.put(tag, Entry(entry.0 & !Entry::STAGED));
-        if entry.kinds() != 0 {
+        self.put(tag, Entry(entry.0 & !Entry::STAGED | Entry::OUT));
+        self.others = self.others.saturating_add(1);
+        if entry.kinds() != 0 && !entry.is(Entry::PAID) {
             let now = Time::of_ns(now_ns);
             self.shared.spend(now, entry.slot(), entry.kinds(), entry.length());
         }
+    }
+
+    /// The policy holds the request again.
+    fn came_back(&mut self, tag: Tag) {
+        let entry = self.entry(tag);
+        if entry == Entry::default() || entry.is(Entry::STAGED) {
+            return;
+        }
+        self.others = self.others.saturating_sub(entry.is(Entry::OUT).into());
+        self.staged = self.staged.saturating_add(1);
+        self.reserved = self.reserved.saturating_add((entry.kinds() != 0).into());
+        self.put(tag, Entry(entry.0 & !Entry::OUT | Entry::STAGED | Entry::PAID));
+        self.show();
     }
 
     /// The request is no more.
@@ -328,6 +349,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
         self.put(tag, Entry::default());
         self.unstaged(entry);
+        self.others = self.others.saturating_sub(entry.is(Entry::OUT).into());
         self.counted = self.counted.saturating_sub(1);
         if is_done {
             let length = entry.length();
@@ -339,11 +361,10 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.show();
     }
 
-    /// As many requests are on the device as may be beside those that went before all others. One
-    /// of this port's own is among them, so that it is asked again when that completes.
+    /// As many requests are on the device as may be beside those that went before all others. They
+    /// are this port's own, and at least one, so that it is asked again when one completes.
     fn is_full(&self) -> bool {
-        let others = self.counted.saturating_sub(self.staged).saturating_sub(self.ahead);
-        u64::from(others) >= self.shared.room.load(Ordering::Relaxed)
+        u64::from(self.others) >= self.shared.room.load(Ordering::Relaxed)
     }
 
     /// Looks at some flows for those that have requests staged here, since reservations are new.
@@ -458,7 +479,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         {
             return next.into();
         }
-        self.is_full = !self.is_joining && self.is_full();
+        self.is_full = self.staged > 0 && !self.is_joining && self.is_full();
         let next = if self.is_full { Next::Blocked } else { self.inner.next(now_ns, wake) };
         self.is_joining = matches!(next, Next::Join { .. });
         if let Next::Issue { tag, .. } | Next::Join { tag } = next {
@@ -547,12 +568,16 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         if self.ahead > 0 && self.entry(tag).is(Entry::AHEAD) {
             return Some(Submitted::Issue { class: Class::Medium });
         }
-        self.inner.requeue(now_ns, tag, wake)
+        let submitted = self.inner.requeue(now_ns, tag, wake);
+        if submitted == Some(Submitted::Staged) && self.shared.level() == Level::Reservations {
+            self.came_back(tag);
+        }
+        submitted
     }
 
     fn has_work(&self) -> bool {
         let may_go = self.lanes.open > 0 && self.ahead < self.most_ahead;
-        may_go || self.inner.has_work() && !self.is_full()
+        may_go || self.inner.has_work()
     }
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
@@ -573,7 +598,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         let is_behind = matches!(reason.held, Some(Held::NoSlot | Held::Target))
             && (self.staged > self.reserved || self.lanes.open > 1)
             && self.shared.is_ahead();
-        if is_behind || self.is_full && !reason.is_reserved && self.staged > 0 {
+        if is_behind || self.is_full && !reason.is_reserved {
             reason.held = Some(Held::Reserved);
         }
         reason

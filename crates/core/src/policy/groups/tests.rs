@@ -272,6 +272,27 @@ fn a_reservation_holds_where_the_policy_bounds_nothing_on_the_device() {
     }
 }
 
+/// A reservation that is given while all is staged: what the ports had let go before is not known,
+/// and what is staged is not taken for it.
+#[test]
+fn a_reservation_that_comes_to_a_full_device_stops_nothing() {
+    let flood = Tenant { depth: 64, ..tenant(Some(0), 10_000) };
+    for name in ["mqfq", "kyber-fair", "sfqd"] {
+        let least = Tenant { depth: 16, ..tenant(None, 1) };
+        let mut rig = Rig::new(name, 3, &[group(None, 100)], &[least, flood, flood]);
+        rig.run(1000);
+        let share = Share { group: None, reservation: iops(10_000) };
+        rig.policy.set_share(rig.flows[0], &share).unwrap();
+        rig.run(1000);
+        for _ in 0..3 {
+            let second = rig.run(1000);
+            println!("{name}: {second:?}");
+            assert!(second[0] >= 9700, "{name}: {second:?}");
+            assert!(second.iter().sum::<u64>() >= 19_990, "{name}: {second:?}");
+        }
+    }
+}
+
 /// One request at a time takes two turns at least on such a device beside others: 10,000 a second
 /// at most. Others make room for it one second in seventeen.
 #[test]
