@@ -84,8 +84,10 @@ const AT_ONCE: usize = 1024;
 /// A flow that has asked for nothing for this long is idle, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// For so long no room is made for a flow to which a second of it gave nothing, in nanoseconds.
+/// For so long no room is made for a flow to which a second of it did not give its reservation, in
+/// nanoseconds; twice as long each time, up to 2^4 times that.
 const FUTILE_NS: u64 = 16_000_000_000;
+const FUTILE_MOST: u32 = 4;
 /// A flow has its reservation if it has this part of it, in percent.
 const MET_PERCENT: u64 = 97;
 
@@ -118,10 +120,11 @@ struct Member {
     state: ReservationState,
     /// The most requests that it had outstanding lately.
     peak: u32,
-    /// Since when others make room for it on the device; and until when they do not, since it did
-    /// not help.
+    /// Since when others make room for it on the device; until when they do not, since it did not
+    /// help; and how often in a row.
     room_ns: Option<u64>,
     futile_ns: u64,
+    futile: u32,
 }
 
 impl Member {
@@ -137,7 +140,8 @@ impl Member {
     /// The most requests that may be on the device for it to have what is granted.
     fn most(&mut self, now_ns: u64, asked: Asked, supply: &Supply) -> Option<u64> {
         self.peak = asked.live().max(self.peak - self.peak.div_ceil(8));
-        let is_to_be = self.is_active && now_ns >= self.futile_ns && self.peak > 0;
+        // One that rests at times has its answers soon enough.
+        let is_to_be = self.is_active && !self.has_rested && now_ns >= self.futile_ns;
         let most = supply.most(self.peak.into(), self.granted).filter(|_| is_to_be);
         self.room_ns = most.and(self.room_ns.or(Some(now_ns)));
         most
@@ -155,9 +159,11 @@ impl Member {
         self.last = done.map(|done| done.saturating_mul(1_000_000) / lasted_us);
         let has = |(last, granted): (&u64, u64)| *last >= granted / 100 * MET_PERCENT;
         let is_met = self.last.iter().zip(self.granted.rates()).all(has);
-        if !is_met && self.room_ns.is_some_and(|since_ns| since_ns <= self.second_ns) {
+        if self.room_ns.is_some_and(|since_ns| since_ns <= self.second_ns) {
             // It keeps too few outstanding, however soon they are answered.
-            self.futile_ns = now_ns.saturating_add(FUTILE_NS);
+            let pause_ns = if is_met { 0 } else { FUTILE_NS << self.futile.min(FUTILE_MOST) };
+            self.futile_ns = now_ns.saturating_add(pause_ns);
+            self.futile = if is_met { 0 } else { self.futile.saturating_add(1) };
         }
         self.state = match is_met {
             _ if self.last == [0, 0] && self.has_rested => ReservationState::Idle,
@@ -420,6 +426,7 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
                     peak: 0,
                     room_ns: None,
                     futile_ns: 0,
+                    futile: 0,
                 });
             }
             Ok(flow)
