@@ -71,6 +71,7 @@ pub(super) enum Verdict {
     /// Much more is needed.
     Search,
 }
+
 impl Hold {
     pub(super) fn new() -> Hold {
         Hold { left: OFTEN, between: OFTEN, ..Hold::default() }

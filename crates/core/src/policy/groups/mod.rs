@@ -84,8 +84,8 @@ const AT_ONCE: usize = 1024;
 /// A flow that has asked for nothing for this long is idle, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// For so long no room is made for a flow to which a second of it did not give its reservation, in
-/// nanoseconds; twice as long each time, up to 2^4 times that.
+/// A flow that did not get its reservation in a second with room gets no room for this long, in
+/// nanoseconds. The time doubles with each such second in a row, up to 16 times it.
 const FUTILE_NS: u64 = 16_000_000_000;
 const FUTILE_MOST: u32 = 4;
 /// A flow has its reservation if it has this part of it, in percent.
@@ -140,7 +140,7 @@ impl Member {
     /// The most requests that may be on the device for it to have what is granted.
     fn most(&mut self, now_ns: u64, asked: Asked, supply: &Supply) -> Option<u64> {
         self.peak = asked.live().max(self.peak - self.peak.div_ceil(8));
-        // One that rests at times has its answers soon enough.
+        // A flow that rests at times keeps too few requests outstanding for room to help it.
         let is_to_be = self.is_active && !self.has_rested && now_ns >= self.futile_ns;
         let most = supply.most(self.peak.into(), self.granted).filter(|_| is_to_be);
         self.room_ns = most.and(self.room_ns.or(Some(now_ns)));

@@ -50,8 +50,8 @@ pub struct GroupedPort<Q, P: Platform> {
     lanes: Lanes,
     /// The policy's last answer was a part of a command, or may have been one.
     is_joining: bool,
-    /// The policy was not asked last time, since others have as many requests on the device as
-    /// leave flows their reservations.
+    /// The last `next` did not ask the policy: this port's part of the room on the device was
+    /// taken.
     is_full: bool,
     /// The reservations that this port knows of, and how many slots it has not looked at since.
     epoch: u64,
@@ -361,8 +361,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.show();
     }
 
-    /// As many requests are on the device as may be beside those that went before all others. They
-    /// are this port's own, and at least one, so that it is asked again when one completes.
+    /// Whether this port's part of the room on the device is taken. At least one request of the
+    /// port is on the device then, so the caller asks `next` again when that completes.
     fn is_full(&self) -> bool {
         u64::from(self.others) >= self.shared.room.load(Ordering::Relaxed)
     }

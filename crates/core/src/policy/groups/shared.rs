@@ -19,8 +19,8 @@ const BURST: u64 = 20;
 pub(super) struct Shared<P: Platform> {
     /// Requests on the device that went before all others, of all ports.
     pub(super) ahead: P::U64,
-    /// The most requests that a port lets others have on the device beside those that went before
-    /// all others: [`u64::MAX`], or what lets flows have their reservations.
+    /// The most requests that a port may have on the device beside those that went ahead for a
+    /// reservation; [`u64::MAX`] is no bound.
     pub(super) room: P::U64,
     /// What ports do, a [`Level`]; it only rises.
     pub(super) level: P::U64,
@@ -185,7 +185,9 @@ impl<P: Platform> Shared<P> {
         self.ahead.load(Ordering::Relaxed) > 0
     }
 
-    /// Others may have so many requests on the device, which ports that have some share evenly.
+    /// Sets the most requests that flows may have on the device beside those that went ahead for a
+    /// reservation; [`u64::MAX`] is no bound. Each port with live requests gets an equal part of
+    /// it, and at least one request.
     pub(super) fn make_room(&self, most: u64) {
         let has_some =
             |words: &&CachePadded<Words<P>>| words.held.load(Ordering::Relaxed) >> 32 > 0;
