@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 /// Where the service of contrib/systemd has its control socket.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// How long a server may take to answer.
+// A server answers a call that waits for a file system after 8 s: this is longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a server's control socket.
@@ -51,6 +52,7 @@ impl Connection {
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         match answer["error"]["code"].as_i64() {
             None => Ok(answer["result"].take()),
+            // Invalid params: it is the command that cannot be used, so the exit status is 2.
             Some(-32602) => Err(Refusal::new(message).into()),
             Some(_) => bail!("{message}"),
         }

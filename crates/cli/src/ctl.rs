@@ -23,6 +23,7 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     let (method, params) = call_of(&args.command)?;
     let mut server = Connection::open(&socket(args.control))?;
     let result = server.call(&method, params)?;
+    // The answer comes when the change has begun, and the next command is to find it done.
     if matches!(
         args.command,
         CtlCommand::Policy { name: Some(_), .. } | CtlCommand::Params { params: Some(_) }
@@ -44,6 +45,7 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
         let tenants = server.call("tenants", json!({}))?;
         let mut tenants = tenants.as_array().into_iter().flatten();
         let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
+            // The server takes back a tenant that has waited for removed ones too long.
             if !waited_for.is_empty() {
                 bail!(
                     "tenant {name} was not added: requests of {waited_for}, which had its range or \
@@ -70,6 +72,7 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
             eprintln!("waiting for requests of {names}, which was removed");
         }
         waited_for = names;
+        // A short wait needs no words; a long one is told once a second.
         if waited_for.is_empty() && told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
             let part = number(&preparing["done"]) / number(&preparing["size"]).max(1.0);
@@ -106,6 +109,7 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         }
         CtlCommand::Latency { tenant, latency, percentile, floor } => {
             let mut params = json!({ "tenant": tenant });
+            // Without `latency` the server takes the target away.
             let latency = latency.as_ref().filter(|text| *text != "off");
             let said = [("latency", latency), ("percentile", percentile.as_ref())];
             for (key, value) in said.into_iter().chain([("floor", floor.as_ref())]) {

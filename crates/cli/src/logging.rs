@@ -18,8 +18,9 @@ static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
 /// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual; for people or
 /// as JSON.
 pub(crate) fn start(level: Option<String>, usual: &str, is_json: bool) -> Result<(), Refusal> {
-    // Under inetd standard error may be the client's connection, into which nobody must write.
+    // Under inetd standard error may be the client's connection, which no line may enter.
     let is_socket = rustix::net::getsockname(std::io::stderr()).is_ok();
+    // The journal of systemd is a socket, too: it says so in this variable.
     if is_socket && std::env::var_os("JOURNAL_STREAM").is_none() {
         return Ok(());
     }
@@ -63,6 +64,7 @@ struct LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // The table of the status may stand on the same terminal: the line would go into it.
         status::take_away()?;
         let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
         unread::deliver(&mut io::stderr(), line, &mut lost, |lines| {

@@ -12,6 +12,7 @@ pub(crate) fn memory() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    // A limit holds for all below it. `max`, no limit, is no number and is left out.
     let limits = Path::new(group).ancestors().filter_map(|group| {
         fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.max"))
             .ok()?

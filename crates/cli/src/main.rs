@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let said = in_words(&error);
+            // A configuration is refused before the log has begun: it begins for this line.
             if !is_json
                 || (!tracing::dispatcher::has_been_set()
                     && logging::start(None, "error", true).is_err())
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
 fn misunderstood(error: &clap::Error) -> ExitCode {
     let is_server = std::env::args_os().any(|word| word == "serve");
     let is_json = is_server && error.use_stderr() && !std::io::stderr().is_terminal();
+    // Help and version go to standard output, and a person on a terminal reads clap's own words.
     if !is_json || logging::start(None, "error", true).is_err() {
         error.exit();
     }

@@ -69,6 +69,7 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
 fn inherited_sockets() -> usize {
     let number =
         |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<usize>().ok());
+    // Child processes inherit the variables, too: the number says which process is meant.
     let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id() as usize);
     number("LISTEN_FDS").filter(|_| ours).unwrap_or(0)
 }
@@ -85,6 +86,7 @@ fn own_files(tenants: &[Tenant]) -> Vec<FileConfig> {
 /// Each tenant's range of the opened device.
 fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
     match (&plan.device, sizes) {
+        // Without a shared file the first size is a tenant's own.
         (DeviceConfig::File { file: None, .. }, own) => layout(&plan.tenants, None, own),
         (_, [shared, own @ ..]) => layout(&plan.tenants, Some(*shared), own),
         (_, []) => layout(&plan.tenants, None, &[]),
@@ -109,6 +111,7 @@ fn server_config(
     let memory =
         usize::try_from(plan.limits.memory_per_connection).context("memory-per-connection")?;
     let limits = conn::Limits { depth: plan.limits.depth_per_connection as u16, memory };
+    // A connection goes to the shard with the fewest, so each shard has an equal part.
     let connections = (plan.limits.connections as usize).div_ceil(plan.cpus.len());
     Ok(server::Config {
         tenants: plan
@@ -161,6 +164,7 @@ impl Welcome {
         );
         let addresses: Vec<Listen> =
             listening.iter().filter_map(|at| at.clone().try_into().ok()).collect();
+        // Where TLS is optional, the URI without it works for all clients.
         let with_tls = plan.tls.as_ref().is_some_and(|tls| tls.is_required);
         text += &self.tenant_table(&addresses, with_tls);
         if let (Some(address), Some(tenant)) = (addresses.first(), plan.tenants.first()) {

@@ -66,6 +66,7 @@ pub(crate) fn rows(
             name: name.clone(),
             now: is_active(stats).then(|| Now {
                 entitled: f64::from(*weight) / weights,
+                // A tenant may be active without a byte, as one that flushes or waits.
                 share: if bytes == 0 { 0.0 } else { stats.bytes() as f64 / bytes as f64 },
                 iops: stats.operations() as f64 / seconds,
                 bytes_per_s: stats.bytes() as f64 / seconds,
@@ -157,6 +158,7 @@ static DRAWN: Mutex<usize> = Mutex::new(0);
 pub(crate) fn redraw(text: &str) -> io::Result<()> {
     let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = io::stdout().lock();
+    // A stopped terminal takes nothing: a write would stop the control thread.
     if !unread::has_room_now(&out)? {
         return Ok(());
     }
@@ -196,6 +198,7 @@ pub(crate) fn terminal_rows() -> Option<usize> {
         return None;
     }
     let size = rustix::termios::tcgetwinsize(&out).ok();
+    // Some terminals, serial lines among them, tell no size.
     Some(size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 0).unwrap_or(24))
 }
 

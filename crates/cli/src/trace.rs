@@ -103,7 +103,7 @@ pub(crate) fn run(server: &mut Connection, args: &TraceArgs) -> anyhow::Result<(
         }
         None => {
             match write(&recorded, args.format, BufWriter::new(io::stdout().lock())) {
-                // Whoever reads has seen enough.
+                // The reader of the pipe has seen enough.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 result => result.context("cannot print")?,
             }
@@ -138,6 +138,7 @@ fn fetch(server: &mut Connection) -> anyhow::Result<Recorded> {
             let mut answer = server.call("trace.read", json!({ "shard": shard, "from": from }))?;
             let some: Vec<Row> = serde_json::from_value(answer["rows"].take()).context(other)?;
             from += some.len();
+            // An empty answer ends it, too: another client may have put a shorter recording there.
             let is_last = some.is_empty() || from >= *events;
             rows.extend(some.into_iter().map(|row| (shard, row)));
             if is_last {
@@ -257,6 +258,7 @@ fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             number(row.start_tag),
         );
         let why = row.why.as_deref().unwrap_or_default();
+        // A held row has no request: its tag, tenant and place are fillers.
         if kind == "held" {
             return writeln!(
                 out,
@@ -333,8 +335,10 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
                     numbers(row)
                 ),
                 Some("group-cap") => "a group of its tenant has had what a cap allows".into(),
+                // The policy gives no reason, or a newer server one that is not known here.
                 _ => format!("the policy waits{}", numbers(row)),
             },
+            // `complete`, `fail` and `cancel`: the end of the request.
             _ => {
                 let device = since(life.issued_ns)
                     .map(|time| format!(": {time} on the device"))

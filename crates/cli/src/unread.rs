@@ -78,6 +78,7 @@ pub(crate) fn has_room_now(out: &impl AsFd) -> io::Result<bool> {
 fn has_room(out: &impl AsFd, patience: &Timespec) -> io::Result<bool> {
     loop {
         match poll(&mut [PollFd::new(out, PollFlags::OUT)], Some(patience)) {
+            // A signal is no answer: the wait begins again.
             Err(Errno::INTR) => {}
             ready => return Ok(ready? > 0),
         }

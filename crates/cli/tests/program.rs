@@ -102,21 +102,27 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (vec!["serve", "--config", disk], 2, "is longer than 1M".into()),
         (vec!["serve", "--device", "disk"], 2, "a file of that name is ./disk".into()),
         (
-            vec!["serve", "--device", "/dev"],
+            vec!["serve", "--device", "/dev", "--tenant", "a"],
             2,
             "/dev: neither a regular file nor a block device: name one".into(),
         ),
         (
-            vec!["serve", "--device", empty],
+            vec!["serve", "--device", empty, "--tenant", "a"],
             2,
             "is empty; give it a size, or extend it with truncate".into(),
         ),
         (
-            vec!["serve", "--device", &inside],
+            vec!["serve", "--device", &inside, "--tenant", "a"],
             2,
             "its directory does not exist; create the directory".into(),
         ),
-        (vec!["serve", "--device", disk], 1, "has it locked for serving; stop that one".into()),
+        (
+            vec!["serve", "--device", disk, "--tenant", "a"],
+            1,
+            "has it locked for serving; stop that one".into(),
+        ),
+        // The demo's tenants would write into it.
+        (vec!["serve", "--device", disk], 2, "no tenants: say who shares the device".into()),
         (
             vec!["serve", "--device", "ram,size=99999T"],
             1,

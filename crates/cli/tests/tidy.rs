@@ -11,6 +11,9 @@ const WIDE_IN_MACROS: usize = 98;
 /// The longest source file, in lines, and the longest file of tests.
 const LINES: usize = 800;
 const LINES_OF_TESTS: usize = 1000;
+/// The longest header of a module, in lines, without what stands between fences. Proofs stand above
+/// what they argue, what was tried in docs/decisions.
+const LINES_OF_HEADER: usize = 40;
 
 /// Names that are modules' in two crates or more, or in two rooms of one. The number may only fall.
 const SHARED_NAMES: usize = 53;
@@ -89,6 +92,34 @@ fn files_are_rooms_that_can_be_looked_over() {
 /// A search for a module's name ends in one place. The parts that each policy has (its port, its
 /// entry in the registry), and rooms for the same thing in several crates (arguments, reports, the
 /// policies), are known.
+/// Lines of a module's header that are not drawings or programs.
+fn header(text: &str) -> usize {
+    let mut is_fenced = false;
+    let lines = text.lines().take_while(|line| line.starts_with("//!")).filter(|line| {
+        let is_fence = line.trim_start_matches("//!").trim_start().starts_with("```");
+        is_fenced ^= is_fence;
+        !is_fence && !is_fenced
+    });
+    lines.count()
+}
+
+#[test]
+fn a_fence_is_not_of_the_header() {
+    assert_eq!(header("//! One.\n//! ```text\n//! drawn\n//! ```\n//! Two.\n\nfn f() {}\n"), 2);
+}
+
+#[test]
+fn headers_of_modules_are_read_at_once() {
+    let sources = sources();
+    let long: Vec<String> = sources
+        .iter()
+        .map(|(name, text)| (name, header(text)))
+        .filter(|(_, lines)| *lines > LINES_OF_HEADER)
+        .map(|(name, lines)| format!("{name}: {lines} lines"))
+        .collect();
+    assert!(long.is_empty(), "headers longer than {LINES_OF_HEADER} lines: {long:#?}");
+}
+
 #[test]
 fn a_name_is_one_modules() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();

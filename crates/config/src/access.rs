@@ -20,6 +20,7 @@ impl<T: FromStr> FromStr for List<T> {
     fn from_str(text: &str) -> Result<List<T>, String> {
         let item = |item: &str| {
             let item = item.trim();
+            // A String parses from nothing: `a+` would name an empty user.
             let parsed = item.parse().ok().filter(|_| !item.is_empty());
             parsed.ok_or_else(|| format!("`{item}` cannot be used here"))
         };
@@ -88,7 +89,7 @@ pub fn users(
     let found = Users { uids: all, gids: named("group", groups, gid_of)? };
     let any_key = uids.is_some() || users.is_some() || groups.is_some();
     if any_key && found.is_empty() {
-        // Nobody named would otherwise mean that everybody may.
+        // Without any number the export would be open to all.
         return Err("uid, user and group name nobody: name one, or leave the key out".into());
     }
     Ok(found)

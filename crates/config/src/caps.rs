@@ -119,6 +119,7 @@ impl Written {
                      max-iops=1000, say, or leave out burst"
                 ));
             }
+            // Such a burst would have no effect at all, unlike beside a cap on requests.
             Some(Burst::Requests(requests)) if iops.count() == 0 => {
                 return Err(format!(
                     "burst {requests} counts requests, and no cap does: write it as a time, as in \
@@ -154,12 +155,14 @@ impl Written {
             ));
         }
         let worth = |ns: u64| {
+            // The rate has not been compared with `Cap::MOST` yet: the product may need 100 bits.
             let amount = u128::from(per_second) * u128::from(ns) / 1_000_000_000;
             u64::try_from(amount).unwrap_or(u64::MAX)
         };
         let burst = match self.burst {
             Some(Burst::Requests(requests)) if counted == Counted::Requests => requests,
             Some(Burst::Time(ns)) => worth(ns),
+            // A burst in requests says nothing of bytes: caps on bytes keep the usual burst.
             _ => worth(BURST_NS),
         };
         Cap::new(per_second, burst).ok_or_else(|| {

@@ -325,6 +325,7 @@ impl DeviceTable {
         let window = self.window.or(window).unwrap_or(nvme_soft::WINDOW);
         let queues = of_profile(|profile| profile.host.queues.get(), nvme_soft::QUEUES_RANGE);
         let queues = self.queues.or(queues).unwrap_or(nvme_soft::QUEUES);
+        // A profile's values are clamped above: only written ones can be out of range.
         within("window", window, nvme_soft::WINDOW_RANGE)?;
         within("queues", queues, nvme_soft::QUEUES_RANGE)?;
         let has_wrr = profile.as_ref().is_none_or(|profile| profile.host.wrr == Wrr::Yes);
@@ -341,6 +342,7 @@ impl DeviceTable {
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
         let Some(key) = keys::foreign(self, "kind", kind.keys()) else { return Ok(()) };
         let has_key = |kind: &Kind| kind.keys().contains(&key.as_str());
+        // One of these three takes any key: null and ram take `size` only.
         let other = [Kind::File, Kind::Paced, Kind::NvmeSoft]
             .into_iter()
             .find(has_key)

@@ -45,6 +45,7 @@ pub fn topology(cpus: &[usize]) -> Topology {
     let place = |&cpu: &usize| Some((number(cpu, "physical_package_id")?, number(cpu, "core_id")?));
     match cpus.iter().map(place).collect::<Option<Vec<_>>>() {
         Some(places) => Topology::new(places),
+        // Without the place of each CPU there is no tree of sockets and cores: all are as near.
         None => Topology::flat(cpus.len()),
     }
 }
@@ -54,6 +55,7 @@ pub fn available_cpus() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
     let cpus: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    // The call fails (EINVAL) where the kernel's mask is larger than this set.
     if cpus.is_empty() { vec![0] } else { cpus }
 }
 
@@ -128,6 +130,8 @@ impl DeviceConfig {
     pub fn is_polled(&self) -> bool {
         match self {
             DeviceConfig::File { .. } => false,
+            // Files answer by events on the ring of the poller: with `core` that ring is not a
+            // shard's.
             DeviceConfig::NvmeSoft(NvmeConfig {
                 backing: Backing::File { .. }, poller, ..
             }) => *poller == Poller::Core,
@@ -160,6 +164,7 @@ impl DeviceConfig {
     /// D if nobody says: what fits inside a paced device or a controller's window, 64 otherwise.
     pub fn default_slots(&self) -> u32 {
         match self {
+            // A parallelism of 0 is no limit, and no D follows from it.
             DeviceConfig::Paced { parallelism, .. } if *parallelism > 0 => *parallelism,
             DeviceConfig::NvmeSoft(config) => config.window.into(),
             _ => DEFAULT_SLOTS,

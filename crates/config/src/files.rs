@@ -19,6 +19,7 @@ const MOST: u64 = 1 << 20;
 pub fn read_text(path: &Path) -> Result<String, Refusal> {
     let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
     let mut bytes = Vec::new();
+    // One byte more than allowed tells a text that is too long from one that just fits.
     File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(
         |error| {
             refuse(format!(
@@ -31,6 +32,7 @@ pub fn read_text(path: &Path) -> Result<String, Refusal> {
             "is longer than 1M: that is no file for people: name the one that was meant".into(),
         ));
     }
+    // Zero bytes are valid UTF-8: an empty image of a disk has nothing else.
     let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
     text.ok_or_else(|| refuse("is not text: name the file that was meant".into()))
 }
@@ -86,6 +88,8 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if self.is_new {
+            // The work has failed, and its own error is told: an empty file that stays does no
+            // harm.
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -187,6 +187,8 @@ impl GroupTable {
                 weight = source.now(&cgroups.root)?;
             }
             (_, Some(WeightSource::Fixed(fixed)), _) => weight = *fixed,
+            // No weight is written, or its cgroup is not to be read: `known_groups` needs no
+            // weights.
             _ => {}
         }
         // What a cgroup allows may become less than what is reserved at any time.
@@ -213,6 +215,7 @@ pub fn complete<'a>(
     cgroups: Option<&Cgroups>,
 ) -> Result<Vec<Group>, Refusal> {
     let mut tables: Vec<&GroupTable> = tables.into_iter().collect();
+    // All names are known before one is completed: a group may be written above its parent.
     let mut known: HashMap<&str, &GroupTable> = HashMap::new();
     for table in &tables {
         if let Some(earlier) = known.insert(&table.name, table) {
@@ -231,6 +234,7 @@ pub fn complete<'a>(
             Settings::MOST
         )));
     }
+    // The sort is stable: siblings stay in the order in which they were written.
     tables.sort_by_key(|table| table.name.matches(INSIDE).count());
     let group = |table: &&GroupTable| {
         let group = table.complete(cgroups)?;
@@ -276,6 +280,7 @@ pub fn split(
              one out"
         ));
     }
+    // A name with `/` can only mean a group of tenants.
     if let Some(unknown) = users.iter().find(|name| name.contains(INSIDE)) {
         return Err(format!(
             "group: there is no group {unknown}: add [[group]] name = \"{unknown}\" (or --group \
@@ -319,6 +324,7 @@ impl Written {
                 return Err(format!("{key} 0 keeps nothing: write 1 or more, or leave it out"));
             }
             let most = most(caps, counted);
+            // A cap holds whatever is free: a reservation above it could never be had.
             if most.is_some_and(|most| most < rate) {
                 let cap = key.replace("min", "max");
                 return Err(format!(
@@ -336,6 +342,7 @@ impl Written {
 /// The most that caps allow in a second.
 fn most(caps: &Caps, counted: Counted) -> Option<u64> {
     let cap = |side| caps.get(side, counted).map(Cap::per_second);
+    // Caps on reads and on writes together bound both, too. Each is at most 2^40: the sum fits.
     let apart = cap(Side::Reads).zip(cap(Side::Writes)).map(|(reads, writes)| reads + writes);
     [cap(Side::Both), apart].into_iter().flatten().min()
 }

@@ -15,6 +15,7 @@ fn written<T: Serialize>(table: &T) -> Table {
 /// What `over` says over what `under` says, key by key.
 pub(crate) fn overlay<T: Serialize + DeserializeOwned>(under: &T, over: &T) -> T {
     let mut both = written(under);
+    // Keys that are not said are not written: only those that are replace others.
     both.extend(written(over));
     both.try_into().expect("what is written can be read")
 }

@@ -12,6 +12,7 @@ pub fn target(
 ) -> Result<Option<Target>, String> {
     let Some(Nanos(latency_ns)) = latency else {
         let alone = [("latency-percentile", percentile.is_some()), ("floor", floor.is_some())];
+        // A key without effect is more likely a slip than meant.
         return match alone.iter().find(|(_, is_said)| *is_said) {
             Some((key, _)) => Err(format!(
                 "{key} says more of a latency target, and there is none: add latency=200us, say, \

@@ -129,6 +129,8 @@ impl Listen {
                     });
                 }
                 match address.port() {
+                    // A URI needs brackets around an IPv6 address: `SocketAddr` writes them, and
+                    // `IpAddr` does not.
                     NBD_PORT if address.is_ipv4() => format!("nbd{s}://{}/{export}", address.ip()),
                     _ => format!("nbd{s}://{address}/{export}"),
                 }
@@ -157,6 +159,7 @@ pub fn default_socket() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let candidates = [
         runtime
+            // The XDG specification has relative paths ignored.
             .filter(|directory| directory.is_absolute())
             .map(|directory| (directory, "fairq.sock".to_owned())),
         Some((PathBuf::from("/run"), "fairq.sock".to_owned())),
@@ -166,6 +169,7 @@ pub fn default_socket() -> PathBuf {
         .flatten()
         .find(|(directory, _)| rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok())
         .map_or_else(
+            // The folder is shared by all users: the number keeps their sockets apart.
             || std::env::temp_dir().join(format!("fairq-{}.sock", user.as_raw())),
             |(directory, name)| directory.join(name),
         )

@@ -29,7 +29,11 @@ impl fmt::Display for Origin {
 /// spaces, marks that turn the direction of writing). Two names are the same if their bytes are.
 pub fn check_name(name: &str) -> Result<(), String> {
     let unseen = |c: char| {
+        // Soft hyphen, Arabic letter mark, Mongolian vowel separator, byte order mark: none is
+        // seen.
         let formats = ['\u{ad}', '\u{61c}', '\u{180e}', '\u{feff}'];
+        // Marks of width and direction, separators, invisible operators, specials; private use and
+        // tags, which have no shape of their own.
         let ranges = [
             '\u{200b}'..='\u{200f}',
             '\u{2028}'..='\u{202e}',

@@ -75,6 +75,8 @@ pub fn read<T: DeserializeOwned>(pairs: Vec<Pair>) -> Result<T, String> {
 
 /// Puts serde's refusals in the words of an operator, with a guess at what was meant.
 pub fn explain(message: &str) -> String {
+    // serde has texts only: names stand between backticks, the given one first, then the allowed
+    // ones.
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let Some((given, allowed)) = quoted.split_first() else { return message.to_owned() };
     let what = match message {
@@ -173,6 +175,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
         visitor.visit_u32(self.number("a whole number")?)
     }
 
+    // A key that is absent never comes here: serde leaves its field `None` by itself.
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         visitor.visit_some(self)
     }
@@ -186,6 +189,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
         visitor.visit_enum(IntoDeserializer::<ValueError>::into_deserializer(self.text()?))
     }
 
+    // Wider numbers are quantities: they read themselves, unit and all, from the text.
     serde::forward_to_deserialize_any! {
         i8 i16 i32 i64 i128 u8 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
         newtype_struct seq tuple tuple_struct map struct identifier ignored_any

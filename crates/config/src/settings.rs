@@ -56,6 +56,7 @@ impl FromStr for CpuList {
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let number = |text: &str| {
+                // The bound keeps a slip such as 0-99999999999 from filling memory with numbers.
                 text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 4096).ok_or_else(refuse)
             };
             let (first, last) = (number(first)?, number(last)?);
@@ -236,6 +237,7 @@ pub fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
     let (line, column) = line_and_column(text, span.start);
     let shown = text.lines().nth(line - 1).unwrap_or("");
     // A value's message does not say whose value it is; the line does.
+    // Columns count characters, `get` bytes: beyond ASCII the key is left out.
     let key = shown.get(..column - 1).and_then(|before| before.trim_end().strip_suffix('='));
     let key = key
         .and_then(|before| before.rsplit(['{', ',']).next())
@@ -273,6 +275,7 @@ impl Settings {
     pub fn overlaid(self, flags: Settings) -> Settings {
         let mut tenant = self.tenant;
         for flag in flags.tenant {
+            // Not over another flag: two flags of one new name are a slip, which is refused later.
             match tenant.iter_mut().find(|tenant| {
                 tenant.get_ref().name == flag.get_ref().name
                     && tenant.get_ref().origin != Origin::Flag
@@ -422,10 +425,13 @@ impl Settings {
         let groups = self.complete_groups()?;
         let tenants = self.complete_tenants(&cgroup_root, &groups)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
+        // Without a device the demo's is meant, unless tenants bring files, which it has no place
+        // for.
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
         let device = self.device.clone().unwrap_or_default().complete(implied)?;
         check_files(&device, &tenants)?;
         let tls = complete_tls(&self.tls)?;
+        // TLS is complete first: whether identities may stand depends on client certificates.
         check_identities(&tenants, tls.as_ref())?;
         Ok(Plan {
             device,
@@ -465,14 +471,23 @@ impl Settings {
         group::complete(self.group.iter().map(Spanned::get_ref), None)
     }
 
+    /// Whether the device is a file or disk, which may have its owner's data.
+    fn is_of_a_file(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| {
+            device.kind == Some(Kind::File)
+                || (device.kind.is_none() && device.path.is_some())
+                || device
+                    .backing
+                    .as_deref()
+                    .is_some_and(|backing| !matches!(backing, "ram" | "null"))
+        })
+    }
+
     fn complete_tenants(&self, cgroups: &Path, groups: &[Group]) -> Result<Vec<Tenant>, Refusal> {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
-            let is_file = self.device.as_ref().is_some_and(|device| {
-                device.kind == Some(Kind::File) || (device.kind.is_none() && device.path.is_some())
-            });
-            if is_file {
+            if self.is_of_a_file() {
                 return Err(Refusal::new(
                     "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
                      --tenant web,weight=100",
@@ -503,6 +518,7 @@ impl Settings {
 
     /// Where it is said, or beside the default socket if that is used.
     fn control_socket(&self, surroundings: &Surroundings) -> Option<PathBuf> {
+        // Beside an address that was chosen no place for the control socket is known.
         let is_default = self.listen.is_empty()
             && surroundings.inherited_sockets == 0
             && self.stdio != Some(true);
@@ -511,7 +527,8 @@ impl Settings {
 
     /// The same with tenants: those that are served if none is named.
     pub fn with_tenants(mut self) -> Settings {
-        if self.tenant.is_empty() {
+        // The demo's tenants would write into a file: `plan` refuses one without tenants.
+        if self.tenant.is_empty() && !self.is_of_a_file() {
             let parse = |text: &&str| text.parse().expect("the demo tenants are well formed");
             self.tenant =
                 DEMO_TENANTS.iter().map(parse).map(|tenant| Spanned::new(0..0, tenant)).collect();
@@ -558,6 +575,7 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
             )))
         }
         (DeviceConfig::File { .. }, ..) | (_, None, _) => Ok(()),
+        // A software controller over a file opens tenants' files as well.
         (device, ..) if device.shared_file().is_some() => Ok(()),
         (_, Some(tenant), _) => Err(Refusal::new(format!(
             "{}: tenant {} has a file of its own, but the device keeps everything in memory: use \
@@ -573,6 +591,7 @@ fn complete_hosts(names: &[String]) -> Result<Vec<String>, Refusal> {
     let is_name = |name: &String| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let is_address = name.parse::<std::net::IpAddr>().is_ok();
+        // 253: the longest name that DNS has in this form (RFC 1035).
         is_address || (!name.is_empty() && name.len() <= 253 && name.bytes().all(plain))
     };
     match names.iter().find(|name| !is_name(name)) {
@@ -596,6 +615,7 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
         .into_iter()
         .find(|(_, path)| path.is_some());
         return match given {
+            // An explicit `off` may leave the paths where they stand.
             Some((what, _)) if table.mode.is_none() => Err(Refusal::new(format!(
                 "tls: {what} is given but no certificate: add --tls-cert FILE"
             ))),
@@ -671,6 +691,7 @@ pub fn complete_cpus(
             "cpus: CPU {cpu} is not there for this process: choose from {offered}"
         )));
     }
+    // A machine may have more CPUs than a policy has ports.
     let count = shards.map_or(list.len().min(SHARDS_MAX), |shards| shards as usize);
     if count > SHARDS_MAX {
         return Err(Refusal::new(format!("shards: {count} are too many: write 1 to {SHARDS_MAX}")));

@@ -172,6 +172,7 @@ impl TenantTable {
     /// Is in this group of tenants instead of the one that it names, of these.
     pub fn set_group(&mut self, group: Option<&str>, groups: &[Group]) {
         let users = group::split(self.group.as_ref(), groups).map(|(_, users)| users);
+        // The key `group` names users as well: those stay.
         let mut all = users.ok().flatten().map_or_else(Vec::new, |List(users)| users);
         all.extend(group.map(str::to_owned));
         self.group = (!all.is_empty()).then_some(List(all));
@@ -181,6 +182,7 @@ impl TenantTable {
     /// one.
     pub fn target(&self, groups: &[Group]) -> Result<Option<Target>, String> {
         let own = latency::target(self.latency, self.latency_percentile, self.floor)?;
+        // `complete` refuses a group that cannot be told: here it only means no target of a group.
         let of_group = || group::target(self.group_of(groups).ok().flatten().as_deref(), groups);
         Ok(own.or_else(of_group))
     }
@@ -196,6 +198,8 @@ impl TenantTable {
         for (key, value) in [("size", self.size), ("offset", self.offset)] {
             let Some(Size(bytes)) = value else { continue };
             if bytes % SECTOR != 0 || (key == "size" && bytes == 0) {
+                // For a size of 0 the next multiple is to be above 0. Sizes end below 2^63: none
+                // overflows.
                 let up = exact_size(bytes.max(1).next_multiple_of(SECTOR));
                 let above = if key == "size" { " above 0" } else { "" };
                 let given = exact_size(bytes);
@@ -291,6 +295,7 @@ impl TenantTable {
 /// Ranges are whole sectors, which is what most clients' kernels can address.
 pub fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Vec<Range>, Refusal> {
     let mut places: Vec<Option<Range>> = vec![None; tenants.len()];
+    // The shared file is number 0: the tenants' own files follow it.
     let mut files = (u16::from(shared.is_some())..).zip(own);
     for (tenant, place) in
         tenants.iter().zip(&mut places).filter(|(tenant, _)| tenant.path.is_some())
@@ -355,8 +360,10 @@ fn share_the_rest(
         return Ok(());
     }
     let (mut offset, length) = gaps.iter().copied().max_by_key(|gap| gap.1).unwrap_or((0, 0));
+    // On a small device whole MiB would give some tenants much less, or nothing.
     let unit = if length / count >= PART { PART } else { SECTOR };
     let size = length / count / unit * unit;
+    // The end of a file may be in the middle of a sector, which clients cannot address.
     let end = (offset + length) / SECTOR * SECTOR;
     let open = tenants.iter().zip(places).filter(|(_, place)| place.is_none());
     for (nth, (tenant, place)) in (1..).zip(open) {

@@ -126,6 +126,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
 fn scale(number: &str, unit: u64) -> Option<u64> {
     let number = number.replace('_', "");
     let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
+    // 15 digits times the largest unit (2^50) stay within 128 bits.
     if fraction.len() > 15 || fraction.contains('.') {
         return None;
     }
@@ -146,6 +147,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     let suffix = suffix.to_ascii_lowercase();
     let letter = suffix.strip_suffix("ib").or(suffix.strip_suffix('b')).unwrap_or(&suffix);
     let shift = match letter {
+        // `4ib` leaves no letter either, and is no unit.
         "" if !suffix.starts_with('i') => 0,
         "k" => 10,
         "m" => 20,
@@ -154,6 +156,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "p" => 50,
         _ => return Err(refuse()),
     };
+    // Offsets in files are signed (off_t), so no file is larger.
     scale(number, 1 << shift).filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(refuse)
 }
 
@@ -251,6 +254,7 @@ fn parse_part(text: &str) -> Result<u8, String> {
 /// A size as it could be read back, exact: `10G`, `1536M`, `4096`.
 pub fn exact_size(bytes: u64) -> String {
     let (shift, letter) = match bytes {
+        // 0 has 64 trailing zeros and would be `0T`.
         0 => (0, ""),
         _ => match bytes.trailing_zeros() {
             0..10 => (0, ""),
@@ -301,6 +305,7 @@ fn show(value: f64, step: f64, units: &[&str]) -> String {
         value /= step;
         index += 1;
     }
+    // From 9.995 and 99.95 on rounding gives one more figure before the point.
     let digits = match value {
         _ if index == 0 && value.fract() == 0.0 => 0,
         value if value < 9.995 => 2,

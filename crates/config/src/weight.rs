@@ -103,6 +103,7 @@ impl WeightSource {
 pub fn cgroup_root() -> PathBuf {
     let is_cgroup2 =
         |root: &&&str| rustix::fs::statfs(**root).is_ok_and(|of| of.f_type == CGROUP2_MAGIC);
+    // Without cgroups the usual root is named, so that a refusal says where they were expected.
     ROOTS.iter().find(is_cgroup2).unwrap_or(&ROOTS[0]).into()
 }
 
@@ -135,6 +136,8 @@ impl Cgroups {
         let name = below(&self.root, path).join("io.max");
         let refuse =
             |error: io::Error| format!("cgroup: {}: {error}", self.root.join(&name).display());
+        // The root has no io.max, and a cgroup whose parent hands on no I/O has none either: no
+        // caps.
         let text = match open_below(&self.root, &name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Caps::default()),
             file => file.and_then(|file| read_at_most(file, IO_MAX_MAX)).map_err(refuse)?,
@@ -214,12 +217,15 @@ fn read(root: &Path, path: &Path) -> Result<Weight, String> {
 fn open_below(root: &Path, file: &Path) -> io::Result<File> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(root, directory, Mode::empty())?;
+    // NONBLOCK: opening a FIFO would wait for a writer. NOCTTY: a terminal must not become the
+    // server's.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let below = ResolveFlags::BENEATH
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_XDEV;
     let file = rustix::fs::openat2(root, file, flags, Mode::empty(), below)?;
+    // The open file is asked, not its name: another file could take the name in between.
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is not a regular file"));
     }

@@ -43,7 +43,7 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
             return Ok(());
         }
         if is_first {
-            // Not under systemd there is nothing to tell.
+            // Outside systemd there is no manager to tell, and that is no error.
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         }
         is_first = false;

@@ -27,6 +27,7 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let mut file = tempfile::Builder::new()
         .prefix(".fairq")
+        // Temporary files are their owner's alone, and the node exporter is another user.
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
         .tempfile_in(folder.unwrap_or(Path::new(".")))?;
     file.write_all(text.as_bytes())?;

@@ -71,6 +71,7 @@ pub(super) fn between(
 
 /// A cgroup that was made anew, or a scheduler that was, counts from 0 again.
 fn less(now: &Counts, before: &Counts) -> Counts {
+    // Requests only grow, so fewer of them mean a new count.
     let is_new = now.requests() < before.requests();
     let from = |value: u64, before: u64| if is_new { value } else { value.saturating_sub(before) };
     Counts {

@@ -206,6 +206,7 @@ impl Machine {
         Some(Drive {
             name: name.to_owned(),
             number: read(&self.sys.join("block").join(name).join("dev"))?,
+            // Drives that cannot have a scheduler say `none` without brackets.
             scheduler: selected.unwrap_or(&scheduler).to_owned(),
             nr_requests: read(&queue.join("nr_requests")).unwrap_or_default(),
             knobs,
@@ -243,6 +244,7 @@ impl Machine {
         let mut folders = vec![String::new()];
         while let Some(name) = folders.pop() {
             let folder = self.cgroups.join(&name);
+            // A cgroup may be gone since its parent was read: it has no children then.
             let below = fs::read_dir(&folder).into_iter().flatten().flatten();
             let is_folder =
                 |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -305,6 +307,7 @@ impl Machine {
             return Err(Refusal::new(text).into());
         }
         if !file.exists() {
+            // The file may be absent for want of the module, or since the parent hands on no I/O.
             self.has_module()?;
             let parent = Path::new(&name).parent().unwrap_or(Path::new(""));
             return Err(Refusal::new(format!(
@@ -315,6 +318,7 @@ impl Machine {
             .into());
         }
         let line = match device {
+            // For all drives the file takes a number only; 100 is a new cgroup's.
             None if weight == "default" => "default 100".to_owned(),
             None => format!("default {weight}"),
             Some(device) => {
@@ -350,6 +354,7 @@ impl Machine {
             "scheduler" | "nr_requests" => queue.join(key),
             _ => queue.join("iosched").join(key),
         };
+        // A key is the name of one file: a path could lead out of the folder.
         if key.contains('/') || key == "stats" || !file.exists() {
             // It may be another one by now.
             let drive = self.drive(&drive.name).unwrap_or(drive.clone());
@@ -364,6 +369,7 @@ impl Machine {
         }
         match fs::write(&file, value) {
             Ok(()) => Ok(()),
+            // The kernel refuses a value by EINVAL: the file itself says what it would take.
             Err(error) if error.kind() == ErrorKind::InvalidInput && key == "scheduler" => {
                 let known = read(&file).unwrap_or_default();
                 Err(Refusal::new(format!(

@@ -68,6 +68,7 @@ fn show(
 fn screen(text: &str, above: &mut usize, height: u16) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     let room = usize::from(height.saturating_sub(1));
+    // Lines may be fewer than a second ago: the text must not scroll out of sight.
     *above = (*above).min(lines.len().saturating_sub(room));
     let shown = lines.iter().skip(*above).take(room);
     let mut screen: String = shown.flat_map(|line| [line, "\n"]).collect();

@@ -36,6 +36,7 @@ impl Console {
         let OfCaps { tenant, caps: said } = given;
         let said = fairq_config::caps_of!(said);
         let known = self.settings.tenant.iter().map(toml::Spanned::get_ref);
+        // Caps that make no sense by themselves are refused below, by `set_caps`.
         if let (Some(table), Ok(caps)) =
             (known.clone().find(|table| table.name == tenant), said.caps())
         {

@@ -41,16 +41,19 @@ fn flat(settings: &Settings) -> BTreeMap<String, String> {
 fn put(key: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
     let under = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
     match value {
+        // An option that is not written is null here; a change tells it as absent.
         Value::Null => {}
         Value::Object(fields) => {
             fields.iter().for_each(|(name, value)| put(&under(name), value, keys))
         }
+        // By its place in the list each tenant behind a removed one would differ.
         Value::Array(list) if key == "tenant" || key == "group" => {
             for tenant in list {
                 let name = tenant["name"].as_str().unwrap_or_default();
                 put(&under(name), tenant, keys);
             }
         }
+        // An empty list is what a file without the key has: it is no key either.
         Value::Array(list) if list.is_empty() => {}
         Value::Array(list) => {
             keys.insert(key.to_owned(), list.iter().map(text).collect::<Vec<_>>().join(", "));

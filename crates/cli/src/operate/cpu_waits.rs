@@ -39,6 +39,7 @@ impl CpuWaits {
         let most_ns =
             before.iter().zip(after).map(|(before, after)| after.saturating_sub(*before)).max()?;
         let percent = most_ns * 100 / ((now - then).as_nanos() as u64).max(1);
+        // Between the two bounds nothing is news: a load near one of them is not told each second.
         let is_news = if self.is_told { percent < LITTLE } else { percent > MUCH };
         self.is_told ^= is_news;
         is_news.then_some(percent)

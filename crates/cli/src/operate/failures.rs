@@ -31,6 +31,7 @@ struct Spell {
 impl Failures {
     /// Takes in what a tenant got in the second that ends now. True if a spell begins.
     fn count(&mut self, now: Duration, tenant: &str, failed: u64) -> bool {
+        // Within a spell a failure is only counted: its line would be one of thousands.
         if let Some(spell) = self.spells.get_mut(tenant) {
             spell.failed += failed;
             spell.last = now;

@@ -73,6 +73,7 @@ impl Console {
         let cgroups = self.settings.cgroups();
         let before = old.and_then(|table| table.complete(Some(&cgroups)).ok());
         let mut table = old.cloned().unwrap_or_default().overlaid(said);
+        // `off` is no value of a key: it is taken out of what was there before.
         for (key, _) in keys.iter().filter(|(_, value)| text(value) == OFF) {
             table.clear(key).map_err(Fault::params)?;
         }
@@ -80,6 +81,7 @@ impl Console {
         let all = group::complete(others.chain([&table]), Some(&cgroups)).map_err(Fault::from)?;
         let is_it = |group: &&group::Group| group.name == table.name;
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
+        // Targets can be refused one by one, so they come before the group itself changes.
         let targets = self.settle(admin, &all, None);
         if let Err(fault) = targets {
             // Those that were given before that one go back.
@@ -138,6 +140,7 @@ impl Console {
             match admin.set_group(&server_group(&group)) {
                 Ok(()) => {
                     let now = describe(&group);
+                    // The first look is no change: the group was made with these settings.
                     if self.followed.insert(group.name.clone(), group).is_some() {
                         tracing::info!(group = table.name, now, "the cgroup's settings changed");
                     }
@@ -213,6 +216,8 @@ impl Console {
         let member = tenants.find(name);
         let tenant = member.map(|member| member.tenant.clone());
         let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
+        // Caps are left out: `share` and a reload's plan have compared them, and a reload may still
+        // be about to change them.
         let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
         admin.set_share(name, to.group.as_deref(), wanted).map_err(Fault::refused)?;
         let groups = self.settings.known_groups().map_err(Fault::from)?;
@@ -261,6 +266,7 @@ impl Console {
         let stays = |name: &str| wanted.group.iter().any(|table| table.get_ref().name == name);
         let known = self.settings.group.iter().map(|table| table.get_ref().name.clone());
         let mut gone: Vec<String> = known.filter(|name| !stays(name)).collect();
+        // A group with members cannot be removed, and an inner group is a member.
         gone.sort_by_key(|name| std::cmp::Reverse(name.matches('/').count()));
         gone.retain(|name| match admin.remove_group(name) {
             Ok(()) => true,

@@ -59,6 +59,7 @@ impl Console {
             let groups = self.settings.known_groups().ok()?;
             group::target(member.as_ref()?.tenant.group.as_deref(), &groups)
         };
+        // Without one of its own the tenant falls back to its group's, as at the start.
         let target = own.or_else(of_group);
         let before = admin.tenants().find(name).and_then(|member| member.tenant.target);
         admin.set_target(name, target).map_err(Fault::refused)?;
@@ -144,8 +145,10 @@ impl Teller {
 
     /// Whether a state has lasted, and was not told.
     fn is_news(&mut self, tenant: &str, state: TargetState) -> bool {
+        // A target counts as met at first, so that only a missed one is news.
         let met = Spell { told: TargetState::Met, seconds: 0 };
         let spell = self.spells.entry(tenant.to_owned()).or_insert(met);
+        // An idle tenant has no latencies, so it says nothing of its target.
         if state == TargetState::Idle || state == spell.told {
             spell.seconds = 0;
             return false;

@@ -101,7 +101,7 @@ impl Console {
         method: &str,
         given: Value,
     ) -> Result<Value, Fault> {
-        // `params` without any only tells.
+        // `params` without any only tells; `drain` changes the server without any.
         let changes = CHANGES.contains(&method)
             && (method == "drain" || given.as_object().is_some_and(|given| !given.is_empty()));
         let params = changes.then(|| given.to_string());
@@ -191,6 +191,7 @@ impl Console {
     fn in_force(&self, admin: &dyn Admin) -> Settings {
         let mut settings = self.settings.clone();
         if self.plan.source != Source::Stdio {
+            // A socket of the service manager has no address that could be written.
             settings.listen =
                 admin.listening().into_iter().filter_map(|at| at.try_into().ok()).collect();
         }
@@ -235,11 +236,14 @@ impl Console {
             None => self.gap(admin, &new)?,
         };
         let tenant = server_tenant(&new, &range);
+        // A part of the shared file may hold what another tenant wrote; a file of its own was named
+        // for it.
         let wipe = new.path.is_none() && !new.keep_data;
         if let Err(error) = admin.add(tenant.clone(), wipe) {
             self.close_own(admin, tenant.file);
             return Err(Refusal::new(error.to_string()));
         }
+        // The place is written down, so that a restart finds the tenant's data where they are.
         let table = match new.path {
             Some(_) => table,
             None => TenantTable {
@@ -265,6 +269,7 @@ impl Console {
         let tenants = admin.tenants();
         let of_others =
             tenants.members().iter().filter(|member| !own.contains(&member.tenant.file));
+        // Others stay where they are: `layout` has to find a place around them.
         let pinned = |member: &Member| Tenant {
             name: member.tenant.name.clone(),
             size: Some(member.tenant.size),
@@ -334,6 +339,7 @@ impl Console {
     }
 
     pub(super) fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
+        // Looked up before the removal, after which the list does not know the tenant.
         let file = admin.tenants().find(name).map(|member| member.tenant.file);
         admin.remove(name).map_err(Fault::refused)?;
         if let Some(file) = file {
@@ -374,6 +380,7 @@ impl Console {
             }
         });
         for (name, source) in followed {
+            // The last weight stays. At level debug, since it would be said again each second.
             let Ok(weight) = source
                 .now(&self.plan.cgroup_root)
                 .inspect_err(|error| tracing::debug!(tenant = name, "{error}"))
@@ -426,7 +433,7 @@ impl Console {
         let before = self.describe_policy();
         let settings = Settings { policy: Some(table), ..self.settings.clone() };
         let mut differ = changes::between(&self.settings, &settings);
-        // The policy that nobody named has a name from now on; that is no difference.
+        // The usual policy has its name written down from here on; that is no difference.
         differ.retain(|change| {
             change.key != "policy.name" || wanted.policy != self.plan.policy.policy
         });
@@ -467,6 +474,8 @@ impl Console {
     ) -> Result<bool, String> {
         let knobs = wanted.knobs(self.plan.device.default_slots());
         let mut tunings = Vec::new();
+        // All are looked up before one is changed: what needs another policy leaves this one as it
+        // is.
         for Change { key, .. } in differ {
             let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);
             let Some((knob, value)) = knobs.iter().find(changed) else { return Ok(false) };
@@ -486,6 +495,7 @@ impl Console {
     fn listen(&mut self, admin: &mut dyn Admin, address: &str) -> Result<Value, Fault> {
         let at: Listen = address.parse().map_err(Fault::params)?;
         let place = admin.listen(&at.clone().into()).map_err(Fault::refused)?;
+        // With port 0 the kernel has chosen one: the address that came of it is written down.
         self.settings.listen.push(place.clone().try_into().unwrap_or(at));
         Ok(json!({ "address": place.to_string() }))
     }
@@ -516,6 +526,7 @@ fn own_spec(new: &Tenant, path: &Path) -> FileSpec {
 fn refused_file(new: &Tenant, error: &AdminError) -> Refusal {
     let text = format!("{}: tenant {}: {error}", new.origin, new.name);
     match error {
+        // The file is still being opened: the same call gives what has come of it.
         AdminError::Opening { .. } => Refusal::temporary(text),
         _ => Refusal::new(text),
     }

@@ -227,6 +227,7 @@ fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
         text.family(name, "gauge", help);
         for store in &now.stores {
             let value = value(store);
+            // Prometheus would take NaN as a sample: without a value there is no line.
             if !value.is_nan() {
                 text.sample(name, &[("store", store.name.as_str())], value);
             }
@@ -612,6 +613,7 @@ fn interference(text: &mut Text, now: &Status, tenants: &TenantList) {
     let mut names = vec![None; GROUPS];
     for member in tenants.members() {
         let slot = &mut names[group(member.number())];
+        // The last group is several tenants, so it has the name of none.
         *slot = Some(if group(member.number()) == GROUPS - 1 {
             OTHERS
         } else {

@@ -144,12 +144,15 @@ impl Console {
         tenants: &TenantList,
     ) -> (Vec<Row>, Vec<Arc<TenantStats>>, f64) {
         let (elapsed, earlier) = &self.last;
+        // Rates are divided by it: it must not be 0.
         let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
         let stats = |member: &server::Member| &now.totals.tenants[usize::from(member.number())];
         let counted: Vec<Arc<TenantStats>> = tenants
             .members()
             .iter()
             .map(|member| match (earlier.get(&member.flow), stats(member)) {
+                // The same object as a second ago means that nothing has happened to the tenant
+                // since.
                 (Some(earlier), stats) if Arc::ptr_eq(earlier, stats) && stats.in_flight == 0 => {
                     self.idle.clone()
                 }
@@ -184,6 +187,7 @@ impl Console {
     /// Shows a second's numbers where somebody looks.
     fn show(&self, now: &Status, rows: &[Row], counted: &[Arc<TenantStats>], seconds: f64) {
         let rows_of_terminal = status::terminal_rows();
+        // With stdio standard output is the client's connection.
         if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
             return;
         }
@@ -202,7 +206,7 @@ impl Operator for Console {
     fn ready(&mut self, admin: &dyn Admin, listening: &[server::Listen]) {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
-        // Bytes that are in nobody's range: `fairq ctl add` can give them to a tenant.
+        // Bytes that are in no tenant's range: `fairq ctl add` can give them to one.
         let unassigned = self.unassigned(&admin.tenants());
         let s = if tenants == 1 { "" } else { "s" };
         tracing::info!(
@@ -218,6 +222,7 @@ impl Operator for Console {
         ]);
         // On standard output only if it is not the connection itself.
         if self.plan.source != Source::Stdio {
+            // A closed standard output is no reason not to serve.
             let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
         }
     }
@@ -241,6 +246,7 @@ impl Operator for Console {
         self.targets.tell(&now, &tenants);
         self.stuck.tell(&now, &tenants);
         self.show(&now, &rows, &counted, seconds);
+        // The next viewer makes the look, and a second without viewers costs none.
         (self.latest, self.look) = (Some(now), None);
     }
 

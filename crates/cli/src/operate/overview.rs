@@ -167,6 +167,7 @@ impl Console {
     fn parts(&self, victim: usize, now: &Matrix) -> Option<[f64; GROUPS]> {
         let earlier = self.matrices.front();
         let since = |other: usize| {
+            // A number that went to another tenant counts from 0 again.
             now[victim][other].saturating_sub(earlier.map_or(0, |matrix| matrix[victim][other]))
         };
         let total: u64 = (0..GROUPS).map(since).sum();
@@ -178,6 +179,7 @@ impl Console {
         let Some(parts) = self.parts(group(victim.number()), now) else { return Value::Null };
         let mut object = Map::new();
         for (name, part) in names.iter().zip(parts).filter(|(_, part)| *part > 0.0) {
+            // Several groups may have one name: those without a tenant are all `(others)`.
             let sum = object.get(*name).and_then(Value::as_f64).unwrap_or(0.0) + part;
             object.insert((*name).to_owned(), json!(sum));
         }

@@ -82,6 +82,7 @@ impl Console {
 
     /// Ends the recording; says how much there is, and whose the numbers of tenants are.
     pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
+        // Only the first stop takes the shards' rings; a second one tells the same again.
         if self.records.until.take().is_some() {
             (self.records.shards, self.records.depths) = admin.recorded();
         }
@@ -121,7 +122,7 @@ impl Console {
 
     /// Ends a recording that nobody ended in time.
     pub(super) fn trace_expire(&mut self, admin: &mut dyn Admin) {
-        // Whoever asked for so many seconds needs some more to end it.
+        // The client that asked for these seconds needs some more to end the recording.
         if self.records.until.is_some_and(|until| until + Duration::from_secs(10) < Instant::now())
         {
             admin.recorded();

@@ -41,6 +41,7 @@ impl Console {
                 }
                 tracing::info!(changes = changes.len(), "read the configuration again");
             }
+            // Each try of a slow file comes here: only the last one is an error to tell.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
         }
@@ -70,14 +71,27 @@ impl Console {
         let plan = wanted.plan(&self.given.surroundings)?;
         let in_force = self.comparable(&wanted);
         let mut differ = changes::between(&in_force, &wanted);
-        // What may be refused as a whole comes first: then nothing has changed. The files of TLS
-        // are read again; other files, or another mode, need a restart, as identities do.
-        let tls = tls_mode(self.plan.tls.as_ref())?;
-        self.prepare_files(admin, &wanted)?;
-        self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
-        admin.set_tls(tls);
         let tables = || wanted.tenant.iter().map(Spanned::get_ref);
         let (old, new) = (by_name(&self.settings), by_name(&wanted));
+        let groups = plan.groups.clone();
+        let old_groups = self.settings.known_groups()?;
+        let users = |table: &TenantTable, groups: &[group::Group]| {
+            group::split(table.group.as_ref(), groups).map(|(_, users)| users)
+        };
+        let mut moved: Vec<(String, Place, bool)> = Vec::new();
+        for table in tables() {
+            let Some(old) = old.get(&*table.name) else { continue };
+            if old.reservation() == table.reservation() && old.group == table.group {
+                continue;
+            }
+            let group = table.group_of(&groups).map_err(Refusal::new)?;
+            let reservation = table.reservation();
+            moved.push((
+                table.name.clone(),
+                Place { group, reservation },
+                users(old, &old_groups) == users(table, &groups),
+            ));
+        }
         let gone: Vec<String> = old
             .keys()
             .filter(|name| !new.contains_key(*name))
@@ -101,26 +115,17 @@ impl Console {
             .filter(|table| old.get(&*table.name).is_some_and(|old| old.caps() != table.caps()))
             .map(|table| (table.name.clone(), table.caps()))
             .collect();
-        let groups = plan.groups.clone();
-        let old_groups = self.settings.known_groups()?;
-        let users = |table: &TenantTable, groups: &[group::Group]| {
-            group::split(table.group.as_ref(), groups).map(|(_, users)| users)
-        };
-        let mut moved: Vec<(String, Place, bool)> = Vec::new();
-        for table in tables() {
-            let Some(old) = old.get(&*table.name) else { continue };
-            if old.reservation() == table.reservation() && old.group == table.group {
-                continue;
-            }
-            let group = table.group_of(&groups).map_err(Refusal::new)?;
-            let reservation = table.reservation();
-            moved.push((
-                table.name.clone(),
-                Place { group, reservation },
-                users(old, &old_groups) == users(table, &groups),
-            ));
-        }
-        let changed = self.put_groups(admin, &wanted)?;
+        // What may be refused as a whole comes first: then nothing has changed. The files of TLS
+        // are read again; other files, or another mode, need a restart, as identities do.
+        let tls = tls_mode(self.plan.tls.as_ref())?;
+        self.prepare_files(admin, &wanted)?;
+        self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
+        admin.set_tls(tls);
+        // Groups are there before tenants come or move into them, and go when tenants have left.
+        let changed = self.put_groups(admin, &wanted).unwrap_or_else(|error| {
+            tracing::warn!("{error}");
+            Vec::new()
+        });
         let mut done = |prefix: &str| {
             let under = |key: &str| {
                 key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
@@ -132,9 +137,12 @@ impl Console {
         };
         done("policy");
         changed.iter().for_each(|name| done(&format!("group.{name}")));
+        // Those that go come first: their ranges and files are free for those that come.
         for name in gone {
-            self.remove(admin, &name).map_err(|fault| Refusal::new(fault.message()))?;
-            done(&format!("tenant.{name}"));
+            match self.remove(admin, &name) {
+                Ok(_) => done(&format!("tenant.{name}")),
+                Err(fault) => tracing::warn!("{}", fault.message()),
+            }
         }
         for table in come {
             let name = table.name.clone();
@@ -144,8 +152,9 @@ impl Console {
             }
         }
         for (name, source) in reweighted {
-            if self.weight(admin, &name, source).is_ok() {
-                done(&format!("tenant.{name}.weight"));
+            match self.weight(admin, &name, source) {
+                Ok(_) => done(&format!("tenant.{name}.weight")),
+                Err(fault) => tracing::warn!("{}", fault.message()),
             }
         }
         for (name, said) in retargeted {
@@ -159,6 +168,8 @@ impl Console {
         for (name, place, same_users) in moved {
             match self.set_place(admin, &name, &place) {
                 Ok(_) => {
+                    // The key names users as well, and a running server does not change these: a
+                    // restart does.
                     let group = same_users.then_some("group");
                     let keys = group::KEYS.into_iter().chain(group);
                     keys.for_each(|key| done(&format!("tenant.{name}.{key}")));
@@ -199,6 +210,7 @@ impl Console {
 
     /// Listens where `wanted` says. True if that holds now.
     fn move_listeners(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> bool {
+        // The default address is chosen at the start, and only there.
         if wanted.listen.is_empty() {
             return self.settings.listen.is_empty();
         }
@@ -213,11 +225,13 @@ impl Console {
                 all = false;
             }
         }
+        // New addresses are there first: the server can be reached all along.
         for at in self.settings.listen.iter().filter(|at| !wanted.listen.contains(at)) {
             if let Err(error) = admin.unlisten(&at.clone().into()) {
                 tracing::warn!("{error}");
             }
         }
+        // What could not be listened on is still a difference, so the next reload tries it again.
         if all {
             self.settings.listen.clone_from(&wanted.listen);
         }

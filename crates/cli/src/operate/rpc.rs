@@ -339,6 +339,7 @@ impl Fault {
 
 /// Reads a method's parameters.
 pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
+    // Parameters may be left out, and what takes none reads an empty object.
     let given = if given.is_null() { Value::Object(Map::new()) } else { given };
     if !given.is_object() {
         return Err(Fault::params("parameters have names: send an object"));
@@ -362,12 +363,14 @@ pub(crate) fn answer(
         }
     };
     match parsed {
+        // JSON-RPC 2.0, section 6: an empty batch is answered by one error, not by a list.
         Value::Array(batch) if batch.is_empty() => {
             over(failed(Value::Null, &invalid("an empty batch")))
         }
         Value::Array(batch) => {
             let answers: Vec<Value> =
                 batch.into_iter().filter_map(|request| one(request, &mut call)).collect();
+            // A batch of notifications is not answered at all, not even by an empty list.
             let text = (!answers.is_empty()).then(|| Value::Array(answers).to_string());
             Reply { text, is_unfinished: false }
         }
@@ -407,9 +410,11 @@ fn one(
     let version = request.get("jsonrpc").and_then(Value::as_str) == Some("2.0");
     let (Some(Value::String(method)), true, true) = (request.get("method"), version, valid_id)
     else {
+        // Section 5: an id that cannot be told is null in the answer.
         return Some(failed(id.filter(|_| valid_id).unwrap_or(Value::Null), &invalid("this")));
     };
     let result = call(&method.clone(), request.remove("params").unwrap_or(Value::Null));
+    // A notification is carried out like any other call, and its error is lost.
     let id = id?;
     Some(match result {
         Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),

@@ -56,6 +56,7 @@ impl Stuck {
     /// Tells in the log which stores have stopped answering, and which answer again.
     pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
         for store in now.stores.iter().filter(|store| store.is_stuck) {
+            // A store is told once: it may be stuck for hours, and is looked at each second.
             if self.0.contains(&store.name) {
                 continue;
             }
@@ -89,6 +90,7 @@ pub(super) fn clear_error(admin: &mut dyn Admin, tenant: &str) -> Result<Value, 
 impl Console {
     /// Bytes of the device's files that are in no tenant's range.
     pub(super) fn unassigned(&self, tenants: &TenantList) -> u64 {
+        // Without a shared file the first size is that of a tenant's own, which is added below.
         let shared = if self.plan.device.has_shared_file() { self.shared } else { 0 };
         let all = shared + self.own.values().map(|&(_, size)| size).sum::<u64>();
         all.saturating_sub(tenants.members().iter().map(|member| member.tenant.size).sum())

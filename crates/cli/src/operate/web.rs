@@ -88,6 +88,7 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
     let refuse = |text: String| Refusal::new(format!("web-token: {}: {text}", path.display()));
     let mode =
         std::fs::metadata(path).map_err(|error| refuse(error.to_string()))?.permissions().mode();
+    // The token is a password: a user who can read it can change weights.
     if mode & 0o077 != 0 {
         return Err(refuse(format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777)));
     }
@@ -104,6 +105,7 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
 
 /// Why a request is not for this server, if it is not; see the module's text.
 fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> {
+    // A Unix socket has no door: no browser reaches it.
     let Door(at) = request.extensions().get()?;
     let header = request.headers().get(HOST).map(|host| String::from_utf8_lossy(host.as_bytes()));
     // A client that writes a whole URI means the host in there.
@@ -115,6 +117,7 @@ fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> 
         return None;
     }
     let given = match &host {
+        // The name is a stranger's text: a bounded part of it goes into the answer.
         Some(host) => {
             format!("does not go by the name `{}`", host.chars().take(64).collect::<String>())
         }
@@ -143,9 +146,11 @@ fn host_of(header: &str) -> &str {
 fn is_known(host: &str, at: IpAddr, names: &[String]) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     match bare.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        // An address in Host cannot be rebound, so any loopback address will do.
         Ok(ip) if ip == at.to_canonical() || ip.is_loopback() => return true,
         _ => {}
     }
+    // `localhost.` is the same name, written in full.
     let name = bare.strip_suffix('.').unwrap_or(bare);
     name.eq_ignore_ascii_case("localhost")
         || names.iter().any(|known| known.eq_ignore_ascii_case(name) || known == bare)
@@ -249,6 +254,7 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
     if is_cross_site(request) {
         return refuse(StatusCode::FORBIDDEN, "only this server's own page may change weights");
     }
+    // No form can send this type, and a script of another origin must ask first (CORS).
     if request.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != JSON) {
         return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json");
     }
@@ -279,6 +285,7 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
 /// and needs the token.
 fn is_cross_site(request: &HttpRequest) -> bool {
     let header = |name: &HeaderName| request.headers().get(name).map(HeaderValue::as_bytes);
+    // The browser's own word comes first: a proxy may have changed Host, and Origin differs then.
     if let Some(site) = header(&SITE) {
         return site != b"same-origin";
     }

@@ -32,6 +32,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
         look.sort(Order::default());
         let columns =
             rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
+        // A pipe has no width, and below 80 columns the table loses its right side.
         let width = if columns >= 80 { columns } else { 120 };
         let screen = Screen::default();
         let text = view::text(&look, &screen, width, view::height(&look, &screen, width));
@@ -43,6 +44,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
     }
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let result = show(&mut terminal, &mut server, look);
+    // The terminal is given back before an error is told on it.
     ratatui::restore();
     result
 }
@@ -70,6 +72,7 @@ fn show(
             {
                 return Ok(());
             }
+            // What a key changed is drawn at once; the server is asked no sooner for it.
             continue;
         }
         next = Instant::now() + PERIOD;
@@ -83,8 +86,10 @@ fn show(
 fn press(key: KeyEvent, screen: &mut Screen, server: &mut Connection) -> anyhow::Result<bool> {
     screen.complaint = None;
     let ends = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    // Ctrl-C ends the program while a weight is typed, too.
     if let Some((_, typed)) = screen.typed.as_mut().filter(|_| !ends) {
         match key.code {
+            // 10000, the largest weight, has five digits.
             KeyCode::Char(digit) if digit.is_ascii_digit() && typed.len() < 5 => typed.push(digit),
             KeyCode::Backspace => drop(typed.pop()),
             KeyCode::Esc => screen.typed = None,

@@ -49,6 +49,7 @@ impl Look {
 
     pub(crate) fn sort(&mut self, order: Order) {
         let last = |tenant: &Tenant, value: fn(&LastSecond) -> f64| {
+            // No figure of an active tenant is below 0: idle ones come last.
             tenant.last_second.as_ref().map_or(-1.0, value)
         };
         let most = |value: fn(&LastSecond) -> f64| {

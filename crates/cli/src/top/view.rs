@@ -54,6 +54,7 @@ impl Screen {
     /// Selects the row so many below.
     pub(crate) fn step(&mut self, rows: isize) {
         self.selected = self.selected.saturating_add_signed(rows);
+        // Until `follow` looks again, the row counts and not the tenant that was in it.
         self.chosen = None;
     }
 }
@@ -97,6 +98,7 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
         third.push(format!("the device is busy with {}", depth.slots));
     }
     if let (Some(slots), Some(used)) = (state.slots, state.slots_in_use) {
+        // Rounded up, so that one slot in use is seen.
         let filled = (used as usize * SLOTS).div_ceil(slots.max(1) as usize).min(SLOTS);
         third.push(format!(
             "D {}{} {used}/{slots}",
@@ -130,6 +132,7 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
         third.push(format!("{} stores, weights count within each", stores.len()));
     }
     for store in stores.iter().filter(|store| store.stuck) {
+        // At the front, since the line is cut off where the screen ends.
         third.insert(0, format!("STUCK: {} for {:.0} s", store.name, store.oldest_s));
     }
     if let Some(spread) = state.virtual_time_spread {
@@ -167,6 +170,7 @@ fn missed(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
     let target = |tenant: &'_ Tenant| tenant.latency_target.clone().filter(|of| of.is_missed());
     let mut missed: Vec<(&str, LatencyTarget)> =
         look.tenants.iter().filter_map(|tenant| Some((&*tenant.name, target(tenant)?))).collect();
+    // The sort is stable: behind the selected tenant the others keep their order.
     missed.sort_by_key(|(name, _)| screen.chosen.as_deref() != Some(name));
     let Some((name, of)) = missed.first() else { return Vec::new() };
     let late = of.late as f64 / of.completed.max(1) as f64;
@@ -330,6 +334,7 @@ fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
 /// What it got, and a mark at what it is entitled to: told apart by shape, not by colour.
 fn bar(share: f64, entitled: f64) -> String {
     let at = |part: f64| ((part * BAR as f64).round() as usize).min(BAR);
+    // The mark stands in the last column that is due: at 100 % it is still inside the bar.
     let (filled, mark) = (at(share), at(entitled).saturating_sub(1));
     (0..BAR)
         .map(|column| match (column == mark, column < filled) {

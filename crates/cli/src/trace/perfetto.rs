@@ -50,6 +50,7 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
     let tenants: BTreeSet<u16> = recorded
         .rows
         .iter()
+        // The tenant of a held row is a filler, not a tenant.
         .filter(|(_, row)| row.kind != "held")
         .map(|(_, row)| row.tenant)
         .collect();
@@ -77,6 +78,7 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
     // What was under way at the end.
     let last_ns = recorded.last_ns();
     let mut rest: Vec<(Live, Open)> = writer.open.drain().collect();
+    // A HashMap's order differs from run to run: the same recording is to give the same file.
     rest.sort_by_key(|(live, _)| *live);
     for (_, open) in rest {
         writer.slice("e", last_ns, &open, json!({}))?;
@@ -200,6 +202,7 @@ impl<W: Write> Writer<'_, W> {
 
     /// What a row means for its shard.
     fn decision(&mut self, recorded: &Recorded, shard: usize, row: &Row) -> io::Result<()> {
+        // A completion is the end of its slice; as an instant it would stand there twice.
         if row.kind != "complete" {
             let kind = &row.kind;
             let name = row.why.as_deref().map_or(kind.clone(), |why| format!("{kind}: {why}"));

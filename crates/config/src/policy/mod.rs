@@ -74,6 +74,7 @@ impl PolicyTable {
 
     /// What `flags` says wins. Another name is another policy: then nothing of this one remains.
     pub fn overlaid(mut self, flags: PolicyTable) -> PolicyTable {
+        // Keys of one policy mean nothing, or something else, to another.
         if flags.name.is_some() && flags.name != self.name {
             return flags;
         }
@@ -88,6 +89,8 @@ impl PolicyTable {
         let keys: Vec<(&str, u64)> = self.keys.into_iter().collect();
         let config = PolicyConfig { policy, keys };
         config.refuse_foreign_keys()?;
+        // The smallest shape is enough for ranges. Values that depend on the machine are checked
+        // when the policy is built.
         match policy.configured(&config.keys, &Shape::new(Topology::flat(1), 1, 1)) {
             Ok(_) => Ok(config),
             Err(Error::Config(ConfigError::Knob { knob: key, value, .. })) => {
@@ -169,6 +172,8 @@ impl FromStr for PolicyTable {
 pub fn parse_list(text: &str) -> Result<Vec<PolicyTable>, String> {
     let mut policies: Vec<String> = Vec::new();
     for item in pairs::items(text).into_iter().filter(|item| !item.trim().is_empty()) {
+        // A `:` before the `=` ends the name of another policy. One behind it belongs to the value,
+        // as in unthrottle=poll:1us.
         let is_key = item.find('=').is_some_and(|equals| !item[..equals].contains(':'));
         match policies.last_mut() {
             Some(policy) if is_key => {
@@ -212,6 +217,7 @@ impl<'de> Deserialize<'de> for PolicyTable {
                     }
                     let knob = knob(&key).ok_or_else(|| de::Error::unknown_field(&key, &KEYS))?;
                     let value = map.next_value_seed(value::Of(knob))?;
+                    // A key and its alias (`slots`, `D`) are two texts and one knob.
                     if table.keys.insert(knob.key, value).is_some() {
                         return Err(de::Error::duplicate_field(knob.key));
                     }

@@ -27,6 +27,7 @@ fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
             return Err(format!("unknown variant `{text}`, expected one of {words}"));
         }
     };
+    // Where words are taken as well, a refusal that spoke of numbers only would hide them.
     if knob.words.is_empty() {
         return number;
     }
@@ -39,6 +40,7 @@ fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
 
 /// A value as it could be read back.
 pub fn show(knob: &Knob, value: u64) -> String {
+    // In the range a number stays a number, even if a word means the same; 0 is shown by its word.
     let is_word = value == 0 || value > knob.most || knob.unit == Unit::Words;
     if let Some(word) = knob.word_of(value).filter(|_| is_word) {
         return word.to_owned();

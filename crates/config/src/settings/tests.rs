@@ -183,6 +183,7 @@ fn what_does_not_fit_together_is_refused_with_the_cure() {
         "no tenants: say who shares the device, as in --tenant db=10G,weight=300 --tenant \
          web,weight=100"
     );
+    assert!(refusal("device = \"nvme-soft,backing=/a\"").starts_with("no tenants: "));
     assert_eq!(
         refusal("[[tenant]]\nname=\"a\"\n[[tenant]]\nname=\"a\""),
         "fairq.toml:3: tenant a is already there (fairq.toml:1): rename one"

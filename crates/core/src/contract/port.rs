@@ -220,6 +220,11 @@ pub struct FlowStats {
     /// How far the flow's first staged request here is ahead of virtual time, in units; `None`
     /// without one, or for a policy without virtual time.
     pub lag: Option<u64>,
+    /// What the flow's requests that the port has issued cost, in equivalent bytes; those that
+    /// went ahead for a [reservation](Policy::set_share) are not charged, so not counted. A port
+    /// keeps it while the flow has requests there and for some time after; it begins at 0 when the
+    /// flow comes back later. `None` for a policy that charges nothing.
+    pub service: Option<u64>,
     /// The flow's tokens that the port has in hand, in bytes, less than 0 if it owes some; `None`
     /// for a policy without tokens.
     pub tokens: Option<i64>,

@@ -23,7 +23,8 @@ const FRACTION_BITS: u32 = 6;
 const STEP_BITS: u32 = 20;
 const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
 
-/// A point in time or a length of it, in 64ths of a nanosecond.
+/// A point in time or a length of it, in 64ths of a nanosecond. A clock that has gone for nine
+/// years stands still here, and caps and reservations are not counted from then on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct Time(u64);
 

@@ -46,6 +46,56 @@ fn every_policy_is_built_by_its_name_and_serves() {
     }
 }
 
+/// What a flow was served is what its issued requests cost: one that was cancelled costs nothing,
+/// one that was taken back and issued again costs once.
+#[test]
+fn what_a_flow_was_served_is_counted() {
+    const CHARGE_NOTHING: [&str; 2] = ["none", "kyber"];
+    for &Registered { name, .. } in ALL {
+        let shape = Shape::new(Topology::flat(1), 4, 8);
+        let (policy, mut ports) = AnyPolicy::<Native>::new(name, &[], &shape).unwrap();
+        let (port, mut wake) = (&mut ports[0], PortSet::EMPTY);
+        let flows = [100, 300].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+        let mut issued = Vec::new();
+        for (tag, blocks) in (0..).map(Tag).zip([1, 2, 4, 8]) {
+            let flow = flows[usize::from(blocks >= 4)];
+            let request = Request::new(tag, flow, Op::Read, u64::from(tag.0) << 30, blocks << 12);
+            if let Submitted::Issue { .. } = port.submit(0, &request, &mut wake).unwrap() {
+                issued.push(tag);
+            }
+        }
+        let cancelled = port.cancel(0, Tag(3), &mut wake);
+        let mut requeued = issued.first().copied();
+        requeued.map(|tag| port.requeue(0, tag, &mut wake));
+        let mut now_ns = 0;
+        while issued.len() < if cancelled { 3 } else { 4 } {
+            match port.next(now_ns, &mut wake) {
+                Next::Issue { tag, .. } if requeued.is_none() => {
+                    requeued = Some(tag);
+                    assert_eq!(port.requeue(now_ns, tag, &mut wake), Some(Submitted::Staged));
+                }
+                Next::Issue { tag, .. } => issued.push(tag),
+                Next::WaitUntil(until) => now_ns = until,
+                // The flow that has the device is waited for.
+                _ => {
+                    now_ns += 1_000_000;
+                    issued.iter().for_each(|&tag| {
+                        port.complete(now_ns, tag, Outcome::Done, &mut wake);
+                    });
+                }
+            }
+        }
+        issued.iter().for_each(|&tag| port.complete(now_ns, tag, Outcome::Done, &mut wake));
+        let services = flows.map(|flow| port.flow_stats(flow).service);
+        let second = if cancelled { 4 } else { 12 };
+        let due = match CHARGE_NOTHING.contains(&name) {
+            true => [Option::None; 2],
+            false => [3, second].map(|blocks| Some(blocks << 12)),
+        };
+        assert_eq!(services, due, "{name}");
+    }
+}
+
 /// Whatever the policy, it is built from keys and a shape, as its own type.
 #[test]
 fn every_policy_is_built_by_its_type_alike() {

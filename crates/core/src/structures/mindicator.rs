@@ -21,35 +21,7 @@
 //!   their minimum; it stops at the first node whose minimum does not change. At the root the
 //!   minimum counts only if it is later than what is there.
 //!
-//! **Why it is right.** All accesses are sequentially consistent.
-//! 1. *A raise never passes over an arrival.* It reads node, then children, then swaps the node
-//!    only if its stamp is still the same. An arrival below wrote its leaf first and then changed
-//!    the node's stamp. So either the raise read the new leaf, or the stamp was changed after the
-//!    raise read the node and the swap fails; or the arrival had not yet reached the node, and then
-//!    lowers it later. Stamping nodes whose minimum does *not* change is essential: with children
-//!    (5, 9), a raise of the first to "none" reads 9; the second becomes 5 and leaves the node at
-//!    5; the stale swap 5 → 9 must fail.
-//! 2. *Once `pin` has returned, virtual time cannot pass the pinned tag*, for the same reason at
-//!    the root; so the time that it returns, read by its swap of the root, stays current until the
-//!    port raises its leaf. A request that is tagged with that time is never behind virtual time:
-//!    an idle flow gains no credit and a waiting one loses none.
-//! 3. *A raise is never forgotten.* Two raises below one node each write their child and then read
-//!    the other's: in the total order of these accesses the later write comes before that port's
-//!    read of both, so at least the later of two sees both. Its swap either succeeds, or fails
-//!    because the node changed, and is tried again. A minimum that came out *less* than the node
-//!    belongs to an arrival that has not reached the node yet, and which raises its leaf to its
-//!    real lead afterwards; stopping there is right.
-//! 4. *The root never decreases*, since it is only swapped for later values or for itself.
-//!
-//! *Bounds of loops.* Both operations visit each node of the path to the root once. A swap fails
-//! only when another port has changed the node meanwhile, so each retry is another verb's progress;
-//! a raise that finds the new minimum in place stops.
-//!
-//! *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple
-//! of 128 changes leave the node at the very same tag swaps wrongly. Virtual time may then be later
-//! than some lead, by no more than the distance to the other leads that were read. Nothing is lost
-//! or stuck: the passed-over requests are the first to go, and flows that come in the meantime
-//! start that much later.
+//! **Why it is right** is argued above the verbs; all accesses are sequentially consistent.
 //!
 //! **Worked example.** Two cores with two ports each; leaves 10 and 12 on core A, 11 and none on
 //! core B: A = 10, B = 11, time 10. Port 0 dispatches and its lead is now 14: leaf 14; A is
@@ -96,6 +68,35 @@ fn is_before(a: Option<VTime>, b: Option<VTime>) -> bool {
     }
 }
 
+// **Why it is right.** All accesses are sequentially consistent.
+// 1. *A raise never passes over an arrival.* It reads node, then children, then swaps the node only
+//    if its stamp is still the same. An arrival below wrote its leaf first and then changed the
+//    node's stamp. So either the raise read the new leaf, or the stamp was changed after the raise
+//    read the node and the swap fails; or the arrival had not yet reached the node, and then lowers
+//    it later. Stamping nodes whose minimum does *not* change is essential: with children (5, 9), a
+//    raise of the first to "none" reads 9; the second becomes 5 and leaves the node at 5; the stale
+//    swap 5 → 9 must fail.
+// 2. *Once `pin` has returned, virtual time cannot pass the pinned tag*, for the same reason at the
+//    root; so the time that it returns, read by its swap of the root, stays current until the port
+//    raises its leaf. A request that is tagged with that time is never behind virtual time: an idle
+//    flow gains no credit and a waiting one loses none.
+// 3. *A raise is never forgotten.* Two raises below one node each write their child and then read
+//    the other's: in the total order of these accesses the later write comes before that port's
+//    read of both, so at least the later of two sees both. Its swap either succeeds, or fails
+//    because the node changed, and is tried again. A minimum that came out *less* than the node
+//    belongs to an arrival that has not reached the node yet, and which raises its leaf to its real
+//    lead afterwards; stopping there is right.
+// 4. *The root never decreases*, since it is only swapped for later values or for itself.
+//
+// *Bounds of loops.* Both operations visit each node of the path to the root once. A swap fails
+// only when another port has changed the node meanwhile, so each retry is another verb's progress;
+// a raise that finds the new minimum in place stops.
+//
+// *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple of
+// 128 changes leave the node at the very same tag swaps wrongly. Virtual time may then be later
+// than some lead, by no more than the distance to the other leads that were read. Nothing is lost
+// or stuck: the passed-over requests are the first to go, and flows that come in the meantime start
+// that much later.
 impl<P: Platform> VirtualTime<P> {
     /// Virtual time 0; no port has requests.
     pub(crate) fn new(tree: Tree) -> Self {

@@ -352,6 +352,12 @@ laws! {
     sfqd_reserving: Reserving("sfqd"), [0] => requests taking_back;
     d2fq_reserving: Reserving("d2fq"), [0] => requests taking_back;
     cfq_reserving: Reserving("cfq"), [0] => requests taking_back;
+    /// All layers at once, each with something to do.
+    mqfq_layered: Layered("mqfq"), [46_080] => absence;
+    kyber_fair_layered: Layered("kyber-fair"), [0] => absence;
+    sfqd_layered: Layered("sfqd"), [0] => absence;
+    d2fq_layered: Layered("d2fq"), [0] => absence;
+    nass_bfq_layered: Layered("nass+bfq"), [0] => absence;
     nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing;
 }

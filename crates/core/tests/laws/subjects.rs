@@ -17,8 +17,8 @@ use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::SerialPolicy;
 use fairq_core::sfqd::{Sfqd, SfqdPort, SfqdScheduler};
 use fairq_core::{
-    AnyPolicy, AnyPort, FlowError, FlowId, Native, Policy, PortSet, Reservation, Share, Stats,
-    Topology, Weight, registry,
+    AnyPolicy, AnyPort, Cap, Caps, Counted, FlowError, FlowId, Group, GroupId, Native, Policy,
+    PortSet, Reservation, Share, Side, Stats, Target, Topology, Weight, registry,
 };
 
 use crate::canary::serial_config;
@@ -422,25 +422,29 @@ pub(crate) const AROUND_FIOPS: Limited<Make<FiopsScheduler>> =
 pub(crate) const AROUND_MQFQ: Limited<Make<SfqdScheduler>> =
     Limited(|shape| SfqdScheduler::new(&serial_config(shape)));
 
+/// The policy of the registry with those of the keys that it has.
+fn registered(name: &str, shape: &Shape, keys: &[(&str, u64)]) -> (AnyPolicy, Vec<AnyPort>) {
+    let topology = Topology::flat(shape.ports);
+    let of = registry::Shape::new(topology, shape.flows, shape.tags).before(shape.slots);
+    let knobs = registry::find(name).expect("it is registered").knobs();
+    let has = |(key, _): &(&str, u64)| knobs.iter().any(|knob| knob.key == *key);
+    let keys: Vec<_> = keys.iter().copied().filter(has).collect();
+    AnyPolicy::new(name, &keys, &of).expect("the shape is legal")
+}
+
 /// A policy of the registry by its name, with D of the shape.
 pub(crate) struct Registered(pub(crate) &'static str);
 
 impl Subject for Registered {
     type Policy = AnyPolicy;
     fn build(&self, shape: &Shape) -> (AnyPolicy, Vec<AnyPort>) {
-        let Registered(name) = *self;
-        let topology = Topology::flat(shape.ports);
-        let of = registry::Shape::new(topology, shape.flows, shape.tags).before(shape.slots);
-        let knobs = registry::find(name).expect("it is registered").knobs();
-        let has = |(key, _): &(&str, u64)| knobs.iter().any(|knob| knob.key == *key);
         let keys = [
             ("merge", u64::from(shape.merge_bytes)),
             ("threshold", shape.threshold),
             ("slots", u64::from(shape.slots)),
             ("busy", u64::from(shape.slots / 2).max(1)),
         ];
-        let keys: Vec<_> = keys.into_iter().filter(has).collect();
-        AnyPolicy::new(name, &keys, &of).expect("the shape is legal")
+        registered(self.0, shape, &keys)
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         NO_VIRTUAL_TIME
@@ -496,5 +500,62 @@ impl Subject for Reserving {
     }
     fn starts_ns(&self) -> u64 {
         3_600_000_000_000
+    }
+}
+
+/// A policy of the registry with all that a flow can be given: it is in a group, has a reservation,
+/// a cap, and a latency target; D and what requests cost are found.
+pub(crate) struct Layered(pub(crate) &'static str);
+
+/// Gives all of that to each flow that is added.
+pub(crate) struct Giving(AnyPolicy);
+
+impl Policy for Giving {
+    type Port = AnyPort;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        let flow = self.0.add_flow_as(known, weight)?;
+        let (reservation, group) = (Reservation::new(500, 0).expect("legal"), Some(GroupId(0)));
+        self.0.set_share(flow, &Share { reservation, group })?;
+        let cap = Cap::new(8000, 16);
+        self.0.set_caps(flow, &Caps::default().with(Side::Both, Counted::Requests, cap))?;
+        // A direct policy has no D that a target could move.
+        match self.0.set_target(flow, Target::new(1_000_000, Target::LATE_PPM, 50)) {
+            Ok(()) | Err(FlowError::NoTargets) => Ok(flow),
+            Err(error) => Err(error),
+        }
+    }
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.0.set_weight(flow, weight)
+    }
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.0.remove_flow(flow)
+    }
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        self.0.tick(now_ns, wake)
+    }
+    fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+impl Subject for Layered {
+    type Policy = Giving;
+    fn build(&self, shape: &Shape) -> (Giving, Vec<AnyPort>) {
+        let (policy, ports) = registered(self.0, shape, &[("threshold", shape.threshold)]);
+        let group = Group {
+            parent: Option::None,
+            weight: Weight::DEFAULT,
+            reservation: Reservation::NONE,
+            caps: Caps::default(),
+        };
+        policy.set_group(GroupId(0), Some(&group)).expect("there is room for a group");
+        (Giving(policy), ports)
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        NO_VIRTUAL_TIME
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
     }
 }

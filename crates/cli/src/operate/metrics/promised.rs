@@ -49,6 +49,7 @@ fn caps_of(text: &mut Text, kind: Kind, all: &[(&str, &CapStats)]) {
             |of| of.waiting as f64,
         ),
     ];
+    // A family without samples would only be noise where there are no caps.
     if all.is_empty() {
         return;
     }

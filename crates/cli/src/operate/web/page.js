@@ -71,7 +71,8 @@ function forget() {
   while (state.history.length && state.history[0].at < oldest) state.history.shift();
 }
 
-// Those who moved most in what is remembered have a shape each; who has one keeps it while it is among them.
+// The tenants that moved most in what is remembered have a shape each, and keep it while they are
+// among them: a line that changed its shape would be taken for another tenant's.
 function choose() {
   const moved = new Map();
   for (const tenant of state.look.tenants) moved.set(tenant.name, 0);
@@ -359,6 +360,7 @@ function fill(tenant) {
   const mayWrite = state.write === "token" && $("token").value !== "";
   put(text, mayWrite ? "" : String(tenant.weight));
   input.hidden = !mayWrite;
+  // A number that is being typed stays.
   if (document.activeElement !== input) input.value = tenant.weight;
   for (const [key, write] of COLUMNS) if (write) put(cells[key], last ? write(last) : "–");
   bar.toggleAttribute("hidden", !last);
@@ -423,7 +425,7 @@ function table() {
   for (const name of rows.keys()) if (!names.has(name)) rows.delete(name);
   const body = $("rows");
   const trs = shown.map(fill);
-  // Who is typing keeps his place.
+  // A weight that is being typed would lose its field if rows changed places.
   const isTyping = body.contains(document.activeElement);
   const same = trs.length === body.children.length && trs.every((tr, i) => body.children[i] === tr);
   if (!same && !isTyping) body.replaceChildren(...trs);
@@ -474,6 +476,7 @@ function matrix() {
 async function weigh(name, input) {
   const tenant = state.look.tenants.find((t) => t.name === name);
   const weight = input.value.trim();
+  // A change event follows Enter: a number that is on its way is not sent again.
   if (!tenant || weight === String(tenant.weight) || input.dataset.sent === weight) return;
   input.dataset.sent = weight;
   say("");
@@ -524,6 +527,7 @@ function tell() {
 
 async function ask() {
   clearTimeout(state.again);
+  // A tab that is not seen asks nothing; it goes on when it is seen again (visibilitychange).
   if (state.paused || document.hidden) return;
   const began = performance.now();
   try {

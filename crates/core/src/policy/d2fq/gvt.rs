@@ -10,19 +10,7 @@
 //! generation, 16 bits of its slot plus one; 0 in the lower 24 bits says that nobody holds it. Two
 //! points compare by their signed difference, right while they are within 2^49 units.
 //!
-//! **Nothing leaves the window.** Let V be the word and F the floor, both in units.
-//! - *F <= V* whenever no publication is under way: a flow that raises F raises V to it, and a flow
-//!   that swaps V looks at F once more (below).
-//! - *vt - V <= 2^46 + 2^40 for each port* for any flow: a publication charges at most 2^40 units
-//!   ([`super::CHARGE_MAX`]) and then raises F to at least vt less 2^46 ([`super::SPAN_MAX`]). With
-//!   256 ports that is less than 2^48.4.
-//! - *V - F <= 2^46 + 2^40 for each port*, because V is never after all published virtual times,
-//!   and F is within a span of each of them.
-//! - *vt >= F* after each publication of the flow and each tick. Between two ticks F moves by what
-//!   the device serves: 2^46 units in a minute, the longest that a tick is away, at 10 GB/s to a
-//!   flow of weight 1.
-//!
-//! So whatever weights, depths and sizes are, |vt - V| < 2^49 for flows in use or not.
+//! **Nothing leaves the window**, whatever weights, depths and sizes are ([`Floor`]).
 //!
 //! **How sloppy.** When the holder moves on it may pass a flow that is behind it: then the word is
 //! too late until that flow's next publication, which moves it back. So after each publication the
@@ -196,6 +184,19 @@ impl<P: Platform> Gvt<P> {
     }
 }
 
+// **Nothing leaves the window.** Let V be the word and F the floor, both in units.
+// - *F <= V* whenever no publication is under way: a flow that raises F raises V to it, and a flow
+//   that swaps V looks at F once more (below).
+// - *vt - V <= 2^46 + 2^40 for each port* for any flow: a publication charges at most 2^40 units
+//   (`super::CHARGE_MAX`) and then raises F to at least vt less 2^46 (`super::SPAN_MAX`). With 256
+//   ports that is less than 2^48.4.
+// - *V - F <= 2^46 + 2^40 for each port*, because V is never after all published virtual times, and
+//   F is within a span of each of them.
+// - *vt >= F* after each publication of the flow and each tick. Between two ticks F moves by what
+//   the device serves: 2^46 units in a minute, the longest that a tick is away, at 10 GB/s to a
+//   flow of weight 1.
+//
+// So whatever weights, depths and sizes are, |vt - V| < 2^49 for flows in use or not.
 /// The least that global virtual time may be: no flow is farther ahead of it than its span.
 pub(super) struct Floor<P: Platform>(P::U64);
 

@@ -27,94 +27,17 @@
 //! and its requests go to the low class. With a ratio of 3 that is the right speed for good; with
 //! 256 it is too slow, b falls back below tau_l, and crosses it to and fro.
 //!
-//! | module | what it holds | source |
-//! |---|---|---|
-//! | `gvt`, `tracker` | global virtual time: the sloppy word, or the two others of Figure 17; its floor | Section 3.4 |
-//! | `activity` | each flow's virtual time, and whether it is active | Sections 3.1, 3.5 |
-//! | `port` | the verbs, and what a port keeps for itself | Figure 10 |
-//! | `ratio` | Eq. 2 and Eq. 3 | Section 3.2 |
-//! | `urgent` | a budget for the urgent class | beyond the paper |
+//! **Flows that want less than their share** do not hold gvt back: no flow is ahead of it by more
+//! than its span, `SPANS` (2) times tau_w (`Shared::bound`, `gvt`).
 //!
-//! **Knobs.** [`D2fqConfig`].
+//! **Bounds.** A verb reads and writes the words of one flow and of gvt, and 64 other flows' where
+//! it looks for the least (`Shared::survey`). A `tick` reads each flow's virtual time, and once a
+//! period 7 more words a flow and 8 for each seat of each port; it holds no lock that a verb takes.
+//! With the `scan` tracker (for comparison) a submission reads two words of every flow.
 //!
-//! # Flows that want less than their share
-//! Gvt is the least of all active flows (Section 3.1), and all flows of the paper are backlogged. A
-//! flow that always has a request in flight and wants little never stops being active, falls behind
-//! for ever and holds gvt there. All others are far ahead, run in the low class, and weights mean
-//! nothing. The fair queueing that D2FQ comes from does not know the fault: in SFQ a request's
-//! start tag is max(virtual time, the flow's last finish tag), so a flow that is not backlogged is
-//! lifted with each request and has no claim to service that it did not ask for. D2FQ cannot see
-//! which requests wait in the device; but a flow that is behind is in the fastest class, and if it
-//! falls farther behind all the same, no class can help it. So:
-//!
-//! **No flow is ahead of gvt by more than its span**, `SPANS` (2) times tau_w. A flow that comes to
-//! be farther ahead raises the *floor* of gvt to its virtual time less its span; gvt is not before
-//! the floor; and flows that are, are lifted to it (`Shared::bound`, at each publication and tick).
-//! What a flow is owed is thus at most a span.
-//!
-//! Beside a flow that is left behind the foremost of the others is a span ahead, so it is low. The
-//! others fall behind the foremost until they are near gvt, and cross the thresholds there to and
-//! fro as b does in the example above, at the speed of the foremost. So shares are fair among them,
-//! and the flow that is left behind has what it asks for. Example: beside a and b, c (weight 100)
-//! reads 2 at a time; on a Z-SSD that is 23 K requests per second of its share of 150 K. Gvt is
-//! 32 MiB behind b; b is low, a is 28 MiB behind b, between high and medium, and they share 3:1.
-//!
-//! # What a request writes
-//! The paper's Figure 10 changes the flow's virtual time and its number of requests in flight,
-//! twice a request, from every core. Here a request writes its port's memory only. A port
-//! *publishes* a flow's completions when they are worth `batch = tau_l / max(64, 8 x ports)` units,
-//! when nothing of the flow is left in flight on this port, or after 1/64 of the period. **Slack**:
-//! virtual time as others see it is late by less than `ports x batch <= tau_l / 8`, plus one
-//! request per port; the classes of a flow change that much later, and shares over longer times do
-//! not change at all, for nothing is lost.
-//!
-//! Cache lines that a request moves between cores, when F flows are active on all of n ports and
-//! each publication covers k requests (k is 32 for 4 KiB at the default weight and knobs, up to 8
-//! ports):
-//!
-//! | tracker | lines moved per request |
-//! |---|---|
-//! | sloppy | up to 2/k for the flow's own (one to write, one to read it again), and 2/(k F) for gvt, which only its holder writes, or the foremost flow while another is left behind: 0.07 |
-//! | mindicator | the same for the flow's, plus a leaf and its path per publication that changes a port's least: up to (2 + depth)/(k F), and an exclusive root for each flow that comes or goes |
-//! | scan | F reads a request, of which every line that another port wrote since the last scan moves: up to F/k x (n - 1)/n and at least F cache hits |
-//!
-//! A flow with one request at a time on a port publishes every request, and changes its `activity`
-//! twice: 3 writes of one line, which no other port wants unless the flow is there too.
-//!
-//! # Where the paper is silent, or where this differs
-//! `decisions.md` beside this file has every decision, by the numbers that comments cite, with the
-//! tests that hold it.
-//!
-//! | | default | `strict_paper` |
-//! |---|---|---|
-//! | a flow that comes back after the grace period | max(its virtual time, gvt): idling does not erase debt | gvt |
-//! | a holder with nothing in flight | lets go at once | lets go when its grace period is over |
-//! | who takes gvt that nobody holds | the least flow; the value never goes back (`gvt`) | the next to complete, at its value |
-//! | a flow that wants less than its share | is lifted to 2 tau_w behind the foremost | holds gvt back, and sends the others to the low class |
-//! | thresholds | halved until the device serves tau_l in 1/128 of a period, unless they are set | 8 MiB |
-//! | tau_l, at least | 8 times what the flow has in flight (`DEPTHS`) | - |
-//! | f_min in Eq. 2 | of the flows that wait in a high class that is backed up (`ratio`) | of all active flows |
-//! | Eq. 3 | not below what the shares ask for; relative to the least slowed flow if one is left behind (`ratio`) | as it is |
-//! | what Eq. 3 counts | requests, as arbitration does | bytes |
-//! | registers | the smallest that have the ratio (`ratio`) | the authors': 256 for the high class |
-//!
-//! The gap is signed: a flow behind gvt is high. A lone flow is high. A failed request is charged
-//! like any other, once, when it completes.
-//!
-//! **When nobody holds gvt** and the least flow must be looked for, that look costs about 10 ns a
-//! flow. A verb looks at 64 of the slots in use, at most once in 64 us, and goes on where the last
-//! one stopped; the value is raised when all have been seen. So the look takes at most 1 % of one
-//! CPU, and no verb takes longer the more flows there are; until it is done the flows move on by no
-//! more than 1 us of the device's throughput each, 10 KB at 10 GB/s, when all slots are active.
-//!
-//! **Bounds.** A verb reads and writes the words of one flow and of gvt, and 64 other flows' in a
-//! look. A `tick` reads each flow's virtual time, and once a period 7 more words a flow and 8 for
-//! each seat of each port, of which there are as many as tags or flows; it holds no lock that a
-//! verb takes. With the `scan` tracker, which is there for the comparison, each submission reads
-//! two words of every flow.
-//!
-//! **Memory ordering** is argued in `gvt` and `activity`. Usage statistics are single-writer words,
-//! Relaxed: they are sums for a human-scale period.
+//! **Knobs.** [`D2fqConfig`]. What the paper leaves open and where this differs: decision 8, and
+//! `decisions.md` beside this file, by the numbers that comments cite. Memory ordering is argued in
+//! `gvt` and `activity`; usage statistics are single-writer words, Relaxed.
 
 mod activity;
 mod config;

@@ -32,7 +32,8 @@ pub struct D2fqPort<P: Platform = Native> {
 /// What belongs to one port alone.
 struct Local {
     port: PortId,
-    account: PortFlows,
+    /// Of each flow the cost of what it has sent from here.
+    account: PortFlows<u64>,
     /// Per tag: cost less 1 in the upper 48 bits, its flow's seat plus 1 in the lower 16; 0 where
     /// the tag is not in use.
     live: Box<[u64]>,
@@ -151,8 +152,9 @@ impl<P: Platform> Port for D2fqPort<P> {
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         let account = &self.local.account;
-        let in_flight = account.seat(flow).map_or(0, |seat| account.live(seat));
-        FlowStats { in_flight, ..FlowStats::default() }
+        let Some(seat) = account.seat(flow) else { return FlowStats::default() };
+        let service = account.kept(seat).copied();
+        FlowStats { in_flight: account.live(seat), service, ..FlowStats::default() }
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
@@ -201,6 +203,9 @@ impl Local {
         }
         flow.in_flight = flow.in_flight.wrapping_add(cost);
         flow.count(shared, class, cost);
+        if let Some(service) = self.account.kept_mut(seat) {
+            *service = service.wrapping_add(cost);
+        }
         Ok(class)
     }
 

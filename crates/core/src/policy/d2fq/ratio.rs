@@ -31,14 +31,6 @@
 //! more one is than another. Half more than needed is kept, for the medium class takes its part;
 //! beside a flow that waits in the high class four times, so that the class is empty more often
 //! than not; and the ratio falls to a quarter at most, as all measures were taken at the old one.
-//!
-//! **What else the paper leaves open.** The floor is 3: the paper reports 3 where less would do. If
-//! the flow of Eq. 2 got nothing at all, the ratio becomes 256 (decision 10). tau_w is at least
-//! twice what tau_l is for the flow that is ahead. Eq. 2 is taken as it stands, also when it gives
-//! less than before because the gap is closing: kept from falling, the ratio was seen to climb to
-//! 256 and stay. Slowdown counts requests, as arbitration does, where the paper counts bytes
-//! (`strict_paper`: blocks of 512). A flow whose weight changed, or that was idle, counts from the
-//! next period on (decision 11).
 
 use super::gvt::KIU;
 use super::{DEPTHS, SPAN_MAX};
@@ -107,6 +99,13 @@ pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
     unfair.max(in_flight.saturating_mul(2 * DEPTHS)).min(SPAN_MAX)
 }
 
+// **What else the paper leaves open.** The floor is 3: the paper reports 3 where less would do. If
+// the flow of Eq. 2 got nothing at all, the ratio becomes 256 (decision 10). tau_w is at least
+// twice what tau_l is for the flow that is ahead. Eq. 2 is taken as it stands, also when it gives
+// less than before because the gap is closing: kept from falling, the ratio was seen to climb to
+// 256 and stay. Slowdown counts requests, as arbitration does, where the paper counts bytes
+// (`strict_paper`: blocks of 512). A flow whose weight changed, or that was idle, counts from the
+// next period on (decision 11).
 /// The ratio of the next period.
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     // A flow before this point is unfairly far behind the flow.

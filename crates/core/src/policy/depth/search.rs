@@ -28,20 +28,11 @@
 //! both; but where it does less of the one and much more of the other, it may give away up to
 //! [`PRICE_OF_WEIGHTS`](super::rate::PRICE_OF_WEIGHTS) more.
 //!
-//! **All the demand** is the most requests that ports have had lately. A D that is no less holds
-//! nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
-//! than [`KEPT_OF_ALL`](super::rate::KEPT_OF_ALL) of its rate, and half is tried again now and
-//! then. A rate with all the demand on the device says nothing of a D above that, so D stays where
-//! it was, up to twice the demand or [`FIRST`]: the next load may ask for more. As soon as it does,
-//! the search begins.
+//! **All the demand** is the most requests that ports have had lately (`all`).
 //!
 //! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on
 //! below it: if less than the bound is enough for what the device does there, D is that. A D that
-//! was found without a bound comes back when the bound goes.
-//!
-//! **How steady a rate is** (`jitter`): where the host's CPUs are the limit, trials of the same D
-//! differ by a tenth. What differs by no more than that is tried again, in turn, [`REPEATS`] times.
-//! If twice D is not clearly more then, D stays; whether less is enough is decided by the mean.
+//! was found without one comes back when the bound goes.
 //!
 //! **Few completions.** A trial takes a quarter of a second at most, with fewer than [`SOME`]
 //! completions a second, or [`CLEAR`] where the smaller D is far from enough. What chance may have
@@ -542,6 +533,10 @@ impl Search {
         }
     }
 
+    // **How steady a rate is** (`jitter`): where the host's CPUs are the limit, trials of the same
+    // D differ by a tenth. What differs by no more than that is tried again, in turn, `REPEATS`
+    // times. If twice D is not clearly more then, D stays; whether less is enough is decided by the
+    // mean.
     fn note_jitter(&mut self, rate: &Rate, usual: &Rate) {
         self.jitter = (3 * self.jitter + rate.apart(usual)) / 4;
     }
@@ -566,6 +561,11 @@ impl Search {
         self.is_found = false;
     }
 
+    // **All the demand** is the most requests that ports have had lately. A D that is no less holds
+    // nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
+    // than `KEPT_OF_ALL` of its rate, and half is tried again now and then. A rate with all the
+    // demand on the device says nothing of a D above that, so D stays where it was, up to twice the
+    // demand or `FIRST`: the next load may ask for more. As soon as it does, the search begins.
     /// All the demand, at least one.
     fn all(&self) -> u32 {
         u32::try_from(self.demand).unwrap_or(u32::MAX).max(1)

@@ -12,21 +12,7 @@
 //! - The flow's weight is raised, so that its requests go first. Requests that the policy held for
 //!   longer than they were on the device do that.
 //!
-//! **Steps.** Evidence comes before a step, and the step is bounded by it:
-//!
-//! | ratio | seen | step |
-//! |---|---|---|
-//! | above 3 | 8 late ones | D less 3/16, or the weight a half more |
-//! | above 1.6 | 20 late ones | D less 1/8, or the weight a quarter more |
-//! | above 1.3 | 40 late ones | 1/16; 1/8 |
-//! | above 0.97 | as many requests as may have 90 late ones, or a second | the same |
-//! | below 0.8 | the same | D 1/16 more, or the weight 1/8 less |
-//! | below 0.1 | as many requests as may have 20 late ones | 3/16; a half |
-//!
-//! Chance moves a count by its square root: 90 late ones by a tenth, which is why nothing moves
-//! between 0.8 and 0.97; at 0.9 one of a hundred counts of 20 or 40 is so large by chance. A step
-//! of 1/16 does not cross that gap: on a device of dies it changes the ratio by a fifth. After a
-//! step nothing is counted until the requests that were on the device then have left it.
+//! **Steps.** Evidence comes before a step, and the step is bounded by it: [`Step`] has the table.
 //!
 //! **Floor.** All flows but one with a target keep, together, at least its floor of what weights
 //! give them. What weights give them is their part of the rate that was measured while D had no
@@ -85,6 +71,21 @@ const PROBES_NS: u64 = 30_000_000_000;
 /// Requests whose mean time is told from chance: to half a percent where it varies by half.
 const MANY: u64 = 10_000;
 
+// **Steps.** Evidence comes before a step, and the step is bounded by it:
+//
+// | ratio | seen | step |
+// |---|---|---|
+// | above 3 | 8 late ones | D less 3/16, or the weight a half more |
+// | above 1.6 | 20 late ones | D less 1/8, or the weight a quarter more |
+// | above 1.3 | 40 late ones | 1/16; 1/8 |
+// | above 0.97 | as many requests as may have 90 late ones, or a second | the same |
+// | below 0.8 | the same | D 1/16 more, or the weight 1/8 less |
+// | below 0.1 | as many requests as may have 20 late ones | 3/16; a half |
+//
+// Chance moves a count by its square root: 90 late ones by a tenth, which is why nothing moves
+// between 0.8 and 0.97; at 0.9 one of a hundred counts of 20 or 40 is so large by chance. A step of
+// 1/16 does not cross that gap: on a device of dies it changes the ratio by a fifth. After a step
+// nothing is counted until the requests that were on the device then have left it.
 /// A step, in sixteenths of D; the weight moves by twice as much for up, and more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Step {

@@ -38,15 +38,6 @@
 //! weights times a factor change nothing.
 //!
 //! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at `AT_ONCE`.
-//!
-//! **Cost.** `submit` and `next` read a shared word that hardly ever changes, and `complete` a
-//! number of the port's own. Without groups and reservations that is all; with groups a port counts
-//! each request when it comes and when it ends, in words that it alone writes. A request of a flow
-//! with a reservation also looks at the flow's buckets when the policy lets it go, and takes from
-//! them what they have.
-//!
-//! *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
-//! Acquire. All else are counts.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -91,6 +82,14 @@ const FUTILE_MOST: u32 = 4;
 /// A flow has its reservation if it has this part of it, in percent.
 const MET_PERCENT: u64 = 97;
 
+// **Cost.** `submit` and `next` read a shared word that hardly ever changes, and `complete` a
+// number of the port's own. Without groups and reservations that is all; with groups a port counts
+// each request when it comes and when it ends, in words that it alone writes. A request of a flow
+// with a reservation also looks at the flow's buckets when the policy lets it go, and takes from
+// them what they have.
+//
+// *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
+// Acquire. All else are counts.
 /// A policy whose flows can be in groups and have reservations. See the [module's text](self).
 pub struct Grouped<L, P: Platform = Native> {
     inner: L,

@@ -103,6 +103,8 @@ impl Entry {
 /// looked at.
 struct Lanes {
     lanes: Box<[Option<FlowId>]>,
+    /// When each lane is looked at: the order has the lower 56 bits, two years of nanoseconds.
+    at_ns: Box<[u64]>,
     /// Of each flow's slot its lane's number and one; 0 for none.
     of: Box<[u32]>,
     free: Fifo,
@@ -121,6 +123,7 @@ impl Lanes {
         (0..lanes as u32).for_each(|lane| links.push(&mut free, lane));
         Lanes {
             lanes: boxed(lanes, |_| None),
+            at_ns: boxed(lanes, |_| 0),
             of: boxed(flows, |_| 0),
             free,
             links,
@@ -139,13 +142,17 @@ impl Lanes {
 
     fn look_at(&mut self, number: u32, at_ns: u64) {
         self.turns = self.turns.wrapping_add(1);
+        if let Some(lane) = self.at_ns.get_mut(number as usize) {
+            *lane = at_ns;
+        }
         let key = Key::new(VTime::from_units(at_ns), self.turns, Tag(number));
         self.order.put(number as usize, key);
         self.note_first();
     }
 
     fn note_first(&mut self) {
-        self.first_ns = self.order.get().map_or(u64::MAX, |key| key.start().units());
+        let first = self.order.get().and_then(|key| self.at_ns.get(key.tag()));
+        self.first_ns = first.copied().unwrap_or(u64::MAX);
     }
 
     /// Whether the flow has a lane.

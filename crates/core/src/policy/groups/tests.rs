@@ -351,6 +351,37 @@ fn what_waits_for_a_reservation_of_others_says_so() {
 }
 
 /// A share that is more than the reservation is had as without one.
+/// Nor does a port ask for a time that has passed, which would keep its thread awake: two years of
+/// nanoseconds are all that an order has bits for.
+#[test]
+fn a_reservation_holds_on_a_machine_that_has_been_up_for_years() {
+    for years in [0, 2, 3, 5] {
+        let db = Tenant { depth: 16, min_iops: 4000, ms: (0, u64::MAX), ..tenant(None, 1) };
+        let flood = Tenant { depth: 64, ms: (0, u64::MAX), ..tenant(None, 10_000) };
+        let mut rig = Rig::new("mqfq", 1, &[], &[db, flood]);
+        rig.now_ns = years * 365 * 24 * 3600 * SECOND + SECOND;
+        rig.run(1000);
+        let served = rig.run(1000);
+        assert!((3900..=4100).contains(&served[0]), "{years} years: {served:?}");
+        let mut waits = 0;
+        for _ in 0..1000 {
+            let mut next = || rig.ports[0].next(rig.now_ns, &mut PortSet::default());
+            let last = loop {
+                match next() {
+                    Next::Issue { tag, .. } => rig.device.push_back((0, tag)),
+                    other => break other,
+                }
+            };
+            if let Next::WaitUntil(at_ns) = last {
+                assert!(at_ns > rig.now_ns, "{years} years: until {at_ns} at {}", rig.now_ns);
+                waits += 1;
+            }
+            rig.run(1);
+        }
+        assert!(waits > 500, "{years} years: {waits}");
+    }
+}
+
 #[test]
 fn a_reservation_below_the_share_changes_nothing() {
     let mut tenants = [tenant(None, 200), tenant(None, 100)];

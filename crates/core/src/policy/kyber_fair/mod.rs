@@ -12,37 +12,18 @@
 //! done once a period: to predict how many tokens the device will serve (`predict`, the paper's
 //! Algorithm 1), and to start the next period (`period`).
 //!
-//! - *Queues*: a set per flow and port, with Kyber's domains and batches (the paper's Fig. 2c and
-//!   3).
+//! - *Queues*: a set per flow and port, with Kyber's domains and batches (Fig. 2c and 3).
 //! - *A period ends* when its time is over (100 ms), or when every active flow has run out of
 //!   tokens (Section 4.2).
-//! - *Active* is a flow that sent, or waited to, during the last period, or within twice the time
-//!   that requests take in the device: on a slow device all that a flow has may be there for longer
-//!   than a period. Others have no part in the division; one that comes back gets what its weight
-//!   is worth at the current rate at once, and counts from the next period on.
-//! - *Writes* cost their bytes times the ratio of mean write to mean read latency in the device, as
-//!   measured, from 1 to 16 times. Below 1 a ratio says that the device has a buffer, not that
-//!   writing is cheaper than reading.
+//! - *Active* is a flow that sent, or waited to, in the last period or a little before (`census`).
+//! - *Writes* cost their bytes times the ratio of mean write to mean read latency, from 1 to 16.
 //!
-//! **Work conserving** (Section 2, K-w.2). The paper's two conditions are not enough: while an
-//! active flow has tokens left and sends little, all others might wait for the period's end beside
-//! a device with nothing to do. So there is a third: a port that has nothing it may send ends the
-//! period if nothing is outstanding on the device, or fewer than `busy` requests are, over all
-//! ports, and stay so for a 64th of what has passed of the period (`period`, *Patience*: clients
-//! that keep many have few for moments). Whoever has been waiting then goes on, and whoever sends
-//! little finds tokens as before. With `busy` as large as the device's parallelism no place in it
-//! is free while a request waits anywhere, but for a 64th of the time; with 1 it is the paper's
-//! claim, the device is not idle. A tenant has to keep more than `busy` outstanding for its weight
-//! to matter alone, less beside others.
+//! **Work conserving** by a third end of a period: a port that has nothing it may send ends it if
+//! fewer than `busy` requests are on the device, and stay so for a 64th of the period so far.
 //!
-//! **How fair it is.** A flow that could use more than it was handed gets, in each period, its
-//! tokens to within one request and one batch per port. What a request uses beyond the tokens is
-//! owed and paid from the next ones, so the difference does not add up over periods. What is left
-//! when a period ends is good for one more, up to as much as that one hands out: a flow all of
-//! whose requests are in the device when the time is over cannot have used its tokens, and would
-//! lose a few percent of its share for good. So a flow that wanted less than its tokens has those
-//! of two periods at most, and one that was idle for a period has those of one, and the batches
-//! that its ports took. Shares are within 3 % from 500 requests a second on (`law_rates`).
+//! **How fair it is.** A flow that could use more than it was handed gets its tokens in each
+//! period, to within one request and one batch per port; what it uses beyond is paid from the next
+//! ones.
 //!
 //! **Worked example.** Weights 100 and 300, 4 MiB a period: a gets 1 MiB, b 3 MiB. On a device that
 //! serves both alike a is out of tokens after 2 MiB in all; b has the device to itself for its
@@ -51,35 +32,11 @@
 //! Had 0.4 MiB been predicted: fair, with ten times as many beginnings. Hence predictions err on
 //! the low side.
 //!
-//! | structure | what it holds | file |
-//! |---|---|---|
-//! | port | a queue set and tokens in hand for each flow | `port`, private to the port |
-//! | pot | a flow's tokens of this period, shared by its ports | `period` |
-//! | period | number, tokens per weight, flows out of tokens, ports asleep | `period` |
-//! | census | the weights of the flows that are active | `census` |
-//! | predictor | tokens of the next period | `predict` |
-//!
-//! **Ports of one flow** share its pot. Each takes a *batch* at a time, a 32nd of the flow's tokens
-//! or, with more than 16 ports, less (`period`), so with 256 flows on two ports the pots' cache
-//! lines move some 64 times a period each, and not with each request.
-//!
 //! **Bounds.** A verb looks at one flow's words. A port that has nothing it may send, and one that
-//! completes a request while another sleeps, read how much is outstanding, a word of each port
-//! until they are enough; the one that begins a period reads 8 words of each port and the census:
-//! 2,200 words with 256 ports, once a period. A `tick` does that if the period's time is over, and
-//! reads 3 words of each flow.
+//! completes a request while another sleeps, read a word of each port; the one that begins a period
+//! reads 8 words of each port and the census, as a `tick` does, which reads 3 words of each flow.
 //!
-//! **What is left of Kyber**: domains, queues, batches, and latency measured from the verbs. The
-//! domains' depths are not: a depth is a counter that all flows share at each dispatch, which is
-//! just what the paper does away with; and its throttle is the tokens. So what is outstanding is
-//! bounded by what tenants may keep live, as it is with `none`.
-//!
-//! **Measured** (as for `kyber`, weights 1000:500:250:100, `busy` 16): 54.3/26.9/13.5/5.4 % of the
-//! requests, weighted Jain 1.000, and all of `none`'s throughput. The waits are whole periods:
-//! p99.9 of the tenant of 5 % is 194 ms. On two threads that share every flow a request takes 1.10
-//! to 1.2 times what it does on one (`cargo bench -p fairq-core`).
-//!
-//! **Knobs** ([`KyberFairConfig`]).
+//! **Knobs** ([`KyberFairConfig`]). What the paper leaves open, and the arguments: decision 10.
 
 mod census;
 mod entry;

@@ -10,16 +10,7 @@
 //! however many flows there are, and no token is handed out twice: of all ports that find an old
 //! tag, one succeeds.
 //!
-//! **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that
-//! is not the port's own is of an earlier period, unless the port is behind. That the port finds
-//! out by reading the number again *after* the pot: the port that filled the pot had read the later
-//! number (acquire) and published the pot after that (release), so a port that sees the pot
-//! (acquire) sees that number as well, takes nothing, and follows. A tag that is the port's own is
-//! of this period and no other with the same low bits, for `tick` empties all pots that are of
-//! another period than this one and the last; and it comes more often than 65,536 periods, which
-//! take longer than one period's time but where each serves next to nothing. (If it does not, or a
-//! verb is suspended for so long in the midst of its compare-and-swap, the flow finds what was left
-//! 65,536 periods ago, for one period.)
+//! **Which period a pot is of** is told by its tag, compared for equality only ([`Pot`]).
 //!
 //! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set,
 //! before the number that they belong to. A port that reads the number and then the rest has that
@@ -35,46 +26,17 @@
 //! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off
 //! `unspent`. At 0 all active flows have run out.
 //!
-//! **Sleepers, and why none is left asleep.** A port that has nothing it may send sets its bit in
-//! `sleepers` and *then* looks (1) whether the period is another by now, (2) whether nothing is
-//! unspent, (3) whether nothing is outstanding, or for as long as its patience lasts fewer than
-//! `busy` requests are, (4) whether the period's time is over; if any of 2 to 4, it begins the
-//! next. On the other side,
-//! 1. the port that publishes a period *then* takes all bits and wakes those ports;
-//! 2. the port that takes the last one off `unspent` *then* reads `sleepers` and wakes one, which
-//!    does the rest;
-//! 3. a port whose own count of outstanding requests falls below `busy` writes it and *then* reads
-//!    `sleepers` and adds up the counts of all: if they are below `busy` it wakes one, but not
-//!    while one is known to be waiting out its patience. (While its own count is at least `busy`
-//!    the sum is, too, and it need not look; under load that is always.)
-//! 4. what raises `busy` *then* reads `sleepers` and wakes them all. (A port that completes a
-//!    request and still reads the smaller `busy` wakes none; that does not last.)
-//! 5. `tick` comes.
+//! **Sleepers, and why none is left asleep**: argued above the verbs of [`Periods`].
 //!
-//! These are sequentially consistent, so in each case one side sees the other. If the claim fails
-//! because another has begun, that one's bits are taken after ours was set, and we are woken. A bit
-//! is never assumed to be still set: a port that stops sets it again, since a late publisher may
-//! have taken it. `P::fence` marks the places.
-//!
-//! **Patience.** Clients that keep many requests outstanding send and receive them by the handful,
-//! so for some microseconds there may be next to none. To end the period for that would give the
-//! others tokens that are not theirs. So a port that finds fewer than `busy` outstanding (but not
-//! none: then it acts) writes since when, and asks again when a 64th of what has passed of the
-//! period has gone by; whoever sends the request that makes them enough takes that back. A period
-//! lasts as long as its tokens, so the device is short for no more than a 64th of the time. That
-//! word orders nothing: taken back too late, a period ends early, as it would without patience; and
-//! if nobody acts when it is over, the next completion wakes one who will.
+//! **Patience.** A port bears fewer than `busy` outstanding requests for a 64th of the period so
+//! far (`bear_until_ns`).
 //!
 //! **Bounds of loops.** A compare-and-swap of a pot fails when another port has taken a batch, of
 //! which a pot has as many as said below and one for each port, or when a period begins, which ends
 //! the loop. One of `unspent` fails when another flow has run out: once a flow and period. A period
 //! is claimed by one attempt. `port` bounds how many periods a call of `next` follows.
 //!
-//! **Batches.** A port takes a 32nd of a flow's tokens at a time, and with more than 16 ports less:
-//! one part in twice the ports (rounded up to a power of two). All ports together hold no more than
-//! half of the tokens without using them, so that none finds the pot empty while most of what was
-//! in it lies idle elsewhere. The price is that the pot's line moves up to twice (rounded: four
-//! times) the number of ports a period: 128 times with 64 ports, 512 times with 256.
+//! **Batches.** A port takes a 32nd of a flow's tokens at a time, with many ports less.
 
 use crossbeam_utils::CachePadded;
 
@@ -186,6 +148,16 @@ pub(super) enum Taken {
     None,
 }
 
+// **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that is
+// not the port's own is of an earlier period, unless the port is behind. That the port finds out by
+// reading the number again *after* the pot: the port that filled the pot had read the later number
+// (acquire) and published the pot after that (release), so a port that sees the pot (acquire) sees
+// that number as well, takes nothing, and follows. A tag that is the port's own is of this period
+// and no other with the same low bits, for `tick` empties all pots that are of another period than
+// this one and the last; and it comes more often than 65,536 periods, which take longer than one
+// period's time but where each serves next to nothing. (If it does not, or a verb is suspended for
+// so long in the midst of its compare-and-swap, the flow finds what was left 65,536 periods ago,
+// for one period.)
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
         let [tokens, seen, counted, debt] = [(); 4].map(|()| P::U64::new(0));
@@ -307,6 +279,12 @@ pub(super) struct Periods<P: Platform> {
     length_ns: u64,
     /// Patience lasts for one part in so many of what has passed of the period; 0: there is none.
     patience: u64,
+    // **Batches.** A port takes a 32nd of a flow's tokens at a time, and with more than 16 ports
+    // less: one part in twice the ports (rounded up to a power of two). All ports together hold no
+    // more than half of the tokens without using them, so that none finds the pot empty while most
+    // of what was in it lies idle elsewhere. The price is that the pot's line moves up to twice
+    // (rounded: four times) the number of ports a period: 128 times with 64 ports, 512 times with
+    // 256.
     /// A batch is one part in two to the power of this of a flow's tokens.
     batch_shift: u32,
 }
@@ -325,6 +303,26 @@ struct Clock<P: Platform> {
 /// weight.
 const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 
+// **Sleepers, and why none is left asleep.** A port that has nothing it may send sets its bit in
+// `sleepers` and *then* looks (1) whether the period is another by now, (2) whether nothing is
+// unspent, (3) whether nothing is outstanding, or for as long as its patience lasts fewer than
+// `busy` requests are, (4) whether the period's time is over; if any of 2 to 4, it begins the next.
+// On the other side,
+// 1. the port that publishes a period *then* takes all bits and wakes those ports;
+// 2. the port that takes the last one off `unspent` *then* reads `sleepers` and wakes one, which
+//    does the rest;
+// 3. a port whose own count of outstanding requests falls below `busy` writes it and *then* reads
+//    `sleepers` and adds up the counts of all: if they are below `busy` it wakes one, but not while
+//    one is known to be waiting out its patience. (While its own count is at least `busy` the sum
+//    is, too, and it need not look; under load that is always.)
+// 4. what raises `busy` *then* reads `sleepers` and wakes them all. (A port that completes a
+//    request and still reads the smaller `busy` wakes none; that does not last.)
+// 5. `tick` comes.
+//
+// These are sequentially consistent, so in each case one side sees the other. If the claim fails
+// because another has begun, that one's bits are taken after ours was set, and we are woken. A bit
+// is never assumed to be still set: a port that stops sets it again, since a late publisher may
+// have taken it. `P::fence` marks the places.
 impl<P: Platform> Periods<P> {
     /// The first period, for which nobody counts: it ends as soon as anybody runs out.
     pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
@@ -423,6 +421,15 @@ impl<P: Platform> Periods<P> {
         }
     }
 
+    // **Patience.** Clients that keep many requests outstanding send and receive them by the
+    // handful, so for some microseconds there may be next to none. To end the period for that would
+    // give the others tokens that are not theirs. So a port that finds fewer than `busy`
+    // outstanding (but not none: then it acts) writes since when, and asks again when a 64th of
+    // what has passed of the period has gone by; whoever sends the request that makes them enough
+    // takes that back. A period lasts as long as its tokens, so the device is short for no more
+    // than a 64th of the time. That word orders nothing: taken back too late, a period ends early,
+    // as it would without patience; and if nobody acts when it is over, the next completion wakes
+    // one who will.
     /// Too few are outstanding, though not none: gives until when that is borne.
     fn bear_until_ns(&self, now_ns: u64) -> u64 {
         if self.patience == 0 {

@@ -49,7 +49,8 @@ pub struct KyberFairPort<P: Platform = Native> {
 /// What belongs to one port alone.
 struct Local {
     port: PortId,
-    account: PortFlows,
+    /// Of each flow the cost of what it has sent from here.
+    account: PortFlows<u64>,
     entries: Box<[Entry]>,
     units: Units,
     links: Links,
@@ -307,7 +308,8 @@ impl<P: Platform> Port for KyberFairPort<P> {
         let staged = local.staged_of(flow).count() as u32;
         let in_flight = local.account.live(seat).saturating_sub(staged);
         let tokens = local.flows.get(seat).map(|flow| flow.tokens);
-        FlowStats { staged, in_flight, tokens, ..FlowStats::default() }
+        let service = local.account.kept(seat).copied();
+        FlowStats { staged, in_flight, service, tokens, ..FlowStats::default() }
     }
 
     #[inline]
@@ -445,6 +447,9 @@ impl Local {
         };
         if let Some(flow) = self.flows.get_mut(entry.seat as usize) {
             flow.tokens = flow.tokens.saturating_sub_unsigned(charge);
+        }
+        if let Some(service) = self.account.kept_mut(entry.seat as usize) {
+            *service = service.wrapping_add(entry.cost);
         }
         self.used = self.used.wrapping_add(charge);
         if piece.goes_on {

@@ -18,25 +18,7 @@
 //! that is not: none. Of requests that cost `c` units, every `L / c + 1`-th is charged (rounded
 //! down).
 //!
-//! **What it does to the bounds of Section 2.2.** Let `A = P L` be what all ports can owe.
-//! 1. *Too early.* A request that is not charged at once may start before `X`, where requests of
-//!    other ports have been tagged already. On each port such requests follow each other from one
-//!    charge to the next, which starts after all that it found in the word. So of all requests that
-//!    start before any one point, those that are not yet in the word at that point come, on each
-//!    port, after its last charge, and cost at most `L`; on all ports, `A`.
-//! 2. *Too late.* The word may be before virtual time although the flow is backlogged, since
-//!    arrears are not in it; so it must not be moved up to virtual time as the paper has it. It is
-//!    moved up to `A` before virtual time: farther back it can only be if the flow has been idle. A
-//!    flow that was idle may so return with `X` up to `A` before its first start tag, which is
-//!    virtual time. While it stays backlogged that distance does not grow: a request starts at its
-//!    port's last end or at the word, or at virtual time, which is not after the flow's first
-//!    waiting request. Whenever the word is moved up it shrinks by as much, so all that is lost in
-//!    this way comes to at most `A` as well.
-//! 3. Requests tile the flow's virtual time but for these two. What it is served in an interval is
-//!    thus `2 A` less at the least, and `2 A` more at the most, than the lemmas say, and two flows
-//!    differ by `4 A` more.
-//!
-//! When T is lowered, a port that owes more than it may now pays with its next request of the flow.
+//! **What it does to the bounds of Section 2.2**, `4 A` with `A = P L`, is argued above the verbs.
 //!
 //! So that Theorems 1 and 2 hold as they stand, ports are throttled not by T but by the *window*
 //! `W = T - T/5`, rounded down, ([`EndTags::window`]), and `L` is `W / 8` divided by the ports
@@ -94,6 +76,25 @@ impl Account {
     }
 }
 
+// **What it does to the bounds of Section 2.2.** Let `A = P L` be what all ports can owe.
+// 1. *Too early.* A request that is not charged at once may start before `X`, where requests of
+//    other ports have been tagged already. On each port such requests follow each other from one
+//    charge to the next, which starts after all that it found in the word. So of all requests that
+//    start before any one point, those that are not yet in the word at that point come, on each
+//    port, after its last charge, and cost at most `L`; on all ports, `A`.
+// 2. *Too late.* The word may be before virtual time although the flow is backlogged, since arrears
+//    are not in it; so it must not be moved up to virtual time as the paper has it. It is moved up
+//    to `A` before virtual time: farther back it can only be if the flow has been idle. A flow that
+//    was idle may so return with `X` up to `A` before its first start tag, which is virtual time.
+//    While it stays backlogged that distance does not grow: a request starts at its port's last end
+//    or at the word, or at virtual time, which is not after the flow's first waiting request.
+//    Whenever the word is moved up it shrinks by as much, so all that is lost in this way comes to
+//    at most `A` as well.
+// 3. Requests tile the flow's virtual time but for these two. What it is served in an interval is
+//    thus `2 A` less at the least, and `2 A` more at the most, than the lemmas say, and two flows
+//    differ by `4 A` more.
+//
+// When T is lowered, a port that owes more than it may now pays with its next request of the flow.
 impl<P: Platform, R: Reading> EndTags<P, R> {
     /// All at virtual time 0.
     pub(super) fn new(flows: usize, ports: usize) -> Self {

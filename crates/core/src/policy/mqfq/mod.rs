@@ -14,93 +14,30 @@
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
 //! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths
-//!   of it if there are several ports (`end_tags`); else the port is *throttled* and sleeps in the
-//!   `wheel` until virtual time has come near enough. T is said in bytes of a flow of the
-//!   [reference weight](ReferenceWeight), which is 100 where all weights are, so that all weights
-//!   times any factor mean the same. Below, T is in units, at the reference weight of the flows
-//!   that there are;
+//!   of it if there are several ports (`end_tags`); else it is *throttled*, in the `wheel`. T is in
+//!   bytes of a flow of the [reference weight](ReferenceWeight);
 //! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken
 //!   by a completion.
 //!
-//! Within the window ports do not wait for each other, and most requests touch nothing shared but
-//! their flow's end tag, and that not each time.
-//!
 //! **What it guarantees** (Section 2.2). For two flows f and m that have requests waiting
 //! throughout an interval, the services received, in units, differ by at most
-//! `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, where `l / r` is the largest request's cost at that
-//! flow's weight. It is work-conserving: the port that holds the least start tag is never
-//! throttled, so when every wake-up has been delivered a slot is free only if nothing waits
-//! anywhere. With T = 0, D = 1 and one port it is start-time fair queueing, to the order of each
-//! request.
+//! `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, `l / r` being the largest request at that weight.
+//! It is work-conserving. With T = 0, D = 1 and one port it is start-time fair queueing.
 //!
 //! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports;
 //! T = 5,120, a window of 4,096; D = 2. Both start at virtual time 0. a's requests start at 0,
 //! 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a's are on port 0 and b's on port 1.
 //! Port 0 sends a's first request and may send the second, at 4096, but not the third, at 8192,
 //! while virtual time is 0. Port 1 sends b's first; its lead is 2048, port 0's is 8192: virtual
-//! time is 2048. Port 0 sleeps until virtual time is 4096. Port 1 sends b's second: virtual time is
-//! 4096, and it wakes port 0. In the long run b sends two for each of a's.
-//!
-//! | structure | what it holds | section |
-//! |---|---|---|
-//! | `queue` | a port's requests, by start tag | private to the port |
-//! | `end_tags` | where each flow's next request starts | Section 3.1 |
-//! | `mindicator` | the least start tag over all ports (mindicator, or array scan) | Section 3.1 |
-//! | `slots` | free slots and ready ports (token tree, counter, or bitmap) | Sections 3.2, 3.3, 4.3.3 |
-//! | `wheel` | throttled ports (or they poll) | Section 3.3 |
-//! | [`Reading`] | whether all this is ours or the paper's to the letter | 2.1 to 4.3 |
-//! | [`Topology`](crate::Topology) | which ports are near each other | Section 3.3 |
-//!
-//! **Cache lines.** What a request moves between cores while a port keeps going; the rest of the
-//! time is the port's own.
-//!
-//! | structure | lines that move |
-//! |---|---|
-//! | `end_tags` | for a flow on several ports at most one per request; one for every `L / c + 1` requests that cost `c` units, where `L` is the window / 8 per port. None for a flow on one port |
-//! | `mindicator` | none until the port's lead has gained an eighth of the window on what it has published; then the port's leaf and the root, and each other port's leaf that has changed, on every level that changes |
-//! | `slots` | none: completions leave their tokens in the port's leaf. If the port cannot use one, the ready set and a node above |
-//! | `wheel` | none: the window is only read. One word per bucket's width of virtual time, for all ports together; three for a port that is throttled (bucket, window, root) |
-//! | flows' control words | none: written when flows are added, changed or removed |
-//! | ports themselves | none: each is aligned to two lines (`structures::flow_table`) |
-//!
-//! With 256 flows of 4 KiB requests, weights 100 to 400 and T = 45 KiB (the benchmark), that is
-//! half a line a request for end tags, and for virtual time a few lines every 320 requests.
+//! time is 2048. Port 0 sleeps until it is 4096. Port 1 sends b's second: virtual time is 4096, and
+//! it wakes port 0. In the long run b sends two for each of a's.
 //!
 //! **Bounds.** A verb takes a path of the trees and, where virtual time has moved on or T has
 //! changed, empties the wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each
-//! port ten times a second while T follows the device, and once a minute 3 of each flow; it holds
-//! no lock that a verb takes. (Only `mqfq-serial` has a lock around its verbs.)
+//! port ten times a second while T follows the device, and once a minute 3 of each flow; no lock.
 //!
-//! **Knobs.** [`MqfqConfig`], with the paper's alternatives.
-//!
-//! # Where this is finer than the paper's text
-//!
-//! - *T is relative to the weights* of the flows that there are. The paper's weights are of no
-//!   scale, its T is in bytes. Both theorems hold with the largest T, in units, that was in force
-//!   since the interval began or for requests that virtual time had not reached by then. A change
-//!   of flows or weights wakes nobody, so it only says what the window is to be and makes all ports
-//!   look: the first to call `next` takes it over and wakes those that sleep by the old one. None
-//!   dispatches before it has looked; a port that sleeps does so by the old window, rightly, until
-//!   it is woken.
-//! - *A port publishes its lead lazily* (`mindicator`): while it keeps dispatching, what it has
-//!   published may lag behind its lead by the width of a bucket of the wheel, at most an eighth of
-//!   the window W (and not at all if W is below 16). When it stops, for whatever reason, or finds
-//!   itself throttled, it publishes exactly. Virtual time is then at most W/8 earlier than the
-//!   least start tag; it is never later, so both lemmas of Section 2.2 hold as they stand: a
-//!   request is sent only if it is at most W ahead of virtual time, and all that start more than W
-//!   before it have been sent. Throttling begins up to W/8 earlier, and an idle flow comes back up
-//!   to W/8 earlier, which is less than the window allows anyway. For that, two ports that dispatch
-//!   as fast as they can seldom write a word that the other reads.
-//! - *A port charges a flow late* (`end_tags`): it may tag requests with its own copy of the flow's
-//!   end tag, up to a bound. What that adds to both theorems' bounds is taken from T, so that they
-//!   hold as they stand. With T = 0, or one port, nothing is late.
-//! - *Virtual time is held still while a request is tagged with it* (the pin, see `mindicator`),
-//!   so that no request is ever published behind virtual time.
-//! - *End tags* advance when a request is submitted, as in the paper's Figure 2, and keep each
-//!   division's remainder.
-//!
-//! **Memory ordering.** What links virtual time, wheel and slots is sequentially consistent, argued
-//! in each file; end tags are counters of their own.
+//! **Knobs.** [`MqfqConfig`], with the paper's alternatives ([`Reading`]). Where this is finer than
+//! the paper, and which cache lines move: decision 6. Memory ordering is argued in each file.
 
 mod config;
 mod end_tags;

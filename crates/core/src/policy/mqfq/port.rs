@@ -187,7 +187,8 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
         let staged = flows.kept(seat).map_or(0, |local| queue.staged_of(seat, local).1);
         let lead = queue.lead_of(seat).map(|lead| lead.since(*time).max(0).unsigned_abs());
         let in_flight = flows.live(seat).saturating_sub(staged);
-        FlowStats { staged, in_flight, lag: lead, ..FlowStats::default() }
+        let service = flows.kept(seat).map(|local| queue.service(seat, local));
+        FlowStats { staged, in_flight, lag: lead, service, ..FlowStats::default() }
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
@@ -222,14 +223,15 @@ impl Local {
         let (weight, seat) =
             self.flows.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        let units = local.normalizer.units(request.cost.alone.max(1), weight);
+        let cost = request.cost.alone.max(1);
+        let units = local.normalizer.units(cost, weight);
         if local.credit > 0 {
             self.give_back(shared, seat);
         }
         let start =
             self.tag(shared, request.flow, seat, units, wake).ok_or(SubmitError::NoSuchFlow)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        self.queue.stage(request.tag, seat, local, start, units);
+        self.queue.stage(request.tag, seat, local, start, (cost, units));
         if R::KEEPS_SLOTS
             && let Some(kept) = self.kept.first_mut()
         {
@@ -532,9 +534,10 @@ impl Local {
         let Some(seat) = self.queue.staged_seat(tag) else { return Some(()) };
         let slot = self.flows.owner(seat)?.slot();
         let local = self.flows.kept_mut(seat)?;
-        let units = local.normalizer.units(cost.max(1), shared.flows.weight_in(slot));
+        let cost = cost.max(1);
+        let units = local.normalizer.units(cost, shared.flows.weight_in(slot));
         shared.ends.charge(slot, &mut local.account, units, shared.wheel.window().units());
-        self.queue.grow(tag, units);
+        self.queue.grow(tag, local, (cost, units));
         Some(())
     }
 

@@ -41,11 +41,13 @@ const ISSUED: u32 = 2 << 30;
 const AGAIN: u32 = 3 << 30;
 const STATE: u32 = 3 << 30;
 
-/// What is looked at only when a request is cancelled.
+/// What is looked at only when a request is cancelled, or for statistics.
 #[derive(Clone, Copy, Debug)]
 struct Past {
     /// The flow's request before it on this port when it was staged, which may have left since.
     before: u32,
+    /// What it cost, in equivalent bytes, as far as that goes: no more than the flow was counted.
+    cost: u32,
     /// What it cost when it was staged, and what it has grown by, in units.
     units: u64,
 }
@@ -61,6 +63,8 @@ pub(super) struct LocalFlow {
     pub(super) account: Account,
     /// What cancelled requests had cost, in units, as far as it has not been given back.
     pub(super) credit: u64,
+    /// What its requests that were issued or are staged cost, in equivalent bytes.
+    taken: u64,
 }
 
 impl Default for LocalFlow {
@@ -71,6 +75,7 @@ impl Default for LocalFlow {
             normalizer: Normalizer::default(),
             account: Account::default(),
             credit: 0,
+            taken: 0,
         }
     }
 }
@@ -111,7 +116,7 @@ impl Queue {
         Queue {
             entries: boxed(tags, |_| free),
             keys: boxed(tags, |_| Key::NONE),
-            past: boxed(tags, |_| Past { before: NONE, units: 0 }),
+            past: boxed(tags, |_| Past { before: NONE, cost: 0, units: 0 }),
             first: Tournament::new(seats),
             arrivals: 0,
             again: Fifo::default(),
@@ -138,8 +143,8 @@ impl Queue {
         state == STAGED || state == AGAIN
     }
 
-    /// Stages a request of the flow in `seat`, which costs `units`. Its tag is free, and its start
-    /// tag not before those of its flow that are staged here.
+    /// Stages a request of the flow in `seat`, which costs so many equivalent bytes and units. Its
+    /// tag is free, and its start tag not before those of its flow that are staged here.
     #[inline]
     pub(super) fn stage(
         &mut self,
@@ -147,7 +152,7 @@ impl Queue {
         seat: usize,
         local: &mut LocalFlow,
         start: VTime,
-        units: u64,
+        (cost, units): (u64, u64),
     ) {
         let key = Key::new(start, self.arrivals, tag);
         self.arrivals = self.arrivals.wrapping_add(1);
@@ -160,7 +165,9 @@ impl Queue {
         *entry = Entry { flow: seat as u32 | STAGED, link: NONE };
         *place = key;
         let previous = core::mem::replace(&mut local.newest, tag.0);
-        *past = Past { before: previous, units };
+        let cost = u32::try_from(cost).unwrap_or(u32::MAX);
+        *past = Past { before: previous, cost, units };
+        local.taken = local.taken.wrapping_add(cost.into());
         local.staged += 1;
         match self.entries.get_mut(previous as usize) {
             Some(previous) => previous.link = tag.0,
@@ -168,11 +175,27 @@ impl Queue {
         }
     }
 
-    /// A staged request costs so much more.
-    pub(super) fn grow(&mut self, tag: Tag, units: u64) {
+    /// A staged request of the flow costs so many equivalent bytes and units more.
+    pub(super) fn grow(&mut self, tag: Tag, local: &mut LocalFlow, (cost, units): (u64, u64)) {
         if let Some(past) = self.past.get_mut(tag.0 as usize) {
             past.units = past.units.saturating_add(units);
+            let grown = past.cost.saturating_add(u32::try_from(cost).unwrap_or(u32::MAX));
+            local.taken = local.taken.wrapping_add((grown - past.cost).into());
+            past.cost = grown;
         }
+    }
+
+    /// What the issued requests of the flow in the seat cost, in equivalent bytes. Looks through
+    /// its staged requests.
+    pub(super) fn service(&self, seat: usize, local: &LocalFlow) -> u64 {
+        let first = self.first.key_of(seat).map(|key| key.tag() as u32);
+        let after = |&tag: &u32| {
+            let next = self.entries.get(tag as usize)?.link;
+            (next != NONE).then_some(next)
+        };
+        let staged = core::iter::successors(first, after).take(self.entries.len());
+        let costs = staged.filter_map(|tag| self.past.get(tag as usize));
+        local.taken.wrapping_sub(costs.map(|past| u64::from(past.cost)).sum())
     }
 
     /// The start tag of the request that is to go first.
@@ -323,7 +346,8 @@ impl Queue {
         next: u32,
         local: &mut LocalFlow,
     ) -> Option<u64> {
-        let Past { before, units } = *self.past.get(index)?;
+        let Past { before, cost, units } = *self.past.get(index)?;
+        local.taken = local.taken.wrapping_sub(cost.into());
         // A request before it that has left is free, or issued, or staged anew behind it.
         let precedes =
             |entry: &&mut Entry| entry.flow == seat as u32 | STAGED && entry.link == index as u32;
@@ -380,7 +404,7 @@ mod tests {
         fn stage(&mut self, tag: u32, flow: usize, start: VTime, units: u64) {
             let (_, seat) = self.flows.admit(&self.table, self.ids[flow]).unwrap();
             let local = self.flows.kept_mut(seat).unwrap();
-            self.queue.stage(Tag(tag), seat, local, start, units);
+            self.queue.stage(Tag(tag), seat, local, start, (units, units));
         }
 
         fn issue(&mut self, slot: u32) -> Option<Tag> {

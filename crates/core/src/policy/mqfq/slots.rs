@@ -13,25 +13,8 @@
 //! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one
 //! claimer succeeds and it alone wakes the port, so two completions wake two ports.
 //!
-//! **Invariants.**
-//! 1. *Conservation.* The tokens in all nodes and the requests outstanding add up to D; tokens only
-//!    move.
-//! 2. *No token is stranded.* Tokens in a node other than the root imply that a port below it is
-//!    running, i.e. it will call `next` (it was woken, or its owner is in the midst of its verbs).
-//!    `next` ends either with taking a token, or finding none on the whole path, or in `stop`,
-//!    which leaves a token in such a node only after it has claimed a ready port below that node,
-//!    whose wake-up is then to come.
-//! 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at its
-//!    path again; a port that puts a token into the root *then* reads the ready set. In the total
-//!    order of these accesses, one sees the other. Tokens in nodes below the root need no such
-//!    look: by 2 a running port answers for them, and when it stops they are used, handed to a
-//!    claimed port, or reach the root. A port that was claimed for a token in the root may find
-//!    that it has nothing to send any more; so a port that stops looks into the root and passes the
-//!    word on.
-//!
-//! So if every port has been run after its last wake-up, a token in the root and a ready port
-//! exclude each other, and all other nodes are empty unless all ports that could move are at rest
-//! with nothing on their path: the device is idle only if no request may go.
+//! **Invariants** (argued above the verbs): tokens and requests add up to D, no token is stranded,
+//! no wake-up is lost.
 //!
 //! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and
 //! requests are outstanding that nobody can take back. So D becomes less by a *debt*: as long as
@@ -74,6 +57,24 @@ enum Kind<P: Platform> {
     Bitmap(Bitmap<P>),
 }
 
+// **Invariants.**
+// 1. *Conservation.* The tokens in all nodes and the requests outstanding add up to D; tokens only
+//    move.
+// 2. *No token is stranded.* Tokens in a node other than the root imply that a port below it is
+//    running, i.e. it will call `next` (it was woken, or its owner is in the midst of its verbs).
+//    `next` ends either with taking a token, or finding none on the whole path, or in `stop`, which
+//    leaves a token in such a node only after it has claimed a ready port below that node, whose
+//    wake-up is then to come.
+// 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at its
+//    path again; a port that puts a token into the root *then* reads the ready set. In the total
+//    order of these accesses, one sees the other. Tokens in nodes below the root need no such look:
+//    by 2 a running port answers for them, and when it stops they are used, handed to a claimed
+//    port, or reach the root. A port that was claimed for a token in the root may find that it has
+//    nothing to send any more; so a port that stops looks into the root and passes the word on.
+//
+// So if every port has been run after its last wake-up, a token in the root and a ready port
+// exclude each other, and all other nodes are empty unless all ports that could move are at rest
+// with nothing on their path: the device is idle only if no request may go.
 impl<P: Platform> Slots<P> {
     /// `slots` free slots; no port is ready.
     pub(super) fn new(kind: SlotKind, tree: Tree, slots: u32) -> Self {

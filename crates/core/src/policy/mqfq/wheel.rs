@@ -28,13 +28,7 @@
 //! between. A turner that finds `turned` beyond its own time leaves the work to the other, who
 //! moved virtual time (or saw it moved) after it, and therefore sees all that it would have seen.
 //!
-//! **Changing W.** Buckets are numbered by their width, so a new W empties them all. The control
-//! side, which wants another W ([`Wheel::want`]), may have no means to wake ports; so a thread
-//! *adopts* W that has ([`Wheel::adopt`]): it writes W and then wakes all sleepers; a port that
-//! entered by the old W finds the change when it looks again, or is found in its bucket. After it
-//! has written W a thread looks whether that is still what is wanted. So if several adopt at a
-//! time, the last one that writes has seen the last wish, or ports are told of that one after it.
-//! The loop turns once for each wish that comes meanwhile.
+//! **Changing W** empties all buckets, since they are numbered by their width (above the verbs).
 //!
 //! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
 //! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
@@ -152,6 +146,13 @@ pub(super) struct Place {
     bucket: u64,
 }
 
+// **Changing W.** Buckets are numbered by their width, so a new W empties them all. The control
+// side, which wants another W (`Wheel::want`), may have no means to wake ports; so a thread
+// *adopts* W that has (`Wheel::adopt`): it writes W and then wakes all sleepers; a port that
+// entered by the old W finds the change when it looks again, or is found in its bucket. After it
+// has written W a thread looks whether that is still what is wanted. So if several adopt at a time,
+// the last one that writes has seen the last wish, or ports are told of that one after it. The loop
+// turns once for each wish that comes meanwhile.
 impl<P: Platform> Wheel<P> {
     /// An empty wheel at virtual time 0.
     pub(super) fn new(window: Window, ports: usize) -> Self {

@@ -16,41 +16,27 @@
 //! - *Budgets* follow what flows do with them: one that was used up is doubled, at most to
 //!   `budget_bytes`; one that was not shrinks to what was used, at least to a 32nd of that. So
 //!   flows that want little get it soon.
-//! - *Time.* A turn ends after `timeout_ns` when others wait. If it served less than half of what
-//!   such turns were seen to serve, it is charged as much as that: a flow that makes little of its
-//!   time pays for the time. Any other pays for its bytes, as in Linux: turns differ by what a
-//!   device happens to do and by the last request, and where budgets are never used up since the
-//!   device is slow, the shares would, too (1:2.96 for 1:3, 64 KiB beside 4 KiB at 16 MiB/s). What
-//!   is seen is the most, forgotten by a 64th each time; Linux has the device's peak rate for that.
-//! - *Idling.* When the flow in service has nothing staged but is [expected][anticipation] to, the
+//! - *Time.* A turn ends after `timeout_ns` when others wait. A flow that makes little of its time
+//!   pays for the time, any other for its bytes (`price_of_time`).
+//! - *Idling.* When the flow in service has nothing staged but is expected to (`anticipation`), the
 //!   device waits, at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not
 //!   waited for; and nobody is while all busy flows have the same weight, as in Linux on a device
 //!   that queues: such a device is kept busy, and the flow that has the deeper queue gets more.
-//! - *A flow that may not be served* keeps its turn, and the others go on beside it, in their
-//!   order, in turns of the least budget, which they pay for as ever; of its turn's time its flow
-//!   pays its part. (Were the turn to end, a flow that may only have one request on the device
-//!   would get that one for each full budget of the others'.)
+//! - *A flow that may not be served* keeps its turn; the others go on beside it (`serve_beside`).
 //!
 //! **Fairness.** Counted at dispatch, two backlogged flows' services per weight differ by at most
 //! `(B + l_f) / w_f + (B + l_g) / w_g`, with the largest requests `l`, while turns do not end by
 //! time.
 //!
-//! **Bounds.** A flow that becomes eligible moves from one heap to the other, once for each of its
-//! turns; so where virtual time passes many starts at once one `next` moves that many, and on the
-//! average each moves one.
-//!
 //! **Left out**: raised weights for interactive and soft real-time flows, merging of queues,
 //! injection of other flows' requests while idling, and groups.
 //!
 //! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for
-//! BFQ-NA): Linux's defaults. `waits_for_equals` and `sync_writes`: whom it waits for besides.
-//! `slots` (D, requests); the cost model.
+//! BFQ-NA): Linux's defaults. `waits_for_equals`, `sync_writes`: whom it waits for. `slots`: D.
 //!
 //! **Papers.** Valente, Checconi: High throughput disk scheduling with fair bandwidth distribution,
 //! IEEE Transactions on Computers 59(9), 2010. Bennett, Zhang: Hierarchical packet fair queueing
 //! algorithms, SIGCOMM 1996 (WF2Q+). Linux, Documentation/block/bfq-iosched.rst.
-//!
-//! [anticipation]: crate::policy::serial::anticipation
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -314,6 +300,9 @@ impl BfqScheduler {
         self.ahead.push(Entry { tag: flow.start, arrival: self.turns, flow: slot as u32 });
     }
 
+    // **Bounds.** A flow that becomes eligible moves from one heap to the other, once for each of
+    // its turns; so where virtual time passes many starts at once one `next` moves that many, and
+    // on the average each moves one.
     /// Flows that virtual time has caught up with compete by their finish.
     #[inline]
     fn admit(&mut self) {
@@ -376,6 +365,13 @@ impl BfqScheduler {
 
     /// What a turn costs that ended by time.
     #[inline]
+    // *Time.* A turn ends after `timeout_ns` when others wait. If it served less than half of what
+    // such turns were seen to serve, it is charged as much as that: a flow that makes little of its
+    // time pays for the time. Any other pays for its bytes, as in Linux: turns differ by what a
+    // device happens to do and by the last request, and where budgets are never used up since the
+    // device is slow, the shares would, too (1:2.96 for 1:3, 64 KiB beside 4 KiB at 16 MiB/s). What
+    // is seen is the most, forgotten by a 64th each time; Linux has the device's peak rate for
+    // that.
     fn price_of_time(&mut self, turn: Turn) -> u64 {
         let all = (turn.served + turn.others).max(1);
         self.in_time = all.max(self.in_time - self.in_time / 64);
@@ -443,6 +439,10 @@ impl BfqScheduler {
         Some((job, kept.cost))
     }
 
+    // *A flow that may not be served* keeps its turn, and the others go on beside it, in their
+    // order, in turns of the least budget, which they pay for as ever; of its turn's time its flow
+    // pays its part. (Were the turn to end, a flow that may only have one request on the device
+    // would get that one for each full budget of the others'.)
     /// While the flow in service may not be served, the first by its finish that may is, or else
     /// the one that is least ahead.
     #[inline]

@@ -21,14 +21,7 @@
 //! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel
 //!   that counts ticks: else a flow that sends one request at a time would be active before all
 //!   others for ever.
-//! - *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in
-//!   their order. Time on the device is then divided evenly between the requests that are there:
-//!   each one beside pays for its part when it completes, and the active flow for what is left of
-//!   its slice. As a slice does, a place in the order lasts for a tick at least. When its slice is
-//!   over and it has used the least all the same, it gets the next one, too: who is held back when
-//!   a slice ends must not lose its turn for it. But it saves up no more than a slice: of what it
-//!   could not use for long it would have the device to itself as soon as it is held back no more,
-//!   say because its clients and the others' stood still for a moment and the device ran empty.
+//! - *A flow that may not be served* keeps its slice; the others go on beside it (`serve_beside`).
 //!
 //! **What is shared** is time that flows have the device for. It is the same as device time only
 //! while one flow's requests do not linger in the next one's slice, which on a device that queues
@@ -363,6 +356,14 @@ impl CfqScheduler {
         Some(job)
     }
 
+    // *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in
+    // their order. Time on the device is then divided evenly between the requests that are there:
+    // each one beside pays for its part when it completes, and the active flow for what is left of
+    // its slice. As a slice does, a place in the order lasts for a tick at least. When its slice is
+    // over and it has used the least all the same, it gets the next one, too: who is held back when
+    // a slice ends must not lose its turn for it. But it saves up no more than a slice: of what it
+    // could not use for long it would have the device to itself as soon as it is held back no more,
+    // say because its clients and the others' stood still for a moment and the device ran empty.
     /// While the active flow may not be served, the first that may is.
     #[inline]
     fn serve_beside(&mut self, lanes: Lanes) -> Selection {

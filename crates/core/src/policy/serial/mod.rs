@@ -84,20 +84,25 @@ pub struct Serial<S: SerialPolicy, P: Platform = Native> {
 /// One shard's port of a serial policy.
 pub struct SerialPort<S: SerialPolicy, P: Platform = Native> {
     shared: Arc<Shared<S, P>>,
-    /// Of each flow what it has staged here.
-    account: PortFlows<StagedHere>,
+    /// Of each flow what it has staged here, and has had.
+    account: PortFlows<Here>,
     staged_links: Links,
     id: PortId,
     live: Box<[Live]>,
+    /// What each tag's request costs, in equivalent bytes, until it is counted.
+    costs: Box<[u64]>,
     /// Requests of this port that it has not issued yet, in the policy or in its outbox.
     staged: u32,
 }
 
-/// What a flow has staged on a port.
+/// What a port knows of a flow.
 #[derive(Default)]
-struct StagedHere {
+struct Here {
+    /// What it has staged.
     tags: Fifo,
     count: u32,
+    /// What its issued requests cost, in equivalent bytes.
+    service: u64,
 }
 
 /// What a port knows of one of its tags.
@@ -217,6 +222,7 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             staged_links: Links::new(config.tags),
             id: PortId(index as u8),
             live: boxed(config.tags, |_| Live::Free),
+            costs: boxed(config.tags, |_| 0),
             staged: 0,
         };
         let ports = boxed(config.ports, port).into_vec();
@@ -323,8 +329,11 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
             length: request.length,
             cost: request.cost.alone,
         };
-        shared.with(|core| core.insert(now_ns, &arrival, request.cost.joined));
+        let cost = shared.with(|core| core.insert(now_ns, &arrival, request.cost.joined));
         *live = Live::Staged(seat as u32);
+        if let Some(place) = self.costs.get_mut(request.tag.0 as usize) {
+            *place = cost;
+        }
         if let Some(staged) = self.account.kept_mut(seat) {
             self.staged_links.push(&mut staged.tags, request.tag.0);
             staged.count += 1;
@@ -387,9 +396,13 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let job = self.shared.job(self.id, tag);
         self.shared.with(|core| core.requeue(self.id, job)).then(|| {
             *live = Live::Staged(seat);
-            if let Some(staged) = self.account.kept_mut(seat as usize) {
-                self.staged_links.push_front(&mut staged.tags, tag.0);
-                staged.count += 1;
+            if let Some(cost) = self.costs.get_mut(tag.0 as usize) {
+                // It is counted once.
+                *cost = 0;
+            }
+            if let Some(here) = self.account.kept_mut(seat as usize) {
+                self.staged_links.push_front(&mut here.tags, tag.0);
+                here.count += 1;
             }
             self.staged += 1;
             Submitted::Staged
@@ -400,7 +413,12 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else { return false };
         let (job, slot) = (self.shared.job(self.id, tag), self.slot(seat));
         let weight = self.shared.flows.weight_in(slot);
-        self.shared.with(|core| core.grow(now_ns, job, slot, weight, growth))
+        let has_grown = self.shared.with(|core| core.grow(now_ns, job, slot, weight, growth));
+        let cost = self.costs.get_mut(tag.0 as usize).filter(|cost| has_grown && **cost > 0);
+        if let Some(cost) = cost {
+            *cost = cost.saturating_add(growth.cost);
+        }
+        has_grown
     }
 
     fn has_work(&self) -> bool {
@@ -413,9 +431,10 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         let Some(seat) = self.account.seat(flow) else { return FlowStats::default() };
-        let staged = self.account.kept(seat).map_or(0, |here| here.count);
+        let Some(here) = self.account.kept(seat) else { return FlowStats::default() };
+        let (staged, service) = (here.count, Some(here.service));
         let in_flight = self.account.live(seat).saturating_sub(staged);
-        FlowStats { staged, in_flight, ..FlowStats::default() }
+        FlowStats { staged, in_flight, service, ..FlowStats::default() }
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
@@ -443,6 +462,10 @@ impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
     fn leaves(&mut self, tag: Tag) {
         if let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) {
             self.unstage(tag, Live::Issued(seat));
+            let cost = self.costs.get(tag.0 as usize).copied().unwrap_or(0);
+            if let Some(here) = self.account.kept_mut(seat as usize) {
+                here.service = here.service.wrapping_add(cost);
+            }
         }
     }
 
@@ -511,14 +534,18 @@ impl<S: SerialPolicy> Core<S> {
     }
 
     /// A request arrives, as a part of another if that is possible, to whose cost it then adds
-    /// what it costs `joined`.
+    /// what it costs `joined`. Gives what it costs.
     #[inline]
-    fn insert(&mut self, now_ns: u64, arrival: &Arrival, joined: u64) {
-        let Some(merger) = &mut self.merger else { return self.policy.insert(now_ns, arrival) };
-        match merger.place(arrival) {
-            Placed::New(job) => self.policy.insert(now_ns, &Arrival { job, ..*arrival }),
+    fn insert(&mut self, now_ns: u64, arrival: &Arrival, joined: u64) -> u64 {
+        let placed = self.merger.as_mut().map(|merger| merger.place(arrival));
+        match placed.unwrap_or(Placed::New(arrival.job)) {
+            Placed::New(job) => {
+                self.policy.insert(now_ns, &Arrival { job, ..*arrival });
+                arrival.cost
+            }
             Placed::Into { unit: job } => {
                 self.policy.grow(now_ns, &Arrival { job, cost: joined, ..*arrival });
+                joined
             }
         }
     }

@@ -282,6 +282,7 @@ impl Conn {
         self.is_bulky = false;
         self.was_used = true;
         if let Err(error) = validate(&request, &self.negotiated) {
+            // The payload of a refused write comes all the same, and the next header is behind it.
             return self.skip(request, error, request.payload(self.negotiated.extended));
         }
         let Some(index) = self.free.pop() else {
@@ -351,6 +352,8 @@ impl Conn {
             self.enqueue(index);
             return true;
         }
+        // A refusal needs an op, too: its tenant is charged for it, and its reply needs a place.
+        // With all of the payload skipped it waits until `flush` frees one.
         self.intake = Intake::Refused { request, error, skip };
         skip > 0 && self.refill()
     }
@@ -382,6 +385,8 @@ impl Conn {
         let op = &mut self.ops[usize::from(index)];
         op.outstanding = 0;
         let request = op.request;
+        // The protocol has no answer without extents: then, and if the question failed, it is
+        // `EIO`.
         let reply = extents.ok().and_then(|extents| {
             let context = self.negotiated.base_allocation?;
             let mut bytes = vec![0; BlockStatus::buffer_len(MAX_EXTENTS)];
@@ -458,6 +463,7 @@ impl Conn {
         if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
             return;
         }
+        // Its tenant has been charged by an order without work; the surveyor gives the answer.
         if op.errno == 0 && op.refusal.is_none() && op.request.command == Command::BlockStatus {
             return self.to_ask.push_back(index);
         }
@@ -573,7 +579,9 @@ impl Conn {
             return;
         }
         let payload = match self.intake {
+            // A socket that is not read fills, and its client waits: this is the back pressure.
             Intake::Stalled(_) => return,
+            // TLS has to decrypt first, and bytes that wait in `incoming` come before the socket's.
             Intake::Payload { op }
                 if !self.incoming.is_tls() && self.incoming.bytes().is_empty() =>
             {
@@ -632,6 +640,7 @@ impl Conn {
         self.incoming.in_ring = false;
         match result {
             _ if self.state == State::Dead => {}
+            // With both directions closed no answer can be read. With one, a client may still read.
             0 => {
                 self.farewell = Farewell::EndOfStream;
                 self.drain();
@@ -639,7 +648,9 @@ impl Conn {
                     self.has_gone();
                 }
             }
+            // The connection has an event, so the next `arrivals` asks for bytes again.
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
+            // The time limit of the pause ran out, which cancels the receive that is chained to it.
             errno if errno == -libc::ECANCELED => self.pacing.gave_up(),
             errno if errno < 0 => self.hang_up(),
             count => {

@@ -130,6 +130,8 @@ impl NbdFront {
 
     fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, mut connect: Connect) {
         let Some(index) = self.conns.iter().position(Option::is_none) else {
+            // The accepting side has counted the connection, and `Place::handed_over` has left it
+            // to the shard to take that back: here, and wherever a connection ends.
             tracing::error!("no free connection slot on the shard");
             self.count.fetch_sub(1, Ordering::Relaxed);
             return;
@@ -230,6 +232,8 @@ impl Front for NbdFront {
                         && let Some(conn) = self.touch(index)
                     {
                         conn.hang_up();
+                        // Told once: the connection stays for as long as the device has requests of
+                        // it.
                         self.passes[index].until = None;
                         tracing::info!(connection = index, "the client's certificate has expired");
                     }
@@ -285,6 +289,7 @@ impl Front for NbdFront {
         }
         if cancels {
             let conns = &self.conns;
+            // One walk over all live requests, for all connections that have died in this turn.
             path.cancel(now_ns, libc::ECANCELED, |cookie| {
                 !is_wipe(cookie)
                     && conns[conn::cookie_index(cookie)].as_ref().is_some_and(Conn::is_dead)
@@ -315,6 +320,7 @@ impl Front for NbdFront {
             let Some(conn) = &mut conns[index] else { return false };
             let again = conn.flush(ring) || conn.wants_cancel();
             if conn.is_closed() {
+                // Before the region is unmapped with its connection.
                 ring.clear_buffer(active);
                 conns[index] = None;
                 passes[index] = Pass::default();
@@ -323,6 +329,8 @@ impl Front for NbdFront {
                 return false;
             }
             busy |= again;
+            // Room for orders comes with completions, which bring a turn by themselves: a
+            // connection that waits for room does not keep the shard awake.
             is_active[index] = again || conn.has_unsubmitted();
             is_active[index]
         });

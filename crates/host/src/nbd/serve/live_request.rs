@@ -193,6 +193,7 @@ impl LiveRequest {
             file: volume.file,
             offset,
             length,
+            // Zeroes and discards end with a flush instead, and the other commands write nothing.
             fua: request.fua() && core_op == Op::Write,
             no_hole: request.flags.contains(CommandFlags::NO_HOLE),
             fast_only: request.flags.contains(CommandFlags::FAST_ZERO),

@@ -98,6 +98,8 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
             sender
         });
         if let Err(SendError(asked)) = thread.send(asked) {
+            // The thread did not start. Without its entry, the next question tries to start one
+            // again.
             asked.answer(Err(io::ErrorKind::OutOfMemory.into()), wakers);
             threads.remove(&store);
         }
@@ -145,6 +147,7 @@ impl SurveyClient {
 
     /// The next answer, if one has come.
     pub(super) fn answer(&mut self) -> Option<Answer> {
+        // A shard looks each turn: the channel is left alone while no answer can be in it.
         if self.open == 0 {
             return None;
         }

@@ -149,6 +149,7 @@ impl Incoming {
     /// be consumed, or as there is room for.
     pub(super) fn receive(&mut self, fd: types::Fd, most: usize) -> Option<squeue::Entry> {
         let waiting = self.bytes().len();
+        // At least one byte: a receive of none ends with 0, as if the client had closed the stream.
         let most = if self.is_tls() { usize::MAX } else { most.saturating_sub(waiting).max(1) };
         let (address, length) = self.space()?;
         self.direct = 0;
@@ -212,6 +213,7 @@ impl Tls {
         while self.start < self.end {
             let mut cipher = &self.cipher[self.start..self.end];
             match self.session.read_tls(&mut cipher) {
+                // After the client's good-bye TLS takes nothing more.
                 Ok(0) => break,
                 Ok(count) => self.start += count,
                 // It holds as much plaintext as it may: it goes on when that has been read.

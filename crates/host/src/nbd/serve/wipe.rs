@@ -122,6 +122,8 @@ impl Wipe {
     }
 
     fn end(&self, errno: i32) {
+        // The first outcome stands: an order that ends well afterwards does not undo a
+        // cancellation.
         if self.state.outcome().is_none() {
             self.state.outcome.store(errno, Ordering::Release);
         }
@@ -180,6 +182,7 @@ impl Wipe {
     pub(super) fn finished(&mut self, errno: i32) {
         self.is_outstanding = false;
         self.state.done.store(self.at, Ordering::Relaxed);
+        // An order that was taken back with its tenant is no failure of the device.
         if errno != 0 && self.state.outcome().is_none() {
             tracing::error!(
                 errno,

@@ -108,6 +108,7 @@ impl Export {
         if self.read_only {
             flags |= flag::READ_ONLY;
         } else {
+            // The specification forbids to offer fast zeroes without zeroes.
             flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
         }
         if chunks {
@@ -258,6 +259,7 @@ impl Exports {
         };
         match (access, index) {
             (Access::Open, Some(index)) => Ok(index),
+            // `hidden` never answers `Open`, so there is an export wherever the access is open.
             (access, _) => Err(access),
         }
     }
@@ -280,6 +282,8 @@ impl Exports {
     }
 
     fn hidden(&self, client: &Client) -> Access {
+        // Any export that wants a certificate counts, whichever was asked for: the answer must not
+        // show whether that one exists. A certificate does not help where a user is wanted.
         let restricted = || self.list.iter().any(|export| export.allowed_identity.is_some());
         if client.may_start_tls && restricted() { Access::NeedsTls } else { Access::Denied }
     }

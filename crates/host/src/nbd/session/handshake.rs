@@ -170,6 +170,8 @@ where
     for _ in 0..MAX_OPTIONS {
         let Some(header) = read_header(&mut stream).await? else { return Ok(Outcome::Closed) };
         if header.length > MAX_OPTION_DATA {
+            // The next option begins behind these data: they are read although they are not looked
+            // at.
             skip(&mut stream, header).await?;
             server.too_big(header.option)?;
             send(&mut stream, &mut server.out).await?;
@@ -180,6 +182,7 @@ where
         match server.answer(header.option, &data)? {
             Next::Option => send(&mut stream, &mut server.out).await?,
             Next::List => {
+                // The list leaves in pieces while it is made: there may be ten thousand exports.
                 let Server { client, out, .. } = &mut server;
                 for export in exports.visible(client) {
                     let (name, text) = (export.name.as_bytes(), export.description.as_bytes());
@@ -194,6 +197,8 @@ where
             }
             Next::StartTls(tls) => {
                 send(&mut stream, &mut server.out).await?;
+                // After the acknowledgement the specification knows no way back to plain text: a
+                // failed TLS handshake ends the connection.
                 stream = stream.start_tls(tls).await.map_err(HandshakeError::Tls)?;
                 server.tls_started(stream.is_certified(), stream.client_names());
             }
@@ -230,6 +235,7 @@ where
         return Ok(None);
     }
     let client_flags = u32::from_be_bytes(answer);
+    // The specification demands that the connection is closed for a flag that is not known.
     if client_flags & !u32::from(flags) != 0 {
         return Err(HandshakeError::ClientFlags(client_flags));
     }
@@ -363,6 +369,8 @@ impl<'a> Server<'a> {
     fn new(exports: &'a Exports, tls: &'a TlsMode, peer: Peer<'a>, client_flags: u32) -> Self {
         let has = |flag: u16| client_flags & u32::from(flag) != 0;
         let fixed_newstyle = has(greeting::FIXED_NEWSTYLE);
+        // Where TLS is required, a client is not told of any export before it has started TLS, so
+        // no answer has to send it there.
         let may_start_tls = matches!(tls, TlsMode::Optional(_)) && fixed_newstyle;
         Self {
             exports,
@@ -380,6 +388,8 @@ impl<'a> Server<'a> {
     fn tls_started(&mut self, certified: bool, names: Vec<String>) {
         debug!(?names, "TLS started");
         self.tls_running = true;
+        // The specification: nothing that was agreed on before `STARTTLS` is kept. The user stays,
+        // since the kernel has named it and not the client.
         let user = self.client.user.take();
         self.client = Client { certified, names, user, may_start_tls: false };
         self.agreed = Agreed::default();
@@ -410,15 +420,20 @@ impl<'a> Server<'a> {
     fn answer_before_all(&mut self, option: u32) -> Result<Option<Next<'a>>, HandshakeError> {
         let tls_missing = matches!(self.tls, TlsMode::Required(_)) && !self.tls_running;
         match option {
+            // `EXPORT_NAME` has no error reply: the specification has the session end instead.
             opt::EXPORT_NAME if tls_missing => Err(HandshakeError::Refused {
                 option,
                 reason: "TLS is required and was not started",
             }),
             opt::EXPORT_NAME => Ok(None),
+            // Without fixed newstyle no other option has a reply, so a refusal cannot be told,
+            // either.
             _ if !self.fixed_newstyle => Err(HandshakeError::Refused {
                 option,
                 reason: "the client does not speak fixed newstyle",
             }),
+            // `ABORT` and `STARTTLS` are the two options that the specification allows without TLS
+            // where TLS is required.
             opt::ABORT => {
                 self.ack(option);
                 Ok(Some(Next::Close))
@@ -450,6 +465,8 @@ impl<'a> Server<'a> {
     fn export_name(&mut self, name: &[u8]) -> Result<Next<'a>, HandshakeError> {
         let option = opt::EXPORT_NAME;
         let refused = |reason| Err(HandshakeError::Refused { option, reason });
+        // The extension `EXTENDED_HEADERS`: a client that has agreed on them must not use this
+        // option.
         if self.agreed.extended {
             return refused("extended headers go with GO only");
         }
@@ -503,6 +520,7 @@ impl<'a> Server<'a> {
                 return Next::Option;
             }
         };
+        // `INFO` opens nothing, so it takes no place among the tenant's connections.
         if option == opt::GO
             && let Err(reason) = self.admit(index)
         {
@@ -535,6 +553,8 @@ impl<'a> Server<'a> {
         if request.wants(info::DESCRIPTION) && !export.description.is_empty() {
             put(info::DESCRIPTION, export.description.as_bytes());
         }
+        // The specification: sizes other than the defaults are told to clients that do not ask,
+        // too.
         if request.wants(info::BLOCK_SIZE) || export.blocks != BlockSizes::default() {
             put(
                 info::BLOCK_SIZE,
@@ -585,8 +605,11 @@ impl<'a> Server<'a> {
         let Ok(index) = self.find(request.name) else {
             return self.not_found(option, Access::Denied);
         };
+        // The specification: no query, or `base:` alone, lists all contexts there are, but selects
+        // none.
         let all = !set && (request.queries == 0 || request.base_wildcard);
         if all || request.base_allocation {
+            // In a listing the number is reserved, and zero.
             let id = if set { option::BASE_ALLOCATION_ID } else { 0 };
             let data: [&[u8]; 2] = [&id.to_be_bytes(), option::BASE_ALLOCATION];
             option::put_reply(&mut self.out, option, rep::META_CONTEXT, &data);
@@ -629,6 +652,8 @@ impl<'a> Server<'a> {
             read_only: export.read_only,
             structured: self.chunks(),
             extended: self.agreed.extended,
+            // The specification: contexts count only if they were selected for the export that is
+            // opened.
             base_allocation: (self.agreed.base_allocation == Some(index))
                 .then_some(option::BASE_ALLOCATION_ID),
             no_zeroes: self.no_zeroes,

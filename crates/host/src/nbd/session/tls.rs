@@ -198,6 +198,8 @@ impl Tls {
                 key: key.to_owned(),
                 reason: error.to_string(),
             })?;
+        // Without sessions to resume, TLS has nothing to send after the handshake but data and the
+        // good-bye, and each connection's certificate is verified.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self { config: Arc::new(config), clients_certified: client_ca.is_some(), revoked })
@@ -252,6 +254,7 @@ const RSA_CLIENTS: RangeInclusive<usize> = 2048..=8192;
 
 /// The length of a certificate's key if that is an RSA key, in bits.
 fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
+    // A certificate that cannot be read here is for rustls to refuse.
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     match certificate.public_key().parsed().ok()? {
         // The modulus may begin with a byte of zero, which is its sign.
@@ -364,6 +367,7 @@ fn pem_error(
 
 /// The names in a certificate that has been verified: the common name, then the DNS names.
 fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    // Without a name a client opens what any certificate opens, and no export with an owner.
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
     let alternative = certificate.subject_alternative_name().ok().flatten();

@@ -65,10 +65,12 @@ impl User {
             let count = length as usize / size_of::<u32>();
             match result {
                 0 => break gids.truncate(count),
+                // The kernel answers a buffer that is too small with the length that it needs.
                 _ if count > gids.len() && count <= GROUPS_MAX => gids.resize(count, 0),
                 _ => return Err(io::Error::last_os_error()),
             }
         }
+        // `SO_PEERGROUPS` gives the supplementary groups only.
         gids.push(peer.gid.as_raw());
         Ok(User { uid: peer.uid.as_raw(), gids })
     }

@@ -113,6 +113,7 @@ impl<'a> InfoRequest<'a> {
 
     /// Whether `kind` is asked for.
     pub fn wants(&self, kind: u16) -> bool {
+        // Kinds that this server does not know match nothing: the specification has them ignored.
         self.wanted.chunks_exact(2).any(|wanted| wanted == kind.to_be_bytes())
     }
 }

@@ -142,6 +142,8 @@ impl Command {
 
     /// The flags that may come with the command, apart from what the handshake still has to say.
     const fn allowed_flags(self) -> CommandFlags {
+        // The specification: where FUA is offered, every command is accepted with it. Clients are
+        // known to set it on commands that write nothing.
         let fua = CommandFlags::FUA;
         match self {
             Self::Read => fua.union(CommandFlags::DF),
@@ -243,6 +245,8 @@ pub enum Malformed {
 /// magic number is reported as soon as it is visible.
 #[inline]
 pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, usize)>, Malformed> {
+    // The magic number is judged before the header is whole: a client that sends the other kind of
+    // header may wait for its reply after fewer bytes than this kind has.
     let Some(found) = be32(bytes, 0) else { return Ok(None) };
     let expected = if extended { magic::EXTENDED_REQUEST } else { magic::REQUEST };
     if found != expected {
@@ -263,6 +267,8 @@ pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, us
         length,
     };
     let payload = request.payload(extended);
+    // The payload of a refused request is received and thrown away, so its length has a bound, too.
+    // The specification lets a server hang up over a longer one.
     if payload > u64::from(MAX_PAYLOAD) {
         return Err(Malformed::PayloadTooLong(payload));
     }
@@ -335,6 +341,7 @@ impl NbdError {
             libc::EPERM | libc::EACCES | libc::EROFS => Self::NotPermitted,
             libc::ENOMEM | libc::ENOBUFS => Self::NoMemory,
             libc::EINVAL => Self::Invalid,
+            // The specification has a quota and a file size limit told as a full device.
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Self::NoSpace,
             libc::EOVERFLOW => Self::Overflow,
             libc::EOPNOTSUPP | libc::ENOSYS => Self::NotSupported,
@@ -411,6 +418,7 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
         return Ok(());
     }
     let mut allowed = command.allowed_flags();
+    // The specification: a flag that was not negotiated is answered with `EINVAL`.
     if !negotiated.structured {
         allowed.0 &= !CommandFlags::DF.0;
     }
@@ -419,6 +427,7 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
     }
     let known = match command {
         Command::Unknown(_) => false,
+        // The specification: `EINVAL` for a client that has selected no metadata context.
         Command::BlockStatus => negotiated.base_allocation.is_some(),
         _ => true,
     };
@@ -438,6 +447,8 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
 
 /// The half of [`validate`] that is about offset and length.
 fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdError> {
+    // `min` is a power of two, which `Exports::new` has checked. Were it 0, no range but the empty
+    // one would be aligned.
     let misaligned =
         (request.offset | request.length) & u64::from(negotiated.blocks.min).wrapping_sub(1) != 0;
     if request.length == 0 || misaligned {
@@ -447,6 +458,8 @@ fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdE
         request.offset.checked_add(request.length).is_some_and(|end| end <= negotiated.size);
     let max_payload = u64::from(negotiated.blocks.max_payload);
     match request.command {
+        // The specification: beyond the end `ENOSPC` for writes and zeroes, `EINVAL` for all
+        // others.
         Command::Write | Command::WriteZeroes if !inside => Err(NbdError::NoSpace),
         _ if !inside => Err(NbdError::Invalid),
         // With chunks we could split the reply, but buffers are bounded: the client is told to ask
@@ -455,6 +468,7 @@ fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdE
             Err(NbdError::Overflow)
         }
         Command::Read | Command::Write if request.length > max_payload => Err(NbdError::Invalid),
+        // A command without a payload may be longer: the specification bounds payloads only.
         _ => Ok(()),
     }
 }

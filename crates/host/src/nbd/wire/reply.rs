@@ -273,6 +273,7 @@ impl<'a> BlockStatus<'a> {
         }
         match self.open {
             Some((open, same)) if same == flags => {
+                // A sum beyond 64 bits covers the rest of any request just as well.
                 self.open = Some((open.saturating_add(length), flags))
             }
             Some(_) => {
@@ -299,6 +300,8 @@ impl<'a> BlockStatus<'a> {
         if self.count == 0 {
             return None;
         }
+        // The header comes last, since it holds the number of extents; `close` has left room for
+        // it.
         let header = self.style.block_status(&self.request, self.context, self.count);
         self.out.get_mut(..header.len())?.copy_from_slice(header.as_bytes());
         Some(header.len() + self.count as usize * self.extent_len())
@@ -307,6 +310,8 @@ impl<'a> BlockStatus<'a> {
     /// Writes the open extent, and notices when it was the last that fits or is wanted.
     fn close(&mut self) {
         let Some((mut length, flags)) = self.open.take() else { return };
+        // The specification: a lone extent must not be longer than its request, while the last one
+        // of several may be.
         let one = self.request.flags.contains(CommandFlags::REQ_ONE);
         if one {
             length = length.min(self.request.length);
@@ -336,6 +341,7 @@ impl<'a> BlockStatus<'a> {
     }
 
     const fn header_len(&self) -> usize {
+        // The header of the chunk, then the context; extended, also the number of extents.
         if matches!(self.style, ReplyStyle::Extended) { 32 + 8 } else { 20 + 4 }
     }
 

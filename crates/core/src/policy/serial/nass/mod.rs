@@ -28,11 +28,7 @@
 //! far more commands there than it works on, so the queue's length says nothing; what stands for
 //! NCQ's 32 places is the *window*, the number of commands that the device works on at a time, and
 //! `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
-//! reserve to it. *Around MQFQ*: what MQFQ approximates over many queues is one order, by start
-//! tags, and behind one lock there is nothing to approximate. So NASS around MQFQ is NASS around
-//! [`SfqdScheduler`](crate::policy::serial::sfqd::SfqdScheduler), which is MQFQ on one queue (its
-//! throttle never stops the least start tag). The limits count what is on the device per flow over
-//! all ports, which is just what MQFQ does without: they have no lock-free form here.
+//! reserve to it. Around MQFQ it is NASS around SFQ(D) (decision 14).
 //!
 //! **Work conserving** it is not: places are kept free on purpose.
 //!
