@@ -10,6 +10,8 @@ mod doors;
 mod groups;
 #[path = "operate/http.rs"]
 mod http;
+#[path = "operate/interface.rs"]
+mod interface;
 #[path = "operate/latency.rs"]
 mod latency;
 #[path = "operate/policies.rs"]
