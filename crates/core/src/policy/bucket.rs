@@ -75,6 +75,7 @@ impl<P: Platform> Bucket<P> {
     /// From when on so much may be taken, if nothing else is; and the word to be put.
     fn look(&self, full_at: u64, now: Time, cost: Time) -> (Time, u64) {
         let after = full_at.max(now.0).saturating_add(cost.0);
+        // What is more than the burst may go when the bucket is full: else it would wait for ever.
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
         (Time(after.saturating_sub(burst)).max(now), after)
     }

@@ -74,6 +74,7 @@ impl ReferenceWeight {
     /// The service that a flow of the reference weight has in these units, in what units count.
     pub fn service(self, units: u64) -> u64 {
         let parts = UNITS * RANGE;
+        // In two parts, since units times the weight do not fit into 64 bits.
         (units / parts)
             .saturating_mul(self.times_range)
             .saturating_add((units % parts).saturating_mul(self.times_range) / parts)

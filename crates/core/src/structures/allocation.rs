@@ -36,6 +36,7 @@ pub(crate) fn room<T>(count: usize) -> Vec<T> {
 pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
     let mut things = room(count);
     if things.capacity() >= count {
+        // Within the room: to grow beyond it would end the program where there is no memory.
         things.extend((0..count).map(make));
     }
     things.into_boxed_slice()

@@ -71,6 +71,7 @@ impl Links {
     pub fn pop(&mut self, queue: &mut Fifo) -> Option<u32> {
         let first = queue.head;
         let after = self.links.get(first as usize)?.after;
+        // The new first one's `before` stays: it is never read.
         queue.head = after;
         if after == NONE {
             queue.tail = NONE;
@@ -88,6 +89,7 @@ impl Links {
             link.after = after;
         }
         if queue.tail == number {
+            // The first one's `before` says nothing, and is not read where the queue has run empty.
             queue.tail = if queue.head == NONE { NONE } else { before };
         } else if let Some(link) = self.links.get_mut(after as usize) {
             link.before = before;

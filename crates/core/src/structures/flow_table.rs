@@ -121,6 +121,7 @@ impl<P: Platform> FlowTable<P> {
         prepare: impl FnOnce(usize),
     ) -> Result<FlowId, FlowError> {
         self.control.with(|()| {
+            // Only the control side writes these words, under this lock, hence Relaxed.
             let free = |(slot, word): &(usize, &P::U64)| {
                 Control(word.load(Ordering::Relaxed)).state() != OPEN
                     && self.pending(*slot).is_empty(Ordering::Acquire)
@@ -161,6 +162,7 @@ impl<P: Platform> FlowTable<P> {
                 let name = u64::from(flow.generation()) << 32 | flow.slot() as u64;
                 place.store(name, Ordering::Relaxed);
             }
+            // In this order: a port that sees the news finds the number, and by that the name.
             self.closings.store(closings.wrapping_add(1), Ordering::Release);
             self.news.fetch_add(1, Ordering::Release);
             Ok(self.ports)
@@ -330,9 +332,11 @@ impl<T: Default> PortFlows<T> {
         let weight = table.weight(flow)?;
         let seat = if self.seats.is_empty() { flow.slot() } else { self.sit(flow)? };
         let record = self.records.get_mut(seat)?;
+        // While the flow has requests here its seat cannot have changed hands.
         if record.live == 0 {
             self.in_use += 1;
             if record.owner != Some(flow) {
+                // A new flow begins without what was kept of the one before.
                 *record = Record { owner: Some(flow), ..Record::new() };
             }
         }
@@ -379,6 +383,8 @@ impl<T: Default> PortFlows<T> {
     ) -> Result<(), SubmitError> {
         table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
         let live = self.seat(flow).map_or(0, |seat| self.live(seat));
+        // `in_use` counts the flow only while it has requests. One part is for a flow that may
+        // come.
         let parts = self.in_use.saturating_add(u32::from(live == 0) + 1);
         let part = self.tags.checked_div(parts).unwrap_or(0).max(1);
         if live < part { Ok(()) } else { Err(SubmitError::Full) }
@@ -453,6 +459,7 @@ impl<T: Default> PortFlows<T> {
             }
         }
         self.closings_seen = last;
+        // News stay unseen until all names are read, so that the next call goes on here.
         if last == closings {
             self.news_seen = news;
         }

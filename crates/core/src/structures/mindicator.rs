@@ -128,6 +128,7 @@ impl<P: Platform> VirtualTime<P> {
         loop {
             node = self.tree.parent(node);
             let before = self.update(node, |old| {
+                // The root is virtual time, which never goes back: a pin only changes its stamp.
                 let least = if node != Tree::ROOT && is_before(Some(at), tag(old)) {
                     Some(at)
                 } else {
@@ -153,6 +154,7 @@ impl<P: Platform> VirtualTime<P> {
             let child = node;
             node = self.tree.parent(node);
             if node == Tree::ROOT {
+                // Where no request waited on any port, the arrival moves virtual time on.
                 return self.ascend(child);
             }
             let mut is_least = false;
@@ -162,6 +164,7 @@ impl<P: Platform> VirtualTime<P> {
                 Some(restamp(if is_least { Some(lead) } else { tag(old) }, old))
             });
             P::fence();
+            // This node's least is not the lead, so no ancestor's least is.
             if !is_least {
                 return None;
             }
@@ -186,6 +189,7 @@ impl<P: Platform> VirtualTime<P> {
             self.update(node, |old| {
                 least = self.least_child(node);
                 moved = if node == Tree::ROOT {
+                    // Without requests virtual time stays where it is.
                     least.is_some() && is_before(tag(old), least)
                 } else {
                     is_before(tag(old), least)
@@ -196,6 +200,7 @@ impl<P: Platform> VirtualTime<P> {
             // store.
             P::fence();
             match (moved, node) {
+                // A node that stays as it is changes no ancestor.
                 (false, _) => return None,
                 (true, Tree::ROOT) => return least,
                 (true, _) => {}
@@ -235,6 +240,7 @@ impl<P: Platform> VirtualTime<P> {
     #[inline]
     fn store(&self, leaf: usize, value: Option<VTime>) {
         if let Some(word) = self.words.get(leaf) {
+            // Only its own port writes a leaf, and never by compare-and-swap: it needs no stamp.
             word.store(value.map_or(EMPTY, VTime::to_word), Ordering::SeqCst);
         }
     }

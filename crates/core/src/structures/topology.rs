@@ -58,6 +58,7 @@ impl Topology {
     pub(crate) fn tree(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
+        // A core is told by its socket as well, since core numbers may begin anew on each socket.
         let levels: [&dyn Fn(usize) -> (u16, u16); 2] =
             [&|port| (self.places[port].0, 0), &|port| self.places[port]];
         tree.grow(Tree::ROOT, &everyone, &levels, FAN_OUT);
@@ -68,6 +69,7 @@ impl Topology {
     pub(crate) fn scan(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
+        // The paper's array has one level, however wide.
         tree.grow(Tree::ROOT, &everyone, &[], usize::MAX);
         tree
     }
@@ -117,6 +119,7 @@ impl Tree {
         let parents: Vec<u16> =
             builder.parents.iter().chain(&builder.leaf_parents).copied().collect();
         let children_of = |node: usize| {
+            // The root is above itself, and no node's child.
             (1..parents.len())
                 .filter(|&child| usize::from(parents[child]) == node)
                 .map(|child| child as u16)
@@ -198,6 +201,7 @@ impl Builder {
         let mut places: Vec<(u16, u16)> = ports.iter().map(|&port| level(port)).collect();
         places.sort_unstable();
         places.dedup();
+        // A node with a single child would cost an access and localize nothing.
         if let [_] = places[..] {
             return self.grow(node, ports, lower);
         }

@@ -158,6 +158,7 @@ impl Tournament {
     #[cold]
     fn move_origin(&mut self, key: Key) {
         let first = Relative::new(self.get().unwrap_or(key), self.origin).0;
+        // By whole units, so that arrivals and tags in the bits below stay as they are.
         let step = (first.wrapping_sub(MARGIN) >> UNITS_SHIFT << UNITS_SHIFT) as u128;
         self.origin = self.origin.wrapping_add(step);
         for node in self.nodes.iter_mut().filter(|node| !node.is_absent()) {

@@ -152,6 +152,7 @@ impl<P: Platform> FlowState<P> {
     pub(super) fn enter(&self, now_ns: u64) -> Option<Activity> {
         let mut old = self.activity.load(Ordering::Relaxed);
         loop {
+            // The first port begins the state, and its time; others only count themselves.
             let new = if old & PORTS == 0 { (now_ns & !PORTS) | 1 } else { old + 1 };
             match self.activity.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return (old & PORTS == 0).then_some(Activity(old)),

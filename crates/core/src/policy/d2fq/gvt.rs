@@ -53,6 +53,7 @@ impl Holder {
 
     #[inline]
     pub(super) fn new(slot: usize, generation: u32) -> Holder {
+        // Slots are below 65,535 (`MAX_HOLDERS`), so that plus 1 they fit; 0 stands for no holder.
         Holder(u64::from(generation & 0xff) << 16 | (slot as u64 + 1) & Self::SLOT)
     }
 }
@@ -102,9 +103,12 @@ impl<P: Platform> Gvt<P> {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
             let new = match old & HOLDER {
+                // The flow was ahead of the value, so another may be the least: the caller looks
+                // for it.
                 0 if since(point(before), old) > 0 => return false,
                 // What was let go does not go back.
                 0 => (if since(my, old) > 0 { my } else { old }) | me.0,
+                // The holder moves the word on; another flow moves it back, and then holds it.
                 holder if (holder == me.0) == (since(my, old) > 0) && since(my, old) != 0 => {
                     my | me.0
                 }

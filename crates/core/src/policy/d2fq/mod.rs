@@ -242,9 +242,11 @@ impl<P: Platform> D2fq<P> {
             low: (config.low() >> KIU) as i64,
             low_units: config.low(),
             scale: P::U64::new(0),
+            // All ports together keep at most an eighth of tau_l to themselves.
             batch: config.low() / (8 * ports as u64).max(64),
             flush_ns: config.period_ns / 64,
             grace_ns: config.grace_ns,
+            // In the paper's mode the span only keeps virtual times comparable, and lends nothing.
             span: if config.strict_paper { SPAN_MAX } else { span(config.unfair()) },
             strict_paper: config.strict_paper,
         });
@@ -324,6 +326,8 @@ impl<P: Platform> Policy for D2fq<P> {
                     continue;
                 }
                 let last = adjuster.flows.get_mut(flow.slot());
+                // Only where the last period ended at the old weight: a change by `set_weight`
+                // since then still begins a new period (decision 11).
                 if let Some(of) = last.and_then(|last| last.of.as_mut())
                     && Some(of.1) == old
                     && of.0 == flow
@@ -351,6 +355,7 @@ impl<P: Platform> Policy for D2fq<P> {
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
         self.shared.lift();
         if !self.is_dynamic && self.shared.strict_paper {
+            // The paper's mode scales no thresholds either: nothing is left to be measured.
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         }
         let next = self.adjuster.with(|adjuster| {
@@ -359,6 +364,7 @@ impl<P: Platform> Policy for D2fq<P> {
                 return due_ns;
             }
             adjuster.sample(&self.shared, now_ns);
+            // Before anything is served nothing is known of the device's speed.
             if self.is_scaled && adjuster.served > 0 {
                 self.shared.scale.store(adjuster.scale(self.shared.low_units), Ordering::Relaxed);
             }
@@ -372,6 +378,7 @@ impl<P: Platform> Policy for D2fq<P> {
                 };
                 self.ratio.store(u64::from(ratio), Ordering::Relaxed);
             }
+            // At most a minute away (`D2fqConfig::validate`), so that tags are lifted in time.
             now_ns.saturating_add(self.period_ns)
         });
         Some(next)
@@ -427,16 +434,19 @@ impl Adjuster {
         for (&high, (seats, usage)) in
             self.high.iter().zip(self.seats.iter_mut().zip(&shared.usage))
         {
+            // To within a sixteenth: queues that are backed up get as many turns as each other.
             let is_busiest = u64::from(high) * 16 >= most_high * 15;
             for (last, usage) in seats.iter_mut().zip(usage) {
                 let now = LastSeat { owner: usage.owner(), requests: usage.requests() };
                 let before = core::mem::replace(last, now);
+                // The lower half of a name is the slot.
                 let did = self.did.get_mut(now.owner as u32 as usize);
                 let is_same = |did: &&mut Did| did.of.is_some_and(|of| name(of.0) == now.owner);
                 let Some(did) = did.filter(is_same) else { continue };
                 let in_flight = usage.in_flight();
                 did.in_flight = did.in_flight.wrapping_add(in_flight);
                 did.waits |= is_busiest && in_flight > 0;
+                // A seat that was no flow's before has counted for this one only.
                 if before.owner == now.owner || before.owner == 0 {
                     for (sum, class) in did.requests.iter_mut().zip(0..) {
                         let class: usize = class;
@@ -451,6 +461,7 @@ impl Adjuster {
     fn sample<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
         self.samples.clear();
         self.last_ns = Some(now_ns);
+        // The most of late fades, so that thresholds follow a device that has become slower.
         self.served /= 2;
         self.add_up(shared);
         let mut served = 0u64;
@@ -469,6 +480,8 @@ impl Adjuster {
             if was_active {
                 let shifted = now.moved.wrapping_sub(before.moved) as i64;
                 let progress = now.vt.since(before.vt).saturating_sub(shifted);
+                // Two words are read one after the other: a flow that is moved in between may seem
+                // to go back.
                 let progress = u64::try_from(progress).unwrap_or(0);
                 served = served.saturating_add(progress);
                 if !before.was_active && !shared.strict_paper {
@@ -531,6 +544,8 @@ impl<P: Platform> Shared<P> {
     /// A flow that had nothing in flight anywhere comes back; it is `ahead` of gvt.
     fn reactivate(&self, state: &FlowState<P>, was: Activity, ahead: i64, now_ns: u64) {
         let was_idle = !was.is_active(now_ns, self.grace_ns);
+        // Idling does not erase debt, but for the paper's mode, where the flow comes to gvt
+        // (decision 5).
         if was_idle && (ahead < 0 || self.strict_paper) {
             let before = state.vt();
             state.shift(|vt| (vt == before && ahead != 0).then(|| at_gvt(vt, ahead)));
@@ -559,6 +574,7 @@ impl<P: Platform> Shared<P> {
         let mut span = self.span >> self.scale();
         if !self.strict_paper {
             let reach = state.reach(in_flight.saturating_mul(DEPTHS).min(REACH_MAX));
+            // Twice the reach, as `ratio::unfair` has it for what counts as unfair.
             span = span.max(self::span(2 * reach));
         }
         self.tracker.raise(after.minus(span));
@@ -579,6 +595,7 @@ impl<P: Platform> Shared<P> {
 
     /// A flow has nothing in flight any more.
     fn left(&self, me: Holder) {
+        // The paper's holder keeps the word until its grace period is over (`expire_holder`).
         if let (Way::Sloppy(gvt), false) = (self.tracker.way(), self.strict_paper) {
             gvt.release(me);
         }

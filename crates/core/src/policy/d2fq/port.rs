@@ -185,11 +185,13 @@ impl Local {
         if self.account.live(seat) == 1 {
             self.activate(shared, request.flow, seat, now_ns);
         }
+        // 1 to 2^42, so that less 1 it fits into the 48 bits that the tag's word has for it.
         let cost = request.cost.alone.clamp(1, CostModel::MAX_COST);
         if let Some(live) = self.live.get_mut(tag) {
             *live = cost.wrapping_sub(1) << SEAT_BITS | (seat as u64).wrapping_add(1);
         }
         let state = shared.states.get(request.flow.slot());
+        // Both arrays were built for all seats and slots, so this does not fail.
         let (Some(flow), Some(state)) = (self.flows.get_mut(seat), state) else {
             return Err(SubmitError::NoSuchFlow);
         };
@@ -197,6 +199,7 @@ impl Local {
         let mut class = shared.class(ahead, flow.in_flight, state, weight);
         if let (Class::High, Some(budget)) = (class, &shared.urgent)
             && state.is_urgent()
+            // The last condition, since it takes the credit.
             && budget.spend(cost)
         {
             class = Class::Urgent;
@@ -222,6 +225,7 @@ impl Local {
         let flow = self.flows.get_mut(seat)?;
         let slot = flow.owner.slot();
         let (state, weight) = (shared.states.get(slot)?, shared.flows.weight_in(slot));
+        // The request itself has been in flight all the while.
         let others = flow.in_flight.wrapping_sub(cost);
         let class = shared.class(shared.ahead(state.vt(), now_ns), others, state, weight);
         flow.count(shared, class, cost);
@@ -243,6 +247,7 @@ impl Local {
         flow.in_flight = flow.in_flight.wrapping_sub(cost);
         let batch = u64::from(weight.in_256ths()).wrapping_mul(shared.batch >> shared.scale());
         let due_ns = flow.published_ns.wrapping_add(shared.flush_ns);
+        // Both sides are times the weight, which spares each completion a division.
         if last || flow.pending.wrapping_mul(UNITS) >= batch || now_ns >= due_ns {
             self.publish(shared, seat, last, now_ns);
         }
@@ -297,6 +302,7 @@ impl Local {
         let Some(flow) = self.flows.get_mut(seat) else { return };
         let slot = flow.owner.slot();
         let Some(state) = shared.states.get(slot) else { return };
+        // More at once could leave the window in which virtual times compare (`gvt`).
         let units = flow.normalizer.units(flow.pending, flow.weight).min(CHARGE_MAX);
         let before = state.charge(units);
         let own = || in_flight_units(flow.in_flight.wrapping_add(flow.pending), state, flow.weight);
@@ -315,8 +321,10 @@ impl Local {
             (Way::Mindicator(time), Some(leads)) => {
                 leads.put(time, self.port, seat, (!last).then_some(after))
             }
+            // With `scan` ports read the flows' own words: there is nothing more to tell.
             _ => {}
         }
+        // After the word is swapped: the port that takes the count to 0 has seen all swaps (`gvt`).
         if last && state.leave(now_ns) {
             shared.left(holder);
         }
@@ -431,6 +439,7 @@ impl<P: Platform> Shared<P> {
     #[inline]
     fn class(&self, ahead: i64, in_flight: u64, state: &FlowState<P>, weight: Weight) -> Class {
         let scale = self.scale();
+        // To double the distance is to halve the thresholds, of which there are several.
         let ahead = ahead << scale;
         if ahead < self.medium {
             return Class::High;

@@ -110,10 +110,12 @@ pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     // A flow before this point is unfairly far behind the flow.
     let edge = |sample: &Sample| sample.vt.minus(self::unfair(unfair, sample.in_flight));
+    // By that point and not by virtual time: a flow with much in flight may be farther ahead.
     let foremost = samples.iter().reduce(|a, b| if edge(a).is_before(edge(b)) { b } else { a });
     let Some(foremost) = foremost else { return ratio };
     let is_behind = |sample: &&Sample| sample.vt.is_before(edge(foremost)) && sample.is_high();
     if !samples.iter().any(|sample| is_behind(&sample)) {
+        // Without a gap the ratio is large enough: what the shares ask for only keeps it.
         return decreased(ratio, samples).max(kept(samples).min(ratio));
     }
     let used = used(samples);
@@ -128,6 +130,7 @@ pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     let slowdowns = others.filter_map(|sample| slowdown(sample, class_weights(ratio)));
     let (min, max) =
         slowdowns.fold((u64::MAX, 0), |(min, max), slow| (slow.min(min), slow.max(max)));
+    // No slowdown is less than 1, and without any `min` is not 0 either.
     let needed = (max * ONE / min).max(used) * 3 / 2;
     let needed = if least.is_some() { needed.max(used * BACKED_UP) } else { needed };
     let next = u16::try_from(needed.div_ceil(ONE) + 1).unwrap_or(ratio);
@@ -157,6 +160,7 @@ fn used(samples: &[Sample]) -> u64 {
 
 /// Eq. 2.
 fn increased(ratio: u16, most: &Sample, least: &Sample) -> u16 {
+    // A flow that got nothing, though it has requests in flight, needs the most (decision 10).
     if least.progress == 0 {
         return if least.in_flight == 0 { ratio } else { RATIO_MAX };
     }

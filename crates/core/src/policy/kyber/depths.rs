@@ -98,6 +98,7 @@ impl<P: Platform> Depths<P> {
         let Some(grants) = self.grants(domain, port) else { return false };
         let granted = grants.load(Ordering::SeqCst) != 0;
         if granted {
+            // Only this port takes from its grants: what was there still is.
             grants.fetch_sub(1, Ordering::SeqCst);
         }
         granted
@@ -120,6 +121,7 @@ impl<P: Platform> Depths<P> {
     #[inline]
     pub(super) fn enlist(&self, domain: Domain, port: PortId) {
         let waiting = self.tokens(domain).waiting.set();
+        // A load first, so that a port that waits anyway does not take the line from others.
         if !waiting.contains(port, Ordering::SeqCst) {
             waiting.insert(port, Ordering::SeqCst);
         }
@@ -130,6 +132,7 @@ impl<P: Platform> Depths<P> {
     /// port to wake.
     #[inline]
     pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
+        // After the port before it, it is the first in the round itself, if it waits.
         let before = PortId(port.0.wrapping_sub(1));
         self.pass(domain, if keeps { before } else { port }, None)
     }
@@ -140,6 +143,7 @@ impl<P: Platform> Depths<P> {
     pub(super) fn give_back(&self, port: PortId, has: impl Fn(Domain) -> bool) -> PortSet {
         let mut wake = PortSet::EMPTY;
         for domain in Domain::ALL {
+            // Not to itself again: its mark may still stand, and it wants none.
             while !has(domain) && self.take_grant(domain, port) {
                 wake.extend(self.pass(domain, port, Some(port)));
             }
@@ -205,6 +209,7 @@ impl<P: Platform> Depths<P> {
             if self.grant(domain, chosen) {
                 return PortSet::only(chosen);
             }
+            // Another port has granted it one meanwhile: this token is for the next.
             self.tokens(domain).word.fetch_sub(1, Ordering::SeqCst);
             P::fence();
         }

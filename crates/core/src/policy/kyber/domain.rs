@@ -160,6 +160,7 @@ impl QueueSet {
             self.left -= 1;
             return self.take(links);
         }
+        // After a whole batch the current domain is asked last, and so again if no other may go.
         let asked = self.left > 0;
         let mut domain = self.current;
         for _ in 0..DOMAINS {

@@ -162,12 +162,14 @@ impl Adjuster {
             };
             self.total[domain].add(now_ns, news(sum.total, seen.total));
             self.device[domain].add(now_ns, news(sum.device, seen.device));
+            // Not `||`: the window of each domain is to be looked at, as it begins anew then.
             congested |=
                 self.device[domain].percentile(now_ns, 90).is_some_and(|bucket| bucket >= GOOD);
         }
         let mut new = depths;
         for domain in 0..TIMED {
             let fresh = self.total[domain].percentile(now_ns, 99);
+            // What a domain had last counts once, so it is taken away.
             let p99 = if congested { fresh.or(self.last[domain].take()) } else { fresh };
             self.last[domain] = fresh.or(self.last[domain]);
             if let Some(bucket) = p99

@@ -137,6 +137,7 @@ impl<P: Platform> Port for KyberPort<P> {
 
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        // The caller is in the midst of a command, of which nothing else is a part.
         if let Some(piece) = self.units.piece() {
             return self.issue(now_ns, &piece);
         }
@@ -165,6 +166,7 @@ impl<P: Platform> Port for KyberPort<P> {
         let (total_ns, device_ns) =
             (now_ns.saturating_sub(submitted_ns), now_ns.saturating_sub(issued_ns));
         self.shared.latencies.record(self.id, domain, total_ns, device_ns);
+        // The token is the command's, and comes back with the last of its parts.
         if !self.units.completed(tag, outcome) {
             return;
         }
@@ -183,6 +185,7 @@ impl<P: Platform> Port for KyberPort<P> {
         let Some(entry) = self.entries.get_mut(tag.0 as usize) else { return false };
         match entry.state {
             State::Staged => {
+                // A request that was merged with others goes with them (the port's contract).
                 let Some(unit) = self.units.alone(tag) else { return false };
                 entry.state = State::Free;
                 self.queues.remove(&mut self.links, entry.domain, unit);
@@ -191,6 +194,7 @@ impl<P: Platform> Port for KyberPort<P> {
                 self.account.finish(&self.shared.flows, seat);
             }
             State::Again => {
+                // It has a token, so it ends as a request does that completes.
                 entry.state = State::Issued;
                 self.again.remove(tag.0);
                 self.complete(now_ns, tag, Outcome::Done, wake);

@@ -301,6 +301,7 @@ impl<P: Platform> Policy for KyberFair<P> {
         {
             wake.extend(sleepers);
         }
+        // A period that is over and that a port is about to end has no time of its own to wait for.
         Some(shared.periods.end_ns().max(now_ns.saturating_add(1)))
     }
 

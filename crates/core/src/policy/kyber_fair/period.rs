@@ -210,6 +210,8 @@ impl<P: Platform> Pot<P> {
                 Ok(_) => return census.leave(last, old_weight),
                 Err(now) => old = now,
             }
+            // Another port was faster, or has seen the flow in a later period: it is not here
+            // twice.
             census.leave(period.number, weight);
         }
     }
@@ -226,7 +228,7 @@ impl<P: Platform> Pot<P> {
         let (tag, share) = (period.tag(), period.share(weight));
         let tag_before = self::tag(period.number.wrapping_sub(1));
         let want = owed + (share >> periods.batch_shift).max(1);
-        // Acquire and release: see the module's text.
+        // Acquire and release: see *Which period a pot is of*, above.
         let mut old = self.tokens.load(Ordering::Acquire);
         loop {
             let left = if old & !LEFT == tag {
@@ -443,6 +445,7 @@ impl<P: Platform> Periods<P> {
             since_ns => since_ns,
         };
         let began_ns = self.end_ns().saturating_sub(self.length_ns);
+        // Not 0 here; said again for the compiler.
         since_ns.saturating_add(since_ns.saturating_sub(began_ns) / self.patience.max(1))
     }
 
@@ -465,6 +468,7 @@ impl<P: Platform> Periods<P> {
             return false;
         }
         let none = period.number << COUNT_BITS;
+        // Of this period, and not 0: for another period's number the difference is larger.
         let counts = |old: u64| old.wrapping_sub(none).wrapping_sub(1) >> COUNT_BITS == 0;
         let mut old = self.unspent.load(Ordering::SeqCst);
         while counts(old) {
@@ -496,6 +500,7 @@ impl<P: Platform> Shared<P> {
         match self.outstanding() {
             0 => Some(now_ns),
             some if some < self.busy.load(Ordering::SeqCst) => Some(periods.bear_until_ns(now_ns)),
+            // They are enough again: the next shortage has a patience of its own.
             _ => {
                 periods.is_supplied();
                 None
@@ -515,6 +520,7 @@ impl<P: Platform> Shared<P> {
         let (tokens, reach) = self.plan(period, now_ns);
         let (active, weights) = census.sum(period.number, reach);
         let next = period.number + 1;
+        // Before the number is published: ports that read it enter flows and count them at once.
         census.open(next);
         periods.unspent.store(next << COUNT_BITS | active, Ordering::SeqCst);
         periods.end_ns.store(now_ns.saturating_add(periods.length_ns), Ordering::Relaxed);

@@ -189,6 +189,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let KyberFairPort { shared, local } = self;
+        // The caller is in the midst of a command, of which nothing else is a part.
         if let Some(piece) = local.units.piece() {
             return local.send(shared, &piece, now_ns);
         }
@@ -217,6 +218,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
                 return waits;
             }
         }
+        // Enough periods for one call; the caller comes back at once.
         Next::WaitUntil(now_ns)
     }
 
@@ -228,6 +230,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
         entry.state = State::Free;
         let Entry { issued_ns, seat, domain, .. } = *entry;
         local.account.finish(&shared.flows, seat as usize);
+        // A command counts as outstanding until the last of its parts has completed.
         if !local.units.completed(tag, outcome) {
             return;
         }
@@ -235,10 +238,12 @@ impl<P: Platform> Port for KyberFairPort<P> {
         measure(line, domain, now_ns.saturating_sub(issued_ns));
         local.outstanding = local.outstanding.wrapping_sub(1);
         let busy = shared.busy();
+        // They are enough by themselves: no sleeper waits for this, and no order is needed.
         if local.outstanding >= busy {
             line.outstanding.store(local.outstanding, Ordering::Relaxed);
             return;
         }
+        // Before the sleepers are read: see *Sleepers* in `period`.
         line.outstanding.store(local.outstanding, Ordering::SeqCst);
         if let Some(sleeper) = shared.periods.a_sleeper_beside(local.port) {
             let outstanding = shared.outstanding();
@@ -257,6 +262,8 @@ impl<P: Platform> Port for KyberFairPort<P> {
         match local.entries.get(tag.0 as usize).map(|entry| entry.state) {
             Some(State::Staged) => local.cancel(&self.shared, tag).is_some(),
             Some(State::Again) => {
+                // It counts as outstanding, and was paid for: it ends as a request does that
+                // completes.
                 local.again.remove(tag.0);
                 if let Some(entry) = local.entries.get_mut(tag.0 as usize) {
                     entry.state = State::Issued;
@@ -363,6 +370,8 @@ impl Local {
         let flow = self.flows.get_mut(seat as usize)?;
         flow.queues.remove(&mut self.links, domain, unit);
         if flow.queues.is_empty() {
+            // `follow` moves a whole list and marks no flow, so the period tells which one it is
+            // in.
             let is_throttled = flow.list == List::Throttled && flow.number == self.period.number();
             let list = if is_throttled { &mut self.throttled } else { &mut self.ready };
             self.ring.remove(list, seat);
@@ -421,6 +430,7 @@ impl Local {
     #[inline]
     fn pick(&mut self, seat: u32) -> Option<Piece> {
         let flow = self.flows.get_mut(seat as usize)?;
+        // There are no depths: what throttles is tokens.
         let unit = flow.queues.pick(&mut self.links, |_| true);
         if flow.queues.is_empty() {
             flow.list = List::None;
@@ -440,6 +450,7 @@ impl Local {
         let Some(entry) = self.entries.get_mut(piece.job as usize) else { return next };
         entry.state = State::Issued;
         entry.issued_ns = now_ns;
+        // At most 2^40 times 2^12 (`MAX_CHARGE`, `Ratio::MAX`), so it fits.
         let charge = if entry.domain == Domain::Write {
             (entry.cost * self.write_ratio) >> 8
         } else {
@@ -486,6 +497,7 @@ impl Local {
                 None
             };
             let Some(mut sleepers) = begun else {
+                // It is not due, or another port begins it and wakes this one.
                 self.blocks += 1;
                 self.show(shared);
                 return Some(

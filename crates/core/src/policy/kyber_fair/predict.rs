@@ -120,6 +120,7 @@ impl Predictor {
         let used = used.wrapping_sub(core::mem::replace(&mut self.used_before, used)).min(1 << 46);
         let began_ns = self.began_ns.replace(now_ns);
         if used == 0 {
+            // 2^38 times one token is the most there may be (`MAX_TOKENS`).
             self.barren = if ran_out_early { (self.barren + 1).min(38) } else { 0 };
         } else {
             self.barren = 0;
@@ -175,6 +176,7 @@ impl Stay {
         let [ns, count] = [0, 1].map(|of| now[of].wrapping_sub(self.before[of]));
         self.before = now;
         self.mean_ns = match ns.checked_div(count) {
+            // Nothing is in the device, so no flow counts for what it has there.
             _ if !is_busy => 0,
             Some(mean_ns) => mean_ns,
             // What is there has been there all the time.
@@ -208,6 +210,7 @@ impl Ratio {
         let [reads_before, writes_before] = self.before;
         let [read_ns, reads_done] = since(reads, reads_before);
         let [write_ns, writes_done] = since(writes, writes_before);
+        // Until then `before` stays, so that few samples add up.
         if reads_done >= Self::SAMPLES && writes_done >= Self::SAMPLES {
             self.before = [reads, writes];
             let mean_read = (read_ns / reads_done).max(1);

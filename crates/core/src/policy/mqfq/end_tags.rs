@@ -145,9 +145,12 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
     /// Brings an end tag that lags up to virtual time: that changes no start tag, since each is at
     /// least virtual time anyway.
     pub(super) fn lift(&self, slot: usize, time: VTime, window: u64) {
+        // Not to `time` itself: arrears are not in the word, which of a backlogged flow may lag by
+        // as much.
         let floor = time.minus(self.most_of_all(window));
         let Some(Word(word)) = self.words.get(slot) else { return };
         let mut old = word.load(Ordering::Relaxed);
+        // Ports add to the word meanwhile: a plain store would lose what they have charged.
         while VTime::from_word(old).is_before(floor) {
             match word.compare_exchange(old, floor.to_word(), Ordering::Relaxed, Ordering::Relaxed)
             {
@@ -172,6 +175,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
     ) -> Option<VTime> {
         let Word(word) = self.words.get(slot)?;
         let owed = account.arrears.wrapping_add(units);
+        // A lone port's word is exact. And once the newest request has gone, `end` says nothing.
         if !self.alone() && waiting && !account.end.is_before(bound) {
             let start = account.end;
             if owed <= self.most(window) {
@@ -181,6 +185,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
             let old = VTime::from_word(
                 word.fetch_add(VTime::from_units(owed).to_word(), Ordering::Relaxed),
             );
+            // The word may be behind this copy: other ports owe, or have given credit back.
             let start = old.plus(account.arrears).max(start);
             *account = Account { end: start.plus(units), arrears: 0 };
             return Some(start);
@@ -256,6 +261,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
     /// Takes back what a flow was charged for requests that were cancelled.
     pub(super) fn give_back(&self, slot: usize, account: &mut Account, units: u64) {
         account.end = account.end.minus(units);
+        // What is not charged yet goes first: that touches no shared word.
         let owed = account.arrears.min(units);
         account.arrears -= owed;
         if let Some(Word(word)) = self.words.get(slot).filter(|_| units > owed) {
@@ -283,6 +289,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         let floor = time.minus(self.most_of_all(window));
         let mut old = word.load(Ordering::Relaxed);
         loop {
+            // A word farther back than all that ports may owe is that of a flow that has been idle.
             let base = VTime::from_word(old).plus(account.arrears).max(floor);
             match word.compare_exchange(
                 old,

@@ -108,6 +108,7 @@ impl Follow {
 
     /// When to look next.
     pub(super) fn deadline_ns(&self) -> u64 {
+        // The first look only notes what it finds, so it is due at once.
         self.last.map_or(0, |last| last.at_ns.saturating_add(PERIOD_NS))
     }
 
@@ -119,6 +120,8 @@ impl Follow {
         stops: impl Iterator<Item = u64>,
         reference: ReferenceWeight,
     ) -> Option<u64> {
+        // Counts are noted also where the look ends early, so that the next one sees one period
+        // only.
         let each = self.stops.iter_mut().zip(stops);
         let stops = each
             .map(|(last, stops)| stops.wrapping_sub(core::mem::replace(last, stops)))
@@ -130,19 +133,24 @@ impl Follow {
         let moved = u64::try_from(count.now.since(last.now)).ok().filter(|&moved| moved > 0)?;
         let moved = reference.service(moved);
         let late_ns = count.late_ns.wrapping_sub(last.late_ns);
+        // A T of 0 could not be doubled, hence `FIRST`; and T as configured is never undercut.
         let within =
             |ns: u64| (moved.saturating_mul(ns) / passed_ns).clamp(FIRST, MOST).max(self.least);
         let (near, far) = (within(AHEAD_NS), within(LATEST_NS));
         let before = self.threshold;
         let is_late = late_ns > passed_ns / LATE;
+        // `near` is never above `far`, so `clamp` does not panic.
         let most = match late_ns {
             _ if is_late => far,
+            // T was raised for late ports: if it fell as soon as they are less late, it would
+            // swing.
             _ if late_ns > passed_ns / NOT_LATE => before.clamp(near, far),
             _ => near,
         };
         self.threshold = if is_late || stops.saturating_mul(1_000_000_000) / passed_ns > MANY {
             before.saturating_mul(2).max(FIRST).min(most)
         } else if before > near {
+            // The device is slower, or ports are in time again: T falls to the bound at once.
             before.min(most)
         } else {
             // Rounded up, so that it arrives.

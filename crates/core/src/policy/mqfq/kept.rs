@@ -116,6 +116,8 @@ impl KeptSlots {
         {
             let took_ns = now_ns.saturating_sub(since_ns);
             self.device_ns = match self.device_ns {
+                // The first sample is the mean, which would else take dozens of requests to come
+                // near.
                 0 => took_ns,
                 mean_ns => mean_ns - mean_ns / 8 + took_ns / 8,
             };
@@ -131,7 +133,9 @@ impl KeptSlots {
         let patience_ns = self.patience_ns();
         let is_worth =
             self.device_ns >= LEAST_NS && self.count < MOST && self.credit_ns >= patience_ns;
+        // The pause is noted also where no slot is kept for it: habits are learned from all pauses.
         let Some(habit) = self.habits.get_mut(seat) else { return false };
+        // 0 says that the flow has come.
         habit.left_us = ((now_ns / 1000) as u32).max(1);
         is_worth && habit.score >= GOOD
     }
@@ -153,6 +157,7 @@ impl KeptSlots {
         if let Some(habit) = self.habits.get_mut(seat)
             && habit.left_us != 0
         {
+            // Wraps after 71 minutes: a pause of just that length counts as short, once.
             let took_us = ((now_ns / 1000) as u32).wrapping_sub(habit.left_us);
             habit.score = match took_us <= patience_us {
                 true => (habit.score + 1).min(BEST),
@@ -189,8 +194,10 @@ impl KeptSlots {
         }
         let until_ns = self.kept.iter().flatten().map(|kept| kept.until_ns).min();
         match (next, until_ns) {
+            // Also where nothing waits here: in the end other ports are to have the slot.
             (Next::Blocked | Next::Idle, Some(until_ns)) => Next::WaitUntil(until_ns),
             (Next::WaitUntil(other_ns), Some(until_ns)) => Next::WaitUntil(other_ns.min(until_ns)),
+            // After an `Issue` the caller asks again at once.
             _ => next,
         }
     }

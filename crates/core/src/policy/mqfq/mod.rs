@@ -203,6 +203,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         let follow = follows.then(|| Follow::new(bytes, self.shared.counters.len()));
         self.shared.threshold.with(|threshold| {
             *threshold = Threshold { bytes, follow, ..*threshold };
+            // `adopt`, below, finds out by itself whether W is another.
             self.want_window(threshold);
         });
         wake.extend(self.shared.wheel.adopt());
@@ -273,6 +274,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
             return Err(ConfigError::Slots(count).into());
         }
         wake.extend(self.shared.slots.resize(count).ok_or(TuneError::Fixed)?);
+        // After the debt is there: a port that hears of news then pays what it finds owed.
         self.shared.flows.tell();
         Ok(())
     }
@@ -319,9 +321,11 @@ impl<P: Platform, R: Reading> Policy for Mqfq<P, R> {
 
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         let Some(follow_ns) = self.follow(now_ns, wake) else {
+            // T does not follow the device, so that lifting is all that ticks are for.
             self.lift();
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         };
+        // Only one thread ticks at a time (the port's contract), so the word needs no order.
         if self.shared.lift_ns.load(Ordering::Relaxed) <= now_ns {
             self.lift();
             self.shared.lift_ns.store(now_ns.saturating_add(LIFT_PERIOD_NS), Ordering::Relaxed);

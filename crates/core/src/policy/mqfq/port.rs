@@ -136,6 +136,7 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
         let MqfqPort { shared, local } = self;
+        // Nothing else in a completion asks for the time.
         if R::KEEPS_SLOTS {
             local.now_ns = now_ns;
         }
@@ -223,8 +224,10 @@ impl Local {
         let (weight, seat) =
             self.flows.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
+        // A request of no cost would move no end tag: its flow could send without end.
         let cost = request.cost.alone.max(1);
         let units = local.normalizer.units(cost, weight);
+        // Before the request is tagged, so that it starts where the credit moves the end tag to.
         if local.credit > 0 {
             self.give_back(shared, seat);
         }
@@ -317,6 +320,8 @@ impl Local {
         let account = &mut self.flows.kept_mut(seat)?.account;
         self.time = shared.time.now();
         let earliest = shared.ends.earliest(flow.slot(), account, self.time)?;
+        // The request comes after what the leaf says, which holds virtual time back: no pin is
+        // needed.
         if self.published.is_some_and(|published| !earliest.is_before(published)) {
             let start = shared.ends.tag_at(flow.slot(), account, units, self.time, window)?;
             // Another port may have given credit back meanwhile: not before what holds virtual
@@ -327,6 +332,7 @@ impl Local {
         // that it is tagged with.
         self.time = shared.time.pin(self.port, self.time);
         let start = shared.ends.tag_at(flow.slot(), account, units, self.time, window)?;
+        // The pin may have lowered the leaf below the port's lead.
         let lead = self.published.map_or(start, |published| published.min(start));
         self.published = Some(lead);
         self.raise(shared, wake);
@@ -339,9 +345,11 @@ impl Local {
         shared: &Shared<P, R>,
         wake: &mut PortSet,
     ) -> Found {
+        // First of all, so that nothing goes beyond a smaller D or by an old W that was heard of.
         if self.flows.poll(&shared.flows) {
             self.hear(shared, wake);
         }
+        // It holds its slot, and goes before anything else (the port's contract).
         if let Some(tag) = self.queue.issue_again() {
             return Found::Issue(tag);
         }
@@ -361,6 +369,8 @@ impl Local {
                 self.time = shared.time.now();
             }
             let window = shared.wheel.window();
+            // What was read last is not after virtual time, so only a refusal has to be looked at
+            // again.
             if R::IS_TIMED && window.holds_back(lead, self.time) {
                 // The port's own leaf may be what holds virtual time back.
                 self.publish(shared, Some(lead), wake);
@@ -374,6 +384,8 @@ impl Local {
             }
             let free_ns = self.leave_wheel(shared);
             let Some(slot) = self.acquire(shared) else {
+                // A port that stops publishes exactly: else others would be held back by a tag that
+                // lags.
                 self.publish(shared, Some(lead), wake);
                 return match shared.polling {
                     Some(_) if R::IS_STRICT => Found::Poll,
@@ -388,6 +400,7 @@ impl Local {
                 };
                 self.count(shared);
             }
+            // There is a lead, so this does not fail; a verb does not panic all the same.
             let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
             if R::KEEPS_SLOTS
                 && let Some(kept) = self.kept.first_mut()
@@ -455,6 +468,7 @@ impl Local {
         let other = match queue.lead_end() {
             Some(end) => end,
             None if shared.slots.free() == 0 => time.plus(queue.units(tag)),
+            // Slots are free: the flow's next request finds one without this.
             None => return false,
         };
         let Some(start) = shared.ends.earliest(flow.slot(), &local.account, *time) else {
@@ -513,6 +527,7 @@ impl Local {
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
             Some(start) => local.account.since(start),
+            // Nothing waits here that the flow's next request could start before.
             None => u64::MAX,
         };
         let units = local.credit.min(room);
@@ -553,6 +568,7 @@ impl Local {
             None => false,
             Some(lead) => {
                 let window = shared.wheel.window();
+                // As in `next`, only a refusal by the time last read needs another look.
                 if R::IS_TIMED && window.holds_back(lead, self.time) {
                     self.time = shared.time.now();
                 }
@@ -585,10 +601,12 @@ impl Local {
             }
             return slot;
         }
+        // A port whose mark still stands will be claimed for a slot; one that was claimed sets it
+        // again.
         if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
             shared.slots.enlist(self.port);
             self.enlisted = true;
-            // Whoever frees a slot and does not see the mark has freed it before this.
+            // A port that frees a slot and does not see the mark has freed it before this.
             slot = self.take(shared);
             if slot.is_none() {
                 self.blocks += 1;
@@ -611,6 +629,7 @@ impl Local {
         if let Some(place) = self.place
             && shared.wheel.sleeps(self.port, lead, place)
         {
+            // It sleeps already. A slot that has come to it since is for others.
             self.rest_awake(shared, wake);
             return Some(Found::Blocked);
         }
@@ -619,6 +638,7 @@ impl Local {
             Some(_) => Found::Poll,
             None => {
                 let window = shared.wheel.window();
+                // W may have grown since the caller read it.
                 if !window.holds_back(lead, self.time) {
                     return None;
                 }
@@ -654,8 +674,8 @@ impl Local {
         shared.wheel.leave(self.port, place);
         let free_ns =
             shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
-        // Who let it go may have said so when the port had left by itself, and this is another
-        // sleep.
+        // The port that let it go may have said so when this one had left by itself, and this is
+        // another sleep.
         (free_ns != 0).then(|| free_ns.max(self.asleep_ns))
     }
 

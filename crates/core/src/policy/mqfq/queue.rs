@@ -35,6 +35,7 @@ struct Entry {
     link: u32,
 }
 
+// Seats are below 2^24 (`MAX_TAGS`), so the upper two bits of a word are free for the state.
 const FREE: u32 = 0;
 const STAGED: u32 = 1 << 30;
 const ISSUED: u32 = 2 << 30;
@@ -267,6 +268,7 @@ impl Queue {
     fn take_out(&mut self, flows: &mut PortFlows<LocalFlow>, tag: usize, slot: u32) -> Option<Tag> {
         let entry = self.entries.get_mut(tag)?;
         let next = core::mem::replace(&mut entry.link, slot);
+        // Both bits of the state change, from staged to issued; the seat stays.
         entry.flow ^= STAGED | ISSUED;
         let seat = (entry.flow & !STATE) as usize;
         let local = flows.kept_mut(seat)?;
@@ -331,7 +333,9 @@ impl Queue {
                 let local = flows.kept_mut(seat)?;
                 local.credit = local.credit.saturating_add(self.unlink(index, seat, link, local)?);
             }
+            // It was issued before, so its flow stays charged for it (the port's contract).
             AGAIN => self.again_links.remove(&mut self.again, tag.0),
+            // The device has an issued request, and only `complete` or `requeue` end that.
             _ => return None,
         }
         self.entries.get_mut(index)?.flow = FREE;

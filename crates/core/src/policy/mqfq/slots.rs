@@ -104,12 +104,16 @@ impl<P: Platform> Slots<P> {
         if matches!(self.kind, Kind::Bitmap(_)) {
             return None;
         }
+        // Under the lock, so that of two changes at a time each counts from the other's D.
         self.total.with(|total| {
             let old = core::mem::replace(total, slots);
             if slots <= old {
+                // Tokens in leaves are their ports' alone, so those too many are owed, and paid as
+                // they are found.
                 self.debt.fetch_add(u64::from(old - slots), Ordering::SeqCst);
                 return Some(PortSet::EMPTY);
             }
+            // What is owed for a smaller D is called off first; only the rest are new tokens.
             let more = u64::from(slots - old);
             Some(self.add(more.wrapping_sub(self.forgive(more))))
         })
@@ -141,8 +145,8 @@ impl<P: Platform> Slots<P> {
         };
         let Some(root) = root.filter(|_| tokens != 0) else { return PortSet::EMPTY };
         root.fetch_add(tokens, Ordering::SeqCst);
-        // Who becomes ready changes the same word: before this and is woken, or after it and finds
-        // the tokens.
+        // A port that becomes ready changes the same word: before this, and is woken, or after it,
+        // and finds the tokens.
         self.ready().take(Ordering::SeqCst)
     }
 
@@ -174,6 +178,7 @@ impl<P: Platform> Slots<P> {
         if let Some(leaf) = words.get(node) {
             let tokens = leaf.load(Ordering::Relaxed);
             if tokens != 0 {
+                // No other port writes the leaf, so a load and a store are enough.
                 leaf.store(tokens.wrapping_sub(1), Ordering::Relaxed);
                 return true;
             }
@@ -231,6 +236,8 @@ impl<P: Platform> Slots<P> {
             Kind::Tree(words) => {
                 let claimed =
                     if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
+                // No port is claimed: the token stays in the leaf, and this port, which runs,
+                // answers for it (invariant 2).
                 let Some((target, node)) = claimed else {
                     if let Some(leaf) = words.get(self.tree.leaf(port)) {
                         leaf.store(leaf.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -260,6 +267,8 @@ impl<P: Platform> Slots<P> {
         match &self.kind {
             Kind::Tree(words) => self.percolate(words, port),
             Kind::Counter(_) | Kind::Bitmap(_) => {
+                // Only if a port waits: to count the bitmap's free slots is to read all of its
+                // words.
                 if self.ready().is_empty(Ordering::SeqCst) {
                     return PortSet::EMPTY;
                 }
@@ -281,6 +290,8 @@ impl<P: Platform> Slots<P> {
         loop {
             node = self.tree.parent(node);
             let Some(word) = words.get(node) else { return PortSet::EMPTY };
+            // Also with nothing in hand: this port may have been claimed for a token in the root
+            // (invariant 3). Then a load is enough, which takes the line from no other core.
             if node == Tree::ROOT {
                 let free = match carried {
                     0 => word.load(Ordering::SeqCst),
@@ -293,11 +304,14 @@ impl<P: Platform> Slots<P> {
                 P::fence();
                 return self.claim_up_to(free, port, self.tree.members(Tree::ROOT));
             }
+            // A load first: to swap an empty node would take its line from other cores in vain.
             if word.load(Ordering::SeqCst) != 0 {
                 carried = word.swap(0, Ordering::SeqCst).wrapping_add(carried);
             }
             if carried != 0 {
                 let claimed = self.claim_up_to(carried, port, self.tree.members(node));
+                // All tokens stay here, also those beyond the claimed ports, which run and answer
+                // for them.
                 if !claimed.is_empty() {
                     word.fetch_add(carried, Ordering::SeqCst);
                     return claimed;
@@ -321,6 +335,7 @@ impl<P: Platform> Slots<P> {
             Kind::Counter(word) => word.load(Ordering::SeqCst),
             Kind::Bitmap(bitmap) => bitmap.free(),
         };
+        // More may be owed than is free, while requests beyond the new D are on the device.
         free.saturating_sub(self.debt.load(Ordering::SeqCst))
     }
 
@@ -409,6 +424,7 @@ impl<P: Platform> Bitmap<P> {
         let count = self.words.len() as u32;
         let mut index = *hint;
         for _ in 0..count {
+            // The first hint is the port's number, which may be beyond the last word.
             if index >= count {
                 index = 0;
             }
@@ -432,6 +448,7 @@ impl<P: Platform> Bitmap<P> {
                 return None;
             }
             let taken = 1u64.wrapping_shl(bit);
+            // If another port has set the bit first, the answer says which are free.
             used = word.fetch_or(taken, Ordering::SeqCst);
             if used & taken == 0 {
                 return Some(bit);

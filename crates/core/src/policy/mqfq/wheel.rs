@@ -62,6 +62,7 @@ pub(super) struct Window {
 
 impl Window {
     pub(super) fn new(units: u64, follows: bool) -> Self {
+        // Less than 2^53 units, whatever the weights are (`MAX_THRESHOLD`), so none is shifted out.
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
         Window { word: units << 8 | u64::from(follows) << 7 | u64::from(shift) }
     }
@@ -116,11 +117,14 @@ impl Window {
 
     /// Whether the bucket has begun by virtual time `now`.
     fn has_begun(self, bucket: u64, now: VTime) -> bool {
+        // Numbers wrap: the half of the circle behind `now` has begun, the other half is to come.
         self.distance(self.bucket(now), bucket) <= self.last_bucket() / 2
     }
 
     /// The bucket to wait in for `lead`, which is held back at `now`.
     fn bucket_for(self, lead: VTime, now: VTime) -> u64 {
+        // Rounded up, so that the port is not woken while it is still held back. A bucket beyond
+        // the ring would take the place of a nearer one.
         let begins = lead.minus(self.units()).plus((1 << self.shift()) - 1);
         let current = self.bucket(now);
         current.wrapping_add(self.distance(self.bucket(begins), current).min(BUCKETS - 1))
@@ -216,6 +220,8 @@ impl<P: Platform> Wheel<P> {
         P::fence();
         let now = time.now();
         let begun = window.has_begun(place.bucket, now);
+        // If W has changed, the port that changed it may have emptied the bucket before this one
+        // was in.
         if self.window() == window && window.holds_back(lead, now) && !begun {
             return Some(place);
         }
@@ -246,6 +252,8 @@ impl<P: Platform> Wheel<P> {
         loop {
             let turned = VTime::from_word(old);
             let passed = window.distance(window.bucket(now), window.bucket(turned));
+            // Within a bucket nothing begins, and the word stays: so it is written once a bucket's
+            // width.
             if !turned.is_before(now) || passed == 0 {
                 return PortSet::EMPTY;
             }
@@ -264,6 +272,7 @@ impl<P: Platform> Wheel<P> {
     /// Empties the `count` buckets after `last`.
     fn empty(&self, last: u64, count: u64) -> PortSet {
         let mut ports = PortSet::EMPTY;
+        // The ring has no more buckets: farther on the same ones come again.
         for step in 1..=count.min(BUCKETS) {
             let bucket = self.bucket(last.wrapping_add(step));
             // Most are empty, and reading is cheaper than swapping.
