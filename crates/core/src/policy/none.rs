@@ -153,6 +153,7 @@ impl<P: Platform> Port for NonePort<P> {
 
     fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
         let live = *self.live.get(tag.0 as usize)?;
+        // Nothing is staged here, so the request goes to the device again at once.
         (live != 0).then_some(Submitted::Issue { class: Class::Medium })
     }
 

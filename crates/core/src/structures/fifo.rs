@@ -89,7 +89,7 @@ impl Links {
             link.after = after;
         }
         if queue.tail == number {
-            // The first one's `before` says nothing, and is not read where the queue has run empty.
+            // A lone number's `before` may be stale: it is not read where the queue has run empty.
             queue.tail = if queue.head == NONE { NONE } else { before };
         } else if let Some(link) = self.links.get_mut(after as usize) {
             link.before = before;

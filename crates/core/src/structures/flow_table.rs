@@ -383,8 +383,7 @@ impl<T: Default> PortFlows<T> {
     ) -> Result<(), SubmitError> {
         table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
         let live = self.seat(flow).map_or(0, |seat| self.live(seat));
-        // `in_use` counts the flow only while it has requests. One part is for a flow that may
-        // come.
+        // `in_use` counts this flow only while it has requests. One part is for a flow to come.
         let parts = self.in_use.saturating_add(u32::from(live == 0) + 1);
         let part = self.tags.checked_div(parts).unwrap_or(0).max(1);
         if live < part { Ok(()) } else { Err(SubmitError::Full) }

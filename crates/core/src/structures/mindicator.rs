@@ -164,7 +164,7 @@ impl<P: Platform> VirtualTime<P> {
                 Some(restamp(if is_least { Some(lead) } else { tag(old) }, old))
             });
             P::fence();
-            // This node's least is not the lead, so no ancestor's least is.
+            // The lead does not change this node's least, so it changes no ancestor's either.
             if !is_least {
                 return None;
             }

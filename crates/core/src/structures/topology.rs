@@ -44,7 +44,7 @@ impl Topology {
         Topology { places }
     }
 
-    /// So many ports on as many cores of one socket.
+    /// `ports` ports on as many cores of one socket.
     pub fn flat(ports: usize) -> Self {
         Topology { places: (0..ports).map(|core| (0, core as u16)).collect() }
     }

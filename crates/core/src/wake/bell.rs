@@ -24,7 +24,7 @@ use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
 /// The owner runs, and may ring others.
 const RUNS: u64 = 0;
-/// It looks for the bell, and rings nobody meanwhile.
+/// It looks for the bell, and rings no other meanwhile.
 const LOOKS: u64 = 1;
 /// It sleeps, or is about to.
 const PARKED: u64 = 2;

@@ -19,7 +19,7 @@ pub struct Meeting<P: Platform> {
 }
 
 impl<P: Platform> Meeting<P> {
-    /// Of so many threads.
+    /// A meeting of `threads` threads, of which none has arrived.
     pub fn new(threads: usize) -> Meeting<P> {
         Meeting { missing: P::U64::new(threads as u64) }
     }

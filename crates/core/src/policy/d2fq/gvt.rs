@@ -74,7 +74,7 @@ fn since(a: u64, b: u64) -> i64 {
 pub(super) struct Gvt<P: Platform>(P::U64);
 
 impl<P: Platform> Gvt<P> {
-    /// Virtual time 0, held by nobody.
+    /// Virtual time 0, held by no flow.
     pub(super) fn new() -> Self {
         Gvt(P::U64::new(0))
     }
@@ -153,7 +153,7 @@ impl<P: Platform> Gvt<P> {
         }
     }
 
-    /// Raises a value that nobody holds.
+    /// Raises a value that no flow holds.
     pub(super) fn raise_unheld(&self, least: VTime) {
         let mut old = self.0.load(Ordering::Relaxed);
         while old & HOLDER == 0 && since(point(least), old) > 0 {

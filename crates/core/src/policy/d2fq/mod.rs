@@ -246,7 +246,7 @@ impl<P: Platform> D2fq<P> {
             batch: config.low() / (8 * ports as u64).max(64),
             flush_ns: config.period_ns / 64,
             grace_ns: config.grace_ns,
-            // In the paper's mode the span only keeps virtual times comparable, and lends nothing.
+            // In the paper's mode the span is only what keeps virtual times comparable.
             span: if config.strict_paper { SPAN_MAX } else { span(config.unfair()) },
             strict_paper: config.strict_paper,
         });
@@ -286,7 +286,7 @@ fn span(unfair: u64) -> u64 {
     unfair.saturating_mul(SPANS).min(SPAN_MAX)
 }
 
-/// Global virtual time, of which `vt` is so many KiU ahead.
+/// Global virtual time, of which `vt` is `ahead` KiU ahead.
 fn at_gvt(vt: VTime, ahead: i64) -> VTime {
     let units = ahead.unsigned_abs() << KIU;
     if ahead < 0 { vt.plus(units) } else { vt.minus(units) }
@@ -509,7 +509,7 @@ impl<P: Platform> Shared<P> {
         tracker::least(self.states.get(..used).unwrap_or(&self.states), now_ns, self.grace_ns)
     }
 
-    /// Looks for the least of all flows, as nobody holds gvt: at a part of them, if that is due.
+    /// Looks for the least of all flows, as no flow holds gvt: at a part of them, if that is due.
     ///
     /// The port that moves `due_ns` has the other words for itself, unless it is suspended for
     /// longer than a part may take: then gvt may be raised to a flow that is not the least, which

@@ -359,7 +359,7 @@ pub(super) fn units(bytes: u64, weight: Weight) -> u64 {
     bytes.saturating_mul(UNITS) / u64::from(weight.in_256ths()).max(1)
 }
 
-/// What a flow has in flight on all ports together, if it has so many bytes on one of them.
+/// What a flow has in flight on all ports together, if it has `bytes` on one of them.
 fn in_flight_units<P: Platform>(bytes: u64, state: &FlowState<P>, weight: Weight) -> u64 {
     units(bytes.saturating_mul(state.activity().ports()), weight)
 }
@@ -435,7 +435,7 @@ impl<P: Platform> Shared<P> {
         self.scale.load(Ordering::Relaxed) as u32 & 7
     }
 
-    /// Eq. 1, for a flow with so many bytes in flight on this port.
+    /// Eq. 1, for a flow with `in_flight` bytes in flight on this port.
     #[inline]
     fn class(&self, ahead: i64, in_flight: u64, state: &FlowState<P>, weight: Weight) -> Class {
         let scale = self.scale();

@@ -44,7 +44,7 @@ pub(super) const RATIO_MAX: u16 = 256;
 /// The smallest that the adjustment gives.
 pub(super) const RATIO_FLOOR: u16 = 3;
 
-/// Fractions are counted in so many parts.
+/// How many parts are one whole, where fractions are counted in parts.
 const ONE: u64 = 256;
 
 /// The high class is taken for backed up from one part in so many of the ratio on.
@@ -94,7 +94,7 @@ fn ceil_sqrt(ratio: u16) -> u16 {
     (1..=16).find(|root| root * root >= ratio).unwrap_or(16)
 }
 
-/// What counts as unfair when a flow that is ahead has so much in flight.
+/// What counts as unfair when a flow that is ahead has `in_flight` units in flight.
 pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
     unfair.max(in_flight.saturating_mul(2 * DEPTHS)).min(SPAN_MAX)
 }

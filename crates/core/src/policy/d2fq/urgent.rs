@@ -20,7 +20,7 @@ pub(super) struct Budget<P: Platform> {
 }
 
 impl<P: Platform> Budget<P> {
-    /// So many percent, and at most `burst_bytes` saved up.
+    /// Urgent requests may take `percent` of all bytes, and at most `burst_bytes` are saved up.
     pub(super) fn new(percent: u8, burst_bytes: u64) -> Self {
         Budget {
             credit: P::U64::new(0),
@@ -29,14 +29,15 @@ impl<P: Platform> Budget<P> {
         }
     }
 
-    /// So many bytes were served.
+    /// Credits what is due for `bytes` that were served.
     pub(super) fn earn(&self, bytes: u64) {
         let earned = bytes.saturating_mul(self.percent);
         self.change(|credit| Some(credit.saturating_add(earned).min(self.burst)));
     }
 
-    /// Takes credit for so many bytes, if there is enough.
+    /// Takes credit for `bytes`, if there is enough.
     pub(super) fn spend(&self, bytes: u64) -> bool {
+        // A cost that does not fit in hundredths is more than any credit.
         self.change(|credit| credit.checked_sub(bytes.checked_mul(100)?))
     }
 

@@ -160,7 +160,8 @@ impl QueueSet {
             self.left -= 1;
             return self.take(links);
         }
-        // After a whole batch the current domain is asked last, and so again if no other may go.
+        // The current domain was asked above, unless its batch is over: then it is asked after all
+        // others.
         let asked = self.left > 0;
         let mut domain = self.current;
         for _ in 0..DOMAINS {

@@ -162,7 +162,8 @@ impl Adjuster {
             };
             self.total[domain].add(now_ns, news(sum.total, seen.total));
             self.device[domain].add(now_ns, news(sum.device, seen.device));
-            // Not `||`: the window of each domain is to be looked at, as it begins anew then.
+            // Not `||`: a window that gives a percentile begins anew, so each is asked whatever
+            // the others say.
             congested |=
                 self.device[domain].percentile(now_ns, 90).is_some_and(|bucket| bucket >= GOOD);
         }

@@ -78,6 +78,7 @@ impl Units {
     /// A staged unit of one request is taken back; the caller takes it out of its queue.
     pub(in crate::policy) fn cancel(&mut self, tag: Tag, unit: u32) {
         if let Some(merger) = &mut self.merger {
+            // Its part counts as completed, so that the unit's number is free again.
             merger.leave(Job(unit));
             merger.completed(Job(tag.0), Outcome::Done);
         }

@@ -124,7 +124,7 @@ impl Ends {
             let end_before = number.checked_sub(*back + 1).map(|before| before as usize % BUCKETS);
             end_before.and_then(|at| self.0.get(at)).is_some_and(|&end_ns| end_ns > since_ns)
         };
-        // One bucket less than there are: that one is the next period's.
+        // All buckets but one count: that one is the next period's.
         1 + (1..BUCKETS as u64 - 1).take_while(began_after).count() as u8
     }
 }

@@ -301,7 +301,7 @@ impl<P: Platform> Policy for KyberFair<P> {
         {
             wake.extend(sleepers);
         }
-        // A period that is over and that a port is about to end has no time of its own to wait for.
+        // If a port is just beginning the next period, the end that is read here is past.
         Some(shared.periods.end_ns().max(now_ns.saturating_add(1)))
     }
 

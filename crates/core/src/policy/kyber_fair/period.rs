@@ -140,9 +140,9 @@ pub(super) struct Pot<P: Platform> {
 /// What came of taking tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Taken {
-    /// So many, and more are left.
+    /// This many, and more are left.
     Some(u64),
-    /// So many, and those were the last.
+    /// This many, and those were the last.
     Last(u64),
     /// None: the flow is throttled, or there is a later period than the port knows.
     None,
@@ -210,8 +210,7 @@ impl<P: Platform> Pot<P> {
                 Ok(_) => return census.leave(last, old_weight),
                 Err(now) => old = now,
             }
-            // Another port was faster, or has seen the flow in a later period: it is not here
-            // twice.
+            // Another port has moved the flow meanwhile: it must not be here twice.
             census.leave(period.number, weight);
         }
     }
@@ -301,7 +300,7 @@ struct Clock<P: Platform> {
 }
 
 /// The weights that a period is divided by if no flow was active. None counts in it, so it ends as
-/// soon as anybody runs out; what comes until then gets no more than it would beside the largest
+/// soon as a flow runs out; what comes until then gets no more than it would beside the largest
 /// weight.
 const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 
@@ -326,7 +325,7 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 // is never assumed to be still set: a port that stops sets it again, since a late publisher may
 // have taken it. `P::fence` marks the places.
 impl<P: Platform> Periods<P> {
-    /// The first period, for which nobody counts: it ends as soon as anybody runs out.
+    /// The first period, for which no flow counts: it ends as soon as one runs out.
     pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
         let word = |value| CachePadded::new(P::U64::new(value));
         let first = Period::new(1, tokens, NOBODY);
@@ -376,8 +375,8 @@ impl<P: Platform> Periods<P> {
         self.clock.word.load(Ordering::SeqCst) != period.number << 1
     }
 
-    /// Ends a period that is claimed; gives the ports to wake. Whoever reads the new number reads
-    /// all that was written before.
+    /// Ends a period that is claimed; gives the ports to wake. A port that reads the new number
+    /// reads all that was written before.
     pub(super) fn publish(&self, next: Period) -> PortSet {
         self.clock.per_weight.store(next.per_weight, Ordering::Relaxed);
         self.clock.terms.store(next.terms(), Ordering::Relaxed);
@@ -404,7 +403,7 @@ impl<P: Platform> Periods<P> {
         P::fence();
     }
 
-    /// Those who sleep. The caller has written what they look at.
+    /// The ports that sleep. The caller has written what they look at.
     pub(super) fn sleepers(&self) -> PortSet {
         P::fence();
         self.sleepers.set().load(Ordering::SeqCst)
@@ -449,7 +448,7 @@ impl<P: Platform> Periods<P> {
         since_ns.saturating_add(since_ns.saturating_sub(began_ns) / self.patience.max(1))
     }
 
-    /// Whether somebody is to be woken since so many requests, fewer than enough, are outstanding.
+    /// Whether a sleeper is to be woken since `outstanding` requests are fewer than enough.
     pub(super) fn calls_for_help(&self, outstanding: u64, now_ns: u64) -> bool {
         outstanding == 0 || !self.is_short() || self.bear_until_ns(now_ns) <= now_ns
     }
@@ -531,7 +530,7 @@ impl<P: Platform> Shared<P> {
 
     /// The tokens of the next period, and its reach; also what writes are to cost.
     fn plan(&self, period: Period, now_ns: u64) -> (u64, u8) {
-        // At the end of its time it says nothing: perhaps nobody was active.
+        // At the end of its time it says nothing: perhaps no flow was active.
         let ran_out_early = self.periods.all_ran_out(period) && !self.periods.is_over(now_ns);
         let used = self.sum(|line| &line.used);
         self.planner.with(|planner| {
@@ -541,7 +540,7 @@ impl<P: Platform> Shared<P> {
                 planner.measured_ns = now_ns;
                 self.measure(planner, elapsed_ns);
             }
-            // A device that has too little to do is lent to those who wait.
+            // A device that has too little to do is lent to the flows that wait.
             let is_short = self.outstanding() < self.busy();
             let horizon_ns = if is_short { 0 } else { planner.stay.horizon_ns() };
             let since_ns = now_ns.saturating_sub(horizon_ns);

@@ -106,7 +106,7 @@ enum List {
 const _: () = assert!(size_of::<LocalFlow>() == 64);
 
 impl LocalFlow {
-    /// A flow that comes to a port and owes so much.
+    /// A flow that comes to a port and owes `debt` tokens.
     fn new(owner: FlowId, debt: i64) -> Self {
         LocalFlow { queues: QueueSet::default(), tokens: -debt, number: 0, owner, list: List::None }
     }
@@ -370,8 +370,7 @@ impl Local {
         let flow = self.flows.get_mut(seat as usize)?;
         flow.queues.remove(&mut self.links, domain, unit);
         if flow.queues.is_empty() {
-            // `follow` moves a whole list and marks no flow, so the period tells which one it is
-            // in.
+            // `follow` moves a whole list and marks no flow, so the period tells which it is in.
             let is_throttled = flow.list == List::Throttled && flow.number == self.period.number();
             let list = if is_throttled { &mut self.throttled } else { &mut self.ready };
             self.ring.remove(list, seat);

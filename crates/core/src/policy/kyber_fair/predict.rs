@@ -198,7 +198,7 @@ impl Ratio {
     /// A ratio of 1.
     pub(super) const ONE: u64 = 256;
     const MAX: u64 = 16 * Self::ONE;
-    /// So many of each kind are needed.
+    /// How many requests of each kind are needed for a new ratio.
     const SAMPLES: u64 = 32;
 
     /// The ratio, given latency (nanoseconds) and number of all reads and all writes since the
@@ -210,7 +210,7 @@ impl Ratio {
         let [reads_before, writes_before] = self.before;
         let [read_ns, reads_done] = since(reads, reads_before);
         let [write_ns, writes_done] = since(writes, writes_before);
-        // Until then `before` stays, so that few samples add up.
+        // With fewer `before` stays, so that they add up over several calls.
         if reads_done >= Self::SAMPLES && writes_done >= Self::SAMPLES {
             self.before = [reads, writes];
             let mean_read = (read_ns / reads_done).max(1);

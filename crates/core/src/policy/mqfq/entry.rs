@@ -11,7 +11,7 @@ use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS, words};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
 
-/// T that nobody gave, in bytes; it follows the device from there.
+/// T where none is given, in bytes; it follows the device from there.
 const THRESHOLD: u64 = 45 << 10;
 /// The longest time between two looks of a port that polls, in nanoseconds.
 const MAX_POLL_NS: u64 = u64::MAX;

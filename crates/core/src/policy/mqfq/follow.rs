@@ -129,7 +129,7 @@ impl Follow {
             .unwrap_or(0);
         let last = self.last.replace(count)?;
         let passed_ns = count.at_ns.saturating_sub(last.at_ns).max(1);
-        // Nothing is known of a device that nobody uses.
+        // Nothing is known of a device that is not used.
         let moved = u64::try_from(count.now.since(last.now)).ok().filter(|&moved| moved > 0)?;
         let moved = reference.service(moved);
         let late_ns = count.late_ns.wrapping_sub(last.late_ns);

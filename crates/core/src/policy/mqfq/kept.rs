@@ -116,8 +116,7 @@ impl KeptSlots {
         {
             let took_ns = now_ns.saturating_sub(since_ns);
             self.device_ns = match self.device_ns {
-                // The first sample is the mean, which would else take dozens of requests to come
-                // near.
+                // The first sample is the mean: from 0 that would need many to come near.
                 0 => took_ns,
                 mean_ns => mean_ns - mean_ns / 8 + took_ns / 8,
             };

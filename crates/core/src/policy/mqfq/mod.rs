@@ -118,7 +118,7 @@ struct Counters<P: Platform> {
     blocks: P::U64,
     wakes: P::U64,
     late_ns: P::U64,
-    /// When virtual time let the port go, if it has not come since; written by whoever moved
+    /// When virtual time let the port go, if it has not come since; written by the port that moved
     /// virtual time.
     free_ns: P::U64,
 }

@@ -48,7 +48,7 @@ struct Local {
     time: VTime,
     /// Where the port sleeps, if it does.
     place: Option<Place>,
-    /// Whether the port has marked itself as ready; somebody may have claimed it since.
+    /// Whether the port has marked itself as ready; another port may have claimed it since.
     enlisted: bool,
     /// Where the port last found a slot.
     hint: u32,
@@ -165,8 +165,8 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
         local.grow(shared, tag, growth.cost).is_some()
     }
 
-    /// Since the port was asked last, whoever has let it go has taken it out of the wheel or out of
-    /// the ready set, and changes of D and W are news.
+    /// A port that has let this one go since it was asked last has taken it out of the wheel or out
+    /// of the ready set, and changes of D and W are news.
     fn has_work(&self) -> bool {
         let MqfqPort { shared, local } = self;
         let Some(lead) = local.queue.lead() else { return local.queue.has_again() };
@@ -224,7 +224,7 @@ impl Local {
         let (weight, seat) =
             self.flows.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        // A request of no cost would move no end tag: its flow could send without end.
+        // A request of no cost would move no end tag: its flow would never be throttled.
         let cost = request.cost.alone.max(1);
         let units = local.normalizer.units(cost, weight);
         // Before the request is tagged, so that it starts where the credit moves the end tag to.

@@ -111,7 +111,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// A queue for flows in so many seats, and so many tags.
+    /// A queue for flows in `seats` seats, and for the tags `0..tags`.
     pub(super) fn new(seats: usize, tags: usize) -> Self {
         let free = Entry { flow: FREE, link: NONE };
         Queue {

@@ -99,7 +99,7 @@ impl<P: Platform> Slots<P> {
     }
 
     /// Changes D and gives the ports to wake; `None` if it cannot be changed. The caller tells all
-    /// ports, who take slots by [`Self::acquire_owing`] from then on.
+    /// ports, which take slots by [`Self::acquire_owing`] from then on.
     pub(super) fn resize(&self, slots: u32) -> Option<PortSet> {
         if matches!(self.kind, Kind::Bitmap(_)) {
             return None;
@@ -229,7 +229,7 @@ impl<P: Platform> Slots<P> {
     }
 
     /// Gives back the slot of a completed request of `port`, which is about to call `next`: it
-    /// keeps the slot if it `can_use` it or nobody else can. Gives the ports to wake.
+    /// keeps the slot if it `can_use` it or no other port can. Gives the ports to wake.
     #[inline]
     pub(super) fn release(&self, port: PortId, slot: u32, can_use: bool) -> PortSet {
         match &self.kind {
@@ -339,7 +339,7 @@ impl<P: Platform> Slots<P> {
         free.saturating_sub(self.debt.load(Ordering::SeqCst))
     }
 
-    /// After a slot that belongs to nobody was freed: wakes a ready port, if the freeing port
+    /// After a slot that belongs to no port was freed: wakes a ready port, if the freeing port
     /// cannot use it.
     #[inline]
     fn wake_unless(&self, can_use: bool, port: PortId) -> PortSet {

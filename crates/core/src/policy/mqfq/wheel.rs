@@ -235,13 +235,13 @@ impl<P: Platform> Wheel<P> {
         place.lead == lead && self.bucket(place.bucket).contains(port, Ordering::SeqCst)
     }
 
-    /// Takes the port out, if nobody did.
+    /// Takes the port out, if no other port did.
     pub(super) fn leave(&self, port: PortId, place: Place) {
         self.bucket(place.bucket).remove(port, Ordering::SeqCst);
     }
 
     /// Empties the buckets that have begun by virtual time `now`; gives the ports to wake. Called
-    /// by whoever has moved virtual time there.
+    /// by the port that has moved virtual time there.
     #[inline]
     pub(super) fn turn(&self, now: VTime) -> PortSet {
         // Before this the caller moved virtual time, after it come the reads of W and of the
