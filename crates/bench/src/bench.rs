@@ -88,7 +88,9 @@ impl Plan {
 /// Runs and reports.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = plan(&args)?;
+    // Standard output is the JSON's alone then.
     let is_quiet = args.json.as_deref() == Some(Path::new("-"));
+    // Before the device and the run: a path that cannot be written costs no measurement.
     let output = Output::open_if_named(args.json.as_deref())?;
     let target = match &plan.place {
         Place::Device { device, cpus, path, moves } => Target::Device {
@@ -108,6 +110,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let alone =
         if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
     let mut report = Report { runs: Vec::new() };
+    // The policy divides a group's weight itself; only what is due to each tenant needs it here.
     let weighed = effective(&plan.jobs, &plan.groups);
     for policy in &plan.policies {
         let label = plan.label(policy);
@@ -164,6 +167,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         let target =
             client::Target::parse(uri).map_err(|text| Refusal::new(format!("connect: {text}")))?;
         check_connect(args, &jobs)?;
+        // The server has a policy of its own; this one only makes the loop over policies run once.
         let once = PolicyTable::of("none", &[]).complete()?;
         return Ok(Plan {
             place: Place::Server { target, uri: uri.clone() },
@@ -250,6 +254,7 @@ fn interval(
         return Ok(jobs.iter().any(comes_or_goes).then_some(LIFE_INTERVAL));
     };
     let interval = Duration::from_nanos(ns);
+    // Each job has a counter for every interval, in memory that is taken before the run.
     if interval.is_zero() || measured.as_nanos() / interval.as_nanos().max(1) > INTERVALS_MAX {
         return Err(Refusal::new(format!(
             "series: {} in intervals of {} would be more than {INTERVALS_MAX}: make them longer, \
@@ -263,6 +268,7 @@ fn interval(
 
 /// The jobs with the weights that they have beside those that are in no group, if all are active.
 fn effective(jobs: &[Job], groups: &[Group]) -> Vec<Job> {
+    // `acme/batch` is below `acme`, `acme2` is not.
     let is_below = |name: &str, group: &str| {
         name.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
@@ -307,6 +313,7 @@ fn check_jobs(jobs: &[Job]) -> Result<(), Refusal> {
             return Err(Refusal::new(format!("tenant {} is given twice: rename one", job.name)));
         }
     }
+    // Each request has a buffer of its own, and all are mapped before the run.
     let memory: u64 =
         jobs.iter().map(|job| u64::from(job.outstanding()) * u64::from(job.block)).sum();
     if memory > MEMORY_MAX {
@@ -361,6 +368,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
 fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Result<(), Refusal> {
     let Some(file) = device.shared_file() else { return Ok(()) };
     match jobs.iter().find(|job| job.read_percent < 100) {
+        // A file that does not exist is made by the run, and has nothing to lose.
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
             "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or \
              use rw:randread",
@@ -435,6 +443,8 @@ impl Bench {
                 .map(|(_, &range)| range)
         };
         let total: u64 = written().map(|(_, size)| size).sum();
+        // The ranges may be all of a large device, of which a run reaches a part: others would miss
+        // the memory that is taken for the rest.
         if total > memory_available() / 2 {
             return Ok(());
         }

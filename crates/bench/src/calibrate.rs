@@ -123,6 +123,7 @@ pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let smallest = args.bs.iter().map(|size| size.0).min().unwrap_or(4096);
     let (unthrottled_iops, thresholds) = gauge.thresholds(slots, smallest)?;
     let enough = enough_threshold(&thresholds, gauge.enough * unthrottled_iops);
+    // The largest comes nearest; the text below says that it was not enough.
     let threshold = enough.unwrap_or(THRESHOLDS[THRESHOLDS.len() - 1]);
     let recommend = format!("mqfq:slots={slots},threshold={}", exact_size(threshold));
     let device = device.describe();
@@ -208,6 +209,7 @@ impl Gauge {
 
     /// `outstanding` requests, spread over the shards.
     fn point(&self, none: &PolicyConfig, block: u64, outstanding: u32) -> anyhow::Result<Point> {
+        // A job keeps at least one request in flight, so there are no more jobs than requests.
         let shards = (self.shards as u32).min(outstanding);
         let part = |shard: u32| outstanding / shards + u32::from(shard < outstanding % shards);
         let jobs: Vec<Job> = (0..shards)
@@ -235,6 +237,8 @@ impl Gauge {
         for _ in 0..ROUNDS {
             let measured = self.bench.measure(policy, jobs, self.times, label)?;
             let round = (total(&measured), measured.elapsed.as_secs_f64());
+            // Equal counts, too: a first round without a request replaces the placeholder and its
+            // second.
             if rate(&round) >= rate(&best) {
                 best = round;
             }
@@ -255,6 +259,7 @@ impl Gauge {
                 self.best(&table.complete()?, &jobs, &format!("T = {}", exact_size(threshold)))?;
             Ok(Trial { threshold, iops: rate(&best) })
         };
+        // The bar is MQFQ itself with a T that throttles no tenant, so that only T differs.
         let free = trial(FREE)?.iops;
         Ok((free, THRESHOLDS.into_iter().map(trial).collect::<Result<_, _>>()?))
     }

@@ -23,6 +23,7 @@ pub(crate) fn entitled(demands: &[Demand], total: f64) -> Vec<f64> {
         left -= demands[index].most;
         weights -= demands[index].weight;
     }
+    // A run without a byte has nothing to divide: what is due is then by weight.
     let due: Vec<f64> = due
         .iter()
         .zip(demands)
@@ -32,6 +33,7 @@ pub(crate) fn entitled(demands: &[Demand], total: f64) -> Vec<f64> {
             })
         })
         .collect();
+    // The sum falls short of `total` if all asked for less than was measured, by noise.
     let sum: f64 = due.iter().sum();
     due.iter().map(|due| due / sum).collect()
 }

@@ -196,6 +196,7 @@ impl Reader<'_> {
                     .ok_or_else(|| self.refuse(number, "a section ends with `]`"))?
                     .trim();
                 in_global = Some(name == "global");
+                // As in fio a job has what the `[global]` sections above it say, and none below.
                 if name != "global" {
                     jobs.push((name.to_owned(), number, global.clone()));
                 }
@@ -231,6 +232,7 @@ impl Reader<'_> {
             | "cgroup_weight" | "prio" | "name" => key,
             _ if WITHOUT_EFFECT.contains(&key) => return Ok(None),
             _ => {
+                // Left out silently, such a key would give a load other than the file's.
                 if let Some((_, why)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
                     return Err(
                         self.refuse(line, format_args!("`{key}` cannot be done here: {why}"))
@@ -258,17 +260,21 @@ impl Reader<'_> {
         // A mix in [global] is meant for the jobs that have one.
         let mixed = matches!(rw, Some(Pattern::Rw | Pattern::RandRw));
         let copies = jobs.map_or(1, |Count(jobs)| jobs);
+        // `JobTable` refuses this, too, but knows only the section's line.
         if let (Some((_, one)), Some((_, two))) = (get("rate"), get("rate_iops")) {
             return Err(self.refuse(
                 one.max(two),
                 "rate and rate_iops are two words for one limit: leave one out",
             ));
         }
+        // fio limits each of a job's copies, `JobTable` the tenant as a whole.
         let per_job = |bytes: u64| bytes.saturating_mul(copies);
         let table = JobTable {
+            // A tenant's name may hold neither.
             name: get("name").map_or(section, |(name, _)| name).replace([' ', '/'], "-"),
             weight: self.weight(keys)?,
             bs: size("bs").transpose()?,
+            // fio's own defaults, here and for `rw`: those of `--tenant` differ.
             depth: Some(count("iodepth").transpose()?.unwrap_or(Count(1))),
             jobs,
             rw: Some(rw.unwrap_or(Pattern::Read)),
@@ -288,6 +294,8 @@ impl Reader<'_> {
                 .map(|(value, line)| self.time("startdelay", value, "s", line))
                 .transpose()?,
             size: match get("size") {
+                // A part of a file that does not exist here: the tenant has an equal part of the
+                // device.
                 Some((value, _)) if value.ends_with('%') => None,
                 _ => size("size").transpose()?,
             },
@@ -346,6 +354,7 @@ impl Reader<'_> {
                 .map(Some)
                 .map_err(|text| self.refuse(*line, format_args!("cgroup_weight: {text}"))),
             (None, Some((value, line))) => {
+                // 0 is the highest of the kernel's priorities and 7 the lowest.
                 let prio = value.parse::<u16>().ok().filter(|prio| *prio <= 7);
                 let prio = prio.ok_or_else(|| {
                     self.refuse(*line, format_args!("prio {value} is not in 0..7"))

@@ -169,6 +169,7 @@ impl JobTable {
         }
         let pattern = self.rw.unwrap_or(Pattern::RandRead);
         let read_percent = match (pattern, self.rwmix) {
+            // Before the pattern, so that the last arm's cast to u8 loses nothing.
             (_, Some(Count(percent))) if percent > 100 => {
                 return refuse(format!("rwmix {percent} is more than 100 %"));
             }
@@ -191,9 +192,11 @@ impl JobTable {
             (None, Some(Count(0))) => {
                 return refuse("iops 0 would do nothing: leave the tenant out".into());
             }
+            // A limit beyond u64 bytes a second limits nothing, and neither does the greatest one.
             (None, Some(Count(iops))) => Some(iops.saturating_mul(block)),
             (rate, None) => rate.map(|Bandwidth(bytes)| bytes),
         };
+        // A tenant's range is cut to whole blocks: this one would be empty.
         if let Some(Size(size)) = self.size
             && size < block
         {
@@ -231,6 +234,7 @@ impl JobTable {
             caps,
             group: self.group,
             reservation,
+            // The three ranges above hold what the casts need.
             block: block as u32,
             depth: depth as u16,
             jobs: jobs as u16,

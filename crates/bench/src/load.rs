@@ -30,6 +30,7 @@ pub(crate) fn connections(jobs: &[Job], target: &client::Target) -> Vec<client::
         depth: job.depth,
         read_percent: job.read_percent,
         random: job.random,
+        // The tenant's rate is divided among its jobs; a small one does not become 0.
         rate: job.rate.map(|rate| (rate / u64::from(job.jobs.max(1))).max(1)),
         think_ns: job.think_ns,
         size: job.size,
@@ -68,12 +69,14 @@ impl WithPolicy for Load<'_> {
     where
         L::Port: 'static,
     {
+        // Outer groups come first, so a parent is there when its child names it.
         for (id, group) in (0..).zip(self.groups) {
             let parent = group.parent().and_then(|name| id_of(name, self.groups));
             let Group { weight, reservation, caps, .. } = *group;
             let settings = fairq_core::Group { parent, weight, reservation, caps };
             policy.set_group(GroupId(id), Some(&settings))?;
         }
+        // After the groups, since a flow's share names one of them.
         let flows: Vec<FlowId> = self
             .jobs
             .iter()
@@ -105,6 +108,7 @@ fn add_flow<L: Policy>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId
     if share != Share::default() {
         policy.set_share(flow, &share)?;
     }
+    // All calls are made first: a policy without one of both may have the other.
     for error in [urgent, target].into_iter().filter_map(Result::err) {
         match error {
             FlowError::NoTargets | FlowError::NotUrgent => {
@@ -126,6 +130,7 @@ fn expand(
     (base, size): (u64, u64),
 ) -> load::Job {
     let (block, copies) = (u64::from(job.block), u64::from(job.jobs.max(1)));
+    // Less than a block for each job: then they share the range, as random ones do.
     let part = size / copies / block * block;
     let (start, size) =
         if job.random || part == 0 { (0, size) } else { (u64::from(copy) * part, part) };

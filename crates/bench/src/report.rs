@@ -171,6 +171,7 @@ impl Run {
                 most: flow.rate.map_or(f64::INFINITY, |rate| rate as f64 * seconds),
             })
             .collect();
+        // A series without a byte says nothing of what is due, either: the weights do.
         let entitled = series
             .as_ref()
             .and_then(Series::entitled)
@@ -193,6 +194,7 @@ impl Run {
                     p50_ns: flow.p50_ns,
                     p99_ns: flow.p99_ns,
                     p999_ns: flow.p999_ns,
+                    // Of no bytes the slowdown would be infinite, which JSON cannot say.
                     slowdown: flow
                         .alone
                         .filter(|_| flow.bytes > 0)

@@ -123,6 +123,7 @@ impl Series {
                 self.phases.iter().map(|phase| phase.flows[index].entitled * phase.bytes as f64);
             due.sum::<f64>() / total as f64
         };
+        // Without a byte the fractions would be 0/0; the caller then goes by the weights alone.
         (total > 0).then(|| (0..self.bytes.len()).map(due).collect())
     }
 
@@ -133,6 +134,8 @@ impl Series {
         table.set_header(["phase", "tenant", "entitled", "share", cv.as_str()]);
         for phase in &self.phases {
             let seconds = |ns: u64| ns as f64 / 1e9;
+            // The first row of a phase takes the text and leaves an empty one for the rows below
+            // it.
             let mut when = format!("{:.1}–{:.1} s", seconds(phase.from_ns), seconds(phase.to_ns));
             for flow in phase.flows.iter().filter(|flow| flow.entitled > 0.0) {
                 let cv = flow.share_cv.map_or("–".into(), show_percent);
@@ -169,6 +172,8 @@ impl Phase {
         let total_of = |at: usize| -> u64 { bytes.iter().map(|bytes| bytes[at]).sum() };
         let totals: Vec<u64> = (from..to).map(total_of).collect();
         let total: u64 = totals.iter().sum();
+        // Edges are rounded to whole intervals, so a start or stop may lie just inside a phase: its
+        // middle decides.
         let middle_ns = from_ns + (to_ns - from_ns) / 2;
         let seconds = (to_ns - from_ns) as f64 / 1e9;
         let is_there = |life: &Life| (life.starts_ns..life.stops_ns).contains(&middle_ns);
@@ -177,6 +182,7 @@ impl Phase {
             false => Demand { weight: 0.0, most: 0.0 },
         };
         let nobody = lives.iter().all(|(_, life)| !is_there(life));
+        // With all weights 0 `entitled` would divide by 0.
         let due = match nobody {
             true => vec![0.0; lives.len()],
             false => entitled(&lives.iter().map(demand).collect::<Vec<_>>(), total as f64),
@@ -184,6 +190,8 @@ impl Phase {
         let flow = |((name, _), (bytes, &entitled)): (&(String, Life), (&Vec<u64>, &f64))| {
             let bytes = &bytes[from..to];
             let got: u64 = bytes.iter().sum();
+            // An interval in which the device did nothing has no shares, and says nothing of their
+            // spread.
             let shares = bytes.iter().zip(&totals).filter(|(_, total)| **total > 0);
             let shares: Vec<f64> =
                 shares.map(|(&bytes, &total)| bytes as f64 / total as f64).collect();

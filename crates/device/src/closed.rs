@@ -121,6 +121,7 @@ impl Run {
 
     fn start(&mut self, id: u32) {
         self.place = if self.random {
+            // Knuth's linear congruential generator (MMIX).
             self.place
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407)
@@ -133,7 +134,7 @@ impl Run {
         self.ssd.start(self.now_ns, id, self.op, place * self.bytes, self.bytes as u32);
     }
 
-    /// Completes so many requests, and starts the next in the place of each.
+    /// Completes this number of requests, and starts the next in the place of each.
     fn turn_over(&mut self, requests: u64) {
         for _ in 0..requests {
             let completed = loop {

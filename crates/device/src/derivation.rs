@@ -75,6 +75,7 @@ pub fn derive(from: &Derivation) -> Result<Derived, ProfileError> {
             let die_us = left_us * part;
             // Fewer would be what ends the device, and not where it was seen to.
             let enough = f64::from(dies) >= reads.iops * die_us / 1e6;
+            // Where dies take no time, their number changes nothing: one candidate is enough.
             if !enough || (part == 0.0 && dies > 1) {
                 continue;
             }
@@ -175,6 +176,7 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
 fn error(profile: &Profile, points: &[Point]) -> f64 {
     let reads =
         points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
+    // By logarithms, so that half of a figure is as far off as twice of it.
     reads.map(|point| (1.0 + predict(profile, point).against(point).1).ln().powi(2)).sum()
 }
 

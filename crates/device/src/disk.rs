@@ -58,6 +58,7 @@ impl DiskProfile {
         let profile: DiskProfile =
             toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
         let seeks = [0.0, profile.track_seek_ms, profile.average_seek_ms, profile.full_stroke_ms];
+        // `Disk::new` divides by what the full stroke takes more. NaN is not sorted, either.
         if !seeks.is_sorted() || seeks[1] == seeks[3] {
             return Err(ProfileError::Contradiction(
                 "a longer seek takes longer: track-seek-ms < average-seek-ms < full-stroke-ms"
@@ -133,6 +134,7 @@ impl Disk {
 
     /// Starts a command that the caller calls `id`. Times never go back.
     pub fn start(&mut self, now_ns: u64, id: u32, op: Op, offset: u64, length: u32) {
+        // Other commands move no data over the head.
         let length = if matches!(op, Op::Read | Op::Write) { length } else { 0 };
         self.waiting.push(Command { id, offset, length });
         if self.busy.is_none() {
@@ -161,6 +163,8 @@ impl Disk {
         let Some(place) = first else { return };
         let command = self.waiting.remove(place);
         let transfer_ns = u64::from(command.length) * self.turn_ns / self.track_bytes;
+        // A command without data at the place of the last one takes time, too, or a closed loop of
+        // them would never end.
         let until_ns = now_ns + (self.reach_ns(now_ns, command.offset) + transfer_ns).max(1);
         self.at = command.offset + u64::from(command.length);
         self.busy = Some((until_ns, command.id));

@@ -20,7 +20,7 @@ use fairq_core::platform::{AtomicWord, Ordering, Platform};
 /// Lets one poller in at a time and loses no doorbell. See the [module's text](self).
 pub struct Gate<P: Platform>(CachePadded<P::U64>);
 
-/// Somebody is inside.
+/// A poller is inside.
 const INSIDE: u64 = 1 << 63;
 
 impl<P: Platform> Default for Gate<P> {
@@ -33,22 +33,22 @@ impl<P: Platform> Gate<P> {
     /// The bits that may be rung.
     pub const BITS: u64 = !INSIDE;
 
-    /// Sets bits. Who does not [`enter`](Self::enter) then leaves them to somebody who does.
+    /// Sets bits. A thread that does not [`enter`](Self::enter) then leaves them to one that does.
     #[inline]
     pub fn ring(&self, bits: u64) {
         debug_assert!(bits & INSIDE == 0);
         self.0.fetch_or(bits, Ordering::AcqRel);
     }
 
-    /// The bits that nobody has taken.
+    /// The bits that are set and not taken.
     #[inline]
     pub fn rung(&self) -> u64 {
         self.0.load(Ordering::Acquire) & Self::BITS
     }
 
-    /// Rings `bits`, which may be none, and enters with all that are set, taking them; if somebody
-    /// is inside, that one gets them. Who enters has all that the last one inside did before it,
-    /// works, and leaves.
+    /// Rings `bits`, which may be none, and enters with all that are set, taking them; if a poller
+    /// is inside, that one gets them. The one that enters sees all that the last one inside did
+    /// before it; it works, and leaves.
     #[inline]
     pub fn enter(&self, bits: u64) -> Option<u64> {
         debug_assert!(bits & INSIDE == 0);
@@ -59,6 +59,7 @@ impl<P: Platform> Gate<P> {
             if !is_free && bits == 0 {
                 return None;
             }
+            // Bits are left to the poller inside, which cannot leave while there are any.
             let next = if is_free { INSIDE } else { word | bits };
             match self.0.compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return is_free.then_some(word | bits),
@@ -71,13 +72,15 @@ impl<P: Platform> Gate<P> {
     #[inline]
     #[must_use]
     pub fn leave(&self) -> Option<u64> {
+        // It fails only where bits were set: no other thread takes them, or `INSIDE`, while this
+        // one is inside.
         if self.0.compare_exchange(INSIDE, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
             return None;
         }
         Some(self.0.swap(INSIDE, Ordering::AcqRel) & Self::BITS)
     }
 
-    /// Leaves with these bits set, and those that were set meanwhile, for somebody else to take.
+    /// Leaves with these bits set, and those that were set meanwhile, for another one to take.
     pub fn hand_over(&self, bits: u64) {
         let mut word = self.0.load(Ordering::Relaxed);
         while let Err(seen) = self.0.compare_exchange(

@@ -42,6 +42,7 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         ("--histograms", args.histograms),
         ("--fio-json", args.fio_json.is_some()),
     ];
+    // A flag without effect would be taken to have one.
     if let Some((flag, _)) = of_files.iter().find(|(_, is_given)| *is_given) {
         return Err(Refusal::new(format!(
             "{flag} is for scenario files: each claim says what it runs"
@@ -66,9 +67,11 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
     let was_stopped = stops.load(Ordering::Relaxed);
     let record = Record::new(extent, asked(args), findings);
     tell(&record, args.json.as_deref(), args.output.as_deref())?;
+    // After the report: what came out before the interrupt is kept. Yet a part is no success.
     if was_stopped {
         return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
     }
+    // Not of an interrupted run, whose missing rows would all differ.
     match &args.against {
         None => Ok(()),
         Some(folder) => same(&record, &Record::read(&file_of(folder))?),

@@ -12,6 +12,7 @@ pub(crate) fn each<T: Send>(
     on: impl Fn(usize) -> bool + Sync,
     work: impl Fn(usize) -> T + Sync,
 ) -> Vec<Option<T>> {
+    // Relaxed is enough: the counters order nothing, and what is made passes through the lock.
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let found: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
     let thread = || {
@@ -27,6 +28,7 @@ pub(crate) fn each<T: Send>(
     };
     let threads = threads.clamp(1, count.max(1));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(thread))));
+    // Of two threads the one with the lower count may have told it last.
     on(done.load(Ordering::Relaxed));
     found.into_inner().expect("no thread panics while it holds the lock")
 }

@@ -61,7 +61,10 @@ fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
     if is_bars {
         (left, right) = (-0.5, figure.groups.len() as f64 - 0.5);
     } else if !figure.x.log {
+        // `range` begins at 0 and leaves room above, which is for heights: along x lines fill the
+        // width.
         (left, right) = (points().map(|point| point.0).fold(f64::MAX, f64::min), right / 1.05);
+        // One point alone makes a range of no width, which has no scale.
         right = if right > left { right } else { left + 1.0 };
     }
     let mut builder = ChartBuilder::on(area);
@@ -145,6 +148,7 @@ where
             };
             chart.draw_series(shown.map(bar)).map_err(|error| said(&error))?
         } else {
+            // More dots than that hide the line.
             if line.points.len() <= 40 {
                 let dot = |point| Circle::new(point, 3, colour.filled());
                 chart.draw_series(shown.clone().map(dot)).map_err(|error| said(&error))?;
@@ -156,6 +160,7 @@ where
         let width = if is_bars { 0.8 / lines as f64 } else { 0.0 };
         let place = |x: f64| if is_bars { x - 0.4 + width * (index as f64 + 0.45) } else { x };
         let whisker = |(&(x, y), half): (&(f64, f64), &f64)| {
+            // An interval may reach out of the figure, whose axes are made for the means.
             let (least, most) = ((y - half).max(bottom), (y + half).min(top));
             PathElement::new(vec![(place(x), least), (place(x), most)], INK.stroke_width(1))
         };

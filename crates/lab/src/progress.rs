@@ -13,6 +13,7 @@ pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     let flag = stops.clone();
     let pressed = move || {
         if flag.swap(true, Ordering::Relaxed) {
+            // What a shell says of a program that SIGINT has ended: 128 and the signal's number.
             std::process::exit(130);
         }
         eprintln!("\nending after the experiments that run now; once more to end at once");
@@ -23,7 +24,7 @@ pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
 
 /// On standard error, if that is a terminal.
 pub(crate) fn progress_bar() -> ProgressBar {
-    // Before the first experiment is done nobody knows.
+    // Before the first experiment is done there is no pace to tell the rest by.
     let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         if state.pos() > 0 {
             out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta())))

@@ -173,6 +173,7 @@ impl Record {
             ..Record::default()
         };
         let mut all = parts.first().map_or_else(Record::default, of_first);
+        // Of records that are no parts none is missing.
         complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
         for part in parts {
             if part.seed != all.seed {
@@ -218,6 +219,8 @@ impl Record {
         }
         all.claims.sort_by_key(|claim| ROWS.iter().position(|row| row.id == claim.id));
         all.figures.sort_by(|a, b| a.id.cmp(&b.id));
+        // Parts that overlap have the same figures as they have the same claims, which were
+        // compared.
         all.figures.dedup_by(|a, b| a.id == b.id);
         all.tables.sort_by(|a, b| a.id.cmp(&b.id));
         all.tables.dedup_by(|a, b| a.id == b.id);
@@ -466,6 +469,7 @@ impl From<claims::Figure> for Figure {
             Shape::Bars(groups) => groups,
         };
         let line = |line: claims::Line| {
+            // JSON has neither NaN nor infinity: `null` would not be read back as a number.
             let points = line.points.into_iter().filter(|(x, y)| x.is_finite() && y.is_finite());
             Line {
                 name: line.name,

@@ -16,6 +16,7 @@ const WIDEST: u16 = 160;
 /// A table that is no wider than the terminal; long texts go on in the next line.
 pub(crate) fn wrapped() -> Grid {
     let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
+    // 0 is no terminal, or one that does not know its size.
     let width = if columns == 0 { USUAL_WIDTH } else { columns.clamp(60, WIDEST) };
     let mut table = plain_table();
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
@@ -169,6 +170,7 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
 
 /// Text that stays in its cell.
 fn escaped(text: &str) -> String {
+    // A cell of Markdown may hold HTML, and ends with its line.
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }
 

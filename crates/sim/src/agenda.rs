@@ -52,6 +52,8 @@ impl<E: Copy> Agenda<E> {
     pub(crate) fn add(&mut self, at_ns: u64, event: E) {
         let entry = Entry { at_ns, number: self.added, event };
         self.added += 1;
+        // What is due already goes into the bucket of this moment: an earlier one would be found a
+        // turn late.
         let (turn, now) = (at_ns.max(self.now_ns) >> WIDTH_BITS, self.now_ns >> WIDTH_BITS);
         let place = if turn - now < BUCKETS {
             let bucket = (turn % BUCKETS) as u32;
@@ -81,6 +83,7 @@ impl<E: Copy> Agenda<E> {
             Place::Bucket(bucket) => self.wheel.take(bucket),
             Place::Heap => self.heap.pop()?.0,
         };
+        // An entry that was added for a time past must not turn the wheel back.
         self.now_ns = self.now_ns.max(at_ns);
         self.first = self.find();
         Some(event)
@@ -166,6 +169,7 @@ impl<E: Copy> Wheel<E> {
     fn add(&mut self, bucket: u32, entry: Entry<E>) {
         let bucket = bucket as usize;
         let node = self.node(entry);
+        // Numbers only grow, so of equal times the one that is added goes behind.
         let mut at = self.heads[bucket];
         if at == 0 || self.nodes[at as usize - 1].entry > entry {
             self.nodes[node as usize - 1].after = at;

@@ -112,6 +112,8 @@ impl Caches {
     /// nearest.
     fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
         let others = holders & !(1 << core);
+        // A line that no cache has comes from memory, which is taken to be as near as the own
+        // socket.
         let (near, far) = (others & self.sockets[core] != 0, others & !self.sockets[core] != 0);
         if far && (farthest || !near) { self.latencies.far_ps } else { self.latencies.near_ps }
     }
@@ -145,12 +147,14 @@ impl Caches {
     fn bring(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         let own = 1 << core;
         let Line { holders, is_changed, .. } = self.lines[line];
+        // A reader takes the nearest copy; a writer waits until the farthest one is gone.
         let transfer_ps = self.transfer_ps(core, holders, access != Access::Load || is_changed);
         let local_ps = self.local_ps(access);
         let moved = &mut self.lines[line];
         let start_ps = moved.free_from(now_ps);
         let there_ps = start_ps + transfer_ps;
         if access == Access::Load {
+            // A line that is unchanged is copied, and other readers need not wait for that.
             if is_changed {
                 moved.keep_busy(now_ps, there_ps);
             }
@@ -163,6 +167,7 @@ impl Caches {
         moved.is_changed = true;
         if access == Access::Store {
             self.stored_ps[core] = self.stored_ps[core].max(there_ps);
+            // The store buffer takes it: only the core's next atomic operation waits for the line.
             return now_ps + local_ps;
         }
         there_ps + local_ps
@@ -186,6 +191,8 @@ impl Caches {
         let free_from_ps = now_ps + self.latencies.store_ps;
         let held = &mut self.locks[lock];
         held.holder = Some(core);
+        // Cores are simulated a verb at a time, so one that holds it later may have been told of
+        // first.
         held.free_from_ps = held.free_from_ps.max(free_from_ps);
         free_from_ps
     }

@@ -121,6 +121,8 @@ impl Cpu {
     /// Takes this up; says how long it takes, alone on its core, before the policy is asked.
     #[inline]
     pub(crate) fn start(&mut self, task: Task, now_ns: u64, times: &Times) -> u64 {
+        // Work that begins the moment an interrupt ended is done within it: it is entered and left
+        // once.
         let after = self.interrupted_ns == Some(now_ns);
         (self.now, self.since_ns, self.issued) = (Some(task), now_ns, false);
         task.takes_ps(times, after)
@@ -145,6 +147,7 @@ impl Cpu {
     #[inline]
     pub(crate) fn end(&mut self, now_ns: u64) -> (bool, bool) {
         let task = self.now.take();
+        // A thread's work leaves the interrupt, so the next one is entered anew.
         self.interrupted_ns = task.filter(|task| task.is_interrupt()).map(|_| now_ns);
         let reschedule = task.is_some_and(Task::is_reschedule);
         (reschedule, reschedule && !self.issued)

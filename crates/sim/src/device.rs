@@ -91,6 +91,7 @@ impl Device {
     pub(crate) fn new(scenario: &Scenario, weights: Option<ClassWeights>, random: Random) -> Self {
         let (profile, queues) =
             (&scenario.profile, scenario.ports.div_ceil(scenario.cores_per_queue) * CLASSES.len());
+        // A policy without classes finds the device as it is after a reset.
         let (mechanism, arbitration) = match weights {
             Some(weights) => (Mechanism::Weighted, Arbitration { burst: Burst::ONE, weights }),
             None => (Mechanism::RoundRobin, Arbitration::RESET),
@@ -146,6 +147,7 @@ impl Device {
     /// Fetches what the window has room for, and names each command.
     #[inline]
     pub(crate) fn fetch(&mut self, now_ns: u64, mut fetched: impl FnMut(u32)) {
+        // In this order: a place that is taken for no command would never be given back.
         while self.waiting > 0 && self.window.take() {
             let queue = self.arbiter.next().expect("commands wait");
             let queued = self.queues[usize::from(queue.0)].pop_front();
@@ -159,6 +161,7 @@ impl Device {
     /// The first command that completes by then: when, which, and how it went.
     #[inline]
     pub(crate) fn pop(&mut self, until_ns: u64) -> Option<(u64, u32, Outcome)> {
+        // Without stalls the drive need not be asked twice.
         let (at_ns, id) = if self.faults.stalls.is_empty() {
             self.drive.pop(until_ns).map(|completed| (completed.at_ns, completed.id))?
         } else {
@@ -181,6 +184,7 @@ impl Device {
             if at_ns > until_ns {
                 return None;
             }
+            // What was due may be a step inside the drive that completes nothing.
             if let Some(completed) = self.drive.pop(at_ns) {
                 return Some((at_ns, completed.id));
             }

@@ -377,6 +377,7 @@ impl Host {
 
     /// The number of each port's core among those that are used.
     pub(crate) fn cores(&self) -> Vec<usize> {
+        // Only cores that are used have numbers: the caches keep a bit for each of at most 64.
         let used: Vec<Place> = self.used().into_iter().collect();
         let number = |place: &Place| used.binary_search(place).expect("it is one of them");
         self.places.iter().map(number).collect()

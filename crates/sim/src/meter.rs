@@ -161,12 +161,14 @@ impl Meter {
     pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, answer: &Answer) {
         let &Answer { id, op, bytes, since_ns, .. } = answer;
         self.requests += 1;
+        // Of all completions, those before the warm-up's end and after the measurement included.
         self.digest.add(now_ns);
         self.digest.add(id.into());
         if now_ns >= self.until_ns {
             return;
         }
         let got = &mut self.tenants[tenant];
+        // Without a series every time is in interval 0, which is not there.
         if let Some(interval) = got.series.get_mut((now_ns / self.series_ns) as usize) {
             *interval += u64::from(bytes);
         }
@@ -174,6 +176,7 @@ impl Meter {
             got.bytes += u64::from(bytes);
             got.requests += 1;
             let latency_ns = now_ns - since_ns;
+            // Beyond its bounds a histogram refuses values: such a latency counts as the longest.
             got.latency_ns.saturating_record(latency_ns);
             if let Some(writes) = got.writes.as_mut().filter(|_| op != Op::Read) {
                 writes.requests += 1;
@@ -201,6 +204,7 @@ impl Meter {
         for_nothing: bool,
     ) {
         let cpu = &mut self.cpus[port];
+        // Work that begins before the measurement or ends after it counts in part.
         cpu.busy_ns += now_ns.min(self.until_ns).saturating_sub(since_ns.max(self.from_ns));
         if now_ns >= self.from_ns && now_ns < self.until_ns {
             cpu.reschedules += u64::from(reschedule);

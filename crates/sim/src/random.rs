@@ -31,6 +31,8 @@ impl Random {
     /// A number below `bound`; 0 if that is 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
+        // A product and not a rejection: each call takes one number, whatever the bound, so that a
+        // stream stays in step. What it is off by is below bound / 2^64.
         ((u128::from(self.word()) * u128::from(bound)) >> 64) as u64
     }
 

@@ -374,6 +374,7 @@ impl Scenario {
                 self.cores_per_queue, MAX_CORES
             ));
         }
+        // After the tenants were checked: `tags` counts by the ports of their threads.
         let (tags, entries) =
             (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
         if tags > entries {
@@ -386,10 +387,10 @@ impl Scenario {
     }
 }
 
-/// The longest that waking a core may take: requests behind one another, each of which waits for
-/// that, must get through in the time that is left for it when a run ends.
 /// The most cores that caches are modelled for: a word has a bit for each.
 const MAX_CORES: usize = 64;
+/// The longest that waking a core may take: requests behind one another, each of which waits for
+/// that, must get through in the time that is left for it when a run ends.
 const WAKE_MOST_NS: u64 = 1_000_000;
 /// Beyond that nearly all requests go to one place.
 const MOST_THOUSANDTHS: u32 = 10_000;

@@ -16,6 +16,7 @@ use crate::policies::{
 use crate::random::Random;
 use crate::scenario::{Access, Arrivals, Burst, Faults, Job, MS, Scenario, Tenant, US};
 
+// What stands twice in a list is drawn twice as often.
 const WEIGHTS: [u16; 9] = [1, 7, 50, 100, 100, 300, 1000, 9999, 10_000];
 const SIZES: [u32; 5] = [512, 4096, 4096, 16_384, 131_072];
 const DURATION_NS: u64 = 8 * MS;
@@ -40,6 +41,7 @@ pub fn scenario(seed: u64) -> (Scenario, AnySubject) {
     scenario.wake_ns = random.pick(&[1, 500, US, 20 * US]);
     scenario.faults = faults(random);
     scenario.seed = seed;
+    // The order of draws is the scenario of a seed: one that is moved changes them all.
     let policy = policy(random);
     scenario.moves_ns = random.one_in(4).then_some(MS);
     (scenario, policy)
@@ -132,6 +134,7 @@ fn lives(random: &mut Random) -> Vec<(u64, u64)> {
     let mut ends: Vec<u64> =
         (0..2 + 2 * random.below(3)).map(|_| random.below(DURATION_NS)).collect();
     ends.sort_unstable();
+    // Equal ends would make lives that touch or take no time, which a scenario may not have.
     ends.dedup();
     ends.chunks_exact(2).map(|life| (life[0], life[1])).collect()
 }

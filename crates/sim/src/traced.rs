@@ -180,6 +180,8 @@ impl Trace {
     #[cold]
     fn line(&self, caches: &mut Caches, address: usize, number: u32) -> usize {
         let mut arrays = self.arrays.borrow_mut();
+        // Words of one array or structure have this difference in common. It is a name and no
+        // address, so it may wrap.
         let array =
             arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
         let fits = |span: &&mut Span| number.max(span.last) - number.min(span.first) < LINE_WORDS;
@@ -273,6 +275,8 @@ impl<T> TracedLock<T> {
     fn trace(&self, act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64) -> u64 {
         TRACE.with(|trace| {
             let Some(core) = trace.core.get() else { return 0 };
+            // The borrow ends with this call, before the guarded code runs: that touches words and
+            // other locks.
             let caches = &mut *trace.caches.borrow_mut();
             let lock = match self.lock.load(Ordering::Relaxed) {
                 0 => {

@@ -105,6 +105,7 @@ impl Thread {
             },
             arrived_ns: 0,
             arrivals: VecDeque::new(),
+            // Shifted first: the product of a large capacity and 2^16 might not fit.
             position: (capacity >> 16) * (place & 0xffff) / BLOCK * BLOCK,
             paced_ns: 0,
             turns,
@@ -132,6 +133,7 @@ impl Thread {
             };
             self.arrived_ns = self.in_burst_ns(self.arrived_ns.saturating_add(interval_ns));
             self.arrivals.push_back(self.arrived_ns);
+            // A request that arrived while all places were taken is asked for at once.
             return self.arrived_ns.max(now_ns);
         }
         let mut due_ns = now_ns + self.job.think_ns;
@@ -144,6 +146,7 @@ impl Thread {
         }
         if self.job.interval_ns > 0 {
             due_ns = due_ns.max(self.paced_ns);
+            // From when this one asks, so that a late one is not followed by a burst.
             self.paced_ns = due_ns.saturating_add(self.job.interval_ns);
         }
         self.in_burst_ns(due_ns)

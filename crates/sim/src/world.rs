@@ -269,6 +269,7 @@ impl<'a, P: Policy> World<'a, P> {
             // `none` goes beside other policies in one scenario.
             let _ = self.policy.set_group(GroupId(id), Some(group));
         }
+        // Groups are there before the flows that join them.
         for (number, tenant) in (0u32..).zip(&self.scenario.tenants) {
             for &(from_ns, until_ns) in &tenant.lives {
                 self.agenda.add(from_ns, Event::Begin(number));
@@ -290,6 +291,7 @@ impl<'a, P: Policy> World<'a, P> {
     fn step(&mut self) -> bool {
         let end_ns = self.end_ns;
         let agenda_ns = self.agenda.next_ns();
+        // The agenda's time included: of equals the device's completion comes first.
         if let Some((at_ns, id, outcome)) =
             self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns)))
         {
@@ -298,6 +300,7 @@ impl<'a, P: Policy> World<'a, P> {
             self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
         } else {
             let Some(at_ns) = agenda_ns.filter(|&at_ns| at_ns <= end_ns) else { return false };
+            // All tenants have stopped and all is served: only timers, ticks and wake-ups are left.
             if at_ns >= self.scenario.duration_ns && self.live == 0 {
                 return false;
             }
@@ -319,6 +322,7 @@ impl<'a, P: Policy> World<'a, P> {
             Event::Wake(port) => self.arrive(usize::from(port), Task::Wake),
             Event::Timer(port) => {
                 let timer_ns = &mut self.cores[usize::from(port)].timer_ns;
+                // The agenda forgets no event: one that is not the port's timer any longer is void.
                 if *timer_ns == Some(self.now_ns) {
                     *timer_ns = None;
                     self.arrive(usize::from(port), Task::Timer);
@@ -340,6 +344,7 @@ impl<'a, P: Policy> World<'a, P> {
     fn come(&mut self, tenant: usize) {
         let weight = self.scenario.tenants[tenant].weight;
         let legal = Weight::new(weight).expect("the scenario was checked");
+        // The policy was built for as many flows as there are lives.
         let Ok(id) = self.policy.add_flow(legal) else {
             return self.broken("a flow that fits is refused");
         };
@@ -356,6 +361,7 @@ impl<'a, P: Policy> World<'a, P> {
             // Likewise.
             let _ = self.policy.set_caps(id, &caps);
         }
+        // Every life is a flow of its own for the checks, whatever number the policy uses again.
         let flow = self.flows;
         self.flows += 1;
         self.present[tenant] = Some(Present { id, flow, weight });
@@ -370,6 +376,7 @@ impl<'a, P: Policy> World<'a, P> {
     }
 
     fn go(&mut self, tenant: usize) {
+        // Requests of it that are live stay; its threads find no flow when they ask next, and rest.
         let Some(Present { id, flow, .. }) = self.present[tenant].take() else { return };
         let Ok(ports) = self.policy.remove_flow(id) else {
             return self.broken("a flow that is there cannot be removed");
@@ -399,6 +406,7 @@ impl<'a, P: Policy> World<'a, P> {
     }
 
     fn reweigh(&mut self, tenant: usize, weight: u16) {
+        // A tenant that is away comes back with the weight that it began with.
         let Some(present) = &mut self.present[tenant] else { return };
         let legal = Weight::new(weight).expect("the scenario was checked");
         present.weight = weight;
@@ -413,6 +421,7 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn go_on(&mut self, thread: u32) {
         let due_ns = self.threads[thread as usize].due_ns(self.now_ns);
+        // Its trace is at an end: the place is given up.
         if due_ns == NEVER {
             return;
         }
@@ -447,6 +456,8 @@ impl<'a, P: Policy> World<'a, P> {
         let ask = thread.ask();
         let charge = self.scenario.cost.charge(ask.op, ask.length);
         let cost = charge.alone;
+        // On a host the system call began when the core took up the work: latency counts from
+        // there.
         let submitted_ns =
             if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
         let live =
@@ -469,6 +480,7 @@ impl<'a, P: Policy> World<'a, P> {
             Request { cost: charge, ..Request::new(Tag(tag), id, ask.op, ask.offset, ask.length) };
         let mut wake = PortSet::EMPTY;
         let submitted = self.verb(port, |port, now_ns| port.submit(now_ns, &request, &mut wake));
+        // Told before what the verb answered is done: an `Issue` follows it.
         self.tell(Fact::Submitted(live));
         match submitted {
             Ok(Submitted::Issue { class }) => self.issue(port, tag, class),
@@ -490,6 +502,7 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn drive(&mut self, index: usize) {
         let mut self_wakes = 0;
+        // Each round of `next` ends with an answer that says anew whether a timer is needed.
         self.cores[index].timer_ns = None;
         while self.violation.is_none() {
             let mut wake = PortSet::EMPTY;
@@ -511,6 +524,7 @@ impl<'a, P: Policy> World<'a, P> {
                     continue;
                 }
                 Next::WaitUntil(at_ns) => {
+                    // A time that is past would bring the port back within this moment, for ever.
                     let at_ns = at_ns.max(self.now_ns + 1);
                     self.cores[index].timer_ns = Some(at_ns);
                     self.agenda.add(at_ns, Event::Timer(index as u8));
@@ -532,12 +546,14 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn issue(&mut self, port: usize, tag: u32, class: Class) {
         let mut joined = std::mem::take(&mut self.cores[port].joined);
+        // A command goes by the tag of its first request; each request knows the next one.
         let first = joined.first().copied().unwrap_or(tag);
         let mut length = 0;
         for (at, &part) in joined.iter().enumerate() {
             length += self.leave(port, part, Some(joined.get(at + 1).copied().unwrap_or(tag)));
         }
         length += self.leave(port, tag, None);
+        // The memory goes back, so that commands cost no allocation.
         joined.clear();
         let core = &mut self.cores[port];
         core.joined = joined;
@@ -554,6 +570,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.spend(self.clock.times.issue_ps);
         self.cores[port].cpu.has_issued();
         self.clock.in_hand += 1;
+        // The command reaches its queue when the core's work is done, not when the policy says so.
         self.agenda.add(self.effect_ns(), Event::Post(id, class));
     }
 
@@ -618,9 +635,11 @@ impl<'a, P: Policy> World<'a, P> {
     fn tick(&mut self) {
         let mut wake = PortSet::EMPTY;
         if let Some(at_ns) = self.policy.tick(self.now_ns, &mut wake) {
+            // As with timers: a deadline that is past must not stop the clock.
             self.agenda.add(at_ns.max(self.now_ns + 1), Event::Tick);
         }
         self.wake(None, wake);
+        // After the tick, which is where a policy changes its ratio.
         if let Some(weights) = self.policy.class_weights() {
             self.device.weigh(weights);
             self.meter.weigh(self.now_ns, weights);
@@ -633,6 +652,7 @@ impl<'a, P: Policy> World<'a, P> {
     #[inline]
     fn complete(&mut self, id: u32, outcome: Outcome) {
         let (index, first) = (id as usize / self.tags, id % self.tags as u32);
+        // The device's parts are read at the first completions after the warm-up and after the end.
         if self.meter.is_to_know(self.now_ns) {
             self.meter.used(self.device.usage());
         }
@@ -683,7 +703,7 @@ impl<'a, P: Policy> World<'a, P> {
         });
     }
 
-    // Whoever checks.
+    // Checks.
 
     fn settled(&mut self) {
         if self.checks.is_empty() {
@@ -691,8 +711,11 @@ impl<'a, P: Policy> World<'a, P> {
         }
         let staged = self.cores.iter().map(|core| core.staged).sum();
         let moment = Moment {
+            // A core that comes back asks `next`, as one that is woken does.
             wakes_under_way: self.wakes_under_way + self.clock.going_on,
             staged,
+            // The policy has issued what is on its way to a queue, and not heard of what is on its
+            // way back.
             outstanding: self.device.outstanding() + self.clock.in_hand,
             unfetched: self.device.waiting(),
             idle_slots: self.device.idle_slots(),

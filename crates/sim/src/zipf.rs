@@ -54,6 +54,7 @@ impl Zipf {
         loop {
             let drawn = self.last + uniform(random) * (self.first - self.last);
             let x = self.inverse(drawn);
+            // Rounding may put x a little outside.
             let rank = ((x + 0.5) as u64).clamp(1, self.count);
             let k = rank as f64;
             if k - x <= self.near || drawn >= self.integral(k + 0.5) - self.curve(k) {
@@ -77,6 +78,7 @@ impl Zipf {
     }
 
     fn inverse(&self, value: f64) -> f64 {
+        // Rounding may take it below -1, where the logarithm of 1 + t does not exist.
         let t = (value * (1.0 - self.exponent)).max(-1.0);
         // ln(1 + t) / t, which is 1 at 0.
         let factor = if t.abs() > 1e-8 { libm::log1p(t) / t } else { 1.0 - t / 2.0 };
@@ -86,6 +88,7 @@ impl Zipf {
 
 /// Above 0 and at most 1.
 pub(crate) fn uniform(random: &mut Random) -> f64 {
+    // As many bits as a float holds exactly; never 0, whose logarithm does not exist.
     ((random.word() >> 11) + 1) as f64 * FRACTION
 }
 

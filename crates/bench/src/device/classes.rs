@@ -83,6 +83,8 @@ fn find(outcomes: &[Outcome]) -> Finding {
     let wrong = || outcomes.iter().filter(|outcome| !outcome.is_as_set());
     match wrong().next() {
         None => Finding::Differ,
+        // A ratio that came out as set is believed whatever disturbed it: disturbance only makes
+        // the classes more alike.
         Some(_) if wrong().any(Outcome::is_disturbed) => Finding::Unknown,
         Some(_) => Finding::Alike,
     }
@@ -95,6 +97,7 @@ pub(super) fn run(device: &str, args: &ProbeArgs) -> anyhow::Result<()> {
         ("--name", args.name.is_some()),
         ("--size", args.size.is_some()),
     ];
+    // The flags are shared with the probe of a file, where a profile is derived.
     if let Some((flag, _)) = foreign.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!(
             "{flag} is for a profile, and of nvme-soft only the classes are probed: leave it out"

@@ -32,6 +32,7 @@ pub fn run(command: DeviceCommand) -> anyhow::Result<()> {
 
 /// Whether what is to be probed is the software controller, and not a path.
 fn is_controller(text: &str) -> bool {
+    // A file that happens to be called so is a file.
     text.split(',').next() == Some("nvme-soft") && !Path::new(text).exists()
 }
 
@@ -53,6 +54,7 @@ impl Summary {
     fn new(profile: &Profile) -> Summary {
         let reads = || profile.points.iter().filter(|point| point.load == Load::RandomRead);
         let alone = reads().find(|point| point.depth.get() == 1);
+        // At depth 1 one request follows the other, so the rate gives the latency.
         let latency = |point: &Point| point.latency_us.or(point.iops.map(|iops| 1e6 / iops));
         Summary {
             name: profile.name.clone(),

@@ -153,6 +153,7 @@ impl Place {
                 )
                 .into());
             }
+            // `st_blocks` counts 512 bytes whatever the file system's blocks are.
             let has_holes = about.is_file() && about.blocks() * 512 < about.len();
             return Ok(Place {
                 path: path.clone(),
@@ -163,6 +164,7 @@ impl Place {
         }
         let Size(size) = args.size.unwrap_or(Size(1 << 30));
         let scratch = scratch(path, size, args.json)?;
+        // The scratch file has no name: its descriptor is the only way to open it again.
         let path = PathBuf::from(format!("/proc/self/fd/{}", scratch.as_raw_fd()));
         Ok(Place { path, may_write: true, has_holes: false, _scratch: Some(scratch) })
     }
@@ -184,11 +186,14 @@ fn scratch(directory: &Path, size: u64, is_quiet: bool) -> anyhow::Result<File> 
     }
     let mut left = size;
     while left > 0 {
+        // No piece is like another, or a file system that stores equal data once would keep one of
+        // them.
         random.fill_bytes(&mut piece);
         let part = left.min(PIECE as u64) as usize;
         file.write_all(&piece[..part]).with_context(context)?;
         left -= part as u64;
     }
+    // Else the kernel would write it back while reads are measured.
     file.sync_all().with_context(context)?;
     Ok(file)
 }
@@ -247,6 +252,7 @@ impl Gauge {
     /// `depth` requests outstanding, spread over the shards; sequential ones from one job, so that
     /// they are one stream.
     fn measure(&self, pattern: Pattern, bytes: u64, depth: u32) -> anyhow::Result<Measured> {
+        // A job with no request to keep in flight is refused.
         let jobs = if pattern.is_random() { self.shards.min(depth) } else { 1 };
         let part = |index: u32| depth / jobs + u32::from(index < depth % jobs);
         let job = |index: u32| {

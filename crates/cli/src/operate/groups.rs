@@ -82,14 +82,15 @@ impl Console {
         let is_it = |group: &&group::Group| group.name == table.name;
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
         // Targets can be refused one by one, so they come before the group itself changes.
-        let targets = self.settle(admin, &all, None);
-        if let Err(fault) = targets {
-            // Those that were given before that one go back.
+        let changed = self
+            .settle(admin, &all, None)
+            .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));
+        if let Err(fault) = changed {
+            // Those that were given before go back.
             let known = self.settings.known_groups().map_err(Fault::from)?;
             self.settle(admin, &known, None)?;
             return Err(fault);
         }
-        admin.set_group(&server_group(new)).map_err(Fault::refused)?;
         let result = json!({
             "group": new.name,
             "from": before.as_ref().map(describe),

@@ -4,7 +4,8 @@
 //! it piece by piece: rows of plain numbers, at most [`ROWS`] a call, so that the control thread is
 //! never busy with it for long. What is made of them is `fairq ctl trace`'s matter
 //! ([`crate::trace`]). One recording at a time; a client that forgets to stop one costs memory for
-//! at most [`SECONDS_MAX`] seconds, and `trace.read` at its end drops it.
+//! at most [`SECONDS_MAX`] seconds, one that does not read it for [`READ_WITHIN`] more, and
+//! `trace.read` at its end drops it.
 
 use std::time::{Duration, Instant};
 
@@ -26,12 +27,15 @@ const EVENTS: usize = 1 << 18;
 const EVENTS_MAX: usize = 1 << 20;
 /// The longest recording.
 const SECONDS_MAX: f64 = 600.0;
+/// How long a recording that was stopped is kept after the last call for it.
+const READ_WITHIN: Duration = Duration::from_secs(60);
 
 /// What has been or is being recorded.
 #[derive(Default)]
 pub(super) struct Records {
-    /// When to end it if nobody does.
+    /// When it is to be stopped, or read, at the latest.
     until: Option<Instant>,
+    is_stopped: bool,
     /// What each shard recorded.
     shards: Vec<Recording>,
     /// What D was.
@@ -83,12 +87,14 @@ impl Console {
     /// Ends the recording; says how much there is, and whose the numbers of tenants are.
     pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
         // Only the first stop takes the shards' rings; a second one tells the same again.
-        if self.records.until.take().is_some() {
+        if self.records.until.is_some() && !self.records.is_stopped {
             (self.records.shards, self.records.depths) = admin.recorded();
+            self.records.is_stopped = true;
         }
         if self.records.shards.is_empty() {
             return Err(Fault::refused("nothing is being recorded: call trace.start first"));
         }
+        self.records.until = Some(Instant::now() + READ_WITHIN);
         let shard = |recording: &Recording| json!({ "events": recording.decisions.len(), "lost": recording.lost });
         let tenants = admin.tenants();
         let tenants: Vec<Value> = tenants
@@ -112,6 +118,7 @@ impl Console {
         let Some(recording) = self.records.shards.get(shard) else {
             return Err(Fault::refused("there is no such recording: call trace.stop first"));
         };
+        self.records.until = Some(Instant::now() + READ_WITHIN);
         let rest = recording.decisions.get(from..).unwrap_or_default();
         let rows: Vec<Value> = rest.iter().take(ROWS).map(row).collect();
         if shard + 1 == self.records.shards.len() && rest.len() <= ROWS {
@@ -120,12 +127,14 @@ impl Console {
         Ok(json!({ "rows": rows }))
     }
 
-    /// Ends a recording that nobody ended in time.
+    /// Drops a recording that was not stopped, or not read, in time.
     pub(super) fn trace_expire(&mut self, admin: &mut dyn Admin) {
         // The client that asked for these seconds needs some more to end the recording.
         if self.records.until.is_some_and(|until| until + Duration::from_secs(10) < Instant::now())
         {
-            admin.recorded();
+            if !self.records.is_stopped {
+                admin.recorded();
+            }
             self.records = Records::default();
             tracing::warn!("dropped a recording that was not fetched");
         }

@@ -34,8 +34,8 @@ enum Twist {
     Again,
     /// New keys, so many times, and data after that.
     Keys(u8),
-    /// An end of the session, and data after that.
-    CloseAndGoOn,
+    /// An end of the session, and so many bytes of data after that.
+    CloseAndGoOn(u32),
     /// An end of the session, in order.
     Close,
 }
@@ -67,7 +67,7 @@ fn twist() -> impl Strategy<Value = Twist> {
             .prop_map(|(kind, length, body)| Twist::Record { kind, length, body }),
         1 => Just(Twist::Again),
         1 => (1..60_u8).prop_map(Twist::Keys),
-        1 => Just(Twist::CloseAndGoOn),
+        1 => (0..150_000_u32).prop_map(Twist::CloseAndGoOn),
         1 => Just(Twist::Close),
     ]
 }
@@ -99,6 +99,12 @@ fn came_late() -> Session {
     }
 }
 
+/// More bytes after the end of the session than a connection keeps: the server has to see all the
+/// same that the client goes.
+fn goes_on_after_the_end() -> Session {
+    Session { is_half_closed: false, twist: Twist::CloseAndGoOn(150_000), ..came_late() }
+}
+
 /// Changes records; true if an honest server may take them as they are.
 fn twisted(twist: &Twist, records: &mut Vec<u8>) -> bool {
     let place = |at: u32| at as usize % records.len();
@@ -117,7 +123,7 @@ fn twisted(twist: &Twist, records: &mut Vec<u8>) -> bool {
             records.splice(0..0, head.into_iter().chain(body.iter().copied()));
         }
         Twist::Again => records.extend_from_within(..),
-        Twist::None | Twist::Keys(_) | Twist::CloseAndGoOn | Twist::Close => return true,
+        Twist::None | Twist::Keys(_) | Twist::CloseAndGoOn(_) | Twist::Close => return true,
     }
     false
 }
@@ -272,16 +278,15 @@ impl Rig {
                 // A server may have enough of it.
                 *count == 1
             }
-            Twist::Close | Twist::CloseAndGoOn => {
-                let is_going_on = matches!(session.twist, Twist::CloseAndGoOn);
+            Twist::Close | Twist::CloseAndGoOn(_) => {
                 client.session.send_close_notify();
                 let mut records = Vec::new();
                 while client.session.wants_write() {
                     client.session.write_tls(&mut records).map_err(told)?;
                 }
-                if is_going_on {
+                if let Twist::CloseAndGoOn(length) = session.twist {
                     records.extend_from_slice(&[23, 3, 3, 0, 40]);
-                    records.extend_from_slice(&[5; 40]);
+                    records.resize(records.len() + length as usize, 5);
                 }
                 let _ = client.socket.write_all(&records);
                 return self.leave(client, session);
@@ -339,6 +344,7 @@ fn bytes_that_are_no_tls_end_their_own_session_only() {
             Ok(())
         };
         play(came_late()).unwrap();
+        play(goes_on_after_the_end()).unwrap();
         let outcome = TestRunner::new(config).run(&session(), play);
         if let Err(error) = outcome {
             panic!("{error}");

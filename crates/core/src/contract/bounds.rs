@@ -98,7 +98,7 @@ pub enum ConfigError {
     /// A knob of one policy.
     #[error("{knob} is {value}, but it must be {least} to {most}")]
     Knob {
-        /// Which.
+        /// Its key.
         knob: &'static str,
         /// What was asked for.
         value: u64,

@@ -39,8 +39,8 @@ pub struct CostModel {
     /// The least a discard costs, in bytes; default 4096. It changes the device's or the file
     /// system's map and writes nothing.
     pub discard_bytes: u32,
-    /// A discard costs a byte for each so many of its length, 0 for none; default 256: maps are
-    /// long, too.
+    /// A discard costs one byte for each of this many bytes of its length, or none if this is 0;
+    /// default 256, since the map of a long range is long, too.
     pub discard_part: u32,
 }
 

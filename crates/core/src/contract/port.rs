@@ -54,7 +54,7 @@ pub struct Tag(pub u32);
 pub struct Request {
     /// The port's name for it.
     pub tag: Tag,
-    /// Whom to charge.
+    /// The flow that is charged.
     pub flow: FlowId,
     /// What it does.
     pub op: Op,
@@ -137,8 +137,8 @@ pub enum Next {
     Idle,
 }
 
-/// A [`Next`] in two registers. Calls give a [`Next`] in memory, and who takes it from there keeps
-/// it there: a layer gives its seldom answers so, for the sake of the frequent ones.
+/// A [`Next`] in two registers. A call gives a [`Next`] in memory, and its caller keeps it there.
+/// A layer gives its rare answers as this, so that the frequent ones stay in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Answer(u64, u64);
 
@@ -531,7 +531,7 @@ impl Stats {
 pub struct DepthStats {
     /// The least D that is believed to fill the device; the most there is while one flow is alone.
     pub slots: u32,
-    /// Why.
+    /// Why D is that.
     pub state: DepthState,
     /// What the device was seen to do with it lately: requests a second.
     pub requests_per_s: u64,

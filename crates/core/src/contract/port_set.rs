@@ -49,6 +49,7 @@ impl PortSet {
         while word < WORDS {
             words[word] = match count.saturating_sub(word * 64) {
                 0 => 0,
+                // All 64 bits have an arm of their own: a shift by 64 overflows.
                 bits @ 1..64 => (1 << bits) - 1,
                 _ => u64::MAX,
             };
@@ -117,10 +118,12 @@ impl PortSet {
     #[inline]
     pub fn after(self, port: PortId) -> Option<PortId> {
         let (at, first) = (port.word(), u32::from(port.0 & 63) + 1);
+        // Nothing is above the highest bit of a word.
         let above = self.word(at) & u64::MAX.checked_shl(first).unwrap_or(0);
         if above != 0 {
             return Some(lowest(at, above));
         }
+        // The last step is back at the word of `port`, for the ports up to it.
         (1..=WORDS)
             .map(|step| (at + step) % WORDS)
             .find(|&word| self.word(word) != 0)

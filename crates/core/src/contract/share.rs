@@ -48,6 +48,7 @@ impl Reservation {
     }
 
     pub(crate) fn of_rates([iops, bytes]: [u64; 2]) -> Reservation {
+        // A sum over a group's members may be more than one reservation can say.
         Reservation { iops: iops.min(Cap::MOST), bytes: bytes.min(Cap::MOST) }
     }
 }

@@ -82,6 +82,7 @@ impl<P: Platform> Prices<P> {
     fn show(&self, parts: &Parts) {
         for (kind, word) in self.kinds.iter().enumerate() {
             let (base, price) = (parts[kind], parts[KINDS + direction(kind)]);
+            // In one word, so that no request is charged a base and a price of different windows.
             word.store(price << 32 | base & LOW, Ordering::Relaxed);
         }
     }
@@ -97,6 +98,7 @@ impl<P: Platform> Prices<P> {
         let word = self.kinds.get(kind).map_or(0, |word| word.load(Ordering::Relaxed));
         let bytes = (u64::from(length) * (word >> 32)) >> 16;
         let alone = (word & LOW) + bytes;
+        // There are 64 classes, so each has a bit.
         let bit = self.trial.load(Ordering::Relaxed) >> (class(kind, length) & 63) & 1;
         let part = alone >> (self.power.load(Ordering::Relaxed) & 63);
         (if bit == 1 { alone + part } else { alone - part }, bytes)
@@ -165,6 +167,7 @@ impl Finder {
             are_several: false,
             time_ns: 0,
             last: None,
+            // Any number but 0, which xorshift never leaves.
             random: 0x9e37_79b9_7f4a_7c15,
             trial: 0,
             left: 0,
@@ -204,6 +207,7 @@ impl Finder {
     ) -> Option<bool> {
         self.next_ns = now_ns.saturating_add(LOOK_NS);
         let is_busy = sum.staged > 0 || self.is_direct && sum.live >= BUSY;
+        // Only what lies between two looks that found the device busy goes into a window.
         let last = core::mem::replace(&mut self.last, is_busy.then_some(*sum))?;
         if !is_busy {
             return None;
@@ -218,6 +222,7 @@ impl Finder {
             *units += sum.bytes[way].wrapping_sub(last.bytes[way]);
         }
         self.are_several |= sum.are_several || sum.turns != last.turns;
+        // From completion to completion: what was done after the last one is in no count yet.
         self.time_ns += sum.last_ns.saturating_sub(last.last_ns);
         let count: u64 = self.counted.units.iter().take(KINDS).sum();
         let has_enough = self.time_ns >= SHORTEST_NS && count >= ENOUGH.max(2 * sum.live);
@@ -298,6 +303,8 @@ impl Finder {
         self.strange = if apart > STRANGE { self.strange + 1 } else { 0 };
         self.is_new = self.strange >= 2 && self.idle >= SOONEST;
         if !self.is_new {
+            // Once a search for D has ended, trials are due as soon as a window has shown what is
+            // usual.
             let is_due = self.idle >= if self.was_calm { RARELY } else { 2 };
             if !is_due || !is_calm && self.idle < LATEST {
                 return None;
@@ -329,6 +336,7 @@ impl Finder {
             let half = now.midpoint(*found);
             *now = half.clamp(*now / 2, (*now).max(least) * 2).min(most);
         }
+        // Both have to bear it out: that costs are no chance, and that they make a difference.
         let belief = self.mix.belief(&self.parts).min(found.belief);
         self.belief =
             if belief.abs_diff(self.belief) < 16 { belief } else { self.belief.midpoint(belief) };
@@ -336,6 +344,7 @@ impl Finder {
             |part: usize| (self.parts[part] * self.belief + FIRST[part] * (256 - self.belief)) >> 8;
         self.shown = core::array::from_fn(shown);
         let far = |((before, now), share): ((&u64, &u64), &u64)| {
+            // A part that takes less than a sixteenth of the device's time hardly moves shares.
             *share >= 1 << 12 && before.abs_diff(*now) > before >> 3
         };
         before.iter().zip(&self.shown).zip(&found.shares).any(far)

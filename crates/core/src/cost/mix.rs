@@ -42,6 +42,7 @@ impl Mix {
     /// A window is over.
     pub(super) fn add(&mut self, counts: &[u64; CLASSES], are_several: bool) {
         for (sum, count) in self.counts.iter_mut().zip(counts) {
+            // The bound lets a sixteenth of a count times the longest class fit into a word.
             *sum = (*sum - *sum / FADES).saturating_add(count * ONE).min(1 << 40);
         }
         self.several = if are_several { LATELY } else { self.several.saturating_sub(1) };
@@ -78,6 +79,7 @@ impl Mix {
             let each = (cost(parts, class) << 16) / of_class(class).1;
             (least, most) = (least.min(each.max(1)), most.max(each));
         }
+        // Where no class is there, none is apart from another.
         let apart = if least > most { ONE } else { (most << 8) / least };
         (apart.saturating_sub(NEAR) * ONE / NEAR).min(ONE)
     }

@@ -102,6 +102,8 @@ impl CostConfig {
     fn charge(&self, op: Op, length: u32) -> Cost {
         let model = &self.model;
         let percent = match (self.kind, op) {
+            // The length of a flush stands for the time that it was seen to take, so it counts in
+            // any kind.
             (CostKind::Bytes, _) | (_, Op::Flush | Op::Discard) => {
                 return model.charge(op, length);
             }
@@ -225,6 +227,8 @@ impl<P: Platform> ByDevice<P> {
             let finder = &mut control.finder;
             if finder.deadline_ns() <= now_ns {
                 let mut sum = Sum::default();
+                // Most looks end before they ask, and the answer takes the locks of the layers
+                // inside.
                 let is_calm = || {
                     let state = inner.stats().depth.map(|depth| depth.state);
                     state != Some(DepthState::Searching)
@@ -259,6 +263,7 @@ impl<P: Platform> PortByDevice<P> {
 
     /// What a request's growth costs: its bytes.
     fn growth(&self, growth: &Growth, model: &CostModel) -> u64 {
+        // A byte has the same price in random and in sequential requests.
         let (kind, percent) = match growth.op {
             Op::Read => (0, model.read_percent),
             Op::Write | Op::WriteZeroes => (2, model.write_percent),
@@ -321,6 +326,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
             None => (KINDS, self.config.charge(request.op, request.length)),
             Some(device) => device.charge(request, &self.config.model),
         };
+        // The policy first: a request that it refuses is not counted.
         let submitted = self.inner.submit(now_ns, &Request { cost, ..*request }, wake)?;
         if let Some(device) = &mut self.device {
             device.tally.submitted(request, kind, submitted == Submitted::Staged);
@@ -371,6 +377,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         let requeued = self.inner.requeue(now_ns, tag, wake);
+        // A direct policy has it issued again: it stays on the device.
         if let Some(device) = &mut self.device
             && requeued == Some(Submitted::Staged)
         {

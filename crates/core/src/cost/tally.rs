@@ -113,6 +113,7 @@ impl<P: Platform> Words<P> {
     /// Adds what the port has shown; lately is after `since_ns`.
     pub(super) fn add_to(&self, sum: &mut Sum, since_ns: u64) {
         let load = |word: &P::U64| word.load(Ordering::Relaxed);
+        // A load has a few classes: the other words of a port are not read.
         let mut classes = load(&self.classes);
         while classes != 0 {
             let class = classes.trailing_zeros() as usize;
@@ -164,7 +165,7 @@ struct Live {
 /// What a port counts.
 pub(super) struct Tally {
     live: Box<[Live]>,
-    /// Where each flow's last request ended, and whose that is: the flow's slot.
+    /// Of each cursor, where the last request of a flow ended, and that flow's slot.
     ends: Box<[(u64, u32)]>,
     counts: [u64; CLASSES],
     classes: u64,
@@ -200,6 +201,7 @@ impl Tally {
             Op::Flush | Op::Discard => return KINDS,
         };
         let slot = request.flow.slot();
+        // With fewer flows than cursors each slot has its own, since the mask changes no slot.
         let Some(end) = self.ends.get_mut(slot & (CURSORS - 1)) else { return first };
         let is_near = end.1 == slot as u32 && end.0.abs_diff(request.offset) <= NEAR;
         *end = (request.offset.saturating_add(request.length.into()), slot as u32);
@@ -267,12 +269,14 @@ impl Tally {
         let shown = u64::from(self.staged) << 32 | u64::from(self.staged + self.on_device);
         store(&words.live, shown);
         store(&words.last_ns, now_ns);
+        // One flow after itself changes neither word, so neither is stored.
         if last != self.last {
             self.turns = self.turns.wrapping_add(u64::from(last != 0));
             store(&words.turns, self.turns);
             store(&words.last, self.last);
         }
         let (class, direction) = (class(kind.into(), length), direction(kind.into()));
+        // Flushes and discards have no class: neither they nor their bytes are part of the model.
         let (Some(count), Some(word)) = (self.counts.get_mut(class), words.counts.get(class))
         else {
             return;

@@ -196,6 +196,8 @@ impl Registered {
             knobs: |keys, shape| {
                 let mut list = list(&mut configure::<E>(keys, shape)?);
                 list.retain(|(knob, _)| !E::WITHOUT.contains(&knob.key));
+                // A key that is taken and changes nothing (`least-cost` of `fiops`) has no field to
+                // keep it.
                 for (knob, value) in &mut list {
                     *value = crate::entry::said(keys, knob.key).or(*value);
                 }

@@ -278,9 +278,25 @@ const NONE: u32 = u32::MAX;
 /// How many removals a port acts on in one verb: what is left waits for the next.
 const CLOSINGS_AT_ONCE: u64 = 16;
 
+/// No flow's word: slots are below 2^24.
+const NO_OWNER: u64 = u64::MAX;
+
+/// A flow's name in one word.
+#[inline]
+fn word(flow: FlowId) -> u64 {
+    (flow.slot() as u64) << 32 | u64::from(flow.generation())
+}
+
+/// The flow of a word.
+#[inline]
+fn flow_of(word: u64) -> Option<FlowId> {
+    (word != NO_OWNER).then(|| FlowId::new((word >> 32) as u32, word as u32))
+}
+
 /// What a port keeps of a flow.
 struct Record<T> {
-    owner: Option<FlowId>,
+    /// The flow's name in one word, so that a verb compares it at once; [`NO_OWNER`] without one.
+    owner: u64,
     /// Live requests.
     live: u32,
     /// The flow was removed, and the table waits for this port.
@@ -290,7 +306,7 @@ struct Record<T> {
 
 impl<T: Default> Record<T> {
     fn new() -> Self {
-        Record { owner: None, live: 0, is_closing: false, kept: T::default() }
+        Record { owner: NO_OWNER, live: 0, is_closing: false, kept: T::default() }
     }
 }
 
@@ -335,9 +351,9 @@ impl<T: Default> PortFlows<T> {
         // While the flow has requests here its seat cannot have changed hands.
         if record.live == 0 {
             self.in_use += 1;
-            if record.owner != Some(flow) {
+            if record.owner != word(flow) {
                 // A new flow begins without what was kept of the one before.
-                *record = Record { owner: Some(flow), ..Record::new() };
+                *record = Record { owner: word(flow), ..Record::new() };
             }
         }
         record.live += 1;
@@ -356,7 +372,7 @@ impl<T: Default> PortFlows<T> {
             return Some(seat as usize);
         }
         let seat = self.idle_links.pop(&mut self.idle)?;
-        if let Some(old) = self.records.get(seat as usize).and_then(|record| record.owner)
+        if let Some(old) = self.owner(seat as usize)
             && let Some(place) = self.seats.get_mut(old.slot())
         {
             *place = NONE;
@@ -372,7 +388,7 @@ impl<T: Default> PortFlows<T> {
             true => flow.slot(),
             false => *self.seats.get(flow.slot())? as usize,
         };
-        (self.records.get(seat)?.owner == Some(flow)).then_some(seat)
+        (self.records.get(seat)?.owner == word(flow)).then_some(seat)
     }
 
     /// Whether the flow may stage another request here ([`Port::admit`](crate::Port::admit)).
@@ -392,7 +408,7 @@ impl<T: Default> PortFlows<T> {
     /// Whose seat it is.
     #[inline]
     pub(crate) fn owner(&self, seat: usize) -> Option<FlowId> {
-        self.records.get(seat)?.owner
+        flow_of(self.records.get(seat)?.owner)
     }
 
     /// What is kept of the flow in the seat.
@@ -423,7 +439,7 @@ impl<T: Default> PortFlows<T> {
         }
         self.in_use = self.in_use.saturating_sub(1);
         if core::mem::take(&mut record.is_closing)
-            && let Some(flow) = record.owner
+            && let Some(flow) = flow_of(record.owner)
         {
             release(table, self.port, flow.slot());
         }

@@ -152,6 +152,7 @@ impl Arbiter {
         let index = usize::from(queue.0);
         let slot = &mut self.queues[index];
         slot.waiting += commands;
+        // A doorbell that is rung without a new entry does not make a queue busy.
         if slot.waiting > 0 {
             self.rings[usize::from(slot.ring)].activate(index);
             self.busy |= 1 << slot.ring;
@@ -165,6 +166,7 @@ impl Arbiter {
         reason = "commands may be posted after it has said None"
     )]
     pub fn next(&mut self) -> Option<QueueIndex> {
+        // Asked for each command: an urgent one goes before the rest of a weighted queue's burst.
         let ring = if self.is_busy(URGENT) { URGENT } else { self.weighted()? };
         let index = self.rings[ring].pick(self.burst);
         let slot = &mut self.queues[index];
@@ -191,8 +193,8 @@ impl Arbiter {
     /// any.
     #[inline]
     fn begin_turn(&mut self) {
-        // Without branches that depend on who has commands, which nobody can foretell; so is the
-        // rest of a decision.
+        // Without branches on which classes have commands, since no predictor foretells them; so is
+        // the rest of a decision.
         let later_in_round = self.busy & (u8::MAX << self.turn) << 1;
         let ends_round = later_in_round == 0;
         self.rounds += u64::from(ends_round);
@@ -213,6 +215,7 @@ impl Arbiter {
         let Arbitration { burst, weights } = arbitration;
         assert!(feature::legal(weights), "{weights:?}: weights are 1 to 256");
         self.burst = burst.commands().unwrap_or(u32::MAX);
+        // `weights` are those of the round that is under way, which ends as it began.
         self.next_weights = weights;
     }
 

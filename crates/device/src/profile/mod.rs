@@ -287,6 +287,7 @@ impl Profile {
     fn check(&self) -> Result<(), ProfileError> {
         let refuse = |what: String| Err(ProfileError::Contradiction(what));
         let Media { page_kib, program_kib, .. } = &self.media;
+        // The model finds a page by shifting the address.
         if !page_kib.get().is_power_of_two() {
             return refuse(format!("media.page-kib: {} is not a power of two", page_kib.get()));
         }
@@ -301,6 +302,7 @@ impl Profile {
                  ever be written: give it a few programs for each die"
             ));
         }
+        // Native command queueing has 32 tags.
         if self.host.interface == Interface::Sata
             && (self.host.queues.get() > 1 || self.host.window.get() > 32)
         {

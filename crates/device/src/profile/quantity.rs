@@ -25,6 +25,7 @@ impl Micros {
 impl<'de> Deserialize<'de> for Micros {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let us = f64::deserialize(deserializer)?;
+        // Negated, so that NaN is refused, too: it is in no range.
         if !(0.0..=1e7).contains(&us) {
             return Err(D::Error::invalid_value(
                 Unexpected::Float(us),
@@ -48,6 +49,7 @@ pub struct MbPerS(f64);
 impl MbPerS {
     /// From 10^6 bytes a second; what is beyond the range becomes its end.
     pub fn new(mb_per_s: f64) -> MbPerS {
+        // NaN becomes the least, too.
         MbPerS(if mb_per_s >= 1.0 { mb_per_s.min(1e6) } else { 1.0 })
     }
 

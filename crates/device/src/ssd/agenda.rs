@@ -9,7 +9,7 @@
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) at_ns: u64,
-    /// Whose it is: a command's slot, or a die.
+    /// What it happens to: a command, by its slot, or a die.
     pub(super) subject: u32,
     /// What belongs to it.
     pub(super) detail: u32,

@@ -75,6 +75,7 @@ impl Ftl {
         // Some hundred blocks at least, or choosing among them would have no effect.
         let per_block = (block / UNIT).clamp(1, (units / 256).max(1)) as u32;
         let spare = (units as f64 * spare).ceil() as u64;
+        // The last two are those that are open, for writes and for moves.
         let blocks = (units + spare).div_ceil(u64::from(per_block)) as usize + RESERVE + 2;
         let mut free: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut open = || Open { block: free.pop().expect("there are more"), next: 0 };
@@ -102,6 +103,7 @@ impl Ftl {
                 random = super::media::mix(random);
                 ftl.write(((u128::from(random) * u128::from(units)) >> 64) as usize);
             }
+            // Units written before the run are no part of its figures.
             ftl.count = [0; 2];
         }
         ftl
@@ -153,6 +155,7 @@ impl Ftl {
 
     fn write(&mut self, unit: usize) {
         self.forget(unit);
+        // The old place is invalid by now, so that collecting does not move it.
         if self.written.next == self.per_block {
             let full = self.written.block;
             self.add(full);
@@ -182,6 +185,7 @@ impl Ftl {
         }
         self.units[place as usize] = NONE;
         let block = place / self.per_block;
+        // An open block is in no list: it is not to be emptied while units go there.
         let is_listed = block != self.written.block && block != self.moved.block;
         if is_listed {
             self.remove(block);

@@ -116,6 +116,7 @@ impl Media {
     fn die_of(&self, page: u64) -> usize {
         let dies = self.dies.len() as u64;
         let (stripe, place) = (page / dies, page % dies);
+        // Each stripe is turned by chance, so that no stride meets the same die every time.
         let turned = place + (((mix(stripe ^ self.seed) >> 32) * dies) >> 32);
         (if turned >= dies { turned - dies } else { turned }) as usize
     }
@@ -126,6 +127,7 @@ impl Media {
         let index = self.die_of(page);
         let die = &mut self.dies[index];
         let mut begins = die.free_ns.max(now_ns);
+        // The register keeps the page that was read last, until the die works.
         let takes_ns = if die.page == page { 0 } else { self.read_ns };
         if die.work.is_some() && die.work_ends_ns > begins {
             begins = die.interrupt(now_ns, begins, takes_ns, self.suspend_ns);
@@ -134,6 +136,7 @@ impl Media {
         self.busy_ns[0] += takes_ns;
         (die.free_ns, die.page) = (at_ns, page);
         let channel = die.channel;
+        // The channel is reserved when the page is there, unless the die is held until it has gone.
         if !self.held {
             return PageRead::InRegister { at_ns, channel };
         }
@@ -168,6 +171,7 @@ impl Media {
         die.page = NO_PAGE;
         die.work = Some(work);
         die.work_ends_ns = die.free_ns.max(ready_ns) + takes_ns;
+        // Work is put off for as long as it lasts, or it would stop under a load of reads.
         die.patience_ns = takes_ns;
         die.work_ends_ns
     }

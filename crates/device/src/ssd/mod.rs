@@ -230,6 +230,7 @@ impl Ssd {
             if inner_ns.min(done_ns) > now_ns {
                 return None;
             }
+            // No event inside adds a completion before its own time, so this one is the next.
             if done_ns <= inner_ns {
                 let Event { at_ns, subject: id, .. } = self.done.take();
                 self.live -= 1;
@@ -273,6 +274,7 @@ impl Ssd {
     /// Lets happen what happens at this time: one event.
     #[inline]
     fn step(&mut self, now_ns: u64) {
+        // Kinds at the same time go in a fixed order: the same calls give the same answers.
         if self.moved.next_ns() == now_ns {
             let Event { subject, detail, .. } = self.moved.take();
             self.page_moved(now_ns, subject, u64::from(detail));
@@ -318,6 +320,7 @@ impl Ssd {
         let command = &mut self.commands[slot as usize];
         let shift = self.media.page_shift();
         while command.offset < command.end {
+            // The first page needs no spare place: each command has one, so none waits for ever.
             if command.pages > 0 {
                 if self.spare_pages == 0 {
                     return;
@@ -331,6 +334,7 @@ impl Ssd {
             command.offset = page_end;
             match self.media.read(now_ns, page, bytes) {
                 PageRead::InRegister { at_ns, channel } => {
+                    // A page has at most 64 KiB, which is 17 bits.
                     let detail = channel << BYTES_BITS | bytes as u32;
                     self.read.add(Event { at_ns, subject: slot, detail });
                 }
@@ -446,6 +450,8 @@ impl Ssd {
     /// Flushes end when all that came before them is on the media.
     fn end_flushes(&mut self, now_ns: u64) {
         while let Some(&(slot, position)) = self.buffer.flushes.front() {
+            // All before the oldest program under way, and before what no die has taken, is on the
+            // media.
             let oldest = self.media.positions().min().unwrap_or(u64::MAX).min(self.buffer.taken);
             if oldest < position {
                 return;
@@ -471,6 +477,7 @@ impl Times {
             slc_program_ns: profile.slc.as_ref().map_or(0, |slc| slc.program_us.ns()),
             die_read_ns: media.read_us.ns(),
             erase_ns: garbage.map_or(0, |garbage| garbage.erase_us.ns()),
+            // Media that is written in place is never erased.
             programs_per_erase: garbage
                 .map_or(u32::MAX, |garbage| garbage.programs_per_erase.get()),
             flush_waits: !controller.power_loss_protection,

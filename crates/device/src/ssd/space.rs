@@ -88,6 +88,7 @@ impl Space {
             return !ftl.is_collecting();
         }
         let was_free = self.free > 0;
+        // Media that is written in place does not use up space.
         if self.most != u64::MAX {
             self.free = self.free.saturating_sub(bytes);
         }
@@ -117,6 +118,7 @@ pub(super) fn moves(spare: f64) -> f64 {
     let full = 1.0 / (1.0 + spare);
     // (u - 1) / ln u grows from 0 to 1 with u.
     let (mut low, mut high) = (0.0, 1.0);
+    // 60 halvings leave less than an `f64` tells apart.
     for _ in 0..60 {
         let u: f64 = (low + high) / 2.0;
         if (u - 1.0) / u.ln() < full { low = u } else { high = u }

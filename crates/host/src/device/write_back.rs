@@ -72,6 +72,7 @@ impl WriteBack {
 
     /// Gives a number to a tenant with this file, or to nobody.
     pub fn assign(&self, tenant: u16, owner: Option<(&str, u16)>) {
+        // What an earlier owner of the number wrote is not the new one's, which begins clean.
         let settled = self.begun(tenant.into());
         if let Some(account) = self.accounts().get_mut(usize::from(tenant)) {
             let owner = owner.map(|(name, file)| (name.to_owned(), file));
@@ -116,7 +117,10 @@ impl WriteBack {
         ask: impl FnOnce(u16) -> bool,
     ) -> i32 {
         let mut accounts = self.accounts();
+        // Nothing is kept for a number without a tenant, as in a load run: the kernel's word holds.
         let Some((_, file)) = accounts[usize::from(tenant)].owner else { return errno };
+        // A failed sync is about the whole file, so about all its tenants that are not clean. A
+        // durable write's error is about its own data.
         if ask(file) || covers.is_some() && errno != 0 {
             let is_concerned = |tenant, account: &Account| self.begun(tenant) != account.settled;
             fail(&mut accounts, file, if errno == 0 { libc::EIO } else { errno }, is_concerned);

@@ -66,6 +66,7 @@ impl Wakers {
     pub fn wake(&self, shard: usize) {
         let waker = self.of(shard);
         if waker.bell.ring() {
+            // It is written once for each sleep, so its count never comes near the bound.
             rustix::io::write(&waker.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a 1");
         }
     }

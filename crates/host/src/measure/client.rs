@@ -71,6 +71,7 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
     let total = times.warmup + times.measured;
     let began = Instant::now();
     let mut pause = |until: Duration| {
+        // A connection that ends before it is told to has failed, and the run is of no use.
         while began.elapsed() < until && !threads.iter().any(std::thread::JoinHandle::is_finished) {
             if !watch(began.elapsed().as_secs_f64() / total.as_secs_f64()) {
                 return;
@@ -163,6 +164,7 @@ impl Connection {
         let (mut have, mut skip) = (0, 0);
         loop {
             match phase.load(Ordering::Relaxed) {
+                // Replies that come after the measurement has ended are not counted.
                 STOP if !stopping => {
                     stopping = true;
                     counted = std::mem::take(&mut self.stats);
@@ -208,6 +210,7 @@ impl Connection {
         match poll(&mut ready, patience.as_ref()) {
             Ok(0) if stopping => Err(io::ErrorKind::TimedOut.into()),
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
+            // With room to send and nothing else there is nothing to receive.
             Ok(_) => Ok(ready[0].revents() != PollFlags::OUT),
             Err(error) => Err(error.into()),
         }

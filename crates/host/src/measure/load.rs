@@ -297,6 +297,7 @@ impl Front for LoadFront {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // A buffer that an order has is not given back: the region then stays mapped.
         if self.idle.len() == self.buffers.len() {
             self.buffers.drain(..).for_each(|buffer| self.region.free(buffer));
         }

@@ -109,6 +109,8 @@ impl Observed {
     /// A request has ended.
     #[inline]
     pub fn ended(&mut self, tag: Tag, tenant: u16, bytes: u64, latency_ns: u64) {
+        // Its own bytes are counted first: they are its own share of its delay, and the sum that
+        // the delay is divided by is not 0.
         self.served.add(self.shard, group(tenant), bytes.max(DATALESS_BYTES));
         if self.tag == Some(tag) {
             self.attribute(group(tenant), latency_ns);
@@ -139,6 +141,7 @@ impl Observed {
     /// A number is another tenant's from now on.
     pub fn forget(&mut self, tenant: u16) {
         let group = group(tenant);
+        // The last group is that of many tenants, and is not cleared for one of them.
         if group < GROUPS - 1 {
             self.matrix[group].fill(0);
             self.matrix.iter_mut().for_each(|row| row[group] = 0);

@@ -72,6 +72,7 @@ impl LogLimit {
         let mut bucket = self.lock();
         let count = bucket.suppressed - bucket.told;
         bucket.told = bucket.suppressed;
+        // The line is written without the lock, for which other threads may wait.
         drop(bucket);
         if count > 0 {
             tracing::warn!(

@@ -136,6 +136,7 @@ impl Recorder {
         let Recorder { mut ring, most, count, .. } = self;
         let lost = count.saturating_sub(most as u64);
         if lost > 0 {
+            // In a full ring the oldest decision stands where the next would go.
             ring.rotate_left((count % most as u64) as usize);
         }
         Recording { decisions: ring, lost }

@@ -99,6 +99,7 @@ impl TenantStats {
     /// A request is taken in; until it is issued it is staged.
     #[inline]
     pub fn arrive(&mut self, now_ns: u64) {
+        // The tenant has nothing on the device: it is starved until something of it goes there.
         if self.staged == self.in_flight && self.starved_since_ns == NOT_STARVED {
             self.starved_since_ns = now_ns;
         }
@@ -130,6 +131,7 @@ impl TenantStats {
     #[inline]
     pub fn complete(&mut self, op: Op, length: u32, errno: i32, times: Times) {
         self.in_flight -= 1;
+        // That was its last request on the device, and others wait.
         if self.staged > 0 && self.staged == self.in_flight {
             self.starved_since_ns = times.done_ns;
         }

@@ -122,6 +122,7 @@ impl ControlThread<'_> {
                 Err(AdminError::Listen { at, cause }) => {
                     return Err(ServerError::Listen { at, cause });
                 }
+                // `listen_at` fails in no other way.
                 Err(error) => unreachable!("{error}"),
             }
         }
@@ -156,6 +157,7 @@ async fn accept(server: Arc<Server>, listener: Listener) {
                 let (seat, must_leave) = server.handshakes.enter();
                 let server = server.clone();
                 tokio::spawn(async move {
+                    // In this order: a handshake that ends in the same moment is not thrown away.
                     tokio::select! {
                         biased;
                         () = server.welcome(stream, Some(seat), peer.clone()) => {}
@@ -177,6 +179,7 @@ trait IntoFd: AsyncRead + AsyncWrite + Unpin {
 
 impl IntoFd for UnixStream {
     fn into_fd(self) -> io::Result<OwnedFd> {
+        // The ring waits only for sockets that block: on others it answers `EAGAIN` at once.
         let stream = self.into_std()?;
         stream.set_nonblocking(false)?;
         // Without it (the kernel grants less) replies leave in more pieces.
@@ -244,6 +247,8 @@ impl Server {
         // A client that has shown who it is has a name in the log; the others share a limit.
         let is_told = negotiated.identity.is_some() || STRANGERS.allows();
         let Member { tenant, flow, .. } = tenants.member_of(negotiated.export);
+        // The handshake went by the list of tenants as it was when it began. A tenant that was
+        // removed and added again has another flow.
         if self.tenants().members().iter().all(|member| member.flow != *flow) {
             if is_told {
                 tracing::info!(

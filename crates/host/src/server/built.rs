@@ -76,6 +76,7 @@ impl<P: Port + 'static> Ports for Vec<Vec<P>> {
         tags: usize,
     ) -> PolicyLoops<AnyDevice, NbdFront> {
         let mut stores = *self;
+        // With one store there is nothing to choose between, and `StorePort` would cost each verb.
         if stores.len() == 1 {
             return policy_loops(stores.swap_remove(0));
         }

@@ -28,6 +28,7 @@ impl ControlThread<'_> {
         let ControlThread { closing, leftovers, device, server, .. } = self;
         let mut tell = false;
         closing.retain_mut(|Closing { file, is_told }| {
+            // The device refuses until all queues have given the file up.
             if *is_told {
                 return !device.close_file(*file);
             }
@@ -40,6 +41,7 @@ impl ControlThread<'_> {
             }
             true
         });
+        // A queue gives a file up in its shard's next turn, and a shard that sleeps has none.
         if tell {
             server.shards.wake(PortSet::first(server.shards.count()));
         }

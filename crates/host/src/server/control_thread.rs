@@ -80,6 +80,7 @@ pub(super) struct ControlThread<'a> {
 fn together(stores: &[StoreStatus]) -> Stats {
     let mut policies = stores.iter().map(|store| store.policy);
     let first = policies.next().unwrap_or_default();
+    // Where one store has no limit, all together have none.
     let sum = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| a.saturating_add(b));
     policies.fold(first, |all, one| Stats {
         slots: sum(all.slots, one.slots),
@@ -207,6 +208,7 @@ impl Admin for ControlThread<'_> {
 
     fn set_tls(&mut self, tls: TlsMode) {
         self.server.set_tls(tls);
+        // After the change, since it goes by the lists that are in force.
         self.server.end_revoked();
     }
 
@@ -239,6 +241,7 @@ impl ControlThread<'_> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
         }
+        // What may fail comes first: until the shards are told, they go on under the old policy.
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
         let mut schedulers =
             Schedulers::start(policies, self.names.clone(), self.device, &self.wakers)?;
@@ -263,6 +266,7 @@ impl ControlThread<'_> {
     fn stores(&self, totals: &Totals) -> Vec<StoreStatus> {
         let names = self.device.stores().into_iter().enumerate();
         let status = |(number, name)| {
+            // Shards tell of stores only as far as they have requests there.
             let StoreLoad { on_device, oldest_ns } =
                 totals.stores.get(number).copied().unwrap_or_default();
             let oldest = Duration::from_nanos(oldest_ns);
@@ -287,6 +291,7 @@ impl ControlThread<'_> {
             self.schedulers.note_depths(now_ns, depths);
         }
         if let Some(leaving) = &mut self.leaving {
+            // The old policy's requests may need its ticks to get away.
             leaving.schedulers.tick_policies(now_ns);
             if leaving.meeting.is_over() {
                 tracing::info!(

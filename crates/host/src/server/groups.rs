@@ -103,6 +103,8 @@ impl ControlThread<'_> {
     pub(super) fn drop_group(&mut self, name: &str) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
         let refused = |error| AdminError::Group { name: name.into(), error };
+        // All tenants are looked at first: a store's policy knows its own members only, so that the
+        // other stores' policies would let the group go.
         if tenants.members().iter().any(|member| member.tenant.group.as_deref() == Some(name)) {
             return Err(refused(FlowError::HasMembers));
         }

@@ -252,6 +252,7 @@ pub fn serve(
     let (policies, ports) = built.split(&names, config.tags);
     let wakers = Arc::new(Wakers::new(shards).map_err(system("cannot make eventfds"))?);
     let mut schedulers = Schedulers::start(policies, names.clone(), &device, &wakers)?;
+    // Groups come before tenants: a tenant whose group is not there is refused.
     for group in &config.groups {
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
         schedulers.set_group(group).map_err(refused)?;
@@ -259,6 +260,7 @@ pub fn serve(
     let tenants = TenantList::new(add_flows(&schedulers, &device, &config.tenants)?, preferred)?;
     schedulers.hurry();
     let mut flows: Vec<FlowId> = tenants.members().iter().map(|member| member.flow).collect();
+    // `ControlThread::note` expects the flow of slot n in place n.
     flows.sort_by_key(|flow| flow.slot());
     let common = Common {
         device: device.clone(),
@@ -337,6 +339,7 @@ pub fn serve(
         Some(server) => server.shards.stop(),
         None => unreachable!("the runtime and its tasks are gone"),
     }
+    // The shards' front ends are its clients, and it ends with the last of them.
     surveyor.end();
     let unsynced = device.sync().into_iter().next();
     unsynced.map_or(result, |(_, error)| Err(system("cannot flush the device at the end")(error)))
@@ -450,6 +453,7 @@ async fn run(
     let places = control.open(&over, &asks)?;
     operator.ready(control, &places);
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
+    // An interval's first tick comes at once, when no second has passed.
     seconds.tick().await;
     while !control.is_over() {
         let deadline_ns = control.deadline_ns();
@@ -481,8 +485,10 @@ async fn run(
                 Ask::Http(request, reply) => drop(reply.send(operator.http(control, &request))),
             },
             _ = hangup.recv() => operator.reload(control),
+            // The loop's condition looks whether the last client has gone.
             () = tokio::time::sleep(DRAIN_PERIOD), if control.drain == Drain::Waiting => {}
             () = tokio::time::sleep(PREPARE_PERIOD), if control.has_chores() => control.do_chores(),
+            // The shards do not tell the control thread that their meeting is over: `tick` looks.
             () = tokio::time::sleep(CHANGE_PERIOD), if control.leaving.is_some() => control.tick(clock.now_ns()),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,

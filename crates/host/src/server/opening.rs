@@ -35,6 +35,7 @@ impl Opening {
     fn start(control: &ControlThread<'_>, spec: &FileSpec) -> Result<Opening, DeviceError> {
         let (sender, thread) = channel();
         let (device, wanted) = (control.device.clone(), spec.clone());
+        // The control thread may have ended before the file is open.
         let open = move || drop(sender.send(device.add_file(&wanted)));
         std::thread::Builder::new()
             .name("fairq-open".into())
@@ -66,6 +67,7 @@ impl ControlThread<'_> {
     pub(super) fn prepared(&mut self, spec: &FileSpec) -> Result<usize, AdminError> {
         let index = match self.openings.iter().position(|opening| opening.spec == *spec) {
             Some(index) => index,
+            // Each opening has a thread that may hang; the error names a file that is in the way.
             None if self.openings.len() == MOST => return Err(self.openings[0].unfinished()),
             None => {
                 let opening = Opening::start(self, spec)?;

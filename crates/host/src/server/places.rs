@@ -25,6 +25,7 @@ fn refusal(
     places: usize,
     without: usize,
 ) -> Option<&'static str> {
+    // A tenant's first connection takes a place that was kept, so nothing is kept from it.
     let kept = if own == 0 { 0 } else { without.min(places / 2) };
     if own >= most {
         Some("this tenant has as many connections as it may: close one, or try again later")

@@ -36,6 +36,7 @@ impl<'a> Schedulers<'a> {
     }
 
     fn policy(&self, store: usize) -> Result<&dyn Policy, FlowError> {
+        // Ports are built when shards begin: there are policies for so many stores only.
         self.controls.get(store).map(Control::policy).ok_or(FlowError::Full)
     }
 
@@ -214,6 +215,7 @@ fn add(
     let share = groups.share(tenant)?;
     let flow = policy.add_flow_as(known, tenant.weight)?;
     let urgent = || if tenant.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
+    // A policy that has no targets, caps or groups refuses even to be told that there are none.
     let target = || match tenant.target {
         Some(target) => policy.set_target(flow, Some(target)),
         None => Ok(()),

@@ -86,6 +86,7 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let Member { flow, tenant, .. } =
             tenants.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.clone();
+        // The list goes first: a handshake that ends from here on finds that the flow is gone.
         let rest = tenants.members().iter().filter(|member| member.flow != flow).cloned().collect();
         self.server.set_roster(TenantList::new(rest, self.preferred)?);
         let shards = self.server.shards.count();
@@ -100,6 +101,7 @@ impl ControlThread<'_> {
         let flows = &self.flows;
         self.leftovers.retain(|(_, old)| flows[old.slot()] == *old);
         self.leftovers.push((tenant, flow));
+        // The server ends with its last owner, which this task must not be.
         let server = Arc::downgrade(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(GRACE).await;
@@ -208,6 +210,7 @@ impl ControlThread<'_> {
 
     /// Whether a tenant's range is being prepared.
     fn is_preparing(&self) -> bool {
+        // A range that could not be zeroed stays closed: nothing is left to be done about it.
         self.server.tenants().members().iter().any(|member| {
             member
                 .preparing
@@ -257,6 +260,7 @@ impl ControlThread<'_> {
         self.leftovers.retain(|(_, flow)| {
             let is_last = flows[flow.slot()] == *flow;
             let is_left = is_last && totals.tenants[flow.slot()].in_flight > 0;
+            // Where a later flow has the slot, the account is that tenant's already.
             if is_last && !is_left {
                 self.write_back.assign(flow.slot() as u16, None);
             }

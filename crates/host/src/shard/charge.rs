@@ -44,6 +44,7 @@ pub(crate) fn of_data(op: Op, offset: u64, length: u32, block: u32) -> Charged {
     // Blocks are powers of two.
     let within = |at: u64| at & u64::from(block.max(1) - 1) != 0;
     let end = offset + u64::from(length);
+    // A discard is shrunk to whole blocks, so that it cuts none.
     if !(within(offset) || within(end)) || matches!(op, Op::Flush | Op::Discard) {
         return Charged { offset, length, stands_alone: false };
     }
@@ -111,6 +112,7 @@ impl Observation {
                 let mean = &mut self.flush_ns[usize::from(tenant)];
                 *mean = if *mean == 0 { device_ns } else { (*mean * 7 + device_ns) / 8 };
             }
+            // They move no data, so their bytes say nothing about what a slot moves.
             Op::Discard | Op::WriteZeroes => {}
         }
     }

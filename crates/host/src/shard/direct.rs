@@ -178,6 +178,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
             let Live { cookie, submitted_ns, op } = self.live[tag.0 as usize];
             completed(Completed { cookie, errno, op, submitted_ns });
         }
+        // The contract wants `next` after completions, even of a port that has nothing to give.
         let next = self.port.next(now_ns, &mut self.wake);
         debug_assert_eq!(next, Next::Idle, "a port that is direct has nothing staged");
         self.wake.remove(self.id);

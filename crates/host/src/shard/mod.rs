@@ -293,6 +293,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             let busy = self.drain_turn(now_ns, has_let_go);
             if !arrived && self.path.is_free_of_port() {
                 arrived = true;
+                // The last to arrive wakes the others, which may sleep until then.
                 if meeting.arrive() {
                     self.wakers.wake_all(PortSet::first(self.wakers.count()));
                 }
@@ -313,6 +314,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     fn drain_turn(&mut self, now_ns: u64, has_let_go: bool) -> bool {
         let reaped = self.reap(now_ns);
         self.front.flush(now_ns, &mut self.ring);
+        // The port must not be called any more after its requests have been taken from it.
         let issued = match has_let_go {
             true => self.path.ring(now_ns, &mut self.ring),
             false => self.path.dispatch(now_ns, &mut self.ring),
@@ -360,6 +362,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     }
 
     fn take_messages(&mut self) {
+        // A message is sent before the bell rings, so without a ring there is none.
         if !self.wakers.take_pending(self.index) {
             return;
         }
@@ -395,6 +398,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     fn park(&mut self, busy: bool) {
         let (others, own) = self.path.take_wakes();
         self.wakers.wake_all(others);
+        // A shard that has unblocked its own port needs no bell, only another turn.
         if busy || own || self.is_woken_in_time() {
             self.path.count_turn(false);
             self.ring.enter(0, None);
@@ -436,6 +440,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 self.patience.in_vain();
                 return false;
             }
+            // This look was cut short, so it says nothing about how long waits are.
             if !self.wakers.any_runs(self.index) || waited_ns - before_ns > AWAY_NS {
                 return false;
             }

@@ -295,6 +295,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             };
             live.is_orphan = true;
             self.orphans += 1;
+            // The device has it already, and only its end is still to come.
             if live.issued_ns != 0 {
                 continue;
             }
@@ -432,6 +433,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 return Err(error);
             }
         };
+        // A write is counted before the device can have its data, which `WriteBack` relies on.
+        // Orders without work write nothing and sync nothing.
         let covers = if order.is_void {
             0
         } else {
@@ -478,6 +481,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
     pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.wait_until_ns = None;
         self.blocked = false;
+        // A command that has been begun is completed whatever the batch: the contract wants `next`
+        // at once after a `Join`.
         while self.batch < BATCH || !self.joined.is_empty() {
             match self.port.next(now_ns, &mut self.wake) {
                 Next::Join { tag } => self.joined.push(tag),
@@ -515,6 +520,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.batch += 1;
         let command = self.leave(now_ns, tag, class);
+        // An order without work is always a flush, so no other request pays for this look.
         if command.op == Op::Flush && self.is_void(tag) {
             return self.void.push(tag);
         }
@@ -644,6 +650,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.charges.ended(live.tenant, op, length, now_ns.saturating_sub(live.issued_ns));
         }
         let failed = errno != 0;
+        // Before the request is gone: a decision is recorded with what it was about.
         if self.recorder.is_some() {
             self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
         }

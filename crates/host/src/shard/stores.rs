@@ -144,6 +144,7 @@ impl<P: Port> Port for StorePort<P> {
                 Next::Idle => {}
             }
         }
+        // A time says more than `Blocked`: a wake-up ends the wait for either.
         match until {
             Some(time_ns) => Next::WaitUntil(time_ns),
             None if is_blocked => Next::Blocked,

@@ -96,6 +96,7 @@ impl Used {
 
     fn add(&self, scenario: &Scenario) {
         let mut used = self.0.lock().expect("no thread panics while it holds the lock");
+        // A disk stands in the drive's place, and then no constant of the profile matters.
         if scenario.disk.is_none() && !used.names.contains(&scenario.profile.name) {
             used.names.insert(scenario.profile.name.clone());
         }
@@ -160,6 +161,7 @@ impl Setting<'_> {
     /// The scenario in this setting.
     pub(super) fn applied(&self, scenario: &Scenario) -> Result<Scenario, String> {
         self.used.add(scenario);
+        // Noted above for any setting: the first run tells which constants are worth varying.
         let mut scenario = Scenario { seed: self.seed, ..scenario.clone() };
         let Some((constant, times)) = self.varied else { return Ok(scenario) };
         if constant.is_of_machine() {

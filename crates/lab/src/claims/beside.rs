@@ -92,13 +92,13 @@ impl Rig {
         let runs = [
             go(AnySubject::None, &both, setting)?,
             go(mqfq, &both, setting)?,
+            // Longer, since BFQ's turns take up to 125 ms each.
             go_by_thread(
                 BfqSubject::new(self.slots),
                 &Scenario { duration_ns: 5 * SECOND, ..both },
                 setting,
             )?,
         ];
-        // BFQ's turns take up to 125 ms each.
         let bytes =
             |run: &Run, tenant: usize| run.tenants[tenant].bytes as f64 / run.measured_ns as f64;
         let slower = |run: &Run| [0, 1].map(|tenant| bytes(&alone[tenant], 0) / bytes(run, tenant));

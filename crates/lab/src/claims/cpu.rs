@@ -113,6 +113,7 @@ fn bypass(setting: Setting<'_>) -> Result<Outcome, String> {
     let bypass = Curve::new(NONE, BlockLayer::LOW_LATENCY, 4096, setting)?;
     let three = |of: fn(&Curve) -> f64, digits| list(&[of(&mqfq), of(&none), of(&bypass)], digits);
     let saturate = [&mqfq, &none, &bypass].map(|curve| curve.saturates(rule("D-2.3", "saturated")));
+    // A core that is never saturated is so later than any.
     let last = |depth: Option<u32>| depth.unwrap_or(u32::MAX);
     Ok(vec![
         answer(
@@ -391,6 +392,7 @@ fn short_term(setting: Setting<'_>) -> Result<Outcome, String> {
 fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut ramdisk = profile("nvmf-ramdisk")?;
     ramdisk.link.read_mb_s = MbPerS::new(7000.0);
+    // What 1 KiB takes on that link, so that the controller is no limit before it is.
     ramdisk.controller.read_us = Micros::from_ns(146);
     let at = |cores: usize, policy| {
         let tenant = |core| {

@@ -82,6 +82,7 @@ fn off(run: &Run, weights: &[u16]) -> f64 {
 /// The H/L ratios that were in force during a time.
 fn ratios(run: &Run, during: Range<u64>) -> Vec<u16> {
     let ratio = |weights: &ClassWeights| weights.high / weights.low;
+    // The ratio that was in force when the time began was set before it.
     let before = run.class_weights.iter().rev().find(|(at_ns, _)| *at_ns <= during.start);
     let within =
         run.class_weights.iter().filter(|(at_ns, _)| *at_ns > during.start && *at_ns < during.end);
@@ -314,6 +315,7 @@ fn thresholds(setting: Setting<'_>) -> Result<Outcome, String> {
         Answer {
             id: "D-7.2",
             measured: format!("fair from {:.2} s on; ours {:.2} s", from[3], from_ours[3]),
+            // The run ends at 8 s: fair from there on is never.
             holds: Some(from[3] > rule("D-7.2", "seconds") && from[3] < 8.0),
             note: "8 s were looked at".into(),
         },
@@ -468,6 +470,7 @@ fn three_loads(setting: Setting<'_>) -> Result<Outcome, String> {
     let (least, most) = totals[..3]
         .iter()
         .fold((f64::MAX, 0.0f64), |(least, most), &t| (least.min(t), most.max(t)));
+    // From the sixth second on, as all that is told of these runs: 600 intervals of 10 ms.
     let variation = |run: &Run, flow: usize| {
         let series: Vec<f64> =
             run.tenants[flow].series[600..].iter().map(|&bytes| bytes as f64).collect();
@@ -496,6 +499,7 @@ fn three_loads(setting: Setting<'_>) -> Result<Outcome, String> {
         sizes.converged("D-11a.4", rule("D-11a.4", "ratio")),
         threads.fair("D-11b.1", rule("D-11b.1", "none"), rule("D-11b.1", "off"), true),
         threads.converged("D-11b.2", rule("D-11b.2", "ratio")),
+        // BFQ is not asked here: how far it is off by weight is D-11c.2.
         weights.fair("D-11c.1", 1.0, rule("D-11c.1", "off"), false),
         weights.converged("D-11c.3", rule("D-11c.3", "ratio")),
         Answer {

@@ -89,6 +89,7 @@ impl Line {
         interval_ns: u64,
         together: usize,
     ) -> Line {
+        // Whole chunks only: one that the run's end cuts short would be drawn as a drop.
         let interval_s = (interval_ns * together as u64) as f64 / 1e9;
         let point = |(number, chunk): (usize, &[u64])| {
             let bytes: u64 = chunk.iter().sum();

@@ -270,6 +270,8 @@ pub fn answer(
         .filter(|(number, _)| number % shard.of == shard.part)
         .map(|(_, experiment)| experiment)
         .collect();
+    // By seed and then by experiment: `outcomes` keeps that order, so answers of a row stand by
+    // seed.
     let each = |seed| mine.iter().map(move |&of| Planned { of, seed, varied: None });
     let mut found: BTreeMap<&str, Vec<OnSeed>> = BTreeMap::new();
     let (mut figures, mut tables, mut others) = (Vec::new(), Vec::new(), Vec::new());
@@ -278,6 +280,7 @@ pub fn answer(
     {
         if seed == seeds.first && band {
             let ends = |constant: &'static Constant| {
+                // An end that is what the lab runs with anyway has been run.
                 let ends = [constant.low, constant.high].into_iter().filter(|&times| times != 1.0);
                 ends.map(move |times| Planned { of, seed, varied: Some((constant, times)) })
             };
@@ -306,6 +309,8 @@ pub fn answer(
             elsewhere.entry(id).or_default().push(one);
         }
     }
+    // Rows without an experiment are told by the first part, so that all parts together have each
+    // row.
     let ours = |row: &&&'static Row| {
         shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id.as_str()))
     };
@@ -381,6 +386,7 @@ fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, setting: Setting<'_>) -> R
     let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
     let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
     let each = |tenant: &Tenant| u64::from(tenant.weight) * (common / tenant.threads.len() as u64);
+    // Weights are whole numbers up to 10,000: the least ones that are in this proportion.
     let least = scenario.tenants.iter().map(each).fold(0, gcd);
     let mut tenants = Vec::new();
     for tenant in &scenario.tenants {

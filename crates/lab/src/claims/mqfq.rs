@@ -62,6 +62,7 @@ impl Rig {
     /// Flows of so many threads, each with its own queue.
     fn scenario(&self, flows: &[(usize, u32, u16)]) -> Result<Scenario, String> {
         let profile = Profile::named(self.profile).map_err(|error| error.to_string())?;
+        // Where the range begins after all tenants is how many ports there are.
         let mut ports = 0..;
         let tenant = |&(threads, bytes, weight): &(usize, u32, u16)| {
             let ports = ports.by_ref().take(threads).collect();

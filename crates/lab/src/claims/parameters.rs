@@ -72,6 +72,7 @@ fn depth_and_threshold(setting: Setting<'_>) -> Result<Outcome, String> {
     };
     let depths = [4, 8, 16, 32, 48, 64, 128];
     let by_depth: Vec<f64> = depths.into_iter().map(full).collect::<Result<_, String>>()?;
+    // That of 64, the D that the authors have for this device.
     let fills = by_depth[5];
     // A tenant in bursts of 2 ms beside a deep one: how late its first requests are tells how much
     // stands before them.

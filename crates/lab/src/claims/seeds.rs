@@ -122,6 +122,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
             from + rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())
         };
         let mut ends = whole(begins);
+        // A point with no digit behind it ends a sentence.
         if text[ends..].starts_with('.') && whole(ends + 1) > ends + 1 {
             ends = whole(ends + 1);
         }
@@ -130,6 +131,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
         if before.is_some_and(char::is_alphabetic) {
             continue;
         }
+        // A sign behind a letter or digit is a hyphen or a range, as in `static-3`.
         let signed = before.is_some_and(|c| c == '+' || c == '-')
             && !text[..begins - 1].chars().next_back().is_some_and(|c| c.is_alphanumeric());
         let begins = begins - usize::from(signed);

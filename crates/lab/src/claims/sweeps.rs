@@ -163,6 +163,7 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
             // reached at once.
             scenario.warmup_ns = 3 * SECOND;
             let run = measured(policy, &scenario, setting)?;
+            // A light tenant that got nothing would make the ratio infinite.
             let bytes = run.tenants.iter().map(|got| got.bytes.max(1) as f64).collect::<Vec<_>>();
             points.push((f64::from(ratio), bytes[1] / bytes[0]));
         }
@@ -366,6 +367,7 @@ fn automatic(setting: Setting<'_>) -> Result<Outcome, String> {
         }
         let most = grid.iter().map(|point| point.2).fold(0.0, f64::max);
         let enough = |point: &&(u32, u64, f64, f64)| point.2 >= 0.98 * most;
+        // D is chosen where T throttles least; `fairq calibrate` seeks it with no policy at all.
         let widest = grid.iter().filter(|point| point.1 == THRESHOLDS[3]);
         let slots = widest.clone().find(enough).or(grid.last()).map_or(0, |point| point.0);
         let chosen = grid.iter().filter(|point| point.0 == slots).find(enough).unwrap_or(&grid[0]);
@@ -480,6 +482,7 @@ fn which(setting: Setting<'_>) -> Result<Outcome, String> {
             ("bfq", AnySubject::Serial(lock(Scheduler::Bfq))),
             ("flashfq", AnySubject::Serial(lock(Scheduler::FlashFq))),
         ];
+        // The only one of these devices that is known to have weighted classes.
         if device == "z-ssd" {
             policies.push(("d2fq", D2FQ));
         }
@@ -499,6 +502,7 @@ fn which(setting: Setting<'_>) -> Result<Outcome, String> {
             let kept = run.tenants[0].bytes as f64 * 1e9 / run.measured_ns as f64 / due;
             all.push((policy, kept, run.bandwidth() / 1e6, run.tenants[0].quantile_us(0.99)));
         }
+        // That of `none`, which is the first.
         let full = all[0].2;
         let good = all.iter().filter(|one| one.1 >= 0.95 && one.2 >= 0.9 * full);
         let best = good.min_by(|a, b| a.3.total_cmp(&b.3)).map_or("none of them", |one| one.0);

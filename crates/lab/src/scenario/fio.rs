@@ -35,6 +35,7 @@ pub(super) fn jobs(
         let mut reads = got.latency_ns.clone();
         let (mut written, mut written_bytes) = (0, 0);
         let mut writes = Histogram::new_from(&reads);
+        // The meter counts all requests, and the writes once more: reads are the rest.
         if let Some(all) = &got.writes {
             reads.subtract(&all.latency_ns).expect("writes are a part of all");
             writes.add(&all.latency_ns).expect("all have the same bounds");

@@ -233,6 +233,7 @@ impl<'a> Plan<'a> {
 
 /// All of it, or the first error.
 fn finished<T>(done: Vec<Option<anyhow::Result<T>>>) -> anyhow::Result<Vec<T>> {
+    // Means over some of the seeds would look like those over all that were asked for.
     let interrupted = || Err(anyhow::anyhow!("interrupted: nothing was written"));
     done.into_iter().map(|done| done.unwrap_or_else(interrupted)).collect()
 }

@@ -120,6 +120,7 @@ fn table(runs: &[&Run]) -> Grid {
             spread(|flow| flow.p99_ns as f64).told(show_duration),
         ];
         if with_slowdown {
+            // A tenant that got nothing on one seed has no slowdown there, and so none in the mean.
             let slowdown = spread(|flow| flow.slowdown.unwrap_or(f64::NAN));
             row.push(slowdown.told(|times| format!("{times:.2} ×")));
         }
@@ -237,6 +238,7 @@ fn figures(cells: &[Cell]) -> Vec<Figure> {
             None => rests.push((title, vec![group])),
         }
     }
+    // More would help no reader, and the data of all are in the tables.
     rests.truncate(MOST_FIGURES);
     let mut figures = Vec::new();
     for (number, (title, groups)) in (1..).zip(&rests) {

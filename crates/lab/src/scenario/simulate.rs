@@ -20,7 +20,8 @@ impl WithPolicy for Simulate<'_> {
         L::Port: 'static,
     {
         // Every policy promises this: no request is lost, no tenant starves, and a device with room
-        // has what it was sent.
+        // has what it was sent. The turn is longer than any policy's, and small enough that the
+        // products of the starvation check fit.
         let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
         simulate(self.0, policy, ports, check::all(self.0, &promise))
     }
@@ -66,6 +67,7 @@ fn rate(tenant: &Tenant) -> Option<u64> {
     let bytes = |&(bytes, often): &(u32, u32)| u64::from(bytes) * u64::from(often);
     let mean = job.sizes.iter().map(bytes).sum::<u64>() / job.sizes.iter().map(often).sum::<u64>();
     let all = mean.saturating_mul(tenant.threads.len() as u64).saturating_mul(1_000_000_000);
+    // Without an interval there is no limit.
     all.checked_div(job.interval_ns)
 }
 

@@ -23,6 +23,7 @@ impl Spread {
     pub(super) fn of(values: &[f64]) -> Spread {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
+        // n values have n - 1 degrees of freedom, and the table begins with one.
         let half = values.len().checked_sub(2).map(|index| {
             let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
             let student = STUDENT.get(index).copied().unwrap_or(NORMAL);

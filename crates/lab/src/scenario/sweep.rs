@@ -111,9 +111,11 @@ impl Document {
                 settings.insert(0, (key.clone(), value));
             }
             document.remove("sweep");
+            // A file without a sweep stays as it is written, so that messages name its own lines.
             let text = if swept.is_empty() { self.text.clone() } else { document.to_string() };
             let (file, folder) = (self.name.clone(), self.folder.clone());
             let point = Point { name: self.named(&settings), settings, text, file, folder };
+            // Every point is checked before the first one runs.
             point.scenario()?;
             Ok(point)
         };
@@ -126,7 +128,7 @@ impl Document {
         let table: toml::Table =
             toml::from_str(&self.text).map_err(|error| misread(&self.text, &self.name, &error))?;
         let Some(sweep) = table.get("sweep") else { return Ok(Vec::new()) };
-        // Which knows the order in which keys stand.
+        // A `toml::Table` may sort its keys; this one has them as they stand in the file.
         let document: DocumentMut = self.text.parse().unwrap_or_default();
         let order = document.get("sweep").and_then(Item::as_table_like);
         let order: Vec<&str> =

@@ -154,6 +154,7 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
         return Err(refuse(format!("cores {cores} is not in 1..{CORES}")));
     }
     let groups = groups(&table.group, text, shown)?;
+    // One for all tenants: their threads are dealt over the cores in turn.
     let mut free = (0..cores as usize).cycle();
     let mut tenants = Vec::new();
     for spanned in table.tenant {
@@ -347,6 +348,7 @@ impl TenantTable {
             (None, None) => load.burst,
             _ => return Err("bursts have an `on` and an `off`: give both".into()),
         };
+        // A size that is chosen 0 times is refused later, by the scenario's own check.
         let mean = load
             .sizes
             .iter()

@@ -155,6 +155,8 @@ impl Check for Bounds {
             }
             Fact::Issued(request) => {
                 self.flows[request.flow].dispatched += request.service();
+                // While the request counts as staged: the last one of a backlog belongs to its
+                // interval.
                 self.served(request.flow, AT_DISPATCH)?;
                 self.flows[request.flow].staged -= 1;
                 if !self.is_backlogged(request) {
@@ -163,6 +165,7 @@ impl Check for Bounds {
             }
             Fact::Completed(request, _) => {
                 self.flows[request.flow].completed += request.service();
+                // What is completed after its flow's backlog is beyond what the theorem speaks of.
                 if self.is_backlogged(request) {
                     self.served(request.flow, AT_COMPLETION)?;
                 }

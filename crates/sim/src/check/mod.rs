@@ -47,6 +47,7 @@ pub fn all(scenario: &Scenario, promise: &Promise) -> Vec<Box<dyn Check>> {
     ];
     if let Some(slots) = promise.slots {
         checks.push(Box::new(Slots::new(slots)));
+        // Theorem 2's bound is in D: without slots there is none.
         if let Some(threshold) = promise.threshold {
             checks.push(Box::new(Bounds::new(scenario, slots, threshold)));
         }

@@ -23,6 +23,7 @@ impl Check for Slots {
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
         match fact {
+            // Of a merged command one request is not joined: it stands for the command's slot.
             Fact::Issued(request) => self.outstanding += u32::from(!request.joined),
             Fact::Completed(request, _) => self.outstanding -= u32::from(!request.joined),
             _ => {}

@@ -54,6 +54,7 @@ impl Starvation {
     /// For a scenario and a policy.
     pub fn new(scenario: &Scenario, promise: &Promise) -> Self {
         let live: u64 = scenario.tenants.iter().map(|tenant| tenant.depth()).sum();
+        // A policy with classes (D2FQ) promises no slots.
         let rounds = if promise.slots.is_some() {
             0
         } else {
@@ -81,6 +82,7 @@ impl Starvation {
     fn submitted(&mut self, request: &Live) {
         self.largest = self.largest.max(request.cost);
         let flow = &mut self.flows[request.flow];
+        // Without a request a flow waits for nothing, whatever others get.
         if flow.live == 0 {
             flow.since = self.served;
         }

@@ -65,6 +65,8 @@ struct ThinkTime {
 
 impl ThinkTime {
     fn arrived(&mut self, now_ms: i64, idle_ms: i64) {
+        // `__cfq_update_io_thinktime`: an average over some eight samples, in 256ths; a long pause
+        // counts as two idle times.
         let elapsed = (now_ms - self.last_end_ms).min(2 * idle_ms);
         self.samples = (7 * self.samples + 256) / 8;
         self.total = (7 * self.total + 256 * elapsed) / 8;
@@ -194,6 +196,7 @@ impl LinuxCfq {
     /// `cfq_scaled_cfqq_slice`.
     fn slice_ms(&mut self) -> i64 {
         let busy = self.busy().count() as i64;
+        // `cfq_get_avg_queues`: it rises quickly and falls slowly.
         let (most, least) = (self.usually_busy.max(busy), self.usually_busy.min(busy));
         self.usually_busy = (3 * most + least + 2) / 4;
         let expected = SLICE_MS * self.usually_busy;
@@ -285,6 +288,8 @@ impl LinuxCfq {
             let queue = &self.queues[at];
             let is_alone = self.busy().count() == 1;
             if queue.is_used_up(now_ms) {
+                // `check_group_idle`: alone in its group it is kept while its own requests are on
+                // the drive.
                 if is_alone && queue.on_drive > 0 {
                     return None;
                 }
@@ -319,6 +324,7 @@ impl SerialPolicy for LinuxCfq {
         if let Some(queue) = self.queues.get_mut(flow) {
             let lane = queue.lane;
             queue.staged.clear();
+            // Its memory is kept: verbs do not allocate.
             let staged = std::mem::take(&mut queue.staged);
             *queue = Queue { staged, lane, idle_window: true, ..Queue::default() };
         }
@@ -346,6 +352,8 @@ impl SerialPolicy for LinuxCfq {
             && self.preempts(at, active, now_ms)
         {
             if self.queues[active].tree_of_its_kind() != self.queues[at].tree_of_its_kind() {
+                // Else the tree of the queue that is put off would be served on
+                // (`cfq_preempt_queue`).
                 self.tree_ends_ms = now_ms - 1;
             }
             self.expire(active, now_ms, true);
@@ -370,6 +378,7 @@ impl SerialPolicy for LinuxCfq {
     /// A queue that is held back keeps its turn, and the first other that may go does.
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let now_ms = ms(now_ns);
+        // While nothing is queued no turn ends (`rq_queued`): the active queue keeps its own.
         if self.queues.iter().all(|queue| queue.staged.is_empty()) {
             return Selection::Nothing;
         }

@@ -72,6 +72,7 @@ impl Workload {
     /// Eq. 7: an arrival that merges, or does not.
     fn perceive(&mut self, now_ns: u64, merges: bool, decay: u32) {
         let now_ms = now_ns / DECAY_UNIT_NS;
+        // 64 divisions by 2 or more leave nothing, however long the workload was away.
         for _ in self.decayed_ms..now_ms.min(self.decayed_ms + 64) {
             self.sequentiality /= i64::from(decay);
         }
@@ -132,6 +133,7 @@ impl StrictNass {
             self.workloads[flow].staged += 1;
         }
         if is_new {
+            // After `remember`: W(n) counts this workload, too.
             let part = (self.config.queue_length / self.present()).max(1);
             self.workloads[flow].channels = 0;
             for number in 0..self.workloads.len() {

@@ -57,6 +57,7 @@ fn seconds(text: &str) -> Result<u128, String> {
     if !is_number(whole) || whole.len() > 18 || (text.contains('.') && !is_number(part)) {
         return Err(format!("time `{}` is not a number of seconds", shortened(text)));
     }
+    // Only ASCII digits are left, so the cut below is at a character.
     let digits = format!("{part:0<9}");
     let nanoseconds: u128 =
         digits[..9].parse().map_err(|_| format!("time `{}`", shortened(text)))?;
@@ -143,6 +144,7 @@ fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
         _start,
         _why,
     ] = fields(line, line.split(',').take(13))?;
+    // Flushes and discards arrive, too; the line that names the columns is none of these.
     if event != "arrive" || !["read", "write"].contains(&op) {
         return Ok(None);
     }
@@ -168,6 +170,8 @@ fn blkparse(line: &str) -> Result<Option<Raw<'_>>, String> {
     else {
         return Err(format!("fewer than 7 fields: `{}`", shortened(line)));
     };
+    // A kind is a row of letters: D discards, R reads, W writes; further ones (S, M, A) do not
+    // matter.
     let op = match (kind.contains('D'), kind.contains('R'), kind.contains('W')) {
         (false, true, _) => Op::Read,
         (false, _, true) => Op::Write,

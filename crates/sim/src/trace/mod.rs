@@ -173,6 +173,7 @@ fn lines(
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
+        // One byte more than allowed tells a line that is too long from one that fits.
         let read = from.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line)?;
         if read == 0 {
             return Ok(());
@@ -215,6 +216,7 @@ impl Reader {
         if self.asked.len() == MOST {
             return Err(format!("more than {MOST} requests: cut the trace"));
         }
+        // In 128 bits: microseconds of 64 bits do not fit into nanoseconds of 64.
         let first_ns = *self.first_ns.get_or_insert(at_ns);
         let latest_ns = self.asked.last().map_or(0, |asked| asked.at_ns);
         let at_ns =

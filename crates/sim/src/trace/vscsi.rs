@@ -53,6 +53,7 @@ pub(super) fn read(mut from: impl BufRead, reader: &mut Reader) -> Result<(), Tr
     let mut record = [0; 40];
     let mut version = None;
     for number in 1.. {
+        // As much as both versions have, until the first record says which it is.
         let known = version.unwrap_or(Version::One).size();
         if !fill(&mut from, &mut record[..known], number)? {
             return Ok(());
@@ -90,6 +91,7 @@ pub(super) fn read(mut from: impl BufRead, reader: &mut Reader) -> Result<(), Tr
 
 /// Reads a record; false at the end.
 fn fill(from: &mut impl BufRead, record: &mut [u8], number: usize) -> Result<bool, TraceError> {
+    // A trace ends between two records; an end within one is an error.
     if from.fill_buf()?.is_empty() {
         return Ok(false);
     }

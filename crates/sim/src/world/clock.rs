@@ -64,6 +64,8 @@ impl<P: Policy> World<'_, P> {
     #[inline]
     pub(super) fn start(&mut self, port: usize, task: Task) {
         let alone_ps = self.cores[port].cpu.start(task, self.now_ns, &self.clock.times);
+        // Whether the sibling works is looked up when work begins; what it does meanwhile is not
+        // followed.
         let takes_ps =
             if self.is_shared(port) { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
         self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
@@ -87,6 +89,7 @@ impl<P: Policy> World<'_, P> {
         }
         self.perform(port, task);
         let until_ns = self.effect_ns();
+        // The core stays busy until it has been back: what arrives meanwhile queues behind it.
         if std::mem::take(&mut self.clock.goes_on) {
             self.clock.going_on += 1;
             self.cores[port].cpu.goes_on();
@@ -135,6 +138,7 @@ impl<P: Policy> World<'_, P> {
             return verb(core, now_ns);
         }
         let clock = &mut self.clock;
+        // What a verb computes comes before its shared words: a constant, whatever the policy.
         let from_ps = clock.now_ps + clock.times.verb_ps;
         let (result, spent) = traced::inside(clock.cores[port], from_ps, || verb(core, now_ns));
         clock.verbs_ps += spent.until_ps - clock.now_ps;

@@ -494,9 +494,10 @@ async function weigh(name, input) {
   } catch {
     say(`${name}: not changed: the server does not answer`);
   }
-  delete input.dataset.sent;
-  input.blur();
+  // Before it loses the focus: what is written there then is a change, and would be sent.
   input.value = tenant.weight;
+  input.blur();
+  delete input.dataset.sent;
   table();
 }
 function say(text, good) {

@@ -191,9 +191,11 @@ impl<P: Platform> Shared<P> {
     pub(super) fn take_own(&self, now: Time, request: &Request) -> bool {
         let Word { caps, above, generation } = self.word(request.flow.slot());
         let caps = caps & counted_by(request.op);
+        // A flow that is gone has no caps: the policy refuses its request.
         if generation != request.flow.generation() || (caps == 0 && above.is_none()) {
             return true;
         }
+        // From several buckets a request takes all or nothing, which is what `take` is for.
         if above.is_some() || !caps.is_power_of_two() {
             return false;
         }
@@ -259,6 +261,7 @@ impl<P: Platform> Shared<P> {
 
     /// Takes what the request needs from all caps on its path; or says from when on it may go.
     pub(super) fn take(&self, now: Time, path: &Path, request: &Request) -> Result<(), Wait> {
+        // All are asked before any is taken from: a request that has to wait writes no shared word.
         let waits = self
             .on(path)
             .map(|(at, account, caps)| Wait {
@@ -296,6 +299,7 @@ impl<P: Platform> Shared<P> {
     ) -> u64 {
         let later = |(_, account, caps): (_, &Account<P>, _)| {
             let turns = account.turns(caps, is_write(request), weight);
+            // In whole turns: up to `AT_ONCE` other lanes of the same weight delay nothing.
             of_turns(account.lasts(caps, request), turns / AT_ONCE as u64 / ONE * ONE)
         };
         let later_ns = self.on(path).map(later).max().unwrap_or(0);
@@ -352,6 +356,7 @@ impl<P: Platform> Account<P> {
     fn turns(&self, caps: u64, is_write: bool, weight: u64) -> u64 {
         let [reads, writes] = self.lanes.each_ref().map(|lanes| lanes.load(Ordering::Relaxed));
         let (own, others) = if is_write { (writes, reads) } else { (reads, writes) };
+        // Lanes of the other side take nothing from a cap on this side alone.
         let others = if caps & bits(Side::Both) != 0 { others } else { 0 };
         let others = own.saturating_add(others).saturating_sub(weight);
         others.saturating_mul(ONE) / weight.max(1)

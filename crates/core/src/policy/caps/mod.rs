@@ -229,6 +229,8 @@ impl<L: Policy, P: Platform> Capped<L, P> {
         for member in control.flows.iter().take(until).skip(control.cursor).flatten() {
             let Some(account) = self.shared.account(member.flow) else { continue };
             let is_held = account.waiting.load(Ordering::Relaxed) > 0;
+            // Only flows that wait for a group's cap have turns by weight, and the policy takes a
+            // lock to tell it.
             if is_held
                 && member.group.is_some()
                 && let Some(share) = self.inner.share(member.flow)
@@ -316,6 +318,8 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
                 }
             }
             control.show_group(id, &self.shared);
+            // The nearest group with caps is another one for all flows and groups inside of this
+            // one.
             if old.is_empty() != caps.is_empty() {
                 control.capped += usize::from(!caps.is_empty());
                 control.capped = control.capped.saturating_sub(usize::from(!old.is_empty()));
@@ -362,6 +366,8 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
             return self.inner.tick(now_ns, wake);
         }
         self.control.with(|control| {
+            // Without a group's cap the layer has no deadline of its own, so it is the policy's
+            // that has come.
             if control.capped == 0 || control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
                 control.inner_ns = self.inner.tick(now_ns, wake);
             }
@@ -452,6 +458,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
     fn release(&mut self, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
         let now = Time::of_ns(now_ns);
         for _ in 0..AT_ONCE {
+            // Requests of flows that are gone: no cap holds them, and the policy refuses them.
             let loose = self.waiting.loose.first();
             if let Some(Waiter { request, .. }) = loose.and_then(|tag| self.waiting.waiter(tag)) {
                 self.leave(now_ns, &request);
@@ -463,6 +470,8 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
             }
             let path = self.shared.path(request.flow, request.op);
             let weight = self.weight(request.flow);
+            // Weight and groups may have changed while the lane waited, and turns are computed from
+            // them.
             self.count_lane(request.flow, is_write(&request), &path, weight);
             if let Err(wait) = self.shared.take(now, &path, &request) {
                 let at_ns = self.shared.again_ns(now, wait, &path, &request, weight);
@@ -476,6 +485,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
                 let pace_ns = self.shared.pace_ns(now, &path, &request, weight);
                 self.waiting.sent(number, now_ns, pace_ns);
             }
+            // The barrier came while the request waited here, and stands on both sides of it.
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
@@ -492,6 +502,8 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
                 Err(_) => return Some(self.stray(request.tag)),
             }
         }
+        // If more lanes are due, their time is what `next` answers, and its caller comes back at
+        // once.
         None
     }
 
@@ -641,6 +653,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         if self.strays > 0 && self.waiting.place(tag) == Place::Stray {
+            // The policy does not know it, so it goes again as it went before.
             return Some(Submitted::Issue { class: Class::Medium });
         }
         self.inner.requeue(now_ns, tag, wake)
@@ -651,6 +664,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
             return self.inner.grow(now_ns, tag, growth, wake);
         }
         if let Some(mut waiter) = self.waiting.waiter(tag.0) {
+            // The caps are asked when it goes, for all of its length; what it costs is computed
+            // then, too.
             let request = &mut waiter.request;
             request.offset = request.offset.min(growth.offset);
             request.length = request.length.saturating_add(growth.length);

@@ -122,6 +122,7 @@ pub(super) struct Waiting {
 
 impl Waiting {
     pub(super) fn new(tags: usize, flows: usize) -> Self {
+        // A lane that is open has a request, so there are never more of them than tags.
         let lanes = tags.min(flows.saturating_mul(2)).max(1);
         let (mut free, mut free_links) = (Fifo::default(), Links::new(lanes));
         for lane in 0..lanes as u32 {
@@ -180,6 +181,7 @@ impl Waiting {
 
     /// When something is to be tried.
     pub(super) fn due_ns(&self) -> Option<u64> {
+        // No cap holds what is loose: it is due at once.
         if !self.loose.is_empty() {
             return Some(0);
         }
@@ -205,6 +207,7 @@ impl Waiting {
         let Some(lane) = self.lanes.get_mut(number as usize) else { return };
         lane.at_ns = at_ns;
         self.turns = self.turns.wrapping_add(1);
+        // Of lanes that are due at the same time the one that was put there first is tried first.
         let key = Key::new(VTime::from_units(at_ns), self.turns, Tag(number));
         self.order.put(number as usize, key);
     }

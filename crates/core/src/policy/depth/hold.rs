@@ -79,6 +79,7 @@ impl Hold {
 
     /// Notes a trial of D; true if the load is another one.
     pub(super) fn note_base(&mut self, rate: &Rate, jitter: u64) -> bool {
+        // Where trials of one load differ by `jitter`, twice as much is not another load.
         let apart = |a: u64, b: u64| a.abs_diff(b) > b / CHANGED + 1 + b * 2 * jitter / WHOLE;
         let is_strange = self.base.requests > 0
             && (apart(rate.over(&self.base), WHOLE)
@@ -87,6 +88,7 @@ impl Hold {
         self.strange = if is_strange { self.strange + 1 } else { 0 };
         self.trials = self.trials.saturating_add(1);
         self.left = self.left.saturating_sub(1);
+        // A trial of another load would falsify what was counted at D.
         if !is_strange {
             self.base.add(rate);
             (self.last, self.is_short) = (*rate, rate.is_short);
@@ -105,6 +107,7 @@ impl Hold {
             return Verdict::Stay;
         }
         let doubt = |rate: &Rate| rate.noise().max(rate.spread(jitter));
+        // Below a D of 1 there is no step, and a trial of less was one of D itself.
         let is_less = less.requests > 0
             && step_down(self.reached) < self.reached
             && less.keeps(most) >= KEPT + doubt(less) + doubt(most);
@@ -141,6 +144,8 @@ impl Hold {
     /// Chooses the next trial.
     pub(super) fn choose(&mut self, slots: u32, demand: u64, jitter: u64) {
         self.reached = u32::try_from(demand).unwrap_or(slots).clamp(1, slots);
+        // After a strange trial D itself is tried again: the next one tells whether the load has
+        // changed.
         if self.left > 0 || self.strange > 0 {
             self.trial = Trial::Base;
             return;
@@ -151,6 +156,7 @@ impl Hold {
         let (trial, kept) = match (self.was_more, self.is_short) {
             (false, _) => (Trial::Less, KEPT),
             (true, true) => (Trial::More, KEPT_OF_ALL),
+            // A trial of more is never left out, since all other counts are held against it.
             (true, false) => {
                 self.trial = Trial::More;
                 return;

@@ -42,8 +42,8 @@ pub(super) struct Sum {
 
 /// The lower half of a word.
 const LOW: u64 = u32::MAX as u64;
-/// The most requests that a port had is the most within its last so many completions, or twice as
-/// many.
+/// The most requests that a port had lately is the most within this number of its last completions,
+/// or within twice as many.
 const RECENT: u32 = 256;
 
 /// A port's words.
@@ -79,10 +79,14 @@ impl<P: Platform> Words<P> {
         sum.most = sum.most.saturating_add(live >> 32);
         let live = live & LOW;
         sum.live = sum.live.saturating_add(live);
+        // A port without requests does not tell that flows are several: its last flow may have
+        // gone.
         if live > 0 && last > 0 {
             sum.are_several |= sum.is_live && sum.last != last;
             sum.is_live = true;
         }
+        // The last flow of a port without requests counts only while no port with requests was
+        // seen.
         if last > 0 && (live > 0 || !sum.is_live) {
             sum.last = last;
         }

@@ -137,6 +137,8 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         flows: usize,
         is_auto: bool,
     ) -> Result<Built<Self>, ConfigError> {
+        // The D that the policy has is set once more: that changes nothing, and is refused by a
+        // policy without a D.
         let slots = inner.stats().slots.unwrap_or(MAX_SLOTS.into()).min(MAX_SLOTS.into()) as u32;
         // No port waits for anything yet, so there is none to wake.
         let has_slots = inner.tune(Tuning::Slots(slots), &mut PortSet::default()).is_ok();
@@ -189,6 +191,7 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
                 targets: Targets::new(flows),
                 wanted: slots,
                 told: slots,
+                // The policy has named no deadline yet, so the first tick calls it.
                 inner_ns: Some(0),
             }));
             Ok((AutoDepth { inner, shared, control, most, has_slots }, ports))
@@ -202,6 +205,8 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         if targets.deadline_ns() > now_ns {
             return;
         }
+        // Trials of the search go up to twice D. A bound that is no lower holds nothing back, and
+        // ends there.
         let reach = search.as_ref().map_or(*wanted, Search::reach);
         let count = |seat| self.shared.watch.count(seat);
         let weigh = |flow, weight| {
@@ -262,6 +267,8 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
                         return Err(FlowError::NoTargets);
                     }
                     let count = |seat| self.shared.watch.count(seat);
+                    // The seat first: where all are taken the target is refused, and ports hear
+                    // nothing of it.
                     let seat = control.targets.set(flow, target, count)?;
                     self.shared.watch.seat(flow.slot(), Some((seat, target)));
                 }
@@ -288,6 +295,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
                 Tuning::Slots(slots) => {
                     // 0 is the policy's to refuse, and the bound is at least 1.
                     let held = slots.min(control.targets.bound());
+                    // A D that the policy refuses leaves the search as it is.
                     self.inner.tune(Tuning::Slots(held), wake)?;
                     (control.wanted, control.told, control.search) = (slots, held, None);
                 }
@@ -327,6 +335,8 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
             let bound = control.targets.bound();
             if let Some(search) = &mut control.search {
                 if control.targets.is_probing() {
+                    // D is 1 for the probe, so what completes tells nothing of the D that the
+                    // search tries.
                     search.pause();
                 } else {
                     search.bound(now_ns, bound);
@@ -368,6 +378,7 @@ impl<Q: Port, P: Platform> AutoPort<Q, P> {
     fn count_submitted(&mut self, now_ns: u64, request: &Request, submitted: &Submitted) {
         let (tag, slot) = (request.tag.0, request.flow.slot());
         self.meter.submitted(tag, slot, request.length);
+        // `next` does not give a request that went to the device at once.
         if let Submitted::Issue { .. } = submitted {
             self.meter.issued(tag, now_ns);
         }
@@ -446,13 +457,14 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.expedite(now_ns, tag, wake);
         if is_gone {
+            // The request goes to the device from here, and `next` does not give it.
             self.meter.issued(tag.0, now_ns);
             self.watcher.issued(now_ns, tag.0);
         }
         is_gone
     }
 
-    /// Says that it is for a target that no slot is free.
+    /// Names the target as the reason where no slot is free and a target lowers D.
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let reason = self.inner.reason(tag);
         let is_bound = || self.shared.is_bound.load(Ordering::Relaxed) != 0;

@@ -13,9 +13,9 @@ pub(super) const KEPT_OF_ALL: u64 = 8_900;
 pub(super) const PRICE_OF_WEIGHTS: u64 = 300;
 /// How much less than [`KEPT`] is far from it.
 pub(super) const FAR: u64 = 4 * (WHOLE - KEPT);
-/// So many completions tell what is far from enough.
+/// This number of completions tells what is far from enough.
 pub(super) const CLEAR: u64 = 64;
-/// With so many completions the question is answered.
+/// This number of completions answers the question.
 pub(super) const ENOUGH: u64 = 1024;
 
 /// What was counted at one D.
@@ -46,6 +46,8 @@ impl Rate {
     /// `self` over `than`, in ten thousandths: the lesser of requests and bytes, and the greater.
     fn ratios(&self, than: &Rate) -> (u64, u64) {
         let ratio = |a: u64, b: u64| {
+            // The divisor is divided by `WHOLE`, since `a` times it may not fit. Of a rate of
+            // nothing, as where no request has bytes, all is kept.
             let (a, b) = (a.saturating_mul(than.time_us), b.saturating_mul(self.time_us));
             if b == 0 { WHOLE } else { (a / (b / WHOLE).max(1)).min(100 * WHOLE) }
         };
@@ -127,6 +129,7 @@ impl Rate {
     /// How far its mean may be from what more trials would give, where single trials at the same D
     /// differ by `jitter`.
     pub(super) fn spread(&self, jitter: u64) -> u64 {
+        // A mean of n trials differs by the square root of n less; the root is taken in hundredths.
         jitter.saturating_mul(100) / self.trials.saturating_mul(10_000).isqrt().max(100)
     }
 

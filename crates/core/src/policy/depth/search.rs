@@ -353,6 +353,8 @@ impl Search {
             return self.settle(now_ns);
         }
         if rate.requests >= FEW {
+            // The one turn is to this flow from an earlier one. Flows on ports of their own make no
+            // turns, but their numbers do not add up to that of one flow.
             let is_one = sum.turns.wrapping_sub(begun.turns) <= 1
                 && sum.others == begun.others
                 && !sum.are_several
@@ -513,6 +515,8 @@ impl Search {
     /// it, so that it does not tell how steady the rate is.
     fn go_on(&mut self, mut before: Rate, rate: &Rate, is_first: bool) {
         let is_few = rate.requests < ENOUGH;
+        // Of few completions `Rate::against` needs no jitter, so a slow device is not tried again
+        // for it.
         if is_first && !is_few {
             self.state = State::Begin { rate: before, is_first: false };
             return;
@@ -617,6 +621,7 @@ impl Search {
             let is_all = duel.above.is_short && high == self.all();
             return if is_all { self.hold_all() } else { self.hold(high) };
         }
+        // The geometric mean: a step is a part of D, so it leaves as many steps above as below.
         let middle = u64::from(low) * u64::from(high);
         let middle = (middle.isqrt() as u32).clamp(low + 1, high - 1);
         let duel = Duel { low: middle, below: Rate::default(), unclear: 0, ..*duel };

@@ -533,6 +533,7 @@ impl Targets {
             let wish = seat.wish(now_ns, age_ns);
             match wish {
                 Wish::Idle => {}
+                // All flows share D, so it is given back only if no flow may need it as it is.
                 Wish::Unknown | Wish::Stay => slower = None,
                 Wish::Slower(step) => slower = slower.map(|least: Step| least.min(step)),
                 Wish::Faster { step, is_held } => {
@@ -643,6 +644,7 @@ impl Targets {
         let less = |rate| Self::less(rate, slots, step);
         let others = less(self.rate.saturating_sub(seat.rate));
         let is_resting = matches!(self.climb, Climb::Rest { at: resting, .. } if resting == at);
+        // Without a rate that was measured at a free D no floor is known.
         let refused = if self.free < KNOWN {
             Some(TargetState::Missed)
         } else if slots == 1 {

@@ -131,6 +131,8 @@ impl Watcher {
     ) {
         let word = watch.word(slot);
         if let Some(live) = self.live.get_mut(tag as usize) {
+            // Issued as it arrives, until `issued` says otherwise, which it does not for policies
+            // that issue when a request is submitted.
             *live = [now_ns, now_ns, word, length.into()];
         }
     }
@@ -152,6 +154,8 @@ impl Watcher {
     ) {
         let Some(live) = self.live.get_mut(tag as usize) else { return };
         let [arrived_ns, issued_ns, word, length] = *live;
+        // The tag's next request may be submitted while ports do not count, and would find this
+        // word.
         live[2] = 0;
         if word == 0 {
             return;

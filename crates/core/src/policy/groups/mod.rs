@@ -158,6 +158,7 @@ impl Member {
         self.last = done.map(|done| done.saturating_mul(1_000_000) / lasted_us);
         let has = |(last, granted): (&u64, u64)| *last >= granted / 100 * MET_PERCENT;
         let is_met = self.last.iter().zip(self.granted.rates()).all(has);
+        // Others have made room for all of this second: it tells whether that helps.
         if self.room_ns.is_some_and(|since_ns| since_ns <= self.second_ns) {
             // It keeps too few outstanding, however soon they are answered.
             let pause_ns = if is_met { 0 } else { FUTILE_NS << self.futile.min(FUTILE_MOST) };
@@ -226,6 +227,8 @@ impl Control {
         self.supply.asked(core::mem::take(&mut self.asked_ppm));
         let (least, most) = core::mem::replace(&mut self.extremes, NO_WEIGHTS);
         let largest = u64::from(Weight::MAX.in_256ths());
+        // Up by 2 where the least is below `FINE`, down where it is four times that: weights do not
+        // swing between two scales.
         if least < FINE && most.saturating_mul(2) <= largest && self.scale < SCALE_MAX {
             self.scale += 1;
         } else if self.scale > 0 && (least >= 4 * FINE || most > largest) {
@@ -298,6 +301,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         if asked.live() != 0 || asked.submitted != member.submitted {
             (member.active_ns, member.submitted) = (now_ns, asked.submitted);
         }
+        // A time of 0 is that of a flow that has never asked for anything.
         let is_active = now_ns.saturating_sub(member.active_ns) < IDLE_NS && member.active_ns > 0;
         if is_active != member.is_active {
             let before = member.part();
@@ -305,6 +309,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             tree.shift(member.share.group, before, member.part());
         }
         let place = tree.place(member.share.group, member.own(), is_active);
+        // After the last reservation is gone, what was granted of it is taken back here.
         if *reserved > 0 || !member.granted.is_none() {
             if is_active {
                 let part_ppm = supply.part_ppm(place.reservation);
@@ -347,6 +352,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         control.cursor = until;
         if until >= control.used {
             control.cursor = 0;
+            // `most` is of all requests on the device. Ports bound only what the policy lets go, so
+            // what flows with reservations have is taken off.
             let (most, live) = (control.most.take(), core::mem::take(&mut control.live));
             self.shared.make_room(most.map_or(u64::MAX, |most| most.saturating_sub(live).max(1)));
             control.end_round();
@@ -354,8 +361,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         self.tell(control);
     }
 
-    /// The same for one flow, whose settings have changed. Whether its weight has, which is news
-    /// then.
+    /// Computes the same for one flow, whose settings change. Gives whether its effective weight
+    /// has changed, which is among the news then.
     fn change(
         &self,
         control: &mut Control,
@@ -402,6 +409,8 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
             };
             let flow = self.inner.add_flow_as(known, told)?;
             let slot = flow.slot();
+            // A slot's counts go on from one flow to the next: what the earlier one asked for is
+            // left out.
             let asked = self.shared.asked(slot);
             if let Some(account) = self.shared.account(slot) {
                 account.ahead.store(0, Ordering::Relaxed);
@@ -435,6 +444,8 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.control.with(|control| {
             self.change(control, flow, |member| member.weight = weight)?;
+            // `set_weight` and not `set_weights`: the policy is to know that an operator changed
+            // it.
             control.news.clear();
             let told = control.member(flow)?.told;
             self.inner.set_weight(flow, told)
@@ -469,6 +480,7 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
                 return Err(FlowError::NoSuchGroup);
             }
             let before = control.member(flow)?.share.reservation;
+            // A flow in no group and without reservation gives ports nothing to count.
             if *share != Share::default() {
                 self.turn_on(share.reservation);
             }

@@ -209,6 +209,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             most_ahead: (tags / PART).max(1) as u32,
             others: 0,
             lanes: Lanes::new(tags, flows),
+            // Answers are looked at only once there are reservations; the last one before may be a
+            // `Join`.
             is_joining: true,
             is_full: false,
             epoch: 0,
@@ -323,6 +325,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     /// The policy has let the request go.
     fn left(&mut self, now_ns: u64, tag: Tag) {
         let entry = self.entry(tag);
+        // It came before there were reservations, when ports did not count what the policy holds.
         if !entry.is(Entry::STAGED) {
             return;
         }
@@ -380,6 +383,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         if self.epoch != epoch {
             (self.epoch, self.unseen) = (epoch, self.shared.flows.len());
         }
+        // Some of the slots in each call, since a verb is bounded: the next calls go on.
         for _ in 0..AT_ONCE.min(self.unseen) {
             self.unseen -= 1;
             let Some(flow) = self.shared.reserved_in(self.unseen) else { continue };
@@ -463,6 +467,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             self.came(request);
             return Ok(submitted);
         }
+        // The policy does not know this request any longer, and would take its tag for free.
         if self.ahead > 0 && self.entry(request.tag).is(Entry::AHEAD) {
             return Err(SubmitError::BadTag);
         }
@@ -500,6 +505,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         let next = match next {
             _ if self.lanes.open == 0 => next,
             Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(self.lanes.first_ns)),
+            // Time alone fills a bucket: no verb of another port tells when.
             Next::Blocked => Next::WaitUntil(self.lanes.first_ns),
             _ => next,
         };

@@ -255,13 +255,16 @@ impl<P: Platform> Shared<P> {
                 continue;
             }
             kinds |= 1 << at;
+            // A rate below one in that time still has room for one request.
             let burst = (rate / BURST).max(1);
             bucket.set_rate(rate, burst);
             if before == 0 {
                 bucket.spend(Time::of_ns(now_ns), burst);
             }
         }
+        // Last: a port that sees the bits finds the rate, and a new bucket empty.
         word.store(of_halves(kinds, flow.generation()), Ordering::Release);
+        // A new epoch has ports look for requests of such flows that they have staged already.
         if before.is_none() || granted.is_none() {
             self.epoch.fetch_add(1, Ordering::Relaxed);
         }
@@ -292,6 +295,7 @@ impl<P: Platform> Shared<P> {
 
     /// From when on there is something in one of the flow's buckets.
     pub(super) fn when(&self, now: Time, slot: usize, kinds: u32) -> Time {
+        // The request is not known yet: this is for one byte, and `take` asks for all of them.
         let all = self.buckets(slot, kinds, 1);
         all.map(|(bucket, amount)| bucket.when(now, bucket.cost(amount))).min().unwrap_or(now)
     }
@@ -311,6 +315,8 @@ impl<P: Platform> Shared<P> {
     /// have some have had a turn, in nanoseconds.
     pub(super) fn turn_ns(&self, now: Time, slot: usize, kinds: u32, length: u32) -> u64 {
         let Some(account) = self.account(slot) else { return 0 };
+        // Where no other port has requests of the flow, the bucket alone says when the next one
+        // goes.
         let turns = account.lanes.load(Ordering::Relaxed).saturating_sub(1);
         if turns == 0 {
             return 0;

@@ -16,7 +16,7 @@ const WINDOW_NS: u64 = 250_000_000;
 const MOST_PPM: u64 = 937_500;
 /// All of something, in millionths.
 pub(super) const ALL_PPM: u64 = 1_000_000;
-/// So many requests outstanding are taken for a device that is busy, where none is staged.
+/// Where no request is staged, this number of them outstanding shows a busy device.
 const MANY: u64 = 32;
 /// What is believed moves down by its difference from a window, divided by this.
 const FORGETS: u64 = 32;
@@ -49,6 +49,7 @@ impl Supply {
 
     /// Looks at what was counted.
     pub(super) fn look(&mut self, now_ns: u64, total: &Total) {
+        // A direct policy holds nothing; enough requests on the device tell that it is busy.
         self.is_busy &= total.staged > 0 || total.live >= MANY;
         let (began_ns, begun) = *self.window.get_or_insert((now_ns, total.done));
         let lasted_us = now_ns.saturating_sub(began_ns) / 1000;
@@ -68,6 +69,7 @@ impl Supply {
     /// What part of the device the reservation is, in millionths.
     pub(super) fn part_ppm(&self, reservation: Reservation) -> u64 {
         let parts = reservation.rates().into_iter().zip(self.rates);
+        // A rate of 0 is not known: nothing is a part of it.
         let parts = parts.filter_map(|(asked, has)| asked.saturating_mul(ALL_PPM).checked_div(has));
         parts.max().unwrap_or(0)
     }

@@ -113,6 +113,7 @@ impl Tree {
         if usize::from(id.0) >= self.nodes.len() {
             return Err(FlowError::ManyGroups);
         }
+        // A parent was there before its groups and never changes, so there are no circles.
         let depth = match group.parent {
             None => 0,
             Some(parent) => self.node(parent).ok_or(FlowError::NoSuchGroup)?.depth + 1,
@@ -122,6 +123,7 @@ impl Tree {
         }
         match self.node_mut(id) {
             Some(node) => {
+                // A group does not move: its members' parts are in the sums of those above it.
                 if node.group.parent != group.parent {
                     return Err(FlowError::Misplaced);
                 }

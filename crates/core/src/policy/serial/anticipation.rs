@@ -69,6 +69,7 @@ impl Anticipation {
         if idle_ns == 0 || !self.reads || self.think_ns > idle_ns {
             return None;
         }
+        // Its answer is on the way: the completion calls the scheduler, no time does.
         if self.in_service > 0 {
             return Some(u64::MAX);
         }

@@ -80,8 +80,8 @@ pub struct BfqConfig {
     /// Whether to wait also while all busy flows have the same weight, as Linux does where flows
     /// are control groups. Default: no.
     pub waits_for_equals: bool,
-    /// Whether those who write wait for their answers (as with `O_DIRECT`, which is synchronous to
-    /// Linux), and are waited for like those who read. Default: no.
+    /// Whether flows that write wait for their answers (as with `O_DIRECT`, which is synchronous to
+    /// Linux), and are waited for like flows that read. Default: no.
     pub sync_writes: bool,
 }
 

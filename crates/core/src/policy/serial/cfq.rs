@@ -206,6 +206,7 @@ impl Division {
     /// Time passes; gives what the requests beside have had of it.
     #[inline]
     fn advance(&mut self, now_ns: u64) -> u64 {
+        // A minute at most, so that products stay within a word.
         let passed_ns = now_ns.saturating_sub(self.now_ns).min(MAX_KNOB_NS);
         self.now_ns = now_ns;
         if self.beside == 0 || passed_ns == 0 {
@@ -360,10 +361,11 @@ impl CfqScheduler {
     // their order. Time on the device is then divided evenly between the requests that are there:
     // each one beside pays for its part when it completes, and the active flow for what is left of
     // its slice. As a slice does, a place in the order lasts for a tick at least. When its slice is
-    // over and it has used the least all the same, it gets the next one, too: who is held back when
-    // a slice ends must not lose its turn for it. But it saves up no more than a slice: of what it
-    // could not use for long it would have the device to itself as soon as it is held back no more,
-    // say because its clients and the others' stood still for a moment and the device ran empty.
+    // over and it has used the least all the same, it gets the next one, too: a flow that is held
+    // back when a slice ends must not lose its turn for it. But it saves up no more than a slice:
+    // of what it could not use for long it would have the device to itself as soon as it is held
+    // back no more, say because its clients and the others' stood still for a moment and the device
+    // ran empty.
     /// While the active flow may not be served, the first that may is.
     #[inline]
     fn serve_beside(&mut self, lanes: Lanes) -> Selection {

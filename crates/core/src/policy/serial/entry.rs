@@ -102,6 +102,7 @@ fn behind<P: Platform>(
     build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
 ) -> Result<Built<Any<P>>, ConfigError> {
     let searches = bounds.slots == AUTO;
+    // `AUTO` is no number of slots, so the scheduler begins where the search does.
     if searches {
         bounds.slots = FIRST;
     }
@@ -143,6 +144,7 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
     /// whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside
     /// 4 KiB on 16 places).
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
+        // The keys are read here, too, since NASS's own defaults are parts of D.
         let slots = said(keys, "slots")
             .filter(|&slots| slots != u64::from(AUTO))
             .unwrap_or(shape.slots.into());

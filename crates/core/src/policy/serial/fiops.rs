@@ -154,6 +154,7 @@ impl FiopsScheduler {
             Op::Write | Op::WriteZeroes => self.factors.write_percent,
             Op::Flush | Op::Discard => 100,
         };
+        // With a factor of 0 a flow's count would stand still, and it would be first for ever.
         (u64::from(percent) * IO_UNITS / 100).max(1)
     }
 }

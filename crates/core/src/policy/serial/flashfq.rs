@@ -233,6 +233,8 @@ impl SerialPolicy for FlashFqScheduler {
         let alone = self.staged.is_empty(slot);
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.anticipation.arrived(now_ns, alone, self.config.idle_ns);
+        // The flow's tags are kept without `shift`, which is added to all of them when they are
+        // compared.
         let start = self.virtual_time.minus(flow.shift).max(flow.end);
         let cost = arrival.cost.saturating_add(self.config.request_bytes.into());
         flow.end = start.plus(flow.normalizer.units(cost, arrival.weight));
@@ -286,6 +288,8 @@ impl SerialPolicy for FlashFqScheduler {
 
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
+        // The first of both holds virtual time: an expected flow's next request will start at its
+        // end.
         let expected = self.first_expected(now_ns);
         let first = self.heap.first(lanes).copied();
         let holder = match (first, expected) {
@@ -294,6 +298,7 @@ impl SerialPolicy for FlashFqScheduler {
             (None, None) => return Selection::Nothing,
         };
         self.virtual_time = self.virtual_time.max(holder.tag);
+        // No flow that may be served has a request: an arrival or a completion calls again.
         let Some(first) = first else { return Selection::Nothing };
         let ahead = first.tag.since(self.virtual_time);
         if ahead > 0 && ahead.unsigned_abs() > self.threshold_units {

@@ -156,6 +156,7 @@ impl FlowHeap {
         let Some(seat) = self.seats.get_mut(flow) else { return };
         let latest = &mut self.common.latest;
         match (seat.lane, lane) {
+            // A flow that is not here has no entry that could move.
             (before, lane) if before == lane || seat.at == NOWHERE => seat.lane = lane,
             // Under a limit it is one of these two as a rule, and nothing moves.
             (Lane::Common, Lane::Shut) if seat.at == LATEST => {
@@ -250,6 +251,7 @@ impl Heap {
         let Some(last) = self.len.checked_sub(1).and_then(|last| self.get(last)) else { return };
         self.len -= 1;
         if at < self.len {
+            // The last entry comes from another branch: it may belong above this place or below it.
             let parent = at.checked_sub(1).and_then(|below| self.get(below / 2));
             match parent {
                 Some(parent) if last.is_before(&parent) => self.rise(at, last, seats),

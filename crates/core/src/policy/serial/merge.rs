@@ -122,6 +122,7 @@ impl Merger {
             first: NONE,
             last: NONE,
         };
+        // Twice as many entries as requests: live units fill half of a table at most.
         let entries = jobs.next_power_of_two().saturating_mul(2);
         Merger {
             most_bytes: config.merge_bytes,
@@ -154,6 +155,7 @@ impl Merger {
             return Placed::New(self.open(arrival));
         }
         let end = arrival.offset.wrapping_add(arrival.length.into());
+        // A stream goes on where it ends, so that is looked for first.
         let ahead =
             self.look_up(arrival, arrival.offset, true).filter(|&at| self.fits(at, arrival, true));
         let behind =
@@ -192,6 +194,7 @@ impl Merger {
             };
         }
         self.set_part(job, Part { unit: at, after: NONE });
+        // Nothing is ever merged with another operation, so it needs no hints.
         if matches!(arrival.op, Op::Read | Op::Write) {
             self.note(at, arrival, true);
             self.note(at, arrival, false);
@@ -208,6 +211,7 @@ impl Merger {
             true => unit.offset.wrapping_add(unit.length.into()) == arrival.offset,
             false => arrival.offset.wrapping_add(arrival.length.into()) == unit.offset,
         };
+        // A hint may be stale: its unit may have left, or its number be another unit's.
         unit.is_staged
             && is_adjacent
             && unit.flow == arrival.flow as u32
@@ -331,6 +335,7 @@ impl Merger {
 
     #[inline]
     fn index(&self, arrival: &Arrival, offset: u64) -> usize {
+        // Tenants begin at the same offsets; flow and direction keep their hints apart.
         let whose = (arrival.flow as u64) << 1 | u64::from(arrival.op == Op::Write);
         let mixed = (offset ^ whose.wrapping_mul(SPREAD).rotate_left(23)).wrapping_mul(SPREAD);
         mixed.wrapping_shr(u64::BITS - self.table_bits) as usize

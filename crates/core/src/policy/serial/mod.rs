@@ -215,6 +215,7 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             core: CachePadded::new(P::Mutex::new(core)),
             shown: CachePadded::new(Shown::new()),
         });
+        // Statistics tell the slots before the first verb, too.
         shared.with(|_| ());
         let port = |index: usize| SerialPort {
             shared: shared.clone(),
@@ -272,6 +273,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
         }
         let shared = &*self.shared;
         shared.with(|core| core.resize(slots));
+        // No completion tells ports of new slots.
         wake.extend(shared.flows.ports());
         Ok(())
     }
@@ -315,6 +317,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         _wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
         let free = |live: &&mut Live| **live == Live::Free;
+        // The tag first: `admit` counts the request, and one that is refused leaves no trace.
         let live =
             self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
         let shared = &*self.shared;
@@ -365,6 +368,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, _wake: &mut PortSet) {
         let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
+        // A completion of a tag that is not on the device is ignored, as the contract has it.
         let Live::Issued(seat) = *live else { return };
         *live = Live::Free;
         let shared = &*self.shared;
@@ -414,6 +418,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let (job, slot) = (self.shared.job(self.id, tag), self.slot(seat));
         let weight = self.shared.flows.weight_in(slot);
         let has_grown = self.shared.with(|core| core.grow(now_ns, job, slot, weight, growth));
+        // A cost of 0 was counted when the request went before it was requeued.
         let cost = self.costs.get_mut(tag.0 as usize).filter(|cost| has_grown && **cost > 0);
         if let Some(cost) = cost {
             *cost = cost.saturating_add(growth.cost);
@@ -501,6 +506,7 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 
     #[inline]
     fn job(&self, port: PortId, tag: Tag) -> Job {
+        // Tags have 24 bits at most. Wrapping shifts have no panic, which verbs must not link.
         Job(u32::from(port.0).wrapping_shl(self.tag_bits) | tag.0)
     }
 }
@@ -520,6 +526,8 @@ impl<S: SerialPolicy> Core<S> {
         ];
         let words = [virtual_time, slots, free, throttles, blocks, wakes];
         for ((word, now), told) in words.into_iter().zip(now).zip(&mut self.told) {
+            // A word that has not changed is not stored: a lock that is let go waits for all
+            // stores before.
             if now != *told {
                 *told = now;
                 word.store(now, Ordering::Relaxed);
@@ -569,6 +577,7 @@ impl<S: SerialPolicy> Core<S> {
         let Some(unit) = self.alone(job) else { return false };
         let is_chosen = self.is_chosen(unit);
         if let Some(merger) = &mut self.merger {
+            // No arrival becomes a part of it from now on: hints that name it do not fit.
             merger.leave(unit);
             merger.completed(job, Outcome::Done);
         }
@@ -580,6 +589,7 @@ impl<S: SerialPolicy> Core<S> {
         if let Some(outbox) = self.outboxes.get_mut(usize::from(port.0)) {
             self.links.remove(outbox, unit.0);
         }
+        // The policy counts it as on the device since it chose it.
         self.policy.completed(now_ns, unit, flow, Outcome::Done);
         self.free_slot();
         true
@@ -608,6 +618,7 @@ impl<S: SerialPolicy> Core<S> {
         if self.merger.is_some() {
             return false;
         }
+        // A request in an outbox is no longer staged for the policy.
         if !self.is_chosen(job) {
             let Growth { op, offset, length, cost } = *growth;
             self.policy.grow(now_ns, &Arrival { job, flow, weight, op, offset, length, cost });
@@ -655,9 +666,11 @@ impl<S: SerialPolicy> Core<S> {
     /// there are at most `slots` + 1 of them.
     #[inline]
     fn turn(&mut self, now_ns: u64, port: PortId, staged: u32, wake: &mut PortSet) -> Turn {
+        // A command that has begun goes on: the contract lets nothing come between its parts.
         if let Some(piece) = self.merger.as_mut().and_then(|merger| merger.piece(port.0.into())) {
             return self.piece(&piece);
         }
+        // A request that was chosen for this port has its slot already and needs no free one.
         if let Some(job) =
             self.outboxes.get_mut(port.0 as usize).and_then(|outbox| self.links.pop(outbox))
         {

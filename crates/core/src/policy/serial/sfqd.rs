@@ -139,6 +139,8 @@ impl SerialPolicy for SfqdScheduler {
     fn insert(&mut self, _now_ns: u64, arrival: &Arrival) {
         let Some(flow) = self.flows.get_mut(arrival.flow) else { return };
         let Some(job) = self.jobs.get_mut(arrival.job.0 as usize) else { return };
+        // The flow's tags are kept without `shift`, which is added to all of them when they are
+        // compared.
         let start = self.virtual_time.minus(flow.shift).max(flow.end);
         let finish = start.plus(flow.normalizer.units(arrival.cost, arrival.weight));
         *job = JobState { start, finish, grown: 0, arrival: self.arrivals };
@@ -185,6 +187,7 @@ impl SerialPolicy for SfqdScheduler {
             self.max_finish = self.max_finish.max(state.finish.plus(flow.shift));
         }
         let shift = flow.shift;
+        // No tag is left that `shift` is to be added to, so the flow's end takes it over.
         if following.is_none() {
             flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
         }
@@ -219,6 +222,8 @@ impl SerialPolicy for SfqdScheduler {
     #[inline]
     fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {
         self.in_service = self.in_service.saturating_sub(1);
+        // A flow that comes back to an idle device starts no earlier than the end of all that was
+        // served.
         if self.in_service == 0 && self.heap.is_empty() {
             self.virtual_time = self.max_finish;
         }

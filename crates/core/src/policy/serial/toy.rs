@@ -33,7 +33,7 @@ pub struct Toy {
     config: ToyConfig,
     staged: Fifo,
     links: Links,
-    /// Whose each request is.
+    /// The flow of each request.
     flows: Box<[usize]>,
 }
 

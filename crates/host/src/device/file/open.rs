@@ -108,6 +108,7 @@ pub(super) struct Support {
 impl Support {
     /// It has been done.
     pub(super) fn note_done(&self) {
+        // Without the look each call would take the word from the other shards' caches.
         if !self.works() {
             self.works.store(true, Ordering::Relaxed);
         }
@@ -183,6 +184,7 @@ impl Backing {
                 libc::SYNC_FILE_RANGE_WAIT_BEFORE,
             )
         };
+        // These are the errors of write-backs; any other is about the call itself.
         result != 0
             && matches!(
                 io::Error::last_os_error().raw_os_error(),
@@ -248,6 +250,7 @@ impl Backing {
         if size == 0 {
             return Err(DeviceError::Empty { path: path.clone() });
         }
+        // Anew or not at all: what has come under this name meanwhile is not this server's.
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DeviceError::NoDirectory { path: path.clone() },
@@ -436,10 +439,12 @@ fn alignment(file: &File, is_block_device: bool) -> Result<(u32, u32), String> {
         && statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0
     {
         return match (statx.stx_dio_offset_align, statx.stx_dio_mem_align) {
+            // By `statx(2)` 0 means that this file has no direct I/O.
             (0, _) | (_, 0) => Err("its file system does not support direct I/O".into()),
             (block, memory_align) => Ok((block, memory_align)),
         };
     }
+    // Linux tells the alignment from 6.1 on. Without, a block device has its sectors.
     let block = if is_block_device {
         rustix::fs::ioctl_blksszget(file).unwrap_or(PAGE as u32)
     } else {

@@ -154,6 +154,7 @@ impl FileQueue {
                     continue;
                 }
                 let names = |operation: &Operation| usize::from(operation.command.file) == number;
+                // The version stays behind, so that the next turn tries again.
                 if self.slots.iter().flatten().any(names) {
                     is_equal = false;
                     continue;
@@ -177,6 +178,7 @@ impl FileQueue {
     /// The file of a command that comes.
     #[inline]
     fn file(&mut self, ring: &mut Ring, number: u16) -> Option<&Backing> {
+        // The file may have come after this shard's last turn.
         if self.files.get(usize::from(number)).is_none_or(Option::is_none) {
             self.follow(ring);
         }
@@ -247,6 +249,7 @@ impl FileQueue {
             };
         }
         let wants_bounce = matches!(step, Step::Fetch | Step::Copy | Step::ReadBlock);
+        // Behind those that wait already, or small parts would keep a large one waiting.
         if wants_bounce && !(self.starved.is_empty() && self.get_bounce(slot)) {
             self.starved.push_back(slot);
         } else {
@@ -275,6 +278,7 @@ impl FileQueue {
     }
 
     fn wait(&mut self, now_ns: u64) {
+        // The first to wait sets the time. Those that come later must not put it off.
         if self.blocked.is_empty() && self.again.is_empty() {
             self.retry_ns = now_ns.saturating_add(RETRY_NS);
         }

@@ -58,6 +58,7 @@ impl Store {
 
     /// Has its files looked at, unless the last look still waits.
     pub(super) fn inspect(self: &Arc<Self>, look: impl FnOnce() + Send + 'static) {
+        // A store that hangs would collect one look more each second, and a thread for each.
         if self.inspecting.swap(true, Ordering::Relaxed) {
             return;
         }

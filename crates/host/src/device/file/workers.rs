@@ -114,6 +114,7 @@ impl Pool {
                 state = self.lock();
                 continue;
             }
+            // Only without a job: those that were given are done before the threads end.
             if state.is_over {
                 break;
             }

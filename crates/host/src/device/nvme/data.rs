@@ -108,6 +108,7 @@ impl Transfer {
                 Source::Range(address) => return Ok((address, self.left)),
                 Source::Prp(first, second) => {
                     let length = (PAGE - first % PAGE) as u32;
+                    // Entry 2 is the page of the rest if one is enough, and else a list of pages.
                     self.source = match self.left.saturating_sub(length) {
                         rest if u64::from(rest) <= PAGE => Source::Page(second),
                         _ if !second.is_multiple_of(8) => return Err(Status::PRP_OFFSET),
@@ -118,6 +119,8 @@ impl Transfer {
                 Source::Page(address) => return page(address),
                 Source::List(at) => {
                     let entry = self.read(|| read_word(dma, at))?;
+                    // The last entry of a page of the list names the list's next page, unless what
+                    // is left fits into the page that it names.
                     let is_last_of_page = at % PAGE == PAGE - 8;
                     if !is_last_of_page || u64::from(self.left) <= PAGE {
                         self.source = Source::List(at.wrapping_add(8));
@@ -134,6 +137,7 @@ impl Transfer {
                     self.source =
                         Source::Segment { at: at.wrapping_add(16), count: count - 1, is_last };
                     match descriptor(words)? {
+                        // A descriptor of no data is valid, and moves nothing.
                         Descriptor::Data { length: 0, .. } => {}
                         Descriptor::Data { address, length } => return Ok((address, length)),
                         // Only the last descriptor of a segment that is not the last names another.

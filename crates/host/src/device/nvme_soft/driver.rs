@@ -85,6 +85,7 @@ impl Driver {
         (self.sq, self.cq) = admin_queues(controller.dma());
         self.has_wrr = controller.read64(register::CAP) & CAP_WRR != 0;
         let size = u32::from(ADMIN_ENTRIES - 1);
+        // The specification has the admin queues set up before the controller is started.
         controller.write32(register::AQA, size << 16 | size);
         controller.write64(register::ASQ, Bus::fixed(0));
         controller.write64(register::ACQ, Bus::fixed(PAGE as usize));
@@ -96,6 +97,7 @@ impl Driver {
         }
         let wanted = u32::from(self.queues) - 1;
         let granted = self.set_feature(shared, feature::NUMBER_OF_QUEUES, wanted << 16 | wanted)?;
+        // Both numbers count from 0; a set needs queues of both kinds.
         self.queues = (granted & 0xffff).min(granted >> 16) as u16 + 1;
         if self.has_wrr { self.send_weights(shared) } else { Ok(()) }
     }
@@ -208,6 +210,7 @@ impl Driver {
                 "queues are open for a run with another number of shards: close them first",
             ));
         }
+        // Taken, and set again at the end: after a failure the next run begins with a reset.
         match self.layout.take() {
             Some(old) => self.delete_queues(shared, old)?,
             None => self.reset(shared)?,
@@ -239,6 +242,7 @@ impl Driver {
         base: usize,
         vector: u16,
     ) -> io::Result<()> {
+        // The completion queue comes first: submission queues name one that has to be there.
         let cqid = layout.cqid(set);
         let (contiguous, interrupts) = (1, 1 << 1);
         let create = Sqe {
@@ -264,6 +268,7 @@ impl Driver {
 
     fn delete_queues(&mut self, shared: &Shared, layout: Layout) -> io::Result<()> {
         for set in 0..layout.sets() {
+            // A completion queue can be deleted only after the submission queues that name it.
             for index in 0..layout.classes().len() {
                 let cdw10 = layout.sqid(set, index).into();
                 let delete = Sqe { opcode: admin::DELETE_SQ, cdw10, ..Sqe::default() };

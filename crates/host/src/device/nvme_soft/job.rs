@@ -216,6 +216,7 @@ impl Jobs {
     /// Gives a job the bounce buffer for its piece, if there is one.
     fn give_bounce(&mut self, id: u32) -> bool {
         let Some(job) = self.slots[id as usize].as_mut() else { return false };
+        // The blocks around a piece reach beyond it by less than one at each end.
         let length = job.length + 2 * crate::device::nvme::spec::LBA;
         job.bounce = self.region.allocate(length);
         job.bounce.is_some()
@@ -249,6 +250,7 @@ impl Jobs {
                 }
             };
             let wants_bounce = piece != Piece::Straight;
+            // Behind those that wait already, or small pieces would keep a large one waiting.
             if wants_bounce && !(self.starved.is_empty() && self.give_bounce(id)) {
                 self.starved.push_back(id);
                 return NextPart::Wait;

@@ -373,6 +373,7 @@ impl Shared {
 fn start_core(shared: &Arc<Shared>) -> io::Result<(Arc<AtomicBool>, JoinHandle<()>)> {
     let stop = Arc::new(AtomicBool::new(false));
     let (shared, stopped) = (shared.clone(), stop.clone());
+    // This thread polls and is never woken, so it has no bell.
     let place = Place { port: fairq_core::PortId(0), ports: 1, wakers: Arc::new(Wakers::new(0)?) };
     let thread = std::thread::Builder::new().name("nvme-soft".into()).spawn(move || {
         let opened = Ring::new(0).and_then(|mut ring| {

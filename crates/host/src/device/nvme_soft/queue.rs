@@ -260,6 +260,7 @@ impl Queue for NvmeQueue {
     ) -> bool {
         let end = command.offset.checked_add(u64::from(command.length));
         let size = self.shared.namespaces.size(usize::from(command.file));
+        // A merged command must not pass those of its class that wait for a slot.
         let is_one = size.zip(end).is_some_and(|(size, end)| end <= size)
             && command.length <= BYTES_MAX
             && command.offset.is_multiple_of(LBA.into())
@@ -271,6 +272,7 @@ impl Queue for NvmeQueue {
             match self.shared.guard.try_shared(command.file, command.offset, command.length.into())
             {
                 Some(entered) => held = entered,
+                // Somebody changes a part of a block there. Each part then waits by itself.
                 None => return false,
             }
         }

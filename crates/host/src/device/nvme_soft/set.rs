@@ -236,6 +236,7 @@ impl Set {
             return false;
         }
         let Some(slot) = queue.free.pop() else { return false };
+        // There is a list, as was just seen: the slot is not lost.
         let Some(list) = self.free_lists.pop() else { return false };
         let address = Bus::fixed(self.ranges + RANGES + usize::from(list) * LIST_BYTES);
         let entries = bus.memory(address, LIST_BYTES).cast::<[u64; 2]>();

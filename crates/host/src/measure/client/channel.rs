@@ -131,6 +131,7 @@ impl Tls {
         let mut records = &self.received[..count];
         let mut taken = 0;
         while !records.is_empty() {
+            // TLS takes as much as it has room for, and the rest when its plain text has left.
             self.session.read_tls(&mut records)?;
             self.session.process_new_packets().map_err(io::Error::other)?;
             loop {
@@ -218,6 +219,7 @@ impl Outgoing {
                 self.pieces.pop_front();
             }
         }
+        // Pieces name headers by their places, so these stay until no piece is left.
         if self.pieces.is_empty() {
             self.headers.clear();
         }

@@ -91,9 +91,11 @@ impl Target {
             )
         } else {
             let (host, port) = match authority.rsplit_once(':') {
+                // The last colon of `[::1]` is inside the address.
                 Some((host, port)) if !port.ends_with(']') => {
                     (host, port.parse().map_err(|_| format!("'{port}' is not a port number"))?)
                 }
+                // The port that IANA has assigned to NBD.
                 _ => (authority, 10_809),
             };
             Server::Tcp(host.trim_start_matches('[').trim_end_matches(']').to_string(), port)
@@ -175,6 +177,7 @@ fn open(
     {
         return Err(invalid("this is not an NBD server (newstyle)"));
     }
+    // Fixed newstyle, and no zeroes: the answer to `EXPORT_NAME` ends after ten bytes.
     stream.write_all(&3u32.to_be_bytes())?;
     let Some(files) = &target.tls else { return Ok((None, open_export(stream, &target.export)?)) };
     send_option(stream, opt::STARTTLS, &[])?;
@@ -207,7 +210,9 @@ fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
             (rep::INFO, data) if data.len() >= 12 && data[..2] == info::EXPORT.to_be_bytes() => {
                 size = data[2..10].try_into().ok().map(u64::from_be_bytes);
             }
+            // The specification has a client ignore information that it does not know.
             (rep::INFO, _) => {}
+            // The specification wants clients to fall back to `EXPORT_NAME` for old servers.
             (rep::ERR_UNSUP, _) => return open_by_name(stream, export),
             (kind, data) => return Err(refusal(kind, &data)),
         }

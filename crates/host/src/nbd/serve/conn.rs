@@ -385,8 +385,7 @@ impl Conn {
         let op = &mut self.ops[usize::from(index)];
         op.outstanding = 0;
         let request = op.request;
-        // The protocol has no answer without extents: then, and if the question failed, it is
-        // `EIO`.
+        // An answer without an extent is not allowed: then, as after a failure, it is `EIO`.
         let reply = extents.ok().and_then(|extents| {
             let context = self.negotiated.base_allocation?;
             let mut bytes = vec![0; BlockStatus::buffer_len(MAX_EXTENTS)];

@@ -232,8 +232,7 @@ impl Front for NbdFront {
                         && let Some(conn) = self.touch(index)
                     {
                         conn.hang_up();
-                        // Told once: the connection stays for as long as the device has requests of
-                        // it.
+                        // Told once: a connection stays while the device has requests of it.
                         self.passes[index].until = None;
                         tracing::info!(connection = index, "the client's certificate has expired");
                     }
@@ -320,7 +319,7 @@ impl Front for NbdFront {
             let Some(conn) = &mut conns[index] else { return false };
             let again = conn.flush(ring) || conn.wants_cancel();
             if conn.is_closed() {
-                // Before the region is unmapped with its connection.
+                // The region is unmapped with its connection, so the ring lets go of it first.
                 ring.clear_buffer(active);
                 conns[index] = None;
                 passes[index] = Pass::default();

@@ -98,8 +98,7 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
             sender
         });
         if let Err(SendError(asked)) = thread.send(asked) {
-            // The thread did not start. Without its entry, the next question tries to start one
-            // again.
+            // The thread did not start. Without its entry the next question tries again.
             asked.answer(Err(io::ErrorKind::OutOfMemory.into()), wakers);
             threads.remove(&store);
         }

@@ -213,8 +213,9 @@ impl Tls {
         while self.start < self.end {
             let mut cipher = &self.cipher[self.start..self.end];
             match self.session.read_tls(&mut cipher) {
-                // After the client's good-bye TLS takes nothing more.
-                Ok(0) => break,
+                // After the client's good-bye TLS takes nothing more. What comes is dropped, as the
+                // protocol asks: a full buffer would not see that the client goes.
+                Ok(0) => self.start = self.end,
                 Ok(count) => self.start += count,
                 // It holds as much plaintext as it may: it goes on when that has been read.
                 Err(_) => break,

@@ -122,8 +122,7 @@ impl Wipe {
     }
 
     fn end(&self, errno: i32) {
-        // The first outcome stands: an order that ends well afterwards does not undo a
-        // cancellation.
+        // The first outcome stands: an order that ends well does not undo a cancellation.
         if self.state.outcome().is_none() {
             self.state.outcome.store(errno, Ordering::Release);
         }

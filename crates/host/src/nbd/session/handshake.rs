@@ -170,8 +170,7 @@ where
     for _ in 0..MAX_OPTIONS {
         let Some(header) = read_header(&mut stream).await? else { return Ok(Outcome::Closed) };
         if header.length > MAX_OPTION_DATA {
-            // The next option begins behind these data: they are read although they are not looked
-            // at.
+            // The next option begins behind these data, so they are read all the same.
             skip(&mut stream, header).await?;
             server.too_big(header.option)?;
             send(&mut stream, &mut server.out).await?;
@@ -388,7 +387,7 @@ impl<'a> Server<'a> {
     fn tls_started(&mut self, certified: bool, names: Vec<String>) {
         debug!(?names, "TLS started");
         self.tls_running = true;
-        // The specification: nothing that was agreed on before `STARTTLS` is kept. The user stays,
+        // The specification forbids to keep what was agreed on before `STARTTLS`. The user stays,
         // since the kernel has named it and not the client.
         let user = self.client.user.take();
         self.client = Client { certified, names, user, may_start_tls: false };
@@ -426,8 +425,7 @@ impl<'a> Server<'a> {
                 reason: "TLS is required and was not started",
             }),
             opt::EXPORT_NAME => Ok(None),
-            // Without fixed newstyle no other option has a reply, so a refusal cannot be told,
-            // either.
+            // Without fixed newstyle options have no replies, so that no refusal can be told.
             _ if !self.fixed_newstyle => Err(HandshakeError::Refused {
                 option,
                 reason: "the client does not speak fixed newstyle",
@@ -465,8 +463,7 @@ impl<'a> Server<'a> {
     fn export_name(&mut self, name: &[u8]) -> Result<Next<'a>, HandshakeError> {
         let option = opt::EXPORT_NAME;
         let refused = |reason| Err(HandshakeError::Refused { option, reason });
-        // The extension `EXTENDED_HEADERS`: a client that has agreed on them must not use this
-        // option.
+        // The specification forbids this option to clients that have agreed on extended headers.
         if self.agreed.extended {
             return refused("extended headers go with GO only");
         }
@@ -553,8 +550,7 @@ impl<'a> Server<'a> {
         if request.wants(info::DESCRIPTION) && !export.description.is_empty() {
             put(info::DESCRIPTION, export.description.as_bytes());
         }
-        // The specification: sizes other than the defaults are told to clients that do not ask,
-        // too.
+        // The specification wants sizes told that are not the defaults, asked for or not.
         if request.wants(info::BLOCK_SIZE) || export.blocks != BlockSizes::default() {
             put(
                 info::BLOCK_SIZE,
@@ -605,8 +601,7 @@ impl<'a> Server<'a> {
         let Ok(index) = self.find(request.name) else {
             return self.not_found(option, Access::Denied);
         };
-        // The specification: no query, or `base:` alone, lists all contexts there are, but selects
-        // none.
+        // By the specification no query, or `base:` alone, lists all contexts and selects none.
         let all = !set && (request.queries == 0 || request.base_wildcard);
         if all || request.base_allocation {
             // In a listing the number is reserved, and zero.
@@ -652,8 +647,7 @@ impl<'a> Server<'a> {
             read_only: export.read_only,
             structured: self.chunks(),
             extended: self.agreed.extended,
-            // The specification: contexts count only if they were selected for the export that is
-            // opened.
+            // A selection counts only for the export that it named; the specification says so.
             base_allocation: (self.agreed.base_allocation == Some(index))
                 .then_some(option::BASE_ALLOCATION_ID),
             no_zeroes: self.no_zeroes,

@@ -142,7 +142,7 @@ impl Command {
 
     /// The flags that may come with the command, apart from what the handshake still has to say.
     const fn allowed_flags(self) -> CommandFlags {
-        // The specification: where FUA is offered, every command is accepted with it. Clients are
+        // Where FUA is offered, the specification has every command accepted with it: clients are
         // known to set it on commands that write nothing.
         let fua = CommandFlags::FUA;
         match self {
@@ -267,8 +267,8 @@ pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, us
         length,
     };
     let payload = request.payload(extended);
-    // The payload of a refused request is received and thrown away, so its length has a bound, too.
-    // The specification lets a server hang up over a longer one.
+    // The payload of a refused request is received and thrown away, so its length has a bound. The
+    // specification lets a server hang up over a longer one.
     if payload > u64::from(MAX_PAYLOAD) {
         return Err(Malformed::PayloadTooLong(payload));
     }
@@ -418,7 +418,7 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
         return Ok(());
     }
     let mut allowed = command.allowed_flags();
-    // The specification: a flag that was not negotiated is answered with `EINVAL`.
+    // The specification answers a flag that was not negotiated with `EINVAL`.
     if !negotiated.structured {
         allowed.0 &= !CommandFlags::DF.0;
     }
@@ -427,7 +427,7 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
     }
     let known = match command {
         Command::Unknown(_) => false,
-        // The specification: `EINVAL` for a client that has selected no metadata context.
+        // The specification wants `EINVAL` for a client that has selected no metadata context.
         Command::BlockStatus => negotiated.base_allocation.is_some(),
         _ => true,
     };
@@ -458,8 +458,7 @@ fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdE
         request.offset.checked_add(request.length).is_some_and(|end| end <= negotiated.size);
     let max_payload = u64::from(negotiated.blocks.max_payload);
     match request.command {
-        // The specification: beyond the end `ENOSPC` for writes and zeroes, `EINVAL` for all
-        // others.
+        // Beyond the end the specification wants `ENOSPC` for writes and zeroes, else `EINVAL`.
         Command::Write | Command::WriteZeroes if !inside => Err(NbdError::NoSpace),
         _ if !inside => Err(NbdError::Invalid),
         // With chunks we could split the reply, but buffers are bounded: the client is told to ask

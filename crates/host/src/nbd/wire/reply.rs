@@ -300,8 +300,7 @@ impl<'a> BlockStatus<'a> {
         if self.count == 0 {
             return None;
         }
-        // The header comes last, since it holds the number of extents; `close` has left room for
-        // it.
+        // The header holds the number of extents, so it comes last; `close` has left room for it.
         let header = self.style.block_status(&self.request, self.context, self.count);
         self.out.get_mut(..header.len())?.copy_from_slice(header.as_bytes());
         Some(header.len() + self.count as usize * self.extent_len())
@@ -310,8 +309,8 @@ impl<'a> BlockStatus<'a> {
     /// Writes the open extent, and notices when it was the last that fits or is wanted.
     fn close(&mut self) {
         let Some((mut length, flags)) = self.open.take() else { return };
-        // The specification: a lone extent must not be longer than its request, while the last one
-        // of several may be.
+        // The one extent of such a reply must not be longer than the request, says the
+        // specification; the last one of several may be.
         let one = self.request.flags.contains(CommandFlags::REQ_ONE);
         if one {
             length = length.min(self.request.length);

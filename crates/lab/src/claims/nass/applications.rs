@@ -151,6 +151,7 @@ pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
     let cfq = SerialSubject::new(Scheduler::LinuxCfq, NCQ).merging();
     let mut alone = Vec::new();
     for tenant in applications() {
+        // Alone it is there all the while: what it has then does not depend on when.
         let tenant = Tenant { lives: vec![(0, u64::MAX)], ..tenant };
         alone.push(go(AnySubject::Serial(cfq), &over(vec![tenant], 4), setting)?.bandwidth());
     }

@@ -21,6 +21,7 @@ pub(super) fn worked_examples(setting: Setting<'_>) -> Result<Outcome, String> {
         let loads = vec![(1, job(Access::Random, 100)); tenants];
         let mut scenario = scenario(&profile, &loads);
         (scenario.duration_ns, scenario.warmup_ns) = (20 * MS, 0);
+        // Until after the end: what is issued is all that the limits allow.
         scenario.faults.stalls = vec![(0, 21 * MS)];
         let lock = SerialSubject::new(Scheduler::Fiops, NCQ).limited(limits);
         let run = go(AnySubject::Serial(lock), &scenario, setting)?;

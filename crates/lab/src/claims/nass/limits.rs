@@ -30,6 +30,7 @@ pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
         halves.into_iter().find(|&&(_, part)| part < 1.0 - loses).map_or(0, |&(slots, _)| slots)
     };
     let rises = parts.is_sorted_by(|a, b| a.1 <= b.1);
+    // The paper does not say what an obvious loss is: each part is a reading.
     let readings = [0.05, 0.1, 0.2, 0.3, 0.5]
         .map(|loses| rises && f64::from(first(loses)) == rule("N-8.1", "beta"));
     let figure = Figure {

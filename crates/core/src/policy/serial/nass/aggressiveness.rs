@@ -92,6 +92,7 @@ impl Served {
         limits: &mut Limits,
     ) -> bool {
         let is_aggressive = self.is_aggressive(flow, config);
+        // A limit stays at 1: at 0 a flow would have no completion to recover by.
         if is_aggressive && flow.limit > 1 {
             let limit = (flow.limit / 2).max(self.average(flow)).max(1);
             if limit < flow.limit {
@@ -105,12 +106,14 @@ impl Served {
     /// Whether channels are short, and the flow has more than its weight's part of them.
     #[inline]
     fn is_aggressive(&self, flow: &FlowState, config: &NassConfig) -> bool {
+        // Its part of the channels is compared with its part of the weights, multiplied out to save
+        // divisions. One flow alone has no conflict.
         let theirs = u64::from(flow.channels).saturating_mul(self.weight);
         let part = u64::from(self.channels) * u64::from(flow.weight.in_256ths());
         self.channels > config.channels && self.flows > 1 && theirs > part && config.aggressiveness
     }
 
-    /// Whether a flow that has just had the answer to a request which occupied so many `channels`
+    /// Whether a flow that has just had the answer to a request which occupied `channels` channels
     /// would be aggressive with one more request like that here than its limit allows.
     #[inline]
     pub(super) fn is_short_for(
@@ -122,6 +125,7 @@ impl Served {
         let weight = u64::from(flow.weight.in_256ths());
         let theirs = u64::from(flow.limit + 1) * u64::from(channels);
         let others = u64::from(self.channels.wrapping_sub(flow.channels));
+        // A flow with nothing on the device has no part in the sum of weights.
         let others_weight =
             self.weight.saturating_sub(if flow.dispatched > 0 { weight } else { 0 });
         theirs + others > config.channels.into()

@@ -89,6 +89,8 @@ impl Reserved {
     #[inline]
     pub(super) fn sent(&mut self, flow: &mut FlowState, is_expected: bool) {
         if flow.is_expected | is_expected {
+            // The request that is being sent is in `dispatched` already, and was not counted
+            // before.
             let before = if flow.is_expected { flow.dispatched.wrapping_sub(1) } else { 0 };
             let now = if is_expected { flow.dispatched } else { 0 };
             self.dispatched = self.dispatched.wrapping_sub(before).wrapping_add(now);

@@ -226,7 +226,7 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
         self.control.cancelled(flow);
     }
 
-    /// Nothing to do: lanes are this one's own, and nobody is around it.
+    /// Nothing to do: NASS sets lanes itself, and no policy is around it.
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     #[inline]

@@ -50,12 +50,14 @@ impl State {
         sqe: &Sqe,
     ) -> Result<Answer, Status> {
         let (sqid, cid) = (sqe.cdw10 as u16, (sqe.cdw10 >> 16) as u16);
+        // Of the commands of the admin queue only event requests can be taken back.
         if sqid == 0 {
             return Ok(Answer::Now(self.abort_event_request(controller, wake, cid)));
         }
         if self.admin.aborts.len() == ABORTS {
             return Err(Status::ABORT_LIMIT);
         }
+        // In a queue that is being deleted no command's turn comes any more.
         let sq = self
             .sqs
             .get(usize::from(sqid))
@@ -64,6 +66,7 @@ impl State {
         let Some(index) = sq.and_then(|sq| sq.find(cid)) else {
             return Ok(Answer::Now(NOT_ABORTED));
         };
+        // Only one Abort may wait for a command: its turn ends one, and a second would never end.
         if self.admin.aborts.iter().any(|abort| (abort.sqid, abort.index) == (sqid, index)) {
             return Ok(Answer::Now(NOT_ABORTED));
         }
