@@ -34,7 +34,7 @@ enum Twist {
     Again,
     /// New keys, so many times, and data after that.
     Keys(u8),
-    /// An end of the session, and so many bytes of data after that.
+    /// An end of the session, and data after that: the number of their bytes.
     CloseAndGoOn(u32),
     /// An end of the session, in order.
     Close,

@@ -458,39 +458,48 @@ impl Subject for Registered {
 /// its bucket is full, and the others do not, as scripts take microseconds.
 pub(crate) struct Reserving(pub(crate) &'static str);
 
-/// Grants what flows have reserved as soon as they are there.
-pub(crate) struct Granting(AnyPolicy, AtomicU64);
+/// A policy that gives each flow that is added something more: to the n-th, counted from 1.
+pub(crate) struct Giving {
+    policy: AnyPolicy,
+    give: fn(&AnyPolicy, FlowId, u64) -> Result<(), FlowError>,
+    added: AtomicU64,
+}
 
-impl Policy for Granting {
+impl Policy for Giving {
     type Port = AnyPort;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
-        let flow = self.0.add_flow_as(known, weight)?;
-        let reservation = Reservation::new(60, 0).expect("legal");
-        self.0.set_share(flow, &Share { reservation, ..Share::default() })?;
-        let ticks = self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.tick(ticks * 10_000_000, &mut PortSet::default());
+        let flow = self.policy.add_flow_as(known, weight)?;
+        (self.give)(&self.policy, flow, 1 + self.added.fetch_add(1, Ordering::Relaxed))?;
         Ok(flow)
     }
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.0.set_weight(flow, weight)
+        self.policy.set_weight(flow, weight)
     }
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.0.remove_flow(flow)
+        self.policy.remove_flow(flow)
     }
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        self.0.tick(now_ns, wake)
+        self.policy.tick(now_ns, wake)
     }
     fn stats(&self) -> Stats {
-        self.0.stats()
+        self.policy.stats()
     }
 }
 
+/// A reservation, granted as soon as the flow is there.
+fn give_reservation(policy: &AnyPolicy, flow: FlowId, nth: u64) -> Result<(), FlowError> {
+    let reservation = Reservation::new(60, 0).expect("legal");
+    policy.set_share(flow, &Share { reservation, ..Share::default() })?;
+    policy.tick(nth * 10_000_000, &mut PortSet::default());
+    Ok(())
+}
+
 impl Subject for Reserving {
-    type Policy = Granting;
-    fn build(&self, shape: &Shape) -> (Granting, Vec<AnyPort>) {
+    type Policy = Giving;
+    fn build(&self, shape: &Shape) -> (Giving, Vec<AnyPort>) {
         let (policy, ports) = Registered(self.0).build(shape);
-        (Granting(policy, AtomicU64::new(1)), ports)
+        (Giving { policy, give: give_reservation, added: AtomicU64::new(0) }, ports)
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         NO_VIRTUAL_TIME
@@ -507,35 +516,15 @@ impl Subject for Reserving {
 /// a cap, and a latency target; D and what requests cost are found.
 pub(crate) struct Layered(pub(crate) &'static str);
 
-/// Gives all of that to each flow that is added.
-pub(crate) struct Giving(AnyPolicy);
-
-impl Policy for Giving {
-    type Port = AnyPort;
-
-    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
-        let flow = self.0.add_flow_as(known, weight)?;
-        let (reservation, group) = (Reservation::new(500, 0).expect("legal"), Some(GroupId(0)));
-        self.0.set_share(flow, &Share { reservation, group })?;
-        let cap = Cap::new(8000, 16);
-        self.0.set_caps(flow, &Caps::default().with(Side::Both, Counted::Requests, cap))?;
-        // A direct policy has no D that a target could move.
-        match self.0.set_target(flow, Target::new(1_000_000, Target::LATE_PPM, 50)) {
-            Ok(()) | Err(FlowError::NoTargets) => Ok(flow),
-            Err(error) => Err(error),
-        }
-    }
-    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.0.set_weight(flow, weight)
-    }
-    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.0.remove_flow(flow)
-    }
-    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        self.0.tick(now_ns, wake)
-    }
-    fn stats(&self) -> Stats {
-        self.0.stats()
+fn give_all(policy: &AnyPolicy, flow: FlowId, _nth: u64) -> Result<(), FlowError> {
+    let (reservation, group) = (Reservation::new(500, 0).expect("legal"), Some(GroupId(0)));
+    policy.set_share(flow, &Share { reservation, group })?;
+    let cap = Cap::new(8000, 16);
+    policy.set_caps(flow, &Caps::default().with(Side::Both, Counted::Requests, cap))?;
+    // A direct policy has no D that a target could move.
+    match policy.set_target(flow, Target::new(1_000_000, Target::LATE_PPM, 50)) {
+        Err(FlowError::NoTargets) => Ok(()),
+        outcome => outcome,
     }
 }
 
@@ -550,7 +539,7 @@ impl Subject for Layered {
             caps: Caps::default(),
         };
         policy.set_group(GroupId(0), Some(&group)).expect("there is room for a group");
-        (Giving(policy), ports)
+        (Giving { policy, give: give_all, added: AtomicU64::new(0) }, ports)
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         NO_VIRTUAL_TIME

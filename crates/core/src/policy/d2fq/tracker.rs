@@ -70,7 +70,7 @@ impl<P: Platform> Tracker<P> {
             Way::Scan(gvt) => match least() {
                 Some(least) => {
                     let least = least.max(self.floor());
-                    // The word is what virtual time was when no flow is active any more.
+                    // While no flow is active, the word keeps the last virtual time.
                     gvt.raise_unheld(least);
                     vt.since(least) >> KIU
                 }

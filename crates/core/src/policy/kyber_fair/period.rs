@@ -426,11 +426,11 @@ impl<P: Platform> Periods<P> {
     // handful, so for some microseconds there may be next to none. To end the period for that would
     // give the others tokens that are not theirs. So a port that finds fewer than `busy`
     // outstanding (but not none: then it acts) writes since when, and asks again when a 64th of
-    // what has passed of the period has gone by; whoever sends the request that makes them enough
-    // takes that back. A period lasts as long as its tokens, so the device is short for no more
+    // what has passed of the period has gone by; the port whose request makes them enough takes
+    // that back. A period lasts as long as its tokens, so the device is short for no more
     // than a 64th of the time. That word orders nothing: taken back too late, a period ends early,
-    // as it would without patience; and if nobody acts when it is over, the next completion wakes
-    // one who will.
+    // as it would without patience; and if no port acts when it is over, the next completion wakes
+    // a port that does.
     /// Too few are outstanding, though not none: gives until when that is borne.
     fn bear_until_ns(&self, now_ns: u64) -> u64 {
         if self.patience == 0 {

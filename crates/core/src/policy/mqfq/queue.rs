@@ -144,8 +144,8 @@ impl Queue {
         state == STAGED || state == AGAIN
     }
 
-    /// Stages a request of the flow in `seat`, which costs so many equivalent bytes and units. Its
-    /// tag is free, and its start tag not before those of its flow that are staged here.
+    /// Stages a request of the flow in `seat`; the pair is its cost in equivalent bytes and in
+    /// units. Its tag is free, and its start tag not before those of its flow that are staged here.
     #[inline]
     pub(super) fn stage(
         &mut self,
@@ -176,7 +176,7 @@ impl Queue {
         }
     }
 
-    /// A staged request of the flow costs so many equivalent bytes and units more.
+    /// Adds to what a staged request of the flow costs, in equivalent bytes and in units.
     pub(super) fn grow(&mut self, tag: Tag, local: &mut LocalFlow, (cost, units): (u64, u64)) {
         if let Some(past) = self.past.get_mut(tag.0 as usize) {
             past.units = past.units.saturating_add(units);

@@ -70,7 +70,7 @@ enum Kind<P: Platform> {
 //    order of these accesses, one sees the other. Tokens in nodes below the root need no such look:
 //    by 2 a running port answers for them, and when it stops they are used, handed to a claimed
 //    port, or reach the root. A port that was claimed for a token in the root may find that it has
-//    nothing to send any more; so a port that stops looks into the root and passes the word on.
+//    nothing left to send; so a port that stops looks into the root, and claims another ready port.
 //
 // So if every port has been run after its last wake-up, a token in the root and a ready port
 // exclude each other, and all other nodes are empty unless all ports that could move are at rest

@@ -57,7 +57,7 @@ impl State {
         if self.admin.aborts.len() == ABORTS {
             return Err(Status::ABORT_LIMIT);
         }
-        // In a queue that is being deleted no command's turn comes any more.
+        // A queue that is being deleted gives its commands no turn.
         let sq = self
             .sqs
             .get(usize::from(sqid))
