@@ -19,7 +19,8 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
         names.len(),
         record.seed
     );
-    let header = ["constant", "times", "claims", "hold there", "do not there", "undecided there"];
+    let header =
+        ["constant", "is there", "claims", "hold there", "do not there", "undecided there"];
     let rows = names.iter().flat_map(|name| rows_of(record, name));
     let turns = |row: &Vec<String>| row[3..].iter().any(|ids| !ids.is_empty());
     let rows: Vec<Vec<String>> = rows.filter(turns).collect();
@@ -38,16 +39,16 @@ fn is_steady(claim: &Claim) -> bool {
 
 /// Both ends of a constant.
 fn rows_of(record: &Record, constant: &str) -> Vec<Vec<String>> {
-    let mut ends: Vec<f64> = Vec::new();
+    let mut ends: Vec<&str> = Vec::new();
     for one in record.claims.iter().flat_map(|claim| &claim.band) {
-        if one.constant == constant && !ends.contains(&one.times) {
-            ends.push(one.times);
+        if one.constant == constant && !ends.contains(&one.end.as_str()) {
+            ends.push(&one.end);
         }
     }
-    let row = |times: f64| {
+    let row = |end: &str| {
         let there = |claim: &Claim| {
             let mut band = claim.band.iter();
-            band.find(|one| one.constant == constant && one.times == times).map(|one| one.holds)
+            band.find(|one| one.constant == constant && one.end == end).map(|one| one.holds)
         };
         let tried = record.claims.iter().filter(|claim| there(claim).is_some()).count();
         let turned = |verdict: Option<bool>| {
@@ -58,8 +59,7 @@ fn rows_of(record: &Record, constant: &str) -> Vec<Vec<String>> {
             ids.join(" ")
         };
         let outcomes = [Some(true), Some(false), None].map(turned);
-        [vec![constant.to_owned(), times.to_string(), tried.to_string()], outcomes.to_vec()]
-            .concat()
+        [vec![constant.to_owned(), end.to_owned(), tried.to_string()], outcomes.to_vec()].concat()
     };
     ends.into_iter().map(row).collect()
 }
@@ -70,9 +70,9 @@ mod tests {
     use crate::claims::{Elsewhere, OnSeed};
 
     fn claim(id: &str, holds: bool, elsewhere: [Option<bool>; 2]) -> Claim {
-        let one = |(times, holds)| Elsewhere {
+        let one = |(end, holds): (&str, _)| Elsewhere {
             constant: "planes".into(),
-            times,
+            end: end.into(),
             holds,
             measured: String::new(),
         };
@@ -93,7 +93,7 @@ mod tests {
             }],
             calibration: false,
             counted: true,
-            band: [0.5, 2.0].into_iter().zip(elsewhere).map(one).collect(),
+            band: ["0.5 times", "2 times"].into_iter().zip(elsewhere).map(one).collect(),
         }
     }
 
@@ -108,7 +108,10 @@ mod tests {
         assert!(found.title.contains("of 3 claims 1 have the same verdict"), "{}", found.title);
         assert_eq!(
             found.rows,
-            [["planes", "0.5", "3", "M-T3", "M-T2", ""], ["planes", "2", "3", "", "", "M-T2"]]
+            [
+                ["planes", "0.5 times", "3", "M-T3", "M-T2", ""],
+                ["planes", "2 times", "3", "", "", "M-T2"]
+            ]
         );
         assert!(table(&Record::default()).is_none());
         let steady = vec![claim("M-T1", true, [Some(true); 2])];

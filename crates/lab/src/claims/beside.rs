@@ -15,7 +15,7 @@ use fairq_device::profile::Count;
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, BfqSubject, D2fqSubject, MqfqSubject};
-use fairq_sim::proxy;
+use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
@@ -133,7 +133,7 @@ fn fio(threads: usize, first: usize) -> Tenant {
 
 /// Figure 6.
 fn flashx(setting: Setting<'_>) -> Result<Outcome, String> {
-    let (threads, pagerank) = proxy::flashx();
+    let (threads, pagerank) = setting.proxy("flashx")?;
     let tenants =
         || [Tenant::new("FlashX", 100, (0..threads).collect(), pagerank.clone()), fio(6, threads)];
     let ((fabric, _), (ssd, _)) =
@@ -201,7 +201,7 @@ fn flashx(setting: Setting<'_>) -> Result<Outcome, String> {
 
 /// Figure 7.
 fn aerospike(setting: Setting<'_>) -> Result<Outcome, String> {
-    let (clients, reads) = proxy::aerospike();
+    let (clients, reads) = setting.proxy("aerospike")?;
     let tenants = |threads| {
         [
             Tenant::new("Aerospike", 100, (0..clients).collect(), reads.clone()),
@@ -277,8 +277,8 @@ const BFQ: BfqSubject = BfqSubject { slots: 64, budget: 128 << 10, in_groups: fa
 const CORES: usize = 24;
 
 /// YCSB's clients and fio's threads, on which of them; `port` says which port a core has.
-fn ycsb_and_fio(port: impl Fn(usize) -> usize) -> Vec<Tenant> {
-    let (clients, reader) = proxy::ycsb();
+fn ycsb_and_fio(ycsb: Proxy, port: impl Fn(usize) -> usize) -> Vec<Tenant> {
+    let (clients, reader) = ycsb;
     let (fio, others): (Vec<usize>, Vec<usize>) = (0..CORES).partition(|core| core % 6 == 0);
     let clients = others.into_iter().cycle().take(clients).map(&port).collect();
     let fio = fio.into_iter().map(&port).collect();
@@ -290,8 +290,10 @@ fn ycsb_and_fio(port: impl Fn(usize) -> usize) -> Vec<Tenant> {
 
 /// Figure 18, CPU, and Figure 19, latency: all 24 cores, three of which share a set of queues.
 fn ycsb_on_cores(setting: Setting<'_>) -> Result<Outcome, String> {
-    let mut scenario = Scenario::new(profile("z-ssd")?, CORES, ycsb_and_fio(|core| core), SECOND)
-        .on(Machine::GOLD_6226.host(CORES));
+    let (clients, client) = setting.proxy("ycsb")?;
+    let tenants = ycsb_and_fio((clients, client.clone()), |core| core);
+    let mut scenario =
+        Scenario::new(profile("z-ssd")?, CORES, tenants, SECOND).on(Machine::GOLD_6226.host(CORES));
     scenario.warmup_ns = SECOND / 2;
     scenario.cores_per_queue = 3;
     let direct =
@@ -307,7 +309,6 @@ fn ycsb_on_cores(setting: Setting<'_>) -> Result<Outcome, String> {
         .collect::<Result<Vec<Run>, String>>()?;
     runs.push(go_by_thread(BFQ, &scenario, setting)?);
     // YCSB's clients compute between their requests; fio's threads do not.
-    let (_, client) = proxy::ycsb();
     let computing = |run: &Run| {
         let computed_ns = run.tenants[0].requests * client.think_ns;
         computed_ns as f64 / (CORES as f64 * run.measured_ns as f64)
@@ -347,8 +348,8 @@ fn ycsb_on_cores(setting: Setting<'_>) -> Result<Outcome, String> {
 
 /// Figure 18, bandwidth: three cores share a set of queues.
 fn ycsb(setting: Setting<'_>) -> Result<Outcome, String> {
-    let mut scenario =
-        Scenario::new(profile("z-ssd")?, 8, ycsb_and_fio(|core| core / 3), 12 * SECOND);
+    let tenants = ycsb_and_fio(setting.proxy("ycsb")?, |core| core / 3);
+    let mut scenario = Scenario::new(profile("z-ssd")?, 8, tenants, 12 * SECOND);
     // The ratio has settled by then.
     scenario.warmup_ns = 8 * SECOND;
     let run = |policy| go(policy, &scenario, setting);

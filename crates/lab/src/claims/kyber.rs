@@ -435,11 +435,10 @@ fn never_idle(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = scenario([little, much.clone(), much.clone(), much], WEIGHTS)?;
     // Whether the device is idle is asked between its commands, without what is under way in cores.
     scenario.host = None;
-    // `go` would set it; this run has a check of its own, and so does not go through it.
-    scenario.seed = setting.seed;
     let AnySubject::KyberFair(tokens) = FAIR else { return Err("FAIR is made of tokens".into()) };
-    let fair =
-        run(&scenario, &tokens, vec![Box::new(NeverIdle)]).map_err(|error| error.to_string())?;
+    // A check of its own, so it does not pass through `go`.
+    let fair = run(&setting.applied(&scenario)?, &tokens, vec![Box::new(NeverIdle)])
+        .map_err(|error| error.to_string())?;
     let none = go(AnySubject::None, &scenario, setting)?;
     let kept = fair.bandwidth() / none.bandwidth();
     let measured = match &fair.violation {

@@ -33,7 +33,7 @@ mod seeds;
 mod sweeps;
 
 pub use band::{CONSTANTS, Elsewhere};
-use band::{Constant, Setting, Used};
+use band::{Constant, End, Setting, Used};
 pub use figure::{Axis, Figure, Line, Shape, Table};
 use rules::rule;
 pub use rules::{Change, ROWS, Row, frozen};
@@ -118,6 +118,12 @@ struct Experiment {
 }
 
 impl Experiment {
+    /// Whether one of its rows is a paper's, which has a verdict.
+    fn decides(&self) -> bool {
+        let is_ours = |row: &&Row| self.ids.contains(&row.id.as_str());
+        ROWS.iter().filter(is_ours).any(|row| row.paper() != Paper::Beyond)
+    }
+
     /// What is said of its rows where it could not be run, or broke a law.
     fn failed(&self, why: &str) -> Outcome {
         self.ids.iter().map(|id| Answer::failed(id, why)).collect::<Vec<_>>().into()
@@ -125,6 +131,7 @@ impl Experiment {
 }
 
 /// What comes out of an experiment.
+#[derive(Clone)]
 struct Outcome {
     answers: Vec<Answer>,
     figures: Vec<Figure>,
@@ -132,6 +139,7 @@ struct Outcome {
 }
 
 /// An answer to one row.
+#[derive(Clone)]
 struct Answer {
     id: &'static str,
     measured: String,
@@ -272,21 +280,34 @@ pub fn answer(
         .collect();
     // By seed and then by experiment: `outcomes` keeps that order, so answers of a row stand by
     // seed.
-    let each = |seed| mine.iter().map(move |&of| Planned { of, seed, varied: None });
+    let planned = |seed| {
+        let again = seed == seeds.first && band;
+        let one = move |&of: &&'static Experiment| Planned {
+            of,
+            seed,
+            varied: None,
+            usual: None,
+            again: again && of.decides(),
+        };
+        mine.iter().map(one)
+    };
+    let usual = outcomes(seeds.all().flat_map(planned).collect(), jobs, &on);
     let mut found: BTreeMap<&str, Vec<OnSeed>> = BTreeMap::new();
     let (mut figures, mut tables, mut others) = (Vec::new(), Vec::new(), Vec::new());
-    for (Planned { of, seed, .. }, used, outcome) in
-        outcomes(seeds.all().flat_map(each).collect(), jobs, &on)
-    {
-        if seed == seeds.first && band {
+    for (planned, used, outcome) in &usual {
+        let Planned { of, seed, again, .. } = *planned;
+        if again {
             let ends = |constant: &'static Constant| {
-                // An end that is what the lab runs with anyway has been run.
-                let ends = [constant.low, constant.high].into_iter().filter(|&times| times != 1.0);
-                ends.map(move |times| Planned { of, seed, varied: Some((constant, times)) })
+                constant.ends().map(move |end| Planned {
+                    varied: Some((constant, end)),
+                    usual: Some(used),
+                    again: false,
+                    ..*planned
+                })
             };
             others.extend(used.constants().into_iter().flat_map(ends));
         }
-        let outcome = outcome.unwrap_or_else(|why| of.failed(&why));
+        let outcome = outcome.as_ref().map_or_else(|why| of.failed(why), Outcome::clone);
         if seed == seeds.first {
             figures.extend(outcome.figures);
             tables.extend(outcome.tables);
@@ -300,12 +321,12 @@ pub fn answer(
     tables.sort_by_key(|table| table.id);
     let mut elsewhere: BTreeMap<&str, Vec<Elsewhere>> = BTreeMap::new();
     for (Planned { of, varied, .. }, _, outcome) in outcomes(others, jobs, &on) {
-        let Some((constant, times)) = varied else { continue };
+        let Some((constant, end)) = varied else { continue };
         for Answer { id, measured, holds, .. } in
             outcome.unwrap_or_else(|why| of.failed(&why)).answers
         {
-            let constant = constant.name.clone();
-            let one = Elsewhere { constant, times, holds, measured };
+            let (constant, end) = (constant.name.clone(), end.to_string());
+            let one = Elsewhere { constant, end, holds, measured };
             elsewhere.entry(id).or_default().push(one);
         }
     }
@@ -335,18 +356,22 @@ pub fn answer(
 
 /// An experiment that is to be run: on which seed, and with which constant changed.
 #[derive(Clone, Copy)]
-struct Planned {
+struct Planned<'a> {
     of: &'static Experiment,
     seed: u64,
-    varied: Option<(&'static Constant, f64)>,
+    varied: Option<(&'static Constant, End)>,
+    /// What it ran with no constant changed.
+    usual: Option<&'a Used>,
+    /// Whether it will be run again with constants changed.
+    again: bool,
 }
 
 /// Runs all that is planned; gives what it ran on and what came out, in the order of the plan.
-fn outcomes(
-    plan: Vec<Planned>,
+fn outcomes<'a>(
+    plan: Vec<Planned<'a>>,
     jobs: usize,
     on: &(impl Fn(Progress) -> bool + Sync),
-) -> Vec<(Planned, Used, Result<Outcome, String>)> {
+) -> Vec<(Planned<'a>, Used, Result<Outcome, String>)> {
     let mut order: Vec<usize> = (0..plan.len()).collect();
     // The longest first: then none of them runs alone at the end.
     order.sort_by_key(|&number| std::cmp::Reverse(plan[number].of.seconds));
@@ -355,8 +380,9 @@ fn outcomes(
     let work = |number: usize| {
         let planned = plan[order[number]];
         let used = Used::default();
-        let setting = Setting { seed: planned.seed, varied: planned.varied, used: &used };
-        let outcome = (planned.of.run)(setting);
+        let Planned { of, seed, varied, usual, again } = planned;
+        let outcome = (of.run)(Setting { seed, varied, used: &used, usual });
+        let used = if again { used } else { used.without_runs() };
         ran.fetch_add(planned.of.seconds, Ordering::Relaxed);
         (order[number], (planned, used, outcome))
     };
@@ -370,8 +396,7 @@ fn outcomes(
 
 /// Runs a scenario under a policy; a broken law is an error.
 fn go(policy: AnySubject, scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
-    let scenario = setting.applied(scenario)?;
-    let run = policy.run(&scenario).map_err(|error| error.to_string())?;
+    let run = setting.run(policy, scenario)?;
     match &run.violation {
         None => Ok(run),
         Some(violation) => Err(format!("under {policy:?} a law is broken: {violation}")),
@@ -409,7 +434,8 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 /// Runs a scenario without checks, for sweeps that are too large for them.
 fn measured(policy: AnySubject, scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
-    policy.measure(&setting.applied(scenario)?).map_err(|error| error.to_string())
+    let scenario = setting.applied(scenario)?;
+    setting.policy(policy, &scenario)?.measure(&scenario).map_err(|error| error.to_string())
 }
 
 /// Jain's index: 1 when all are equal, 1/n when one has everything.

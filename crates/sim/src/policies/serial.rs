@@ -46,8 +46,8 @@ pub struct SerialSubject {
     pub strict_nass: bool,
     /// The most bytes that are merged to one command; 0 merges none.
     pub merge_bytes: u32,
-    /// For FlashFQ: what a request costs beside its length, in bytes.
-    pub request_bytes: u32,
+    /// FlashFQ's knobs; of `idle_ns` only where it waits.
+    pub flashfq: FlashFqConfig,
 }
 
 /// What Linux merges to one command on most drives (max_sectors_kb), in bytes.
@@ -59,7 +59,6 @@ const TURN: u64 = 1 << 30;
 impl SerialSubject {
     /// With anticipation, if it has any, and without limits or merging.
     pub fn new(scheduler: Scheduler, slots: u32) -> SerialSubject {
-        let request_bytes = FlashFqConfig::default().request_bytes;
         SerialSubject {
             scheduler,
             slots,
@@ -67,7 +66,7 @@ impl SerialSubject {
             nass: None,
             strict_nass: false,
             merge_bytes: 0,
-            request_bytes,
+            flashfq: FlashFqConfig::default(),
         }
     }
 
@@ -120,12 +119,9 @@ impl SerialSubject {
                 Box::new(BfqScheduler::new(bounds, &bfq)?)
             }
             Scheduler::FlashFq => {
-                let usual = FlashFqConfig::default()
-                    .with(|config| config.request_bytes = self.request_bytes);
-                Box::new(FlashFqScheduler::new(
-                    bounds,
-                    &usual.with(|config| config.idle_ns = idle(usual.idle_ns)),
-                )?)
+                let usual = self.flashfq;
+                let flashfq = usual.with(|config| config.idle_ns = idle(usual.idle_ns));
+                Box::new(FlashFqScheduler::new(bounds, &flashfq)?)
             }
             Scheduler::Fiops => Box::new(FiopsScheduler::new(bounds, &FiopsConfig::default())),
         })

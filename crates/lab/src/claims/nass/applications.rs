@@ -4,21 +4,22 @@ use fairq_core::nass::NassConfig;
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
-use fairq_sim::proxy::{self, Proxy};
+use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{SECOND, Scenario, Tenant};
 
 use super::{Both, CHANGES, FOUR, Measured, NCQ, Pairs, both, du, fv, named, profile, scenario};
 use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, Shape, go, jain, rule};
 
 /// Table IV: file, mail and database servers of Filebench.
-fn servers() -> [Proxy; 3] {
-    [proxy::file_server(), proxy::mail_server(), proxy::database()]
+fn servers(setting: Setting<'_>) -> Result<[Proxy; 3], String> {
+    let proxy = |name| setting.proxy(name);
+    Ok([proxy("file-server")?, proxy("mail-server")?, proxy("database")?])
 }
 
 /// Figure 12.
 pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
-    let all = Both::new(&servers(), NassConfig::default(), setting)?;
+    let all = Both::new(&servers(setting)?, NassConfig::default(), setting)?;
     let pairs = &all.strict;
     let dominates = |m: &Measured| m.kept[0] > m.kept[1] && m.kept[0] > m.kept[2];
     let gain = |pairs: &Pairs, server: usize| pairs.gain(Bfq, |m| m.kept[server]);
@@ -88,7 +89,7 @@ const CORES: f64 = 16.0;
 /// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under
 /// their lock takes time by steps ([`fairq_sim::policies::SerialSubject`]).
 pub(super) fn overhead(setting: Setting<'_>) -> Result<Outcome, String> {
-    let mut scenario = scenario(&profile()?, &servers());
+    let mut scenario = scenario(&profile()?, &servers(setting)?);
     scenario.host = Some(Machine::FOUR_QUAD_CORES.host(scenario.ports));
     let used = |lock| {
         let run = go(AnySubject::Serial(lock), &scenario, setting)?;
@@ -128,21 +129,21 @@ pub(super) fn overhead(setting: Setting<'_>) -> Result<Outcome, String> {
 
 /// Figure 13: OLTP from the beginning, Sort's map phase from 12 to 34 s, Wordcount's from 20 to 39
 /// s. Eight requests at a time each; Sort's are intensive, Wordcount computes in between.
-fn applications() -> [Tenant; 3] {
+fn applications(setting: Setting<'_>) -> Result<[Tenant; 3], String> {
     let tenant =
         |name, port, (threads, job): Proxy| Tenant::new(name, 100, vec![port; threads], job);
     let mut tenants = [
-        tenant("OLTP", 0, proxy::oltp()),
-        tenant("Sort", 1, proxy::sort()),
-        tenant("Wordcount", 2, proxy::wordcount()),
+        tenant("OLTP", 0, setting.proxy("oltp")?),
+        tenant("Sort", 1, setting.proxy("sort")?),
+        tenant("Wordcount", 2, setting.proxy("wordcount")?),
     ];
     tenants[1].lives = vec![(12 * SECOND, 34 * SECOND)];
     tenants[2].lives = vec![(20 * SECOND, 39 * SECOND)];
-    tenants
+    Ok(tenants)
 }
 
 pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
-    let profile = profile()?;
+    let (profile, applications) = (profile()?, applications(setting)?);
     let over = |tenants: Vec<Tenant>, seconds: u64| {
         let mut scenario = Scenario::new(profile.clone(), 3, tenants, seconds * SECOND);
         scenario.series_ns = Some(SECOND);
@@ -150,19 +151,21 @@ pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
     };
     let cfq = SerialSubject::new(Scheduler::LinuxCfq, NCQ).merging();
     let mut alone = Vec::new();
-    for tenant in applications() {
+    for tenant in applications.clone() {
         // Alone it is there all the while: what it has then does not depend on when.
         let tenant = Tenant { lives: vec![(0, u64::MAX)], ..tenant };
         alone.push(go(AnySubject::Serial(cfq), &over(vec![tenant], 4), setting)?.bandwidth());
     }
-    let run = |lock| go(AnySubject::Serial(lock), &over(applications().to_vec(), 40), setting);
+    let run = |lock| go(AnySubject::Serial(lock), &over(applications.to_vec(), 40), setting);
     let nass = NassConfig::default();
     let (plain, limited) = (run(cfq)?, run(cfq.limited_strictly(nass))?);
     let ours = run(cfq.limited(nass))?;
     // What each of those who are there keeps in a second.
     let present = |second: u64| {
-        applications()
-            .map(|tenant| tenant.lives.iter().any(|&(a, b)| (a..b).contains(&(second * SECOND))))
+        let second = second * SECOND;
+        applications
+            .each_ref()
+            .map(|tenant| tenant.lives.iter().any(|&(a, b)| (a..b).contains(&second)))
     };
     let kept = |run: &Run, second: u64| -> Vec<f64> {
         let each = run.tenants.iter().zip(&alone).zip(present(second));

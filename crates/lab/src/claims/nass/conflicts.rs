@@ -42,7 +42,7 @@ pub(super) fn sequentiality(setting: Setting<'_>) -> Result<Outcome, String> {
     let unmerged = apart
         .into_iter()
         .filter(|(name, _)| random.contains(name))
-        .map(|(name, lock)| Ok((name, measure(lock, &profile, &pair(1), setting)?)))
+        .map(|(name, lock)| Ok((name, measure(lock, &profile, &pair(1, setting)?, setting)?)))
         .collect::<Result<Vec<_>, String>>()?;
     let merging_hurts = |name: &&str| {
         let (with, without) = (of(&reads[2], name), of(&unmerged, name));
@@ -137,8 +137,9 @@ pub(super) fn reads_and_writes(setting: Setting<'_>) -> Result<Outcome, String> 
     let (sequential, random) = (lengths(3, setting)?, at(4, NCQ, setting)?);
     let names = ["CFQ", "CFQ-NA", "BFQ", "BFQ-NA", "FlashFQ", "FIOPS"];
     let even = symmetric()?;
-    let one =
-        |variant: Variant| Ok((variant.name, measure(variant.lock, &even, &pair(3), setting)?));
+    let one = |variant: Variant| {
+        Ok((variant.name, measure(variant.lock, &even, &pair(3, setting)?, setting)?))
+    };
     let even: Vec<(&'static str, Measured)> =
         six(NCQ).into_iter().map(one).collect::<Result<_, String>>()?;
     let fv = |measured: &Measured| format!("{:.2}", measured.fairness);
@@ -278,8 +279,9 @@ pub(super) fn intensities(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut costs = Vec::new();
     for test in 1..=8 {
         let profile = profile()?;
-        let du =
-            |lock| Ok::<f64, String>(measure(lock, &profile, &pair(test), setting)?.utilization);
+        let du = |lock| {
+            Ok::<f64, String>(measure(lock, &profile, &pair(test, setting)?, setting)?.utilization)
+        };
         let cfq = SerialSubject::new(Scheduler::LinuxCfq, NCQ).merging();
         costs.push((du(cfq)?, du(cfq.without_waiting())?));
     }
@@ -288,7 +290,9 @@ pub(super) fn intensities(setting: Setting<'_>) -> Result<Outcome, String> {
     let ours = {
         let profile = profile()?;
         let cfq = SerialSubject::new(Scheduler::Cfq, NCQ).merging();
-        let fv = |test| Ok::<f64, String>(measure(cfq, &profile, &pair(test), setting)?.fairness);
+        let fv = |test| {
+            Ok::<f64, String>(measure(cfq, &profile, &pair(test, setting)?, setting)?.fairness)
+        };
         [fv(7)?, fv(8)?]
     };
     let costs = costs

@@ -21,7 +21,7 @@ pub(super) fn on_a_disk(setting: Setting<'_>) -> Result<Outcome, String> {
             (scenario.warmup_ns, scenario.duration_ns) = (10 * SECOND, 130 * SECOND);
             scenario
         };
-        let [shallow, deep] = pair(7);
+        let [shallow, deep] = pair(7, setting)?;
         let alone = |load: Proxy| {
             Ok::<_, String>(
                 go(AnySubject::Serial(lock), &on_disk(&[load]), setting)?.tenants[0].clone(),

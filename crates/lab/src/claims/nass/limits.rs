@@ -60,7 +60,7 @@ pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
 /// Figure 9.
 pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
-    let all = Both::new(&pair(5), NassConfig::default(), setting)?;
+    let all = Both::new(&pair(5, setting)?, NassConfig::default(), setting)?;
     let pairs = &all.strict;
     let ((before, after), (_, ours)) = (pairs.of(Fiops), all.ours.of(Fiops));
     let high = FOUR.iter().all(|&one| {
@@ -130,7 +130,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
 /// Figure 10.
 pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
     use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
-    let runs = Both::new(&pair(7), NassConfig::default(), setting)?;
+    let runs = Both::new(&pair(7, setting)?, NassConfig::default(), setting)?;
     let pairs = &runs.strict;
     let utilization = [
         (Cfq, rule("N-10.1", "cfq")),
@@ -196,8 +196,8 @@ pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
 pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
     let without = NassConfig::default().with(|config| config.sequentiality = false);
     let (nm, n) = (
-        Both::new(&pair(3), without, setting)?,
-        Both::new(&pair(3), NassConfig::default(), setting)?,
+        Both::new(&pair(3, setting)?, without, setting)?,
+        Both::new(&pair(3, setting)?, NassConfig::default(), setting)?,
     );
     let limited = &nm.strict;
     let poor = FOUR.iter().all(|&one| limited.of(one).0.fairness < rule("N-11.1", "poor"));

@@ -107,8 +107,9 @@ fn of_size(bytes: u32, job: Job) -> Job {
 }
 
 /// Table II, a thread each.
-fn pair(test: usize) -> [Proxy; 2] {
-    jobs(test).map(|job| (1, job))
+fn pair(test: usize, setting: Setting<'_>) -> Result<[Proxy; 2], String> {
+    let [first, second] = jobs(test);
+    Ok([(1, setting.fio(first)?), (1, setting.fio(second)?)])
 }
 
 fn jobs(test: usize) -> [Job; 2] {
@@ -169,7 +170,8 @@ fn measure(
     loads: &[Proxy],
     setting: Setting<'_>,
 ) -> Result<Measured, String> {
-    let lock = SerialSubject { request_bytes: closed::read_cost_bytes(profile), ..lock };
+    let mut lock = lock;
+    lock.flashfq.request_bytes = closed::read_cost_bytes(profile);
     let alone = SerialSubject { nass: None, waits: true, slots: NCQ, ..lock };
     let together = go(AnySubject::Serial(lock), &scenario(profile, loads), setting)?;
     let bytes = |run: &Run, tenant: usize| run.tenants[tenant].bytes as f64;
@@ -207,7 +209,7 @@ fn at(
 ) -> Result<Vec<(&'static str, Measured)>, String> {
     let profile = profile()?;
     let one = |variant: Variant| {
-        Ok((variant.name, measure(variant.lock, &profile, &pair(test), setting)?))
+        Ok((variant.name, measure(variant.lock, &profile, &pair(test, setting)?, setting)?))
     };
     six(slots).into_iter().map(one).collect()
 }
