@@ -12,11 +12,16 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
         CONSTANTS.iter().map(|constant| constant.name.as_str()).filter(touched).collect();
     let claims = record.claims.iter().filter(|claim| !claim.band.is_empty()).count();
     let steady = record.claims.iter().filter(|claim| !claim.band.is_empty() && is_steady(claim));
+    let failed = |claim: &&Claim| !claim.band.is_empty() && claim.on_first_seed() == Some(false);
+    let failed = record.claims.iter().filter(failed);
+    let somewhere = |claim: &&Claim| claim.band.iter().any(|one| one.holds == Some(true));
     let title = format!(
         "What hangs on constants that are guessed or derived: of {claims} claims {} have the same \
-         verdict at both ends of each of {} (seed {})",
+         verdict at both ends of each of {}; of {} that do not hold {} do at an end of one (seed {})",
         steady.count(),
         names.len(),
+        failed.clone().count(),
+        failed.filter(somewhere).count(),
         record.seed
     );
     let header =
@@ -106,6 +111,7 @@ mod tests {
         ];
         let found = table(&Record { seed: 1, claims, ..Record::default() }).unwrap();
         assert!(found.title.contains("of 3 claims 1 have the same verdict"), "{}", found.title);
+        assert!(found.title.contains("of 1 that do not hold 1 do"), "{}", found.title);
         assert_eq!(
             found.rows,
             [

@@ -105,6 +105,15 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
         }
         return Next::Part { step: Step::Fetch, length: rest.min(BOUNCE - misalignment) };
     }
+    // What is refused is refused before a part of it is written.
+    if done == 0
+        && whole > 0
+        && command.op == Op::WriteZeroes
+        && command.fast_only
+        && let Next::End(refused) = zero(backing, command, whole)
+    {
+        return Next::End(refused);
+    }
     if misalignment > 0 || whole == 0 {
         // Through the page cache only zeroing by the device minds blocks, and their parts can
         // simply be written.

@@ -329,7 +329,12 @@ fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
     let zero = Command { no_hole: true, fua: true, ..command(Op::WriteZeroes, 1001, 300_000) };
     let known = || [false, true].map(|no_hole| device.zeroes_by_map(0, no_hole));
     assert_eq!(known(), [false, false], "not before it has been seen");
-    assert_eq!(driver.run(Command { fast_only: true, ..zero }, &[]).errno, libc::EOPNOTSUPP);
+    let fast = Command { fast_only: true, ..zero };
+    assert_eq!(driver.run(fast, &[]).errno, libc::EOPNOTSUPP);
+    // Once it is known, nothing is written before it is said.
+    driver.write(0, &[7; 8192]);
+    assert_eq!(driver.run(fast, &[]).errno, libc::EOPNOTSUPP);
+    assert_eq!(driver.read(0, 8192), [7; 8192]);
     assert_eq!(driver.run(zero, &[]).errno, 0);
     assert_eq!(known(), [false, false]);
     assert_eq!(driver.run(command(Op::Discard, 1 << 19, 1 << 19), &[]).errno, 0);
