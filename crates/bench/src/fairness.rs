@@ -28,8 +28,11 @@ pub(crate) fn entitled(demands: &[Demand], total: f64) -> Vec<f64> {
         .iter()
         .zip(demands)
         .map(|(due, demand)| {
-            due.unwrap_or_else(|| {
-                if total > 0.0 { left * demand.weight / weights } else { demand.weight }
+            due.unwrap_or_else(|| match demand.weight {
+                // Where all others ask for less, no weight is left to divide by.
+                0.0 => 0.0,
+                weight if total > 0.0 => left * weight / weights,
+                weight => weight,
             })
         })
         .collect();
@@ -53,6 +56,14 @@ pub(crate) fn jain(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_not_there_is_entitled_to_nothing() {
+        let there = Demand { weight: 100.0, most: 10.0 };
+        let gone = Demand { weight: 0.0, most: 0.0 };
+        assert_eq!(entitled(&[there, gone], 100.0), [1.0, 0.0]);
+        assert_eq!(entitled(&[there, there, gone], 20.0), [0.5, 0.5, 0.0]);
+    }
 
     #[test]
     fn who_asks_for_less_is_entitled_to_less() {
