@@ -315,6 +315,17 @@ fn a_held_die_waits_for_its_channel() {
     near(at("1\nheld-through-transfer = true"), 1e6 / 70.0, 0.02);
 }
 
+/// What a held die has booked of its channel for later does not keep other dies from it until then.
+#[test]
+fn a_held_die_does_not_keep_its_channel_from_others_before_it_needs_it() {
+    let at = |more: &str| {
+        let dies = [("channels", "2"), ("dies-per-channel", more), ("channel-mb-s", "10000")];
+        let profile = changed("intel-530", &dies);
+        rate(&mut ssd(&profile), Stream::new(Op::Read, 4096, true), 32, 4096 * 20_000)
+    };
+    near(at("8\nheld-through-transfer = true"), at("8"), 0.02);
+}
+
 /// A flush waits for the media where nothing protects the buffer, and only there.
 #[test]
 fn a_flush_waits_for_the_media_unless_the_buffer_is_safe() {

@@ -13,7 +13,7 @@
 //! take two bytes for each page of the device and would not tell more: after random writing pages
 //! lie at random, as they do here, and after sequential writing in stripes, as they do here.
 
-use super::server::{Server, Speed};
+use super::server::{Bookings, Server, Speed};
 use crate::profile::Profile;
 
 /// What a die works on.
@@ -43,11 +43,12 @@ struct Die {
 pub(super) struct Media {
     dies: Box<[Die]>,
     channels: Box<[Server]>,
+    /// The channels instead, where dies are held until their page has left: they book ahead.
+    booked: Option<Box<[Bookings]>>,
     channel_speed: Speed,
     page_shift: u32,
     read_ns: u64,
     suspend_ns: Option<u64>,
-    held: bool,
     seed: u64,
     /// For how long dies have read, programmed, moved and erased.
     busy_ns: [u64; 4],
@@ -79,11 +80,13 @@ impl Media {
         Media {
             dies: (0..profile.dies()).map(die).collect(),
             channels: vec![Server::default(); channels as usize].into(),
+            booked: media
+                .held_through_transfer
+                .then(|| vec![Bookings::default(); channels as usize].into()),
             channel_speed: Speed::new(media.channel_mb_s.ns_per_mib()),
             page_shift: (media.page_kib.get() * 1024).trailing_zeros(),
             read_ns: media.read_us.ns(),
             suspend_ns: media.suspend_us.map(|suspend| suspend.ns()),
-            held: media.held_through_transfer,
             seed,
             busy_ns: [0; 4],
         }
@@ -104,7 +107,8 @@ impl Media {
 
     /// For how long channels have moved data, all together.
     pub(super) fn channels_ns(&self) -> u64 {
-        self.channels.iter().map(Server::busy_ns).sum()
+        let booked = self.booked.iter().flatten().map(Bookings::busy_ns);
+        self.channels.iter().map(Server::busy_ns).chain(booked).sum()
     }
 
     pub(super) fn page_shift(&self) -> u32 {
@@ -137,19 +141,22 @@ impl Media {
         (die.free_ns, die.page) = (at_ns, page);
         let channel = die.channel;
         // The channel is reserved when the page is there, unless the die is held until it has gone.
-        if !self.held {
+        let Some(booked) = &mut self.booked else {
             return PageRead::InRegister { at_ns, channel };
-        }
-        let at_ns =
-            self.channels[channel as usize].serve(at_ns, self.channel_speed.takes_ns(bytes));
-        die.free_ns = at_ns;
-        PageRead::Moved { at_ns }
+        };
+        let takes_ns = self.channel_speed.takes_ns(bytes);
+        die.free_ns = booked[channel as usize].serve(now_ns, at_ns, takes_ns);
+        PageRead::Moved { at_ns: die.free_ns }
     }
 
     /// Moves bytes of a page through its channel; gives when they are through.
     #[inline]
     pub(super) fn transfer(&mut self, now_ns: u64, channel: u32, bytes: u64) -> u64 {
-        self.channels[channel as usize].serve(now_ns, self.channel_speed.takes_ns(bytes))
+        let takes_ns = self.channel_speed.takes_ns(bytes);
+        match &mut self.booked {
+            None => self.channels[channel as usize].serve(now_ns, takes_ns),
+            Some(booked) => booked[channel as usize].serve(now_ns, now_ns, takes_ns),
+        }
     }
 
     /// An idle die begins to work; gives when it will be done if nothing puts it off. Data to
