@@ -21,6 +21,7 @@ mod bfq;
 mod d2fq;
 mod first_come;
 mod kyber;
+mod linux_bfq;
 mod linux_cfq;
 mod mqfq;
 mod serial;

@@ -78,6 +78,7 @@ fn named(scheduler: Scheduler) -> &'static str {
         Scheduler::LinuxCfq => "CFQ",
         Scheduler::Cfq => "fairq's CFQ",
         Scheduler::Bfq => "BFQ",
+        Scheduler::LinuxBfq => "Linux's BFQ",
         Scheduler::FlashFq => "FlashFQ",
         Scheduler::Fiops => "FIOPS",
     }
@@ -184,7 +185,9 @@ fn measure(
     }
     let shared: Vec<f64> = match lock.scheduler {
         Scheduler::Cfq | Scheduler::LinuxCfq | Scheduler::FlashFq => kept.clone(),
-        Scheduler::Bfq => together.tenants.iter().map(|got| got.bytes as f64).collect(),
+        Scheduler::Bfq | Scheduler::LinuxBfq => {
+            together.tenants.iter().map(|got| got.bytes as f64).collect()
+        }
         Scheduler::Fiops => together.tenants.iter().map(|got| got.requests as f64).collect(),
     };
     let merged = together
