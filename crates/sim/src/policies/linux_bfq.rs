@@ -228,7 +228,6 @@ struct Turn {
 
 /// Linux's BFQ.
 pub(crate) struct LinuxBfq {
-    in_groups: bool,
     queues: Vec<Queue>,
     in_service: Option<Turn>,
     virtual_time: u64,
@@ -242,11 +241,10 @@ pub(crate) struct LinuxBfq {
 }
 
 impl LinuxBfq {
-    /// Queues are groups, which are waited for whatever their weights, or processes.
-    pub(crate) fn new(bounds: &SerialConfig, in_groups: bool) -> LinuxBfq {
+    /// For so many flows and requests.
+    pub(crate) fn new(bounds: &SerialConfig) -> LinuxBfq {
         let queue = |_| LinuxBfq::queue(VecDeque::with_capacity(bounds.jobs()), Lane::default());
         LinuxBfq {
-            in_groups,
             queues: (0..bounds.flows).map(queue).collect(),
             in_service: None,
             virtual_time: 0,
@@ -310,17 +308,10 @@ impl LinuxBfq {
         largest / BUDGET_RANGE
     }
 
-    /// `idling_needed_for_service_guarantees`.
+    /// `idling_needed_for_service_guarantees`: of groups it is needed whatever they weigh.
     fn is_waited_for(&self) -> bool {
-        let mut pending =
-            self.queues.iter().filter(|queue| queue.is_busy || queue.on_drive > 0).peekable();
-        let first = pending.peek().map_or(0, |queue| queue.weight);
-        let (mut count, mut varied) = (0, false);
-        for queue in pending {
-            count += 1;
-            varied |= queue.weight != first;
-        }
-        (self.in_groups && count > 1) || varied || self.busy().count() == 1
+        let pending = self.queues.iter().filter(|queue| queue.is_busy || queue.on_drive > 0);
+        pending.count() > 1 || self.busy().count() == 1
     }
 
     fn advance(&mut self, sectors: u64) {
@@ -456,9 +447,8 @@ impl LinuxBfq {
         self.most_on_drive = self.most_on_drive.max(self.on_drive);
         match &mut self.in_service {
             Some(turn) if turn.at == at => {
-                if std::mem::take(&mut turn.times_next) {
-                    turn.timed = Some(next.job);
-                }
+                let timed = std::mem::take(&mut turn.times_next).then_some(next.job);
+                turn.timed = timed.or(turn.timed);
             }
             Some(turn) => {
                 turn.has_injected = true;

@@ -121,7 +121,7 @@ impl SerialSubject {
                     .with(|config| config.idle_ns = idle(BfqConfig::default().idle_ns));
                 Box::new(BfqScheduler::new(bounds, &bfq)?)
             }
-            Scheduler::LinuxBfq => Box::new(LinuxBfq::new(bounds, true)),
+            Scheduler::LinuxBfq => Box::new(LinuxBfq::new(bounds)),
             Scheduler::FlashFq => {
                 let usual = self.flashfq;
                 let flashfq = usual.with(|config| config.idle_ns = idle(usual.idle_ns));
