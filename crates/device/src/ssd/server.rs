@@ -24,8 +24,8 @@ impl Server {
     }
 }
 
-/// Serves one at a time what asks for it now or for a time to come. What asks later goes first where
-/// there is room for it before what was booked.
+/// Serves one at a time what asks for it now or for a time to come. What asks later goes first
+/// where there is room for it before what was booked.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bookings {
     /// From when to when, in that order; what has ended is forgotten.

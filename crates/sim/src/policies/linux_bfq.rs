@@ -16,8 +16,8 @@
 //!   requests, by a timer of 8 ms once its last has come back (`bfq_better_to_idle`).
 //! - *Injection.* Meanwhile others' requests go, as many as do not make the queue's own take half
 //!   as long again (`bfq_choose_bfqq_for_injection`, `bfq_update_inject_limit`).
-//! - *Tags.* A queue has its weight's part of 256 requests; what it sends beyond waits outside, where
-//!   BFQ does not see it (`bfqq_request_over_limit`).
+//! - *Tags.* A queue has its weight's part of 256 requests; what it sends beyond waits outside,
+//!   where BFQ does not see it (`bfqq_request_over_limit`).
 //! - *A queue that comes back* within 24 ms goes on with what is left of its budget and takes the
 //!   drive from a queue in service (`bfq_bfqq_update_budg_for_activation`).
 //!
