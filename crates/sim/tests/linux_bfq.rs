@@ -12,12 +12,33 @@ use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant};
 const DRIVE: &str = r#"
 name = "timed"
 model = "10 ms a request, 16 at a time"
-host = { interface = "nvme", queues = 2, queue-entries = 1024, window = 16, wrr = "no", capacity-gb = 4 }
-controller = { read-us = 0.1, write-us = 0.1, read-fixed-us = 10000, write-fixed-us = 10000, power-loss-protection = true }
 link = { read-mb-s = 100000, write-mb-s = 100000 }
-media = { channels = 64, dies-per-channel = 64, page-kib = 64, read-us = 0.1, program-us = 0.1, program-kib = 64, channel-mb-s = 100000 }
 buffer = { size-kib = 65536 }
 garbage = { over-provisioning = 0.5, erase-us = 0.1, programs-per-erase = 256 }
+
+[host]
+interface = "nvme"
+queues = 2
+queue-entries = 1024
+window = 16
+wrr = "no"
+capacity-gb = 4
+
+[controller]
+read-us = 0.1
+write-us = 0.1
+read-fixed-us = 10000
+write-fixed-us = 10000
+power-loss-protection = true
+
+[media]
+channels = 64
+dies-per-channel = 64
+page-kib = 64
+read-us = 0.1
+program-us = 0.1
+program-kib = 64
+channel-mb-s = 100000
 "#;
 
 /// The same difference counts as none.
