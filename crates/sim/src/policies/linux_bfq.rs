@@ -241,7 +241,7 @@ pub(crate) struct LinuxBfq {
 }
 
 impl LinuxBfq {
-    /// For so many flows and requests.
+    /// A scheduler with a queue for each of the flows that `bounds` allows, and no requests yet.
     pub(crate) fn new(bounds: &SerialConfig) -> LinuxBfq {
         let queue = |_| LinuxBfq::queue(VecDeque::with_capacity(bounds.jobs()), Lane::default());
         LinuxBfq {
@@ -454,7 +454,8 @@ impl LinuxBfq {
                 turn.has_injected = true;
                 let queue = &mut self.queues[at];
                 if queue.staged.is_empty() {
-                    // `bfq_remove_request`: it leaves the tree, and has no budget any more.
+                    // The queue that was injected has no other request: it leaves the tree and
+                    // loses its budget (`bfq_remove_request`).
                     queue.finish = queue.start + (queue.service << SHIFT) / queue.weight;
                     (queue.is_busy, queue.budget, queue.service) = (false, 0, 0);
                 }
