@@ -6,7 +6,7 @@
 
 use fairq_device::Profile;
 use fairq_sim::Run;
-use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
+use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};
 use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant};
 
 const DRIVE: &str = r#"
@@ -137,7 +137,8 @@ fn the_model_does_what_linux_does() {
         let tenants: Vec<Tenant> = linux.tenants.iter().enumerate().map(tenant).collect();
         let mut scenario = Scenario::new(Profile::parse(DRIVE).unwrap(), 4, tenants, 44 * SECOND);
         scenario.warmup_ns = 4 * SECOND;
-        let lock = SerialSubject::new(Scheduler::LinuxBfq, 16).merging();
+        let bfq = LinuxBfqConfig { kernel: Kernel::V7_2, processes: 1, budget: 0 };
+        let lock = SerialSubject::new(Scheduler::LinuxBfq(bfq), 16).merging();
         let run: Run = AnySubject::Serial(lock).run(&scenario).unwrap();
         assert!(run.violation.is_none(), "{}: {:?}", linux.load, run.violation);
 

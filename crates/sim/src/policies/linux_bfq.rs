@@ -1,19 +1,20 @@
-//! BFQ as Linux 7.2 runs it on a drive that does not rotate and has tagged queueing, each flow a
-//! control group with one process, for the laboratory alone.
+//! BFQ as Linux runs it on a drive that does not rotate and has tagged queueing, for the laboratory
+//! alone. Each flow is a process, alone or with others in a control group.
 //!
 //! **Why beside `bfq`.** fairq's own BFQ leaves out what Linux does to keep such a drive busy and
 //! to hold back what is slow. Facts are those of `block/bfq-iosched.c` and `bfq-wf2q.c`, in this
 //! module's words; a function of these files is named where one is followed. The test
 //! `tests/linux_bfq.rs` holds it to what Linux itself was measured to do (`bench/oracle`).
 //!
-//! **Model.** B-WF2Q+ over queues with budgets of sectors, as in fairq's.
+//! **Model.** B-WF2Q+ over groups, and in each over queues with budgets of sectors.
 //! - *Budgets* are doubled or quadrupled where they were too small, at most to what the drive's
 //!   peak rate serves in 125 ms (`__bfq_bfqq_recalc_budget`, `bfq_update_rate_reset`).
 //! - *Slow turns* are charged for their time: one of more than 20 ms that served less than half of
 //!   the largest budget, and one that ran out of time with a third of its budget left
 //!   (`bfq_bfqq_is_slow`, `bfq_bfqq_charge_time`).
-//! - *Waiting.* A queue in service that has nothing staged is waited for while others have
-//!   requests, by a timer of 8 ms once its last has come back (`bfq_better_to_idle`).
+//! - *Waiting.* A queue in service that has nothing staged is waited for, by a timer of 8 ms once
+//!   its last has come back, while the others are not its equals (`bfq_better_to_idle`): see
+//!   [`Kernel`].
 //! - *Injection.* Meanwhile others' requests go, as many as do not make the queue's own take half
 //!   as long again (`bfq_choose_bfqq_for_injection`, `bfq_update_inject_limit`).
 //! - *Tags.* A queue has its weight's part of 256 requests; what it sends beyond waits outside,
@@ -21,13 +22,43 @@
 //! - *A queue that comes back* within 24 ms goes on with what is left of its budget and takes the
 //!   drive from a queue in service (`bfq_bfqq_update_budg_for_activation`).
 //!
-//! **Left out**: weight raising (`low_latency` is 0), merging of queues, wakers, several processes
-//! of a group, and asynchronous writes.
+//! **Left out**: asynchronous writes, merging of queues and wakers, and weight raising
+//! (`low_latency`), which favours a queue in its first 3 to 25 seconds and after pauses of 2.
 
 use std::collections::VecDeque;
 
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
 use fairq_core::{Outcome, Weight};
+
+use self::peak::{Peak, seeks};
+
+mod peak;
+
+/// Which Linux. Later ones have what earlier ones have unless it says otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kernel {
+    /// A queue is waited for where queues or groups have different weights.
+    V4_15,
+    /// Injection. All queues of groups are waited for; of others not the lightest.
+    V5_2,
+    /// A queue that is heavier takes the drive from the one in service.
+    V5_3,
+    /// Tags by weight. One group alone is waited for only if it is one queue, and none where no
+    /// other is served.
+    V7_2,
+}
+
+/// How Linux's BFQ runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinuxBfqConfig {
+    /// Of which Linux.
+    pub kernel: Kernel,
+    /// How many flows, one after the other, are the processes of a control group, which has the
+    /// weight of all of them; 0 where there are no groups.
+    pub processes: usize,
+    /// The largest budget in sectors (`max_budget`); 0 for what the drive's peak rate allows.
+    pub budget: u64,
+}
 
 const MS: u64 = 1_000_000;
 /// `bfq_slice_idle`, `bfq_timeout`, `BFQ_MIN_TT`.
@@ -66,19 +97,61 @@ struct Staged {
     at: u64,
 }
 
-#[derive(Debug)]
-struct Queue {
-    staged: VecDeque<Staged>,
-    on_drive: u32,
-    lane: Lane,
+/// What B-WF2Q+ knows of a queue in its group, or of a group (`bfq_entity`).
+#[derive(Clone, Copy, Debug)]
+struct Entity {
     weight: u64,
     /// Whether it is in the tree or in service.
     is_busy: bool,
     start: u64,
     finish: u64,
-    /// Of this turn, in sectors, and what of it was served.
-    budget: u64,
+    /// In this turn, in sectors.
     service: u64,
+}
+
+impl Entity {
+    const IDLE: Entity = Entity { weight: 0, is_busy: false, start: 0, finish: 0, service: 0 };
+
+    /// `bfq_calc_finish`.
+    fn finish(&self, sectors: u64) -> u64 {
+        self.start + (sectors << SHIFT) / self.weight.max(1)
+    }
+
+    /// `__bfq_activate_entity`: what goes on where it stopped is not put behind virtual time.
+    fn activate(&mut self, virtual_time: u64, budget: u64, goes_on: bool) {
+        let back = goes_on && virtual_time > self.finish;
+        self.start = if back { self.finish } else { virtual_time.max(self.finish) };
+        self.finish = self.finish(budget);
+        if back && virtual_time > self.finish {
+            let delta = virtual_time - self.finish;
+            (self.start, self.finish) = (self.start + delta, self.finish + delta);
+        }
+        (self.is_busy, self.service) = (true, 0);
+    }
+
+    /// Its turn is over, and what it was served is known.
+    fn settle(&mut self) {
+        self.finish = self.finish(self.service);
+    }
+}
+
+/// Queues that have a weight together. Without groups all are in one.
+#[derive(Debug)]
+struct Group {
+    entity: Entity,
+    /// Of its queues.
+    virtual_time: u64,
+}
+
+#[derive(Debug)]
+struct Queue {
+    staged: VecDeque<Staged>,
+    on_drive: u32,
+    lane: Lane,
+    group: usize,
+    entity: Entity,
+    /// Of this turn, in sectors.
+    budget: u64,
     /// Of the next turns.
     usual_budget: u64,
     /// Whether its turn ended since it had nothing, so that it may go on with it.
@@ -121,96 +194,6 @@ struct Injection {
     changed_ns: u64,
 }
 
-/// The drive's peak rate, in sectors a microsecond and 2^16ths.
-#[derive(Clone, Copy, Debug)]
-struct Peak {
-    rate: u64,
-    samples: u64,
-    sequential: u64,
-    sectors: u64,
-    largest: u64,
-    first_ns: u64,
-    last_ns: u64,
-    /// From the first dispatch to the last one seen.
-    over_ns: u64,
-    last_end: u64,
-    completed_ns: u64,
-}
-
-impl Peak {
-    /// `bfq_reset_rate_computation`.
-    fn begin(&mut self, now_ns: u64, first: Option<&Staged>) {
-        self.samples = 0;
-        if let Some(request) = first {
-            (self.first_ns, self.last_ns) = (now_ns, now_ns);
-            (self.samples, self.sequential) = (1, 0);
-            (self.sectors, self.largest) = (request.sectors, request.sectors);
-        }
-    }
-
-    /// `bfq_update_peak_rate`; whether the rate is another now.
-    fn dispatched(&mut self, now_ns: u64, request: &Staged, on_drive: u32) -> bool {
-        let mut changed = false;
-        if self.samples == 0 {
-            self.begin(now_ns, Some(request));
-        } else if now_ns - self.last_ns > 100 * MS && on_drive == 0 {
-            changed = self.reset(now_ns, Some(request));
-        } else {
-            self.samples += 1;
-            let is_fed = on_drive > 0 || now_ns - self.completed_ns < LEAST_CHARGED_NS;
-            self.sequential += u64::from(is_fed && !seeks(self.last_end, request));
-            self.sectors += request.sectors;
-            self.largest = match self.samples % 32 {
-                0 => request.sectors,
-                _ => self.largest.max(request.sectors),
-            };
-            self.over_ns = now_ns - self.first_ns;
-            if self.over_ns >= 1000 * MS {
-                changed = self.reset(now_ns, Some(request));
-            }
-        }
-        self.last_end = request.at + request.sectors;
-        self.last_ns = now_ns;
-        changed
-    }
-
-    /// A request has come back; whether the rate is another now.
-    fn completed(&mut self, now_ns: u64) -> bool {
-        let took_us = (now_ns - self.completed_ns) / 1000;
-        let is_gap = took_us > 2000 && (self.largest << 16) / took_us < 1 << 6;
-        let changed = is_gap && self.reset(now_ns, None);
-        self.completed_ns = now_ns;
-        changed
-    }
-
-    /// `bfq_update_rate_reset`.
-    fn reset(&mut self, now_ns: u64, next: Option<&Staged>) -> bool {
-        let changed = self.samples >= 32 && self.over_ns >= 300 * MS && {
-            let over_ns = self.over_ns.max(self.completed_ns.saturating_sub(self.first_ns));
-            let rate = (self.sectors << 16) / (over_ns / 1000);
-            let is_low = self.sequential < 3 * self.samples / 4 && rate <= self.rate;
-            let is_known = !is_low && rate <= 20 << 16;
-            if is_known {
-                let weight = (9 * self.sequential / self.samples * over_ns / (1000 * MS)).min(8);
-                let divisor = 10 - weight;
-                self.rate = (self.rate * (divisor - 1) / divisor + rate / divisor).max(1);
-            }
-            is_known
-        };
-        self.begin(now_ns, next);
-        changed
-    }
-
-    /// `bfq_calc_max_budget`.
-    fn budget(&self) -> u64 {
-        (self.rate * (TIMEOUT_NS / 1000)) >> 16
-    }
-}
-
-fn seeks(last_end: u64, request: &Staged) -> bool {
-    request.at.abs_diff(last_end) > NEAR && request.sectors < LARGE
-}
-
 /// The queue in service.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
@@ -228,6 +211,9 @@ struct Turn {
 
 /// Linux's BFQ.
 pub(crate) struct LinuxBfq {
+    config: LinuxBfqConfig,
+    waits: bool,
+    groups: Vec<Group>,
     queues: Vec<Queue>,
     in_service: Option<Turn>,
     virtual_time: u64,
@@ -242,44 +228,38 @@ pub(crate) struct LinuxBfq {
 
 impl LinuxBfq {
     /// A scheduler with a queue for each of the flows that `bounds` allows, and no requests yet.
-    pub(crate) fn new(bounds: &SerialConfig) -> LinuxBfq {
-        let queue = |_| LinuxBfq::queue(VecDeque::with_capacity(bounds.jobs()), Lane::default());
+    /// Whether it ever waits: `slice_idle`.
+    pub(crate) fn new(bounds: &SerialConfig, config: LinuxBfqConfig, waits: bool) -> LinuxBfq {
+        let of = |flow: usize| flow.checked_div(config.processes).unwrap_or(0);
+        let queue = |flow| {
+            let staged = VecDeque::with_capacity(bounds.jobs());
+            LinuxBfq::queue(staged, Lane::default(), of(flow))
+        };
+        let group = |_| Group { entity: Entity::IDLE, virtual_time: 0 };
         LinuxBfq {
+            config,
+            waits,
+            groups: (0..=of(bounds.flows - 1)).map(group).collect(),
             queues: (0..bounds.flows).map(queue).collect(),
             in_service: None,
             virtual_time: 0,
             on_drive: 0,
             most_on_drive: 0,
-            largest_budget: FIRST_BUDGET,
+            largest_budget: if config.budget > 0 { config.budget } else { FIRST_BUDGET },
             assigned: 0,
-            peak: Peak {
-                // `ref_rate` of a drive that does not rotate, times 2 / 3.
-                rate: 22_000,
-                samples: 0,
-                sequential: 0,
-                sectors: 0,
-                largest: 0,
-                first_ns: 0,
-                last_ns: 0,
-                over_ns: 0,
-                last_end: 0,
-                completed_ns: 0,
-            },
+            peak: Peak::default(),
             became_busy: 0,
         }
     }
 
-    fn queue(staged: VecDeque<Staged>, lane: Lane) -> Queue {
+    fn queue(staged: VecDeque<Staged>, lane: Lane, group: usize) -> Queue {
         Queue {
             staged,
             on_drive: 0,
             lane,
-            weight: 1,
-            is_busy: false,
-            start: 0,
-            finish: 0,
+            group,
+            entity: Entity::IDLE,
             budget: 0,
-            service: 0,
             usual_budget: 2 * FIRST_BUDGET / 3,
             may_go_on: false,
             seeks: 0,
@@ -292,15 +272,36 @@ impl LinuxBfq {
     }
 
     fn busy(&self) -> impl Iterator<Item = (usize, &Queue)> {
-        self.queues.iter().enumerate().filter(|(_, queue)| queue.is_busy)
+        self.queues.iter().enumerate().filter(|(_, queue)| queue.entity.is_busy)
+    }
+
+    /// The weights of a group's busy queues.
+    fn weights_in(&self, group: usize) -> u64 {
+        let queues = self.busy().filter(|(_, queue)| queue.group == group);
+        queues.map(|(_, queue)| queue.entity.weight).sum()
+    }
+
+    /// The weights of the busy groups.
+    fn weights(&self) -> u64 {
+        let busy = self.groups.iter().map(|group| group.entity).filter(|entity| entity.is_busy);
+        busy.map(|entity| entity.weight).sum()
     }
 
     /// The first request of a queue that BFQ sees: what has no tag does not count.
     fn first(&self, at: usize) -> Option<&Staged> {
-        let weights: u64 = self.busy().map(|(_, queue)| queue.weight).sum();
         let queue = &self.queues[at];
-        let tags = (REQUESTS * queue.weight + weights / 2) / weights.max(1);
-        queue.staged.front().filter(|_| u64::from(queue.on_drive) < tags.max(1))
+        let tags = match self.config.kernel {
+            Kernel::V7_2 => {
+                let part = |tags: u64, entity: &Entity, of: u64| {
+                    (tags * entity.weight + of / 2) / of.max(1)
+                };
+                let group = &self.groups[queue.group].entity;
+                let tags = part(REQUESTS, group, self.weights());
+                part(tags, &queue.entity, self.weights_in(queue.group)).max(1)
+            }
+            _ => u64::MAX,
+        };
+        queue.staged.front().filter(|_| u64::from(queue.on_drive) < tags)
     }
 
     fn least_budget(&self) -> u64 {
@@ -308,21 +309,37 @@ impl LinuxBfq {
         largest / BUDGET_RANGE
     }
 
-    /// `idling_needed_for_service_guarantees`: of groups it is needed whatever they weigh.
-    fn is_waited_for(&self) -> bool {
-        let pending = self.queues.iter().filter(|queue| queue.is_busy || queue.on_drive > 0);
-        pending.count() > 1 || self.busy().count() == 1
-    }
-
-    fn advance(&mut self, sectors: u64) {
-        let weights: u64 = self.busy().map(|(_, queue)| queue.weight).sum();
-        self.virtual_time += (sectors << SHIFT) / weights.max(1);
+    /// `bfq_better_to_idle`: on such a drive waiting only costs, but for others' sake it is needed
+    /// (`idling_needed_for_service_guarantees`).
+    fn is_waited_for(&self, at: usize) -> bool {
+        let kernel = self.config.kernel;
+        let pending = || {
+            self.queues.iter().filter(|queue| queue.entity.is_busy || queue.on_drive > 0)
+        };
+        let weight = self.queues[at].entity.weight;
+        let least = pending().map(|queue| queue.entity.weight).min().unwrap_or(weight);
+        let is_lightest = kernel > Kernel::V4_15 && weight == least;
+        let queues_differ = !is_lightest && pending().any(|queue| queue.entity.weight != least);
+        let group_weight = |queue: &Queue| self.groups[queue.group].entity.weight;
+        let groups_count = match kernel {
+            _ if self.config.processes == 0 => false,
+            Kernel::V4_15 => pending().any(|queue| group_weight(queue) != group_weight(&self.queues[at])),
+            Kernel::V5_2 | Kernel::V5_3 => true,
+            Kernel::V7_2 => pending().any(|queue| queue.group != self.queues[at].group),
+        };
+        let is_alone = kernel == Kernel::V7_2 && self.busy().count() == 1;
+        self.waits && (queues_differ || groups_count || is_alone)
     }
 
     /// `bfq_bfqq_served`.
     fn charge(&mut self, at: usize, sectors: u64) {
-        self.queues[at].service += sectors;
-        self.advance(sectors);
+        let of = self.queues[at].group;
+        let (weights, in_group) = (self.weights(), self.weights_in(of));
+        self.queues[at].entity.service += sectors;
+        let group = &mut self.groups[of];
+        group.virtual_time += (sectors << SHIFT) / in_group.max(1);
+        group.entity.service += sectors;
+        self.virtual_time += (sectors << SHIFT) / weights.max(1);
     }
 
     /// `__bfq_bfqq_recalc_budget`, for a queue whose weight is not raised.
@@ -335,7 +352,7 @@ impl LinuxBfq {
             End::TooIdle => least,
             End::OutOfTime => (budget * 2).min(most),
             End::UsedUp => (budget * 4).min(most),
-            End::NoMore => queue.service.max(least),
+            End::NoMore => queue.entity.service.max(least),
             End::Preempted => budget,
         }
     }
@@ -347,54 +364,81 @@ impl LinuxBfq {
         let until_ns = if timer { turn.idle_since_ns } else { now_ns };
         let took_ns = until_ns.saturating_sub(turn.began_ns);
         let queue = &self.queues[at];
+        let service = queue.entity.service;
         let (is_slow, time_ns) = match took_ns {
             ..MS => (queue.seeks.count_ones() > 19, LEAST_CHARGED_NS),
             MS..=SLOW_FROM_NS => (queue.seeks.count_ones() > 19, took_ns),
-            _ => (queue.service < self.largest_budget / 2, took_ns),
+            _ => (service < self.largest_budget / 2, took_ns),
         };
-        let left = queue.budget.saturating_sub(queue.service);
+        let left = queue.budget.saturating_sub(service);
         if is_slow || (why == End::OutOfTime && left >= queue.budget / 3) {
             let for_time = self.largest_budget * time_ns.min(TIMEOUT_NS) / TIMEOUT_NS;
-            let more = for_time.saturating_sub(queue.service);
-            self.charge(at, more);
+            self.charge(at, for_time.saturating_sub(service));
         }
         let usual = self.next_budget(at, why);
-        let keeps_place = why == End::Preempted && self.is_waited_for();
+        let keeps_place = why == End::Preempted && self.is_waited_for(at);
         let queue = &mut self.queues[at];
         queue.usual_budget = usual;
-        queue.finish = queue.start + (queue.service << SHIFT) / queue.weight;
-        queue.is_busy = !queue.staged.is_empty() || keeps_place;
-        if queue.is_busy {
-            queue.start = queue.finish;
+        let entity = &mut queue.entity;
+        entity.settle();
+        entity.is_busy = !queue.staged.is_empty() || keeps_place;
+        if entity.is_busy {
+            entity.start = entity.finish;
             queue.budget = queue.staged.front().map_or(usual, |next| usual.max(next.sectors));
-            queue.finish = queue.start + (queue.budget << SHIFT) / queue.weight;
-            queue.service = 0;
+            entity.finish = entity.finish(queue.budget);
+            entity.service = 0;
         } else if why == End::OutOfTime || why == End::UsedUp {
-            queue.service = 0;
+            entity.service = 0;
         } else {
             queue.may_go_on = true;
         }
+        let group = queue.group;
+        let is_busy = self.busy().any(|(_, queue)| queue.group == group);
+        let entity = &mut self.groups[group].entity;
+        entity.settle();
+        (entity.is_busy, entity.start, entity.service) = (is_busy, entity.finish, 0);
     }
 
     /// `bfq_may_expire_for_budg_timeout`.
     fn is_out_of_time(&self, turn: Turn, now_ns: u64) -> bool {
         let queue = &self.queues[turn.at];
-        let left = queue.budget.saturating_sub(queue.service);
+        let left = queue.budget.saturating_sub(queue.entity.service);
         (turn.waits_until_ns.is_none() || left >= queue.budget / 3)
             && now_ns >= turn.began_ns + TIMEOUT_NS
     }
 
+    /// The queue of a group that goes next, of those that may go, and when it is to have finished.
+    fn next_in(&self, group: usize, lanes: Lanes) -> Option<usize> {
+        let of = || self.busy().filter(|(_, queue)| queue.group == group);
+        let first = of().map(|(_, queue)| queue.entity.start).min()?;
+        let until = first.max(self.groups[group].virtual_time);
+        let may = || of().filter(|(_, queue)| queue.admits(lanes));
+        let eligible = may().filter(|(_, queue)| queue.entity.start <= until);
+        let least = |&(at, queue): &(usize, &Queue)| (queue.entity.finish, at);
+        let next = eligible.min_by_key(least).or_else(|| may().min_by_key(least));
+        next.map(|(at, _)| at)
+    }
+
     /// The next turn, by B-WF2Q+, of those that may go.
     fn begin(&mut self, now_ns: u64, lanes: Lanes) -> Option<Turn> {
-        let waiting = |this: &Self, only_eligible: bool| {
-            let busy = this.busy().filter(|(_, queue)| {
-                queue.admits(lanes) && (!only_eligible || queue.start <= this.virtual_time)
-            });
-            busy.min_by_key(|&(at, queue)| (queue.finish, at)).map(|(at, _)| at)
+        let busy = || self.groups.iter().enumerate().filter(|(_, group)| group.entity.is_busy);
+        let first = busy().map(|(_, group)| group.entity.start).min()?;
+        let until = first.max(self.virtual_time);
+        let next = |only_eligible: bool| {
+            let may = busy().filter(|(_, group)| !only_eligible || group.entity.start <= until);
+            // A group has the budget of the queue that goes next in it.
+            let finish = |(at, group): (usize, &Group)| {
+                let queue = self.next_in(at, lanes)?;
+                Some((group.entity.finish(self.queues[queue].budget), at, queue))
+            };
+            may.filter_map(finish).min()
         };
-        let first = self.busy().map(|(_, queue)| queue.start).min()?;
-        self.virtual_time = self.virtual_time.max(first);
-        let at = waiting(self, true).or_else(|| waiting(self, false))?;
+        let (_, group, at) = next(true).or_else(|| next(false))?;
+        self.virtual_time = until;
+        let queues = self.busy().filter(|(_, queue)| queue.group == group);
+        let first = queues.map(|(_, queue)| queue.entity.start).min()?;
+        let virtual_time = &mut self.groups[group].virtual_time;
+        *virtual_time = first.max(*virtual_time);
         self.assigned = (self.assigned * 7 + 256) / 8;
         let queue = &mut self.queues[at];
         queue.may_go_on = false;
@@ -414,6 +458,9 @@ impl LinuxBfq {
 
     /// `bfq_choose_bfqq_for_injection`.
     fn injected(&self, turn: Turn, now_ns: u64, lanes: Lanes) -> Option<usize> {
+        if self.config.kernel == Kernel::V4_15 {
+            return None;
+        }
         let injection = self.queues[turn.at].injection;
         let has_waited = turn.waits_until_ns.is_some() && now_ns >= turn.idle_since_ns + IDLE_NS;
         let limit = match injection.limit {
@@ -425,7 +472,7 @@ impl LinuxBfq {
         }
         let may = |at: usize, queue: &Queue| {
             self.first(at).is_some_and(|next| {
-                next.sectors <= queue.budget.saturating_sub(queue.service)
+                next.sectors <= queue.budget.saturating_sub(queue.entity.service)
                     && !(next.sectors >= LARGE && self.on_drive >= 1)
             })
         };
@@ -439,7 +486,7 @@ impl LinuxBfq {
     fn serve(&mut self, at: usize, now_ns: u64) -> Selection {
         let Some(next) = self.queues[at].staged.pop_front() else { return Selection::Nothing };
         self.charge(at, next.sectors);
-        if self.peak.dispatched(now_ns, &next, self.on_drive) {
+        if self.peak.dispatched(now_ns, &next, self.on_drive) && self.config.budget == 0 {
             self.largest_budget = self.peak.budget();
         }
         self.queues[at].on_drive += 1;
@@ -456,13 +503,26 @@ impl LinuxBfq {
                 if queue.staged.is_empty() {
                     // The queue that was injected has no other request: it leaves the tree and
                     // loses its budget (`bfq_remove_request`).
-                    queue.finish = queue.start + (queue.service << SHIFT) / queue.weight;
-                    (queue.is_busy, queue.budget, queue.service) = (false, 0, 0);
+                    queue.budget = 0;
+                    self.leave(at);
                 }
             }
             None => {}
         }
         Selection::Serve(next.job, at)
+    }
+
+    /// A queue that is not in service leaves the tree.
+    fn leave(&mut self, at: usize) {
+        let group = self.queues[at].group;
+        let entity = &mut self.queues[at].entity;
+        entity.settle();
+        (entity.is_busy, entity.service) = (false, 0);
+        if !self.busy().any(|(_, queue)| queue.group == group) {
+            let entity = &mut self.groups[group].entity;
+            entity.settle();
+            (entity.is_busy, entity.service) = (false, 0);
+        }
     }
 
     /// `bfq_update_inject_limit`.
@@ -492,32 +552,44 @@ impl LinuxBfq {
     /// `bfq_bfqq_handle_idle_busy_switch`.
     fn becomes_busy(&mut self, at: usize, now_ns: u64) {
         self.became_busy += 1;
-        let (virtual_time, order) = (self.virtual_time, self.became_busy);
+        let order = self.became_busy;
         let queue = &mut self.queues[at];
-        let left = queue.budget.saturating_sub(queue.service);
+        let group = queue.group;
+        let left = queue.budget.saturating_sub(queue.entity.service);
         let in_time = now_ns <= queue.last_end_ns + 3 * IDLE_NS;
         let next = queue.staged.front().map_or(0, |next| next.sectors);
-        let goes_on = std::mem::take(&mut queue.may_go_on);
-        let preempts = goes_on && in_time && left > 0;
-        queue.budget = match preempts {
+        let goes_on = std::mem::take(&mut queue.may_go_on) && in_time && left > 0;
+        queue.budget = match goes_on {
             true => left.min(queue.usual_budget),
             false => queue.usual_budget.max(next),
         };
-        queue.service = 0;
-        // `__bfq_activate_entity`: what goes on where it stopped is not put behind virtual time.
-        let back = preempts && virtual_time > queue.finish;
-        queue.start = if back { queue.finish } else { virtual_time.max(queue.finish) };
-        queue.finish = queue.start + (queue.budget << SHIFT) / queue.weight;
-        if back && virtual_time > queue.finish {
-            let delta = virtual_time - queue.finish;
-            (queue.start, queue.finish) = (queue.start + delta, queue.finish + delta);
+        queue.became_busy = order;
+        queue.entity.activate(self.groups[group].virtual_time, queue.budget, goes_on);
+        let budget = queue.budget;
+        if !self.groups[group].entity.is_busy {
+            self.groups[group].entity.activate(self.virtual_time, budget, goes_on);
         }
-        (queue.is_busy, queue.became_busy) = (true, order);
-        let weight = queue.weight;
         if let Some(turn) = self.in_service
-            && (preempts || weight > self.queues[turn.at].weight || !self.is_waited_for())
+            && self.preempts(at, turn, goes_on)
         {
             self.expire(turn, now_ns, End::Preempted, false);
+        }
+    }
+
+    /// Whether a queue that became busy takes the drive from the one in service.
+    fn preempts(&self, at: usize, turn: Turn, goes_on: bool) -> bool {
+        let (queue, served) = (&self.queues[at], &self.queues[turn.at]);
+        // `bfq_bfqq_higher_class_or_weight`.
+        let is_heavier = if queue.group == served.group {
+            queue.entity.weight > served.entity.weight
+        } else {
+            self.groups[queue.group].entity.weight > self.groups[served.group].entity.weight
+        };
+        match self.config.kernel {
+            Kernel::V4_15 => false,
+            Kernel::V5_2 => goes_on,
+            Kernel::V5_3 => goes_on || is_heavier,
+            Kernel::V7_2 => goes_on || is_heavier || !self.is_waited_for(turn.at),
         }
     }
 }
@@ -534,13 +606,20 @@ impl Queue {
 impl SerialPolicy for LinuxBfq {
     fn add_flow(&mut self, flow: usize, weight: Weight) {
         self.in_service = self.in_service.filter(|turn| turn.at != flow);
-        if let Some(queue) = self.queues.get_mut(flow) {
-            queue.staged.clear();
-            // Its memory is kept: verbs do not allocate.
-            let (staged, lane) = (std::mem::take(&mut queue.staged), queue.lane);
-            *queue = LinuxBfq::queue(staged, lane);
-            queue.weight = u64::from(weight.in_256ths()).max(1);
-        }
+        let queue = &mut self.queues[flow];
+        queue.staged.clear();
+        // Its memory is kept: verbs do not allocate.
+        let (staged, lane) = (std::mem::take(&mut queue.staged), queue.lane);
+        *queue = LinuxBfq::queue(staged, lane, queue.group);
+        self.set_weight(flow, weight);
+    }
+
+    fn set_weight(&mut self, flow: usize, weight: Weight) {
+        let queue = &mut self.queues[flow];
+        queue.entity.weight = u64::from(weight.in_256ths()).max(1);
+        let group = queue.group;
+        let queues = self.queues.iter().filter(|queue| queue.group == group);
+        self.groups[group].entity.weight = queues.map(|queue| queue.entity.weight).sum();
     }
 
     /// `bfq_add_request`, `bfq_rq_enqueued`.
@@ -549,8 +628,7 @@ impl SerialPolicy for LinuxBfq {
         let sectors = u64::from(arrival.length).div_ceil(512).max(1);
         let request = Staged { job: arrival.job, sectors, at: arrival.offset / 512 };
         let queue = &mut self.queues[at];
-        queue.weight = u64::from(arrival.weight.in_256ths()).max(1);
-        if queue.on_drive == 0 && !queue.is_busy {
+        if queue.on_drive == 0 && !queue.entity.is_busy {
             queue.think.arrived(now_ns - queue.last_end_ns.min(now_ns));
         }
         queue.seeks = queue.seeks << 1 | u32::from(seeks(queue.last_end, &request));
@@ -576,7 +654,7 @@ impl SerialPolicy for LinuxBfq {
             if now_ns >= turn.began_ns + TIMEOUT_NS {
                 self.expire(turn, now_ns, End::OutOfTime, false);
             }
-        } else if !self.queues[at].is_busy {
+        } else if !self.queues[at].entity.is_busy {
             self.becomes_busy(at, now_ns);
         }
     }
@@ -594,7 +672,7 @@ impl SerialPolicy for LinuxBfq {
         let queue = &mut self.queues[flow];
         queue.staged.retain(|staged| staged.job != job);
         if queue.staged.is_empty() && !is_served {
-            (queue.is_busy, queue.service) = (false, 0);
+            self.leave(flow);
         }
     }
 
@@ -611,7 +689,7 @@ impl SerialPolicy for LinuxBfq {
             let queue = &self.queues[turn.at];
             let first = self.first(turn.at);
             let is_empty = first.is_none();
-            if self.is_out_of_time(turn, now_ns) && !(is_empty && self.is_waited_for()) {
+            if self.is_out_of_time(turn, now_ns) && !(is_empty && self.is_waited_for(turn.at)) {
                 self.expire(turn, now_ns, End::OutOfTime, false);
                 continue;
             }
@@ -620,17 +698,18 @@ impl SerialPolicy for LinuxBfq {
                     let others = self
                         .busy()
                         .filter(|(_, queue)| queue.admits(lanes) && !queue.staged.is_empty());
-                    let other = others.min_by_key(|&(at, queue)| (queue.finish, at));
+                    let other = others.min_by_key(|&(at, queue)| (queue.entity.finish, at));
                     let Some((other, _)) = other else { return Selection::Nothing };
                     return self.serve(other, now_ns);
                 }
-                if queue.service > 0 && queue.service + next.sectors > queue.budget {
+                let service = queue.entity.service;
+                if service > 0 && service + next.sectors > queue.budget {
                     self.expire(turn, now_ns, End::UsedUp, false);
                     continue;
                 }
                 return self.serve(turn.at, now_ns);
             }
-            let waits = queue.on_drive > 0 && self.is_waited_for();
+            let waits = queue.on_drive > 0 && self.is_waited_for(turn.at);
             match turn.waits_until_ns {
                 // `bfq_idle_slice_timer_body`.
                 Some(until_ns) if now_ns >= until_ns => {
@@ -667,12 +746,12 @@ impl SerialPolicy for LinuxBfq {
         let queue = &mut self.queues[flow];
         queue.on_drive = queue.on_drive.saturating_sub(1);
         queue.last_end_ns = now_ns;
-        if self.peak.completed(now_ns) {
+        if self.peak.completed(now_ns) && self.config.budget == 0 {
             self.largest_budget = self.peak.budget();
         }
         let Some(turn) = self.in_service.filter(|turn| turn.at == flow) else { return };
         let (is_empty, out) = (self.first(flow).is_none(), self.queues[flow].on_drive);
-        if is_empty && self.is_waited_for() {
+        if is_empty && self.is_waited_for(flow) {
             if out == 0
                 && let Some(turn) = &mut self.in_service
             {

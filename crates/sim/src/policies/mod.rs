@@ -13,6 +13,7 @@ pub use bfq::BfqSubject;
 pub use d2fq::{D2fqParts, D2fqSubject};
 pub use first_come::NoneSubject;
 pub use kyber::{KyberFairSubject, KyberSubject};
+pub use linux_bfq::{Kernel, LinuxBfqConfig};
 pub use mqfq::{MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
 pub use serial::{Scheduler, SerialSubject};
 pub use sfqd::SfqdSubject;

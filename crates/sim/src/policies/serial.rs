@@ -10,7 +10,7 @@ use fairq_core::serial::{
 };
 use fairq_core::{ConfigError, Outcome, Platform, ReferenceWeight, Weight};
 
-use super::linux_bfq::LinuxBfq;
+use super::linux_bfq::{LinuxBfq, LinuxBfqConfig};
 use super::linux_cfq::LinuxCfq;
 use super::strict_nass::StrictNass;
 use crate::scenario::Scenario;
@@ -26,8 +26,8 @@ pub enum Scheduler {
     LinuxCfq,
     /// Budgets of bytes.
     Bfq,
-    /// BFQ as Linux 7.2 runs it on an SSD with tagged queueing, each flow a control group.
-    LinuxBfq,
+    /// BFQ as Linux runs it on an SSD with tagged queueing, each flow a process.
+    LinuxBfq(LinuxBfqConfig),
     /// Virtual time with a threshold, and anticipation.
     FlashFq,
     /// A request a turn.
@@ -121,7 +121,7 @@ impl SerialSubject {
                     .with(|config| config.idle_ns = idle(BfqConfig::default().idle_ns));
                 Box::new(BfqScheduler::new(bounds, &bfq)?)
             }
-            Scheduler::LinuxBfq => Box::new(LinuxBfq::new(bounds)),
+            Scheduler::LinuxBfq(config) => Box::new(LinuxBfq::new(bounds, config, self.waits)),
             Scheduler::FlashFq => {
                 let usual = self.flashfq;
                 let flashfq = usual.with(|config| config.idle_ns = idle(usual.idle_ns));

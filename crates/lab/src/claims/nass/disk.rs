@@ -34,7 +34,7 @@ pub(super) fn on_a_disk(setting: Setting<'_>) -> Result<Outcome, String> {
                 Scheduler::Cfq | Scheduler::LinuxCfq | Scheduler::FlashFq => {
                     got.bytes as f64 / alone.bytes as f64
                 }
-                Scheduler::Bfq | Scheduler::LinuxBfq | Scheduler::Fiops => got.bytes as f64,
+                Scheduler::Bfq | Scheduler::LinuxBfq(_) | Scheduler::Fiops => got.bytes as f64,
             });
         Ok::<_, String>(jain(shared))
     };

@@ -78,7 +78,7 @@ fn named(scheduler: Scheduler) -> &'static str {
         Scheduler::LinuxCfq => "CFQ",
         Scheduler::Cfq => "fairq's CFQ",
         Scheduler::Bfq => "BFQ",
-        Scheduler::LinuxBfq => "Linux's BFQ",
+        Scheduler::LinuxBfq(_) => "Linux's BFQ",
         Scheduler::FlashFq => "FlashFQ",
         Scheduler::Fiops => "FIOPS",
     }
@@ -185,7 +185,7 @@ fn measure(
     }
     let shared: Vec<f64> = match lock.scheduler {
         Scheduler::Cfq | Scheduler::LinuxCfq | Scheduler::FlashFq => kept.clone(),
-        Scheduler::Bfq | Scheduler::LinuxBfq => {
+        Scheduler::Bfq | Scheduler::LinuxBfq(_) => {
             together.tenants.iter().map(|got| got.bytes as f64).collect()
         }
         Scheduler::Fiops => together.tenants.iter().map(|got| got.requests as f64).collect(),
