@@ -14,12 +14,13 @@ use fairq_device::Profile;
 use fairq_device::profile::Count;
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
-use fairq_sim::policies::{AnySubject, BfqSubject, D2fqSubject, MqfqSubject};
+use fairq_sim::policies::{AnySubject, D2fqSubject, Kernel, MqfqSubject};
 use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, go_by_thread, near, rule,
+    Answer, Axis, D2FQ_BUDGET, Experiment, Figure, Line, Outcome, Setting, Shape, go, go_by_thread,
+    linux_bfq, near, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -94,7 +95,7 @@ impl Rig {
             go(mqfq, &both, setting)?,
             // Longer, since BFQ's turns take up to 125 ms each.
             go_by_thread(
-                BfqSubject::new(self.slots),
+                linux_bfq(Kernel::V4_15, 0),
                 &Scenario { duration_ns: 5 * SECOND, ..both },
                 setting,
             )?,
@@ -271,8 +272,6 @@ fn aerospike(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
-const BFQ: BfqSubject = BfqSubject { slots: 64, budget: 128 << 10, in_groups: false };
-
 /// The cores of machine B.
 const CORES: usize = 24;
 
@@ -307,7 +306,7 @@ fn ycsb_on_cores(setting: Setting<'_>) -> Result<Outcome, String> {
         .into_iter()
         .map(|policy| go(policy, &scenario, setting))
         .collect::<Result<Vec<Run>, String>>()?;
-    runs.push(go_by_thread(BFQ, &scenario, setting)?);
+    runs.push(go_by_thread(linux_bfq(Kernel::V5_3, D2FQ_BUDGET), &scenario, setting)?);
     // YCSB's clients compute between their requests; fio's threads do not.
     let computing = |run: &Run| {
         let computed_ns = run.tenants[0].requests * client.think_ns;
@@ -362,7 +361,7 @@ fn ycsb(setting: Setting<'_>) -> Result<Outcome, String> {
     let none = run(AnySubject::None)?;
     let d2fq = run(AnySubject::D2fq(direct))?;
     let mqfq = run(AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }))?;
-    let bfq = go_by_thread(BFQ, &scenario, setting)?;
+    let bfq = go_by_thread(linux_bfq(Kernel::V5_3, D2FQ_BUDGET), &scenario, setting)?;
     let ratio = |run: &Run| run.tenants[0].bytes as f64 / run.tenants[1].bytes as f64;
     // In hundredths of a percent, as it is printed; never -0.
     let gain = (1e4 * (d2fq.bandwidth() / mqfq.bandwidth() - 1.0)).round() + 0.0;

@@ -9,10 +9,12 @@ use fairq_device::Profile;
 use fairq_device::profile::{MbPerS, Micros};
 use fairq_sim::Run;
 use fairq_sim::host::{BlockLayer, Machine};
-use fairq_sim::policies::{AnySubject, BfqSubject, D2fqParts, D2fqSubject, MqfqSubject};
+use fairq_sim::policies::{AnySubject, D2fqParts, D2fqSubject, Kernel, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
-use super::{Answer, Experiment, Outcome, Setting, go, go_by_thread, near, rule};
+use super::{
+    Answer, D2FQ_BUDGET, Experiment, Outcome, Setting, go, go_by_thread, linux_bfq, near, rule,
+};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-2.1", "D-2.2", "D-2.3"], seconds: 10, run: bypass },
@@ -28,8 +30,6 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 
 pub(super) const NONE: AnySubject = AnySubject::None;
 const MQFQ_SSD: AnySubject = AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 });
-/// The budget that D2FQ's authors set, 256 sectors.
-const BFQ_SSD: BfqSubject = BfqSubject { slots: 64, budget: 128 << 10, in_groups: false };
 
 fn direct(ratio: Ratio) -> D2fqSubject {
     D2fqSubject { ratio, tau_l: 8 << 20, tau_m: None, strict_paper: false }
@@ -272,7 +272,7 @@ fn cost_of_fairness(setting: Setting<'_>) -> Result<Outcome, String> {
         for policy in policies {
             runs.push(go(policy, &scenario, setting)?);
         }
-        runs.push(go_by_thread(BFQ_SSD, &scenario, setting)?);
+        runs.push(go_by_thread(linux_bfq(Kernel::V5_3, D2FQ_BUDGET), &scenario, setting)?);
         loads.push(runs);
     }
     let saved = loads.iter().map(|runs| 1.0 - runs[1].cpu() / runs[2].cpu()).fold(0.0, f64::max);

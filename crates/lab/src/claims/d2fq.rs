@@ -17,12 +17,12 @@ use fairq_core::ClassWeights;
 use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
 use fairq_sim::Run;
-use fairq_sim::policies::{AnySubject, D2fqSubject, MqfqSubject, Scheduler, SerialSubject};
+use fairq_sim::policies::{AnySubject, D2fqSubject, Kernel, MqfqSubject};
 use fairq_sim::scenario::{Job, MOVES_NS, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, agreed, go, near, percent,
-    rule,
+    Answer, Axis, D2FQ_BUDGET, Experiment, Figure, Line, Outcome, Setting, Shape, agreed, go,
+    linux_bfq, near, percent, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -407,7 +407,7 @@ impl Load {
             none: run(AnySubject::None)?,
             mqfq: run(MQFQ)?,
             d2fq: run(d2fq(DYNAMIC, 8 * MIB))?,
-            bfq: run(AnySubject::Serial(SerialSubject::new(Scheduler::Bfq, 64)))?,
+            bfq: run(AnySubject::Serial(linux_bfq(Kernel::V5_3, D2FQ_BUDGET)))?,
         })
     }
 

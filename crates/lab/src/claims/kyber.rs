@@ -12,13 +12,15 @@ use fairq_sim::Run;
 use fairq_sim::check::Check;
 use fairq_sim::fact::{Fact, Moment};
 use fairq_sim::host::Machine;
-use fairq_sim::policies::{AnySubject, BfqSubject, KyberFairSubject};
+use fairq_sim::policies::{
+    AnySubject, Kernel, KyberFairSubject, LinuxBfqConfig, Scheduler, SerialSubject,
+};
 use fairq_sim::run;
 use fairq_sim::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, agreed, go, go_by_thread,
-    jain, near, percent, rule,
+    Answer, Axis, Experiment, Figure, LINUX_SLOTS, Line, Outcome, Setting, Shape, agreed, go,
+    go_by_thread, jain, near, percent, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -35,13 +37,13 @@ const WEIGHTS: [u16; 4] = [1000, 500, 250, 100];
 const FAIR: AnySubject = AnySubject::KyberFair(KyberFairSubject { busy: 64, totals: TOTALS });
 const TOTALS: Totals = Totals::between(16 << 20, 1 << 20, 1 << 38);
 
-/// As many requests on the device as fill it.
-const BFQ_SLOTS: u32 = 128;
+/// Each tenant is a control group of four processes.
+const BFQ: LinuxBfqConfig = LinuxBfqConfig { kernel: Kernel::V5_2, processes: 4, budget: 0 };
 
 /// Longer, since 16 queues have their turns.
 fn bfq(scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
     let longer = Scenario { duration_ns: scenario.duration_ns.max(5 * SECOND), ..scenario.clone() };
-    go_by_thread(BfqSubject::new(BFQ_SLOTS).in_groups(), &longer, setting)
+    go_by_thread(SerialSubject::new(Scheduler::LinuxBfq(BFQ), LINUX_SLOTS), &longer, setting)
 }
 
 /// Tenants of four threads each, on cores of their own.

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use fairq_sim::policies::{AnySubject, BfqSubject};
+use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};
 use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::{Got, Run};
 use serde::{Deserialize, Serialize};
@@ -403,11 +403,27 @@ fn go(policy: AnySubject, scenario: &Scenario, setting: Setting<'_>) -> Result<R
     }
 }
 
-/// Runs a scenario under BFQ as Linux has it: whom it serves in turn are not the tenants but their
-/// threads, since each has a queue of its own, and a tenant's weight is what its threads have
-/// together. So tenants of one weight and different numbers of threads have queues of different
-/// weights, and there BFQ waits for the queue in service. What comes out is of the tenants again.
-fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
+/// Linux keeps no request back for a full drive: more than anybody here sends.
+const LINUX_SLOTS: u32 = 8192;
+
+/// The `max_budget` of BFQ that D2FQ's authors set, in sectors.
+const D2FQ_BUDGET: u64 = 256;
+
+/// Linux's BFQ without control groups; a budget of 0 is the drive's.
+fn linux_bfq(kernel: Kernel, budget: u64) -> SerialSubject {
+    let bfq = LinuxBfqConfig { kernel, processes: 0, budget };
+    SerialSubject::new(Scheduler::LinuxBfq(bfq), LINUX_SLOTS)
+}
+
+/// Runs a scenario under Linux's BFQ: whom it serves in turn are not the tenants but their threads,
+/// since each has a queue of its own, and a tenant's weight is what its threads have together. So
+/// tenants of one weight and different numbers of threads have queues of different weights, and
+/// there BFQ waits for the queue in service. What comes out is of the tenants again.
+fn go_by_thread(
+    bfq: SerialSubject,
+    scenario: &Scenario,
+    setting: Setting<'_>,
+) -> Result<Run, String> {
     let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
     let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
     let each = |tenant: &Tenant| u64::from(tenant.weight) * (common / tenant.threads.len() as u64);
@@ -421,7 +437,7 @@ fn go_by_thread(bfq: BfqSubject, scenario: &Scenario, setting: Setting<'_>) -> R
         tenants.extend(tenant.threads.iter().map(alone));
     }
     let by_thread = Scenario { tenants, ..scenario.clone() };
-    let mut run = go(AnySubject::Bfq(bfq), &by_thread, setting)?;
+    let mut run = go(AnySubject::Serial(bfq), &by_thread, setting)?;
     let mut threads = std::mem::take(&mut run.tenants).into_iter();
     let together = |tenant: &Tenant| threads.by_ref().take(tenant.threads.len()).reduce(Got::with);
     run.tenants = scenario.tenants.iter().filter_map(together).collect();

@@ -4,11 +4,12 @@
 use fairq_device::Profile;
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
-use fairq_sim::policies::{AnySubject, BfqSubject, MqfqSubject};
+use fairq_sim::policies::{AnySubject, Kernel, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, go_by_thread, near, rule,
+    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, go_by_thread, linux_bfq,
+    near, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -53,10 +54,10 @@ impl Rig {
         AnySubject::Mqfq(MqfqSubject { slots: self.slots, threshold: self.threshold })
     }
 
-    /// With as many requests on the device as MQFQ, and longer, since turns take up to 125 ms each.
+    /// Longer, since turns take up to 125 ms each.
     fn bfq(&self, flows: &[(usize, u32, u16)], setting: Setting<'_>) -> Result<Run, String> {
         let longer = Scenario { duration_ns: 5 * SECOND, ..self.scenario(flows)? };
-        go_by_thread(BfqSubject::new(self.slots), &longer, setting)
+        go_by_thread(linux_bfq(Kernel::V4_15, 0), &longer, setting)
     }
 
     /// Flows of so many threads, each with its own queue.

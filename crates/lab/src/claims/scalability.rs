@@ -7,13 +7,13 @@
 use fairq_core::mqfq::{SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
-use fairq_sim::policies::{
-    AnySubject, BfqSubject, MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed,
-};
+use fairq_sim::policies::{AnySubject, Kernel, MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
 use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
 use super::cpu::{NONE, answer, list, percent, profile};
-use super::{Answer, Experiment, Outcome, Setting, agreed, go, go_by_thread, near, rule};
+use super::{
+    Answer, Experiment, Outcome, Setting, agreed, go, go_by_thread, linux_bfq, near, rule,
+};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-8.1", "M-8.2", "M-8.3", "M-8.4"], seconds: 20, run: scalability },
@@ -119,7 +119,8 @@ fn millions(
 }
 
 fn millions_of_bfq(threads: usize, setting: Setting<'_>) -> Result<f64, String> {
-    Ok(go_by_thread(BfqSubject::new(128), &nvmf(threads, false, SERIAL)?, setting)?.iops() / 1e6)
+    Ok(go_by_thread(linux_bfq(Kernel::V4_15, 0), &nvmf(threads, false, SERIAL)?, setting)?.iops()
+        / 1e6)
 }
 
 /// What Figure 8 shows of one MQFQ.

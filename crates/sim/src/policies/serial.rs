@@ -141,13 +141,21 @@ impl<P: Platform> Subject<P> for SerialSubject {
     ) -> Result<Built<Serial<Box<dyn SerialPolicy>, P>>, ConfigError> {
         let bounds =
             scenario.serial(self.slots).with(|config| config.merge_bytes = self.merge_bytes);
-        let timed = |scheduler: Box<dyn SerialPolicy>| -> Box<dyn SerialPolicy> {
+        let takes = |scheduler: Box<dyn SerialPolicy>, hook_ps| -> Box<dyn SerialPolicy> {
             match &scenario.host {
                 None => scheduler,
-                Some(host) => Box::new(Stepwise { scheduler, step_ps: host.times().verb_ps }),
+                Some(host) => {
+                    let step_ps = host.times().verb_ps;
+                    Box::new(Stepwise { scheduler, step_ps, hook_ps: step_ps.max(hook_ps) })
+                }
             }
         };
-        let inner = timed(self.scheduler(&bounds)?);
+        let timed = |scheduler| takes(scheduler, 0);
+        let hook_ps = match self.scheduler {
+            Scheduler::LinuxBfq(_) => scenario.host.as_ref().map_or(0, LinuxBfq::hook_ps),
+            _ => 0,
+        };
+        let inner = takes(self.scheduler(&bounds)?, hook_ps);
         let scheduler = match &self.nass {
             None => inner,
             Some(nass) if self.strict_nass => {
@@ -167,15 +175,23 @@ impl<P: Platform> Subject<P> for SerialSubject {
 
 /// A scheduler whose steps take time. What is done behind a lock is plain work, which the traced
 /// platform does not see; it is counted in steps, calls of the scheduler or of what is around it.
-/// Each takes as long as a verb beside its shared words, whosever it is.
+/// Each takes as long as a verb beside its shared words, whosever it is; but of a scheduler whose
+/// hooks were measured, those of a request take what was measured.
 struct Stepwise {
     scheduler: Box<dyn SerialPolicy>,
     step_ps: u64,
+    /// Insertion, dispatch and completion of a request.
+    hook_ps: u64,
 }
 
 impl Stepwise {
     fn step(&mut self) -> &mut dyn SerialPolicy {
         traced::work(self.step_ps);
+        &mut *self.scheduler
+    }
+
+    fn hook(&mut self) -> &mut dyn SerialPolicy {
+        traced::work(self.hook_ps);
         &mut *self.scheduler
     }
 }
@@ -198,7 +214,7 @@ impl SerialPolicy for Stepwise {
     }
 
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
-        self.step().insert(now_ns, arrival);
+        self.hook().insert(now_ns, arrival);
     }
 
     fn grow(&mut self, now_ns: u64, arrival: &Arrival) {
@@ -214,11 +230,14 @@ impl SerialPolicy for Stepwise {
     }
 
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
-        self.step().select(now_ns, lanes)
+        let selection = self.scheduler.select(now_ns, lanes);
+        let is_dispatch = matches!(selection, Selection::Serve(..));
+        traced::work(if is_dispatch { self.hook_ps } else { self.step_ps });
+        selection
     }
 
     fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
-        self.step().completed(now_ns, job, flow, outcome);
+        self.hook().completed(now_ns, job, flow, outcome);
     }
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {

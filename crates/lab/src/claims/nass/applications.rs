@@ -7,7 +7,9 @@ use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{SECOND, Scenario, Tenant};
 
-use super::{Both, CHANGES, FOUR, Measured, NCQ, Pairs, both, du, fv, named, profile, scenario};
+use super::{
+    BFQ, Both, CHANGES, FOUR, Measured, NCQ, Pairs, both, du, fv, named, profile, scenario,
+};
 use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, Shape, go, jain, rule};
 
 /// Table IV: file, mail and database servers of Filebench.
@@ -18,18 +20,18 @@ fn servers(setting: Setting<'_>) -> Result<[Proxy; 3], String> {
 
 /// Figure 12.
 pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
-    use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
+    use Scheduler::{Fiops, FlashFq, LinuxCfq as Cfq};
     let all = Both::new(&servers(setting)?, NassConfig::default(), setting)?;
     let pairs = &all.strict;
     let dominates = |m: &Measured| m.kept[0] > m.kept[1] && m.kept[0] > m.kept[2];
-    let gain = |pairs: &Pairs, server: usize| pairs.gain(Bfq, |m| m.kept[server]);
+    let gain = |pairs: &Pairs, server: usize| pairs.gain(BFQ, |m| m.kept[server]);
     let (mail, db) = (gain(pairs, 1), gain(pairs, 2));
     let servers_of_bfq = |pairs: &Pairs| {
         format!(
             "mail {:+.0} %, DB {:+.0} %, FV {:.2}",
             100.0 * gain(pairs, 1),
             100.0 * gain(pairs, 2),
-            pairs.of(Bfq).1.fairness
+            pairs.of(BFQ).1.fairness
         )
     };
     let fiops = pairs.gain(Fiops, du);
@@ -37,7 +39,7 @@ pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
     let answers = vec![
         Answer {
             id: "N-12.1",
-            measured: all.gains(&[Bfq, Cfq, FlashFq, Fiops], fv),
+            measured: all.gains(&[BFQ, Cfq, FlashFq, Fiops], fv),
             holds: Some(FOUR.iter().all(|&one| pairs.gain(one, fv) >= rule("N-12.1", "more"))),
             note: format!(
                 "FV, {CHANGES}. FIOPS counts requests, and is fair without it. The \
@@ -65,9 +67,9 @@ pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
         },
         Answer {
             id: "N-12.4",
-            measured: all.gains(&[Bfq, FlashFq, Cfq, Fiops], du),
+            measured: all.gains(&[BFQ, FlashFq, Cfq, Fiops], du),
             holds: Some(
-                [Bfq, FlashFq, Cfq].iter().all(|&one| pairs.gain(one, du) > 0.0)
+                [BFQ, FlashFq, Cfq].iter().all(|&one| pairs.gain(one, du) > 0.0)
                     && (-rule("N-12.4", "slight")..=0.0).contains(&fiops),
             ),
             note: format!(

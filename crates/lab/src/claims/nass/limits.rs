@@ -5,7 +5,7 @@ use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::Access;
 
 use super::{
-    Both, CHANGES, FOUR, Measured, Pairs, both, du, fv, job, named, pair, profile, scenario,
+    BFQ, Both, CHANGES, FOUR, Measured, Pairs, both, du, fv, job, named, pair, profile, scenario,
 };
 use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, Shape, agreed, go, rule};
 
@@ -59,7 +59,7 @@ pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
 
 /// Figure 9.
 pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
-    use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
+    use Scheduler::{Fiops, FlashFq, LinuxCfq as Cfq};
     let all = Both::new(&pair(5, setting)?, NassConfig::default(), setting)?;
     let pairs = &all.strict;
     let ((before, after), (_, ours)) = (pairs.of(Fiops), all.ours.of(Fiops));
@@ -67,7 +67,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
         let (before, after) = pairs.of(one);
         du(before).min(du(after)) >= 1.0 - rule("N-9.3", "below")
     });
-    let order = pairs.gain(Bfq, fv) > pairs.gain(FlashFq, fv)
+    let order = pairs.gain(BFQ, fv) > pairs.gain(FlashFq, fv)
         && pairs.gain(FlashFq, fv) > pairs.gain(Cfq, fv);
     let answers = vec![
         Answer {
@@ -97,7 +97,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
         },
         Answer {
             id: "N-9.2",
-            measured: all.gains(&[Cfq, FlashFq, Bfq], fv),
+            measured: all.gains(&[Cfq, FlashFq, BFQ], fv),
             holds: Some(order && pairs.gain(Cfq, fv) > 0.0),
             note: format!(
                 "FV, {CHANGES}. What FlashFQ gains depends on what it takes a read to \
@@ -129,20 +129,20 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
 
 /// Figure 10.
 pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
-    use Scheduler::{Bfq, Fiops, FlashFq, LinuxCfq as Cfq};
+    use Scheduler::{Fiops, FlashFq, LinuxCfq as Cfq};
     let runs = Both::new(&pair(7, setting)?, NassConfig::default(), setting)?;
     let pairs = &runs.strict;
     let utilization = [
         (Cfq, rule("N-10.1", "cfq")),
         (FlashFq, rule("N-10.1", "flashfq")),
-        (Bfq, rule("N-10.1", "bfq")),
+        (BFQ, rule("N-10.1", "bfq")),
     ];
     let (before, after) = pairs.of(FlashFq);
     let flashfq =
         after.fairness < before.fairness && after.kept.iter().zip(&before.kept).all(|(a, b)| a > b);
     let fairness = [
         (Cfq, rule("N-10.2", "cfq")),
-        (Bfq, rule("N-10.2", "bfq")),
+        (BFQ, rule("N-10.2", "bfq")),
         (Fiops, rule("N-10.2", "fiops")),
     ];
     let all = |claims: &[(Scheduler, f64)], value: fn(&Measured) -> f64, points: f64| {
@@ -152,7 +152,7 @@ pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
     let answers = vec![
         Answer {
             id: "N-10.1",
-            measured: runs.gains(&[Cfq, FlashFq, Bfq, Fiops], du),
+            measured: runs.gains(&[Cfq, FlashFq, BFQ, Fiops], du),
             holds: Some(
                 all(&utilization, du, rule("N-10.1", "points"))
                     && (-rule("N-10.1", "slight")..=0.0).contains(&fiops),
@@ -170,7 +170,7 @@ pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
             id: "N-10.2",
             measured: format!(
                 "{}; BDRs of FlashFQ {} to {}, ours {}",
-                runs.gains(&[Cfq, Bfq, Fiops, FlashFq], fv),
+                runs.gains(&[Cfq, BFQ, Fiops, FlashFq], fv),
                 both(before),
                 both(after),
                 both(runs.ours.of(FlashFq).1)

@@ -22,7 +22,7 @@
 use fairq_core::nass::NassConfig;
 use fairq_device::{Profile, State, closed};
 use fairq_sim::Run;
-use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
+use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};
 use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant, US};
 
@@ -63,8 +63,10 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 ];
 
 const NCQ: u32 = 32;
-const FOUR: [Scheduler; 4] =
-    [Scheduler::LinuxCfq, Scheduler::Bfq, Scheduler::FlashFq, Scheduler::Fiops];
+/// Without control groups, and with budgets by the drive's rate.
+const BFQ: Scheduler =
+    Scheduler::LinuxBfq(LinuxBfqConfig { kernel: Kernel::V4_15, processes: 0, budget: 0 });
+const FOUR: [Scheduler; 4] = [Scheduler::LinuxCfq, BFQ, Scheduler::FlashFq, Scheduler::Fiops];
 
 /// A scheduler as the paper names it.
 #[derive(Clone, Copy)]
@@ -77,8 +79,8 @@ fn named(scheduler: Scheduler) -> &'static str {
     match scheduler {
         Scheduler::LinuxCfq => "CFQ",
         Scheduler::Cfq => "fairq's CFQ",
-        Scheduler::Bfq => "BFQ",
-        Scheduler::LinuxBfq(_) => "Linux's BFQ",
+        Scheduler::Bfq => "fairq's BFQ",
+        Scheduler::LinuxBfq(_) => "BFQ",
         Scheduler::FlashFq => "FlashFQ",
         Scheduler::Fiops => "FIOPS",
     }
@@ -90,8 +92,8 @@ fn six(slots: u32) -> [Variant; 6] {
     [
         Variant { name: "CFQ", lock: lock(Scheduler::LinuxCfq) },
         Variant { name: "CFQ-NA", lock: lock(Scheduler::LinuxCfq).without_waiting() },
-        Variant { name: "BFQ", lock: lock(Scheduler::Bfq) },
-        Variant { name: "BFQ-NA", lock: lock(Scheduler::Bfq).without_waiting() },
+        Variant { name: "BFQ", lock: lock(BFQ) },
+        Variant { name: "BFQ-NA", lock: lock(BFQ).without_waiting() },
         Variant { name: "FlashFQ", lock: lock(Scheduler::FlashFq) },
         Variant { name: "FIOPS", lock: lock(Scheduler::Fiops) },
     ]

@@ -1,7 +1,7 @@
 //! The drive's peak rate, as Linux's BFQ finds it: by it budgets are made
 //! (`bfq_update_peak_rate`).
 
-use super::{LEAST_CHARGED_NS, LARGE, MS, NEAR, Staged, TIMEOUT_NS};
+use super::{LARGE, LEAST_CHARGED_NS, MS, NEAR, Staged, TIMEOUT_NS};
 
 /// The drive's peak rate, in sectors a microsecond and 2^16ths.
 #[derive(Clone, Copy, Debug)]
