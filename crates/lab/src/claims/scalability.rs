@@ -200,8 +200,9 @@ fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
             near(strict.by_serial, rule("M-8.2", "serial"), rule("M-8.2", "serial_off"))
                 && near(strict.by_bfq, rule("M-8.2", "bfq"), rule("M-8.2", "bfq_off")),
             "serial takes its lock twice or more a request, since a port asks until there is \
-             nothing to issue; our BFQ does less under \
-             its lock than Linux's (1.9 us a request there, by its documentation)",
+             nothing to issue. Under BFQ's lock a request \
+             takes the 1.9 us that its documentation has for one processor, and the lock's lines \
+             that move beside it",
         ),
         by_flows(
             "M-8.3",
