@@ -10,8 +10,8 @@ use fairq_device::profile::BUILT_IN;
 use fairq_device::{Profile, State};
 
 use crate::policies::{
-    AnySubject, D2fqSubject, KyberFairSubject, KyberSubject, MqfqSubject, Scheduler, SerialSubject,
-    SfqdSubject,
+    AnySubject, D2fqSubject, Kernel, KyberFairSubject, KyberSubject, LinuxBfqConfig, MqfqSubject,
+    Scheduler, SerialSubject, SfqdSubject,
 };
 use crate::random::Random;
 use crate::scenario::{Access, Arrivals, Burst, Faults, Job, MS, Scenario, Tenant, US};
@@ -67,8 +67,8 @@ fn policy(random: &mut Random) -> AnySubject {
     }
 }
 
-/// Another policy for the scenario of a seed: the schedulers behind one lock, with limits and
-/// without, and Kyber's.
+/// Another policy for the scenario of a seed: the schedulers behind one lock, Linux's among them,
+/// with limits and without, and Kyber's.
 pub fn older_policy(seed: u64) -> AnySubject {
     let random = &mut Random::new(seed, STREAM + 1);
     let slots = random.pick(&[1, 2, 9, 32, 64]);
@@ -79,7 +79,13 @@ pub fn older_policy(seed: u64) -> AnySubject {
             totals: Totals::default(),
         }),
         _ => {
-            let schedulers = [Scheduler::Cfq, Scheduler::Bfq, Scheduler::FlashFq, Scheduler::Fiops];
+            use Scheduler::{Bfq, Cfq, Fiops, FlashFq, LinuxBfq, LinuxCfq};
+            let linux = LinuxBfq(LinuxBfqConfig {
+                kernel: random.pick(&Kernel::ALL),
+                processes: random.pick(&[0, 1, 2]),
+                budget: random.pick(&[0, 256]),
+            });
+            let schedulers = [Cfq, Bfq, FlashFq, Fiops, LinuxCfq, linux];
             let mut lock = SerialSubject::new(random.pick(&schedulers), slots);
             lock.waits = random.one_in(2);
             lock.merge_bytes = random.pick(&[0, 0, 65_536, 512 << 10]);

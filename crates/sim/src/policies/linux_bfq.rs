@@ -49,6 +49,11 @@ pub enum Kernel {
     V7_2,
 }
 
+impl Kernel {
+    /// All of them.
+    pub const ALL: [Kernel; 4] = [Kernel::V4_15, Kernel::V5_2, Kernel::V5_3, Kernel::V7_2];
+}
+
 /// How Linux's BFQ runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinuxBfqConfig {

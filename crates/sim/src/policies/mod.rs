@@ -9,7 +9,6 @@ use crate::subject::Subject;
 use crate::traced::Traced;
 use crate::world::{run, run_traced};
 
-pub use bfq::BfqSubject;
 pub use d2fq::{D2fqParts, D2fqSubject};
 pub use first_come::NoneSubject;
 pub use kyber::{KyberFairSubject, KyberSubject};
@@ -18,7 +17,6 @@ pub use mqfq::{MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
 pub use serial::{Scheduler, SerialSubject};
 pub use sfqd::SfqdSubject;
 
-mod bfq;
 mod d2fq;
 mod first_come;
 mod kyber;
@@ -48,8 +46,6 @@ pub enum AnySubject {
     MqfqUntimed(MqfqUntimed),
     /// D2FQ, with another way to virtual time.
     D2fqParts(D2fqParts),
-    /// BFQ.
-    Bfq(BfqSubject),
     /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or
     /// without.
     Serial(SerialSubject),
@@ -83,7 +79,6 @@ impl AnySubject {
             AnySubject::MqfqStrict(policy) => go(scenario, policy, is_checked),
             AnySubject::MqfqUntimed(policy) => go(scenario, policy, is_checked),
             AnySubject::D2fqParts(policy) => go(scenario, policy, is_checked),
-            AnySubject::Bfq(policy) => go(scenario, policy, is_checked),
         }
     }
 }
