@@ -10,6 +10,9 @@ use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant};
 use fairq_sim::{Got, Run};
 use serde::Deserialize;
 
+/// What the drive works on, and one more: Linux finds that a drive is full when it has taken the
+/// next request from its scheduler.
+const SLOTS: u32 = 16 + 1;
 /// The same difference counts as none.
 const WITHIN: f64 = 0.15;
 const FILE: &str = include_str!("linux_bfq.toml");
@@ -85,7 +88,7 @@ impl Load {
         scenario.warmup_ns = 4 * SECOND;
         let processes = if self.groups { self.tenants[0].processes } else { 0 };
         let bfq = LinuxBfqConfig { kernel: Kernel::V7_2, processes, budget: 0 };
-        let lock = SerialSubject::new(Scheduler::LinuxBfq(bfq), 16).merging();
+        let lock = SerialSubject::new(Scheduler::LinuxBfq(bfq), SLOTS).merging();
         let mut run = AnySubject::Serial(lock).run(&scenario).unwrap();
         assert!(run.violation.is_none(), "{}: {:?}", self.name, run.violation);
         let mut flows = std::mem::take(&mut run.tenants).into_iter();
