@@ -4,7 +4,8 @@
 //! **Why beside `bfq`.** fairq's own BFQ leaves out what Linux does to keep such a drive busy and
 //! to hold back what is slow. Facts are those of `block/bfq-iosched.c` and `bfq-wf2q.c`, in this
 //! module's words; a function of these files is named where one is followed. The test
-//! `tests/linux_bfq.rs` holds it to what Linux itself was measured to do (`bench/oracle`).
+//! `tests/linux_bfq.rs` holds it to what Linux 7.2 was measured to do (`bench/oracle`); what older
+//! ones do otherwise is from their source alone.
 //!
 //! **Model.** B-WF2Q+ over groups, and in each over queues with budgets of sectors.
 //! - *Budgets* are doubled or quadrupled where they were too small, at most to what the drive's
@@ -34,6 +35,8 @@ use self::peak::{Peak, seeks};
 use crate::host::Host;
 
 mod peak;
+#[cfg(test)]
+mod tests;
 
 /// Which Linux. Later ones have what earlier ones have unless it says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

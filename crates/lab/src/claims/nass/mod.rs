@@ -8,7 +8,7 @@
 //! libaio: it sends one request after another, and each takes it 10 us.
 //!
 //! **CFQ** is that of Linux 3.10 on such a drive (`fairq_sim::policies`, decision 43), since that
-//! is what the paper ran.
+//! is what the paper ran; **BFQ** that of Linux 4.15, since the paper names what 4.12 merged.
 //!
 //! **FlashFQ's costs** are the device's ("processing time of requests", Table I): what reads of 4
 //! and 128 KiB take there, one at a time.

@@ -1,0 +1,137 @@
+use super::*;
+use fairq_core::Op;
+
+/// Queues with weights, whose requests of 4 KiB lie far from each other.
+struct Drive {
+    policy: LinuxBfq,
+    next: u32,
+    now_ns: u64,
+}
+
+impl Drive {
+    fn new(kernel: Kernel, processes: usize, weights: &[u16]) -> Drive {
+        let config = LinuxBfqConfig { kernel, processes, budget: 0 };
+        let mut policy = LinuxBfq::new(&SerialConfig::new(1, weights.len(), 256), config, true);
+        for (flow, &weight) in weights.iter().enumerate() {
+            policy.add_flow(flow, Weight::new(weight).unwrap());
+        }
+        Drive { policy, next: 0, now_ns: 1000 * MS }
+    }
+
+    fn sends(&mut self, flow: usize, count: u32) {
+        for _ in 0..count {
+            let arrival = Arrival {
+                job: Job(self.next),
+                flow,
+                weight: Weight::DEFAULT,
+                op: Op::Read,
+                offset: u64::from(self.next) << 24,
+                length: 4096,
+                cost: 4096,
+            };
+            self.next += 1;
+            self.policy.insert(self.now_ns, &arrival);
+        }
+    }
+
+    /// Who goes next, if anybody may.
+    fn goes(&mut self) -> Option<usize> {
+        match self.policy.select(self.now_ns, Lanes::All) {
+            Selection::Serve(_, flow) => Some(flow),
+            _ => None,
+        }
+    }
+
+    fn comes_back(&mut self, flow: usize) {
+        self.policy.completed(self.now_ns, Job(u32::MAX), flow, Outcome::Done);
+    }
+
+    /// After a queue has sent all it has, whether another that came meanwhile goes.
+    fn goes_beside(&mut self, served: usize, other: usize) -> bool {
+        self.sends(served, 1);
+        assert_eq!(self.goes(), Some(served));
+        self.sends(other, 1);
+        self.goes() == Some(other)
+    }
+}
+
+use Kernel::{V4_15, V5_2, V5_3, V7_2};
+
+#[test]
+fn equals_without_groups_are_not_waited_for() {
+    for kernel in Kernel::ALL {
+        assert!(Drive::new(kernel, 0, &[100, 100]).goes_beside(0, 1), "{kernel:?}");
+    }
+}
+
+#[test]
+fn where_weights_differ_the_lightest_queue_is_waited_for_by_the_oldest_alone() {
+    let goes_beside = |kernel, weights: [u16; 2]| Drive::new(kernel, 0, &weights).goes_beside(0, 1);
+    assert_eq!(
+        Kernel::ALL.map(|kernel| goes_beside(kernel, [100, 200])),
+        [false, true, true, true]
+    );
+    assert_eq!([V4_15, V5_2, V5_3].map(|kernel| goes_beside(kernel, [200, 100])), [false; 3]);
+}
+
+#[test]
+fn in_groups_equals_are_waited_for_but_not_within_one_by_the_latest() {
+    let between = |kernel| Drive::new(kernel, 1, &[100, 100]).goes_beside(0, 1);
+    assert_eq!(Kernel::ALL.map(between), [true, false, false, false]);
+    let within = |kernel| Drive::new(kernel, 2, &[100, 100]).goes_beside(0, 1);
+    assert_eq!(Kernel::ALL.map(within), [true, false, false, true]);
+}
+
+#[test]
+fn a_heavier_queue_takes_the_drive_from_5_3_on() {
+    let takes = |kernel| {
+        let mut drive = Drive::new(kernel, 0, &[100, 200]);
+        drive.sends(0, 8);
+        assert_eq!(drive.goes(), Some(0));
+        drive.sends(1, 1);
+        drive.goes() == Some(1)
+    };
+    assert_eq!([V4_15, V5_2, V5_3, V7_2].map(takes), [false, false, true, true]);
+}
+
+#[test]
+fn a_group_has_the_weight_of_its_processes_and_these_share_it_evenly() {
+    for kernel in Kernel::ALL {
+        let mut drive = Drive::new(kernel, 2, &[150, 150, 50, 50]);
+        (0..4).for_each(|flow| drive.sends(flow, 4));
+        let mut served = [0u32; 4];
+        for _ in 0..200_000 {
+            let flow = drive.goes().expect("all have something");
+            drive.now_ns += MS / 10;
+            drive.comes_back(flow);
+            drive.sends(flow, 1);
+            served[flow] += 1;
+        }
+        let parts = served.map(|count| f64::from(count) / 200_000.0);
+        // A turn of 125 ms is a twentieth of what the least one gets.
+        for (part, due) in parts.into_iter().zip([0.375, 0.375, 0.125, 0.125]) {
+            assert!((part / due - 1.0).abs() < 0.06, "{kernel:?}: {parts:?}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_budget_that_is_set_bounds_turns() {
+    let config = LinuxBfqConfig { kernel: V5_3, processes: 0, budget: 256 };
+    let mut drive = Drive::new(V5_3, 0, &[100, 100]);
+    drive.policy = LinuxBfq::new(&SerialConfig::new(1, 2, 256), config, true);
+    (0..2).for_each(|flow| drive.policy.add_flow(flow, Weight::new(100).unwrap()));
+    let (mut turn, mut longest, mut last) = (0, 0, 0);
+    (0..2).for_each(|flow| drive.sends(flow, 64));
+    for round in 0..10_000 {
+        let flow = drive.goes().expect("both have something");
+        turn = if flow == last { turn + 1 } else { 1 };
+        last = flow;
+        // The first budgets are still those of a drive whose rate is not known.
+        longest = longest.max(if round > 5000 { turn } else { 0 });
+        drive.now_ns += MS / 100;
+        drive.comes_back(flow);
+        drive.sends(flow, 1);
+    }
+    assert_eq!(longest, 256 / 8);
+}
