@@ -41,14 +41,16 @@ mod tests;
 /// Which Linux. Later ones have what earlier ones have unless it says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kernel {
-    /// A queue is waited for where queues or groups have different weights.
+    /// A queue whose requests are all on the drive is waited for where queues or groups have
+    /// different weights. Nothing goes meanwhile.
     V4_15,
-    /// Injection. All queues of groups are waited for; of others not the lightest.
+    /// Others' requests are injected meanwhile. In groups all queues are waited for; without groups
+    /// the lightest is not.
     V5_2,
-    /// A queue that is heavier takes the drive from the one in service.
+    /// A queue that becomes busy takes the drive from a lighter one.
     V5_3,
-    /// Tags by weight. One group alone is waited for only if it is one queue, and none where no
-    /// other is served.
+    /// Tags by weight. In groups a queue is waited for while other groups have requests, and also
+    /// one that is alone.
     V7_2,
 }
 
@@ -425,7 +427,7 @@ impl LinuxBfq {
             && now_ns >= turn.began_ns + TIMEOUT_NS
     }
 
-    /// The queue of a group that goes next, of those that may go, and when it is to have finished.
+    /// The queue of a group that goes next, of those that may go.
     fn next_in(&self, group: usize, lanes: Lanes) -> Option<usize> {
         let of = || self.busy().filter(|(_, queue)| queue.group == group);
         let first = of().map(|(_, queue)| queue.entity.start).min()?;
