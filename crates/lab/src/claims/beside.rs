@@ -109,7 +109,14 @@ impl Rig {
     }
 }
 
-fn drawn(id: &'static str, title: &str, names: [&str; 2], on: &[(&str, &[[f64; 2]])]) -> Figure {
+/// With what the paper's text says of the first and of the second.
+fn drawn(
+    id: &'static str,
+    title: &str,
+    names: [&str; 2],
+    on: &[(&str, &[[f64; 2]])],
+    of_paper: [Vec<(f64, f64)>; 2],
+) -> Figure {
     let groups = on.iter().flat_map(|(device, _)| {
         ["nosched", "mqfq", "bfq"].map(|policy| format!("{device} {policy}"))
     });
@@ -118,13 +125,15 @@ fn drawn(id: &'static str, title: &str, names: [&str; 2], on: &[(&str, &[[f64; 2
             on.iter().flat_map(|(_, rows)| rows.iter().map(move |row| row[tenant])).collect();
         Line::bars(names[tenant], &values)
     };
+    let said = names.into_iter().zip(of_paper).filter(|(_, points)| !points.is_empty());
+    let said = said.map(|(name, points)| Line::of_paper(name, points));
     Figure {
         id,
         title: format!("MQFQ, {title}"),
         x: Axis::linear(""),
         y: Axis::linear("times as slow as alone"),
         shape: Shape::Bars(groups.collect()),
-        lines: vec![line(0), line(1)],
+        lines: [line(0), line(1)].into_iter().chain(said).collect(),
     }
 }
 
@@ -196,6 +205,8 @@ fn flashx(setting: Setting<'_>) -> Result<Outcome, String> {
         "Fig 6: FlashX beside fio (proxy)",
         ["FlashX", "fio"],
         &[("NVMf", &fabric), ("SSD", &ssd)],
+        // Of NVMf unscheduled, and under MQFQ.
+        [vec![(0.0, rule("M-6.1", "nosched")), (1.0, rule("M-6.1", "mqfq"))], Vec::new()],
     );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
@@ -268,6 +279,15 @@ fn aerospike(setting: Setting<'_>) -> Result<Outcome, String> {
         "Fig 7: Aerospike beside fio (proxy)",
         names,
         &[("NVMf", &fabric), ("SSD", &ssd)],
+        // Of NVMf unscheduled, and under MQFQ and BFQ; of the SSD under MQFQ.
+        [
+            vec![
+                (0.0, rule("M-7.1", "nosched")),
+                (1.0, rule("M-7.1", "mqfq")),
+                (4.0, rule("M-7.4", "slowdown")),
+            ],
+            vec![(2.0, rule("M-7.3", "fio")), (4.0, rule("M-7.4", "slowdown"))],
+        ],
     );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }

@@ -614,13 +614,17 @@ fn events(setting: Setting<'_>) -> Result<Outcome, String> {
         .class_weights
         .iter()
         .map(|(at_ns, weights)| (*at_ns as f64 / 1e9, f64::from(weights.high / weights.low)));
+    let [first, least, most] = ["first", "least", "most"].map(|name| rule("D-15.3", name));
+    let second = (least + most) / 2.0;
+    let of_paper =
+        Line::of_paper("", vec![(15.0, first), (20.0, first), (25.0, second), (30.0, second)]);
     let ratio = Figure {
         id: "d-15e",
         title: "D2FQ, Fig 15e: the H/L ratio".into(),
         x: Axis::linear("s"),
         y: Axis::log("H/L"),
         shape: Shape::Lines,
-        lines: vec![Line::new("dynamic", points.collect())],
+        lines: vec![Line::new("dynamic", points.collect()), of_paper],
     };
     let figures = vec![
         bandwidth("d-15a", "static-3", &three),

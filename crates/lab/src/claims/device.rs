@@ -104,13 +104,21 @@ fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
             points.iter().map(|&(depth, iops)| (f64::from(depth), iops / 1e3)).collect(),
         )
     };
+    // What fills it, and then does so many.
+    let of_paper =
+        |name, of| Line::of_paper(name, vec![(rule("M-P.1", of), rule("M-P.2", of) / 1e3)]);
     let figure = Figure {
         id: "m-p",
         title: "MQFQ, Section 4: requests a second by depth".into(),
         x: Axis::log("requests outstanding"),
         y: Axis::linear("thousand requests a second"),
         shape: Shape::Lines,
-        lines: vec![line("P3700, 4 KB", &on_ssd), line("NVMf, 1 KB", &on_fabric)],
+        lines: vec![
+            line("P3700, 4 KB", &on_ssd),
+            line("NVMf, 1 KB", &on_fabric),
+            of_paper("P3700", "ssd"),
+            of_paper("NVMf", "fabric"),
+        ],
     };
     Ok(Outcome { answers: vec![parallelism, peak], figures: vec![figure], tables: Vec::new() })
 }

@@ -82,6 +82,12 @@ impl Line {
         Line { name: name.into(), points }
     }
 
+    /// What the paper's text says of it: of `what`, if there are several.
+    pub fn of_paper(what: &str, points: Vec<(f64, f64)>) -> Line {
+        let name = if what.is_empty() { "the paper".into() } else { format!("{what}, the paper") };
+        Line { name, points }
+    }
+
     /// Bytes of each interval as MB (10^6) a second over seconds, so many intervals taken together.
     pub fn bandwidth(
         name: impl Into<String>,
