@@ -259,7 +259,9 @@ fn aerospike(setting: Setting<'_>) -> Result<Outcome, String> {
                     && fabric[2][0] < fabric[0][0],
             ),
             note: "NVMf; the queues of 16 and 8 threads have different weights, so that BFQ waits \
-             for whomever it serves".into(),
+                   for whomever it serves. With one weight for each queue it does not, and fio is \
+                   at 10.47, Aerospike at 5.02 (tried); but then BFQ gives flows of M-5b.2 2:1"
+                .into(),
         },
         Answer {
             id: "M-7.4",
