@@ -614,8 +614,8 @@ fn events(setting: Setting<'_>) -> Result<Outcome, String> {
         .class_weights
         .iter()
         .map(|(at_ns, weights)| (*at_ns as f64 / 1e9, f64::from(weights.high / weights.low)));
-    let [first, least, most] = ["first", "least", "most"].map(|name| rule("D-15.3", name));
-    let second = (least + most) / 2.0;
+    let (first, second) =
+        (rule("D-15.3", "first"), (rule("D-15.3", "least") + rule("D-15.3", "most")) / 2.0);
     let of_paper =
         Line::of_paper("", vec![(15.0, first), (20.0, first), (25.0, second), (30.0, second)]);
     let ratio = Figure {

@@ -105,8 +105,7 @@ fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
         )
     };
     // What fills it, and then does so many.
-    let of_paper =
-        |name, of| Line::of_paper(name, vec![(rule("M-P.1", of), rule("M-P.2", of) / 1e3)]);
+    let of_paper = |name, depth: f64, iops: f64| Line::of_paper(name, vec![(depth, iops / 1e3)]);
     let figure = Figure {
         id: "m-p",
         title: "MQFQ, Section 4: requests a second by depth".into(),
@@ -116,8 +115,8 @@ fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
         lines: vec![
             line("P3700, 4 KB", &on_ssd),
             line("NVMf, 1 KB", &on_fabric),
-            of_paper("P3700", "ssd"),
-            of_paper("NVMf", "fabric"),
+            of_paper("P3700", rule("M-P.1", "ssd"), rule("M-P.2", "ssd")),
+            of_paper("NVMf", rule("M-P.1", "fabric"), rule("M-P.2", "fabric")),
         ],
     };
     Ok(Outcome { answers: vec![parallelism, peak], figures: vec![figure], tables: Vec::new() })
