@@ -339,7 +339,7 @@ impl Host {
         self.machine.check().map_err(|what| format!("host: {what}"))
     }
 
-    /// How long so many cycles take alone on their core, in picoseconds.
+    /// What a number of cycles takes, in picoseconds, while the core does nothing else.
     pub(crate) fn ps(&self, cycles: u64) -> u64 {
         cycles * 1_000_000 / self.machine.mhz
     }

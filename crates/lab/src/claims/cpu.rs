@@ -333,9 +333,8 @@ fn cost_of_fairness(setting: Setting<'_>) -> Result<Outcome, String> {
             "D-11c.2",
             format!("{} off", super::percent(budgets)),
             (rule("D-11c.2", "least")..rule("D-11c.2", "most")).contains(&budgets),
-            "budgets of 256 sectors, a queue for each thread. None of them ever runs dry, so that \
-             BFQ's rules for those decide nothing, and it is as exact as its virtual time. What \
-             made it less so there is not told",
+            "budgets of 256 sectors, a queue for each thread. BFQ is as exact as its virtual time; \
+             what made it less so there is not told",
         ),
         answer(
             "D-13.1",

@@ -104,7 +104,7 @@ fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
             points.iter().map(|&(depth, iops)| (f64::from(depth), iops / 1e3)).collect(),
         )
     };
-    // What fills it, and then does so many.
+    // How many requests fill the drive, and how many a second it then does.
     let of_paper = |name, depth: f64, iops: f64| Line::of_paper(name, vec![(depth, iops / 1e3)]);
     let figure = Figure {
         id: "m-p",
