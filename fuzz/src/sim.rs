@@ -105,7 +105,7 @@ fn drawn(bytes: &mut Bytes<'_>) -> Scenario {
     scenario.host = bytes
         .maybe(machine)
         .filter(|machine| machine.sockets > 0 && machine.cores > 0)
-        .map(|it| it.host(ports));
+        .map(|it| if bytes.one_in_two() { it.host(ports) } else { it.host(ports).racing() });
     let stall = |bytes: &mut Bytes<'_>| (bytes.number() % (100 * US), bytes.number() % (300 * US));
     scenario.faults =
         Faults { errors_per_million: bytes.number() as u32, stalls: bytes.some(2, stall) };

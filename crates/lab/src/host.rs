@@ -22,6 +22,8 @@ pub(crate) struct HostTable {
     kernel: Option<String>,
     shared: Option<Factor>,
     #[serde(default)]
+    races: bool,
+    #[serde(default)]
     cycles: CyclesTable,
 }
 
@@ -57,7 +59,8 @@ impl HostTable {
                  threads: say cores = {threads} or less above, or give the host more"
             ));
         }
-        Ok(machine.host(ports))
+        let host = machine.host(ports);
+        Ok(if self.races { host.racing() } else { host })
     }
 
     fn machine(&self) -> Result<Machine, String> {

@@ -46,7 +46,7 @@ fn measure<S: Subject>(criterion: &mut Criterion, name: &str, subject: &S) {
 }
 
 /// MQFQ where CPUs take time and each access to a shared word is traced: the same load on eight
-/// cores, and 64 flows on 64.
+/// cores, with and without races, and 64 flows on 64.
 fn measure_costs(criterion: &mut Criterion) {
     let ramdisk = Profile::named("nvmf-ramdisk").expect("it is built in");
     let tenant =
@@ -54,9 +54,12 @@ fn measure_costs(criterion: &mut Criterion) {
     let many = Scenario::new(ramdisk, 64, (0..64).map(tenant).collect(), 10 * MS)
         .on(Machine::FOUR_SOCKETS.host(64));
     let mut group = criterion.benchmark_group("simulated requests, CPUs take time");
-    for (name, scenario) in
-        [("8 cores", scenario().on(Machine::GOLD_5112.host(8))), ("64 cores", many)]
-    {
+    let few = Machine::GOLD_5112.host(8);
+    for (name, scenario) in [
+        ("8 cores", scenario().on(few.clone())),
+        ("8 cores, races", scenario().on(few.racing())),
+        ("64 cores", many),
+    ] {
         let subject = MqfqSubject { slots: 64, threshold: 45 << 10 };
         let go = || run_traced(&scenario, &subject, Vec::new()).expect("the scenario is legal");
         group.throughput(Throughput::Elements(go().requests));

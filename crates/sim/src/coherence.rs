@@ -108,9 +108,19 @@ impl Caches {
         self.locks.len() - 1
     }
 
+    /// The line of a lock.
+    pub(crate) fn line_of(&self, lock: usize) -> usize {
+        self.locks[lock].line
+    }
+
+    /// A core gets a copy of a line beside another that reads it.
+    pub(crate) fn share(&mut self, core: usize, line: usize) {
+        self.lines[line].holders |= 1 << core;
+    }
+
     /// What it takes to bring a line to a core from the farthest of its holders, or from the
     /// nearest.
-    fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
+    pub(crate) fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
         let others = holders & !(1 << core);
         // A line that no cache has comes from memory, which is taken to be as near as the own
         // socket.

@@ -71,6 +71,8 @@ pub struct CpuUse {
     pub reschedules: u64,
     /// How many of these found nothing to issue.
     pub idle_reschedules: u64,
+    /// Compare-and-swaps that failed and were tried again, where [accesses race](crate::races).
+    pub failed_swaps: u64,
 }
 
 /// A hardware thread.

@@ -107,6 +107,10 @@ pub struct Host {
     pub places: Vec<Place>,
     /// What takes how long.
     pub machine: Machine,
+    /// Whether accesses of one core come between those of another's verb
+    /// ([`crate::races`]), which takes longer to simulate; else each verb takes its time as a
+    /// whole.
+    pub races: bool,
 }
 
 /// What the kernel does beside the scheduler, in cycles.
@@ -268,7 +272,7 @@ impl Machine {
             let core = thread % all;
             Place { socket: (core / cores) as u16, core: core as u16 }
         };
-        Host { places: (0..threads).map(place).collect(), machine: self }
+        Host { places: (0..threads).map(place).collect(), machine: self, races: false }
     }
 
     /// Whether there can be such a machine; what is wrong, if not.
@@ -323,6 +327,12 @@ const MOST_CYCLES: u64 = 1_000_000_000;
 const SHARED_PERCENT: RangeInclusive<u64> = 100..=1000;
 
 impl Host {
+    /// The same where accesses race.
+    #[must_use]
+    pub fn racing(self) -> Host {
+        Host { races: true, ..self }
+    }
+
     /// The ports as policies want to know them.
     pub fn topology(&self) -> Topology {
         Topology::new(self.places.iter().map(|place| (place.socket, place.core)).collect())

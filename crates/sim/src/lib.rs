@@ -31,6 +31,7 @@
 mod agenda;
 pub mod check;
 mod coherence;
+pub mod contention;
 mod cpu;
 mod device;
 pub mod fact;
@@ -38,6 +39,7 @@ pub mod host;
 mod meter;
 pub mod policies;
 pub mod proxy;
+pub mod races;
 pub mod random;
 pub mod scenario;
 pub mod subject;

@@ -194,6 +194,13 @@ impl Meter {
         }
     }
 
+    /// Compare-and-swaps of a hardware thread failed.
+    pub(crate) fn failed(&mut self, now_ns: u64, port: usize, failed: u64) {
+        if now_ns >= self.from_ns && now_ns < self.until_ns {
+            self.cpus[port].failed_swaps += failed;
+        }
+    }
+
     /// A hardware thread did a piece of work, maybe a reschedule, and maybe one for nothing.
     pub(crate) fn worked(
         &mut self,

@@ -14,6 +14,9 @@
 //! and grows to either side. That is exact for structures that are aligned to lines, as all are
 //! that matter, and a fair guess for arrays of words. (A traced word is twice as large as a real
 //! one: it carries its number.)
+//!
+//! On a host with [races](crate::races) nothing is charged while a verb runs: what it does with
+//! shared words is recorded, and takes its time as other cores' accesses come between.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -23,6 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
 
 use crate::coherence::{Access, Caches};
+use crate::races::Step;
 
 /// Words and locks whose accesses take a simulated core's time.
 pub struct Traced;
@@ -59,7 +63,7 @@ struct Trace {
     /// A run is on.
     is_on: Cell<bool>,
     /// Who is inside a verb.
-    core: Cell<Option<usize>>,
+    inside: Cell<Inside>,
     now_ps: Cell<u64>,
     waited_ps: Cell<u64>,
     /// The lock that was last given back.
@@ -69,6 +73,19 @@ struct Trace {
     /// By where word 0 would be: the lines of an array or structure, each with its first and last
     /// number.
     arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
+    /// What is recorded.
+    steps: RefCell<Vec<Step>>,
+}
+
+/// What becomes of an access.
+#[derive(Clone, Copy)]
+enum Inside {
+    /// No core is inside a verb: it is free.
+    No,
+    /// It takes this core's time at once.
+    Charged(usize),
+    /// It is written down.
+    Recorded,
 }
 
 #[derive(Clone, Copy)]
@@ -82,13 +99,14 @@ thread_local! {
     static TRACE: Trace = const {
         Trace {
             is_on: Cell::new(false),
-            core: Cell::new(None),
+            inside: Cell::new(Inside::No),
             now_ps: Cell::new(0),
             waited_ps: Cell::new(0),
             released: Cell::new(None),
             words: Cell::new(0),
             caches: RefCell::new(Caches::NONE),
             arrays: RefCell::new(BTreeMap::new()),
+            steps: RefCell::new(Vec::new()),
         }
     };
 }
@@ -107,10 +125,11 @@ pub(crate) fn end() {
 fn reset(is_on: bool, caches: Caches) {
     TRACE.with(|trace| {
         trace.is_on.set(is_on);
-        trace.core.set(None);
+        trace.inside.set(Inside::No);
         trace.words.set(0);
         trace.caches.replace(caches);
         trace.arrays.take();
+        trace.steps.take();
     });
 }
 
@@ -129,14 +148,14 @@ pub(crate) struct Spent {
 #[inline]
 pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
     TRACE.with(|trace| {
-        trace.core.set(trace.is_on.get().then_some(core));
+        trace.inside.set(if trace.is_on.get() { Inside::Charged(core) } else { Inside::No });
         trace.now_ps.set(from_ps);
         trace.waited_ps.set(0);
         trace.released.set(None);
     });
     let result = verb();
     let spent = TRACE.with(|trace| {
-        trace.core.set(None);
+        trace.inside.set(Inside::No);
         Spent {
             until_ps: trace.now_ps.get(),
             waited_ps: trace.waited_ps.get(),
@@ -153,11 +172,55 @@ pub(crate) fn held_until(lock: usize, until_ps: u64) {
 
 /// The core that is inside a verb does something else for so long.
 pub(crate) fn work(takes_ps: u64) {
+    TRACE.with(|trace| match trace.inside.get() {
+        Inside::No => {}
+        Inside::Charged(_) => trace.now_ps.set(trace.now_ps.get() + takes_ps),
+        Inside::Recorded => trace.steps.borrow_mut().push(Step::Work(takes_ps)),
+    });
+}
+
+/// Runs a verb and records its steps; says which lock it held last, if it held any. `takes_ps` is
+/// the time it takes beside its shared words.
+pub(crate) fn record<R>(takes_ps: u64, verb: impl FnOnce() -> R) -> (R, Option<usize>) {
     TRACE.with(|trace| {
-        if trace.core.get().is_some() {
-            trace.now_ps.set(trace.now_ps.get() + takes_ps);
+        trace.inside.set(Inside::Recorded);
+        trace.released.set(None);
+        trace.steps.borrow_mut().extend([Step::Enter, Step::Work(takes_ps)]);
+    });
+    let result = verb();
+    let held = TRACE.with(|trace| {
+        trace.inside.set(Inside::No);
+        trace.steps.borrow_mut().push(Step::Leave);
+        trace.released.get()
+    });
+    (result, held)
+}
+
+/// Beside a verb the core does this.
+pub(crate) fn then(step: Step) {
+    TRACE.with(|trace| trace.steps.borrow_mut().push(step));
+}
+
+/// The work that was recorded last is done under this lock, which is released after it.
+pub(crate) fn kept(lock: usize) {
+    TRACE.with(|trace| {
+        let steps = &mut *trace.steps.borrow_mut();
+        let release = Step::Release { lock: lock as u32 };
+        if let Some(at) = steps.iter().rposition(|step| *step == release) {
+            steps.remove(at);
+            steps.push(release);
         }
     });
+}
+
+/// Takes the recorded steps, and leaves an empty vector for more.
+pub(crate) fn recorded(empty: Vec<Step>) -> Vec<Step> {
+    TRACE.with(|trace| trace.steps.replace(empty))
+}
+
+/// The run's caches.
+pub(crate) fn with_caches<R>(act: impl FnOnce(&mut Caches) -> R) -> R {
+    TRACE.with(|trace| act(&mut trace.caches.borrow_mut()))
 }
 
 impl Trace {
@@ -165,15 +228,36 @@ impl Trace {
     #[inline(never)]
     fn access(&self, core: usize, word: &Word, access: Access) {
         let mut caches = self.caches.borrow_mut();
-        let line = match word.line.load(Ordering::Relaxed) {
+        let line = self.line_of(&mut caches, word);
+        self.now_ps.set(caches.access(core, line, access, self.now_ps.get()));
+    }
+
+    #[inline]
+    fn line_of(&self, caches: &mut Caches, word: &Word) -> usize {
+        match word.line.load(Ordering::Relaxed) {
             0 => {
-                let line = self.line(&mut caches, std::ptr::from_ref(word).addr(), word.number);
+                let line = self.line(caches, std::ptr::from_ref(word).addr(), word.number);
                 word.line.store(line as u32 + 1, Ordering::Relaxed);
                 line
             }
             line => line as usize - 1,
-        };
-        self.now_ps.set(caches.access(core, line, access, self.now_ps.get()));
+        }
+    }
+
+    /// An access of a verb that is recorded.
+    #[inline(never)]
+    fn record(&self, word: &Word, step: impl FnOnce(u32, u32) -> Step) {
+        let line = self.line_of(&mut self.caches.borrow_mut(), word) as u32;
+        self.steps.borrow_mut().push(step(line, word.number));
+    }
+
+    /// A compare-and-swap of a verb that is recorded: it depends on the last access by which the
+    /// verb saw the word.
+    #[inline(never)]
+    fn record_swap(&self, word: &Word, wins: bool) {
+        let line = self.line_of(&mut self.caches.borrow_mut(), word) as u32;
+        let steps = &mut *self.steps.borrow_mut();
+        steps.push(Step::swap(steps, line, word.number, wins));
     }
 
     /// The line of a word that is touched for the first time.
@@ -198,10 +282,13 @@ impl Trace {
 impl Word {
     #[inline]
     fn trace(&self, access: Access) {
-        TRACE.with(|trace| {
-            if let Some(core) = trace.core.get() {
-                trace.access(core, self, access);
-            }
+        TRACE.with(|trace| match trace.inside.get() {
+            Inside::No => {}
+            Inside::Charged(core) => trace.access(core, self, access),
+            Inside::Recorded => trace.record(self, |line, word| match access {
+                Access::Load => Step::Load { line, word, seen: 0 },
+                _ => Step::Write { line, word, access },
+            }),
         });
     }
 }
@@ -264,17 +351,33 @@ impl AtomicWord for Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64> {
-        self.trace(Access::Atomic);
-        self.value.compare_exchange(current, new, success, failure)
+        TRACE.with(|trace| {
+            let inside = trace.inside.get();
+            if let Inside::Charged(core) = inside {
+                trace.access(core, self, Access::Atomic);
+            }
+            let result = self.value.compare_exchange(current, new, success, failure);
+            if let Inside::Recorded = inside {
+                trace.record_swap(self, result.is_ok());
+            }
+            result
+        })
     }
 }
 
 impl<T> TracedLock<T> {
     /// Does something with the caches at this core's time, if a core is inside a verb; says how
-    /// long it took.
-    fn trace(&self, act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64) -> u64 {
+    /// long it took. Where verbs are recorded this is a step.
+    fn trace(
+        &self,
+        act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64,
+        step: impl FnOnce(u32) -> Step,
+    ) -> u64 {
         TRACE.with(|trace| {
-            let Some(core) = trace.core.get() else { return 0 };
+            let inside = trace.inside.get();
+            if let Inside::No = inside {
+                return 0;
+            }
             // The borrow ends with this call, before the guarded code runs: that touches words and
             // other locks.
             let caches = &mut *trace.caches.borrow_mut();
@@ -286,9 +389,13 @@ impl<T> TracedLock<T> {
                 }
                 lock => lock as usize - 1,
             };
+            trace.released.set(Some(lock));
+            let Inside::Charged(core) = inside else {
+                trace.steps.borrow_mut().push(step(lock as u32));
+                return 0;
+            };
             let before_ps = trace.now_ps.get();
             let after_ps = act(caches, core, lock, before_ps);
-            trace.released.set(Some(lock));
             trace.now_ps.set(after_ps);
             after_ps - before_ps
         })
@@ -302,11 +409,16 @@ impl<T: Send + 'static> Lock<T> for TracedLock<T> {
 
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let guarded = size_of::<T>().div_ceil(64) as u64;
-        let waited_ps =
-            self.trace(|caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps));
+        let waited_ps = self.trace(
+            |caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps),
+            |lock| Step::Acquire { lock, guarded: guarded as u32 },
+        );
         TRACE.with(|trace| trace.waited_ps.set(trace.waited_ps.get() + waited_ps));
         let result = f(&mut self.value.lock().expect("no policy panics while it holds a lock"));
-        self.trace(|caches, core, lock, now_ps| caches.release(core, lock, now_ps));
+        self.trace(
+            |caches, core, lock, now_ps| caches.release(core, lock, now_ps),
+            |lock| Step::Release { lock },
+        );
         result
     }
 }

@@ -38,6 +38,7 @@ use crate::device::{Command, Device};
 use crate::fact::{Fact, Live, Moment};
 use crate::host::Host;
 use crate::meter::{Meter, Run, Violation};
+use crate::races::{Effect, LockKind, Races, Step};
 use crate::random::Random;
 use crate::scenario::{SECOND, Scenario, ScenarioError, Tenant, US};
 use crate::subject::Subject;
@@ -234,6 +235,7 @@ impl<'a, P: Policy> World<'a, P> {
             times: host.times(),
             cores: host.cores(),
             siblings: host.siblings(),
+            races: host.races.then(|| Box::new(Races::new(host, LockKind::InTurn))),
             ..Clock::default()
         });
         let weights = policy.class_weights();
@@ -291,13 +293,14 @@ impl<'a, P: Policy> World<'a, P> {
     fn step(&mut self) -> bool {
         let end_ns = self.end_ns;
         let agenda_ns = self.agenda.next_ns();
+        if self.clock.races.is_some() && self.race(agenda_ns, end_ns) {
+            return true;
+        }
         // The agenda's time included: of equals the device's completion comes first.
         if let Some((at_ns, id, outcome)) =
             self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns)))
         {
-            self.now_ns = self.now_ns.max(at_ns);
-            self.clock.in_hand += 1;
-            self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
+            self.completed(at_ns, id, outcome);
         } else {
             let Some(at_ns) = agenda_ns.filter(|&at_ns| at_ns <= end_ns) else { return false };
             // All tenants have stopped and all is served: only timers, ticks and wake-ups are left.
@@ -312,6 +315,14 @@ impl<'a, P: Policy> World<'a, P> {
         self.fetch();
         self.settled();
         true
+    }
+
+    /// The device has completed a command: its core is interrupted.
+    #[inline]
+    fn completed(&mut self, at_ns: u64, id: u32, outcome: Outcome) {
+        self.now_ns = self.now_ns.max(at_ns);
+        self.clock.in_hand += 1;
+        self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
     }
 
     fn happen(&mut self, event: Event) {
@@ -570,6 +581,9 @@ impl<'a, P: Policy> World<'a, P> {
         self.spend(self.clock.times.issue_ps);
         self.cores[port].cpu.has_issued();
         self.clock.in_hand += 1;
+        if self.clock.races.is_some() {
+            return traced::then(Step::Do(Effect::Post(id, class)));
+        }
         // The command reaches its queue when the core's work is done, not when the policy says so.
         self.agenda.add(self.effect_ns(), Event::Post(id, class));
     }
@@ -620,8 +634,13 @@ impl<'a, P: Policy> World<'a, P> {
                 core.woken = true;
                 self.wakes_under_way += 1;
                 let arrives_ns = match (&self.scenario.host, me) {
+                    (Some(_), Some(_)) if self.clock.races.is_some() => {
+                        self.pass(self.clock.times.send_ps);
+                        traced::then(Step::Do(Effect::Wake(port)));
+                        continue;
+                    }
                     (Some(host), Some(me)) => {
-                        self.clock.now_ps += self.clock.times.send_ps;
+                        self.pass(self.clock.times.send_ps);
                         self.effect_ns() + host.wake_ns(me, usize::from(port))
                     }
                     _ => self.now_ns + self.scenario.wake_ns,

@@ -82,3 +82,23 @@ fn the_same_run_on_a_host_for_ever() {
     });
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }
+
+/// The same where accesses race: time is another one, every law holds, and it is the same twice.
+#[test]
+fn the_same_run_twice_with_races() {
+    let scenario = scenario();
+    let whole = scenario.clone().on(Machine::E5_2630_V3.host(3));
+    let racing = scenario.on(Machine::E5_2630_V3.host(3).racing());
+    for policy in [
+        AnySubject::None,
+        AnySubject::Sfqd(SfqdSubject { slots: 32 }),
+        AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }),
+    ] {
+        let run = |scenario| policy.run(scenario).expect("it is legal");
+        let (first, second) = (run(&racing), run(&racing));
+        assert_eq!(first.violation, None);
+        assert!(first.cpus.iter().all(|cpu| cpu.busy_ns > 0 && cpu.busy_ns <= first.measured_ns));
+        assert_eq!((first.digest, &first.cpus), (second.digest, &second.cpus));
+        assert!(run(&whole).cpus.iter().all(|cpu| cpu.failed_swaps == 0));
+    }
+}

@@ -13,7 +13,8 @@ use fairq_sim::policies::{AnySubject, D2fqParts, D2fqSubject, Kernel, MqfqSubjec
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, D2FQ_BUDGET, Experiment, Outcome, Setting, go, go_by_thread, linux_bfq, near, rule,
+    Answer, D2FQ_BUDGET, Experiment, Outcome, Setting, go, go_by_thread, host_of, linux_bfq, near,
+    rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -400,9 +401,8 @@ fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
         };
         let scenario =
             Scenario::new(ramdisk.clone(), cores, (0..cores).map(tenant).collect(), 16 * MS);
-        Ok::<_, String>(
-            go(policy, &scenario.on(Machine::GOLD_6226.host(cores)), setting)?.iops() / 1e6,
-        )
+        let host = host_of("D-17.1", Machine::GOLD_6226.host(cores));
+        Ok::<_, String>(go(policy, &scenario.on(host), setting)?.iops() / 1e6)
     };
     // As in the paper each completion moves its flow's virtual time: a port publishes what is worth
     // tau_l / 64, here a request. Classes mean nothing on this device, and so neither does tau_l.

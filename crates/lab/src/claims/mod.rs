@@ -35,8 +35,8 @@ mod sweeps;
 pub use band::{CONSTANTS, Elsewhere};
 use band::{Constant, End, Setting, Used};
 pub use figure::{Axis, Figure, Line, Shape, Table};
-use rules::rule;
 pub use rules::{Change, ROWS, Row, frozen};
+use rules::{host_of, rule};
 pub use seeds::{Interval, Seeds};
 pub(crate) use seeds::{told, verdict};
 

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use fairq_sim::Host;
 use serde::Deserialize;
 
 use super::Paper;
@@ -44,6 +45,9 @@ pub struct Row {
     pub uncounted: Option<String>,
     /// What limits what it shows, whatever comes out.
     pub caveat: Option<String>,
+    /// Whether accesses of one core come between those of another's verb.
+    #[serde(default)]
+    pub races: bool,
     /// What it was before.
     #[serde(default)]
     pub changed: Vec<Change>,
@@ -107,6 +111,16 @@ pub fn frozen() -> &'static str {
 pub(super) fn rule(id: &str, name: &str) -> f64 {
     let row = ROWS.iter().find(|row| row.id == id).expect("a row of this name");
     *row.numbers.get(name).unwrap_or_else(|| panic!("{id} has no number called `{name}`"))
+}
+
+/// The host of a row's runs, with races if the row asks for them.
+///
+/// # Panics
+///
+/// If there is no such row, which a test finds.
+pub(super) fn host_of(id: &str, host: Host) -> Host {
+    let row = ROWS.iter().find(|row| row.id == id).expect("a row of this name");
+    if row.races { host.racing() } else { host }
 }
 
 #[cfg(test)]
@@ -201,6 +215,17 @@ mod tests {
                 assert!(filled(text) && !text.ends_with('.'), "{}: {text}", row.id);
             }
         }
+    }
+
+    /// What answers several rows is run once.
+    #[test]
+    fn races_are_of_the_rows_about_lines_and_of_no_other() {
+        let racing: Vec<&str> =
+            ROWS.iter().filter(|row| row.races).map(|row| row.id.as_str()).collect();
+        let of = ["D-17.", "M-8.", "M-9.", "M-10.", "M-11."];
+        assert!(racing.iter().all(|id| of.iter().any(|paper| id.starts_with(paper))), "{racing:?}");
+        let all = ROWS.iter().filter(|row| of.iter().any(|paper| row.id.starts_with(paper)));
+        assert_eq!(racing.len(), all.count());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use fairq_core::{Policy, PortId, PortSet};
 use super::{Event, World};
 use crate::cpu::Task;
 use crate::host::Times;
+use crate::races::{Effect, Happened, Races, Step};
 use crate::traced;
 
 /// What a core is doing on a host whose CPUs take time.
@@ -30,7 +31,13 @@ pub(super) struct Clock {
     /// The core of each port, and the other ports of that.
     pub(super) cores: Vec<usize>,
     pub(super) siblings: Vec<PortSet>,
+    /// Where cores' accesses race: their steps are recorded, and take their time afterwards.
+    pub(super) races: Option<Box<Races>>,
 }
+
+/// How far a core's steps are taken before the device is looked at, in picoseconds: less than the
+/// time from a completion until its core calls the policy.
+const LOOK_PS: u64 = 64_000;
 
 impl<P: Policy> World<'_, P> {
     // Work.
@@ -88,6 +95,9 @@ impl<P: Policy> World<'_, P> {
             self.clock.going_on -= 1;
         }
         self.perform(port, task);
+        if self.clock.races.is_some() {
+            return self.recorded(port);
+        }
         let until_ns = self.effect_ns();
         // The core stays busy until it has been back: what arrives meanwhile queues behind it.
         if std::mem::take(&mut self.clock.goes_on) {
@@ -100,6 +110,58 @@ impl<P: Policy> World<'_, P> {
         let (verbs_ps, locks_ps) =
             (std::mem::take(&mut self.clock.verbs_ps), std::mem::take(&mut self.clock.locks_ps));
         self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
+    }
+
+    /// A core's steps were recorded: it begins with them now.
+    fn recorded(&mut self, port: usize) {
+        let goes_on = std::mem::take(&mut self.clock.goes_on);
+        traced::then(Step::Do(if goes_on { Effect::GoOn } else { Effect::Free }));
+        if goes_on {
+            self.clock.going_on += 1;
+            self.cores[port].cpu.goes_on();
+        }
+        if let Some(races) = &mut self.clock.races {
+            let steps = traced::recorded(races.empty());
+            races.start(port, self.now_ns * 1000, steps);
+        }
+    }
+
+    /// Takes steps of the core that is next, if one is before everything else; false if none is.
+    pub(super) fn race(&mut self, before_ns: Option<u64>, end_ns: u64) -> bool {
+        let Some(races) = &mut self.clock.races else { return false };
+        let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns * 1000);
+        let Some(next_ps) = races.next_ps().filter(|&next_ps| next_ps < before_ps) else {
+            return false;
+        };
+        if let Some((at_ns, id, outcome)) = self.device.pop((next_ps / 1000).min(end_ns)) {
+            self.completed(at_ns, id, outcome);
+            self.fetch();
+            self.settled();
+            return true;
+        }
+        let until_ps = (next_ps + LOOK_PS).min(before_ps - 1);
+        if let Some(happened) = traced::with_caches(|caches| races.run(caches, until_ps)) {
+            self.happened(&happened);
+        }
+        true
+    }
+
+    fn happened(&mut self, &Happened { port, at_ps, effect, raced }: &Happened) {
+        let at_ns = at_ps.div_ceil(1000);
+        match effect {
+            Effect::Post(id, class) => self.agenda.add(at_ns, Event::Post(id, class)),
+            Effect::Wake(other) => {
+                let host = self.scenario.host.as_ref();
+                let way_ns = host.map_or(0, |host| host.wake_ns(port, usize::from(other)));
+                self.agenda.add(at_ns + way_ns, Event::Wake(other));
+            }
+            Effect::Free => self.agenda.add(at_ns, Event::Free(port as u8)),
+            Effect::GoOn => self.agenda.add(at_ns, Event::Run(port as u8)),
+        }
+        if matches!(effect, Effect::Free | Effect::GoOn) {
+            self.meter.verbs(at_ns, port, raced.verbs_ps, raced.locks_ps);
+            self.meter.failed(at_ns, port, raced.failed);
+        }
     }
 
     /// A core has done its work.
@@ -116,8 +178,19 @@ impl<P: Policy> World<'_, P> {
     /// The core that works takes so long more, were it alone; nothing without a host.
     #[inline]
     pub(super) fn spend(&mut self, alone_ps: u64) {
-        self.clock.now_ps +=
+        let takes_ps =
             if self.clock.is_shared { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
+        self.pass(takes_ps);
+    }
+
+    /// The core that works takes `takes_ps` more.
+    #[inline]
+    pub(super) fn pass(&mut self, takes_ps: u64) {
+        if self.clock.races.is_some() {
+            traced::then(Step::Work(takes_ps));
+        } else {
+            self.clock.now_ps += takes_ps;
+        }
     }
 
     /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's
@@ -126,7 +199,11 @@ impl<P: Policy> World<'_, P> {
     pub(super) fn stage(&mut self) {
         self.spend(self.clock.times.stage_ps);
         if let Some(lock) = self.clock.held.take() {
-            traced::held_until(lock, self.clock.now_ps);
+            if self.clock.races.is_some() {
+                traced::kept(lock);
+            } else {
+                traced::held_until(lock, self.clock.now_ps);
+            }
         }
     }
 
@@ -138,6 +215,11 @@ impl<P: Policy> World<'_, P> {
             return verb(core, now_ns);
         }
         let clock = &mut self.clock;
+        if clock.races.is_some() {
+            let result;
+            (result, clock.held) = traced::record(clock.times.verb_ps, || verb(core, now_ns));
+            return result;
+        }
         // What a verb computes comes before its shared words: a constant, whatever the policy.
         let from_ps = clock.now_ps + clock.times.verb_ps;
         let (result, spent) = traced::inside(clock.cores[port], from_ps, || verb(core, now_ns));

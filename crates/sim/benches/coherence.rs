@@ -1,0 +1,586 @@
+//! Contention between two CPUs, measured on this machine beside the simulator's races
+//! (`fairq_sim::races`): contended words, locks, and policies' verbs.
+//!
+//! The model is given the time of accesses on one CPU alone and that of a line on its way from the
+//! other, measured as `core-to-core-latency` does, the source of these figures for the papers'
+//! machines; all else it has to predict. Timings never fail: they belong to the machine.
+//!
+//! For more than two CPUs it is held against published curves: T. Downs, "A Concurrency Cost
+//! Hierarchy" (2020), whose figures are in `travisdowns/concurrency-hierarchy-bench`
+//! (`results/*/combined.csv`, medians of 15). There the line's time is that of two CPUs that add to
+//! a word, and the rest has to follow.
+
+use std::collections::BTreeMap;
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, StrictPaper};
+use fairq_core::platform::{AtomicWord, Lock};
+use fairq_core::{
+    FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request, Submitted, Tag,
+    Topology, Weight,
+};
+use fairq_sim::Host;
+use fairq_sim::contention::{Contended, Contest, contend, work_ns};
+use fairq_sim::host::{Cycles, Machine, Ways};
+use fairq_sim::races::LockKind;
+use fairq_sim::traced::Traced;
+
+const CPUS: usize = 2;
+const LASTS: Duration = Duration::from_millis(60);
+const REPEATS: usize = 5;
+/// Iterations of nothing between two calls. In the papers a request takes several microseconds of a
+/// CPU.
+const PAUSES: [u64; 3] = [0, 400, 2000];
+
+/// A value in a line of its own.
+#[repr(align(128))]
+struct Own<T>(T);
+
+// Measuring.
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).expect("two CPUs");
+}
+
+/// Runs each closure over and over on a CPU of its own; nanoseconds for each time, of all CPUs
+/// together: the least of several goes. `pause` iterations of nothing come between.
+fn measure<F: FnMut() -> u64 + Send>(fs: Vec<F>, pause: u64) -> f64 {
+    let cpus = fs.len();
+    let fs: Vec<Mutex<F>> = fs.into_iter().map(Mutex::new).collect();
+    let go = || {
+        let (start, over) = (Barrier::new(cpus), Own(AtomicBool::new(false)));
+        let counts: Vec<(u64, f64)> = std::thread::scope(|scope| {
+            let run = |cpu: usize| {
+                let (start, over, f) = (&start, &over, &fs[cpu]);
+                scope.spawn(move || {
+                    pin(cpu);
+                    let f = &mut *f.lock().expect("no run panics");
+                    (0..1000).for_each(|_| _ = f());
+                    start.wait();
+                    let from = Instant::now();
+                    let mut count = 0;
+                    while !over.0.load(Relaxed) {
+                        for _ in 0..64 {
+                            rest(pause, f());
+                        }
+                        count += 64;
+                        if from.elapsed() > LASTS {
+                            over.0.store(true, Relaxed);
+                        }
+                    }
+                    (count, from.elapsed().as_nanos() as f64)
+                })
+            };
+            let threads: Vec<_> = (0..cpus).map(run).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+        });
+        let a_ns: f64 = counts.iter().map(|(count, ns)| *count as f64 / ns).sum();
+        1.0 / a_ns
+    };
+    least((0..REPEATS).map(|_| go()))
+}
+
+/// Other work on this machine only adds.
+fn least(values: impl Iterator<Item = f64>) -> f64 {
+    values.fold(f64::INFINITY, f64::min)
+}
+
+/// Nothing, for so many iterations: dependent additions, which no compiler takes out, from a value
+/// on. So no processor begins with them before it has that.
+#[inline]
+fn rest(iterations: u64, mut value: u64) {
+    for _ in 0..iterations {
+        value = black_box(value + 1);
+    }
+}
+
+/// How long a line is under way: each waits by compare-and-swap for the other's.
+fn line_ns() -> f64 {
+    const ROUNDS: u64 = 200_000;
+    let go = || {
+        let word = Own(AtomicU64::new(0));
+        let start = Barrier::new(CPUS);
+        let ns: Vec<f64> = std::thread::scope(|scope| {
+            let run = |cpu: usize| {
+                let (word, start) = (&word, &start);
+                scope.spawn(move || {
+                    pin(cpu);
+                    start.wait();
+                    let from = Instant::now();
+                    let mine = cpu as u64;
+                    for _ in 0..ROUNDS {
+                        while word.0.compare_exchange(mine, 1 - mine, AcqRel, Relaxed).is_err() {}
+                    }
+                    from.elapsed().as_nanos() as f64
+                })
+            };
+            let threads: Vec<_> = (0..CPUS).map(run).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+        });
+        ns[0] / (2 * ROUNDS) as f64
+    };
+    least((0..9).map(|_| go()))
+}
+
+// The contended work, the same on this machine and on the model's.
+
+fn add<P: Platform>(word: &P::U64) -> u64 {
+    word.fetch_add(1, SeqCst)
+}
+
+fn swap_loop<P: Platform>(word: &P::U64) -> u64 {
+    let mut old = word.load(Relaxed);
+    while let Err(now) = word.compare_exchange(old, old + 1, SeqCst, Relaxed) {
+        old = now;
+    }
+    old
+}
+
+/// Reads first, as where a swap depends on other words, too.
+fn swap_of_two<P: Platform>([word, other]: &[Own<P::U64>; 2]) -> u64 {
+    let mut old = word.0.load(Relaxed);
+    loop {
+        let more = other.0.load(Relaxed);
+        match word.0.compare_exchange(old, old + more + 1, SeqCst, Relaxed) {
+            Ok(old) => return old,
+            Err(now) => old = now,
+        }
+    }
+}
+
+/// A lock that hands out tickets.
+struct Tickets<T> {
+    next: AtomicU64,
+    serves: AtomicU64,
+    value: std::cell::UnsafeCell<T>,
+}
+
+// SAFETY: only the holder of the ticket that is served touches the value.
+unsafe impl<T: Send> Sync for Tickets<T> {}
+
+impl<T> Tickets<T> {
+    fn with(&self, f: impl FnOnce(&mut T) -> u64) -> u64 {
+        let mine = self.next.fetch_add(1, Relaxed);
+        while self.serves.load(Acquire) != mine {
+            spin_loop();
+        }
+        // SAFETY: it is this ticket's turn.
+        let result = f(unsafe { &mut *self.value.get() });
+        self.serves.store(mine + 1, Release);
+        result
+    }
+}
+
+type Lines<const N: usize> = [[u64; 8]; N];
+
+fn touch<const N: usize>(lines: &mut Lines<N>) -> u64 {
+    let mut sum = 0;
+    for line in lines {
+        line[0] = black_box(line[0] + 1);
+        sum += line[0];
+    }
+    sum
+}
+
+/// A port's part in a closed loop of requests.
+struct Loop<P: Port> {
+    port: P,
+    device: std::collections::VecDeque<Tag>,
+    flow: FlowId,
+    now_ns: u64,
+}
+
+const TAGS: u32 = 16;
+
+fn loops<L: Policy>((policy, ports): (L, Vec<L::Port>)) -> Vec<Loop<L::Port>> {
+    let start = |port| {
+        let flow = policy.add_flow(Weight::DEFAULT).expect("it fits");
+        let mut one = Loop { port, device: Default::default(), flow, now_ns: 0 };
+        (0..TAGS).for_each(|tag| one.submit(Tag(tag)));
+        one
+    };
+    ports.into_iter().map(start).collect()
+}
+
+impl<P: Port> Loop<P> {
+    fn submit(&mut self, tag: Tag) {
+        let mut wake = PortSet::EMPTY;
+        let request = Request::new(tag, self.flow, Op::Read, 0, 4096);
+        if let Ok(Submitted::Issue { .. }) = self.port.submit(self.now_ns, &request, &mut wake) {
+            self.device.push_back(tag);
+        }
+    }
+
+    /// Once around.
+    fn turn(&mut self) -> u64 {
+        self.now_ns += 100;
+        let mut wake = PortSet::EMPTY;
+        if let Next::Issue { tag, .. } = self.port.next(self.now_ns, &mut wake) {
+            self.device.push_back(tag);
+        }
+        if self.device.len() > TAGS as usize / 2
+            && let Some(tag) = self.device.pop_front()
+        {
+            self.port.complete(self.now_ns, tag, Outcome::Done, &mut wake);
+            self.submit(tag);
+        }
+        self.device.len() as u64
+    }
+}
+
+fn mqfq<P: Platform>() -> Vec<Loop<<Mqfq<P, StrictPaper> as Policy>::Port>> {
+    let mut config = MqfqConfig::new(topology(), CPUS, TAGS as usize);
+    (config.slots, config.threshold_bytes) = (128, 64 << 10);
+    loops(Mqfq::<P, StrictPaper>::read(config).expect("legal"))
+}
+
+fn d2fq<P: Platform>(tracker: TrackerKind) -> Vec<Loop<<D2fq<P> as Policy>::Port>> {
+    let mut config = D2fqConfig::new(topology(), CPUS, TAGS as usize);
+    (config.ratio, config.tau_l, config.strict_paper) = (Ratio::Static(3), Some(64 << 10), true);
+    config.tracker = tracker;
+    loops(D2fq::<P>::new(config).expect("legal"))
+}
+
+fn topology() -> Topology {
+    Topology::flat(CPUS)
+}
+
+// The model of this machine.
+
+/// A hundredth of a nanosecond, as cycles.
+const MHZ: u64 = 100_000;
+
+fn cycles(ns: f64) -> u64 {
+    (ns * MHZ as f64 / 1000.0).round() as u64
+}
+
+/// What one CPU of this machine takes, in nanoseconds.
+struct Alone {
+    atomic: f64,
+    /// An iteration of nothing.
+    rest: f64,
+}
+
+impl Alone {
+    fn new() -> Alone {
+        let word = Own(AtomicU64::new(0));
+        let alone = |f: &mut (dyn FnMut() -> u64 + Send)| measure(vec![f], 0);
+        let nothing = alone(&mut || 0);
+        let rest = (measure(vec![|| 0], 1000) - nothing) / 1000.0;
+        Alone { atomic: alone(&mut || add::<Native>(&word.0)) - nothing, rest }
+    }
+}
+
+/// This machine as the model has it, and how much a core does between two calls.
+struct Here {
+    host: Host,
+    pause_ps: u64,
+}
+
+impl Here {
+    fn new(alone: &Alone, line_ns: f64, pause: u64) -> Here {
+        let usual = Machine::GOLD_5112;
+        let line = line_ns.round() as u64;
+        let machine = Machine {
+            sockets: 1,
+            cores: CPUS as u16,
+            mhz: MHZ,
+            lines: Ways { near_ns: line, far_ns: line },
+            cycles: Cycles {
+                load: cycles(1.0),
+                store: cycles(0.3),
+                atomic: cycles(alone.atomic),
+                ..usual.cycles
+            },
+            ..usual
+        };
+        let pause_ps = (alone.rest * pause as f64 * 1000.0) as u64;
+        Here { host: machine.host(CPUS), pause_ps }
+    }
+
+    /// The first of its two CPUs.
+    fn first(&self) -> Here {
+        Here { host: self.host.machine.host(1), ..*self }
+    }
+
+    fn contend<F: FnMut(usize)>(
+        &self,
+        locks: LockKind,
+        takes_ns: f64,
+        build: impl FnOnce() -> F,
+    ) -> Contended {
+        let takes_ps = (takes_ns.max(0.0) * 1000.0) as u64;
+        let contest = Contest { locks, lasts_ns: 2_000_000, takes_ps, pause_ps: self.pause_ps };
+        contend(&self.host, &contest, build)
+    }
+}
+
+struct Table {
+    alone: Alone,
+    /// By the pause: the logarithm of each ratio.
+    off: BTreeMap<u64, Vec<f64>>,
+}
+
+/// How often a row is measured until the CPUs have stayed where they were.
+const TRIES: usize = 6;
+
+impl Table {
+    /// A virtual machine's CPUs are moved: a row counts if a line took the same before and after it,
+    /// within a fifth.
+    fn row(
+        &mut self,
+        name: &str,
+        pause: u64,
+        measure: impl Fn() -> f64,
+        model: impl Fn(&Here) -> Contended,
+    ) {
+        let mut before = line_ns();
+        for _ in 0..TRIES {
+            let measured = measure();
+            let after = line_ns();
+            let (line_ns, stayed) =
+                ((before + after) / 2.0, before.max(after) < 1.2 * before.min(after));
+            before = after;
+            if !stayed {
+                continue;
+            }
+            let modelled = model(&Here::new(&self.alone, line_ns, pause));
+            let (each, failures) = (modelled.each_ns(), modelled.failures());
+            println!(
+                "{name:41} {pause:5} {line_ns:6.0} {measured:8.1} {each:8.1} {:6.2} {failures:8.2}",
+                each / measured
+            );
+            return self.off.entry(pause).or_default().push((each / measured).ln().abs());
+        }
+        println!("{name:41} {pause:5}   the CPUs are moved too often");
+    }
+}
+
+fn words(table: &mut Table, pause: u64) {
+    let word = Own(AtomicU64::new(0));
+    let both =
+        |f: fn(&AtomicU64) -> u64| measure((0..CPUS).map(|_| || f(&word.0)).collect(), pause);
+    let model = |here: &Here, f: fn(&<Traced as Platform>::U64) -> u64| {
+        here.contend(LockKind::InTurn, 0.0, || {
+            let word = <Traced as Platform>::U64::new(0);
+            move |_| _ = f(&word)
+        })
+    };
+    table.row("fetch-and-add", pause, || both(add::<Native>), |here| model(here, add::<Traced>));
+    table.row(
+        "compare-and-swap loop",
+        pause,
+        || both(swap_loop::<Native>),
+        |here| model(here, swap_loop::<Traced>),
+    );
+    let two = [(); 2].map(|()| Own(AtomicU64::new(0)));
+    table.row(
+        "compare-and-swap loop that reads another",
+        pause,
+        || measure((0..CPUS).map(|_| || swap_of_two::<Native>(&two)).collect(), pause),
+        |here| {
+            here.contend(LockKind::InTurn, 0.0, || {
+                let two = [(); 2].map(|()| Own(<Traced as Platform>::U64::new(0)));
+                move |_| _ = swap_of_two::<Traced>(&two)
+            })
+        },
+    );
+}
+
+fn locks<const N: usize>(table: &mut Table, pause: u64) {
+    let mut lines = Own([[0u64; 8]; N]);
+    let inside = measure(vec![|| touch(&mut lines.0)], 0);
+    let tickets = Own(Tickets {
+        next: AtomicU64::new(0),
+        serves: AtomicU64::new(0),
+        value: Own([[0u64; 8]; N]).into(),
+    });
+    let spin = Own(<<Native as Platform>::Mutex<Own<Lines<N>>> as Lock<_>>::new(Own([[0; 8]; N])));
+    let model = |here: &Here, kind| {
+        here.contend(kind, 0.0, || {
+            let lock = <<Traced as Platform>::Mutex<Lines<N>> as Lock<_>>::new([[0; 8]; N]);
+            move |_| lock.with(|_| work_ns(inside))
+        })
+    };
+    table.row(
+        &format!("ticket lock that guards {N} lines"),
+        pause,
+        || measure((0..CPUS).map(|_| || tickets.0.with(|all| touch(&mut all.0))).collect(), pause),
+        |here| model(here, LockKind::InTurn),
+    );
+    table.row(
+        &format!("test-and-set lock that guards {N} lines"),
+        pause,
+        || measure((0..CPUS).map(|_| || spin.0.with(|all| touch(&mut all.0))).collect(), pause),
+        |here| model(here, LockKind::TestAndSet),
+    );
+}
+
+fn verbs<P: Port + Send, Q: Port>(
+    table: &mut Table,
+    name: &str,
+    pause: u64,
+    native: impl Fn() -> Vec<Loop<P>>,
+    traced: impl Fn() -> Vec<Loop<Q>>,
+) {
+    let run = |loops: Vec<Loop<P>>| {
+        measure(loops.into_iter().map(|mut one| move || one.turn()).collect(), pause)
+    };
+    let model = |here: &Here, takes_ns| {
+        here.contend(LockKind::InTurn, takes_ns, || {
+            let mut loops = traced();
+            move |port: usize| _ = loops[port].turn()
+        })
+    };
+    // Alone, a turn takes the model's time and that of computing: the rest is the latter.
+    let alone = run(native().into_iter().take(1).collect());
+    table.row(
+        &format!("{name}: once around"),
+        pause,
+        || run(native()),
+        |here| model(here, alone - model(&here.first(), 0.0).each_ns()),
+    );
+}
+
+// The model of other machines.
+
+/// What a machine's CPUs do to one word or lock without a pause: nanoseconds for each time, of all
+/// CPUs together, with 1, 2, and so on.
+struct Published {
+    machine: &'static str,
+    add: &'static [f64],
+    swap: &'static [f64],
+    tickets: &'static [f64],
+    spin: &'static [f64],
+}
+
+const PUBLISHED: [Published; 2] = [
+    Published {
+        machine: "Skylake, 4 cores",
+        add: &[7.0, 22.1, 23.3, 24.1],
+        swap: &[12.0, 54.3, 75.6, 86.8],
+        tickets: &[9.7, 107.6, 115.3, 122.3],
+        spin: &[11.2, 97.3, 121.7, 159.9],
+    },
+    Published {
+        machine: "Ice Lake, 4 cores",
+        add: &[6.1, 16.4, 16.4, 17.4],
+        swap: &[11.0, 51.5, 57.1, 66.7],
+        tickets: &[6.1, 100.8, 120.3, 129.7],
+        spin: &[7.3, 62.5, 71.4, 80.3],
+    },
+];
+
+impl Published {
+    /// Prints what the model makes of it; says by what factors it is off.
+    fn table(&self) -> Vec<f64> {
+        let line = self.add[1].round() as u64;
+        let usual = Machine::GOLD_5112;
+        let machine = Machine {
+            sockets: 1,
+            cores: 4,
+            mhz: MHZ,
+            lines: Ways { near_ns: line, far_ns: line },
+            cycles: Cycles {
+                load: cycles(1.0),
+                store: cycles(0.3),
+                atomic: cycles(self.add[0]),
+                ..usual.cycles
+            },
+            ..usual
+        };
+        let here = |cpus| Here { host: machine.host(cpus), pause_ps: 0 };
+        let word = |cpus, takes_ns, f: fn(&<Traced as Platform>::U64) -> u64| {
+            here(cpus).contend(LockKind::InTurn, takes_ns, || {
+                let word = <Traced as Platform>::U64::new(0);
+                move |_| _ = f(&word)
+            })
+        };
+        let lock = |cpus, takes_ns, kind| {
+            here(cpus).contend(kind, takes_ns, || {
+                let lock = <<Traced as Platform>::Mutex<u64> as Lock<_>>::new(0);
+                move |_| lock.with(|value| *value += 1)
+            })
+        };
+        type Model<'a> = &'a dyn Fn(usize, f64) -> Contended;
+        let rows: [(&str, &[f64], Model<'_>); 4] = [
+            ("fetch-and-add", self.add, &|cpus, ns| word(cpus, ns, add::<Traced>)),
+            ("compare-and-swap loop", self.swap, &|cpus, ns| word(cpus, ns, swap_loop::<Traced>)),
+            ("ticket lock", self.tickets, &|cpus, ns| lock(cpus, ns, LockKind::InTurn)),
+            ("test-and-set lock", self.spin, &|cpus, ns| lock(cpus, ns, LockKind::TestAndSet)),
+        ];
+        let mut off = Vec::new();
+        println!(
+            "\n{}: {:24} {:>8} {:>8} {:>6}",
+            self.machine, "", "measured", "modelled", "ratio"
+        );
+        for (name, published, model) in rows {
+            // What one CPU needs beside the word is not about contention.
+            let beside_ns = published[0] - model(1, 0.0).each_ns();
+            for (cpus, &measured) in (1..).zip(published).skip(1) {
+                let modelled = model(cpus, beside_ns).each_ns();
+                println!(
+                    "{name:24} {cpus} CPUs {:10} {measured:8.1} {modelled:8.1} {:6.2}",
+                    "",
+                    modelled / measured
+                );
+                off.push((modelled / measured).ln().abs());
+            }
+        }
+        off
+    }
+}
+
+/// By what factor a model is off, on average and at most.
+fn off(logarithms: &[f64]) {
+    let worst = logarithms.iter().copied().fold(0.0, f64::max).exp();
+    let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
+    println!("off by a factor of {mean:.2} on average, {worst:.2} at most");
+}
+
+fn main() {
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    let published = || PUBLISHED.iter().for_each(|machine| off(&machine.table()));
+    if std::thread::available_parallelism().map_or(1, usize::from) < CPUS {
+        println!("there is one CPU: only what was published is compared");
+        return published();
+    }
+    let mut table = Table { alone: Alone::new(), off: BTreeMap::new() };
+    println!(
+        "an atomic operation of one CPU alone takes {:.1} ns, an iteration of nothing {:.2} ns",
+        table.alone.atomic, table.alone.rest
+    );
+    println!(
+        "{:41} {:>5} {:>6} {:>8} {:>8} {:>6} {:>8}",
+        "two CPUs, ns", "pause", "a line", "measured", "modelled", "ratio", "failures"
+    );
+    for pause in PAUSES {
+        words(&mut table, pause);
+        locks::<1>(&mut table, pause);
+        locks::<4>(&mut table, pause);
+        locks::<16>(&mut table, pause);
+    }
+    for pause in PAUSES {
+        verbs(&mut table, "MQFQ (strict-paper)", pause, mqfq::<Native>, mqfq::<Traced>);
+        for (name, tracker) in [
+            ("D2FQ (sloppy)", TrackerKind::Sloppy),
+            ("D2FQ (mindicator)", TrackerKind::Mindicator),
+            ("D2FQ (scan)", TrackerKind::Scan),
+        ] {
+            verbs(&mut table, name, pause, || d2fq::<Native>(tracker), || d2fq::<Traced>(tracker));
+        }
+    }
+    for pause in PAUSES {
+        print!("with a pause of {pause}: ");
+        off(&table.off[&pause]);
+    }
+    published();
+}
