@@ -11,9 +11,9 @@
 //! a word, and the rest has to follow.
 
 use std::collections::BTreeMap;
-use std::hint::{black_box, spin_loop};
+use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
@@ -24,9 +24,8 @@ use fairq_core::{
     Topology, Weight,
 };
 use fairq_sim::Host;
-use fairq_sim::contention::{Contended, Contest, contend, work_ns};
+use fairq_sim::contention::{Contended, Contest, contend};
 use fairq_sim::host::{Cycles, Machine, Ways};
-use fairq_sim::races::LockKind;
 use fairq_sim::traced::Traced;
 
 const CPUS: usize = 2;
@@ -154,38 +153,73 @@ fn swap_of_two<P: Platform>([word, other]: &[Own<P::U64>; 2]) -> u64 {
     }
 }
 
+/// Lines that a lock guards: each is read and written.
+struct Guarded<P: Platform, const N: usize>([Own<P::U64>; N]);
+
+impl<P: Platform, const N: usize> Guarded<P, N> {
+    fn new() -> Self {
+        Guarded([(); N].map(|()| Own(P::U64::new(0))))
+    }
+
+    fn touch(&self) -> u64 {
+        let touch = |line: &Own<P::U64>| {
+            let value = line.0.load(Relaxed);
+            line.0.store(value + 1, Relaxed);
+            value
+        };
+        self.0.iter().map(touch).sum()
+    }
+}
+
 /// A lock that hands out tickets.
-struct Tickets<T> {
-    next: AtomicU64,
-    serves: AtomicU64,
-    value: std::cell::UnsafeCell<T>,
+struct Tickets<P: Platform, const N: usize> {
+    /// In one line.
+    next_and_served: Own<[P::U64; 2]>,
+    lines: Guarded<P, N>,
 }
 
-// SAFETY: only the holder of the ticket that is served touches the value.
-unsafe impl<T: Send> Sync for Tickets<T> {}
+impl<P: Platform, const N: usize> Tickets<P, N> {
+    fn new() -> Self {
+        let words = [(); 2].map(|()| P::U64::new(0));
+        Tickets { next_and_served: Own(words), lines: Guarded::new() }
+    }
 
-impl<T> Tickets<T> {
-    fn with(&self, f: impl FnOnce(&mut T) -> u64) -> u64 {
-        let mine = self.next.fetch_add(1, Relaxed);
-        while self.serves.load(Acquire) != mine {
-            spin_loop();
+    fn touch(&self) -> u64 {
+        let [next, served] = &self.next_and_served.0;
+        let mine = next.fetch_add(1, Relaxed);
+        while served.load(Acquire) != mine {
+            P::relax();
         }
-        // SAFETY: it is this ticket's turn.
-        let result = f(unsafe { &mut *self.value.get() });
-        self.serves.store(mine + 1, Release);
-        result
+        let sum = self.lines.touch();
+        served.store(served.load(Relaxed) + 1, Release);
+        sum
     }
 }
 
-type Lines<const N: usize> = [[u64; 8]; N];
+/// A lock that is taken by whoever comes first.
+struct Spin<P: Platform, const N: usize> {
+    is_held: Own<P::U64>,
+    lines: Guarded<P, N>,
+}
 
-fn touch<const N: usize>(lines: &mut Lines<N>) -> u64 {
-    let mut sum = 0;
-    for line in lines {
-        line[0] = black_box(line[0] + 1);
-        sum += line[0];
+impl<P: Platform, const N: usize> Spin<P, N> {
+    fn new() -> Self {
+        Spin { is_held: Own(P::U64::new(0)), lines: Guarded::new() }
     }
-    sum
+
+    fn touch(&self) -> u64 {
+        loop {
+            while self.is_held.0.load(Relaxed) != 0 {
+                P::relax();
+            }
+            if self.is_held.0.swap(1, Acquire) == 0 {
+                break;
+            }
+        }
+        let sum = self.lines.touch();
+        self.is_held.0.store(0, Release);
+        sum
+    }
 }
 
 /// A port's part in a closed loop of requests.
@@ -309,15 +343,32 @@ impl Here {
         Here { host: self.host.machine.host(1), ..*self }
     }
 
-    fn contend<F: FnMut(usize)>(
+    /// Each CPU calls one of what `build` makes.
+    fn contend<F: FnMut() + Send + 'static>(
         &self,
-        locks: LockKind,
         takes_ns: f64,
-        build: impl FnOnce() -> F,
+        build: impl FnOnce() -> Vec<F>,
     ) -> Contended {
         let takes_ps = (takes_ns.max(0.0) * 1000.0) as u64;
-        let contest = Contest { locks, lasts_ns: 2_000_000, takes_ps, pause_ps: self.pause_ps };
+        let contest = Contest { lasts_ns: 2_000_000, takes_ps, pause_ps: self.pause_ps };
         contend(&self.host, &contest, build)
+    }
+
+    /// All CPUs do the same with what they share.
+    fn share<S: Send + Sync + 'static>(
+        &self,
+        takes_ns: f64,
+        new: impl FnOnce() -> S,
+        call: impl Fn(&S) -> u64 + Copy + Send + 'static,
+    ) -> Contended {
+        self.contend(takes_ns, || {
+            let shared = Arc::new(new());
+            let one = |_| {
+                let shared = Arc::clone(&shared);
+                move || _ = call(&shared)
+            };
+            self.host.places.iter().map(one).collect()
+        })
     }
 }
 
@@ -363,66 +414,59 @@ impl Table {
 }
 
 fn words(table: &mut Table, pause: u64) {
-    let word = Own(AtomicU64::new(0));
-    let both =
-        |f: fn(&AtomicU64) -> u64| measure((0..CPUS).map(|_| || f(&word.0)).collect(), pause);
-    let model = |here: &Here, f: fn(&<Traced as Platform>::U64) -> u64| {
-        here.contend(LockKind::InTurn, 0.0, || {
-            let word = <Traced as Platform>::U64::new(0);
-            move |_| _ = f(&word)
-        })
-    };
-    table.row("fetch-and-add", pause, || both(add::<Native>), |here| model(here, add::<Traced>));
+    type Word<P> = Own<<P as Platform>::U64>;
+    let word = || Own(AtomicU64::new(0));
+    let (one, two) = (word(), [word(), word()]);
+    let both = |f: &(dyn Fn() -> u64 + Sync)| measure(vec![f; CPUS], pause);
+    let traced = || Own(<Traced as Platform>::U64::new(0));
+    table.row(
+        "fetch-and-add",
+        pause,
+        || both(&|| add::<Native>(&one.0)),
+        |here| here.share(0.0, traced, |word: &Word<Traced>| add::<Traced>(&word.0)),
+    );
     table.row(
         "compare-and-swap loop",
         pause,
-        || both(swap_loop::<Native>),
-        |here| model(here, swap_loop::<Traced>),
+        || both(&|| swap_loop::<Native>(&one.0)),
+        |here| here.share(0.0, traced, |word: &Word<Traced>| swap_loop::<Traced>(&word.0)),
     );
-    let two = [(); 2].map(|()| Own(AtomicU64::new(0)));
     table.row(
         "compare-and-swap loop that reads another",
         pause,
-        || measure((0..CPUS).map(|_| || swap_of_two::<Native>(&two)).collect(), pause),
-        |here| {
-            here.contend(LockKind::InTurn, 0.0, || {
-                let two = [(); 2].map(|()| Own(<Traced as Platform>::U64::new(0)));
-                move |_| _ = swap_of_two::<Traced>(&two)
-            })
-        },
+        || both(&|| swap_of_two::<Native>(&two)),
+        |here| here.share(0.0, || [traced(), traced()], swap_of_two::<Traced>),
     );
 }
 
 fn locks<const N: usize>(table: &mut Table, pause: u64) {
-    let mut lines = Own([[0u64; 8]; N]);
-    let inside = measure(vec![|| touch(&mut lines.0)], 0);
-    let tickets = Own(Tickets {
-        next: AtomicU64::new(0),
-        serves: AtomicU64::new(0),
-        value: Own([[0u64; 8]; N]).into(),
-    });
-    let spin = Own(<<Native as Platform>::Mutex<Own<Lines<N>>> as Lock<_>>::new(Own([[0; 8]; N])));
-    let model = |here: &Here, kind| {
-        here.contend(kind, 0.0, || {
-            let lock = <<Traced as Platform>::Mutex<Lines<N>> as Lock<_>>::new([[0; 8]; N]);
-            move |_| lock.with(|_| work_ns(inside))
-        })
-    };
+    let tickets = Tickets::<Native, N>::new();
+    let spin = Spin::<Native, N>::new();
+    let both = |f: &(dyn Fn() -> u64 + Sync)| measure(vec![f; CPUS], pause);
     table.row(
         &format!("ticket lock that guards {N} lines"),
         pause,
-        || measure((0..CPUS).map(|_| || tickets.0.with(|all| touch(&mut all.0))).collect(), pause),
-        |here| model(here, LockKind::InTurn),
+        || both(&|| tickets.touch()),
+        |here| here.share(0.0, Tickets::<Traced, N>::new, Tickets::touch),
+    );
+    table.row(
+        &format!("the same, {N} lines: the lab's locks"),
+        pause,
+        || both(&|| tickets.touch()),
+        |here| here.share(0.0, || InTurn::<N>::new([[0; 8]; N]), |lock| lock.with(|_| 0)),
     );
     table.row(
         &format!("test-and-set lock that guards {N} lines"),
         pause,
-        || measure((0..CPUS).map(|_| || spin.0.with(|all| touch(&mut all.0))).collect(), pause),
-        |here| model(here, LockKind::TestAndSet),
+        || both(&|| spin.touch()),
+        |here| here.share(0.0, Spin::<Traced, N>::new, Spin::touch),
     );
 }
 
-fn verbs<P: Port + Send, Q: Port>(
+/// The lock that policies have in the lab.
+type InTurn<const N: usize> = <Traced as Platform>::Mutex<[[u64; 8]; N]>;
+
+fn verbs<P: Port, Q: Port + 'static>(
     table: &mut Table,
     name: &str,
     pause: u64,
@@ -433,9 +477,8 @@ fn verbs<P: Port + Send, Q: Port>(
         measure(loops.into_iter().map(|mut one| move || one.turn()).collect(), pause)
     };
     let model = |here: &Here, takes_ns| {
-        here.contend(LockKind::InTurn, takes_ns, || {
-            let mut loops = traced();
-            move |port: usize| _ = loops[port].turn()
+        here.contend(takes_ns, || {
+            traced().into_iter().map(|mut one| move || _ = one.turn()).collect()
         })
     };
     // Alone, a turn takes the model's time and that of computing: the rest is the latter.
@@ -496,24 +539,19 @@ impl Published {
             ..usual
         };
         let here = |cpus| Here { host: machine.host(cpus), pause_ps: 0 };
-        let word = |cpus, takes_ns, f: fn(&<Traced as Platform>::U64) -> u64| {
-            here(cpus).contend(LockKind::InTurn, takes_ns, || {
-                let word = <Traced as Platform>::U64::new(0);
-                move |_| _ = f(&word)
-            })
-        };
-        let lock = |cpus, takes_ns, kind| {
-            here(cpus).contend(kind, takes_ns, || {
-                let lock = <<Traced as Platform>::Mutex<u64> as Lock<_>>::new(0);
-                move |_| lock.with(|value| *value += 1)
-            })
+        let word = |cpus, ns, f: fn(&<Traced as Platform>::U64) -> u64| {
+            here(cpus).share(ns, || <Traced as Platform>::U64::new(0), f)
         };
         type Model<'a> = &'a dyn Fn(usize, f64) -> Contended;
         let rows: [(&str, &[f64], Model<'_>); 4] = [
             ("fetch-and-add", self.add, &|cpus, ns| word(cpus, ns, add::<Traced>)),
             ("compare-and-swap loop", self.swap, &|cpus, ns| word(cpus, ns, swap_loop::<Traced>)),
-            ("ticket lock", self.tickets, &|cpus, ns| lock(cpus, ns, LockKind::InTurn)),
-            ("test-and-set lock", self.spin, &|cpus, ns| lock(cpus, ns, LockKind::TestAndSet)),
+            ("ticket lock", self.tickets, &|cpus, ns| {
+                here(cpus).share(ns, Tickets::<Traced, 1>::new, Tickets::touch)
+            }),
+            ("test-and-set lock", self.spin, &|cpus, ns| {
+                here(cpus).share(ns, Spin::<Traced, 1>::new, Spin::touch)
+            }),
         ];
         let mut off = Vec::new();
         println!(

@@ -113,6 +113,21 @@ impl Caches {
         self.locks[lock].line
     }
 
+    /// What a store to a line of its own costs a core.
+    pub(crate) fn store_ps(&self) -> u64 {
+        self.latencies.store_ps
+    }
+
+    /// Whether a core has a line.
+    pub(crate) fn has(&self, core: usize, line: usize) -> bool {
+        self.lines[line].holders & 1 << core != 0
+    }
+
+    /// When all stores of a core so far are done.
+    pub(crate) fn stored_ps(&self, core: usize) -> u64 {
+        self.stored_ps[core]
+    }
+
     /// A core gets a copy of a line beside another that reads it.
     pub(crate) fn share(&mut self, core: usize, line: usize) {
         self.lines[line].holders |= 1 << core;

@@ -1,10 +1,13 @@
 //! Cores that do the same over and over to the same words, with [races](crate::races): the modelled
 //! side of `cargo bench --bench coherence`, which measures the other side on this machine.
 
+use fairq_core::PortSet;
+
 use crate::host::Host;
-use crate::races::{Effect, Happened, LockKind, Races, Step};
+use crate::races::{Answered, Races};
 use crate::random::Random;
 use crate::traced;
+use crate::verb::{Answer, Verb};
 
 /// The outcome of a contest.
 #[derive(Clone, PartialEq, Debug)]
@@ -34,8 +37,6 @@ impl Contended {
 /// A contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Contest {
-    /// How locks are waited for.
-    pub locks: LockKind,
     /// How long it lasts.
     pub lasts_ns: u64,
     /// The time of each call beside shared words, in picoseconds.
@@ -44,42 +45,42 @@ pub struct Contest {
     pub pause_ps: u64,
 }
 
-/// Calls the closure that `build` makes over and over on each hardware thread of the host, with the
-/// thread's number. Shared words and locks are those of [`Traced`](crate::traced::Traced) that
-/// `build` makes.
-pub fn contend<F: FnMut(usize)>(
+/// Calls what `build` makes over and over on each hardware thread of the host, one of them each.
+/// Shared words and locks are those of [`Traced`](crate::traced::Traced) that `build` makes.
+pub fn contend<F: FnMut() + Send + 'static>(
     host: &Host,
     contest: &Contest,
-    build: impl FnOnce() -> F,
+    build: impl FnOnce() -> Vec<F>,
 ) -> Contended {
-    let Contest { locks, lasts_ns, takes_ps, pause_ps } = *contest;
-    let cores = host.cores();
-    let mut contended = Contended { times: vec![0; cores.len()], turns: 0, failed: 0, lasts_ns };
-    let mut races = Races::new(host, locks);
+    let Contest { lasts_ns, takes_ps, pause_ps } = *contest;
     traced::begin(host.caches());
-    let mut verb = build();
-    let begin = |races: &mut Races, verb: &mut F, port: usize, from_ps| {
-        traced::record(takes_ps, || verb(port));
-        traced::then(Step::Do(Effect::Free));
-        let steps = traced::recorded(races.empty());
-        races.start(port, from_ps, steps);
-    };
+    let calls = build().into_iter().map(|mut call| {
+        move |_, _| {
+            traced::work(takes_ps);
+            call();
+            (Answer::Completed, PortSet::EMPTY)
+        }
+    });
+    let mut races = Races::new(host, calls);
+    let cores = host.cores().len();
+    let mut contended = Contended { times: vec![0; cores], turns: 0, failed: 0, lasts_ns };
     // Cores begin in a random order: in that of their places each line would cross sockets only
     // twice a round.
-    let mut ports: Vec<usize> = (0..cores.len()).collect();
+    let mut ports: Vec<usize> = (0..cores).collect();
     Random::new(1, 0).shuffle(&mut ports);
-    for (from_ps, &port) in (0..).zip(&ports) {
-        begin(&mut races, &mut verb, port, from_ps * (1 + pause_ps / cores.len() as u64));
+    for (at, &port) in (0..).zip(&ports) {
+        races.begin(port, at * (1 + pause_ps / cores as u64), 0, Verb::Next, 0);
     }
     let mut last = None;
     while races.next_ps().is_some_and(|next_ps| next_ps < lasts_ns * 1000) {
-        let happened = traced::with_caches(|caches| races.run(caches, u64::MAX));
-        let Some(Happened { port, at_ps, raced, .. }) = happened else { continue };
+        let Some(Answered { port, at_ps, failed, .. }) = races.run(u64::MAX) else { continue };
         contended.times[port] += 1;
-        contended.failed += raced.failed;
+        contended.failed += failed;
         contended.turns += u64::from(last.replace(port) != Some(port));
-        begin(&mut races, &mut verb, port, at_ps + pause_ps);
+        races.give_back(port, at_ps);
+        races.begin(port, at_ps + pause_ps, 0, Verb::Next, 0);
     }
+    races.end();
     traced::end();
     contended
 }

@@ -12,7 +12,7 @@ pub(crate) enum Task {
     /// A place of a thread asks.
     Ask(u32),
     /// A thread takes an answer.
-    Reap(Answer),
+    Reap(Reaped),
     /// The device has completed a command.
     Complete(u32, Outcome),
     /// Another core has sent a wake-up.
@@ -25,7 +25,7 @@ pub(crate) enum Task {
 
 /// A completed request on its way to its thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Reaped {
     pub(crate) thread: u32,
     pub(crate) id: u32,
     pub(crate) op: Op,

@@ -46,6 +46,7 @@ pub mod subject;
 pub mod swarm;
 pub mod trace;
 pub mod traced;
+mod verb;
 mod workload;
 mod world;
 mod zipf;

@@ -4,7 +4,7 @@ use fairq_core::{Class, ClassWeights, Op, Stats};
 use fairq_device::{Busy, Parts, Usage};
 use hdrhistogram::Histogram;
 
-use crate::cpu::{Answer, CpuUse};
+use crate::cpu::{CpuUse, Reaped};
 use crate::scenario::Scenario;
 
 /// What became of a run.
@@ -158,8 +158,8 @@ impl Meter {
     }
 
     #[inline]
-    pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, answer: &Answer) {
-        let &Answer { id, op, bytes, since_ns, .. } = answer;
+    pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, answer: &Reaped) {
+        let &Reaped { id, op, bytes, since_ns, .. } = answer;
         self.requests += 1;
         // Of all completions, those before the warm-up's end and after the measurement included.
         self.digest.add(now_ns);

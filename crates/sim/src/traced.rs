@@ -12,11 +12,13 @@
 //! far apart in memory as their numbers are, so lie in one array or structure, and no more than a
 //! line's worth of words is between them; a line begins with the word of it that is touched first,
 //! and grows to either side. That is exact for structures that are aligned to lines, as all are
-//! that matter, and a fair guess for arrays of words. (A traced word is twice as large as a real
-//! one: it carries its number.)
+//! that matter, and a fair guess for arrays of words. (A traced word is larger than a real one: it
+//! carries its number.)
 //!
-//! On a host with [races](crate::races) nothing is charged while a verb runs: what it does with
-//! shared words is recorded, and takes its time as other cores' accesses come between.
+//! On a host where cores [race](crate::races) an access waits for its turn before it begins and before
+//! it takes effect: whatever other cores do earlier comes first. A plain store is in the core's store
+//! buffer until its line is there and all stores before it are done; until then other cores see what
+//! was there before.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,7 +28,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
 
 use crate::coherence::{Access, Caches};
-use crate::races::Step;
+use crate::races::{self, Pause};
 
 /// Words and locks whose accesses take a simulated core's time.
 pub struct Traced;
@@ -38,6 +40,11 @@ pub struct Word {
     number: u32,
     /// Its line and 1; 0 before it is first touched.
     line: AtomicU32,
+    /// A core that has stored something which others do not see yet, and 1; 0 if there is none.
+    storer: AtomicU32,
+    stored: AtomicU64,
+    /// When they see it.
+    seen_ps: AtomicU64,
 }
 
 /// A lock.
@@ -63,8 +70,14 @@ struct Trace {
     /// A run is on.
     is_on: Cell<bool>,
     /// Who is inside a verb.
-    inside: Cell<Inside>,
+    core: Cell<Option<usize>>,
     now_ps: Cell<u64>,
+    /// Until when no other core has anything to do; without races for ever.
+    until_ps: Cell<u64>,
+    /// Loads that are under way at the same time.
+    loads: Cell<Loads>,
+    /// Compare-and-swaps that found another value.
+    failed: Cell<u64>,
     waited_ps: Cell<u64>,
     /// The lock that was last given back.
     released: Cell<Option<usize>>,
@@ -73,19 +86,22 @@ struct Trace {
     /// By where word 0 would be: the lines of an array or structure, each with its first and last
     /// number.
     arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
-    /// What is recorded.
-    steps: RefCell<Vec<Step>>,
 }
 
-/// What becomes of an access.
+/// Loads of a racing core, one after the other with nothing but loads and stores between. It fetches
+/// their lines at the same time, [so many](races::LINES_AT_ONCE) at once: that no address depends on
+/// a line before it is true of trees and arrays in which words are looked for.
 #[derive(Clone, Copy)]
-enum Inside {
-    /// No core is inside a verb: it is free.
-    No,
-    /// It takes this core's time at once.
-    Charged(usize),
-    /// It is written down.
-    Recorded,
+pub(crate) struct Loads {
+    from_ps: u64,
+    until_ps: u64,
+    /// The last line: who waits for a word to change reads it again and again.
+    line: usize,
+    lines: u64,
+}
+
+impl Loads {
+    pub(crate) const NONE: Loads = Loads { from_ps: 0, until_ps: 0, line: usize::MAX, lines: 0 };
 }
 
 #[derive(Clone, Copy)]
@@ -99,14 +115,16 @@ thread_local! {
     static TRACE: Trace = const {
         Trace {
             is_on: Cell::new(false),
-            inside: Cell::new(Inside::No),
+            core: Cell::new(None),
             now_ps: Cell::new(0),
+            until_ps: Cell::new(u64::MAX),
+            loads: Cell::new(Loads::NONE),
+            failed: Cell::new(0),
             waited_ps: Cell::new(0),
             released: Cell::new(None),
             words: Cell::new(0),
             caches: RefCell::new(Caches::NONE),
             arrays: RefCell::new(BTreeMap::new()),
-            steps: RefCell::new(Vec::new()),
         }
     };
 }
@@ -125,11 +143,11 @@ pub(crate) fn end() {
 fn reset(is_on: bool, caches: Caches) {
     TRACE.with(|trace| {
         trace.is_on.set(is_on);
-        trace.inside.set(Inside::No);
+        trace.core.set(None);
+        trace.until_ps.set(u64::MAX);
         trace.words.set(0);
         trace.caches.replace(caches);
         trace.arrays.take();
-        trace.steps.take();
     });
 }
 
@@ -148,14 +166,14 @@ pub(crate) struct Spent {
 #[inline]
 pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
     TRACE.with(|trace| {
-        trace.inside.set(if trace.is_on.get() { Inside::Charged(core) } else { Inside::No });
+        trace.core.set(trace.is_on.get().then_some(core));
         trace.now_ps.set(from_ps);
         trace.waited_ps.set(0);
         trace.released.set(None);
     });
     let result = verb();
     let spent = TRACE.with(|trace| {
-        trace.inside.set(Inside::No);
+        trace.core.set(None);
         Spent {
             until_ps: trace.now_ps.get(),
             waited_ps: trace.waited_ps.get(),
@@ -165,57 +183,38 @@ pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> 
     (result, spent)
 }
 
-/// A core held a lock longer than it took to touch shared words: until then.
-pub(crate) fn held_until(lock: usize, until_ps: u64) {
-    TRACE.with(|trace| trace.caches.borrow_mut().held_until(lock, until_ps));
+/// A core that races, while it does not run.
+#[derive(Clone, Copy)]
+pub(crate) struct Racing {
+    pub(crate) core: usize,
+    /// Its time.
+    pub(crate) now_ps: u64,
+    /// Compare-and-swaps that found another value.
+    pub(crate) failed: u64,
+    pub(crate) loads: Loads,
 }
 
-/// The core that is inside a verb does something else for so long.
-pub(crate) fn work(takes_ps: u64) {
-    TRACE.with(|trace| match trace.inside.get() {
-        Inside::No => {}
-        Inside::Charged(_) => trace.now_ps.set(trace.now_ps.get() + takes_ps),
-        Inside::Recorded => trace.steps.borrow_mut().push(Step::Work(takes_ps)),
-    });
-}
-
-/// Runs a verb and records its steps; says which lock it held last, if it held any. `takes_ps` is
-/// the time it takes beside its shared words.
-pub(crate) fn record<R>(takes_ps: u64, verb: impl FnOnce() -> R) -> (R, Option<usize>) {
+/// Goes on with what a core is doing, alone until `until_ps`.
+#[inline]
+pub(crate) fn resume<R>(racing: &mut Racing, until_ps: u64, go_on: impl FnOnce() -> R) -> R {
     TRACE.with(|trace| {
-        trace.inside.set(Inside::Recorded);
-        trace.released.set(None);
-        trace.steps.borrow_mut().extend([Step::Enter, Step::Work(takes_ps)]);
-    });
-    let result = verb();
-    let held = TRACE.with(|trace| {
-        trace.inside.set(Inside::No);
-        trace.steps.borrow_mut().push(Step::Leave);
-        trace.released.get()
-    });
-    (result, held)
+        trace.core.set(Some(racing.core));
+        trace.now_ps.set(racing.now_ps);
+        trace.failed.set(racing.failed);
+        trace.loads.set(racing.loads);
+        trace.until_ps.set(until_ps);
+        let result = go_on();
+        trace.core.set(None);
+        trace.until_ps.set(u64::MAX);
+        (racing.now_ps, racing.failed) = (trace.now_ps.get(), trace.failed.get());
+        racing.loads = trace.loads.get();
+        result
+    })
 }
 
-/// Beside a verb the core does this.
-pub(crate) fn then(step: Step) {
-    TRACE.with(|trace| trace.steps.borrow_mut().push(step));
-}
-
-/// The work that was recorded last is done under this lock, which is released after it.
-pub(crate) fn kept(lock: usize) {
-    TRACE.with(|trace| {
-        let steps = &mut *trace.steps.borrow_mut();
-        let release = Step::Release { lock: lock as u32 };
-        if let Some(at) = steps.iter().rposition(|step| *step == release) {
-            steps.remove(at);
-            steps.push(release);
-        }
-    });
-}
-
-/// Takes the recorded steps, and leaves an empty vector for more.
-pub(crate) fn recorded(empty: Vec<Step>) -> Vec<Step> {
-    TRACE.with(|trace| trace.steps.replace(empty))
+/// Where cores race, those that have something to do earlier than the one that runs go first.
+pub(crate) fn take_turn() {
+    TRACE.with(Trace::take_turn);
 }
 
 /// The run's caches.
@@ -223,41 +222,88 @@ pub(crate) fn with_caches<R>(act: impl FnOnce(&mut Caches) -> R) -> R {
     TRACE.with(|trace| act(&mut trace.caches.borrow_mut()))
 }
 
+/// A core held a lock longer than it took to touch shared words: until then.
+pub(crate) fn held_until(lock: usize, until_ps: u64) {
+    TRACE.with(|trace| trace.caches.borrow_mut().held_until(lock, until_ps));
+}
+
+/// The core that is inside a verb does something else for so long.
+pub(crate) fn work(takes_ps: u64) {
+    TRACE.with(|trace| {
+        if trace.core.get().is_some() {
+            trace.now_ps.set(trace.now_ps.get() + takes_ps);
+        }
+    });
+}
+
 impl Trace {
     /// A core accesses a word. Not inlined, so that what leads here is.
     #[inline(never)]
     fn access(&self, core: usize, word: &Word, access: Access) {
+        if access == Access::Atomic {
+            // After the stores before it; meanwhile others may come.
+            let stored_ps = self.caches.borrow().stored_ps(core);
+            self.now_ps.set(self.now_ps.get().max(stored_ps));
+        }
+        self.take_turn();
         let mut caches = self.caches.borrow_mut();
-        let line = self.line_of(&mut caches, word);
-        self.now_ps.set(caches.access(core, line, access, self.now_ps.get()));
-    }
-
-    #[inline]
-    fn line_of(&self, caches: &mut Caches, word: &Word) -> usize {
-        match word.line.load(Ordering::Relaxed) {
+        let line = match word.line.load(Ordering::Relaxed) {
             0 => {
-                let line = self.line(caches, std::ptr::from_ref(word).addr(), word.number);
+                let line = self.line(&mut caches, std::ptr::from_ref(word).addr(), word.number);
                 word.line.store(line as u32 + 1, Ordering::Relaxed);
                 line
             }
             line => line as usize - 1,
+        };
+        let now_ps = self.now_ps.get();
+        let done_ps = if self.until_ps.get() == u64::MAX || access == Access::Atomic {
+            caches.access(core, line, access, now_ps)
+        } else {
+            self.overlap(&mut caches, core, line, access, now_ps)
+        };
+        self.now_ps.set(done_ps);
+        drop(caches);
+        self.take_turn();
+    }
+
+    /// A load or store of a racing core.
+    fn overlap(
+        &self,
+        caches: &mut Caches,
+        core: usize,
+        line: usize,
+        access: Access,
+        now_ps: u64,
+    ) -> u64 {
+        let mut loads = self.loads.get();
+        if access == Access::Store {
+            let done_ps = caches.access(core, line, access, now_ps);
+            if loads.until_ps == now_ps {
+                loads.until_ps = done_ps;
+            }
+            self.loads.set(loads);
+            return done_ps;
         }
+        if loads.until_ps != now_ps || loads.line == line || loads.lines == races::LINES_AT_ONCE {
+            (loads.from_ps, loads.lines) = (now_ps, 0);
+        }
+        let done_ps = if caches.has(core, line) {
+            caches.access(core, line, access, now_ps)
+        } else {
+            loads.lines += 1;
+            caches.access(core, line, access, loads.from_ps).max(now_ps)
+        };
+        (loads.until_ps, loads.line) = (done_ps, line);
+        self.loads.set(loads);
+        done_ps
     }
 
-    /// An access of a verb that is recorded.
-    #[inline(never)]
-    fn record(&self, word: &Word, step: impl FnOnce(u32, u32) -> Step) {
-        let line = self.line_of(&mut self.caches.borrow_mut(), word) as u32;
-        self.steps.borrow_mut().push(step(line, word.number));
-    }
-
-    /// A compare-and-swap of a verb that is recorded: it depends on the last access by which the
-    /// verb saw the word.
-    #[inline(never)]
-    fn record_swap(&self, word: &Word, wins: bool) {
-        let line = self.line_of(&mut self.caches.borrow_mut(), word) as u32;
-        let steps = &mut *self.steps.borrow_mut();
-        steps.push(Step::swap(steps, line, word.number, wins));
+    /// Cores that have something to do earlier go first.
+    #[inline]
+    fn take_turn(&self) {
+        if self.now_ps.get() > self.until_ps.get() {
+            races::pause(Pause::Later);
+        }
     }
 
     /// The line of a word that is touched for the first time.
@@ -280,15 +326,60 @@ impl Trace {
 }
 
 impl Word {
+    /// A read-modify-write, which comes after the stores that its core sees.
+    #[inline]
+    fn trace_atomic(&self) {
+        self.trace(Access::Atomic);
+        if self.storer.load(Ordering::Relaxed) != 0 {
+            self.settle();
+        }
+    }
+
+    /// Does a store that others do not see yet, if they do by now; if not, gives its value to the
+    /// core that has stored it.
+    #[cold]
+    fn settle(&self) -> Option<u64> {
+        TRACE.with(|trace| {
+            let stored = self.stored.load(Ordering::Relaxed);
+            if let Some(core) = trace.core.get()
+                && trace.now_ps.get() < self.seen_ps.load(Ordering::Relaxed)
+            {
+                return (self.storer.load(Ordering::Relaxed) == core as u32 + 1).then_some(stored);
+            }
+            self.storer.store(0, Ordering::Relaxed);
+            self.value.store(stored, Ordering::Relaxed);
+            None
+        })
+    }
+
+    /// Where cores race a store waits in its core's buffer; false if it is done at once.
+    #[inline]
+    fn buffer(&self, value: u64) -> bool {
+        TRACE.with(|trace| {
+            let Some(core) = trace.core.get() else { return false };
+            if trace.until_ps.get() == u64::MAX {
+                return false;
+            }
+            let before = self.storer.load(Ordering::Relaxed);
+            if before != 0 && before != core as u32 + 1 {
+                // The other core's is overwritten by this one.
+                self.value.store(self.stored.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            let seen_ps = trace.caches.borrow().stored_ps(core);
+            let waits = seen_ps > trace.now_ps.get();
+            self.storer.store(if waits { core as u32 + 1 } else { 0 }, Ordering::Relaxed);
+            self.stored.store(value, Ordering::Relaxed);
+            self.seen_ps.store(seen_ps, Ordering::Relaxed);
+            waits
+        })
+    }
+
     #[inline]
     fn trace(&self, access: Access) {
-        TRACE.with(|trace| match trace.inside.get() {
-            Inside::No => {}
-            Inside::Charged(core) => trace.access(core, self, access),
-            Inside::Recorded => trace.record(self, |line, word| match access {
-                Access::Load => Step::Load { line, word, seen: 0 },
-                _ => Step::Write { line, word, access },
-            }),
+        TRACE.with(|trace| {
+            if let Some(core) = trace.core.get() {
+                trace.access(core, self, access);
+            }
         });
     }
 }
@@ -296,12 +387,24 @@ impl Word {
 impl AtomicWord for Word {
     fn new(value: u64) -> Self {
         let number = TRACE.with(|trace| trace.words.replace(trace.words.get() + 1));
-        Word { value: AtomicU64::new(value), number, line: AtomicU32::new(0) }
+        Word {
+            value: AtomicU64::new(value),
+            number,
+            line: AtomicU32::new(0),
+            storer: AtomicU32::new(0),
+            stored: AtomicU64::new(0),
+            seen_ps: AtomicU64::new(0),
+        }
     }
 
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
         self.trace(Access::Load);
+        if self.storer.load(Ordering::Relaxed) != 0
+            && let Some(own) = self.settle()
+        {
+            return own;
+        }
         self.value.load(order)
     }
 
@@ -309,37 +412,44 @@ impl AtomicWord for Word {
     /// exchange.
     #[inline]
     fn store(&self, value: u64, order: Ordering) {
-        self.trace(if order == Ordering::SeqCst { Access::Atomic } else { Access::Store });
+        if order == Ordering::SeqCst {
+            self.trace_atomic();
+        } else {
+            self.trace(Access::Store);
+            if self.buffer(value) {
+                return;
+            }
+        }
         self.value.store(value, order);
     }
 
     #[inline]
     fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.trace(Access::Atomic);
+        self.trace_atomic();
         self.value.swap(value, order)
     }
 
     #[inline]
     fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        self.trace(Access::Atomic);
+        self.trace_atomic();
         self.value.fetch_add(value, order)
     }
 
     #[inline]
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-        self.trace(Access::Atomic);
+        self.trace_atomic();
         self.value.fetch_sub(value, order)
     }
 
     #[inline]
     fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
-        self.trace(Access::Atomic);
+        self.trace_atomic();
         self.value.fetch_or(value, order)
     }
 
     #[inline]
     fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-        self.trace(Access::Atomic);
+        self.trace_atomic();
         self.value.fetch_and(value, order)
     }
 
@@ -351,51 +461,53 @@ impl AtomicWord for Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64> {
-        TRACE.with(|trace| {
-            let inside = trace.inside.get();
-            if let Inside::Charged(core) = inside {
-                trace.access(core, self, Access::Atomic);
-            }
-            let result = self.value.compare_exchange(current, new, success, failure);
-            if let Inside::Recorded = inside {
-                trace.record_swap(self, result.is_ok());
-            }
-            result
-        })
+        self.trace_atomic();
+        let result = self.value.compare_exchange(current, new, success, failure);
+        if result.is_err() {
+            TRACE.with(|trace| trace.failed.set(trace.failed.get() + 1));
+        }
+        result
     }
 }
 
 impl<T> TracedLock<T> {
-    /// Does something with the caches at this core's time, if a core is inside a verb; says how
-    /// long it took. Where verbs are recorded this is a step.
-    fn trace(
-        &self,
-        act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64,
-        step: impl FnOnce(u32) -> Step,
-    ) -> u64 {
+    /// Where cores race, whoever takes their turns hands out locks.
+    fn races(&self, pause: impl FnOnce(usize) -> Pause) -> bool {
         TRACE.with(|trace| {
-            let inside = trace.inside.get();
-            if let Inside::No = inside {
-                return 0;
+            let races = trace.core.get().is_some() && trace.until_ps.get() < u64::MAX;
+            if races {
+                trace.take_turn();
+                let lock = self.number(&mut trace.caches.borrow_mut());
+                races::pause(pause(lock));
             }
+            races
+        })
+    }
+
+    /// Its number.
+    fn number(&self, caches: &mut Caches) -> usize {
+        match self.lock.load(Ordering::Relaxed) {
+            0 => {
+                let lock = caches.lock();
+                self.lock.store(lock as u32 + 1, Ordering::Relaxed);
+                lock
+            }
+            lock => lock as usize - 1,
+        }
+    }
+
+    /// Does something with the caches at this core's time, if a core is inside a verb; says how
+    /// long it took.
+    fn trace(&self, act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64) -> u64 {
+        TRACE.with(|trace| {
+            let Some(core) = trace.core.get() else { return 0 };
             // The borrow ends with this call, before the guarded code runs: that touches words and
             // other locks.
             let caches = &mut *trace.caches.borrow_mut();
-            let lock = match self.lock.load(Ordering::Relaxed) {
-                0 => {
-                    let lock = caches.lock();
-                    self.lock.store(lock as u32 + 1, Ordering::Relaxed);
-                    lock
-                }
-                lock => lock as usize - 1,
-            };
-            trace.released.set(Some(lock));
-            let Inside::Charged(core) = inside else {
-                trace.steps.borrow_mut().push(step(lock as u32));
-                return 0;
-            };
+            let lock = self.number(caches);
             let before_ps = trace.now_ps.get();
             let after_ps = act(caches, core, lock, before_ps);
+            trace.released.set(Some(lock));
             trace.now_ps.set(after_ps);
             after_ps - before_ps
         })
@@ -409,16 +521,16 @@ impl<T: Send + 'static> Lock<T> for TracedLock<T> {
 
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let guarded = size_of::<T>().div_ceil(64) as u64;
-        let waited_ps = self.trace(
-            |caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps),
-            |lock| Step::Acquire { lock, guarded: guarded as u32 },
-        );
+        if self.races(|lock| Pause::Acquire { lock, guarded }) {
+            let result = f(&mut self.value.lock().expect("no policy panics while it holds a lock"));
+            self.races(|lock| Pause::Release { lock });
+            return result;
+        }
+        let waited_ps =
+            self.trace(|caches, core, lock, now_ps| caches.acquire(core, lock, guarded, now_ps));
         TRACE.with(|trace| trace.waited_ps.set(trace.waited_ps.get() + waited_ps));
         let result = f(&mut self.value.lock().expect("no policy panics while it holds a lock"));
-        self.trace(
-            |caches, core, lock, now_ps| caches.release(core, lock, now_ps),
-            |lock| Step::Release { lock },
-        );
+        self.trace(|caches, core, lock, now_ps| caches.release(core, lock, now_ps));
         result
     }
 }

@@ -24,25 +24,27 @@
 //! order in which they were set ([`crate::agenda`]). One event is done at a time, to its end.
 
 mod clock;
+mod verbs;
 
 use clock::Clock;
 use fairq_core::{
-    Class, FlowId, GroupId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Share,
-    Submitted, Tag, Weight,
+    Class, FlowId, GroupId, Op, Outcome, Policy, PortId, PortSet, Request, Share, Tag, Weight,
 };
+use verbs::Stage;
 
 use crate::agenda::Agenda;
 use crate::check::Check;
-use crate::cpu::{Answer, Cpu, Task};
+use crate::cpu::{Cpu, Reaped, Task};
 use crate::device::{Command, Device};
 use crate::fact::{Fact, Live, Moment};
 use crate::host::Host;
 use crate::meter::{Meter, Run, Violation};
-use crate::races::{Effect, LockKind, Races, Step};
+use crate::races::Races;
 use crate::random::Random;
 use crate::scenario::{SECOND, Scenario, ScenarioError, Tenant, US};
 use crate::subject::Subject;
 use crate::traced::{self, Traced};
+use crate::verb::Verb;
 use crate::workload::{NEVER, Thread, Turns};
 
 /// How long what was asked for in time may take to be served, beside what caps hold it.
@@ -74,7 +76,10 @@ enum Event {
 
 /// A port and what its core keeps.
 struct Core<P> {
-    port: P,
+    /// Where cores race, it is with [`Races`].
+    port: Option<P>,
+    /// The verb that it is in, where verbs take their time.
+    stage: Option<Stage>,
     requests: Box<[Option<Kept>]>,
     free: Vec<u32>,
     staged: usize,
@@ -206,7 +211,8 @@ impl<'a, P: Policy> World<'a, P> {
     ) -> Self {
         let tags = scenario.tags();
         let core = |port| Core {
-            port,
+            port: Some(port),
+            stage: None,
             requests: vec![None; tags].into(),
             free: (0..tags as u32).rev().collect(),
             staged: 0,
@@ -231,12 +237,19 @@ impl<'a, P: Policy> World<'a, P> {
             let random = Random::new(scenario.seed, number);
             Thread::new(tenant, port, job, capacity, random, (number << 16) / count, turns)
         });
-        let clock = scenario.host.as_ref().map_or_else(Clock::default, |host| Clock {
-            times: host.times(),
-            cores: host.cores(),
-            siblings: host.siblings(),
-            races: host.races.then(|| Box::new(Races::new(host, LockKind::InTurn))),
-            ..Clock::default()
+        let mut cores: Vec<Core<P::Port>> = ports.into_iter().map(core).collect();
+        let clock = scenario.host.as_ref().map_or_else(Clock::default, |host| {
+            let racing = cores.iter_mut().take(if host.races { usize::MAX } else { 0 });
+            let verbs = racing
+                .filter_map(|core| core.port.take())
+                .map(|mut port| move |verb: Verb, now_ns| verb.call(&mut port, now_ns));
+            Clock {
+                times: host.times(),
+                cores: host.cores(),
+                siblings: host.siblings(),
+                races: host.races.then(|| Box::new(Races::new(host, verbs))),
+                ..Clock::default()
+            }
         });
         let weights = policy.class_weights();
         let mut meter = Meter::new(scenario);
@@ -247,7 +260,7 @@ impl<'a, P: Policy> World<'a, P> {
             scenario,
             device: Device::new(scenario, weights, Random::new(scenario.seed, DEVICE_STREAM)),
             policy,
-            cores: ports.into_iter().map(core).collect(),
+            cores,
             threads: threads.collect(),
             moves: Random::new(scenario.seed, MOVES_STREAM),
             present: vec![None; scenario.tenants.len()],
@@ -304,7 +317,7 @@ impl<'a, P: Policy> World<'a, P> {
         } else {
             let Some(at_ns) = agenda_ns.filter(|&at_ns| at_ns <= end_ns) else { return false };
             // All tenants have stopped and all is served: only timers, ticks and wake-ups are left.
-            if at_ns >= self.scenario.duration_ns && self.live == 0 {
+            if at_ns >= self.scenario.duration_ns && self.live == 0 && !self.is_in_a_verb() {
                 return false;
             }
             self.now_ns = self.now_ns.max(at_ns);
@@ -353,6 +366,7 @@ impl<'a, P: Policy> World<'a, P> {
     // Tenants.
 
     fn come(&mut self, tenant: usize) {
+        self.quiet();
         let weight = self.scenario.tenants[tenant].weight;
         let legal = Weight::new(weight).expect("the scenario was checked");
         // The policy was built for as many flows as there are lives.
@@ -388,7 +402,12 @@ impl<'a, P: Policy> World<'a, P> {
 
     fn go(&mut self, tenant: usize) {
         // Requests of it that are live stay; its threads find no flow when they ask next, and rest.
+        if self.is_submitting(tenant) {
+            // What is under way comes first.
+            return self.agenda.add(self.now_ns + US, Event::End(tenant as u32));
+        }
         let Some(Present { id, flow, .. }) = self.present[tenant].take() else { return };
+        self.quiet();
         let Ok(ports) = self.policy.remove_flow(id) else {
             return self.broken("a flow that is there cannot be removed");
         };
@@ -422,6 +441,7 @@ impl<'a, P: Policy> World<'a, P> {
         let legal = Weight::new(weight).expect("the scenario was checked");
         present.weight = weight;
         let Present { id, flow, .. } = *present;
+        self.quiet();
         match self.policy.set_weight(id, legal) {
             Ok(()) => self.tell(Fact::Weighed { flow, weight }),
             Err(_) => self.broken("a flow that is there cannot be given a weight"),
@@ -489,69 +509,10 @@ impl<'a, P: Policy> World<'a, P> {
         self.live += 1;
         let request =
             Request { cost: charge, ..Request::new(Tag(tag), id, ask.op, ask.offset, ask.length) };
-        let mut wake = PortSet::EMPTY;
-        let submitted = self.verb(port, |port, now_ns| port.submit(now_ns, &request, &mut wake));
-        // Told before what the verb answered is done: an `Issue` follows it.
-        self.tell(Fact::Submitted(live));
-        match submitted {
-            Ok(Submitted::Issue { class }) => self.issue(port, tag, class),
-            Ok(Submitted::Staged) => {
-                self.stage();
-                if let Some(kept) = &mut self.cores[port].requests[tag as usize] {
-                    kept.staged = true;
-                }
-            }
-            Err(_) => self.broken("a request that it owes is refused"),
-        }
-        self.wake(Some(port), wake);
-        self.drive(port);
+        self.go_through(port, Stage::Submit(live, request));
     }
 
     // Cores.
-
-    /// Asks a port what to do until there is nothing to issue.
-    #[inline]
-    fn drive(&mut self, index: usize) {
-        let mut self_wakes = 0;
-        // Each round of `next` ends with an answer that says anew whether a timer is needed.
-        self.cores[index].timer_ns = None;
-        while self.violation.is_none() {
-            let mut wake = PortSet::EMPTY;
-            let next = self.verb(index, |port, now_ns| port.next(now_ns, &mut wake));
-            let woke_itself = self.wake(Some(index), wake);
-            match next {
-                Next::Issue { tag, class } => {
-                    self.stage();
-                    self.issue(index, tag.0, class);
-                    if self.scenario.host.is_some() {
-                        self.clock.goes_on = true;
-                        return;
-                    }
-                    continue;
-                }
-                Next::Join { tag } => {
-                    self.stage();
-                    self.cores[index].joined.push(tag.0);
-                    continue;
-                }
-                Next::WaitUntil(at_ns) => {
-                    // A time that is past would bring the port back within this moment, for ever.
-                    let at_ns = at_ns.max(self.now_ns + 1);
-                    self.cores[index].timer_ns = Some(at_ns);
-                    self.agenda.add(at_ns, Event::Timer(index as u8));
-                }
-                Next::Blocked => {}
-                Next::Idle => self.tell(Fact::SaidIdle { port: index }),
-            }
-            if !woke_itself {
-                return;
-            }
-            self_wakes += 1;
-            if self_wakes > MOST_SELF_WAKES {
-                self.broken("a port keeps waking itself");
-            }
-        }
-    }
 
     /// Sends a request to the device, as one command with those that were joined to it.
     #[inline]
@@ -581,9 +542,6 @@ impl<'a, P: Policy> World<'a, P> {
         self.spend(self.clock.times.issue_ps);
         self.cores[port].cpu.has_issued();
         self.clock.in_hand += 1;
-        if self.clock.races.is_some() {
-            return traced::then(Step::Do(Effect::Post(id, class)));
-        }
         // The command reaches its queue when the core's work is done, not when the policy says so.
         self.agenda.add(self.effect_ns(), Event::Post(id, class));
     }
@@ -634,13 +592,8 @@ impl<'a, P: Policy> World<'a, P> {
                 core.woken = true;
                 self.wakes_under_way += 1;
                 let arrives_ns = match (&self.scenario.host, me) {
-                    (Some(_), Some(_)) if self.clock.races.is_some() => {
-                        self.pass(self.clock.times.send_ps);
-                        traced::then(Step::Do(Effect::Wake(port)));
-                        continue;
-                    }
                     (Some(host), Some(me)) => {
-                        self.pass(self.clock.times.send_ps);
+                        self.clock.now_ps += self.clock.times.send_ps;
                         self.effect_ns() + host.wake_ns(me, usize::from(port))
                     }
                     _ => self.now_ns + self.scenario.wake_ns,
@@ -652,6 +605,7 @@ impl<'a, P: Policy> World<'a, P> {
     }
 
     fn tick(&mut self) {
+        self.quiet();
         let mut wake = PortSet::EMPTY;
         if let Some(at_ns) = self.policy.tick(self.now_ns, &mut wake) {
             // As with timers: a deadline that is past must not stop the clock.
@@ -676,30 +630,24 @@ impl<'a, P: Policy> World<'a, P> {
             self.meter.used(self.device.usage());
         }
         self.clock.in_hand -= 1;
-        let mut part = Some(first);
-        while let Some(tag) = part {
-            let core = &mut self.cores[index];
-            let Kept { live, thread, op, after, staged, since_ns, .. } =
-                core.requests[tag as usize].take().expect("the device completes what it was sent");
-            core.free.push(tag);
-            self.live -= 1;
-            let mut wake = PortSet::EMPTY;
-            self.verb(index, |port, now_ns| port.complete(now_ns, Tag(tag), outcome, &mut wake));
-            if staged {
-                self.stage();
-            }
-            self.tell(Fact::Completed(live, outcome));
-            self.wake(Some(index), wake);
-            let id = (index * self.tags) as u32 + tag;
-            self.arrive(index, Task::Reap(Answer { thread, id, op, bytes: live.bytes, since_ns }));
-            part = after;
-        }
-        self.drive(index);
+        let stage = self.part(index, first, outcome);
+        self.go_through(index, stage);
+    }
+
+    /// A request of a completed command is completed.
+    #[inline]
+    fn part(&mut self, port: usize, tag: u32, outcome: Outcome) -> Stage {
+        let core = &mut self.cores[port];
+        let kept =
+            core.requests[tag as usize].take().expect("the device completes what it was sent");
+        core.free.push(tag);
+        self.live -= 1;
+        Stage::Complete(kept, outcome)
     }
 
     /// A thread has its answer, and goes on.
     #[inline]
-    fn reap(&mut self, answer: &Answer) {
+    fn reap(&mut self, answer: &Reaped) {
         let tenant = self.threads[answer.thread as usize].tenant;
         self.meter.completed(self.now_ns, tenant, answer);
         let thread = answer.thread;
@@ -730,8 +678,11 @@ impl<'a, P: Policy> World<'a, P> {
         }
         let staged = self.cores.iter().map(|core| core.staged).sum();
         let moment = Moment {
-            // A core that comes back asks `next`, as one that is woken does.
-            wakes_under_way: self.wakes_under_way + self.clock.going_on,
+            // A core that comes back asks `next`, as one that is woken does, and one that is in a verb
+            // is about to.
+            wakes_under_way: self.wakes_under_way
+                + self.clock.going_on
+                + self.cores.iter().filter(|core| core.stage.is_some()).count(),
             staged,
             // The policy has issued what is on its way to a queue, and not heard of what is on its
             // way back.
@@ -756,6 +707,9 @@ impl<'a, P: Policy> World<'a, P> {
 
     fn finish(mut self) -> Run {
         let at_ns = self.now_ns;
+        if let Some(races) = self.clock.races.take() {
+            races.end();
+        }
         for check in &mut self.checks {
             if self.violation.is_none()
                 && let Err(what) = check.end(at_ns)

@@ -11,7 +11,9 @@
 //! A flow is backlogged while it has requests staged. All intervals at once: the difference of two
 //! flows' services is a walk, and the worst interval lies between its least and its greatest value.
 //! Slack for integers: a unit per flow and port, and one more for each weight that a flow has had
-//! (a change drops the remainder).
+//! (a change drops the remainder). Where cores [race](crate::races), what each of them is dispatching
+//! at the beginning or the end of an interval may count on either side: a request of each flow per
+//! port and end more.
 //!
 //! Each service is looked at against every other backlogged flow; that is what this check costs.
 
@@ -42,6 +44,8 @@ struct Walk {
 pub struct Bounds {
     ports: i128,
     slots: i128,
+    /// Dispatches that may be under way at the ends of an interval.
+    under_way: i128,
     threshold: Threshold,
     flows: Vec<Flow>,
     /// The backlogged ones.
@@ -59,6 +63,10 @@ impl Bounds {
         Bounds {
             ports: scenario.ports as i128,
             slots: i128::from(slots),
+            under_way: match &scenario.host {
+                Some(host) if host.races => 2 * scenario.ports as i128,
+                _ => 0,
+            },
             threshold: Threshold::new(threshold),
             flows: Vec::new(),
             backlogged: Vec::new(),
@@ -114,7 +122,8 @@ impl Bounds {
 
     fn bound(&self, f: usize, m: usize, counted: usize) -> i128 {
         let [f, m] = [self.flows[f], self.flows[m]];
-        let slack = self.ports * (f.weights + m.weights) * ONE_UNIT;
+        let slack = self.ports * (f.weights + m.weights) * ONE_UNIT
+            + self.under_way * (f.largest + m.largest);
         let one = 2 * i128::from(self.threshold.largest()) * ONE_UNIT + f.largest + m.largest;
         slack + if counted == AT_DISPATCH { one } else { (self.slots + 1) * one }
     }

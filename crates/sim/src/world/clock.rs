@@ -2,11 +2,13 @@
 
 use fairq_core::{Policy, PortId, PortSet};
 
+use super::verbs::Stage;
 use super::{Event, World};
 use crate::cpu::Task;
 use crate::host::Times;
-use crate::races::{Effect, Happened, Races, Step};
+use crate::races::{Answered, Races};
 use crate::traced;
+use crate::verb::{Answer, Verb};
 
 /// What a core is doing on a host whose CPUs take time.
 #[derive(Default)]
@@ -20,8 +22,9 @@ pub(super) struct Clock {
     /// What the policy's verbs took, and what of that were locks.
     pub(super) verbs_ps: u64,
     pub(super) locks_ps: u64,
-    /// The lock that the last verb held, if it held any.
+    /// The lock that the last verb held, if it held any; where cores race, the port that has it still.
     pub(super) held: Option<usize>,
+    pub(super) gives: Option<usize>,
     /// Commands that are issued and not posted, or completed and not told to the policy.
     pub(super) in_hand: usize,
     /// Cores that come back to the policy.
@@ -31,12 +34,12 @@ pub(super) struct Clock {
     /// The core of each port, and the other ports of that.
     pub(super) cores: Vec<usize>,
     pub(super) siblings: Vec<PortSet>,
-    /// Where cores' accesses race: their steps are recorded, and take their time afterwards.
+    /// Where cores race.
     pub(super) races: Option<Box<Races>>,
 }
 
-/// How far a core's steps are taken before the device is looked at, in picoseconds: less than the
-/// time from a completion until its core calls the policy.
+/// How far a core goes on before the device is looked at, in picoseconds: less than the time from a
+/// completion until its core calls the policy.
 const LOOK_PS: u64 = 64_000;
 
 impl<P: Policy> World<'_, P> {
@@ -61,9 +64,16 @@ impl<P: Policy> World<'_, P> {
             Task::Wake => {
                 self.cores[port].woken = false;
                 self.wakes_under_way -= 1;
-                self.drive(port);
+                self.ask_next(port);
             }
-            Task::Timer | Task::GoOn => self.drive(port),
+            Task::Timer | Task::GoOn => self.ask_next(port),
+        }
+    }
+
+    #[inline]
+    fn ask_next(&mut self, port: usize) {
+        if let Some(stage) = self.drive(port) {
+            self.go_through(port, stage);
         }
     }
 
@@ -95,9 +105,13 @@ impl<P: Policy> World<'_, P> {
             self.clock.going_on -= 1;
         }
         self.perform(port, task);
-        if self.clock.races.is_some() {
-            return self.recorded(port);
+        if self.cores[port].stage.is_none() {
+            self.performed(port);
         }
+    }
+
+    /// A core has done what a task asks of the policy.
+    fn performed(&mut self, port: usize) {
         let until_ns = self.effect_ns();
         // The core stays busy until it has been back: what arrives meanwhile queues behind it.
         if std::mem::take(&mut self.clock.goes_on) {
@@ -112,21 +126,7 @@ impl<P: Policy> World<'_, P> {
         self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
     }
 
-    /// A core's steps were recorded: it begins with them now.
-    fn recorded(&mut self, port: usize) {
-        let goes_on = std::mem::take(&mut self.clock.goes_on);
-        traced::then(Step::Do(if goes_on { Effect::GoOn } else { Effect::Free }));
-        if goes_on {
-            self.clock.going_on += 1;
-            self.cores[port].cpu.goes_on();
-        }
-        if let Some(races) = &mut self.clock.races {
-            let steps = traced::recorded(races.empty());
-            races.start(port, self.now_ns * 1000, steps);
-        }
-    }
-
-    /// Takes steps of the core that is next, if one is before everything else; false if none is.
+    /// The core that is next goes on in its verb, if it is before everything else; false if none is.
     pub(super) fn race(&mut self, before_ns: Option<u64>, end_ns: u64) -> bool {
         let Some(races) = &mut self.clock.races else { return false };
         let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns * 1000);
@@ -135,32 +135,59 @@ impl<P: Policy> World<'_, P> {
         };
         if let Some((at_ns, id, outcome)) = self.device.pop((next_ps / 1000).min(end_ns)) {
             self.completed(at_ns, id, outcome);
-            self.fetch();
-            self.settled();
-            return true;
+        } else if let Some(answered) = races.run((next_ps + LOOK_PS).min(before_ps - 1)) {
+            self.answered(&answered);
         }
-        let until_ps = (next_ps + LOOK_PS).min(before_ps - 1);
-        if let Some(happened) = traced::with_caches(|caches| races.run(caches, until_ps)) {
-            self.happened(&happened);
-        }
+        self.fetch();
+        self.settled();
         true
     }
 
-    fn happened(&mut self, &Happened { port, at_ps, effect, raced }: &Happened) {
-        let at_ns = at_ps.div_ceil(1000);
-        match effect {
-            Effect::Post(id, class) => self.agenda.add(at_ns, Event::Post(id, class)),
-            Effect::Wake(other) => {
-                let host = self.scenario.host.as_ref();
-                let way_ns = host.map_or(0, |host| host.wake_ns(port, usize::from(other)));
-                self.agenda.add(at_ns + way_ns, Event::Wake(other));
-            }
-            Effect::Free => self.agenda.add(at_ns, Event::Free(port as u8)),
-            Effect::GoOn => self.agenda.add(at_ns, Event::Run(port as u8)),
+    /// A verb of a racing core has answered.
+    fn answered(&mut self, answered: &Answered) {
+        let &Answered { port, at_ps, answer, wake, verb_ps, locks_ps, failed, gives } = answered;
+        let Some(stage) = self.cores[port].stage.take() else { return };
+        self.now_ns = self.now_ns.max(at_ps / 1000);
+        self.meter.verbs(self.now_ns, port, verb_ps, locks_ps);
+        self.meter.failed(self.now_ns, port, failed);
+        self.clock.now_ps = at_ps;
+        self.clock.is_shared = self.is_shared(port);
+        self.clock.gives = gives.then_some(port);
+        let next = self.take(port, stage, answer, wake);
+        self.give_back(at_ps);
+        if let Some(stage) = next {
+            self.go_through(port, stage);
         }
-        if matches!(effect, Effect::Free | Effect::GoOn) {
-            self.meter.verbs(at_ns, port, raced.verbs_ps, raced.locks_ps);
-            self.meter.failed(at_ns, port, raced.failed);
+        if self.cores[port].stage.is_none() {
+            self.performed(port);
+        }
+    }
+
+    /// The lock that the last verb of a racing core held is free from then on.
+    fn give_back(&mut self, at_ps: u64) {
+        if let Some(port) = self.clock.gives.take()
+            && let Some(races) = &mut self.clock.races
+        {
+            races.give_back(port, at_ps);
+        }
+    }
+
+    /// Whether a racing core is in a verb.
+    pub(super) fn is_in_a_verb(&self) -> bool {
+        self.clock.races.as_ref().is_some_and(|races| races.next_ps().is_some())
+    }
+
+    /// Whether a racing core is submitting a request of this tenant.
+    pub(super) fn is_submitting(&self, tenant: usize) -> bool {
+        let Some(present) = &self.present[tenant] else { return false };
+        let submits = |stage: &Stage| matches!(stage, Stage::Submit(_, request) if request.flow == present.id);
+        self.cores.iter().any(|core| core.stage.as_ref().is_some_and(submits))
+    }
+
+    /// The policy itself is called, by nobody's core: no racing core holds a lock meanwhile.
+    pub(super) fn quiet(&mut self) {
+        if let Some(races) = &mut self.clock.races {
+            races.quiet();
         }
     }
 
@@ -178,19 +205,8 @@ impl<P: Policy> World<'_, P> {
     /// The core that works takes so long more, were it alone; nothing without a host.
     #[inline]
     pub(super) fn spend(&mut self, alone_ps: u64) {
-        let takes_ps =
+        self.clock.now_ps +=
             if self.clock.is_shared { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
-        self.pass(takes_ps);
-    }
-
-    /// The core that works takes `takes_ps` more.
-    #[inline]
-    pub(super) fn pass(&mut self, takes_ps: u64) {
-        if self.clock.races.is_some() {
-            traced::then(Step::Work(takes_ps));
-        } else {
-            self.clock.now_ps += takes_ps;
-        }
     }
 
     /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's
@@ -199,35 +215,32 @@ impl<P: Policy> World<'_, P> {
     pub(super) fn stage(&mut self) {
         self.spend(self.clock.times.stage_ps);
         if let Some(lock) = self.clock.held.take() {
-            if self.clock.races.is_some() {
-                traced::kept(lock);
-            } else {
-                traced::held_until(lock, self.clock.now_ps);
-            }
+            traced::held_until(lock, self.clock.now_ps);
         }
+        self.give_back(self.clock.now_ps);
     }
 
-    /// Calls a verb of a port, and takes the time that it takes.
+    /// Calls a verb of a port, and takes the time that it takes. Where cores race it answers later.
     #[inline]
-    pub(super) fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64) -> R) -> R {
-        let (core, now_ns) = (&mut self.cores[port].port, self.now_ns);
-        if self.scenario.host.is_none() {
-            return verb(core, now_ns);
+    pub(super) fn call(&mut self, port: usize, verb: Verb) -> Option<(Answer, PortSet)> {
+        let (now_ns, clock) = (self.now_ns, &mut self.clock);
+        if let Some(races) = &mut clock.races {
+            races.begin(port, clock.now_ps, clock.times.verb_ps, verb, now_ns);
+            return None;
         }
-        let clock = &mut self.clock;
-        if clock.races.is_some() {
-            let result;
-            (result, clock.held) = traced::record(clock.times.verb_ps, || verb(core, now_ns));
-            return result;
+        let core = self.cores[port].port.as_mut()?;
+        if self.scenario.host.is_none() {
+            return Some(verb.call(core, now_ns));
         }
         // What a verb computes comes before its shared words: a constant, whatever the policy.
         let from_ps = clock.now_ps + clock.times.verb_ps;
-        let (result, spent) = traced::inside(clock.cores[port], from_ps, || verb(core, now_ns));
+        let (result, spent) =
+            traced::inside(clock.cores[port], from_ps, || verb.call(core, now_ns));
         clock.verbs_ps += spent.until_ps - clock.now_ps;
         clock.locks_ps += spent.waited_ps;
         clock.held = spent.held;
         clock.now_ps = spent.until_ps;
-        result
+        Some(result)
     }
 
     /// When what is done now takes effect.
