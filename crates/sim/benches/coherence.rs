@@ -494,29 +494,40 @@ fn verbs<P: Port, Q: Port + 'static>(
 // The model of other machines.
 
 /// What a machine's CPUs do to one word or lock without a pause: nanoseconds for each time, of all
-/// CPUs together, with 1, 2, and so on.
+/// CPUs together, by how many there are; the first is one.
 struct Published {
     machine: &'static str,
+    cpus: &'static [usize],
     add: &'static [f64],
     swap: &'static [f64],
     tickets: &'static [f64],
     spin: &'static [f64],
 }
 
-const PUBLISHED: [Published; 2] = [
+const PUBLISHED: [Published; 3] = [
     Published {
-        machine: "Skylake, 4 cores",
+        machine: "Skylake",
+        cpus: &[1, 2, 3, 4],
         add: &[7.0, 22.1, 23.3, 24.1],
         swap: &[12.0, 54.3, 75.6, 86.8],
         tickets: &[9.7, 107.6, 115.3, 122.3],
         spin: &[11.2, 97.3, 121.7, 159.9],
     },
     Published {
-        machine: "Ice Lake, 4 cores",
+        machine: "Ice Lake",
+        cpus: &[1, 2, 3, 4],
         add: &[6.1, 16.4, 16.4, 17.4],
         swap: &[11.0, 51.5, 57.1, 66.7],
         tickets: &[6.1, 100.8, 120.3, 129.7],
         spin: &[7.3, 62.5, 71.4, 80.3],
+    },
+    Published {
+        machine: "Graviton 2",
+        cpus: &[1, 2, 4, 8, 16],
+        add: &[5.3, 8.5, 8.7, 9.4, 9.4],
+        swap: &[8.4, 26.1, 29.1, 40.4, 39.9],
+        tickets: &[12.2, 132.8, 170.4, 249.4, 427.6],
+        spin: &[13.9, 50.9, 82.4, 128.4, 198.1],
     },
 ];
 
@@ -527,7 +538,7 @@ impl Published {
         let usual = Machine::GOLD_5112;
         let machine = Machine {
             sockets: 1,
-            cores: 4,
+            cores: 16,
             mhz: MHZ,
             lines: Ways { near_ns: line, far_ns: line },
             cycles: Cycles {
@@ -561,10 +572,10 @@ impl Published {
         for (name, published, model) in rows {
             // What one CPU needs beside the word is not about contention.
             let beside_ns = published[0] - model(1, 0.0).each_ns();
-            for (cpus, &measured) in (1..).zip(published).skip(1) {
+            for (&cpus, &measured) in self.cpus.iter().zip(published).skip(1) {
                 let modelled = model(cpus, beside_ns).each_ns();
                 println!(
-                    "{name:24} {cpus} CPUs {:10} {measured:8.1} {modelled:8.1} {:6.2}",
+                    "{name:24} {cpus:2} CPUs {:10} {measured:8.1} {modelled:8.1} {:6.2}",
                     "",
                     modelled / measured
                 );

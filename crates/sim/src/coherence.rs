@@ -123,6 +123,21 @@ impl Caches {
         self.lines[line].holders & 1 << core != 0
     }
 
+    /// Until when a core has to wait for a line that moves, if it needs it.
+    pub(crate) fn waits(
+        &self,
+        core: usize,
+        line: usize,
+        access: Access,
+        now_ps: u64,
+    ) -> Option<u64> {
+        let place = &self.lines[line];
+        let (own, reads) = (1 << core, access == Access::Load);
+        let is_here = if reads { place.holders & own != 0 } else { place.holders == own };
+        let free_ps = place.free_from(now_ps);
+        (!is_here && free_ps > now_ps).then_some(free_ps)
+    }
+
     /// When all stores of a core so far are done.
     pub(crate) fn stored_ps(&self, core: usize) -> u64 {
         self.stored_ps[core]

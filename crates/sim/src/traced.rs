@@ -29,6 +29,7 @@ use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
 
 use crate::coherence::{Access, Caches};
 use crate::races::{self, Pause};
+use crate::random::Random;
 
 /// Words and locks whose accesses take a simulated core's time.
 pub struct Traced;
@@ -64,6 +65,9 @@ impl Platform for Traced {
 /// How many words a line has.
 const LINE_WORDS: u32 = 8;
 
+/// Within so many picoseconds after a line is free one of those that wait for it gets it.
+const ORDER_PS: u64 = 1000;
+
 /// What the simulated host is doing on this thread. What each access needs lies bare, so that it
 /// costs a few loads.
 struct Trace {
@@ -74,6 +78,8 @@ struct Trace {
     now_ps: Cell<u64>,
     /// Until when no other core has anything to do; without races for ever.
     until_ps: Cell<u64>,
+    /// In which order waiting cores get a line.
+    order: RefCell<Option<Random>>,
     /// Loads that are under way at the same time.
     loads: Cell<Loads>,
     /// Compare-and-swaps that found another value.
@@ -118,6 +124,7 @@ thread_local! {
             core: Cell::new(None),
             now_ps: Cell::new(0),
             until_ps: Cell::new(u64::MAX),
+            order: RefCell::new(None),
             loads: Cell::new(Loads::NONE),
             failed: Cell::new(0),
             waited_ps: Cell::new(0),
@@ -148,6 +155,7 @@ fn reset(is_on: bool, caches: Caches) {
         trace.words.set(0);
         trace.caches.replace(caches);
         trace.arrays.take();
+        trace.order.replace(is_on.then(|| Random::new(0, 0)));
     });
 }
 
@@ -240,12 +248,6 @@ impl Trace {
     /// A core accesses a word. Not inlined, so that what leads here is.
     #[inline(never)]
     fn access(&self, core: usize, word: &Word, access: Access) {
-        if access == Access::Atomic {
-            // After the stores before it; meanwhile others may come.
-            let stored_ps = self.caches.borrow().stored_ps(core);
-            self.now_ps.set(self.now_ps.get().max(stored_ps));
-        }
-        self.take_turn();
         let mut caches = self.caches.borrow_mut();
         let line = match word.line.load(Ordering::Relaxed) {
             0 => {
@@ -256,14 +258,46 @@ impl Trace {
             line => line as usize - 1,
         };
         let now_ps = self.now_ps.get();
-        let done_ps = if self.until_ps.get() == u64::MAX || access == Access::Atomic {
-            caches.access(core, line, access, now_ps)
-        } else {
-            self.overlap(&mut caches, core, line, access, now_ps)
-        };
-        self.now_ps.set(done_ps);
+        if self.until_ps.get() == u64::MAX {
+            return self.now_ps.set(caches.access(core, line, access, now_ps));
+        }
+        let stored_ps = caches.stored_ps(core);
         drop(caches);
+        if access == Access::Atomic && stored_ps > now_ps {
+            // It comes after the stores before it, if not after those who wait for their lines.
+            self.wait_until(stored_ps);
+        }
+        self.race(core, line, access);
+    }
+
+    /// The same where cores race.
+    fn race(&self, core: usize, line: usize, access: Access) {
+        loop {
+            self.take_turn();
+            let mut caches = self.caches.borrow_mut();
+            let now_ps = self.now_ps.get();
+            // Of those that wait for a line any may be next. A store waits in the core's buffer.
+            if access != Access::Store
+                && let Some(free_ps) = caches.waits(core, line, access, now_ps)
+            {
+                self.wait_until(free_ps);
+                continue;
+            }
+            self.now_ps.set(match access {
+                Access::Atomic => caches.access(core, line, access, now_ps),
+                Access::Load | Access::Store => {
+                    self.overlap(&mut caches, core, line, access, now_ps)
+                }
+            });
+            break;
+        }
         self.take_turn();
+    }
+
+    /// A line moves until then, and any of those that wait for it may be next.
+    fn wait_until(&self, free_ps: u64) {
+        let mut order = self.order.borrow_mut();
+        self.now_ps.set(free_ps + order.as_mut().map_or(0, |order| order.below(ORDER_PS)));
     }
 
     /// A load or store of a racing core.

@@ -63,10 +63,7 @@ impl Bounds {
         Bounds {
             ports: scenario.ports as i128,
             slots: i128::from(slots),
-            under_way: match &scenario.host {
-                Some(host) if host.races => 2 * scenario.ports as i128,
-                _ => 0,
-            },
+            under_way: 2 * i128::from(super::under_way(scenario)),
             threshold: Threshold::new(threshold),
             flows: Vec::new(),
             backlogged: Vec::new(),

@@ -38,6 +38,14 @@ pub trait Check {
     }
 }
 
+/// How many verbs may be under way at the same time as another: where cores race, one on each.
+fn under_way(scenario: &Scenario) -> u32 {
+    match &scenario.host {
+        Some(host) if host.races => scenario.ports as u32,
+        _ => 0,
+    }
+}
+
 /// Every check that a policy with this promise must pass.
 pub fn all(scenario: &Scenario, promise: &Promise) -> Vec<Box<dyn Check>> {
     let mut checks: Vec<Box<dyn Check>> = vec![
@@ -46,7 +54,7 @@ pub fn all(scenario: &Scenario, promise: &Promise) -> Vec<Box<dyn Check>> {
         Box::new(Starvation::new(scenario, promise)),
     ];
     if let Some(slots) = promise.slots {
-        checks.push(Box::new(Slots::new(slots)));
+        checks.push(Box::new(Slots::new(slots + under_way(scenario))));
         // Theorem 2's bound is in D: without slots there is none.
         if let Some(threshold) = promise.threshold {
             checks.push(Box::new(Bounds::new(scenario, slots, threshold)));
