@@ -459,6 +459,35 @@ mod tests {
         assert!(both > 2.0 * 39.0, "{both}");
     }
 
+    /// A core that swaps is behind others that came first by chance, not by all of them.
+    #[test]
+    fn more_cores_that_swap_one_word_need_little_more_each() {
+        let [four, eight] = [4, 8].map(|threads| on(threads, 0)(swap).each_ns());
+        assert!((1.0..1.6).contains(&(eight / four)), "{four} {eight}");
+    }
+
+    #[test]
+    fn lines_are_fetched_at_the_same_time() {
+        let look = |lines: usize| {
+            let contest = Contest { lasts_ns: 100_000, takes_ps: 0, pause_ps: 1_000_000 };
+            contend(&Machine::E5_2630_V3.host(2), &contest, || {
+                let words = |_| Box::new(Word::new(0));
+                let words: Arc<Vec<Box<Word>>> = Arc::new((0..lines).map(words).collect());
+                let call = |_| {
+                    let words = Arc::clone(&words);
+                    move || {
+                        words.iter().for_each(|word| _ = word.load(Ordering::Relaxed));
+                        words.iter().for_each(|word| word.store(1, Ordering::Relaxed));
+                    }
+                };
+                (0..2).map(call).collect()
+            })
+            .each_ns()
+        };
+        let [one, ten, twenty] = [1, 10, 20].map(look);
+        assert!(ten - one < 39.0 && (20.0..60.0).contains(&(twenty - ten)), "{one} {ten} {twenty}");
+    }
+
     #[test]
     fn twice_the_same() {
         let go = || on(16, 30_000)(all);

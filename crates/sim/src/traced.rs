@@ -634,4 +634,32 @@ mod tests {
         end();
         assert_eq!(cost(0, || word.store(1, Ordering::SeqCst)), 0);
     }
+
+    /// Core 2 is on another socket, and has `far`.
+    #[test]
+    fn others_see_a_store_after_the_stores_before_it_and_its_own_core_at_once() {
+        let latencies =
+            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+        begin(Caches::new(latencies, vec![0, 0, 1]));
+        let (far, word) = (Box::new(Word::new(0)), Box::new(Word::new(0)));
+        let on = |core, now_ps, verb: &mut dyn FnMut()| {
+            let mut racing = Racing { core, now_ps, failed: 0, loads: Loads::NONE };
+            resume(&mut racing, u64::MAX - 1, verb);
+        };
+        let load = |core, now_ps| {
+            let mut value = 0;
+            on(core, now_ps, &mut || value = word.load(Ordering::Relaxed));
+            value
+        };
+        on(2, 0, &mut || _ = far.fetch_add(1, Ordering::SeqCst));
+        assert_eq!(load(1, 100), 0);
+        on(0, 1_000, &mut || {
+            far.store(1, Ordering::Relaxed);
+            word.store(1, Ordering::Relaxed);
+        });
+        assert_eq!(load(0, 1_010), 1);
+        assert_eq!(load(1, 1_050), 0, "it has the line at 1091, and sees the store at 1100");
+        assert_eq!(load(1, 1_100), 1);
+        end();
+    }
 }

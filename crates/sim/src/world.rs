@@ -313,7 +313,7 @@ impl<'a, P: Policy> World<'a, P> {
         if let Some((at_ns, id, outcome)) =
             self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns)))
         {
-            self.completed(at_ns, id, outcome);
+            self.interrupt(at_ns, id, outcome);
         } else {
             let Some(at_ns) = agenda_ns.filter(|&at_ns| at_ns <= end_ns) else { return false };
             // All tenants have stopped and all is served: only timers, ticks and wake-ups are left.
@@ -332,7 +332,7 @@ impl<'a, P: Policy> World<'a, P> {
 
     /// The device has completed a command: its core is interrupted.
     #[inline]
-    fn completed(&mut self, at_ns: u64, id: u32, outcome: Outcome) {
+    fn interrupt(&mut self, at_ns: u64, id: u32, outcome: Outcome) {
         self.now_ns = self.now_ns.max(at_ns);
         self.clock.in_hand += 1;
         self.arrive(id as usize / self.tags, Task::Complete(id, outcome));
@@ -509,7 +509,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.live += 1;
         let request =
             Request { cost: charge, ..Request::new(Tag(tag), id, ask.op, ask.offset, ask.length) };
-        self.go_through(port, Stage::Submit(live, request));
+        self.submit(port, live, request);
     }
 
     // Cores.
@@ -630,19 +630,7 @@ impl<'a, P: Policy> World<'a, P> {
             self.meter.used(self.device.usage());
         }
         self.clock.in_hand -= 1;
-        let stage = self.part(index, first, outcome);
-        self.go_through(index, stage);
-    }
-
-    /// A request of a completed command is completed.
-    #[inline]
-    fn part(&mut self, port: usize, tag: u32, outcome: Outcome) -> Stage {
-        let core = &mut self.cores[port];
-        let kept =
-            core.requests[tag as usize].take().expect("the device completes what it was sent");
-        core.free.push(tag);
-        self.live -= 1;
-        Stage::Complete(kept, outcome)
+        self.complete_from(index, Some(first), outcome);
     }
 
     /// A thread has its answer, and goes on.
@@ -680,9 +668,7 @@ impl<'a, P: Policy> World<'a, P> {
         let moment = Moment {
             // A core that comes back asks `next`, as one that is woken does, and one that is in a verb
             // is about to.
-            wakes_under_way: self.wakes_under_way
-                + self.clock.going_on
-                + self.cores.iter().filter(|core| core.stage.is_some()).count(),
+            wakes_under_way: self.wakes_under_way + self.clock.going_on + self.in_verbs(),
             staged,
             // The policy has issued what is on its way to a queue, and not heard of what is on its
             // way back.
@@ -692,6 +678,14 @@ impl<'a, P: Policy> World<'a, P> {
             virtual_time: self.policy.stats().virtual_time,
         };
         self.tell(Fact::Settled(moment));
+    }
+
+    /// How many cores are in a verb.
+    fn in_verbs(&self) -> usize {
+        if self.clock.races.is_none() {
+            return 0;
+        }
+        self.cores.iter().filter(|core| core.stage.is_some()).count()
     }
 
     /// The policy did what the contract forbids.

@@ -6,9 +6,8 @@ use super::verbs::Stage;
 use super::{Event, World};
 use crate::cpu::Task;
 use crate::host::Times;
-use crate::races::{Answered, Races};
+use crate::races::Races;
 use crate::traced;
-use crate::verb::{Answer, Verb};
 
 /// What a core is doing on a host whose CPUs take time.
 #[derive(Default)]
@@ -64,16 +63,9 @@ impl<P: Policy> World<'_, P> {
             Task::Wake => {
                 self.cores[port].woken = false;
                 self.wakes_under_way -= 1;
-                self.ask_next(port);
+                self.drive(port);
             }
-            Task::Timer | Task::GoOn => self.ask_next(port),
-        }
-    }
-
-    #[inline]
-    fn ask_next(&mut self, port: usize) {
-        if let Some(stage) = self.drive(port) {
-            self.go_through(port, stage);
+            Task::Timer | Task::GoOn => self.drive(port),
         }
     }
 
@@ -111,7 +103,7 @@ impl<P: Policy> World<'_, P> {
     }
 
     /// A core has done what a task asks of the policy.
-    fn performed(&mut self, port: usize) {
+    pub(super) fn performed(&mut self, port: usize) {
         let until_ns = self.effect_ns();
         // The core stays busy until it has been back: what arrives meanwhile queues behind it.
         if std::mem::take(&mut self.clock.goes_on) {
@@ -134,8 +126,11 @@ impl<P: Policy> World<'_, P> {
             return false;
         };
         if let Some((at_ns, id, outcome)) = self.device.pop((next_ps / 1000).min(end_ns)) {
-            self.completed(at_ns, id, outcome);
-        } else if let Some(answered) = races.run((next_ps + LOOK_PS).min(before_ps - 1)) {
+            self.interrupt(at_ns, id, outcome);
+        } else {
+            let Some(answered) = races.run((next_ps + LOOK_PS).min(before_ps - 1)) else {
+                return true;
+            };
             self.answered(&answered);
         }
         self.fetch();
@@ -143,28 +138,8 @@ impl<P: Policy> World<'_, P> {
         true
     }
 
-    /// A verb of a racing core has answered.
-    fn answered(&mut self, answered: &Answered) {
-        let &Answered { port, at_ps, answer, wake, verb_ps, locks_ps, failed, gives } = answered;
-        let Some(stage) = self.cores[port].stage.take() else { return };
-        self.now_ns = self.now_ns.max(at_ps / 1000);
-        self.meter.verbs(self.now_ns, port, verb_ps, locks_ps);
-        self.meter.failed(self.now_ns, port, failed);
-        self.clock.now_ps = at_ps;
-        self.clock.is_shared = self.is_shared(port);
-        self.clock.gives = gives.then_some(port);
-        let next = self.take(port, stage, answer, wake);
-        self.give_back(at_ps);
-        if let Some(stage) = next {
-            self.go_through(port, stage);
-        }
-        if self.cores[port].stage.is_none() {
-            self.performed(port);
-        }
-    }
-
     /// The lock that the last verb of a racing core held is free from then on.
-    fn give_back(&mut self, at_ps: u64) {
+    pub(super) fn give_back(&mut self, at_ps: u64) {
         if let Some(port) = self.clock.gives.take()
             && let Some(races) = &mut self.clock.races
         {
@@ -220,27 +195,23 @@ impl<P: Policy> World<'_, P> {
         self.give_back(self.clock.now_ps);
     }
 
-    /// Calls a verb of a port, and takes the time that it takes. Where cores race it answers later.
+    /// Calls a verb of a port, and takes the time that it takes.
     #[inline]
-    pub(super) fn call(&mut self, port: usize, verb: Verb) -> Option<(Answer, PortSet)> {
-        let (now_ns, clock) = (self.now_ns, &mut self.clock);
-        if let Some(races) = &mut clock.races {
-            races.begin(port, clock.now_ps, clock.times.verb_ps, verb, now_ns);
-            return None;
-        }
-        let core = self.cores[port].port.as_mut()?;
+    pub(super) fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64) -> R) -> R {
+        let now_ns = self.now_ns;
+        let core = self.cores[port].port.as_mut().expect("only racing cores' ports are elsewhere");
         if self.scenario.host.is_none() {
-            return Some(verb.call(core, now_ns));
+            return verb(core, now_ns);
         }
+        let clock = &mut self.clock;
         // What a verb computes comes before its shared words: a constant, whatever the policy.
         let from_ps = clock.now_ps + clock.times.verb_ps;
-        let (result, spent) =
-            traced::inside(clock.cores[port], from_ps, || verb.call(core, now_ns));
+        let (result, spent) = traced::inside(clock.cores[port], from_ps, || verb(core, now_ns));
         clock.verbs_ps += spent.until_ps - clock.now_ps;
         clock.locks_ps += spent.waited_ps;
         clock.held = spent.held;
         clock.now_ps = spent.until_ps;
-        Some(result)
+        result
     }
 
     /// When what is done now takes effect.

@@ -5,27 +5,29 @@
 //!   a command ends ─ complete ┼─ next ─ next ─ …
 //!   a wake-up, a timer ───────┘
 //! ```
+//!
+//! Where cores [race](crate::races) a verb is only begun, and what follows waits for its answer.
 
-use fairq_core::{Next, Outcome, Policy, PortSet, Request, Submitted, Tag};
+use fairq_core::{Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
 use super::{Event, Kept, MOST_SELF_WAKES, World};
 use crate::cpu::{Reaped, Task};
 use crate::fact::{Fact, Live};
+use crate::races::Answered;
 use crate::verb::{Answer, Verb};
 
-/// A verb that a core calls, and what it does with the answer.
+/// The verb that a racing core is in, and what it needs afterwards.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
     /// `submit` of this request.
     Submit(Live, Request),
-    /// `next`, and how often the port has woken itself since.
+    /// `next`, and how often the port has woken itself since it was asked first.
     Next { self_wakes: u32 },
     /// `complete` of this request.
     Complete(Kept, Outcome),
 }
 
 impl Stage {
-    #[inline]
     fn verb(&self) -> Verb {
         match *self {
             Stage::Submit(_, request) => Verb::Submit(request),
@@ -36,87 +38,98 @@ impl Stage {
 }
 
 impl<P: Policy> World<'_, P> {
-    /// Calls this verb, and those that follow from what it answers, until there is nothing to issue.
-    /// Where cores race, only the first: the rest follows when [it has answered](Self::answered).
+    /// Submits a request, and asks what to do.
     #[inline]
-    pub(super) fn go_through(&mut self, port: usize, stage: Stage) {
-        let mut stages = Some(stage);
-        while let Some(stage) = stages {
-            let Some((answer, wake)) = self.call(port, stage.verb()) else {
-                self.cores[port].stage = Some(stage);
-                return;
-            };
-            stages = self.take(port, stage, answer, wake);
+    pub(super) fn submit(&mut self, port: usize, live: Live, request: Request) {
+        if self.begins(port, || Stage::Submit(live, request)) {
+            return;
         }
+        let mut wake = PortSet::EMPTY;
+        let submitted = self.verb(port, |port, now_ns| port.submit(now_ns, &request, &mut wake));
+        self.submitted(port, live, submitted, wake);
+        self.drive(port);
     }
 
-    /// Does what a verb has answered; gives the verb that follows.
     #[inline]
-    pub(super) fn take(
+    fn submitted(
         &mut self,
         port: usize,
-        stage: Stage,
-        answer: Answer,
+        live: Live,
+        submitted: Result<Submitted, SubmitError>,
         wake: PortSet,
-    ) -> Option<Stage> {
-        match (stage, answer) {
-            (Stage::Submit(live, _), Answer::Submitted(submitted)) => {
-                // Told before what the verb answered is done: an `Issue` follows it.
-                self.tell(Fact::Submitted(live));
-                match submitted {
-                    Ok(Submitted::Issue { class }) => self.issue(port, live.tag, class),
-                    Ok(Submitted::Staged) => {
-                        self.stage();
-                        if let Some(kept) = &mut self.cores[port].requests[live.tag as usize] {
-                            kept.staged = true;
-                        }
-                    }
-                    Err(_) => self.broken("a request that it owes is refused"),
-                }
-                self.wake(Some(port), wake);
-                self.drive(port)
-            }
-            (Stage::Complete(kept, outcome), _) => {
-                let Kept { live, thread, op, after, staged, since_ns, .. } = kept;
-                if staged {
-                    self.stage();
-                }
-                self.tell(Fact::Completed(live, outcome));
-                self.wake(Some(port), wake);
-                let id = (port * self.tags) as u32 + live.tag;
-                let answer = Reaped { thread, id, op, bytes: live.bytes, since_ns };
-                self.arrive(port, Task::Reap(answer));
-                match after {
-                    Some(tag) => Some(self.part(port, tag, outcome)),
-                    None => self.drive(port),
+    ) {
+        // Told before what the verb answered is done: an `Issue` follows it.
+        self.tell(Fact::Submitted(live));
+        match submitted {
+            Ok(Submitted::Issue { class }) => self.issue(port, live.tag, class),
+            Ok(Submitted::Staged) => {
+                self.stage();
+                if let Some(kept) = &mut self.cores[port].requests[live.tag as usize] {
+                    kept.staged = true;
                 }
             }
-            (Stage::Next { self_wakes }, Answer::Next(next)) => {
-                self.take_next(port, next, wake, self_wakes)
+            Err(_) => self.broken("a request that it owes is refused"),
+        }
+        self.wake(Some(port), wake);
+    }
+
+    /// Completes the requests of a command, from this one on, and asks what to do.
+    #[inline]
+    pub(super) fn complete_from(&mut self, port: usize, first: Option<u32>, outcome: Outcome) {
+        let mut part = first;
+        while let Some(tag) = part {
+            let core = &mut self.cores[port];
+            let kept =
+                core.requests[tag as usize].take().expect("the device completes what it was sent");
+            core.free.push(tag);
+            self.live -= 1;
+            if self.begins(port, || Stage::Complete(kept, outcome)) {
+                return;
             }
-            (Stage::Submit(..) | Stage::Next { .. }, _) => None,
+            let mut wake = PortSet::EMPTY;
+            self.verb(port, |port, now_ns| port.complete(now_ns, Tag(tag), outcome, &mut wake));
+            self.completed(port, &kept, outcome, wake);
+            part = kept.after;
+        }
+        self.drive(port);
+    }
+
+    #[inline]
+    fn completed(&mut self, port: usize, kept: &Kept, outcome: Outcome, wake: PortSet) {
+        let &Kept { live, thread, op, staged, since_ns, .. } = kept;
+        if staged {
+            self.stage();
+        }
+        self.tell(Fact::Completed(live, outcome));
+        self.wake(Some(port), wake);
+        let id = (port * self.tags) as u32 + live.tag;
+        self.arrive(port, Task::Reap(Reaped { thread, id, op, bytes: live.bytes, since_ns }));
+    }
+
+    /// Asks a port what to do until there is nothing to issue.
+    #[inline]
+    pub(super) fn drive(&mut self, port: usize) {
+        // Each round of `next` ends with an answer that says anew whether a timer is needed.
+        self.cores[port].timer_ns = None;
+        self.ask_next(port, 0);
+    }
+
+    #[inline]
+    fn ask_next(&mut self, port: usize, self_wakes: u32) {
+        let mut asks = Some(self_wakes);
+        while let Some(self_wakes) = asks.filter(|_| self.violation.is_none()) {
+            if self.begins(port, || Stage::Next { self_wakes }) {
+                return;
+            }
+            let mut wake = PortSet::EMPTY;
+            let next = self.verb(port, |port, now_ns| port.next(now_ns, &mut wake));
+            asks = self.do_next(port, next, wake, self_wakes);
         }
     }
 
-    /// Asks a port what to do from now on.
+    /// Does what `next` says; gives how often the port has woken itself if it is to be asked again.
     #[inline]
-    pub(super) fn drive(&mut self, port: usize) -> Option<Stage> {
-        // Each round of `next` ends with an answer that says anew whether a timer is needed.
-        self.cores[port].timer_ns = None;
-        self.violation.is_none().then_some(Stage::Next { self_wakes: 0 })
-    }
-
-    #[inline]
-    fn take_next(
-        &mut self,
-        index: usize,
-        next: Next,
-        wake: PortSet,
-        self_wakes: u32,
-    ) -> Option<Stage> {
-        let again = |world: &Self, self_wakes| {
-            world.violation.is_none().then_some(Stage::Next { self_wakes })
-        };
+    fn do_next(&mut self, index: usize, next: Next, wake: PortSet, self_wakes: u32) -> Option<u32> {
         let woke_itself = self.wake(Some(index), wake);
         match next {
             Next::Issue { tag, class } => {
@@ -126,12 +139,12 @@ impl<P: Policy> World<'_, P> {
                     self.clock.goes_on = true;
                     return None;
                 }
-                return again(self, self_wakes);
+                return Some(self_wakes);
             }
             Next::Join { tag } => {
                 self.stage();
                 self.cores[index].joined.push(tag.0);
-                return again(self, self_wakes);
+                return Some(self_wakes);
             }
             Next::WaitUntil(at_ns) => {
                 // A time that is past would bring the port back within this moment, for ever.
@@ -148,6 +161,54 @@ impl<P: Policy> World<'_, P> {
         if self_wakes >= MOST_SELF_WAKES {
             self.broken("a port keeps waking itself");
         }
-        again(self, self_wakes + 1)
+        Some(self_wakes + 1)
+    }
+
+    // Races.
+
+    /// Whether cores race: then this one begins with this verb.
+    #[inline]
+    fn begins(&mut self, port: usize, stage: impl FnOnce() -> Stage) -> bool {
+        let clock = &mut self.clock;
+        let Some(races) = &mut clock.races else { return false };
+        let stage = stage();
+        races.begin(port, clock.now_ps, clock.times.verb_ps, stage.verb(), self.now_ns);
+        self.cores[port].stage = Some(stage);
+        true
+    }
+
+    /// A verb of a racing core has answered.
+    pub(super) fn answered(&mut self, answered: &Answered) {
+        let &Answered { port, at_ps, answer, wake, verb_ps, locks_ps, failed, gives } = answered;
+        let Some(stage) = self.cores[port].stage.take() else { return };
+        self.now_ns = self.now_ns.max(at_ps / 1000);
+        self.meter.verbs(self.now_ns, port, verb_ps, locks_ps);
+        self.meter.failed(self.now_ns, port, failed);
+        self.clock.now_ps = at_ps;
+        self.clock.is_shared = self.is_shared(port);
+        self.clock.gives = gives.then_some(port);
+        match (stage, answer) {
+            (Stage::Submit(live, _), Answer::Submitted(submitted)) => {
+                self.submitted(port, live, submitted, wake);
+                self.give_back(at_ps);
+                self.drive(port);
+            }
+            (Stage::Next { self_wakes }, Answer::Next(next)) => {
+                let asks = self.do_next(port, next, wake, self_wakes);
+                self.give_back(at_ps);
+                if let Some(self_wakes) = asks {
+                    self.ask_next(port, self_wakes);
+                }
+            }
+            (Stage::Complete(kept, outcome), _) => {
+                self.completed(port, &kept, outcome, wake);
+                self.give_back(at_ps);
+                self.complete_from(port, kept.after, outcome);
+            }
+            (Stage::Submit(..) | Stage::Next { .. }, _) => {}
+        }
+        if self.cores[port].stage.is_none() {
+            self.performed(port);
+        }
     }
 }
