@@ -382,8 +382,8 @@ struct Table {
 const TRIES: usize = 6;
 
 impl Table {
-    /// A virtual machine's CPUs are moved: a row counts if a line took the same before and after it,
-    /// within a fifth.
+    /// A virtual machine's CPUs are moved: a row counts if a line took the same before and after
+    /// it, within a fifth.
     fn row(
         &mut self,
         name: &str,

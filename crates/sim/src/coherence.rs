@@ -23,6 +23,10 @@
 //! the lock away before it can (as with Linux's queued spinlocks): one transfer more. What a lock
 //! guards moves with it, as many lines as it has; what that points to is not counted.
 
+/// How many lines a core fetches at the same time: the line fill buffers of Intel's cores from
+/// Nehalem to Cascade Lake (Optimization Reference Manual).
+pub(crate) const LINES_AT_ONCE: u64 = 10;
+
 /// What accesses cost, in picoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Latencies {

@@ -15,8 +15,8 @@
 //! move when the holder changes, and only then. Waiting cores have copies of the lock's line, so a
 //! release takes effect only when the line is back with the holder: handing a lock over takes two
 //! transfers, and those of the guarded lines. Locks are given in the order of asking, as Linux's
-//! queued spinlocks are. A verb keeps the lock that it gives back last until it has answered, since what the host
-//! then does for the request is done behind that lock.
+//! queued spinlocks are. A verb keeps the lock that it gives back last until it has answered, since
+//! what the host then does for the request is done behind that lock.
 //!
 //! **Deterministic.** Times are integers; of two cores at the same time that of the lower port is
 //! first.
@@ -27,34 +27,10 @@ use std::collections::{BinaryHeap, VecDeque};
 use fairq_core::PortSet;
 use generator::{Generator, Gn};
 
-use crate::coherence::{Access, Caches};
+use crate::coherence::{Access, Caches, LINES_AT_ONCE};
 use crate::host::Host;
 use crate::traced::{self, Loads, Racing};
-use crate::verb::{Answer, Verb};
-
-/// Why a verb stops on its way.
-#[derive(Debug)]
-pub(crate) enum Pause {
-    /// Another core is first.
-    Later,
-    /// It asks for a lock, which guards so many lines.
-    Acquire { lock: usize, guarded: u64 },
-    /// It gives a lock back.
-    Release { lock: usize },
-    /// It has answered; these ports are to be woken.
-    Done(Answer, PortSet),
-}
-
-/// Stops the verb that runs.
-#[inline(never)]
-pub(crate) fn pause(pause: Pause) {
-    #[expect(deprecated, reason = "a word does not know the coroutine that reads it")]
-    generator::yield_with(pause);
-}
-
-/// How many lines a core fetches at the same time: the line fill buffers of Intel's cores from
-/// Nehalem to Cascade Lake (Optimization Reference Manual).
-pub(crate) const LINES_AT_ONCE: u64 = 10;
+use crate::verb::{Answer, Pause, Verb};
 
 /// The stack of a verb, in words.
 const STACK_WORDS: usize = 32 << 10;
@@ -172,8 +148,8 @@ impl Races {
         self.due.peek().map(|&Reverse((at_ps, _))| at_ps)
     }
 
-    /// The core that is next goes on until `until_ps`, until another is before it, or until its verb
-    /// has answered.
+    /// The core that is next goes on until `until_ps`, until another is before it, or until its
+    /// verb has answered.
     pub(crate) fn run(&mut self, until_ps: u64) -> Option<Answered> {
         let Reverse((_, port)) = self.due.pop()?;
         let until_ps = self.next_ps().map_or(until_ps, |next_ps| next_ps.min(until_ps));

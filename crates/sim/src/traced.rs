@@ -15,10 +15,10 @@
 //! that matter, and a fair guess for arrays of words. (A traced word is larger than a real one: it
 //! carries its number.)
 //!
-//! On a host where cores [race](crate::races) an access waits for its turn before it begins and before
-//! it takes effect: whatever other cores do earlier comes first. A plain store is in the core's store
-//! buffer until its line is there and all stores before it are done; until then other cores see what
-//! was there before.
+//! On a host where cores [race](crate::races) an access waits for its turn before it begins and
+//! before it takes effect: whatever other cores do earlier comes first. A plain store is in the
+//! core's store buffer until its line is there and all stores before it are done; until then other
+//! cores see what was there before.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,9 +27,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
 
-use crate::coherence::{Access, Caches};
-use crate::races::{self, Pause};
+use crate::coherence::{Access, Caches, LINES_AT_ONCE};
 use crate::random::Random;
+use crate::verb::{self, Pause};
 
 /// Words and locks whose accesses take a simulated core's time.
 pub struct Traced;
@@ -94,9 +94,9 @@ struct Trace {
     arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
 }
 
-/// Loads of a racing core, one after the other with nothing but loads and stores between. It fetches
-/// their lines at the same time, [so many](races::LINES_AT_ONCE) at once: that no address depends on
-/// a line before it is true of trees and arrays in which words are looked for.
+/// Loads of a racing core, one after the other with nothing but loads and stores between. It
+/// fetches their lines at the same time, [so many](LINES_AT_ONCE) at once: that no address depends
+/// on a line before it is true of trees and arrays in which words are looked for.
 #[derive(Clone, Copy)]
 pub(crate) struct Loads {
     from_ps: u64,
@@ -318,7 +318,7 @@ impl Trace {
             self.loads.set(loads);
             return done_ps;
         }
-        if loads.until_ps != now_ps || loads.line == line || loads.lines == races::LINES_AT_ONCE {
+        if loads.until_ps != now_ps || loads.line == line || loads.lines == LINES_AT_ONCE {
             (loads.from_ps, loads.lines) = (now_ps, 0);
         }
         let done_ps = if caches.has(core, line) {
@@ -336,7 +336,7 @@ impl Trace {
     #[inline]
     fn take_turn(&self) {
         if self.now_ps.get() > self.until_ps.get() {
-            races::pause(Pause::Later);
+            verb::pause(Pause::Later);
         }
     }
 
@@ -512,7 +512,7 @@ impl<T> TracedLock<T> {
             if races {
                 trace.take_turn();
                 let lock = self.number(&mut trace.caches.borrow_mut());
-                races::pause(pause(lock));
+                verb::pause(pause(lock));
             }
             races
         })

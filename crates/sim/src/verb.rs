@@ -1,5 +1,5 @@
-//! The verbs of a port that a core calls, as values: where cores [race](crate::races) a verb is under
-//! way while others are.
+//! The verbs of a port that a core calls, as values: where cores [race](crate::races) a verb is
+//! under way while others are.
 
 use fairq_core::{Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
@@ -34,4 +34,24 @@ impl Verb {
         };
         (answer, wake)
     }
+}
+
+/// Why a verb stops on its way.
+#[derive(Debug)]
+pub(crate) enum Pause {
+    /// Another core is first.
+    Later,
+    /// It asks for a lock, which guards so many lines.
+    Acquire { lock: usize, guarded: u64 },
+    /// It gives a lock back.
+    Release { lock: usize },
+    /// It has answered; these ports are to be woken.
+    Done(Answer, PortSet),
+}
+
+/// Stops the verb that runs.
+#[inline(never)]
+pub(crate) fn pause(pause: Pause) {
+    #[expect(deprecated, reason = "a word does not know the coroutine that reads it")]
+    generator::yield_with(pause);
 }

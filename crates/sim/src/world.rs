@@ -666,8 +666,8 @@ impl<'a, P: Policy> World<'a, P> {
         }
         let staged = self.cores.iter().map(|core| core.staged).sum();
         let moment = Moment {
-            // A core that comes back asks `next`, as one that is woken does, and one that is in a verb
-            // is about to.
+            // A core that comes back asks `next`, as one that is woken does, and one that is in a
+            // verb is about to.
             wakes_under_way: self.wakes_under_way + self.clock.going_on + self.in_verbs(),
             staged,
             // The policy has issued what is on its way to a queue, and not heard of what is on its

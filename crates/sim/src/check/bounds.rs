@@ -11,9 +11,9 @@
 //! A flow is backlogged while it has requests staged. All intervals at once: the difference of two
 //! flows' services is a walk, and the worst interval lies between its least and its greatest value.
 //! Slack for integers: a unit per flow and port, and one more for each weight that a flow has had
-//! (a change drops the remainder). Where cores [race](crate::races), what each of them is dispatching
-//! at the beginning or the end of an interval may count on either side: a request of each flow per
-//! port and end more.
+//! (a change drops the remainder). Where cores [race](crate::races), what each of them is
+//! dispatching at the beginning or the end of an interval may count on either side: a request of
+//! each flow per port and end more.
 //!
 //! Each service is looked at against every other backlogged flow; that is what this check costs.
 

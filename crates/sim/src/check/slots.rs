@@ -1,6 +1,6 @@
 //! **Outstanding <= D.** No more commands are issued and not completed than the policy has slots.
-//! Where cores [race](crate::races) each of them may be in a verb that has freed a slot, which another
-//! has taken since.
+//! Where cores [race](crate::races) each of them may be in a verb that has freed a slot, which
+//! another has taken since.
 
 use super::Check;
 use crate::fact::Fact;

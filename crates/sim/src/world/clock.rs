@@ -3,7 +3,7 @@
 use fairq_core::{Policy, PortId, PortSet};
 
 use super::verbs::Stage;
-use super::{Event, World};
+use super::{Core, Event, World};
 use crate::cpu::Task;
 use crate::host::Times;
 use crate::races::Races;
@@ -21,8 +21,9 @@ pub(super) struct Clock {
     /// What the policy's verbs took, and what of that were locks.
     pub(super) verbs_ps: u64,
     pub(super) locks_ps: u64,
-    /// The lock that the last verb held, if it held any; where cores race, the port that has it still.
+    /// The lock that the last verb held, if it held any.
     pub(super) held: Option<usize>,
+    /// Where cores race: the port whose last verb has a lock still.
     pub(super) gives: Option<usize>,
     /// Commands that are issued and not posted, or completed and not told to the policy.
     pub(super) in_hand: usize,
@@ -118,7 +119,8 @@ impl<P: Policy> World<'_, P> {
         self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
     }
 
-    /// The core that is next goes on in its verb, if it is before everything else; false if none is.
+    /// The core that is next goes on in its verb, if it is before everything else; false if none
+    /// is.
     pub(super) fn race(&mut self, before_ns: Option<u64>, end_ns: u64) -> bool {
         let Some(races) = &mut self.clock.races else { return false };
         let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns * 1000);
@@ -155,8 +157,11 @@ impl<P: Policy> World<'_, P> {
     /// Whether a racing core is submitting a request of this tenant.
     pub(super) fn is_submitting(&self, tenant: usize) -> bool {
         let Some(present) = &self.present[tenant] else { return false };
-        let submits = |stage: &Stage| matches!(stage, Stage::Submit(_, request) if request.flow == present.id);
-        self.cores.iter().any(|core| core.stage.as_ref().is_some_and(submits))
+        let submits = |core: &Core<P::Port>| match core.stage {
+            Some(Stage::Submit(_, request)) => request.flow == present.id,
+            _ => false,
+        };
+        self.cores.iter().any(submits)
     }
 
     /// The policy itself is called, by nobody's core: no racing core holds a lock meanwhile.
