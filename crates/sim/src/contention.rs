@@ -1,5 +1,5 @@
-//! Cores that do the same over and over to the same words, with [races](crate::races): the modelled
-//! side of `cargo bench --bench coherence`, which measures the other side on this machine.
+//! Cores that do the same over and over to the same words, and race: the modelled side of `cargo
+//! bench --bench coherence`, which measures the other side on this machine.
 
 use fairq_core::PortSet;
 
@@ -83,9 +83,4 @@ pub fn contend<F: FnMut() + Send + 'static>(
     races.end();
     traced::end();
     contended
-}
-
-/// Within a call: other work, in nanoseconds.
-pub fn work_ns(takes_ns: f64) {
-    traced::work((takes_ns.max(0.0) * 1000.0) as u64);
 }

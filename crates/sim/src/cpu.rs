@@ -71,7 +71,7 @@ pub struct CpuUse {
     pub reschedules: u64,
     /// How many of these found nothing to issue.
     pub idle_reschedules: u64,
-    /// Compare-and-swaps that failed and were tried again, where [accesses race](crate::races).
+    /// Compare-and-swaps that failed and were tried again, where cores race.
     pub failed_swaps: u64,
 }
 

@@ -107,9 +107,8 @@ pub struct Host {
     pub places: Vec<Place>,
     /// What takes how long.
     pub machine: Machine,
-    /// Whether accesses of one core come between those of another's verb
-    /// ([`crate::races`]), which takes longer to simulate; else each verb takes its time as a
-    /// whole.
+    /// Whether cores race: accesses of one come between those of another's verb, which takes longer
+    /// to simulate. Else each verb takes its time as a whole.
     pub races: bool,
 }
 
@@ -327,7 +326,7 @@ const MOST_CYCLES: u64 = 1_000_000_000;
 const SHARED_PERCENT: RangeInclusive<u64> = 100..=1000;
 
 impl Host {
-    /// The same where accesses race.
+    /// The same where cores race.
     #[must_use]
     pub fn racing(self) -> Host {
         Host { races: true, ..self }

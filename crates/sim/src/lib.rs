@@ -39,7 +39,7 @@ pub mod host;
 mod meter;
 pub mod policies;
 pub mod proxy;
-pub mod races;
+mod races;
 pub mod random;
 pub mod scenario;
 pub mod subject;

@@ -1,4 +1,4 @@
-//! The verbs of a port that a core calls, as values: where cores [race](crate::races) a verb is
+//! The verbs of a port that a core calls, as values: where cores race a verb is
 //! under way while others are.
 
 use fairq_core::{Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};

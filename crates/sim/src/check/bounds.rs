@@ -11,7 +11,7 @@
 //! A flow is backlogged while it has requests staged. All intervals at once: the difference of two
 //! flows' services is a walk, and the worst interval lies between its least and its greatest value.
 //! Slack for integers: a unit per flow and port, and one more for each weight that a flow has had
-//! (a change drops the remainder). Where cores [race](crate::races), what each of them is
+//! (a change drops the remainder). Where cores race, what each of them is
 //! dispatching at the beginning or the end of an interval may count on either side: a request of
 //! each flow per port and end more.
 //!

@@ -1,5 +1,5 @@
 //! **Outstanding <= D.** No more commands are issued and not completed than the policy has slots.
-//! Where cores [race](crate::races) each of them may be in a verb that has freed a slot, which
+//! Where cores race each of them may be in a verb that has freed a slot, which
 //! another has taken since.
 
 use super::Check;

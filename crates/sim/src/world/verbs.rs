@@ -6,7 +6,7 @@
 //!   a wake-up, a timer ───────┘
 //! ```
 //!
-//! Where cores [race](crate::races) a verb is only begun, and what follows waits for its answer.
+//! Where cores race a verb is only begun, and what follows waits for its answer.
 
 use fairq_core::{Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
