@@ -45,8 +45,9 @@ struct Runner {
     /// The verb that it begins with, and the time that it is told.
     begins: Option<(Verb, u64)>,
     entered_ps: u64,
-    /// The lock that it wants, how many lines that guards, and since when.
+    /// The lock that it wants, and how many lines that guards.
     wants: Option<(usize, u64)>,
+    /// Since when it wants it.
     asked_ps: Option<u64>,
     /// How many locks it has that it has not given back.
     inside: u32,
@@ -61,6 +62,7 @@ struct Contended {
     is_held: bool,
     /// The core that had it last.
     last: Option<usize>,
+    /// It is held until then, by one that has given it back in the meantime.
     free_ps: u64,
     waiting: VecDeque<usize>,
 }
@@ -318,6 +320,7 @@ mod tests {
     use fairq_core::Platform;
     use fairq_core::platform::{AtomicWord, Lock, Ordering};
 
+    use super::*;
     use crate::contention::{Contended, Contest, contend};
     use crate::host::Machine;
     use crate::traced::{self, Traced};
@@ -425,6 +428,36 @@ mod tests {
     fn a_lock_goes_around() {
         let turn = on(2, 0)(lock);
         assert!(turn.turns * 10 >= turn.times.iter().sum::<u64>() * 9, "{turn:?}");
+    }
+
+    /// Who is not a core takes a lock without waiting, whatever cores are in the midst of.
+    #[test]
+    fn no_core_holds_a_lock_once_it_is_quiet() {
+        let host = Machine::E5_2630_V3.host(3);
+        traced::begin(host.caches());
+        let shared = Arc::new(Shared::new());
+        let call = |_| {
+            let shared = Arc::clone(&shared);
+            move |_, _| {
+                shared.lock.with(|lines| {
+                    add(&shared);
+                    lines[0] += 1;
+                });
+                (Answer::Completed, PortSet::EMPTY)
+            }
+        };
+        let mut races = Races::new(&host, (0..3).map(call));
+        for port in 0..3 {
+            races.begin(port, port as u64, 0, Verb::Next, 0);
+        }
+        while races.runners.iter().all(|runner| runner.inside == 0) {
+            assert!(races.run(u64::MAX).is_none(), "none is done yet");
+        }
+        races.quiet();
+        assert!((1..=3).contains(&shared.lock.with(|lines| lines[0])));
+        races.end();
+        assert_eq!(shared.lock.with(|lines| lines[0]), 3);
+        traced::end();
     }
 
     #[test]

@@ -15,10 +15,10 @@
 //! that matter, and a fair guess for arrays of words. (A traced word is larger than a real one: it
 //! carries its number.)
 //!
-//! On a host where cores race an access waits for its turn before it begins and
-//! before it takes effect: whatever other cores do earlier comes first. A plain store is in the
-//! core's store buffer until its line is there and all stores before it are done; until then other
-//! cores see what was there before.
+//! On a host where cores race an access waits for its turn before it begins and before it takes
+//! effect: whatever other cores do earlier comes first. A plain store is in the core's store buffer
+//! until its line is there and all stores before it are done; until then other cores see what was
+//! there before.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
