@@ -3,8 +3,8 @@
 //! **Problem.** Where a verb takes its time as a whole, no line is stolen between two of its
 //! accesses and no compare-and-swap fails: contention costs less than on a real machine, and no
 //! core finds its work done by another. **Model.** Each port's verbs run on a stack of their own (a
-//! coroutine). An access takes the core's time as the simulated caches say, and takes effect when it
-//! is done. A core that would be later than another stops there, and the other goes first.
+//! coroutine). An access takes the core's time as the simulated caches say, and takes effect when
+//! it is done. A core that would be later than another stops there, and the other goes first.
 //!
 //! ```text
 //!   core 0:  load w ──── swap w                                ✓
