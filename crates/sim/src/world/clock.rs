@@ -123,7 +123,7 @@ impl<P: Policy> World<'_, P> {
     /// is.
     pub(super) fn race(&mut self, before_ns: Option<u64>, end_ns: u64) -> bool {
         let Some(races) = &mut self.clock.races else { return false };
-        let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns * 1000);
+        let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns.saturating_mul(1000));
         let Some(next_ps) = races.next_ps().filter(|&next_ps| next_ps < before_ps) else {
             return false;
         };
