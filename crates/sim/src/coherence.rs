@@ -15,8 +15,8 @@
 //! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies go |
 //!
 //! **Time** is that of the core that accesses. Unless cores race they are simulated one verb at a
-//! time, so another core may already have been told about accesses that are later than this one: for
-//! those nobody waits.
+//! time, so another core may already have been told about accesses that are later than this one:
+//! for those nobody waits.
 //!
 //! **Locks** are granted in the order in which they are asked for, each after the one before it is
 //! free. While others wait the lock's own line is with them, and has to come back to whoever gives
