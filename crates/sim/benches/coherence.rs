@@ -90,8 +90,8 @@ fn least(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(f64::INFINITY, f64::min)
 }
 
-/// Nothing, for so many iterations: dependent additions, which no compiler takes out, from a value
-/// on. So no processor begins with them before it has that.
+/// The pause between two calls: additions that each need the one before, and the first of them
+/// `value`. So a processor cannot begin the pause before the call has given its result.
 #[inline]
 fn rest(iterations: u64, mut value: u64) {
     for _ in 0..iterations {
@@ -196,7 +196,7 @@ impl<P: Platform, const N: usize> Tickets<P, N> {
     }
 }
 
-/// A lock that is taken by whoever comes first.
+/// A test-and-set lock: the first CPU that swaps its word gets it.
 struct Spin<P: Platform, const N: usize> {
     is_held: Own<P::U64>,
     lines: Guarded<P, N>,

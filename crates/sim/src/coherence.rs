@@ -14,15 +14,15 @@
 //! | plain store | a store | a store: the line moves meanwhile (store buffer), all copies go |
 //! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies go |
 //!
-//! **Time** is that of the core that accesses. Unless cores race they are simulated one verb at a
-//! time, so another core may already have been told about accesses that are later than this one:
-//! for those nobody waits.
+//! **Time** is that of the core that accesses. Unless cores race, cores are simulated one verb at a
+//! time. So the caches may already know of another core's access that is later than this one: this
+//! one does not wait for it.
 //!
 //! **Locks** are granted in the order in which they are asked for, each after the one before it is
 //! free. While others wait the lock's own line is with them, and has to come back to whoever gives
 //! the lock away before it can (as with Linux's queued spinlocks): one transfer more. What a lock
-//! guards moves with it, as many lines as it has; what that points to is not counted. (Where cores
-//! race `races` hands out locks.)
+//! guards moves with it, as many lines as it has; what that points to is not counted. Where cores
+//! race, the module `races` grants locks instead.
 
 /// How many lines a core fetches at the same time: the line fill buffers of Intel's cores from
 /// Nehalem to Cascade Lake (Optimization Reference Manual).

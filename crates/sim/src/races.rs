@@ -35,7 +35,7 @@ use crate::verb::{Answer, Pause, Verb};
 /// The stack of a verb, in words.
 const STACK_WORDS: usize = 32 << 10;
 
-/// For a core that nobody is before.
+/// A core that runs until then stops for no other core.
 const ALONE_PS: u64 = u64::MAX - 1;
 
 /// A port's core, and what it is doing.
@@ -276,8 +276,8 @@ impl Races {
         });
     }
 
-    /// Lets whoever holds a lock come to its end, so that somebody else who is not a core may take
-    /// any.
+    /// Runs each core that holds a lock until it has given that back. After this the world, which is
+    /// no core, can call the policy without waiting for a lock.
     pub(crate) fn quiet(&mut self) {
         let is_inside = |runner: &Runner| runner.inside > 0 && runner.wants.is_none();
         while let Some(port) = self.runners.iter().position(is_inside) {

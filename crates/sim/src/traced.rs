@@ -65,7 +65,8 @@ impl Platform for Traced {
 /// How many words a line has.
 const LINE_WORDS: u32 = 8;
 
-/// Within so many picoseconds after a line is free one of those that wait for it gets it.
+/// A core that waits for a line asks again when the line is free, after a random time below this
+/// (picoseconds). So the order in which waiting cores get a line is random.
 const ORDER_PS: u64 = 1000;
 
 /// What the simulated host is doing on this thread. What each access needs lies bare, so that it
@@ -94,9 +95,9 @@ struct Trace {
     arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
 }
 
-/// Loads of a racing core, one after the other with nothing but loads and stores between. It
-/// fetches their lines at the same time, [so many](LINES_AT_ONCE) at once: that no address depends
-/// on a line before it is true of trees and arrays in which words are looked for.
+/// Loads of a racing core with nothing but other loads and stores between them. The core fetches
+/// their lines at the same time, at most [`LINES_AT_ONCE`]. It can where no address depends on a
+/// word that was loaded before, as when it looks through an array or a tree of fixed shape.
 #[derive(Clone, Copy)]
 pub(crate) struct Loads {
     from_ps: u64,
@@ -505,7 +506,8 @@ impl AtomicWord for Word {
 }
 
 impl<T> TracedLock<T> {
-    /// Where cores race, whoever takes their turns hands out locks.
+    /// Where cores race: stops the verb, so that `races` grants the lock or takes it back. False if
+    /// cores do not race.
     fn races(&self, pause: impl FnOnce(usize) -> Pause) -> bool {
         TRACE.with(|trace| {
             let races = trace.core.get().is_some() && trace.until_ps.get() < u64::MAX;

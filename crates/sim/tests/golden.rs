@@ -83,7 +83,8 @@ fn the_same_run_on_a_host_for_ever() {
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }
 
-/// The same where accesses race: time is another one, every law holds, and it is the same twice.
+/// The same where cores race: every law holds, it is the same twice, and another run than with whole
+/// verbs.
 #[test]
 fn the_same_run_twice_with_races() {
     let scenario = scenario();
@@ -99,6 +100,6 @@ fn the_same_run_twice_with_races() {
         assert_eq!(first.violation, None);
         assert!(first.cpus.iter().all(|cpu| cpu.busy_ns > 0 && cpu.busy_ns <= first.measured_ns));
         assert_eq!((first.digest, &first.cpus), (second.digest, &second.cpus));
-        assert!(run(&whole).cpus.iter().all(|cpu| cpu.failed_swaps == 0));
+        assert_ne!(first.digest, run(&whole).digest);
     }
 }
