@@ -83,8 +83,8 @@ fn the_same_run_on_a_host_for_ever() {
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }
 
-/// The same where cores race: every law holds, it is the same twice, and another run than with whole
-/// verbs.
+/// The same where cores race: every law holds, it is the same twice, and it is another run than
+/// with whole verbs.
 #[test]
 fn the_same_run_twice_with_races() {
     let scenario = scenario();
