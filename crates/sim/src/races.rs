@@ -276,8 +276,8 @@ impl Races {
         });
     }
 
-    /// Runs each core that holds a lock until it has given that back. After this the world, which is
-    /// no core, can call the policy without waiting for a lock.
+    /// Runs each core that holds a lock until it has given that back. After this the world, which
+    /// is no core, can call the policy without waiting for a lock.
     pub(crate) fn quiet(&mut self) {
         let is_inside = |runner: &Runner| runner.inside > 0 && runner.wants.is_none();
         while let Some(port) = self.runners.iter().position(is_inside) {
