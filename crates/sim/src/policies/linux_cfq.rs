@@ -392,7 +392,12 @@ impl SerialPolicy for LinuxCfq {
         let others =
             self.busy().filter(|(_, queue)| queue.admits(lanes) && !queue.staged.is_empty());
         let next = others.min_by_key(|(_, queue)| queue.place).map(|(other, _)| other);
-        next.map_or(Selection::Nothing, |other| self.serve(other))
+        let Some(other) = next else { return Selection::Nothing };
+        let selection = self.serve(other);
+        // It has no turn that ends: it leaves its tree here, or it would get one with nothing to
+        // send, and the drive could stand still.
+        self.queues[other].is_busy &= !self.queues[other].staged.is_empty();
+        selection
     }
 
     fn completed(&mut self, now_ns: u64, _job: Job, flow: usize, _outcome: Outcome) {
@@ -469,6 +474,22 @@ mod tests {
             self.now_ns += after_ns;
             self.policy.completed(self.now_ns, Job(0), flow, Outcome::Done);
         }
+    }
+
+    #[test]
+    fn a_queue_that_went_out_of_turn_gets_no_turn_with_nothing_to_send() {
+        let mut two = Two::new(true);
+        two.sends(0, 1, 4096, Op::Read);
+        assert_eq!(two.goes(), [0]);
+        two.sends(0, 1, 4096, Op::Read);
+        two.policy.set_lane(0, Lane::Shut);
+        two.sends(1, 1, 4096, Op::Read);
+        assert_eq!(two.goes(), [1], "it goes while the other is held back");
+        two.comes_back(0, MS);
+        // The other's slice is over when it may go again.
+        two.comes_back(1, 200 * MS);
+        two.policy.set_lane(0, Lane::Common);
+        assert_eq!(two.goes(), [0]);
     }
 
     #[test]
