@@ -55,6 +55,11 @@ pub struct LabRunArgs {
     /// on it. Takes some thirty times as long
     #[arg(long)]
     pub band: bool,
+    /// Run claims that do not hold also with what they may hang on taken away or replaced
+    /// (crates/lab/ablations.toml), on the first seed: tells what would make them hold. Takes some
+    /// three times as long
+    #[arg(long)]
+    pub ablations: bool,
     /// How many experiments at a time [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
@@ -127,6 +132,7 @@ Examples:
   fairq lab run --paper mqfq --json
   fairq lab run all --seeds 10 --jobs 2 --output docs
   fairq lab run D-16 M-8 --band
+  fairq lab run D-2.3 --ablations
   fairq lab run my.toml --policy all --seeds 10 --alone
   fairq lab run sweep.toml --policy mqfq,kyber-fair --output report
   fairq lab run all --shard 1/2 --output part1; fairq lab merge part1 part2 --output whole

@@ -98,6 +98,7 @@ mod tests {
             }],
             calibration: false,
             counted: true,
+            ablations: Vec::new(),
             band: ["0.5 times", "2 times"].into_iter().zip(elsewhere).map(one).collect(),
         }
     }

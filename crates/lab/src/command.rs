@@ -61,7 +61,7 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         bar.set_message(format!("{} of {} experiments", progress.done, progress.of));
         !stops.load(Ordering::Relaxed)
     };
-    let extent = Extent { seeds: seeds(args), shard, band: args.band };
+    let extent = Extent { seeds: seeds(args), shard, band: args.band, ablations: args.ablations };
     let findings = answer(&rows, extent, jobs, on);
     bar.finish_and_clear();
     let was_stopped = stops.load(Ordering::Relaxed);
@@ -156,6 +156,7 @@ mod tests {
             seed: Some(1),
             seeds: None,
             band: false,
+            ablations: false,
             jobs: None,
             policy: None,
             shard: None,

@@ -117,6 +117,7 @@ impl HostTable {
             shared_percent: self
                 .shared
                 .map_or(usual.shared_percent, |Factor(hundredths)| hundredths.into()),
+            lines_at_once: usual.lines_at_once,
         })
     }
 }

@@ -9,6 +9,7 @@
 //! | [`args`], `command` | the command line, and what it does |
 
 pub mod args;
+mod ablations;
 mod band;
 pub mod claims;
 mod command;

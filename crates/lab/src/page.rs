@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
-use crate::band;
+use crate::{ablations, band};
 use crate::claims::Paper;
 use crate::plot::svg;
 use crate::record::{Claim, Figure, Record, Table};
@@ -81,6 +81,9 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                     @for paper in papers(record) { a href={ "#" (paper.name()) } { (paper.title()) } }
                 }
                 @for paper in papers(record) { (section(record, paper, drawn)) }
+                @if let Some(table) = ablations::table(record) {
+                    section id="ablations" { (grid(&table)) }
+                }
                 @if let Some(table) = band::table(record) { section id="band" { (grid(&table)) } }
             }
         }
@@ -197,6 +200,7 @@ mod tests {
             calibration: false,
             counted: true,
             band: Vec::new(),
+            ablations: Vec::new(),
         };
         let record = Record { seed: 1, claims: vec![claim], ..Record::default() };
         let page = page(&record, "fairq lab run all", &[]).into_string();

@@ -8,7 +8,7 @@ use std::path::Path;
 use fairq_config::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::{self, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row, Shape, Shard};
+use crate::claims::{self, Ablated, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row, Shape, Shard};
 
 /// The claims, for programs.
 #[derive(Serialize)]
@@ -45,6 +45,9 @@ pub(crate) struct Claim {
     /// What came out where a constant is another, with `--band`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) band: Vec<Elsewhere>,
+    /// What came out with what it may hang on taken away, with `--ablations`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ablations: Vec<Ablated>,
 }
 
 /// A figure.
@@ -107,6 +110,9 @@ pub(crate) struct Record {
     /// Whether each constant was also another.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) band: bool,
+    /// Whether each claim was also run with what it may hang on taken away.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) ablations: bool,
     pub(crate) claims: Vec<Claim>,
     pub(crate) figures: Vec<Figure>,
     pub(crate) tables: Vec<Table>,
@@ -122,9 +128,10 @@ fn is_false(it: &bool) -> bool {
 
 impl Record {
     pub(crate) fn new(extent: Extent, asked: String, findings: Findings) -> Record {
-        let Extent { seeds, shard, band } = extent;
+        let Extent { seeds, shard, band, ablations } = extent;
         Record {
             band,
+            ablations,
             seed: seeds.first,
             seeds: seeds.count,
             asked,
@@ -142,7 +149,8 @@ impl Record {
             seeds => format!(" --seeds {seeds}"),
         };
         let band = if self.band { " --band" } else { "" };
-        format!("fairq lab run {} --seed {}{seeds}{band}", self.asked, self.seed)
+        let ablations = if self.ablations { " --ablations" } else { "" };
+        format!("fairq lab run {} --seed {}{seeds}{band}{ablations}", self.asked, self.seed)
     }
 
     /// From the file that a report leaves in its folder.
@@ -170,6 +178,7 @@ impl Record {
             seeds: part.seeds,
             asked: part.asked.clone(),
             band: part.band,
+            ablations: part.ablations,
             ..Record::default()
         };
         let mut all = parts.first().map_or_else(Record::default, of_first);
@@ -197,10 +206,14 @@ impl Record {
                     all.asked, part.asked
                 )));
             }
-            if part.band != all.band {
-                return Err(Refusal::new(
-                    "a part was run with --band, another without: run all parts alike",
-                ));
+            let flags = [
+                ("--band", part.band != all.band),
+                ("--ablations", part.ablations != all.ablations),
+            ];
+            if let Some((flag, _)) = flags.iter().find(|(_, differs)| *differs) {
+                return Err(Refusal::new(format!(
+                    "a part was run with {flag}, another without: run all parts alike"
+                )));
             }
             for claim in part.claims {
                 match all.claims.iter().find(|known| known.id == claim.id) {
@@ -403,6 +416,9 @@ impl Claim {
         if !self.band.is_empty() && self.band != known.band {
             found.push(format!("{id}: another band"));
         }
+        if !self.ablations.is_empty() && self.ablations != known.ablations {
+            found.push(format!("{id}: another outcome of an ablation"));
+        }
         for here in &self.by_seed {
             let on = |what: String| match self.by_seed.len() {
                 1 => format!("{id}: {what}"),
@@ -428,7 +444,7 @@ impl Claim {
 
 impl From<claims::Finding> for Claim {
     fn from(finding: claims::Finding) -> Claim {
-        let claims::Finding { row, mut by_seed, band } = finding;
+        let claims::Finding { row, mut by_seed, band, ablations } = finding;
         let [id, paper, claim, expected] =
             [row.id.as_str(), row.paper().name(), &row.claim, &row.expected].map(str::to_owned);
         let texts: Vec<&str> = by_seed.iter().map(|on| on.measured.as_str()).collect();
@@ -452,6 +468,7 @@ impl From<claims::Finding> for Claim {
             calibration,
             counted,
             band,
+            ablations,
         }
     }
 }
@@ -550,6 +567,7 @@ mod tests {
             calibration: false,
             counted: true,
             band: Vec::new(),
+            ablations: Vec::new(),
         };
         Record { seed, seeds: 1, claims: ids.iter().map(claim).collect(), ..Record::default() }
     }
@@ -651,7 +669,7 @@ mod tests {
             })
             .collect();
         let claim =
-            Claim::from(claims::Finding { row, by_seed: by_seed.clone(), band: Vec::new() });
+            Claim::from(claims::Finding { row, by_seed: by_seed.clone(), band: Vec::new(), ablations: Vec::new() });
         assert_eq!((claim.holds, claim.measured.as_str()), (Some(true), "6 [1 to 10] us"));
         assert_eq!((claim.remarks().as_str(), claim.by_seed[1].note.as_str()), ("n. broken", ""));
         assert_eq!((claim.note.as_str(), claim.on_seeds().as_deref()), ("n", Some("9 of 10")));
@@ -665,7 +683,7 @@ mod tests {
                     the outcome of 1 differs between the 10 seeds";
         assert_eq!(record.summary(), said);
         let one =
-            Claim::from(claims::Finding { row, by_seed: by_seed[..1].to_vec(), band: Vec::new() });
+            Claim::from(claims::Finding { row, by_seed: by_seed[..1].to_vec(), band: Vec::new(), ablations: Vec::new() });
         assert_eq!((one.measured.as_str(), one.holds, one.on_seeds()), ("1 us", Some(false), None));
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table as Grid, Width};
 use fairq_config::table::plain_table;
 
-use crate::band;
+use crate::{ablations, band};
 use crate::claims::{Paper, frozen};
 use crate::record::{Claim, Record, Table};
 
@@ -47,7 +47,7 @@ pub(crate) fn table(record: &Record) -> String {
         column.set_constraint(ColumnConstraint::UpperBoundary(Width::Percentage(share)));
     }
     let mut text = table.to_string();
-    for table in record.tables.iter().chain(&band::table(record)) {
+    for table in record.tables.iter().chain(&ablations::table(record)).chain(&band::table(record)) {
         let _ = write!(text, "\n\n{}\n\n{}", table.title, grid(table));
     }
     format!("{text}\n\n{}.", capitalised(&record.summary()))
@@ -138,7 +138,7 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
             );
         }
     }
-    for table in record.tables.iter().chain(&band::table(record)) {
+    for table in record.tables.iter().chain(&ablations::table(record)).chain(&band::table(record)) {
         let _ = write!(
             text,
             "\n### {}\n\n| {} |\n|{}\n",
@@ -195,6 +195,7 @@ mod tests {
             calibration: false,
             counted: true,
             band: Vec::new(),
+            ablations: Vec::new(),
         };
         let claims = vec![
             claim("M-T1", Some(true), ""),

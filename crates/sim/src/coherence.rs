@@ -24,10 +24,6 @@
 //! guards moves with it, as many lines as it has; what that points to is not counted. Where cores
 //! race, the module `races` grants locks instead.
 
-/// How many lines a core fetches at the same time: the line fill buffers of Intel's cores from
-/// Nehalem to Cascade Lake (Optimization Reference Manual).
-pub(crate) const LINES_AT_ONCE: u64 = 10;
-
 /// What accesses cost, in picoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Latencies {
@@ -38,6 +34,8 @@ pub(crate) struct Latencies {
     pub(crate) near_ps: u64,
     /// A line from another socket.
     pub(crate) far_ps: u64,
+    /// How many lines a core fetches at the same time, where cores race.
+    pub(crate) lines_at_once: u64,
 }
 
 /// How a word is accessed.
@@ -82,7 +80,7 @@ struct Held {
 impl Caches {
     /// Those of no host.
     pub(crate) const NONE: Caches = Caches {
-        latencies: Latencies { load_ps: 0, store_ps: 0, atomic_ps: 0, near_ps: 0, far_ps: 0 },
+        latencies: Latencies { load_ps: 0, store_ps: 0, atomic_ps: 0, near_ps: 0, far_ps: 0, lines_at_once: 1 },
         sockets: Vec::new(),
         stored_ps: Vec::new(),
         lines: Vec::new(),
@@ -98,6 +96,11 @@ impl Caches {
         let stored_ps = vec![0; sockets.len()];
         let sockets = sockets.iter().map(same).collect();
         Caches { latencies, sockets, stored_ps, lines: Vec::new(), locks: Vec::new() }
+    }
+
+    /// How many lines a core fetches at the same time.
+    pub(crate) fn lines_at_once(&self) -> u64 {
+        self.latencies.lines_at_once
     }
 
     /// A line that is in no cache.
@@ -273,7 +276,7 @@ mod tests {
     use super::*;
 
     const LATENCIES: Latencies =
-        Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+        Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100, lines_at_once: 10 };
 
     /// Two sockets, two cores each.
     fn caches() -> Caches {

@@ -74,6 +74,8 @@ pub struct Machine {
     pub cycles: Cycles,
     /// How much longer work takes while the core's other hardware thread works: 100 for not at all.
     pub shared_percent: u64,
+    /// How many lines a core fetches at the same time, where cores race: its line fill buffers.
+    pub lines_at_once: u64,
 }
 
 /// Within a socket, and to another one, in nanoseconds.
@@ -170,6 +172,9 @@ impl BlockLayer {
     };
 }
 
+/// The line fill buffers of Intel's cores from Nehalem to Cascade Lake (Optimization Reference
+/// Manual).
+const LINES_AT_ONCE: u64 = 10;
 /// Insertion, dispatch and completion of a request that the scheduler keeps.
 const STAGE_CYCLES: u64 = 1680;
 /// How long work takes alone on its core, in picoseconds: a host's cycles at its clock, worked out
@@ -212,6 +217,7 @@ impl Machine {
         layer: BlockLayer::LINUX_5,
         cycles: Cycles { load: 4, store: 1, atomic: 18, verb: 40, send: 500 },
         shared_percent: 160,
+        lines_at_once: LINES_AT_ONCE,
     };
 
     /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; that model has four a
@@ -276,8 +282,8 @@ impl Machine {
 
     /// Whether there can be such a machine; what is wrong, if not.
     pub fn check(&self) -> Result<(), String> {
-        let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, shared_percent } =
-            *self;
+        let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, .. } = *self;
+        let Machine { shared_percent, lines_at_once, .. } = *self;
         if sockets == 0 || cores == 0 || threads == 0 {
             return Err("sockets, cores and threads must be above 0".into());
         }
@@ -314,6 +320,9 @@ impl Machine {
                 SHARED_PERCENT.start(),
                 SHARED_PERCENT.end()
             ));
+        }
+        if lines_at_once == 0 {
+            return Err("a core fetches at least one line at a time".into());
         }
         Ok(())
     }
@@ -396,13 +405,14 @@ impl Host {
 
     /// Their caches, empty.
     pub(crate) fn caches(&self) -> Caches {
-        let Machine { lines, cycles, .. } = self.machine;
+        let Machine { lines, cycles, lines_at_once, .. } = self.machine;
         let latencies = Latencies {
             load_ps: self.ps(cycles.load),
             store_ps: self.ps(cycles.store),
             atomic_ps: self.ps(cycles.atomic),
             near_ps: lines.near_ns * 1000,
             far_ps: lines.far_ns * 1000,
+            lines_at_once,
         };
         Caches::new(latencies, self.used().into_iter().map(|place| place.socket).collect())
     }

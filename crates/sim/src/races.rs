@@ -27,7 +27,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use fairq_core::PortSet;
 use generator::{Generator, Gn};
 
-use crate::coherence::{Access, Caches, LINES_AT_ONCE};
+use crate::coherence::{Access, Caches};
 use crate::host::Host;
 use crate::traced::{self, Loads, Racing};
 use crate::verb::{Answer, Pause, Verb};
@@ -304,7 +304,7 @@ impl Runner {
     fn takes(&mut self, caches: &Caches, last: Option<usize>, guarded: u64) {
         if let Some(last) = last.filter(|&last| last != self.at.core) {
             self.at.now_ps +=
-                guarded.div_ceil(LINES_AT_ONCE) * caches.transfer_ps(self.at.core, 1 << last, true);
+                guarded.div_ceil(caches.lines_at_once()) * caches.transfer_ps(self.at.core, 1 << last, true);
         }
         let asked_ps = self.asked_ps.take().unwrap_or(self.at.now_ps);
         self.locks_ps += self.at.now_ps - asked_ps;

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
 
-use crate::coherence::{Access, Caches, LINES_AT_ONCE};
+use crate::coherence::{Access, Caches};
 use crate::random::Random;
 use crate::verb::{self, Pause};
 
@@ -96,7 +96,7 @@ struct Trace {
 }
 
 /// Loads of a racing core with nothing but other loads and stores between them. The core fetches
-/// their lines at the same time, at most [`LINES_AT_ONCE`]. It can where no address depends on a
+/// their lines at the same time, at most as many as the machine's. It can where no address depends on a
 /// word that was loaded before, as when it looks through an array or a tree of fixed shape.
 #[derive(Clone, Copy)]
 pub(crate) struct Loads {
@@ -319,7 +319,7 @@ impl Trace {
             self.loads.set(loads);
             return done_ps;
         }
-        if loads.until_ps != now_ps || loads.line == line || loads.lines == LINES_AT_ONCE {
+        if loads.until_ps != now_ps || loads.line == line || loads.lines == caches.lines_at_once() {
             (loads.from_ps, loads.lines) = (now_ps, 0);
         }
         let done_ps = if caches.has(core, line) {
@@ -578,7 +578,7 @@ mod tests {
 
     fn begin_with_two_cores() {
         let latencies =
-            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100, lines_at_once: 10 };
         begin(Caches::new(latencies, vec![0, 0]));
     }
 
@@ -641,7 +641,7 @@ mod tests {
     #[test]
     fn others_see_a_store_after_the_stores_before_it_and_its_own_core_at_once() {
         let latencies =
-            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100 };
+            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100, lines_at_once: 10 };
         begin(Caches::new(latencies, vec![0, 0, 1]));
         let (far, word) = (Box::new(Word::new(0)), Box::new(Word::new(0)));
         let on = |core, now_ps, verb: &mut dyn FnMut()| {

@@ -38,7 +38,12 @@ const FAIR: AnySubject = AnySubject::KyberFair(KyberFairSubject { busy: 64, tota
 const TOTALS: Totals = Totals::between(16 << 20, 1 << 20, 1 << 38);
 
 /// Each tenant is a control group of four processes.
-const BFQ: LinuxBfqConfig = LinuxBfqConfig { kernel: Kernel::V5_2, processes: 4, budget: 0 };
+const BFQ: LinuxBfqConfig = LinuxBfqConfig {
+    kernel: Kernel::V5_2,
+    processes: 4,
+    budget: 0,
+    cycles: LinuxBfqConfig::CYCLES,
+};
 
 /// Longer, since 16 queues have their turns.
 fn bfq(scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {

@@ -17,12 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::parallel;
 
+mod ablations;
 mod band;
 mod beside;
 mod cpu;
 mod d2fq;
 mod device;
 mod figure;
+mod keys;
 mod kyber;
 mod mqfq;
 mod nass;
@@ -30,15 +32,20 @@ mod parameters;
 mod rules;
 mod scalability;
 mod seeds;
+mod setting;
 mod sweeps;
 
+pub use ablations::{ABLATIONS, Ablated, EVIDENCE, OPEN};
 pub use band::{CONSTANTS, Elsewhere};
-use band::{Constant, End, Setting, Used};
 pub use figure::{Axis, Figure, Line, Shape, Table};
 pub use rules::{Change, ROWS, Row, frozen};
 use rules::{host_of, rule};
 pub use seeds::{Interval, Seeds};
 pub(crate) use seeds::{told, verdict};
+use setting::{Setting, Used, Varied};
+
+use ablations::Ablation;
+use band::Constant;
 
 /// Where a claim comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,6 +99,8 @@ pub struct Finding {
     pub by_seed: Vec<OnSeed>,
     /// On the first seed where a constant is another, if that was asked for.
     pub band: Vec<Elsewhere>,
+    /// On the first seed with what it may hang on taken away, if that was asked for.
+    pub ablations: Vec<Ablated>,
 }
 
 /// What came out of a row on one seed.
@@ -182,12 +191,14 @@ pub struct Extent {
     /// On the first seed also with each constant of the models that is guessed or derived at both
     /// ends of what it could be.
     pub band: bool,
+    /// On the first seed also with what rows that do not hold may hang on taken away.
+    pub ablations: bool,
 }
 
 impl Extent {
     /// All experiments on one seed, and no more.
     pub const fn one(seed: u64) -> Extent {
-        Extent { seeds: Seeds::one(seed), shard: Shard::WHOLE, band: false }
+        Extent { seeds: Seeds::one(seed), shard: Shard::WHOLE, band: false, ablations: false }
     }
 }
 
@@ -269,7 +280,7 @@ pub fn answer(
     jobs: usize,
     on: impl Fn(Progress) -> bool + Sync,
 ) -> Findings {
-    let Extent { seeds, shard, band } = extent;
+    let Extent { seeds, shard, band, ablations } = extent;
     let wanted = |experiment: &&Experiment| {
         experiment.ids.iter().any(|id| rows.iter().any(|row| row.id == *id))
     };
@@ -278,16 +289,23 @@ pub fn answer(
         .filter(|(number, _)| number % shard.of == shard.part)
         .map(|(_, experiment)| experiment)
         .collect();
+    let is_asked = |id: &str| rows.iter().any(|row| row.id == id);
+    let ablations_of = |of: &'static Experiment| {
+        let is_of = move |ablation: &&'static Ablation| {
+            ablation.rows.iter().any(|id| of.ids.contains(&id.as_str()) && is_asked(id))
+        };
+        ABLATIONS.iter().filter(move |_| ablations).filter(is_of)
+    };
     // By seed and then by experiment: `outcomes` keeps that order, so answers of a row stand by
     // seed.
     let planned = |seed| {
-        let again = seed == seeds.first && band;
         let one = move |&of: &&'static Experiment| Planned {
             of,
             seed,
-            varied: None,
+            varied: Varied::Nothing,
             usual: None,
-            again: again && of.decides(),
+            again: seed == seeds.first
+                && (band && of.decides() || ablations_of(of).next().is_some()),
         };
         mine.iter().map(one)
     };
@@ -298,14 +316,13 @@ pub fn answer(
         let Planned { of, seed, again, .. } = *planned;
         if again {
             let ends = |constant: &'static Constant| {
-                constant.ends().map(move |end| Planned {
-                    varied: Some((constant, end)),
-                    usual: Some(used),
-                    again: false,
-                    ..*planned
-                })
+                constant.ends().map(move |end| Varied::Constant(constant, end))
             };
-            others.extend(used.constants().into_iter().flat_map(ends));
+            let constants = if band { used.constants() } else { Vec::new() };
+            let varied = constants.into_iter().flat_map(ends);
+            let varied = varied.chain(ablations_of(of).map(Varied::Ablation));
+            let one = |varied| Planned { varied, usual: Some(used), again: false, ..*planned };
+            others.extend(varied.map(one));
         }
         let outcome = outcome.as_ref().map_or_else(|why| of.failed(why), Outcome::clone);
         if seed == seeds.first {
@@ -320,14 +337,27 @@ pub fn answer(
     figures.sort_by_key(|figure| figure.id);
     tables.sort_by_key(|table| table.id);
     let mut elsewhere: BTreeMap<&str, Vec<Elsewhere>> = BTreeMap::new();
+    let mut ablated: BTreeMap<&str, Vec<Ablated>> = BTreeMap::new();
     for (Planned { of, varied, .. }, _, outcome) in outcomes(others, jobs, &on) {
-        let Some((constant, end)) = varied else { continue };
-        for Answer { id, measured, holds, .. } in
+        for Answer { id, measured, holds, note } in
             outcome.unwrap_or_else(|why| of.failed(&why)).answers
         {
-            let (constant, end) = (constant.name.clone(), end.to_string());
-            let one = Elsewhere { constant, end, holds, measured };
-            elsewhere.entry(id).or_default().push(one);
+            match varied {
+                Varied::Nothing => {}
+                Varied::Constant(constant, end) => {
+                    let (constant, end) = (constant.name.clone(), end.to_string());
+                    let one = Elsewhere { constant, end, holds, measured };
+                    elsewhere.entry(id).or_default().push(one);
+                }
+                Varied::Ablation(ablation) if ablation.rows.iter().any(|of| of == id) => {
+                    // Where it could not be run, or broke a law, the note says why.
+                    let measured =
+                        if measured.is_empty() { note.into_owned() } else { measured };
+                    let one = Ablated { what: ablation.what.clone(), holds, measured };
+                    ablated.entry(id).or_default().push(one);
+                }
+                Varied::Ablation(_) => {}
+            }
         }
     }
     // Rows without an experiment are told by the first part, so that all parts together have each
@@ -345,7 +375,9 @@ pub fn answer(
         let by_seed = found.remove(row.id.as_str()).unwrap_or_default();
         // Of fewer seeds than were asked for nothing is said.
         let by_seed = if by_seed.len() == seeds.count { by_seed } else { Vec::new() };
-        Finding { row, by_seed, band: elsewhere.remove(row.id.as_str()).unwrap_or_default() }
+        let band = elsewhere.remove(row.id.as_str()).unwrap_or_default();
+        let ablations = ablated.remove(row.id.as_str()).unwrap_or_default();
+        Finding { row, by_seed, band, ablations }
     };
     Findings {
         rows: rows.iter().filter(ours).filter(others).map(finding).collect(),
@@ -354,15 +386,15 @@ pub fn answer(
     }
 }
 
-/// An experiment that is to be run: on which seed, and with which constant changed.
+/// An experiment that is to be run: on which seed, and with what changed.
 #[derive(Clone, Copy)]
 struct Planned<'a> {
     of: &'static Experiment,
     seed: u64,
-    varied: Option<(&'static Constant, End)>,
-    /// What it ran with no constant changed.
+    varied: Varied,
+    /// What it ran with nothing changed.
     usual: Option<&'a Used>,
-    /// Whether it will be run again with constants changed.
+    /// Whether it will be run again with something changed.
     again: bool,
 }
 
@@ -381,7 +413,13 @@ fn outcomes<'a>(
         let planned = plan[order[number]];
         let used = Used::default();
         let Planned { of, seed, varied, usual, again } = planned;
-        let outcome = (of.run)(Setting { seed, varied, used: &used, usual });
+        let mut outcome = (of.run)(Setting { seed, varied, used: &used, usual });
+        if let Varied::Ablation(ablation) = varied
+            && used.has_no_runs()
+            && !ablation.is_of_experiment()
+        {
+            outcome = Err("it changes nothing that is run".into());
+        }
         let used = if again { used } else { used.without_runs() };
         ran.fetch_add(planned.of.seconds, Ordering::Relaxed);
         (order[number], (planned, used, outcome))
@@ -411,7 +449,7 @@ const D2FQ_BUDGET: u64 = 256;
 
 /// Linux's BFQ without control groups; a budget of 0 is the drive's.
 fn linux_bfq(kernel: Kernel, budget: u64) -> SerialSubject {
-    let bfq = LinuxBfqConfig { kernel, processes: 0, budget };
+    let bfq = LinuxBfqConfig { kernel, processes: 0, budget, cycles: LinuxBfqConfig::CYCLES };
     SerialSubject::new(Scheduler::LinuxBfq(bfq), LINUX_SLOTS)
 }
 
@@ -427,6 +465,10 @@ fn go_by_thread(
     let all = scenario.tenants.iter().map(|tenant| tenant.threads.len() as u64);
     let common = all.fold(1, |common, threads| common / gcd(common, threads) * threads);
     let each = |tenant: &Tenant| u64::from(tenant.weight) * (common / tenant.threads.len() as u64);
+    let each = |tenant: &Tenant| match setting.asks_for("each-thread-has-the-weight") {
+        true => u64::from(tenant.weight),
+        false => each(tenant),
+    };
     // Weights are whole numbers up to 10,000: the least ones that are in this proportion.
     let least = scenario.tenants.iter().map(each).fold(0, gcd);
     let mut tenants = Vec::new();

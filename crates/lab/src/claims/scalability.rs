@@ -6,7 +6,7 @@
 
 use fairq_core::mqfq::{SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_sim::Run;
-use fairq_sim::host::{Machine, Ways};
+use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, Kernel, MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
 use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
@@ -23,8 +23,6 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 ];
 
 const MULTI: MqfqSubject = MqfqSubject { slots: 128, threshold: 64 << 10 };
-/// Half of its slots: requests wait for one, so that a port keeps what it has.
-const SCARCE: MqfqSubject = MqfqSubject { slots: 64, ..MULTI };
 
 /// Whose MQFQ.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,13 +58,13 @@ impl Whose {
     }
 
     /// With virtual time out of the way: it is not computed, as in the paper, or has no window.
-    fn slots(self, multi: MqfqSubject, slots: SlotKind) -> AnySubject {
+    fn slots(self, slots: SlotKind) -> AnySubject {
         match self {
             Whose::Strict => {
-                AnySubject::MqfqUntimed(MqfqUntimed(MqfqParts { slots, ..multi.parts() }))
+                AnySubject::MqfqUntimed(MqfqUntimed(MqfqParts { slots, ..MULTI.parts() }))
             }
             Whose::Ours => {
-                let parts = MqfqSubject { threshold: 1 << 40, ..multi }.parts();
+                let parts = MqfqSubject { threshold: 1 << 40, ..MULTI }.parts();
                 self.of(MqfqParts { slots, ..parts })
             }
         }
@@ -79,12 +77,7 @@ fn by_flows(id: &'static str, measured: String, note: &'static str, readings: &[
 }
 
 /// Threads that read 1 KB each from the ramdisk: all of them one flow, or each a flow of its own.
-fn nvmf(
-    machine: Machine,
-    threads: usize,
-    each: bool,
-    duration_ns: u64,
-) -> Result<Scenario, String> {
+fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String> {
     let job = Job::random_read(1024, 128);
     let tenants = match each {
         false => vec![Tenant::new("fio", 100, (0..threads).collect(), job)],
@@ -94,16 +87,10 @@ fn nvmf(
     };
     let mut scenario = Scenario::new(profile("nvmf-ramdisk")?, threads, tenants, duration_ns);
     scenario.warmup_ns = duration_ns / 3;
-    Ok(scenario.on(host_of("M-8.1", machine.host(threads))))
+    Ok(scenario.on(host_of("M-8.1", MACHINE.host(threads))))
 }
 
-/// The paper's machine, and as it would be if a line from the other socket were as near as one of
-/// the own.
 const MACHINE: Machine = Machine::E5_2630_V3;
-const NEAR: Machine = Machine {
-    lines: Ways { near_ns: MACHINE.lines.near_ns, far_ns: MACHINE.lines.near_ns },
-    ..MACHINE
-};
 
 /// How long a run takes: behind one lock a round of all requests takes longer.
 const MANY: u64 = 15 * MS;
@@ -129,12 +116,12 @@ fn millions(
             | AnySubject::MqfqStrict(MqfqStrict(MqfqParts { serial: true, .. }))
     );
     let duration_ns = if is_serial { SERIAL } else { MANY };
-    let scenario = nvmf(MACHINE, threads, flows == Flows::Each, duration_ns)?;
+    let scenario = nvmf(threads, flows == Flows::Each, duration_ns)?;
     Ok(go(policy, &scenario, setting)?.iops() / 1e6)
 }
 
 fn millions_of_bfq(threads: usize, setting: Setting<'_>) -> Result<f64, String> {
-    Ok(go_by_thread(linux_bfq(Kernel::V4_15, 0), &nvmf(MACHINE, threads, false, SERIAL)?, setting)?
+    Ok(go_by_thread(linux_bfq(Kernel::V4_15, 0), &nvmf(threads, false, SERIAL)?, setting)?
         .iops()
         / 1e6)
 }
@@ -180,7 +167,6 @@ fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
     let (strict, ours) =
         (Scaling::new(Whose::Strict, setting)?, Scaling::new(Whose::Ours, setting)?);
     let none = |threads| millions(NONE, Flows::One, threads, setting);
-    let near_lines = go(Whose::Strict.mqfq(), &nvmf(NEAR, 19, false, MANY)?, setting)?.iops() / 1e6;
     let mut peak: f64 = 0.0;
     for threads in [16, 24, 32] {
         peak = peak.max(none(threads)?);
@@ -203,12 +189,7 @@ fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(vec![
         by_flows(
             "M-8.1",
-            format!(
-                "{}; ours {}; {near_lines:.2} M with 19 threads of one flow if a line from the other \
-                 socket were as near as one of the own",
-                best(&strict),
-                best(&ours)
-            ),
+            format!("{}; ours {}", best(&strict), best(&ours)),
             "while cores and not the device are the limit, each request finds its port empty: its \
              token goes through the root of the token tree both ways, where the cores of both \
              sockets meet. See M-11.1: where requests wait, ports keep their tokens",
@@ -263,8 +244,7 @@ fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
         "M-9.1",
         format!("{}; ours {}", said(strict), said(ours)),
         "a core fetches ten of the scan's 32 lines at a time, which takes little of a request's 8 \
-         us; tokens cost more (M-8.1). The most that was seen is 24 %, with 64 slots and 16 threads \
-         of one flow",
+         us; tokens cost more (M-8.1)",
         &[all, each].map(|more| (more - rule("M-9.1", "more")).abs() <= rule("M-9.1", "points")),
     )]
     .into())
@@ -283,7 +263,7 @@ struct Waking {
 
 impl Waking {
     fn new(whose: Whose, setting: Setting<'_>) -> Result<Waking, String> {
-        let at = |policy, threads| go(policy, &nvmf(MACHINE, threads, true, 15 * MS)?, setting);
+        let at = |policy, threads| go(policy, &nvmf(threads, true, 15 * MS)?, setting);
         let a_request = |run: &Run, of: fn(&fairq_sim::CpuUse) -> u64| {
             let requests = run.tenants.iter().map(|got| got.requests).sum::<u64>().max(1);
             run.cpus.iter().map(of).sum::<u64>() as f64 / requests as f64
@@ -326,30 +306,26 @@ fn unthrottling(setting: Setting<'_>) -> Result<Outcome, String> {
                 && strict.idle <= rule("M-10.2", "idle") * strict.wheel
                 && strict.polls.windows(2).all(|pair| pair[0] < pair[1]),
             "polling at 4, 16 and 32 threads; ours polls for virtual time alone, and with the \
-             fabric's own time flows stay within T of each other, so that none is throttled. With \
-             64 slots, so that requests wait for one, polling each microsecond asks 1.5 and 5.3 \
-             times a request at 16 and 32 threads, nearly always for nothing, and the wheel 0.1 and \
-             0.2 times; but the wheel is no faster (2.40 M at 32 threads, 2.65 and 2.71 M)",
+             fabric's own time flows stay within T of each other, so that none is throttled",
         ),
     ]
     .into())
 }
 
 /// With the tree, the counter and the bitmap, at 32 threads.
-fn kinds(whose: Whose, multi: MqfqSubject, setting: Setting<'_>) -> Result<[f64; 3], String> {
-    let at = |slots| millions(whose.slots(multi, slots), Flows::One, 32, setting);
+fn kinds(whose: Whose, setting: Setting<'_>) -> Result<[f64; 3], String> {
+    let at = |slots| millions(whose.slots(slots), Flows::One, 32, setting);
     Ok([at(SlotKind::TokenTree)?, at(SlotKind::AtomicCounter)?, at(SlotKind::ScalableBitmap)?])
 }
 
 /// Figure 11.
 fn slots(setting: Setting<'_>) -> Result<Outcome, String> {
     let of = |whose: Whose| {
-        let at = |slots, threads| millions(whose.slots(MULTI, slots), Flows::One, threads, setting);
+        let at = |slots, threads| millions(whose.slots(slots), Flows::One, threads, setting);
         let socket = [at(SlotKind::AtomicCounter, 8)?, at(SlotKind::AtomicCounter, 16)?];
-        Ok::<_, String>((kinds(whose, MULTI, setting)?, socket))
+        Ok::<_, String>((kinds(whose, setting)?, socket))
     };
     let ((strict, socket), (ours, our_socket)) = (of(Whose::Strict)?, of(Whose::Ours)?);
-    let scarce = kinds(Whose::Strict, SCARCE, setting)?;
     let [tree, counter, bitmap] = strict;
     let ratios =
         |[tree, counter, bitmap]: [f64; 3]| format!("{:.2}; {:.2}", tree / counter, tree / bitmap);
@@ -357,13 +333,11 @@ fn slots(setting: Setting<'_>) -> Result<Outcome, String> {
         answer(
             "M-11.1",
             format!(
-                "{} ({} M); ours {} ({} M); with half the slots {} ({} M)",
+                "{} ({} M); ours {} ({} M)",
                 ratios(strict),
                 list(&strict, 2),
                 ratios(ours),
-                list(&ours, 2),
-                ratios(scarce),
-                list(&scarce, 2)
+                list(&ours, 2)
             ),
             tree / counter >= rule("M-11.1", "counter")
                 && (tree / bitmap - rule("M-11.1", "bitmap")).abs() <= rule("M-11.1", "points"),

@@ -69,6 +69,19 @@ pub struct LinuxBfqConfig {
     pub processes: usize,
     /// The largest budget in sectors (`max_budget`); 0 for what the drive's peak rate allows.
     pub budget: u64,
+    /// What a request takes under BFQ's lock, in cycles.
+    pub cycles: u64,
+}
+
+impl LinuxBfqConfig {
+    /// What each hook of a request takes on a host, more than the lightest scheduler's.
+    pub(super) fn hook_ps(&self, host: &Host) -> u64 {
+        host.ps(self.cycles.saturating_sub(host.machine.layer.stage) / 3)
+    }
+
+    /// What Linux's documentation has: 1.9 us at 2.4 GHz, where the lightest scheduler's request
+    /// takes 0.7 (bfq-iosched.rst).
+    pub const CYCLES: u64 = 4560;
 }
 
 const MS: u64 = 1_000_000;
@@ -84,8 +97,6 @@ const FIRST_BUDGET: u64 = 16 << 10;
 const BUDGET_RANGE: u64 = 32;
 /// Requests from here on are not injected beside others, and do not seek (`BFQQ_SECT_THR_NONROT`).
 const LARGE: u64 = 64;
-/// What a request takes under BFQ's lock.
-const REQUEST_CYCLES: u64 = 4560;
 /// How many requests Linux keeps for a drive (`nr_requests`).
 const REQUESTS: u64 = 256;
 /// Two requests further apart than this many sectors seek.
@@ -265,11 +276,6 @@ impl LinuxBfq {
         }
     }
 
-    /// What each hook of a request takes on a host, more than the lightest scheduler's: together
-    /// 1.9 us at 2.4 GHz, where that takes 0.7 (Linux, bfq-iosched.rst).
-    pub(super) fn hook_ps(host: &Host) -> u64 {
-        host.ps(REQUEST_CYCLES.saturating_sub(host.machine.layer.stage) / 3)
-    }
 
     fn queue(staged: VecDeque<Staged>, lane: Lane, group: usize) -> Queue {
         Queue {

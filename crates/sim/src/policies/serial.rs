@@ -47,6 +47,8 @@ pub struct SerialSubject {
     pub nass: Option<NassConfig>,
     /// Whether these are the paper's to the letter, not fairq's own.
     pub strict_nass: bool,
+    /// The most requests that CFQ has of one flow on the device; NASS, if it is there, says that.
+    pub quantum: u32,
     /// The most bytes that are merged to one command; 0 merges none.
     pub merge_bytes: u32,
     /// FlashFQ's knobs; of `idle_ns` only where it waits.
@@ -68,6 +70,7 @@ impl SerialSubject {
             waits: true,
             nass: None,
             strict_nass: false,
+            quantum: CfqConfig::default().quantum,
             merge_bytes: 0,
             flashfq: FlashFqConfig::default(),
         }
@@ -98,24 +101,23 @@ impl SerialSubject {
         SerialSubject { strict_nass: true, ..self.limited(nass) }
     }
 
+    /// What a flow may have on the device is for NASS to say, if it is there.
+    fn quantum(&self) -> u32 {
+        self.nass.map_or(self.quantum, |nass| nass.queue_length)
+    }
+
     fn scheduler(&self, bounds: &SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError> {
         let idle = |idle_ns| if self.waits { idle_ns } else { 0 };
         Ok(match self.scheduler {
             Scheduler::Cfq => {
                 let usual = CfqConfig::default();
-                // What a flow may have on the device is for NASS to say, if it is there.
-                let quantum = self.nass.map_or(usual.quantum, |nass| nass.queue_length);
                 let cfq = usual.with(|config| {
                     config.idle_ns = idle(usual.idle_ns);
-                    config.quantum = quantum;
+                    config.quantum = self.quantum();
                 });
                 Box::new(CfqScheduler::new(bounds, &cfq)?)
             }
-            Scheduler::LinuxCfq => {
-                let usual = CfqConfig::default().quantum;
-                let quantum = self.nass.map_or(usual, |nass| nass.queue_length);
-                Box::new(LinuxCfq::new(bounds, self.waits, quantum))
-            }
+            Scheduler::LinuxCfq => Box::new(LinuxCfq::new(bounds, self.waits, self.quantum())),
             Scheduler::Bfq => {
                 let bfq = BfqConfig::default()
                     .with(|config| config.idle_ns = idle(BfqConfig::default().idle_ns));
@@ -152,7 +154,9 @@ impl<P: Platform> Subject<P> for SerialSubject {
         };
         let timed = |scheduler| takes(scheduler, 0);
         let hook_ps = match self.scheduler {
-            Scheduler::LinuxBfq(_) => scenario.host.as_ref().map_or(0, LinuxBfq::hook_ps),
+            Scheduler::LinuxBfq(config) => {
+                scenario.host.as_ref().map_or(0, |host| config.hook_ps(host))
+            }
             _ => 0,
         };
         let inner = takes(self.scheduler(&bounds)?, hook_ps);

@@ -44,10 +44,7 @@ pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
             note: format!(
                 "FV, {CHANGES}. FIOPS counts requests, and is fair without it. The \
              limits are in requests, a third of 32 each at first, which binds the database's 64 \
-                   threads of 4 KiB; and NASS evens out channels: without limits on aggressive \
-                   flows FV changes by -7 (BFQ), +14 (FlashFQ) and -7 % (FIOPS) with ours. It is \
-                   not what the proxies compute: with none, ten times as much and a hundred times \
-                   FIOPS loses as well (tried with ours)"
+                   threads of 4 KiB; and NASS evens out channels"
             )
             .into(),
         },
@@ -74,8 +71,7 @@ pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
             ),
             note: format!(
                 "DU, {CHANGES}. What the proxies compute between requests, 10 us, is a \
-             guess: with none or 100 us it is the same within 4 points, with 1 ms \
-                   +17 (BFQ), +13 (FlashFQ) and +17 % (FIOPS; tried with ours)"
+             guess"
             )
             .into(),
         },

@@ -157,8 +157,7 @@ pub(super) fn reads_and_writes(setting: Setting<'_>) -> Result<Outcome, String> 
                 }),
             ),
             note: "T3. Sequential writes are merged while they wait for the dies, so that each \
-             that goes is larger: they gain by merging, where the paper's lose by it; but without \
-             it FIOPS still gives 0.40/0.68 (tried), so that it is not only that"
+             that goes is larger: they gain by merging, where the paper's lose by it"
                 .into(),
         },
         Answer {
@@ -176,8 +175,7 @@ pub(super) fn reads_and_writes(setting: Setting<'_>) -> Result<Outcome, String> 
             measured: format!("FV with equal times: {}", list(&even, &names, fv)),
             holds: Some(names.iter().all(better)),
             note:
-                "T3 on a drive that writes as fast as it reads; what is left is merging: without \
-             it FlashFQ and FIOPS reach 1.00, and BFQ 0.95 (tried)"
+                "T3 on a drive that writes as fast as it reads; what is left is merging"
                     .into(),
         },
     ];
@@ -238,10 +236,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
             })),
             note: "FV at 8, 16, 32. BFQ does. FlashFQ gives both the same number of what reads \
              take one at a time, whatever the queue: many at a time large ones take \
-                   more. With costs as at depth 32 it has 0.99 0.99 0.99 and 0.91 0.91 0.85, and \
-                   with 64 places, as many as both send, \
-                   0.53 with T6, and with T5 0.57 if it does not wait (tried): the queue does what \
-                   the paper says, but later"
+                   more"
                 .into(),
         },
     ];

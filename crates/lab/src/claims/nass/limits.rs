@@ -85,9 +85,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
                 [before, after].iter().all(|m| m.fairness >= rule("N-9.1", "fair"))
                     && pairs.gain(Fiops, du).abs() <= rule("N-9.1", "du"),
             ),
-            note: "FIOPS without and with NASS. It is the first mechanism: without it FV is 1.00 \
-             and DU 1.00 again, and the two others change nothing (tried with ours). \
-                   Limits on the large requests let the small ones have more of what they have \
+            note: "FIOPS without and with NASS. Limits on the large requests let the small ones have more of what they have \
                    alone, as with BFQ; but by \
                    requests, which FIOPS counts, both had the same before. It cannot be otherwise: \
                    at every limit of the large requests that leaves them as many as the small \
@@ -114,9 +112,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
             note: format!(
                 "DU, {CHANGES}. By the letter all together may have eight requests on the \
                  drive once a workload runs dry that is among the last 128 arrivals, and 32 again \
-                 only when one does that is not (lines 16 to 22), which none is here; without these \
-                 lines it is 8 to 10 % less for all but CFQ (tried), for the halved limits do not \
-                 recover. CFQ gives the active tenant eight places and with eight small requests \
+                 only when one does that is not (lines 16 to 22), which none is here. CFQ gives the active tenant eight places and with eight small requests \
                  have 0.59 of what they have with 32"
             )
             .into(),
@@ -159,8 +155,7 @@ pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
             ),
             note: format!(
                 "DU, {CHANGES}. By the letter all together have eight places for good (see N-9.3): \
-                 printed so, Algorithm 1 cannot bring what the paper tells; without lines 16 to 22 \
-                 it is +52 (CFQ), 0, +4 and -2 % (tried). FlashFQ here lets the deep tenant go on \
+                 printed so, Algorithm 1 cannot bring what the paper tells. FlashFQ here lets the deep tenant go on \
                  while it waits for the shallow one, as FlashFQ's abstract says; it would have to \
                  leave a quarter of the device idle"
             )
@@ -181,8 +176,7 @@ pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
              as many requests, since they cost the same, which is all that the shallow tenant has \
              alone and a fifth of what \
                    the deep one has; so FV is that of one and five, and rises with whatever gives \
-                   the deep one more. FV falls, and both BDRs rise, if it gives turns of 2 ms and \
-                   more instead, charged by the device's time (tried)"
+                   the deep one more"
             )
             .into(),
         },
@@ -221,9 +215,7 @@ pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
             measured: nm.gains(&FOUR, fv),
             holds: Some(poor && better),
             note: format!(
-                "FV of NM, {CHANGES}. BFQ, FlashFQ and FIOPS are fair enough without it. Not for \
-                 merging alone: with none FlashFQ and FIOPS have 0.93 and 1.00 and lose 20 and \
-                 12 % by our NM (tried)"
+                "FV of NM, {CHANGES}. BFQ, FlashFQ and FIOPS are fair enough without it"
             )
             .into(),
         },

@@ -1,0 +1,261 @@
+//! What an experiment is run in: on a seed, and with a [constant](super::band) or an
+//! [ablation](super::ablations) that makes something another, or with nothing changed.
+//!
+//! An experiment asks its setting for its [proxies](fairq_sim::proxy), and each scenario and each
+//! policy passes through it before it runs, so that no experiment knows of constants, and few of
+//! ablations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+
+use fairq_sim::Run;
+use fairq_sim::policies::AnySubject;
+use fairq_sim::proxy::{self, Proxy};
+use fairq_sim::scenario::{Job, Scenario};
+
+use super::ablations::Ablation;
+use super::band::{CONSTANTS, Constant, End};
+use super::keys::{self, Change};
+
+/// What an experiment is run in.
+#[derive(Clone, Copy)]
+pub(super) struct Setting<'a> {
+    /// Names the run.
+    pub(super) seed: u64,
+    /// What is another.
+    pub(super) varied: Varied,
+    /// Is told what was run.
+    pub(super) used: &'a Used,
+    /// What the same experiment ran with nothing changed.
+    pub(super) usual: Option<&'a Used>,
+}
+
+/// What is another.
+#[derive(Clone, Copy)]
+pub(super) enum Varied {
+    /// All is as the rules say.
+    Nothing,
+    /// A constant is at one of its ends.
+    Constant(&'static Constant, End),
+    /// Something was taken away, or replaced.
+    Ablation(&'static Ablation),
+}
+
+impl Varied {
+    /// The keys behind a place that have other values.
+    fn behind(self, place: &str) -> Vec<(&'static str, Change<'static>)> {
+        match self {
+            Varied::Nothing => Vec::new(),
+            Varied::Constant(constant, end) => {
+                constant.behind(place).map(|key| (key, end.change())).collect()
+            }
+            Varied::Ablation(ablation) => ablation.behind(place).collect(),
+        }
+    }
+}
+
+/// What an experiment ran on, and what came out of each run.
+#[derive(Debug, Default)]
+pub(super) struct Used {
+    /// What stands before the keys that could matter to it.
+    places: Mutex<BTreeSet<String>>,
+    /// By policy and scenario, as they print.
+    runs: Mutex<BTreeMap<String, Run>>,
+}
+
+impl Used {
+    /// The constants that can matter to it.
+    pub(super) fn constants(&self) -> Vec<&'static Constant> {
+        let used = self.places();
+        let matters = |constant: &&'static Constant| used.iter().any(|at| constant.behind(at).count() > 0);
+        CONSTANTS.iter().filter(matters).collect()
+    }
+
+    /// Whether nothing was run that was not run before.
+    pub(super) fn has_no_runs(&self) -> bool {
+        self.runs().is_empty()
+    }
+
+    /// Without the runs, which are large.
+    pub(super) fn without_runs(self) -> Used {
+        Used { places: self.places, runs: Mutex::default() }
+    }
+
+    fn places(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.places.lock().expect("no thread panics while it holds the lock")
+    }
+
+    fn runs(&self) -> MutexGuard<'_, BTreeMap<String, Run>> {
+        self.runs.lock().expect("no thread panics while it holds the lock")
+    }
+
+    fn add(&self, place: &str) {
+        let mut places = self.places();
+        if !places.contains(place) {
+            places.insert(place.to_owned());
+        }
+    }
+}
+
+impl Setting<'_> {
+    /// The keys behind a place that have other values; that the place was used is noted in any
+    /// setting, since the first run tells which constants are worth varying.
+    fn behind(&self, place: &str) -> Vec<(&'static str, Change<'static>)> {
+        self.used.add(place);
+        self.varied.behind(place)
+    }
+
+    /// Whether an ablation asks the experiment itself for this.
+    pub(super) fn asks_for(&self, what: &str) -> bool {
+        let asked = self.varied.behind(EXPERIMENT);
+        asked.iter().any(|(key, _)| *key == what)
+    }
+
+    /// The scenario in this setting.
+    pub(super) fn applied(&self, scenario: &Scenario) -> Result<Scenario, String> {
+        let mut scenario = Scenario { seed: self.seed, ..scenario.clone() };
+        // A disk stands in the drive's place, and then no key of the profile matters.
+        if scenario.disk.is_none() {
+            let device = scenario.profile.name.clone();
+            for (key, change) in self.behind(&device) {
+                keys::on_device(&mut scenario.profile, key, change)?;
+            }
+        }
+        if let Some(host) = &mut scenario.host {
+            for (key, change) in self.behind("machine") {
+                keys::on_machine(&mut host.machine, key, change)?;
+            }
+        }
+        for (key, change) in self.behind("cost") {
+            keys::on_cost(&mut scenario.cost, key, change)?;
+        }
+        Ok(scenario)
+    }
+
+    /// The application of this name in this setting.
+    pub(super) fn proxy(&self, name: &'static str) -> Result<Proxy, String> {
+        let (threads, mut job) =
+            proxy::named(name).ok_or_else(|| format!("no proxy is called {name}"))?;
+        for (key, change) in self.behind(&format!("proxy.{name}")) {
+            keys::on_job(&mut job, key, change)?;
+        }
+        Ok((threads, job))
+    }
+
+    /// A job of fio in this setting, as NASS' authors run it.
+    pub(super) fn fio(&self, mut job: Job) -> Result<Job, String> {
+        for (key, change) in self.behind("fio") {
+            keys::on_job(&mut job, key, change)?;
+        }
+        Ok(job)
+    }
+
+    /// What a policy makes of a scenario in this setting. A run that was made is not made again:
+    /// experiments ask for some more than once, and where something is another the runs that do not
+    /// have it are as they were.
+    pub(super) fn run(&self, policy: AnySubject, scenario: &Scenario) -> Result<Run, String> {
+        let scenario = self.applied(scenario)?;
+        let policy = self.policy(policy, &scenario)?;
+        let name = format!("{policy:?} {scenario:?}");
+        let made = [Some(self.used), self.usual].into_iter().flatten();
+        if let Some(run) = made.into_iter().find_map(|used| used.runs().get(&name).cloned()) {
+            return Ok(run);
+        }
+        let run = policy.run(&scenario).map_err(|error| error.to_string())?;
+        self.used.runs().insert(name, run.clone());
+        Ok(run)
+    }
+
+    /// The policy in this setting, on a device that was changed by [`Setting::applied`].
+    pub(super) fn policy(
+        &self,
+        mut policy: AnySubject,
+        scenario: &Scenario,
+    ) -> Result<AnySubject, String> {
+        for place in keys::places_of(&policy) {
+            for (key, change) in self.behind(place) {
+                keys::on_policy(&mut policy, place, key, change)?;
+            }
+        }
+        // Linux' schedulers have no more on the device than there are tags.
+        if let AnySubject::Serial(lock) = &mut policy
+            && scenario.disk.is_none()
+        {
+            lock.slots = lock.slots.min(scenario.profile.host.window.get());
+        }
+        Ok(policy)
+    }
+}
+
+/// What stands before what experiments themselves are asked for.
+pub(super) const EXPERIMENT: &str = "experiment";
+
+#[cfg(test)]
+mod tests {
+    use fairq_device::Profile;
+    use fairq_sim::host::Machine;
+    use fairq_sim::policies::{Scheduler, SerialSubject};
+    use fairq_sim::scenario::Tenant;
+
+    use super::*;
+
+    fn z_ssd(tenants: Vec<Tenant>, duration_ns: u64) -> Scenario {
+        Scenario::new(Profile::named("z-ssd").unwrap(), 1, tenants, duration_ns)
+    }
+
+    fn constant(name: &str) -> Varied {
+        let constant = CONSTANTS.iter().find(|constant| constant.name == name).unwrap();
+        Varied::Constant(constant, constant.ends().next().unwrap())
+    }
+
+    #[test]
+    fn a_scheduler_has_no_more_on_the_drive_than_its_queue_holds() {
+        let used = Used::default();
+        let lock = AnySubject::Serial(SerialSubject::new(Scheduler::Fiops, 32));
+        let slots = |varied| {
+            let setting = Setting { seed: 1, varied, used: &used, usual: None };
+            let scenario = Scenario::new(Profile::named("intel-530").unwrap(), 1, Vec::new(), 1);
+            let scenario = setting.applied(&scenario).unwrap();
+            match setting.policy(lock, &scenario).unwrap() {
+                AnySubject::Serial(lock) => lock.slots,
+                _ => 0,
+            }
+        };
+        let tags = constant("tags of the SATA drive");
+        assert_eq!((slots(Varied::Nothing), slots(tags)), (32, 31));
+    }
+
+    #[test]
+    fn what_was_run_says_which_constants_can_matter() {
+        let used = Used::default();
+        let setting = Setting { seed: 7, varied: Varied::Nothing, used: &used, usual: None };
+        let scenario = z_ssd(Vec::new(), 1);
+        assert_eq!(setting.applied(&scenario).unwrap().seed, 7);
+        let names = || used.constants().iter().map(|of| of.name.as_str()).collect::<Vec<_>>();
+        assert!(names().contains(&"planes") && !names().contains(&"page"), "{:?}", names());
+        assert!(!names().contains(&"sending a wake-up"));
+        setting.applied(&scenario.clone().on(Machine::GOLD_5112.host(1))).unwrap();
+        assert!(names().contains(&"sending a wake-up"));
+        assert!(!names().contains(&"FlashFQ's threshold") && !names().contains(&"YCSB computes"));
+        let flashfq = SerialSubject::new(Scheduler::FlashFq, 32);
+        setting.policy(AnySubject::Serial(flashfq), &scenario).unwrap();
+        setting.proxy("ycsb").unwrap();
+        assert!(names().contains(&"FlashFQ's threshold") && names().contains(&"YCSB computes"));
+    }
+
+    #[test]
+    fn a_run_that_nothing_changes_is_not_made_again() {
+        let (usual, used) = (Used::default(), Used::default());
+        let run = |used, usual, varied| {
+            let tenant = Tenant::new("a", 100, vec![0], Job::random_read(4096, 1));
+            let setting = Setting { seed: 1, varied, used, usual };
+            setting.run(AnySubject::None, &z_ssd(vec![tenant], 1_000_000)).unwrap().digest
+        };
+        let first = run(&usual, None, Varied::Nothing);
+        assert_eq!((run(&usual, None, Varied::Nothing), usual.runs().len()), (first, 1));
+        assert_eq!(run(&used, Some(&usual), constant("tags of the SATA drive")), first);
+        assert!(used.has_no_runs(), "it was made again");
+        assert_ne!(run(&used, Some(&usual), constant("latency beside dies and links")), first);
+        assert_eq!(used.runs().len(), 1);
+    }
+}
