@@ -67,12 +67,8 @@ mod tests {
             holds,
             measured: "1.0".into(),
         };
-        let on = OnSeed {
-            seed: 1,
-            holds: Some(holds),
-            measured: String::new(),
-            note: String::new(),
-        };
+        let on =
+            OnSeed { seed: 1, holds: Some(holds), measured: String::new(), note: String::new() };
         Claim {
             id: id.into(),
             paper: "d2fq".into(),

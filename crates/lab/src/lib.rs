@@ -8,8 +8,8 @@
 //! | [`scenario`], `host` | scenario files, sweeps of them, and the machines in them |
 //! | [`args`], `command` | the command line, and what it does |
 
-pub mod args;
 mod ablations;
+pub mod args;
 mod band;
 pub mod claims;
 mod command;

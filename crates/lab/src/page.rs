@@ -6,11 +6,11 @@ use anyhow::{Context, bail};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
-use crate::{ablations, band};
 use crate::claims::Paper;
 use crate::plot::svg;
 use crate::record::{Claim, Figure, Record, Table};
 use crate::text::{capitalised, markdown, over_seeds, said};
+use crate::{ablations, band};
 
 const STYLE: &str = include_str!("page.css");
 

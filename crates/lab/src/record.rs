@@ -8,7 +8,9 @@ use std::path::Path;
 use fairq_config::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::{self, Ablated, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row, Shape, Shard};
+use crate::claims::{
+    self, Ablated, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row, Shape, Shard,
+};
 
 /// The claims, for programs.
 #[derive(Serialize)]
@@ -668,8 +670,12 @@ mod tests {
                 ..on(seed, Some(seed > 1), &format!("{seed} us"))
             })
             .collect();
-        let claim =
-            Claim::from(claims::Finding { row, by_seed: by_seed.clone(), band: Vec::new(), ablations: Vec::new() });
+        let claim = Claim::from(claims::Finding {
+            row,
+            by_seed: by_seed.clone(),
+            band: Vec::new(),
+            ablations: Vec::new(),
+        });
         assert_eq!((claim.holds, claim.measured.as_str()), (Some(true), "6 [1 to 10] us"));
         assert_eq!((claim.remarks().as_str(), claim.by_seed[1].note.as_str()), ("n. broken", ""));
         assert_eq!((claim.note.as_str(), claim.on_seeds().as_deref()), ("n", Some("9 of 10")));
@@ -682,8 +688,12 @@ mod tests {
         let said = "of 1 counted claims 1 hold, 0 do not, 0 cannot be decided; \
                     the outcome of 1 differs between the 10 seeds";
         assert_eq!(record.summary(), said);
-        let one =
-            Claim::from(claims::Finding { row, by_seed: by_seed[..1].to_vec(), band: Vec::new(), ablations: Vec::new() });
+        let one = Claim::from(claims::Finding {
+            row,
+            by_seed: by_seed[..1].to_vec(),
+            band: Vec::new(),
+            ablations: Vec::new(),
+        });
         assert_eq!((one.measured.as_str(), one.holds, one.on_seeds()), ("1 us", Some(false), None));
     }
 

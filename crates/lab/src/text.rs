@@ -5,9 +5,9 @@ use std::fmt::Write;
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table as Grid, Width};
 use fairq_config::table::plain_table;
 
-use crate::{ablations, band};
 use crate::claims::{Paper, frozen};
 use crate::record::{Claim, Record, Table};
+use crate::{ablations, band};
 
 /// How wide tables are where nobody says: no more than a person likes to read.
 const USUAL_WIDTH: u16 = 120;

@@ -80,7 +80,14 @@ struct Held {
 impl Caches {
     /// Those of no host.
     pub(crate) const NONE: Caches = Caches {
-        latencies: Latencies { load_ps: 0, store_ps: 0, atomic_ps: 0, near_ps: 0, far_ps: 0, lines_at_once: 1 },
+        latencies: Latencies {
+            load_ps: 0,
+            store_ps: 0,
+            atomic_ps: 0,
+            near_ps: 0,
+            far_ps: 0,
+            lines_at_once: 1,
+        },
         sockets: Vec::new(),
         stored_ps: Vec::new(),
         lines: Vec::new(),
@@ -275,8 +282,14 @@ impl Line {
 mod tests {
     use super::*;
 
-    const LATENCIES: Latencies =
-        Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100, lines_at_once: 10 };
+    const LATENCIES: Latencies = Latencies {
+        load_ps: 1,
+        store_ps: 2,
+        atomic_ps: 5,
+        near_ps: 40,
+        far_ps: 100,
+        lines_at_once: 10,
+    };
 
     /// Two sockets, two cores each.
     fn caches() -> Caches {

@@ -303,8 +303,8 @@ impl Runner {
     /// It gets the lock that it wants, and the guarded lines come from the last holder.
     fn takes(&mut self, caches: &Caches, last: Option<usize>, guarded: u64) {
         if let Some(last) = last.filter(|&last| last != self.at.core) {
-            self.at.now_ps +=
-                guarded.div_ceil(caches.lines_at_once()) * caches.transfer_ps(self.at.core, 1 << last, true);
+            self.at.now_ps += guarded.div_ceil(caches.lines_at_once())
+                * caches.transfer_ps(self.at.core, 1 << last, true);
         }
         let asked_ps = self.asked_ps.take().unwrap_or(self.at.now_ps);
         self.locks_ps += self.at.now_ps - asked_ps;

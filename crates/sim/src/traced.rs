@@ -577,8 +577,14 @@ mod tests {
     use crate::coherence::Latencies;
 
     fn begin_with_two_cores() {
-        let latencies =
-            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100, lines_at_once: 10 };
+        let latencies = Latencies {
+            load_ps: 1,
+            store_ps: 2,
+            atomic_ps: 5,
+            near_ps: 40,
+            far_ps: 100,
+            lines_at_once: 10,
+        };
         begin(Caches::new(latencies, vec![0, 0]));
     }
 
@@ -640,8 +646,14 @@ mod tests {
     /// Core 2 is on another socket, and has `far`.
     #[test]
     fn others_see_a_store_after_the_stores_before_it_and_its_own_core_at_once() {
-        let latencies =
-            Latencies { load_ps: 1, store_ps: 2, atomic_ps: 5, near_ps: 40, far_ps: 100, lines_at_once: 10 };
+        let latencies = Latencies {
+            load_ps: 1,
+            store_ps: 2,
+            atomic_ps: 5,
+            near_ps: 40,
+            far_ps: 100,
+            lines_at_once: 10,
+        };
         begin(Caches::new(latencies, vec![0, 0, 1]));
         let (far, word) = (Box::new(Word::new(0)), Box::new(Word::new(0)));
         let on = |core, now_ps, verb: &mut dyn FnMut()| {

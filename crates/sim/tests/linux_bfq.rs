@@ -87,7 +87,12 @@ impl Load {
         let mut scenario = Scenario::new(drive.clone(), 4, tenants, 44 * SECOND);
         scenario.warmup_ns = 4 * SECOND;
         let processes = if self.groups { self.tenants[0].processes } else { 0 };
-        let bfq = LinuxBfqConfig { kernel: Kernel::V7_2, processes, budget: 0, cycles: LinuxBfqConfig::CYCLES };
+        let bfq = LinuxBfqConfig {
+            kernel: Kernel::V7_2,
+            processes,
+            budget: 0,
+            cycles: LinuxBfqConfig::CYCLES,
+        };
         let lock = SerialSubject::new(Scheduler::LinuxBfq(bfq), SLOTS).merging();
         let mut run = AnySubject::Serial(lock).run(&scenario).unwrap();
         assert!(run.violation.is_none(), "{}: {:?}", self.name, run.violation);

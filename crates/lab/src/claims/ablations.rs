@@ -107,3 +107,150 @@ impl Ablation {
         self.behind(EXPERIMENT).count() > 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use fairq_core::CostModel;
+    use fairq_core::nass::NassConfig;
+    use fairq_device::Profile;
+    use fairq_sim::host::Machine;
+    use fairq_sim::policies::{
+        AnySubject, D2fqSubject, Kernel, LinuxBfqConfig, MqfqSubject, Scheduler, SerialSubject,
+    };
+    use fairq_sim::proxy;
+    use fairq_sim::scenario::Job;
+
+    use super::*;
+    use crate::claims::{ROWS, keys};
+
+    /// What stands before a key, and the key.
+    fn divided(name: &str) -> (&str, &str) {
+        let places = match name.strip_prefix("proxy.") {
+            Some(rest) => "proxy.".len() + rest.find('.').unwrap(),
+            None => name.find('.').unwrap(),
+        };
+        (&name[..places], &name[places + 1..])
+    }
+
+    /// Whether something is another after a change.
+    fn changes<T: Debug>(
+        mut it: T,
+        key: &str,
+        change: Change<'_>,
+        on: impl Fn(&mut T, &str, Change<'_>) -> Result<(), String>,
+    ) -> bool {
+        let before = format!("{it:?}");
+        on(&mut it, key, change).unwrap();
+        before != format!("{it:?}")
+    }
+
+    /// One of each kind that has keys.
+    fn policies() -> Vec<AnySubject> {
+        let bfq = LinuxBfqConfig {
+            kernel: Kernel::V5_3,
+            processes: 0,
+            budget: 256,
+            cycles: LinuxBfqConfig::CYCLES,
+        };
+        let schedulers =
+            [Scheduler::LinuxCfq, Scheduler::LinuxBfq(bfq), Scheduler::FlashFq, Scheduler::Fiops];
+        let lock = |scheduler| {
+            SerialSubject::new(scheduler, 32).merging().limited_strictly(NassConfig::default())
+        };
+        let waiting =
+            |scheduler| AnySubject::Serial(SerialSubject { waits: true, ..lock(scheduler) });
+        let mqfq = MqfqSubject { slots: 128, threshold: 1 << 16 };
+        let d2fq = D2fqSubject {
+            ratio: fairq_core::d2fq::Ratio::Static(3),
+            tau_l: 1,
+            tau_m: None,
+            strict_paper: false,
+        };
+        let others = [AnySubject::MqfqParts(mqfq.parts()), AnySubject::D2fq(d2fq)];
+        schedulers.map(waiting).into_iter().chain(others).collect()
+    }
+
+    fn acts(name: &str, change: Change<'_>) -> bool {
+        let (place, key) = divided(name);
+        match place {
+            EXPERIMENT => {
+                let sources = [include_str!("mod.rs"), include_str!("cpu.rs")];
+                sources.iter().any(|text| text.contains(&format!("asks_for(\"{key}\")")))
+            }
+            "machine" => changes(Machine::E5_2630_V3, key, change, keys::on_machine),
+            "cost" => changes(CostModel::default(), key, change, keys::on_cost),
+            "fio" => changes(Job::random_read(4096, 1), key, change, keys::on_job),
+            _ => {
+                if let Some(proxy) = place.strip_prefix("proxy.") {
+                    return changes(proxy::named(proxy).unwrap().1, key, change, keys::on_job);
+                }
+                if let Ok(profile) = Profile::named(place) {
+                    return changes(profile, key, change, keys::on_device);
+                }
+                let policies = policies();
+                let mut mine =
+                    policies.into_iter().filter(|of| keys::places_of(of).contains(&place));
+                mine.any(|policy| {
+                    changes(policy, key, change, |policy, key, change| {
+                        keys::on_policy(policy, place, key, change)
+                    })
+                })
+            }
+        }
+    }
+
+    #[test]
+    fn each_ablation_is_of_rows_that_there_are_and_changes_something() {
+        for (at, ablation) in ABLATIONS.iter().enumerate() {
+            let Ablation { rows, what, why, change } = ablation;
+            assert!(!rows.is_empty() && !change.is_empty() && !why.is_empty(), "{what}");
+            let twice = ABLATIONS[..at]
+                .iter()
+                .any(|other| other.what == *what && other.rows.iter().any(|id| rows.contains(id)));
+            assert!(!twice, "{what} is there twice");
+            for (name, _) in change {
+                let (place, key) = divided(name);
+                let (_, change) = ablation.behind(place).find(|(of, _)| *of == key).unwrap();
+                assert!(acts(name, change), "{what}: {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_else_is_known_is_of_rows_that_there_are_and_said_once() {
+        let shown = EVIDENCE.iter().flat_map(|evidence| &evidence.rows);
+        let open = OPEN.iter().flat_map(|open| &open.rows);
+        let ablated = ABLATIONS.iter().flat_map(|ablation| &ablation.rows);
+        let mut said: Vec<&String> = shown.chain(open).collect();
+        for id in said.iter().copied().chain(ablated) {
+            assert!(ROWS.iter().any(|row| row.id == *id), "there is no {id}");
+        }
+        let all = said.len();
+        said.sort_unstable();
+        said.dedup();
+        assert_eq!(said.len(), all, "a row cannot be shown and open");
+    }
+
+    #[test]
+    fn a_value_may_be_so_many_times_the_usual() {
+        let table: File = toml::from_str(
+            r#"
+            evidence = []
+            open = []
+            [[ablation]]
+            rows = []
+            what = ""
+            why = ""
+            change = { "machine.lines.far" = "10 times", "mqfq.kind" = "bitmap" }
+            "#,
+        )
+        .unwrap();
+        let ablation = &*Box::leak(Box::new(table.ablation[0].clone()));
+        let only = |place| ablation.behind(place).collect::<Vec<_>>();
+        assert_eq!(only("machine"), [("lines.far", Change::Times(10.0))]);
+        assert!(matches!(only("mqfq")[..], [("kind", Change::To(_))]), "{:?}", only("mqfq"));
+        assert!(only("lines").is_empty() && !ablation.is_of_experiment());
+    }
+}

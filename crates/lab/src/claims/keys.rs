@@ -57,7 +57,11 @@ fn unknown<T>(what: &str, key: &str) -> Result<T, String> {
 }
 
 /// A device whose `section.name` is another.
-pub(super) fn on_device(profile: &mut Profile, key: &str, change: Change<'_>) -> Result<(), String> {
+pub(super) fn on_device(
+    profile: &mut Profile,
+    key: &str,
+    change: Change<'_>,
+) -> Result<(), String> {
     let wrong = |error: &dyn Display| format!("{key}: {error}");
     let mut table = Table::try_from(&*profile).map_err(|error| wrong(&error))?;
     let (section, name) = key.split_once('.').ok_or_else(|| wrong(&"it is in no section"))?;
@@ -179,7 +183,9 @@ pub(super) fn on_policy(
         AnySubject::Mqfq(multi) => on_mqfq(multi, key, change),
         AnySubject::MqfqParts(parts)
         | AnySubject::MqfqStrict(MqfqStrict(parts))
-        | AnySubject::MqfqUntimed(MqfqUntimed(parts)) if key == "kind" => {
+        | AnySubject::MqfqUntimed(MqfqUntimed(parts))
+            if key == "kind" =>
+        {
             parts.slots = match change.text()? {
                 "tree" => SlotKind::TokenTree,
                 "counter" => SlotKind::AtomicCounter,
@@ -196,7 +202,9 @@ pub(super) fn on_policy(
         AnySubject::Serial(lock) => match place {
             "serial" => on_serial(lock, key, change),
             "nass" => on_nass(lock, key, change),
-            "flashfq" if !["waits", "whose", "quantum"].contains(&key) => on_flashfq(&mut lock.flashfq, key, change),
+            "flashfq" if !["waits", "whose", "quantum"].contains(&key) => {
+                on_flashfq(&mut lock.flashfq, key, change)
+            }
             _ => on_scheduler(lock, key, change),
         },
         _ => unknown("the policy", key),

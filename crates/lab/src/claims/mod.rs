@@ -351,8 +351,7 @@ pub fn answer(
                 }
                 Varied::Ablation(ablation) if ablation.rows.iter().any(|of| of == id) => {
                     // Where it could not be run, or broke a law, the note says why.
-                    let measured =
-                        if measured.is_empty() { note.into_owned() } else { measured };
+                    let measured = if measured.is_empty() { note.into_owned() } else { measured };
                     let one = Ablated { what: ablation.what.clone(), holds, measured };
                     ablated.entry(id).or_default().push(one);
                 }
@@ -608,6 +607,18 @@ mod tests {
         let each = |one: &&Elsewhere| one.constant == "controller, each command";
         let rates: Vec<_> = found.band.iter().filter(each).map(|one| one.holds).collect();
         assert_eq!((found.by_seed[0].holds, rates), (Some(true), vec![Some(false), Some(true)]));
+    }
+
+    #[test]
+    fn a_row_is_run_again_with_what_it_may_hang_on_taken_away() {
+        let extent = Extent { ablations: true, ..Extent::one(1) };
+        let found = answer(&named("D-16"), extent, 2, |_| true).rows;
+        let of = |id: &str| found.iter().find(|finding| finding.row.id == id).unwrap();
+        let [later] = &of("D-16.3").ablations[..] else { panic!("{:?}", of("D-16.3")) };
+        assert!(later.what.contains("13 us later") && !later.why().is_empty());
+        assert_eq!((of("D-16.3").by_seed[0].holds, later.holds), (Some(false), Some(true)));
+        // Of the same experiment, and not of the ablation's rows.
+        assert!(of("D-16.1").ablations.is_empty());
     }
 
     #[test]

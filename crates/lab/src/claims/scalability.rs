@@ -121,8 +121,7 @@ fn millions(
 }
 
 fn millions_of_bfq(threads: usize, setting: Setting<'_>) -> Result<f64, String> {
-    Ok(go_by_thread(linux_bfq(Kernel::V4_15, 0), &nvmf(threads, false, SERIAL)?, setting)?
-        .iops()
+    Ok(go_by_thread(linux_bfq(Kernel::V4_15, 0), &nvmf(threads, false, SERIAL)?, setting)?.iops()
         / 1e6)
 }
 

@@ -67,7 +67,8 @@ impl Used {
     /// The constants that can matter to it.
     pub(super) fn constants(&self) -> Vec<&'static Constant> {
         let used = self.places();
-        let matters = |constant: &&'static Constant| used.iter().any(|at| constant.behind(at).count() > 0);
+        let matters =
+            |constant: &&'static Constant| used.iter().any(|at| constant.behind(at).count() > 0);
         CONSTANTS.iter().filter(matters).collect()
     }
 

@@ -276,7 +276,6 @@ impl LinuxBfq {
         }
     }
 
-
     fn queue(staged: VecDeque<Staged>, lane: Lane, group: usize) -> Queue {
         Queue {
             staged,

@@ -174,9 +174,7 @@ pub(super) fn reads_and_writes(setting: Setting<'_>) -> Result<Outcome, String> 
             id: "N-4.3",
             measured: format!("FV with equal times: {}", list(&even, &names, fv)),
             holds: Some(names.iter().all(better)),
-            note:
-                "T3 on a drive that writes as fast as it reads; what is left is merging"
-                    .into(),
+            note: "T3 on a drive that writes as fast as it reads; what is left is merging".into(),
         },
     ];
     let figures = vec![

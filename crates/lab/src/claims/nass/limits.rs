@@ -214,10 +214,8 @@ pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
             id: "N-11.1",
             measured: nm.gains(&FOUR, fv),
             holds: Some(poor && better),
-            note: format!(
-                "FV of NM, {CHANGES}. BFQ, FlashFQ and FIOPS are fair enough without it"
-            )
-            .into(),
+            note: format!("FV of NM, {CHANGES}. BFQ, FlashFQ and FIOPS are fair enough without it")
+                .into(),
         },
         Answer {
             id: "N-11.2",

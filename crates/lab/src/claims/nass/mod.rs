@@ -64,13 +64,12 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 
 const NCQ: u32 = 32;
 /// Without control groups, and with budgets by the drive's rate.
-const BFQ: Scheduler =
-    Scheduler::LinuxBfq(LinuxBfqConfig {
-        kernel: Kernel::V4_15,
-        processes: 0,
-        budget: 0,
-        cycles: LinuxBfqConfig::CYCLES,
-    });
+const BFQ: Scheduler = Scheduler::LinuxBfq(LinuxBfqConfig {
+    kernel: Kernel::V4_15,
+    processes: 0,
+    budget: 0,
+    cycles: LinuxBfqConfig::CYCLES,
+});
 const FOUR: [Scheduler; 4] = [Scheduler::LinuxCfq, BFQ, Scheduler::FlashFq, Scheduler::Fiops];
 
 /// A scheduler as the paper names it.

@@ -10,7 +10,8 @@ struct Drive {
 
 impl Drive {
     fn new(kernel: Kernel, processes: usize, weights: &[u16]) -> Drive {
-        let config = LinuxBfqConfig { kernel, processes, budget: 0, cycles: LinuxBfqConfig::CYCLES };
+        let config =
+            LinuxBfqConfig { kernel, processes, budget: 0, cycles: LinuxBfqConfig::CYCLES };
         let mut policy = LinuxBfq::new(&SerialConfig::new(1, weights.len(), 256), config, true);
         for (flow, &weight) in weights.iter().enumerate() {
             policy.add_flow(flow, Weight::new(weight).unwrap());
@@ -117,7 +118,8 @@ fn a_group_has_the_weight_of_its_processes_and_these_share_it_evenly() {
 
 #[test]
 fn the_largest_budget_that_is_set_bounds_turns() {
-    let config = LinuxBfqConfig { kernel: V5_3, processes: 0, budget: 256, cycles: LinuxBfqConfig::CYCLES };
+    let config =
+        LinuxBfqConfig { kernel: V5_3, processes: 0, budget: 256, cycles: LinuxBfqConfig::CYCLES };
     let mut drive = Drive::new(V5_3, 0, &[100, 100]);
     drive.policy = LinuxBfq::new(&SerialConfig::new(1, 2, 256), config, true);
     (0..2).for_each(|flow| drive.policy.add_flow(flow, Weight::new(100).unwrap()));
