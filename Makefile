@@ -1,5 +1,5 @@
 # make demo: see it share a device. make test: everything that must pass. make bench: against its peers.
-# make lab: the papers' claims that take seconds. make results: all of them on ten seeds, and the band, into docs/.
+# make lab: the papers' claims that take seconds. make results: all of them on ten seeds, the band and the ablations, into docs/.
 .PHONY: demo test bench lab results build fmt clean
 
 demo:
@@ -26,7 +26,7 @@ lab:
 	@tests/run build lab
 
 results: build
-	$${CARGO_TARGET_DIR:-target}/release/fairq lab run all --seed 1 --seeds 10 --band --output docs
+	$${CARGO_TARGET_DIR:-target}/release/fairq lab run all --seed 1 --seeds 10 --band --ablations --output docs
 
 build:
 	cargo build --release --locked -p fairq

@@ -8,11 +8,11 @@
 //! | [`scenario`], `host` | scenario files, sweeps of them, and the machines in them |
 //! | [`args`], `command` | the command line, and what it does |
 
-mod ablations;
 pub mod args;
 mod band;
 pub mod claims;
 mod command;
+mod flips;
 mod host;
 mod page;
 mod parallel;

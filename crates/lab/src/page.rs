@@ -10,7 +10,7 @@ use crate::claims::Paper;
 use crate::plot::svg;
 use crate::record::{Claim, Figure, Record, Table};
 use crate::text::{capitalised, markdown, over_seeds, said};
-use crate::{ablations, band};
+use crate::{band, flips};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -81,7 +81,7 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                     @for paper in papers(record) { a href={ "#" (paper.name()) } { (paper.title()) } }
                 }
                 @for paper in papers(record) { (section(record, paper, drawn)) }
-                @if let Some(table) = ablations::table(record) {
+                @if let Some(table) = flips::table(record) {
                     section id="ablations" { (grid(&table)) }
                 }
                 @if let Some(table) = band::table(record) { section id="band" { (grid(&table)) } }

@@ -7,7 +7,7 @@ use fairq_config::table::plain_table;
 
 use crate::claims::{Paper, frozen};
 use crate::record::{Claim, Record, Table};
-use crate::{ablations, band};
+use crate::{band, flips};
 
 /// How wide tables are where nobody says: no more than a person likes to read.
 const USUAL_WIDTH: u16 = 120;
@@ -47,7 +47,7 @@ pub(crate) fn table(record: &Record) -> String {
         column.set_constraint(ColumnConstraint::UpperBoundary(Width::Percentage(share)));
     }
     let mut text = table.to_string();
-    for table in record.tables.iter().chain(&ablations::table(record)).chain(&band::table(record)) {
+    for table in record.tables.iter().chain(&flips::table(record)).chain(&band::table(record)) {
         let _ = write!(text, "\n\n{}\n\n{}", table.title, grid(table));
     }
     format!("{text}\n\n{}.", capitalised(&record.summary()))
@@ -138,7 +138,7 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
             );
         }
     }
-    for table in record.tables.iter().chain(&ablations::table(record)).chain(&band::table(record)) {
+    for table in record.tables.iter().chain(&flips::table(record)).chain(&band::table(record)) {
         let _ = write!(
             text,
             "\n### {}\n\n| {} |\n|{}\n",

@@ -96,8 +96,9 @@ struct Trace {
 }
 
 /// Loads of a racing core with nothing but other loads and stores between them. The core fetches
-/// their lines at the same time, at most as many as the machine's. It can where no address depends on a
-/// word that was loaded before, as when it looks through an array or a tree of fixed shape.
+/// their lines at the same time, as many as the machine's cores can. It can where no address
+/// depends on a word that was loaded before, as when it looks through an array or a tree of fixed
+/// shape.
 #[derive(Clone, Copy)]
 pub(crate) struct Loads {
     from_ps: u64,

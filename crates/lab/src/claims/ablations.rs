@@ -1,5 +1,5 @@
-//! What rows that do not hold hang on: something is taken away from what the rules say, or replaced,
-//! and the row is run again.
+//! What rows that do not hold hang on: something is taken away from what the rules say, or
+//! replaced, and the row is run again.
 //!
 //! `ablations.toml` has each of them, and what is known of the rows that nothing makes hold. An
 //! ablation never makes a verdict: it shows what a reader would have to believe for the paper's
