@@ -190,5 +190,6 @@ fn machine(bytes: &mut Bytes<'_>) -> Machine {
         threads: cycles() as u16,
         mhz: cycles(),
         shared_percent: cycles(),
+        lines_at_once: cycles(),
     }
 }

@@ -263,7 +263,7 @@ impl LinuxBfq {
         LinuxBfq {
             config,
             waits,
-            groups: (0..=of(bounds.flows - 1)).map(group).collect(),
+            groups: (0..=of(bounds.flows.saturating_sub(1))).map(group).collect(),
             queues: (0..bounds.flows).map(queue).collect(),
             in_service: None,
             virtual_time: 0,

@@ -137,3 +137,14 @@ fn the_largest_budget_that_is_set_bounds_turns() {
     }
     assert_eq!(longest, 256 / 8);
 }
+
+#[test]
+fn a_scenario_without_tenants_is_refused_and_does_not_stop_the_lab() {
+    use crate::policies::{AnySubject, Scheduler, SerialSubject};
+    let z_ssd = fairq_device::Profile::named("z-ssd").unwrap();
+    let scenario = crate::scenario::Scenario::new(z_ssd, 1, Vec::new(), 1);
+    let config =
+        LinuxBfqConfig { kernel: V5_3, processes: 2, budget: 0, cycles: LinuxBfqConfig::CYCLES };
+    let lock = SerialSubject::new(Scheduler::LinuxBfq(config), 8);
+    assert!(AnySubject::Serial(lock).run(&scenario).is_err());
+}
