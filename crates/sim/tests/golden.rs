@@ -57,7 +57,7 @@ fn the_same_run_on_a_host_for_ever() {
     let policies = [
         (AnySubject::None, 0x9d13_5dc0_c424_62b7),
         (AnySubject::Sfqd(SfqdSubject { slots: 32 }), 0x73d0_bc65_7949_b482),
-        (AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }), 0x89fa_aa14_151b_ad13),
+        (AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 }), 0xd539_3e2d_dac6_8592),
         (
             AnySubject::D2fq(D2fqSubject {
                 ratio: Ratio::Static(8),

@@ -135,6 +135,11 @@ impl Tree {
         self.parents.len()
     }
 
+    /// How many nodes are above leaves: the first of all.
+    pub(crate) fn inner(&self) -> usize {
+        self.children.len()
+    }
+
     /// How many ports there are.
     pub(crate) fn ports(&self) -> usize {
         self.ports
