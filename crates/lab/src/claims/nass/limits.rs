@@ -85,7 +85,8 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
                 [before, after].iter().all(|m| m.fairness >= rule("N-9.1", "fair"))
                     && pairs.gain(Fiops, du).abs() <= rule("N-9.1", "du"),
             ),
-            note: "FIOPS without and with NASS. Limits on the large requests let the small ones have more of what they have \
+            note: "FIOPS without and with NASS. Limits on the large requests let \
+             the small ones have more of what they have \
                    alone, as with BFQ; but by \
                    requests, which FIOPS counts, both had the same before. It cannot be otherwise: \
                    at every limit of the large requests that leaves them as many as the small \
@@ -112,7 +113,8 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
             note: format!(
                 "DU, {CHANGES}. By the letter all together may have eight requests on the \
                  drive once a workload runs dry that is among the last 128 arrivals, and 32 again \
-                 only when one does that is not (lines 16 to 22), which none is here. CFQ gives the active tenant eight places and with eight small requests \
+                 only when one does that is not (lines 16 to 22), which none is here. CFQ gives the \
+                 active tenant eight places and with eight small requests \
                  have 0.59 of what they have with 32"
             )
             .into(),
@@ -155,7 +157,8 @@ pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
             ),
             note: format!(
                 "DU, {CHANGES}. By the letter all together have eight places for good (see N-9.3): \
-                 printed so, Algorithm 1 cannot bring what the paper tells. FlashFQ here lets the deep tenant go on \
+                 printed so, Algorithm 1 cannot bring what the paper tells. FlashFQ here lets the \
+                 deep tenant go on \
                  while it waits for the shallow one, as FlashFQ's abstract says; it would have to \
                  leave a quarter of the device idle"
             )
