@@ -284,8 +284,8 @@ impl<P: Platform> Slots<P> {
         }
     }
 
-    /// Gives the tokens of the port's leaf to the nearest ready ports, and lays the rest down in the
-    /// node above the leaf, where any port finds it that finds none on its own path.
+    /// Gives the tokens of the port's leaf to the nearest ready ports, and lays the rest down in
+    /// the node above the leaf, where any port finds it that finds none on its own path.
     #[inline]
     fn lay_down(&self, words: &[CachePadded<P::U64>], port: PortId) -> PortSet {
         let leaf = self.tree.leaf(port);

@@ -113,8 +113,8 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
             note: format!(
                 "DU, {CHANGES}. By the letter all together may have eight requests on the \
                  drive once a workload runs dry that is among the last 128 arrivals, and 32 again \
-                 only when one does that is not (lines 16 to 22), which none is here. CFQ gives the \
-                 active tenant eight places and with eight small requests \
+                 only when one does that is not (lines 16 to 22), which none is here. CFQ gives \
+                 the active tenant eight places and with eight small requests \
                  have 0.59 of what they have with 32"
             )
             .into(),
