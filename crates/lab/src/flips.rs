@@ -48,7 +48,7 @@ fn rows_of(claim: &Claim) -> Vec<Vec<String>> {
             Some(false) => "does not hold",
             None => "cannot be decided",
         };
-        row([&one.what, &one.measured, verdict, one.why()])
+        row([&one.what, &one.measured, verdict, one.why(&claim.id)])
     };
     let shown = evidence(claim).map(|shows| row(["", "", "shown", shows]));
     let open = OPEN.iter().find(|open| open.rows.contains(&claim.id));

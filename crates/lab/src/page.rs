@@ -79,6 +79,8 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                 }
                 nav {
                     @for paper in papers(record) { a href={ "#" (paper.name()) } { (paper.title()) } }
+                    @if flips::table(record).is_some() { a href="#ablations" { "Ablations" } }
+                    @if band::table(record).is_some() { a href="#band" { "Constants" } }
                 }
                 @for paper in papers(record) { (section(record, paper, drawn)) }
                 @if let Some(table) = flips::table(record) {

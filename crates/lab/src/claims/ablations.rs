@@ -82,9 +82,13 @@ pub struct Ablated {
 }
 
 impl Ablated {
-    /// What stands for it, or against it; nothing of what a later version does not know.
-    pub fn why(&self) -> &'static str {
-        let known = ABLATIONS.iter().find(|ablation| ablation.what == self.what);
+    /// What stands for it in this row, or against it; nothing of what a later version does not
+    /// know.
+    pub fn why(&self, row: &str) -> &'static str {
+        let is_this = |ablation: &&Ablation| {
+            ablation.what == self.what && ablation.rows.iter().any(|of| of == row)
+        };
+        let known = ABLATIONS.iter().find(is_this);
         known.map_or("", |ablation| &ablation.why)
     }
 }

@@ -615,7 +615,11 @@ mod tests {
         let found = answer(&named("D-16"), extent, 2, |_| true).rows;
         let of = |id: &str| found.iter().find(|finding| finding.row.id == id).unwrap();
         let [later] = &of("D-16.3").ablations[..] else { panic!("{:?}", of("D-16.3")) };
-        assert!(later.what.contains("13 us later") && !later.why().is_empty());
+        assert!(
+            later.what.contains("13 us later")
+                && !later.why("D-16.3").is_empty()
+                && later.why("D-2.3").is_empty()
+        );
         assert_eq!((of("D-16.3").by_seed[0].holds, later.holds), (Some(false), Some(true)));
         // Of the same experiment, and not of the ablation's rows.
         assert!(of("D-16.1").ablations.is_empty());
