@@ -182,6 +182,18 @@ mod tests {
     }
 
     #[test]
+    fn a_flag_that_a_scenario_file_does_not_know_is_refused() {
+        let refused = |change: fn(&mut LabRunArgs)| {
+            let mut args = args(&["my.toml"], None);
+            change(&mut args);
+            scenario::run(&args).unwrap_err().to_string()
+        };
+        let said = |flag| format!("{flag} is for claims, not for scenario files");
+        assert_eq!(refused(|args| args.band = true), said("--band"));
+        assert_eq!(refused(|args| args.ablations = true), said("--ablations"));
+    }
+
+    #[test]
     fn the_json_has_exactly_these_keys() {
         let json = |goes_on| {
             let findings = answer(&named("D-3.1"), Extent::one(1), 1, |_| goes_on);

@@ -114,10 +114,15 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
         ))
         .into());
     }
-    if args.shard.is_some() || args.against.is_some() {
-        return Err(
-            Refusal::new("--shard and --against are for claims, not for scenario files").into()
-        );
+    let of_claims = [
+        ("--shard", args.shard.is_some()),
+        ("--against", args.against.is_some()),
+        ("--band", args.band),
+        ("--ablations", args.ablations),
+    ];
+    // A flag without effect would be taken to have one.
+    if let Some((flag, _)) = of_claims.iter().find(|(_, is_given)| *is_given) {
+        return Err(Refusal::new(format!("{flag} is for claims, not for scenario files")).into());
     }
     let Policies(policies) = args.policy.clone().unwrap_or_else(Policies::usual);
     let policies =
