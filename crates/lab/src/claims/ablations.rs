@@ -247,14 +247,14 @@ mod tests {
             rows = []
             what = ""
             why = ""
-            change = { "machine.lines.far" = "10 times", "mqfq.kind" = "bitmap" }
+            change = { "machine.lines.far" = "10 times", "bfq.whose" = "fairq" }
             "#,
         )
         .unwrap();
         let ablation = &*Box::leak(Box::new(table.ablation[0].clone()));
         let only = |place| ablation.behind(place).collect::<Vec<_>>();
         assert_eq!(only("machine"), [("lines.far", Change::Times(10.0))]);
-        assert!(matches!(only("mqfq")[..], [("kind", Change::To(_))]), "{:?}", only("mqfq"));
+        assert!(matches!(only("bfq")[..], [("whose", Change::To(_))]), "{:?}", only("bfq"));
         assert!(only("lines").is_empty() && !ablation.is_of_experiment());
     }
 }

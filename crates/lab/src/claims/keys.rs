@@ -5,7 +5,6 @@ use std::fmt::Display;
 
 use fairq_core::CostModel;
 use fairq_core::flashfq::FlashFqConfig;
-use fairq_core::mqfq::SlotKind;
 use fairq_device::Profile;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{
@@ -183,19 +182,6 @@ pub(super) fn on_policy(
         AnySubject::Mqfq(multi) => on_mqfq(multi, key, change),
         AnySubject::MqfqParts(parts)
         | AnySubject::MqfqStrict(MqfqStrict(parts))
-        | AnySubject::MqfqUntimed(MqfqUntimed(parts))
-            if key == "kind" =>
-        {
-            parts.slots = match change.text()? {
-                "tree" => SlotKind::TokenTree,
-                "counter" => SlotKind::AtomicCounter,
-                "bitmap" => SlotKind::ScalableBitmap,
-                other => return Err(format!("no slots are called {other}")),
-            };
-            Ok(())
-        }
-        AnySubject::MqfqParts(parts)
-        | AnySubject::MqfqStrict(MqfqStrict(parts))
         | AnySubject::MqfqUntimed(MqfqUntimed(parts)) => on_mqfq(&mut parts.multi, key, change),
         AnySubject::D2fq(direct) => on_d2fq(direct, key, change),
         AnySubject::D2fqParts(parts) => on_d2fq(&mut parts.direct, key, change),
@@ -235,7 +221,6 @@ fn on_d2fq(
 
 fn on_serial(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Result<(), String> {
     match key {
-        "slots" => lock.slots = change.integer(lock.slots.into())? as u32,
         "merge" => lock.merge_bytes = change.integer(lock.merge_bytes.into())? as u32,
         _ => return unknown("a scheduler behind a lock", key),
     }
@@ -244,15 +229,12 @@ fn on_serial(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Result<
 
 fn on_nass(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Result<(), String> {
     let Some(nass) = lock.nass else { return Ok(()) };
-    let truth = change.truth();
-    let changed = match key {
-        "aggressiveness" => nass.with(|config| config.aggressiveness = truth == Ok(true)),
-        "sequentiality" => nass.with(|config| config.sequentiality = truth == Ok(true)),
-        "idleness" => nass.with(|config| config.idleness = truth == Ok(true)),
+    let truth = change.truth()?;
+    lock.nass = Some(match key {
+        "aggressiveness" => nass.with(|config| config.aggressiveness = truth),
+        "idleness" => nass.with(|config| config.idleness = truth),
         _ => return unknown("NASS", key),
-    };
-    truth?;
-    lock.nass = Some(changed);
+    });
     Ok(())
 }
 
@@ -268,9 +250,6 @@ fn on_scheduler(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Resu
                 "7.2" => Kernel::V7_2,
                 other => return Err(format!("Linux {other} is not modelled")),
             };
-        }
-        ("processes", Scheduler::LinuxBfq(bfq)) => {
-            bfq.processes = change.integer(bfq.processes as u64)? as usize;
         }
         ("budget", Scheduler::LinuxBfq(bfq)) => bfq.budget = change.integer(bfq.budget)?,
         ("cycles", Scheduler::LinuxBfq(bfq)) => bfq.cycles = change.integer(bfq.cycles)?,

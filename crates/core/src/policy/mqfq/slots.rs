@@ -4,20 +4,17 @@
 //! request by every core; and what frees a slot must find a port to use it, or the device
 //! idles. **Model.** Free slots are tokens in a tree with a counter per port, core, socket and
 //! machine. A port takes from its own leaf, else from the lowest ancestor that has any, else from
-//! wherever one lies. Whoever completes a request keeps the token if its own port can use it; else
-//! it gives it to the nearest *ready* port (one that has a request that may go, and found no token)
-//! through the lowest node above both, and wakes it. A port that stops for another reason (nothing
-//! waits, or throttled) lays its tokens down in the node above its leaf, unless a port is ready
-//! ([`Slots::stop`]): so they stay on the core or in the socket while there are enough. A leaf is
-//! touched by its port alone and needs no atomic read-modify-write: a port that keeps going costs
-//! no cache traffic at all.
+//! any other node above leaves. A port whose request completes keeps the token if it can use it.
+//! Otherwise it gives the token to the nearest *ready* port (one that has a request that may go,
+//! and found no token) through the lowest node above both, and wakes that port. A port that stops
+//! for another reason (nothing waits, or throttled) gives its tokens to ready ports in the same
+//! way, and lays the others down in the node above its leaf ([`Slots::stop`]), so that they stay on
+//! the core or in the socket. A leaf is touched by its port alone and needs no atomic
+//! read-modify-write: a port that keeps going costs no cache traffic at all.
 //!
-//! **Where the paper leaves it open.** A completion whose queue is empty "first chooses a queue to
-//! awaken"; what becomes of the token if there is none is not said. In its Figure 3 unused slots
-//! are in leaves, cores and sockets. Laid down in the root, each request of a port that runs empty
-//! takes the root's line twice: on two sockets of eight cores 19 threads get 2.3 M requests a
-//! second, and 2.9 M as it is here (M-8.1; the paper has 3.1 M). Left in the leaf, a token could
-//! not be had by others, and a port that waits might never go.
+//! **What the paper leaves open** is where a token goes if no port waits. In the root it would cost
+//! each request of a port that runs empty the root's line twice; in the leaf no other port could
+//! have it (decision 6).
 //!
 //! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one
 //! claimer succeeds and it alone wakes the port, so two completions wake two ports.
