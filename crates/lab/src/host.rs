@@ -113,6 +113,7 @@ impl HostTable {
                 atomic: atomic.unwrap_or(usual.cycles.atomic),
                 verb: verb.unwrap_or(usual.cycles.verb),
                 send: send.unwrap_or(usual.cycles.send),
+                timer: usual.cycles.timer,
             },
             shared_percent: self
                 .shared

@@ -51,8 +51,10 @@ impl Task {
             Task::Reap(_) => times.reap_ps,
             Task::Complete(..) if after => times.complete_ps,
             Task::Complete(..) => times.interrupt_complete_ps,
-            Task::Wake | Task::Timer if after => 0,
-            Task::Wake | Task::Timer => times.interrupt_ps,
+            Task::Wake if after => 0,
+            Task::Wake => times.interrupt_ps,
+            Task::Timer if after => times.timer_ps,
+            Task::Timer => times.interrupt_ps + times.timer_ps,
             Task::GoOn => 0,
         }
     }

@@ -28,6 +28,7 @@
 //! | more where a request is staged | 1680 | `[S]` Linux, bfq-iosched.rst: insertion, dispatch and completion hooks of the lightest scheduler there take 0.7 us at 2.4 GHz, under its lock |
 //! | the same for Linux's BFQ | 4560 | `[S]` the same: 1.9 us |
 //! | sending a wake-up; receiving it | 500; an interrupt | `[G]` |
+//! | setting a timer, and taking it up | none; an interrupt | `[G]` |
 //! | a verb, beside its shared words | 40 | `[S]` `cargo bench -p fairq-core`, one thread: 3 to 13 ns |
 //! | load, store, atomic operation in the own cache | 4, 1, 18 | `[S]` processor manuals |
 //! | | ns | |
@@ -100,6 +101,8 @@ pub struct Cycles {
     pub verb: u64,
     /// Sending a wake-up.
     pub send: u64,
+    /// Setting a timer and taking it up, beside the interrupt.
+    pub timer: u64,
 }
 
 /// A machine whose CPUs take time, and which of its hardware threads are used.
@@ -191,6 +194,7 @@ pub(crate) struct Times {
     pub(crate) reap_ps: u64,
     pub(crate) verb_ps: u64,
     pub(crate) send_ps: u64,
+    pub(crate) timer_ps: u64,
     pub(crate) shared_percent: u64,
 }
 
@@ -215,7 +219,7 @@ impl Machine {
         lines: SKYLAKE,
         wakes: Ways { near_ns: 600, far_ns: 1000 },
         layer: BlockLayer::LINUX_5,
-        cycles: Cycles { load: 4, store: 1, atomic: 18, verb: 40, send: 500 },
+        cycles: Cycles { load: 4, store: 1, atomic: 18, verb: 40, send: 500, timer: 0 },
         shared_percent: 160,
         lines_at_once: LINES_AT_ONCE,
     };
@@ -304,9 +308,9 @@ impl Machine {
             }
         }
         let BlockLayer { submit, stage, issue, interrupt, complete, reap } = layer;
-        let Cycles { load, store, atomic, verb, send } = cycles;
+        let Cycles { load, store, atomic, verb, send, timer } = cycles;
         let all =
-            [submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send];
+            [submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send, timer];
         if all.iter().any(|&cycles| cycles > MOST_CYCLES) {
             return Err(format!("no piece of work takes more than {MOST_CYCLES} cycles"));
         }
@@ -375,6 +379,7 @@ impl Host {
             reap_ps: self.ps(reap),
             verb_ps: self.ps(self.machine.cycles.verb),
             send_ps: self.ps(self.machine.cycles.send),
+            timer_ps: self.ps(self.machine.cycles.timer),
             shared_percent: self.machine.shared_percent,
         }
     }

@@ -11,7 +11,6 @@
 
 use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
-use fairq_device::profile::Count;
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, D2fqSubject, Kernel, MqfqSubject};
@@ -64,13 +63,8 @@ const SSD: Rig = Rig {
 
 impl Rig {
     fn scenario(&self, tenants: Vec<Tenant>, ports: usize) -> Result<Scenario, String> {
-        let mut profile = profile(self.device)?;
-        if self.device == NVMF.device {
-            // What Linux sends to a target over RDMA: 128 requests a queue, 32 queues.
-            profile.host.window = Count::new(32 * 128);
-        }
-        let mut scenario =
-            Scenario::new(profile, ports, tenants, 100 * MS).on(self.machine.host(ports));
+        let mut scenario = Scenario::new(profile(self.device)?, ports, tenants, 100 * MS)
+            .on(self.machine.host(ports));
         scenario.cost.min_bytes = self.least_cost;
         Ok(scenario)
     }

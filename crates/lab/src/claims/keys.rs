@@ -8,7 +8,8 @@ use fairq_core::flashfq::FlashFqConfig;
 use fairq_device::Profile;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{
-    AnySubject, Kernel, MqfqStrict, MqfqSubject, MqfqUntimed, Scheduler, SerialSubject,
+    AnySubject, Kernel, MqfqOnPath, MqfqStrict, MqfqSubject, MqfqUntimed, Scheduler,
+    SerialSubject,
 };
 use fairq_sim::scenario::Job;
 use toml::{Table, Value};
@@ -102,6 +103,8 @@ pub(super) fn on_machine(
         "layer.interrupt" => vec![&mut layer.interrupt],
         "layer.complete" => vec![&mut layer.complete],
         "send" => vec![&mut machine.cycles.send],
+        "timer" => vec![&mut machine.cycles.timer],
+        "lines" => vec![&mut machine.lines.near_ns, &mut machine.lines.far_ns],
         "wakes.near" => vec![&mut machine.wakes.near_ns],
         "wakes" => vec![&mut machine.wakes.near_ns, &mut machine.wakes.far_ns],
         "lines.far" => vec![&mut machine.lines.far_ns],
@@ -159,7 +162,8 @@ pub(super) fn places_of(policy: &AnySubject) -> &'static [&'static str] {
         AnySubject::Mqfq(_)
         | AnySubject::MqfqParts(_)
         | AnySubject::MqfqStrict(_)
-        | AnySubject::MqfqUntimed(_) => &["mqfq"],
+        | AnySubject::MqfqUntimed(_)
+        | AnySubject::MqfqOnPath(_) => &["mqfq"],
         AnySubject::D2fq(_) | AnySubject::D2fqParts(_) => &["d2fq"],
         AnySubject::Serial(lock) => match lock.scheduler {
             Scheduler::Cfq | Scheduler::LinuxCfq => &["serial", "cfq", "nass"],
@@ -182,7 +186,8 @@ pub(super) fn on_policy(
         AnySubject::Mqfq(multi) => on_mqfq(multi, key, change),
         AnySubject::MqfqParts(parts)
         | AnySubject::MqfqStrict(MqfqStrict(parts))
-        | AnySubject::MqfqUntimed(MqfqUntimed(parts)) => on_mqfq(&mut parts.multi, key, change),
+        | AnySubject::MqfqUntimed(MqfqUntimed(parts))
+        | AnySubject::MqfqOnPath(MqfqOnPath(parts)) => on_mqfq(&mut parts.multi, key, change),
         AnySubject::D2fq(direct) => on_d2fq(direct, key, change),
         AnySubject::D2fqParts(parts) => on_d2fq(&mut parts.direct, key, change),
         AnySubject::Serial(lock) => match place {
@@ -229,6 +234,10 @@ fn on_serial(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Result<
 
 fn on_nass(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Result<(), String> {
     let Some(nass) = lock.nass else { return Ok(()) };
+    if (key, change.text()) == ("whose", Ok("fairq")) {
+        lock.strict_nass = false;
+        return Ok(());
+    }
     let truth = change.truth()?;
     lock.nass = Some(match key {
         "aggressiveness" => nass.with(|config| config.aggressiveness = truth),

@@ -223,7 +223,7 @@ mod tests {
             }
         };
         let tags = constant("tags of the SATA drive");
-        assert_eq!((slots(Varied::Nothing), slots(tags)), (32, 31));
+        assert_eq!((slots(Varied::Nothing), slots(tags)), (31, 32));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub use d2fq::{D2fqParts, D2fqSubject};
 pub use first_come::NoneSubject;
 pub use kyber::{KyberFairSubject, KyberSubject};
 pub use linux_bfq::{Kernel, LinuxBfqConfig};
-pub use mqfq::{MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
+pub use mqfq::{MqfqOnPath, MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
 pub use serial::{Scheduler, SerialSubject};
 pub use sfqd::SfqdSubject;
 
@@ -44,6 +44,8 @@ pub enum AnySubject {
     MqfqStrict(MqfqStrict),
     /// The same without virtual time.
     MqfqUntimed(MqfqUntimed),
+    /// The same whose ports find the tokens of their own path alone.
+    MqfqOnPath(MqfqOnPath),
     /// D2FQ, with another way to virtual time.
     D2fqParts(D2fqParts),
     /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or
@@ -78,6 +80,7 @@ impl AnySubject {
             AnySubject::MqfqParts(policy) => go(scenario, policy, is_checked),
             AnySubject::MqfqStrict(policy) => go(scenario, policy, is_checked),
             AnySubject::MqfqUntimed(policy) => go(scenario, policy, is_checked),
+            AnySubject::MqfqOnPath(policy) => go(scenario, policy, is_checked),
             AnySubject::D2fqParts(policy) => go(scenario, policy, is_checked),
         }
     }

@@ -1,7 +1,7 @@
 //! MQFQ, and MQFQ made of the parts that its paper compares with.
 
 use fairq_core::mqfq::{
-    Mqfq, MqfqConfig, SlotKind, StrictPaper, UnthrottleKind, Untimed, VirtualTimeKind,
+    Mqfq, MqfqConfig, OnPath, SlotKind, StrictPaper, UnthrottleKind, Untimed, VirtualTimeKind,
 };
 use fairq_core::{ConfigError, Platform};
 
@@ -107,6 +107,24 @@ impl<P: Platform> Subject<P> for MqfqUntimed {
 
     fn promise(&self) -> Promise {
         Promise { slots: Some(self.0.multi.slots), ..Promise::NONE }
+    }
+}
+
+/// MQFQ to the letter of its paper, for ports that look for tokens nowhere but on their path
+/// through the token tree (Section 3.2).
+#[derive(Clone, Copy, Debug)]
+pub struct MqfqOnPath(pub MqfqParts);
+
+impl<P: Platform> Subject<P> for MqfqOnPath {
+    type Policy = Mqfq<P, OnPath>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
+        Mqfq::read(self.0.config(scenario))
+    }
+
+    /// A port may wait while tokens lie elsewhere.
+    fn promise(&self) -> Promise {
+        Promise { holds_back: true, ..Subject::<P>::promise(&self.0) }
     }
 }
 

@@ -63,7 +63,7 @@ use crossbeam_utils::CachePadded;
 pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
 pub use entry::{Entry, SerialEntry};
 pub use port::MqfqPort;
-pub use reading::{Anticipating, Ours, Reading, StrictPaper, Untimed};
+pub use reading::{Anticipating, OnPath, Ours, Reading, StrictPaper, Untimed};
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::contract::flow::{FlowError, FlowId, Weight};
@@ -169,7 +169,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
             ends,
             time: VirtualTime::new(time),
             wheel: Wheel::new(window, ports),
-            slots: Slots::new(config.slot_kind, tree, config.slots),
+            slots: Slots::new(config.slot_kind, tree, config.slots, R::LOOKS_ELSEWHERE),
             counters: boxed(ports, |_| CachePadded::new(Counters::new())),
             threshold: P::Mutex::new(Threshold {
                 bytes: config.threshold_bytes,

@@ -28,7 +28,8 @@
 //!
 //! [`Anticipating`] is [`Ours`] with slots that are kept for a moment, which costs each verb 4 ns.
 //! [`Untimed`] is `StrictPaper` without virtual time, as Section 4.3.3 runs it: no port is
-//! throttled.
+//! throttled. [`OnPath`] is `StrictPaper` whose ports find the tokens of their own path alone
+//! (Section 3.2); one may then wait while tokens lie elsewhere.
 
 /// A reading of the paper.
 pub trait Reading: Send + Sync + 'static {
@@ -39,6 +40,8 @@ pub trait Reading: Send + Sync + 'static {
     /// The slot of a request that completes is kept for its flow for a moment, where that has had
     /// less than its share and mostly comes back at once (`kept`).
     const KEEPS_SLOTS: bool = false;
+    /// A port that finds no token on its path through the token tree looks at the other nodes, too.
+    const LOOKS_ELSEWHERE: bool = true;
 }
 
 /// As servers run it.
@@ -56,6 +59,10 @@ pub enum StrictPaper {}
 /// As the paper has it, without virtual time.
 #[derive(Debug)]
 pub enum Untimed {}
+
+/// As the paper has it, for ports that look for tokens nowhere but on their path.
+#[derive(Debug)]
+pub enum OnPath {}
 
 impl Reading for Ours {
     const IS_STRICT: bool = false;
@@ -76,4 +83,10 @@ impl Reading for StrictPaper {
 impl Reading for Untimed {
     const IS_STRICT: bool = true;
     const IS_TIMED: bool = false;
+}
+
+impl Reading for OnPath {
+    const IS_STRICT: bool = true;
+    const IS_TIMED: bool = true;
+    const LOOKS_ELSEWHERE: bool = false;
 }

@@ -32,8 +32,8 @@
 //! waking who is ready.
 //!
 //! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
-//! bitmap, where a slot is a bit, the bits are spread over cache lines, and a port begins its
-//! search where it last found one. There a token belongs to nobody, so a port that stops also looks
+//! bitmap, where a slot is a bit, the bits are spread over cache lines as Linux spreads them, and a
+//! port begins its search where it last found one. There a token belongs to nobody, so a port that stops also looks
 //! whether any are free while others are ready. The bitmap is built for its D and keeps it.
 
 use alloc::boxed::Box;
@@ -51,6 +51,8 @@ pub(super) struct Slots<P: Platform> {
     tree: Tree,
     ready: CachePadded<PortBits<P>>,
     kind: Kind<P>,
+    /// Whether a port takes tokens that do not lie on its path; else invariant 2 does not hold.
+    looks_elsewhere: bool,
     /// Tokens that are to vanish.
     debt: CachePadded<P::U64>,
     /// D.
@@ -81,7 +83,7 @@ enum Kind<P: Platform> {
 // other: the device is idle only if no request may go.
 impl<P: Platform> Slots<P> {
     /// `slots` free slots; no port is ready.
-    pub(super) fn new(kind: SlotKind, tree: Tree, slots: u32) -> Self {
+    pub(super) fn new(kind: SlotKind, tree: Tree, slots: u32, looks_elsewhere: bool) -> Self {
         let kind = match kind {
             SlotKind::TokenTree => {
                 let at = |node| if node == Tree::ROOT { u64::from(slots) } else { 0 };
@@ -90,11 +92,11 @@ impl<P: Platform> Slots<P> {
             SlotKind::AtomicCounter => {
                 Kind::Counter(CachePadded::new(P::U64::new(u64::from(slots))))
             }
-            SlotKind::ScalableBitmap => Kind::Bitmap(Bitmap::new(slots, tree.ports())),
+            SlotKind::ScalableBitmap => Kind::Bitmap(Bitmap::new(slots)),
         };
         let zero = || CachePadded::new(P::U64::new(0));
         let ready = CachePadded::new(PortBits::new(tree.ports()));
-        Slots { tree, ready, kind, debt: zero(), total: P::Mutex::new(slots) }
+        Slots { tree, ready, kind, looks_elsewhere, debt: zero(), total: P::Mutex::new(slots) }
     }
 
     /// D.
@@ -195,7 +197,7 @@ impl<P: Platform> Slots<P> {
         }
         // Those that lie elsewhere; the root, which is the first of all, has been looked at.
         let elsewhere = words.get(1..self.tree.inner()).unwrap_or_default();
-        elsewhere.iter().any(|word| take_one(&**word))
+        self.looks_elsewhere && elsewhere.iter().any(|word| take_one(&**word))
     }
 
     /// Whether the port might find a slot now; takes none.
@@ -397,10 +399,14 @@ struct Bitmap<P: Platform> {
 }
 
 impl<P: Platform> Bitmap<P> {
-    /// The bits go over at least as many words as there are ports, as far as there are bits, so
-    /// that ports which begin in words of their own need not meet.
-    fn new(slots: u32, ports: usize) -> Self {
-        let per_word = (slots / ports as u32).clamp(1, 64);
+    /// As Linux spreads them: over four words at least, if there are so many bits, and over more
+    /// once these are full (`sbitmap_init_node`).
+    fn new(slots: u32) -> Self {
+        let per_word = match slots {
+            0..4 => 64,
+            _ => (slots / 4).min(64),
+        };
+        let per_word = 1 << per_word.ilog2();
         let words = slots.div_ceil(per_word);
         Bitmap {
             words: boxed(words as usize, |_| CachePadded::new(P::U64::new(0))),
@@ -419,17 +425,17 @@ impl<P: Platform> Bitmap<P> {
     #[inline]
     fn acquire(&self, hint: &mut u32) -> Option<u32> {
         let count = self.words.len() as u32;
-        let mut index = *hint;
+        // The first hint is the port's number, which may be beyond the last word.
+        let mut index = hint.checked_rem(count).unwrap_or(0);
         for _ in 0..count {
-            // The first hint is the port's number, which may be beyond the last word.
-            if index >= count {
-                index = 0;
-            }
             if let Some(bit) = self.take_in(index) {
                 *hint = index;
                 return Some(index << 6 | bit);
             }
             index = index.wrapping_add(1);
+            if index == count {
+                index = 0;
+            }
         }
         None
     }
@@ -492,7 +498,7 @@ mod tests {
         fn new(kind: SlotKind, slots: u32) -> Self {
             let tree = Topology::new((0..8).map(|port| (port / 4, port / 2)).collect()).tree();
             Bench {
-                slots: Slots::new(kind, tree, slots),
+                slots: Slots::new(kind, tree, slots, true),
                 wanted: std::vec![0; 8],
                 held: (0..8).map(|_| Vec::new()).collect(),
                 hints: (0..8).collect(),
@@ -625,9 +631,24 @@ mod tests {
     }
 
     #[test]
+    fn a_port_can_be_kept_to_its_path() {
+        let mut bench = Bench::new(SlotKind::TokenTree, 1);
+        bench.slots.looks_elsewhere = false;
+        bench.wanted[0] = 1;
+        bench.run(0);
+        bench.complete(0);
+        bench.deliver();
+        // It lies above ports 0 and 1.
+        for (port, finds) in [(7, false), (2, false), (1, true)] {
+            assert_eq!(bench.slots.acquire(PortId(port), &mut 0).is_some(), finds);
+        }
+    }
+
+    #[test]
     fn every_bit_of_the_bitmap_is_a_slot() {
-        for (slots, ports) in [(1, 1), (64, 1), (64, 2), (65, 1), (200, 3), (3, 8), (1000, 64)] {
-            let bitmap = Bitmap::<Native>::new(slots, ports);
+        for (slots, words) in [(1, 1), (3, 1), (4, 4), (64, 4), (65, 5), (128, 4), (1000, 16)] {
+            let bitmap = Bitmap::<Native>::new(slots);
+            assert_eq!(bitmap.words.len(), words);
             let mut hint = 1_000_000;
             let taken: std::collections::BTreeSet<u32> =
                 (0..slots).map(|_| bitmap.acquire(&mut hint).unwrap()).collect();

@@ -54,9 +54,7 @@ pub(super) fn on_a_disk(setting: Setting<'_>) -> Result<Outcome, String> {
         holds: Some(none),
         note: "T7 on a disk of 7200 turns a minute that takes the nearest of its queue first. The \
          paper says that a scheduler has \
-               time to send a disk but a few requests in a share. With room for two all three have \
-               1.00, with four FIOPS 0.99 and the others 0.69 \
-               and 0.79 (tried): few in the queue is what helps. But none of the three stops at a \
+               time to send a disk but a few requests in a share. But none of the three stops at a \
                few while the queue has room, and to send is as \
                quick to a disk as to an SSD"
             .into(),

@@ -1,6 +1,7 @@
 //! Algorithm 1's worked examples.
 
 use fairq_core::nass::NassConfig;
+use fairq_device::profile::Count;
 use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::{Access, MS};
 
@@ -11,7 +12,9 @@ use crate::claims::{Answer, Outcome, Setting, go};
 /// with. They ask in turn, so that each is known before anybody has all that it may have.
 pub(super) fn worked_examples(setting: Setting<'_>) -> Result<Outcome, String> {
     const BYTES: u64 = 4096;
-    let profile = profile()?;
+    // The example's queue holds 32.
+    let mut profile = profile()?;
+    profile.host.window = Count::new(NCQ);
     let limits = NassConfig::default().with(|config| {
         config.aggressiveness = false;
         config.sequentiality = false;

@@ -100,9 +100,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
             holds: Some(order && pairs.gain(Cfq, fv) > 0.0),
             note: format!(
                 "FV, {CHANGES}. What FlashFQ gains depends on what it takes a read to \
-             cost: here what one takes alone; with what one takes of a full queue \
-                   it is at 0.99 without NASS and loses 4 % with ours, and by the time that each \
-                   had its part of, divided evenly, at 0.86 and gains 11 % (tried)"
+             cost: here what one takes alone"
             )
             .into(),
         },
@@ -228,8 +226,7 @@ pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
                 changes(&n.ours, &nm.ours)
             ),
             holds: Some(rises(fv) && rises(du)),
-            note: "N against NM. Without merging both of ours are the same (tried), so merging is \
-                   all that the second mechanism works by"
+            note: "N against NM. Merging is all that the second mechanism works by"
                 .into(),
         },
     ];

@@ -190,6 +190,7 @@ fn measure(
         );
     }
     let shared: Vec<f64> = match lock.scheduler {
+        _ if setting.asks_for("every-fv-is-of-what-is-kept") => kept.clone(),
         Scheduler::Cfq | Scheduler::LinuxCfq | Scheduler::FlashFq => kept.clone(),
         Scheduler::Bfq | Scheduler::LinuxBfq(_) => {
             together.tenants.iter().map(|got| got.bytes as f64).collect()
