@@ -52,8 +52,9 @@ impl Usage {
     /// What was busy since `before`, which was so long ago.
     pub fn since(&self, before: &Usage, elapsed_ns: u64, parts: Parts) -> Busy {
         let elapsed_ns = elapsed_ns.max(1) as f64;
+        // Work counts in full when it begins, and may end after the while does.
         let part = |now: u64, before: u64, count: u32| {
-            (now - before) as f64 / (elapsed_ns * f64::from(count.max(1)))
+            ((now - before) as f64 / (elapsed_ns * f64::from(count.max(1)))).min(1.0)
         };
         let [written, moved] = [0, 1].map(|at| self.units[at] - before.units[at]);
         let held = (self.held_byte_ns - before.held_byte_ns) as f64;
@@ -63,8 +64,28 @@ impl Usage {
                 .map(|kind| part(self.dies_ns[kind], before.dies_ns[kind], parts.dies)),
             channels: part(self.channels_ns, before.channels_ns, parts.channels),
             links: [0, 1].map(|link| part(self.links_ns[link], before.links_ns[link], 1)),
-            buffer: held / (elapsed_ns * parts.buffer.max(1) as f64),
+            // A command is let in while there is any room, so that the buffer may hold more than its
+            // size.
+            buffer: (held / (elapsed_ns * parts.buffer.max(1) as f64)).min(1.0),
             amplification: (written > 0).then(|| 1.0 + moved as f64 / written as f64),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_is_busier_than_always() {
+        let parts = Parts { dies: 2, channels: 1, buffer: 4096 };
+        let after = Usage {
+            controller_ns: 110,
+            dies_ns: [210, 50, 0, 0],
+            held_byte_ns: 100 * 4097,
+            ..Usage::default()
+        };
+        let busy = after.since(&Usage::default(), 100, parts);
+        assert_eq!((busy.controller, busy.dies, busy.buffer), (1.0, [1.0, 0.25, 0.0, 0.0], 1.0));
     }
 }
