@@ -68,26 +68,43 @@ pub struct Device {
     pub amplification: Option<f64>,
 }
 
+/// Tells of a device how busy one of its parts was.
+pub type Part = fn(&Device) -> f64;
+
 impl Device {
+    /// Its parts by their keys, the buffer last.
+    pub const PARTS: [(&'static str, Part); 9] = [
+        ("controller", |device| device.controller),
+        ("reads", |device| device.reads),
+        ("programs", |device| device.programs),
+        ("moves", |device| device.moves),
+        ("erases", |device| device.erases),
+        ("channels", |device| device.channels),
+        ("link_out", |device| device.link_out),
+        ("link_in", |device| device.link_in),
+        ("buffer", |device| device.buffer),
+    ];
+
     /// On a line.
     pub fn text(&self) -> String {
-        let parts = [
-            ("controller", self.controller),
-            ("reads", self.reads),
-            ("programs", self.programs),
-            ("moves", self.moves),
-            ("erases", self.erases),
-            ("channels", self.channels),
-            ("link out", self.link_out),
-            ("in", self.link_in),
-        ];
+        let told = |part: Part| (part(self), show_percent(part(self)));
+        Device::line(told, self.amplification.map(|times| format!("{times:.2}")))
+    }
+
+    /// The line, from what each part comes to and how that is shown, and from the amplification.
+    pub fn line(told: impl Fn(Part) -> (f64, String), amplification: Option<String>) -> String {
+        let [parts @ .., (buffer, of_buffer)] = Device::PARTS;
         let mut text = "device: ".to_owned();
-        for (name, part) in parts.into_iter().filter(|(_, part)| *part >= 0.0005) {
-            text += &format!("{name} {}, ", show_percent(part));
+        for (name, part) in parts {
+            // What would be shown as 0 does not help to find what holds the rest back.
+            let (value, shown) = told(part);
+            if value >= 0.0005 {
+                text += &format!("{} {shown}, ", name.replace('_', " "));
+            }
         }
-        text += &format!("buffer {} full", show_percent(self.buffer));
-        if let Some(times) = self.amplification {
-            text += &format!(", written {times:.2} times");
+        text += &format!("{buffer} {} full", told(of_buffer).1);
+        if let Some(times) = amplification {
+            text += &format!(", written {times} times");
         }
         text
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use comfy_table::Table as Grid;
-use fairq_bench::report::{Flow, Report, Run};
+use fairq_bench::report::{Device, Flow, Report, Run};
 use fairq_config::table::{align_right, plain_table};
 use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent};
 use serde_json::Value;
@@ -17,30 +17,18 @@ use crate::record::{Axis, Figure, Line, quoted};
 /// The most combinations of other keys that each have figures of their own.
 const MOST_FIGURES: usize = 24;
 
-/// A figure of a tenant, and how it is shown.
+/// A figure of a tenant that is drawn.
 struct Measure {
     id: &'static str,
     label: &'static str,
     of: fn(&Flow) -> f64,
-    /// For a table.
-    show: fn(f64) -> String,
 }
 
-/// What is drawn.
 const DRAWN: [Measure; 3] = [
-    Measure { id: "share", label: "% of all bytes", of: |flow| flow.share * 100.0, show: percent },
-    Measure { id: "iops", label: "requests a second", of: |flow| flow.iops, show: show_count },
-    Measure {
-        id: "p99",
-        label: "99th percentile, µs",
-        of: |flow| flow.p99_ns as f64 / 1e3,
-        show: |us| show_duration(us * 1e3),
-    },
+    Measure { id: "share", label: "% of all bytes", of: |flow| flow.share * 100.0 },
+    Measure { id: "iops", label: "requests a second", of: |flow| flow.iops },
+    Measure { id: "p99", label: "99th percentile, µs", of: |flow| flow.p99_ns as f64 / 1e3 },
 ];
-
-fn percent(value: f64) -> String {
-    show_percent(value / 100.0)
-}
 
 /// The seeds of one point of one file.
 fn groups(cells: &[Cell]) -> Vec<&[Cell]> {
@@ -65,20 +53,35 @@ fn group_text(group: &[Cell]) -> String {
     );
     for index in 0..first.runs.len() {
         let runs: Vec<&Run> = group.iter().map(|cell| &cell.runs[index]).collect();
-        let spread = |of: fn(&Run) -> f64| spread(&runs, of);
+        let of_runs = |of: fn(&Run) -> f64| spread(&runs, of);
         text += &format!(
             "\n{}  {} IOPS  {}  weighted Jain {}\n{}\n",
             runs[0].policy,
-            spread(|run| run.iops).told(show_count),
-            spread(|run| run.bytes_per_s).told(show_bandwidth),
-            spread(|run| run.jain_weighted).told(|jain| format!("{jain:.4}")),
+            of_runs(|run| run.iops).told(show_count),
+            of_runs(|run| run.bytes_per_s).told(show_bandwidth),
+            of_runs(|run| run.jain_weighted).told(|jain| format!("{jain:.4}")),
             table(&runs)
         );
-        if let Some(device) = &runs[0].device {
-            text += &format!("of seed {}, {}\n", first.seed, device.text());
+        if let Some(devices) = devices(&runs) {
+            let told = |part| {
+                let spread = spread(&devices, part);
+                (spread.mean, spread.told(show_percent))
+            };
+            text += &(Device::line(told, amplification(&devices)) + "\n");
         }
     }
     text
+}
+
+/// What the device did on each seed, if it tells.
+fn devices<'a>(runs: &[&'a Run]) -> Option<Vec<&'a Device>> {
+    runs.iter().map(|run| run.device.as_ref()).collect()
+}
+
+/// Nothing if it was not counted on some seed.
+fn amplification(devices: &[&Device]) -> Option<String> {
+    let times: Vec<f64> = devices.iter().map(|one| one.amplification).collect::<Option<_>>()?;
+    Some(Spread::of(&times).told(|times| format!("{times:.2}")))
 }
 
 fn spread<T>(all: &[&T], of: impl Fn(&T) -> f64) -> Spread {
@@ -95,17 +98,15 @@ fn titled(cell: &Cell) -> String {
     }
 }
 
-/// The tenants of a policy's runs, one for each seed.
-fn table(runs: &[&Run]) -> Grid {
+/// The tenants of a policy's runs, one for each seed: the header, and a row for each tenant.
+fn rows(runs: &[&Run]) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let with_slowdown = runs[0].flows.iter().any(|flow| flow.slowdown.is_some());
-    let mut grid = plain_table();
     let mut header =
         vec!["tenant", "weight", "entitled", "share", "IOPS", "bandwidth", "mean", "p50", "p99"];
     if with_slowdown {
         header.push("slowdown");
     }
-    grid.set_header(header);
-    for (index, tenant) in runs[0].flows.iter().enumerate() {
+    let row = |(index, tenant): (usize, &Flow)| {
         let flows: Vec<&Flow> = runs.iter().map(|run| &run.flows[index]).collect();
         let spread = |of: fn(&Flow) -> f64| spread(&flows, of);
         let mut row = vec![
@@ -122,10 +123,20 @@ fn table(runs: &[&Run]) -> Grid {
         if with_slowdown {
             // A tenant that got nothing on one seed has no slowdown there, and so none in the mean.
             let slowdown = spread(|flow| flow.slowdown.unwrap_or(f64::NAN));
-            row.push(slowdown.told(|times| format!("{times:.2} ×")));
+            row.push(match slowdown.mean.is_nan() {
+                true => "–".into(),
+                false => slowdown.told(|times| format!("{times:.2} ×")),
+            });
         }
-        grid.add_row(row);
-    }
+        row
+    };
+    (header, runs[0].flows.iter().enumerate().map(row).collect())
+}
+
+fn table(runs: &[&Run]) -> Grid {
+    let (header, rows) = rows(runs);
+    let mut grid = plain_table();
+    grid.set_header(header).add_rows(rows);
     align_right(&mut grid);
     grid
 }
@@ -159,28 +170,53 @@ fn markdown(cells: &[Cell], figures: &[Figure]) -> String {
         text += &format!("\n![{}]({}.svg)\n", figure.title, figure.id);
     }
     for group in groups(cells) {
-        text += &format!("\n## {}\n", titled(&group[0]));
-        text += "\n| policy | tenant | weight | entitled |";
-        DRAWN.iter().for_each(|measure| text += &format!(" {} |", measure.label));
-        text += "\n|---|---|---|---|---|---|---|\n";
-        for (index, run) in group[0].runs.iter().enumerate() {
-            for (number, flow) in run.flows.iter().enumerate() {
-                let flows: Vec<&Flow> =
-                    group.iter().map(|cell| &cell.runs[index].flows[number]).collect();
-                let entitled = spread(&flows, |flow| flow.entitled).told(show_percent);
-                let name = flow.name.replace('|', "\\|");
-                text += &format!("| {} | {name} | {} | {entitled} |", run.policy, flow.weight);
-                for measure in &DRAWN {
-                    text += &format!(" {} |", spread(&flows, measure.of).told(measure.show));
+        text += &format!("\n## {}\n\n", titled(&group[0]));
+        let (mut tenants, mut parts) = (String::new(), String::new());
+        for index in 0..group[0].runs.len() {
+            let runs: Vec<&Run> = group.iter().map(|cell| &cell.runs[index]).collect();
+            let policy = &runs[0].policy;
+            let (header, rows) = rows(&runs);
+            if tenants.is_empty() {
+                tenants += &head(&[vec!["policy"], header].concat());
+            }
+            for row in rows {
+                tenants += &line(std::iter::once(policy).chain(&row));
+            }
+            if let Some(devices) = devices(&runs) {
+                if parts.is_empty() {
+                    let names = Device::PARTS.map(|(key, _)| key.replace('_', " "));
+                    let names = names.iter().map(String::as_str);
+                    parts += "\nHow busy the device's parts were, how full its buffer was, and how \
+                              many times each write was written:\n\n";
+                    let names = ["policy"].into_iter().chain(names).chain(["written"]);
+                    parts += &head(&names.collect::<Vec<_>>());
                 }
-                text.push('\n');
+                let shown = |(_, part)| spread(&devices, part).told(show_percent);
+                let written = amplification(&devices).unwrap_or("–".into());
+                let shown = Device::PARTS.into_iter().map(shown).chain([written]);
+                parts += &line([policy.clone()].into_iter().chain(shown));
             }
         }
+        text += &(tenants + &parts);
     }
     text
 }
 
-/// A line for each tenant of each run.
+/// A row of a table in Markdown.
+fn line(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let mut text = "|".to_owned();
+    cells.into_iter().for_each(|cell| {
+        text += &format!(" {} |", cell.as_ref().replace('|', "\\|"));
+    });
+    text + "\n"
+}
+
+/// Its header.
+fn head(names: &[&str]) -> String {
+    format!("{}|{}\n", line(names), "---|".repeat(names.len()))
+}
+
+/// A line for each tenant of each run, which ends with what the device did in that run.
 fn csv(cells: &[Cell]) -> String {
     let mut keys: Vec<&String> = Vec::new();
     for (key, _) in cells.iter().flat_map(|cell| &cell.point) {
@@ -191,9 +227,16 @@ fn csv(cells: &[Cell]) -> String {
     let mut text = String::from("file,");
     keys.iter().for_each(|key| text += &format!("{},", quoted(key)));
     text += "seed,policy,tenant,weight,entitled,share,iops,bytes_per_s,mean_ns,p50_ns,p99_ns,\
-             p999_ns,slowdown\n";
+             p999_ns,slowdown";
+    Device::PARTS.iter().for_each(|(key, _)| text += &format!(",device_{key}"));
+    text += ",device_amplification\n";
     for cell in cells {
         for run in &cell.runs {
+            let or_none = |value: Option<f64>| value.map_or(String::new(), |it| it.to_string());
+            let device = run.device.as_ref();
+            let mut parts: Vec<String> =
+                Device::PARTS.iter().map(|(_, part)| or_none(device.map(part))).collect();
+            parts.push(or_none(device.and_then(|device| device.amplification)));
             for flow in &run.flows {
                 text += &format!("{},", quoted(&cell.file));
                 for key in &keys {
@@ -202,7 +245,7 @@ fn csv(cells: &[Cell]) -> String {
                     text += &format!("{},", quoted(&value));
                 }
                 text += &format!(
-                    "{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+                    "{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
                     cell.seed,
                     quoted(&run.policy),
                     quoted(&flow.name),
@@ -215,7 +258,8 @@ fn csv(cells: &[Cell]) -> String {
                     flow.p50_ns,
                     flow.p99_ns,
                     flow.p999_ns,
-                    flow.slowdown.map_or(String::new(), |times| times.to_string())
+                    or_none(flow.slowdown),
+                    parts.join(",")
                 );
             }
         }

@@ -41,7 +41,7 @@ fn the_device_tells_what_its_parts_did() {
     for device in [average, mapped] {
         let busy = device.reads + device.programs + device.moves + device.erases;
         assert!((0.9..1.05).contains(&busy), "dies are the limit: {device:?}");
-        assert!(device.buffer > 0.9 && device.link_out == 0.0, "{device:?}");
+        assert!((0.9..=1.0).contains(&device.buffer) && device.link_out == 0.0, "{device:?}");
     }
     let document = Document::new(text("p4800x", "pages"), "my.toml".into(), PathBuf::new());
     let Err(refused) = document.points() else { panic!("nothing is mapped there") };
@@ -195,9 +195,9 @@ fn a_report_has_tables_figures_and_data() {
     let text =
         two() + "[sweep]\n\"tenant.b.weight\" = [100, 300]\ndevice = [\"z-ssd\", \"p4500\"]\n";
     let points = points(&text);
-    let cell = |point: &Point, seed| {
-        point.run(&policies("none,mqfq"), Some(seed), Details::default()).unwrap()
-    };
+    let details = Details { alone: true, ..Details::default() };
+    let cell =
+        |point: &Point, seed| point.run(&policies("none,mqfq"), Some(seed), details).unwrap();
     let cells: Vec<Cell> =
         points.iter().flat_map(|point| [cell(point, 1), cell(point, 2)]).collect();
     assert_eq!(cells.len(), 8);
@@ -206,18 +206,27 @@ fn a_report_has_tables_figures_and_data() {
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     let csv = read("results.csv");
     assert!(csv.starts_with("file,tenant.b.weight,device,seed,policy,tenant,weight,"), "{csv}");
+    assert!(csv.lines().next().unwrap().ends_with(",device_buffer,device_amplification"));
     assert_eq!(csv.lines().count(), 1 + 8 * 2 * 2);
+    let columns = |line: &str| line.matches(',').count();
+    assert!(csv.lines().all(|line| columns(line) == columns(csv.lines().next().unwrap())), "{csv}");
     let json: Value = serde_json::from_str(&read("results.json")).unwrap();
     assert_eq!(json[7]["point"]["tenant.b.weight"], 300);
     assert_eq!(json[7]["runs"][1]["flows"][1]["name"], "b");
     let report = read("report.md");
     assert!(report.contains("## my.toml with tenant.b.weight = 300, device = \"p4500\""));
     assert!(report.contains(" ± ") && report.contains("![my.toml with device = \"z-ssd\": "));
+    assert!(report.contains("| share | IOPS | bandwidth | mean | p50 | p99 | slowdown |"));
+    assert!(report.contains("| policy | controller | reads |"), "{report}");
+    let device = report.lines().find(|line| line.starts_with("| none ") && line.ends_with("| – |"));
+    assert!(device.is_some_and(|line| line.contains(" % ± ")), "over both seeds: {report}");
     // One for each device and measure.
     assert_eq!(report.matches("![").count(), 6);
     assert!(read("1-share.svg").contains("tenant.b.weight") && read("2-p99.svg").contains("mqfq"));
     let text = report::text(&cells);
     assert!(text.contains("seeds 1 to 2: means") && text.contains(" ± "), "{text}");
+    let device = text.lines().find(|line| line.starts_with("device: ")).unwrap();
+    assert!(device.contains("reads ") && device.contains(" % ± "), "{device}");
     let one = report::text(&cells[..1]);
     assert!(one.contains("keeps") && !one.contains('±'), "{one}");
 }
