@@ -45,7 +45,8 @@ def bytes_of(table: pa.Table) -> bytes:
 
 def test_a_run_is_a_row_for_each_tenant_of_each_policy() -> None:
     table = fairq.run(SCENARIO)
-    assert table.column_names == [*COLUMNS, "p999_ns", "slowdown"]
+    assert table.column_names[:13] == [*COLUMNS, "p999_ns", "slowdown"]
+    assert all(name.startswith("device_") for name in table.column_names[13:])
     assert table["tenant"].to_pylist() == ["db", "web"] * 2
     none, _, db, _ = table["share"].to_pylist()
     assert 0.45 < none < 0.55 and 0.70 < db < 0.78
@@ -72,6 +73,17 @@ def test_a_seed_is_the_scenarios_unless_it_is_given() -> None:
     assert seeds(fairq.run(SCENARIO | {"seed": 7}, ["none"], seeds=2)) == [7, 8]
     assert seeds(fairq.run(SCENARIO | {"seed": 7}, ["none"], seed=3)) == [3]
     assert seeds(fairq.sweep(SCENARIO, {"seed": [4, 9]}, ["none"])) == [4, 9]
+
+
+def test_what_the_device_did_is_in_the_rows_of_its_tenants() -> None:
+    writes = SCENARIO | {"device": "p3700", "state": "steady", "mapping": "pages"}
+    writes["tenant"] = [{"name": name, "depth": 64, "rw": "randwrite"} for name in ("a", "b")]
+    table = fairq.run(writes, ["none"])
+    (full, same), (times, _) = table["device_buffer"].to_pylist(), table["device_amplification"].to_pylist()
+    assert 0.9 < full == same <= 1 < times
+    reads = fairq.run(SCENARIO, ["none"])
+    assert reads["device_channels"].to_pylist()[0] > 0.1
+    assert reads["device_amplification"].to_pylist() == [None, None]
 
 
 def test_values_that_differ_in_kind_are_json() -> None:

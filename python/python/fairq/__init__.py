@@ -39,6 +39,19 @@ _MEASURED = [
     ("p999_ns", pa.uint64()),
     ("slowdown", pa.float64()),
 ]
+#: How busy the device's parts were, from 0 to 1, how full its buffer was, and how many times each write was written.
+_DEVICE = [
+    "controller",
+    "reads",
+    "programs",
+    "moves",
+    "erases",
+    "channels",
+    "link_out",
+    "link_in",
+    "buffer",
+    "amplification",
+]
 
 
 class _Unit(NamedTuple):
@@ -104,7 +117,11 @@ def sweep(
 
     Gives a table with a column for each key, and `seed`, `policy`, `tenant`, `weight`, `entitled`,
     `share` (both of all bytes), `iops`, `bytes_per_s`, `mean_ns`, `p50_ns`, `p99_ns`, `p999_ns`,
-    `slowdown`. Raises ValueError if the scenario cannot be, with the line and the cure, and
+    `slowdown`; and of the run, alike in the rows of all its tenants, how busy the device's parts were,
+    from 0 to 1 (`device_controller`, its dies by what they did, `device_reads`, `device_programs`,
+    `device_moves`, `device_erases`, then `device_channels`, `device_link_out`, `device_link_in`), how
+    full its buffer was (`device_buffer`), and how many times each write was written
+    (`device_amplification`, null unless `mapping = "pages"`). Raises ValueError if the scenario cannot be, with the line and the cure, and
     RuntimeError if a policy broke a law.
     """
     if isinstance(policies, str):
@@ -152,10 +169,12 @@ def _table(units: list[tuple[list[list[Any]], _Unit]], executor: Executor, histo
         for (settings, _), future in zip(units, futures):
             cell = json.loads(future.result())
             for done in cell["runs"]:
+                device = done.get("device") or {}
                 for flow in done["flows"]:
                     row = dict(settings)
                     row |= {"seed": cell["seed"], "policy": done["policy"], "tenant": flow["name"]}
                     row |= {column: flow[column] for column, _ in _MEASURED}
+                    row |= {f"device_{part}": device.get(part) for part in _DEVICE}
                     if histograms:
                         row["histogram"] = [{"ns": ns, "count": count} for ns, count in flow["histogram"]]
                     rows.append(row)
@@ -167,7 +186,8 @@ def _table(units: list[tuple[list[list[Any]], _Unit]], executor: Executor, histo
     columns = {key: _values([row[key] for row in rows]) for key in keys}
     columns |= {"seed": pa.array([row["seed"] for row in rows], pa.uint64())}
     columns |= {name: pa.array([row[name] for row in rows], pa.string()) for name in ("policy", "tenant")}
-    columns |= {name: pa.array([row[name] for row in rows], kind) for name, kind in _MEASURED}
+    kinds = _MEASURED + [(f"device_{part}", pa.float64()) for part in _DEVICE]
+    columns |= {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds}
     if histograms:
         columns["histogram"] = pa.array([row["histogram"] for row in rows], _HISTOGRAM)
     return pa.table(columns)
