@@ -3,17 +3,24 @@
 use std::fmt::Display;
 
 use anyhow::anyhow;
-use plotters::chart::{ChartBuilder, ChartContext, MeshStyle, SeriesLabelPosition};
+use plotters::chart::{ChartBuilder, ChartContext, MeshStyle};
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
-use plotters::element::{Circle, PathElement, Rectangle};
+use plotters::element::{Circle, Cross, PathElement, Rectangle};
 use plotters::prelude::{Cartesian2d, DrawingArea, IntoDrawingArea, IntoLogRange, SVGBackend};
 use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
 
-use crate::record::Figure;
+use crate::record::{Figure, Line};
 
+/// Without the legend, which is above.
 const SIZE: (u32, u32) = (720, 380);
+/// A row of the legend; where the first entry of each begins; and of an entry what is beside its
+/// text, and a letter of it, which no font is asked for.
+const ROW: i32 = 20;
+const FIRST: i32 = 74;
+const BESIDE: i32 = 36;
+const LETTER: f64 = 7.0;
 const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
 const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 /// Colours that those who do not see red or green tell apart (Okabe and Ito).
@@ -32,8 +39,15 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 /// The figure as a document of its own.
 pub(crate) fn svg(figure: &Figure) -> anyhow::Result<String> {
     let mut text = String::new();
-    let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-    draw(figure, &area).map_err(|error| anyhow!("figure {}: {error}", figure.id))?;
+    let (entries, below) = legend(figure);
+    let size = (SIZE.0, SIZE.1 + below as u32);
+    let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+    let drawn = area.fill(&WHITE).map_err(|error| error.to_string()).and_then(|()| {
+        let (above, rest) = area.split_vertically(below);
+        entries.iter().try_for_each(|entry| entry.draw(&above))?;
+        draw(figure, &rest)
+    });
+    drawn.map_err(|error| anyhow!("figure {}: {error}", figure.id))?;
     area.present().map_err(|error| anyhow!("figure {}: {error}", figure.id))?;
     drop(area);
     Ok(text)
@@ -51,9 +65,59 @@ fn range(values: impl Iterator<Item = f64>, is_log: bool) -> (f64, f64) {
     }
 }
 
+/// What a colour stands for, or the paper's mark.
+struct Entry<'a> {
+    name: &'a str,
+    colour: Option<RGBColor>,
+    place: (i32, i32),
+}
+
+impl Entry<'_> {
+    fn draw(&self, area: &Area<'_>) -> Result<(), String> {
+        let (x, y) = self.place;
+        let style = font().pos(Pos::new(HPos::Left, VPos::Center));
+        let key = match self.colour {
+            Some(colour) => {
+                area.draw(&Rectangle::new([(x, y - 4), (x + 14, y + 4)], colour.filled()))
+            }
+            None => area.draw(&Cross::new((x + 7, y), 4, INK.stroke_width(2))),
+        };
+        key.and_then(|()| area.draw_text(self.name, &style, (x + 20, y)))
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// The entries of a legend, in as many rows as they need, and the height of all. Above the figure
+/// none lies on a line.
+fn legend(figure: &Figure) -> (Vec<Entry<'_>>, i32) {
+    let measured = measured(figure).map(|(line, colour)| (line.name.as_str(), Some(colour)));
+    let of_paper = figure.lines.iter().any(|line| line.paper && !line.points.is_empty());
+    let all = measured.chain(of_paper.then_some(("the paper", None)));
+    let (mut x, mut y) = (FIRST, 10 + ROW / 2);
+    let mut entries = Vec::new();
+    for (name, colour) in all {
+        let width = BESIDE + (name.chars().count() as f64 * LETTER) as i32;
+        if x > FIRST && x + width > SIZE.0 as i32 {
+            (x, y) = (FIRST, y + ROW);
+        }
+        entries.push(Entry { name, colour, place: (x, y) });
+        x += width;
+    }
+    // One that is alone is what the title says.
+    if entries.len() < 2 { (Vec::new(), 0) } else { (entries, y + ROW / 2) }
+}
+
+/// What was measured here, and its colours.
+fn measured(figure: &Figure) -> impl Iterator<Item = (&Line, RGBColor)> + Clone {
+    figure.lines.iter().filter(|line| !line.paper).zip(COLOURS.into_iter().cycle())
+}
+
+fn font() -> TextStyle<'static> {
+    ("sans-serif", 13).into_font().color(&INK)
+}
+
 fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
     let said = |error: &dyn Display| error.to_string();
-    area.fill(&WHITE).map_err(|error| said(&error))?;
     let points = || figure.lines.iter().flat_map(|line| &line.points);
     let (mut left, mut right) = range(points().map(|point| point.0), figure.x.log);
     let (bottom, top) = range(points().map(|point| point.1), figure.y.log);
@@ -115,69 +179,68 @@ where
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     let said = |error: &dyn Display| error.to_string();
-    let font = ("sans-serif", 13).into_font().color(&INK);
     let is_bars = !figure.groups.is_empty();
     let mut mesh: MeshStyle<'_, '_, X, Y, SVGBackend<'_>> = chart.configure_mesh();
-    mesh.axis_style(INK)
-        .light_line_style(WHITE.mix(0.0))
-        .bold_line_style(GRID)
-        .label_style(font.clone());
+    mesh.axis_style(INK).light_line_style(WHITE.mix(0.0)).bold_line_style(GRID).label_style(font());
     mesh.x_desc(figure.x.label.as_str()).y_desc(figure.y.label.as_str());
     mesh.x_label_formatter(&number).y_label_formatter(&number).y_labels(6).x_labels(8);
     if is_bars {
         mesh.disable_x_mesh().disable_x_axis();
     }
     mesh.draw().map_err(|error| said(&error))?;
-    let lines = figure.lines.len();
-    for (index, line) in figure.lines.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
-        let key = move |(x, y): (i32, i32)| {
-            Rectangle::new([(x, y - 4), (x + 14, y + 4)], colour.filled())
-        };
-        let shown = line.points.iter().copied().filter(|(x, y)| {
+    let shown = |line: &Line| {
+        let is_shown = |&(x, y): &(f64, f64)| {
             x.is_finite()
                 && y.is_finite()
-                && (!figure.x.log || *x > 0.0)
-                && (!figure.y.log || *y > 0.0)
-        });
-        let drawn = if is_bars {
-            let width = 0.8 / lines as f64;
+                && (!figure.x.log || x > 0.0)
+                && (!figure.y.log || y > 0.0)
+        };
+        line.points.iter().copied().filter(is_shown).collect::<Vec<_>>()
+    };
+    // Bars of a group stand side by side.
+    let width = if is_bars { 0.8 / measured(figure).count() as f64 } else { 0.0 };
+    let place = |x: f64, index: usize| match is_bars {
+        true => x - 0.4 + width * (index as f64 + 0.45),
+        false => x,
+    };
+    for (index, (line, colour)) in measured(figure).enumerate() {
+        let points = shown(line);
+        if is_bars {
             let bar = |(x, y): (f64, f64)| {
                 let from = x - 0.4 + width * index as f64;
                 Rectangle::new([(from, bottom), (from + 0.9 * width, y)], colour.filled())
             };
-            chart.draw_series(shown.map(bar)).map_err(|error| said(&error))?
+            chart.draw_series(points.into_iter().map(bar)).map_err(|error| said(&error))?;
         } else {
             // More dots than that hide the line.
             if line.points.len() <= 40 {
-                let dot = |point| Circle::new(point, 3, colour.filled());
-                chart.draw_series(shown.clone().map(dot)).map_err(|error| said(&error))?;
+                let dot = |&point: &(f64, f64)| Circle::new(point, 3, colour.filled());
+                chart.draw_series(points.iter().map(dot)).map_err(|error| said(&error))?;
             }
             let style: ShapeStyle = colour.stroke_width(2);
-            chart.draw_series(LineSeries::new(shown, style)).map_err(|error| said(&error))?
-        };
-        drawn.label(line.name.as_str()).legend(key);
-        let width = if is_bars { 0.8 / lines as f64 } else { 0.0 };
-        let place = |x: f64| if is_bars { x - 0.4 + width * (index as f64 + 0.45) } else { x };
+            chart.draw_series(LineSeries::new(points, style)).map_err(|error| said(&error))?;
+        }
         let whisker = |(&(x, y), half): (&(f64, f64), &f64)| {
             // An interval may reach out of the figure, whose axes are made for the means.
             let (least, most) = ((y - half).max(bottom), (y + half).min(top));
-            PathElement::new(vec![(place(x), least), (place(x), most)], INK.stroke_width(1))
+            let x = place(x, index);
+            PathElement::new(vec![(x, least), (x, most)], INK.stroke_width(1))
         };
         let whiskers = line.points.iter().zip(&line.halves).map(whisker);
         chart.draw_series(whiskers).map_err(|error| said(&error))?;
     }
-    if is_bars {
-        name_groups(figure, area, chart, bottom, &font)?;
+    for line in figure.lines.iter().filter(|line| line.paper) {
+        // On the bar, or in the colour of the line, that it is to be compared with.
+        let of = measured(figure).enumerate().find(|(_, (one, _))| one.name == line.name);
+        let colour = of.filter(|_| !is_bars).map_or(INK, |(_, (_, colour))| colour);
+        let at = |(x, y)| (of.map_or(x, |(index, _)| place(x, index)), y);
+        for style in [WHITE.stroke_width(5), colour.stroke_width(2)] {
+            let marks = shown(line).into_iter().map(|point| Cross::new(at(point), 5, style));
+            chart.draw_series(marks).map_err(|error| said(&error))?;
+        }
     }
-    if lines > 1 {
-        let mut legend = chart.configure_series_labels();
-        legend
-            .background_style(WHITE.mix(0.85))
-            .border_style(GRID)
-            .label_font(font)
-            .position(SeriesLabelPosition::UpperRight);
-        legend.draw().map_err(|error| said(&error))?;
+    if is_bars {
+        name_groups(figure, area, chart, bottom)?;
     }
     Ok(())
 }
@@ -187,16 +250,17 @@ fn name_groups<'a, X, Y>(
     area: &Area<'a>,
     chart: &ChartContext<'_, SVGBackend<'a>, Cartesian2d<X, Y>>,
     bottom: f64,
-    font: &TextStyle<'_>,
 ) -> Result<(), String>
 where
     X: Ranged<ValueType = f64>,
     Y: Ranged<ValueType = f64>,
 {
-    let style = font.pos(Pos::new(HPos::Center, VPos::Top));
+    let style = font().pos(Pos::new(HPos::Center, VPos::Top));
     let is_crowded = figure.groups.len() > 6;
     for (index, group) in figure.groups.iter().enumerate() {
         let (x, y) = chart.backend_coord(&(index as f64, bottom));
+        // The legend is above the area, and text is placed from the area's corner.
+        let y = y - area.get_base_pixel().1;
         // Every other one lower, so that neighbours do not touch.
         let lower = if is_crowded && index % 2 == 1 { 22 } else { 0 };
         area.draw_text(group, &style, (x, y + 8 + lower)).map_err(|error| error.to_string())?;
@@ -207,7 +271,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Axis, Line};
+    use crate::record::Axis;
 
     fn figure(log: bool, groups: &[&str]) -> Figure {
         let axis = |label: &str| Axis { label: label.into(), log };
@@ -215,6 +279,7 @@ mod tests {
             name: name.into(),
             points: vec![(0.0, 0.0), (1.0, 3.0), (10.0, f64::NAN)],
             halves: vec![0.5, 9.0],
+            paper: false,
         };
         Figure {
             id: "f".into(),
@@ -237,6 +302,24 @@ mod tests {
                 "{svg}"
             );
         }
+    }
+
+    #[test]
+    fn the_legend_is_above_and_the_paper_is_in_it_once() {
+        let mut bars = figure(false, &["a", "b"]);
+        let one = bars.lines[0].clone();
+        bars.lines.push(Line { points: vec![(1.0, 2.0)], paper: true, ..one });
+        let said = |figure: &Figure| {
+            let (entries, below) = legend(figure);
+            let names: Vec<String> = entries.iter().map(|entry| entry.name.to_owned()).collect();
+            (names, below)
+        };
+        assert_eq!(said(&bars).0, ["one & only", "two", "the paper"]);
+        assert!(svg(&bars).unwrap().matches("the paper").count() == 1);
+        bars.lines.truncate(1);
+        assert_eq!(said(&bars), (Vec::new(), 0));
+        bars.lines = vec![Line { name: "x".repeat(60), ..bars.lines[0].clone() }; 3];
+        assert!(said(&bars).1 >= 3 * ROW, "each in a row of its own");
     }
 
     #[test]

@@ -82,6 +82,9 @@ pub(crate) struct Line {
     /// How far each may be off, up and down; nothing if that is not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) halves: Vec<f64>,
+    /// What the paper says of the line of this name, or of the figure.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) paper: bool,
 }
 
 /// A table.
@@ -494,6 +497,7 @@ impl From<claims::Figure> for Figure {
                 name: line.name,
                 points: points.map(|(x, y)| (rounded(x), rounded(y))).collect(),
                 halves: Vec::new(),
+                paper: line.paper,
             }
         };
         Figure {
@@ -539,12 +543,17 @@ impl Figure {
         let mut csv =
             format!("what,{},{}\n", or(&self.x.label, "group"), or(&self.y.label, "value"));
         for line in &self.lines {
+            let name = match (line.paper, line.name.is_empty()) {
+                (false, _) => line.name.clone(),
+                (true, true) => "the paper".into(),
+                (true, false) => format!("{}, the paper", line.name),
+            };
             for &(x, y) in &line.points {
                 let x = self
                     .groups
                     .get(x as usize)
                     .map_or_else(|| x.to_string(), |group| quoted(group));
-                csv.push_str(&format!("{},{x},{y}\n", quoted(&line.name)));
+                csv.push_str(&format!("{},{x},{y}\n", quoted(&name)));
             }
         }
         csv
@@ -720,6 +729,7 @@ mod tests {
                 name: "none".into(),
                 points: vec![(0.0, 1.5), (1.0, 2.0)],
                 halves: Vec::new(),
+                paper: false,
             }],
         };
         assert_eq!(figure.csv(), "what,group,\"MB/s, all\"\nnone,\"a, b\",1.5\nnone,c,2\n");

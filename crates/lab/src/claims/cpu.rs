@@ -13,8 +13,8 @@ use fairq_sim::policies::{AnySubject, D2fqParts, D2fqSubject, Kernel, MqfqSubjec
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, D2FQ_BUDGET, Experiment, Outcome, Setting, go, go_by_thread, host_of, linux_bfq, near,
-    rule,
+    Answer, Axis, D2FQ_BUDGET, Experiment, Figure, Line, Outcome, Setting, go, go_by_thread,
+    host_of, linux_bfq, near, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -98,6 +98,38 @@ impl Curve {
     }
 }
 
+/// Latency over bandwidth, and CPU by depth, as the paper draws both; with what it says of CPU.
+fn drawn(
+    ids: [&'static str; 2],
+    title: &str,
+    curves: &[(&str, &Curve)],
+    of_paper: Vec<Line>,
+) -> Vec<Figure> {
+    let line = |&(name, curve): &(&str, &Curve)| {
+        let gb_s = curve.bandwidth.iter().map(|bandwidth| bandwidth / 1e9);
+        Line::new(name, gb_s.zip(curve.latency_us.iter().copied()).collect())
+    };
+    let cpu = |&(name, curve): &(&str, &Curve)| {
+        let percents = curve.cpu.iter().map(|cpu| 100.0 * cpu);
+        Line::new(name, DEPTHS.map(f64::from).zip(percents).collect())
+    };
+    let used = curves.iter().map(cpu).chain(of_paper).collect();
+    vec![
+        Figure::lines(
+            ids[0],
+            &format!("{title}: latency and bandwidth at depths 1 to 16"),
+            [Axis::linear("GB/s"), Axis::linear("mean latency, us")],
+            curves.iter().map(line).collect(),
+        ),
+        Figure::lines(
+            ids[1],
+            &format!("{title}: CPU of its core"),
+            [Axis::linear("depth"), Axis::linear("%")],
+            used,
+        ),
+    ]
+}
+
 /// Whether at each depth the first is less than the second.
 fn below(a: &[f64], b: &[f64]) -> bool {
     a.iter().zip(b).all(|(a, b)| a < b)
@@ -114,9 +146,16 @@ fn bypass(setting: Setting<'_>) -> Result<Outcome, String> {
     let bypass = Curve::new(NONE, BlockLayer::LOW_LATENCY, 4096, setting)?;
     let three = |of: fn(&Curve) -> f64, digits| list(&[of(&mqfq), of(&none), of(&bypass)], digits);
     let saturate = [&mqfq, &none, &bypass].map(|curve| curve.saturates(rule("D-2.3", "saturated")));
+    let all = [("MQFQ", &mqfq), ("none", &none), ("bypass", &bypass)];
+    let figures = drawn(
+        ["d-2a", "d-2b"],
+        "D2FQ, Fig 2: one thread, 4 KB reads, with and without the block layer",
+        &all,
+        Vec::new(),
+    );
     // A core that is never saturated is so later than any.
     let last = |depth: Option<u32>| depth.unwrap_or(u32::MAX);
-    Ok(vec![
+    let answers = vec![
         answer(
             "D-2.1",
             format!(
@@ -149,8 +188,8 @@ fn bypass(setting: Setting<'_>) -> Result<Outcome, String> {
             "MQFQ, none, bypass; a core saturates early, since the model's device answers fast \
              (see D-16.3)",
         ),
-    ]
-    .into())
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
 /// Figure 16: 8 KB reads.
@@ -185,7 +224,20 @@ fn depths(setting: Setting<'_>) -> Result<Outcome, String> {
         depth.is_some_and(|depth| (f64::from(depth) - paper).abs() <= rule("D-16.3", "depths"))
     };
     let (others, low_latency) = (rule("D-16.3", "others"), rule("D-16.3", "low_latency"));
-    Ok(vec![
+    const NAMES: [&str; 4] = ["none", "D2FQ", "MQFQ", "low-latency D2FQ"];
+    // Where a core saturates: all but the last at the same depth.
+    let saturates = |name| match name == NAMES[3] {
+        true => Line::of_paper(name, vec![(low_latency, 100.0)]),
+        false => Line::of_paper(name, vec![(others, 100.0)]),
+    };
+    let curves: Vec<_> = NAMES.into_iter().zip(all).collect();
+    let figures = drawn(
+        ["d-16a", "d-16b"],
+        "D2FQ, Fig 16: one thread, 8 KB reads",
+        &curves,
+        NAMES.map(saturates).to_vec(),
+    );
+    let answers = vec![
         answer(
             "D-16.1",
             format!(
@@ -232,8 +284,8 @@ fn depths(setting: Setting<'_>) -> Result<Outcome, String> {
             }),
             "mean latency at depths 1 and 16",
         ),
-    ]
-    .into())
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
 // Several threads on D2FQ's machine A.
@@ -295,7 +347,36 @@ fn cost_of_fairness(setting: Setting<'_>) -> Result<Outcome, String> {
         |run: &Run| run.tenants.iter().map(|got| got.mean_us() / 1e3).fold(0.0, f64::max);
     let per_kb = |run: &Run| run.cpu() / run.bandwidth();
     let all = |holds: &dyn Fn(&[Run]) -> bool| loads.iter().all(|runs| holds(runs));
-    Ok(vec![
+    let bars = |of: &dyn Fn(&Run) -> f64| -> Vec<Line> {
+        let policies = ["none", "D2FQ", "MQFQ", "BFQ"].into_iter().enumerate();
+        let values = |policy: usize| loads.iter().map(|runs| of(&runs[policy])).collect::<Vec<_>>();
+        policies.map(|(policy, name)| Line::bars(name, &values(policy))).collect()
+    };
+    let cpus = bars(&|run| 100.0 * run.cpu());
+    // "By up to" is said of MQFQ's, and so of the load where ours saves the most.
+    let saves = |load: &usize| loads[*load][1].cpu() / loads[*load][2].cpu();
+    let most = (0..loads.len()).min_by(|a, b| saves(a).total_cmp(&saves(b))).unwrap_or_default();
+    let least = (1.0 - rule("D-12.1", "less")) * cpus[2].points[most].1;
+    let of_paper = Line::of_paper("D2FQ", vec![(most as f64, least)]);
+    let groups = ["4 KB, 8 KB", "2, 6 threads", "weights 8, 6, 4, 2"];
+    let us_per_kb = |run: &Run| per_kb(run) * run.cpus.len() as f64 * 1e6 * 1024.0;
+    let figures = vec![
+        Figure::bars(
+            "d-12a",
+            "D2FQ, Fig 12a: CPU under Fig 11's loads",
+            "% of eight cores",
+            groups,
+            cpus.into_iter().chain([of_paper]).collect(),
+        ),
+        Figure::bars(
+            "d-12b",
+            "D2FQ, Fig 12b: CPU time for each KB under Fig 11's loads",
+            "us for each KB",
+            groups,
+            bars(&us_per_kb),
+        ),
+    ];
+    let answers = vec![
         answer(
             "D-12.1",
             percent(saved),
@@ -357,8 +438,8 @@ fn cost_of_fairness(setting: Setting<'_>) -> Result<Outcome, String> {
             }),
             "the slowest flow of none, D2FQ, MQFQ, BFQ in a, b, c",
         ),
-    ]
-    .into())
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
 /// Figure 14: bytes in intervals of 10 ms, D2FQ at the ratio to which it converges.
@@ -422,6 +503,27 @@ fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
         both(by(TrackerKind::Mindicator))?,
         both(by(TrackerKind::Scan))?,
     ];
+    let drawn = [
+        ("none", NONE),
+        ("D2FQ", by(TrackerKind::Sloppy)),
+        ("mindicator", by(TrackerKind::Mindicator)),
+        ("serial", by(TrackerKind::Scan)),
+    ];
+    let line = |(name, policy): (&str, AnySubject)| {
+        let point = |cores: usize| Ok((cores as f64, at(cores, policy)?));
+        let points = [1, 6, 12, 18, 24].map(point).into_iter().collect::<Result<_, String>>()?;
+        Ok(Line::new(name, points))
+    };
+    let mut lines = drawn.into_iter().map(line).collect::<Result<Vec<Line>, String>>()?;
+    // "Identical scaling to none"; and no more after 12 cores.
+    lines.push(Line::of_paper("D2FQ", lines[0].points.clone()));
+    lines.push(Line::of_paper("serial", vec![(24.0, serial[0])]));
+    let figure = Figure::lines(
+        "d-17",
+        "D2FQ, Fig 17: how virtual time is tracked, a flow a core before the ramdisk",
+        [Axis::linear("cores"), Axis::linear("million requests a second")],
+        lines,
+    );
     let measured = format!(
         "M/s at 12 and 24 cores: none {}, D2FQ {}, mindicator {}, serial {}",
         list(&none, 2),
@@ -429,7 +531,7 @@ fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
         list(&mindicator, 2),
         list(&serial, 2)
     );
-    Ok(vec![
+    let answers = vec![
         answer(
             "D-17.1",
             format!("serial {} M/s at 12 and 24 cores", list(&serial, 2)),
@@ -449,6 +551,6 @@ fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
             "ours are within a few percent of each other: a request costs a core 5 us, and what a \
              tracker adds to that is little",
         ),
-    ]
-    .into())
+    ];
+    Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }

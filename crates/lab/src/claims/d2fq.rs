@@ -184,17 +184,23 @@ fn walkthrough(setting: Setting<'_>) -> Result<Outcome, String> {
             note: "H/L 3, 6, 16, 64, 256".into(),
         },
     ];
-    let figure = |id, title: &str, label, values: &[f64]| Figure {
-        id,
-        title: format!("D2FQ, {title}"),
-        x: Axis::log("H/L"),
-        y: Axis::linear(label),
-        shape: Shape::Lines,
-        lines: vec![Line::new("b, weight 1 of 4", by(values))],
-    };
+    const B: &str = "b, weight 1 of 4";
+    // In the low class only, and three fifths in the high one.
+    let high = vec![(3.0, 0.0), (6.0, 100.0 * rule("D-3.4", "high"))];
+    let axes = |label| [Axis::log("H/L"), Axis::linear(label)];
     let figures = vec![
-        figure("d-5a", "Fig 5a: tail of the throttled flow", "p99, ms", &tails),
-        figure("d-5b", "Fig 5b: its part in the high class", "%", &percents),
+        Figure::lines(
+            "d-5a",
+            "D2FQ, Fig 5a: tail of the throttled flow",
+            axes("p99, ms"),
+            vec![Line::new(B, by(&tails))],
+        ),
+        Figure::lines(
+            "d-5b",
+            "D2FQ, Fig 5b: its part in the high class",
+            axes("%"),
+            vec![Line::new(B, by(&percents)), Line::of_paper(B, high)],
+        ),
     ];
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }
@@ -441,21 +447,22 @@ impl Load {
         Answer { id, measured: listed(&found), holds, note }
     }
 
-    fn drawn(&self, id: &'static str, title: &str) -> Figure {
+    /// Of schedulers that the paper finds fair it says how what they serve is divided: by weight.
+    fn drawn(&self, id: &'static str, title: &str, fair: &[&str]) -> Figure {
         let line = |(name, run): (&str, &Run)| {
             let mb_s = |got: &fairq_sim::Got| got.bytes as f64 * 1e3 / run.measured_ns as f64;
             Line::bars(name, &run.tenants.iter().map(mb_s).collect::<Vec<f64>>())
         };
-        Figure {
-            id,
-            title: format!("D2FQ, {title}"),
-            x: Axis::linear(""),
-            y: Axis::linear("MB/s"),
-            shape: Shape::Bars(
-                (1..=self.weights.len()).map(|flow| format!("flow {flow}")).collect(),
-            ),
-            lines: self.all().map(line).to_vec(),
-        }
+        let all: f64 = self.weights.iter().map(|&weight| f64::from(weight)).sum();
+        let divided = |(name, run): (&str, &Run)| {
+            let due = self.weights.iter().map(|&weight| f64::from(weight) / all);
+            let mb_s: Vec<f64> = due.map(|part| part * run.bandwidth() / 1e6).collect();
+            Line { paper: true, ..Line::bars(name, &mb_s) }
+        };
+        let of_paper = self.all().into_iter().filter(|(name, _)| fair.contains(name)).map(divided);
+        let groups = (1..=self.weights.len()).map(|flow| format!("flow {flow}"));
+        let lines = self.all().into_iter().map(line).chain(of_paper).collect();
+        Figure::bars(id, &format!("D2FQ, {title}"), "MB/s", groups, lines)
     }
 }
 
@@ -539,9 +546,9 @@ fn three_loads(setting: Setting<'_>) -> Result<Outcome, String> {
         ],
     };
     let figures = vec![
-        sizes.drawn("d-11a", "Fig 11a: 4 KB beside 8 KB"),
-        threads.drawn("d-11b", "Fig 11b: two threads beside six"),
-        weights.drawn("d-11c", "Fig 11c: weights 8, 6, 4, 2"),
+        sizes.drawn("d-11a", "Fig 11a: 4 KB beside 8 KB", &["MQFQ", "D2FQ", "BFQ"]),
+        threads.drawn("d-11b", "Fig 11b: two threads beside six", &["MQFQ", "D2FQ", "BFQ"]),
+        weights.drawn("d-11c", "Fig 11c: weights 8, 6, 4, 2", &["MQFQ", "D2FQ"]),
         stable,
     ];
     Ok(Outcome { answers, figures, tables: Vec::new() })
@@ -600,15 +607,19 @@ fn events(setting: Setting<'_>) -> Result<Outcome, String> {
                 .into(),
         },
     ];
-    let bandwidth = |id, title: &str, run: &Run| Figure {
-        id,
-        title: format!("D2FQ, Fig 15: {title}"),
-        x: Axis::linear("s"),
-        y: Axis::linear("MB/s"),
-        shape: Shape::Lines,
-        lines: [("base, weight 1", 0), ("one of three, weight 3", 1), ("one of four more", 4)]
-            .map(|(name, flow)| Line::bandwidth(name, &run.tenants[flow].series, 100 * MS, 1))
-            .to_vec(),
+    let bandwidth = |id, title: &str, run: &Run, is_fair: bool| {
+        let mut lines =
+            [("base, weight 1", 0), ("one of three, weight 3", 1), ("one of four more", 4)]
+                .map(|(name, flow)| Line::bandwidth(name, &run.tenants[flow].series, 100 * MS, 1))
+                .to_vec();
+        if is_fair {
+            // One to three, some time after each event.
+            let third = |&(at_s, mb_s): &(f64, f64)| (at_s, mb_s / 3.0);
+            let after = [150, 190, 250, 290].map(|interval| third(&lines[1].points[interval]));
+            lines.push(Line::of_paper(lines[0].name.clone(), after.to_vec()));
+        }
+        let axes = [Axis::linear("s"), Axis::linear("MB/s")];
+        Figure::lines(id, &format!("D2FQ, Fig 15: {title}"), axes, lines)
     };
     let points = dynamic
         .class_weights
@@ -616,20 +627,17 @@ fn events(setting: Setting<'_>) -> Result<Outcome, String> {
         .map(|(at_ns, weights)| (*at_ns as f64 / 1e9, f64::from(weights.high / weights.low)));
     let (first, second) =
         (rule("D-15.3", "first"), (rule("D-15.3", "least") + rule("D-15.3", "most")) / 2.0);
-    let of_paper =
-        Line::of_paper("", vec![(15.0, first), (20.0, first), (25.0, second), (30.0, second)]);
-    let ratio = Figure {
-        id: "d-15e",
-        title: "D2FQ, Fig 15e: the H/L ratio".into(),
-        x: Axis::linear("s"),
-        y: Axis::log("H/L"),
-        shape: Shape::Lines,
-        lines: vec![Line::new("dynamic", points.collect()), of_paper],
-    };
+    let after = vec![(15.0, first), (20.0, first), (25.0, second), (30.0, second)];
+    let ratio = Figure::lines(
+        "d-15e",
+        "D2FQ, Fig 15e: the H/L ratio",
+        [Axis::linear("s"), Axis::log("H/L")],
+        vec![Line::new("dynamic", points.collect()), Line::of_paper("dynamic", after)],
+    );
     let figures = vec![
-        bandwidth("d-15a", "static-3", &three),
-        bandwidth("d-15b", "static-128", &many),
-        bandwidth("d-15c", "dynamic", &dynamic),
+        bandwidth("d-15a", "static-3", &three, false),
+        bandwidth("d-15b", "static-128", &many, true),
+        bandwidth("d-15c", "dynamic", &dynamic, true),
         ratio,
     ];
     Ok(Outcome { answers, figures, tables: Vec::new() })

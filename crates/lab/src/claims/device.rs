@@ -115,8 +115,8 @@ fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
         lines: vec![
             line("P3700, 4 KB", &on_ssd),
             line("NVMf, 1 KB", &on_fabric),
-            of_paper("P3700", rule("M-P.1", "ssd"), rule("M-P.2", "ssd")),
-            of_paper("NVMf", rule("M-P.1", "fabric"), rule("M-P.2", "fabric")),
+            of_paper("P3700, 4 KB", rule("M-P.1", "ssd"), rule("M-P.2", "ssd")),
+            of_paper("NVMf, 1 KB", rule("M-P.1", "fabric"), rule("M-P.2", "fabric")),
         ],
     };
     Ok(Outcome { answers: vec![parallelism, peak], figures: vec![figure], tables: Vec::new() })

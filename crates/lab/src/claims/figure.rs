@@ -42,6 +42,8 @@ pub struct Line {
     pub name: String,
     /// Where it is.
     pub points: Vec<(f64, f64)>,
+    /// What the paper says of the line of this name, or of the figure.
+    pub paper: bool,
 }
 
 /// A table, for what is no figure.
@@ -55,6 +57,27 @@ pub struct Table {
     pub header: Vec<String>,
     /// As many cells each.
     pub rows: Vec<Vec<String>>,
+}
+
+impl Figure {
+    /// Lines over an axis.
+    pub fn lines(id: &'static str, title: &str, axes: [Axis; 2], lines: Vec<Line>) -> Figure {
+        let [x, y] = axes;
+        Figure { id, title: title.into(), x, y, shape: Shape::Lines, lines }
+    }
+
+    /// Groups of bars.
+    pub fn bars(
+        id: &'static str,
+        title: &str,
+        label: &'static str,
+        groups: impl IntoIterator<Item = impl Into<String>>,
+        lines: Vec<Line>,
+    ) -> Figure {
+        let shape = Shape::Bars(groups.into_iter().map(Into::into).collect());
+        let (x, y) = (Axis::linear(""), Axis::linear(label));
+        Figure { id, title: title.into(), x, y, shape, lines }
+    }
 }
 
 impl Axis {
@@ -72,20 +95,20 @@ impl Axis {
 impl Line {
     /// Through these points.
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
-        Line { name: name.into(), points }
+        Line { name: name.into(), points, paper: false }
     }
 
     /// A bar in each group.
     pub fn bars(name: impl Into<String>, values: &[f64]) -> Line {
         let points =
             values.iter().enumerate().map(|(group, &value)| (group as f64, value)).collect();
-        Line { name: name.into(), points }
+        Line { name: name.into(), points, paper: false }
     }
 
-    /// What the paper's text says of it: of `what`, if there are several.
-    pub fn of_paper(what: &str, points: Vec<(f64, f64)>) -> Line {
-        let name = if what.is_empty() { "the paper".into() } else { format!("{what}, the paper") };
-        Line { name, points }
+    /// What the paper's text says of the line of this name; nothing is drawn that it does not
+    /// state.
+    pub fn of_paper(of: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
+        Line { name: of.into(), points, paper: true }
     }
 
     /// Bytes of each interval as MB (10^6) a second over seconds, so many intervals taken together.
@@ -104,6 +127,7 @@ impl Line {
         Line {
             name: name.into(),
             points: series.chunks_exact(together).enumerate().map(point).collect(),
+            paper: false,
         }
     }
 }

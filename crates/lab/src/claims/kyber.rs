@@ -99,15 +99,22 @@ fn mixed(setting: Setting<'_>) -> Result<Outcome, String> {
     let top = bfq.shares()[0] * bfq.bandwidth();
     let least = none.shares().into_iter().fold(1.0, f64::min) * none.bandwidth();
     let due = WEIGHTS.map(|weight| f64::from(weight) / 1850.0);
-    let lines = [("none", &none), ("BFQ", &bfq)].map(|(name, run)| Line::bars(name, &run.shares()));
-    let figure = Figure {
-        id: "k-1",
-        title: "Kyber-fairness, Fig 1: shares of four tenants, weights 1000:500:250:100".into(),
-        x: Axis::linear(""),
-        y: Axis::linear("share of all bytes"),
-        shape: Shape::Bars(WEIGHTS.map(|weight| format!("weight {weight}")).to_vec()),
-        lines: [lines.to_vec(), vec![Line::bars("by weight", &due)]].concat(),
+    let of_none = |run: &Run| -> Vec<f64> {
+        run.shares().iter().map(|share| share * run.bandwidth() / none.bandwidth()).collect()
     };
+    // Divided by weight, and in all a part of what none serves.
+    let of_paper = due.map(|due| due * rule("K-1.3", "part"));
+    let figure = Figure::bars(
+        "k-1",
+        "Kyber-fairness, Fig 1: throughput of four tenants, weights 1000:500:250:100",
+        "of all that none serves",
+        WEIGHTS.map(|weight| format!("weight {weight}")),
+        vec![
+            Line::bars("none", &of_none(&none)),
+            Line::bars("BFQ", &of_none(&bfq)),
+            Line { paper: true, ..Line::bars("BFQ", &of_paper) },
+        ],
+    );
     let answers = vec![
         Answer {
             id: "K-1.1",

@@ -39,7 +39,7 @@ pub use ablations::{ABLATIONS, Ablated, EVIDENCE, OPEN};
 pub use band::{CONSTANTS, Elsewhere};
 pub use figure::{Axis, Figure, Line, Shape, Table};
 pub use rules::{Change, ROWS, Row, frozen};
-use rules::{host_of, rule};
+use rules::{host_of, percents_said, rule};
 pub use seeds::{Interval, Seeds};
 pub(crate) use seeds::{told, verdict};
 use setting::{Setting, Used, Varied};

@@ -8,8 +8,7 @@ use fairq_sim::policies::{AnySubject, Kernel, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, go_by_thread, linux_bfq,
-    near, rule,
+    Answer, Experiment, Figure, Line, Outcome, Setting, go, go_by_thread, linux_bfq, near, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -169,14 +168,14 @@ fn compared(
         });
     }
     let names = ["NVMf, first", "NVMf, second", "SSD, first", "SSD, second"];
-    let figure = Figure {
-        id: figure.0,
-        title: format!("MQFQ, Fig 5, {}", figure.1),
-        x: Axis::linear(""),
-        y: Axis::linear("times as slow as alone"),
-        shape: Shape::Bars(names.map(str::to_owned).to_vec()),
-        lines: vec![Line::bars("mqfq", &slowdowns), Line::bars("ideal", &[2.0; 4])],
-    };
+    let of_paper = Line { paper: true, ..Line::bars("mqfq", &[rules[1].1; 4]) };
+    let figure = Figure::bars(
+        figure.0,
+        &format!("MQFQ, Fig 5, {}", figure.1),
+        "times as slow as alone",
+        names,
+        vec![Line::bars("mqfq", &slowdowns), of_paper],
+    );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
@@ -210,6 +209,7 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
     let flows = [1, 2, 3].map(|weight| (8, 4096, 100 * weight));
     let mut measured = Vec::new();
     let mut holds = true;
+    let (mut by_weight, mut without, mut ideals) = (Vec::new(), Vec::new(), Vec::new());
     for (name, rig) in [("NVMf", NVMF), ("SSD", SSD)] {
         let under =
             |policy| rig.slowdowns(&go(policy, &rig.scenario(&flows)?, setting)?, &flows, setting);
@@ -222,14 +222,27 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
             slowdowns.iter().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join("/")
         };
         measured.push(format!("{name} {} (unscheduled {})", list(&fair), list(&unscheduled)));
+        by_weight.extend(fair);
+        without.extend(unscheduled);
+        ideals.extend(ideal);
     }
-    Ok(vec![Answer {
-        id: "M-5c.1",
-        measured: measured.join(", "),
-        holds: Some(holds),
-        note: "".into(),
-    }]
-    .into())
+    let groups = ["NVMf", "SSD"]
+        .into_iter()
+        .flat_map(|device| (1..=3).map(move |weight| format!("{device}, weight {weight}")));
+    let figure = Figure::bars(
+        "m-5c",
+        "MQFQ, Fig 5, right: weights 1, 2 and 3",
+        "times as slow as alone",
+        groups,
+        vec![
+            Line::bars("nosched", &without),
+            Line::bars("mqfq", &by_weight),
+            Line { paper: true, ..Line::bars("mqfq", &ideals) },
+        ],
+    );
+    let answer =
+        Answer { id: "M-5c.1", measured: measured.join(", "), holds: Some(holds), note: "".into() };
+    Ok(Outcome { answers: vec![answer], figures: vec![figure], tables: Vec::new() })
 }
 
 /// Flows that differ in everything, more than enough of each, over eight cores.

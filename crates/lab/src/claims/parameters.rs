@@ -6,7 +6,7 @@ use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, MqfqSubject, SfqdSubject};
 use fairq_sim::scenario::{Burst, Job, MS, Scenario, Tenant};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, percent, rule};
+use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Setting, go, percent, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-T3"], seconds: 1, run: as_sfq },
@@ -140,23 +140,23 @@ fn depth_and_threshold(setting: Setting<'_>) -> Result<Outcome, String> {
         .zip(&by_threshold)
         .map(|(&t, &iops)| (t as f64 / 1024.0, iops / 1e6))
         .collect();
+    let fills = (rule("M-P.1", "ssd"), rule("M-P.2", "ssd") / 1e3);
     let figures = vec![
-        Figure {
-            id: "m-d-depth",
-            title: "MQFQ, Section 3.4: too small a D does not fill the device (P3700)".into(),
-            x: Axis::log("D"),
-            y: Axis::linear("thousand requests a second"),
-            shape: Shape::Lines,
-            lines: vec![Line::new("8 threads, 4 KiB", points)],
-        },
-        Figure {
-            id: "m-d-threshold",
-            title: "MQFQ, Section 3.4: too small a T makes cores wait for each other (NVMf)".into(),
-            x: Axis::linear("T, KiB"),
-            y: Axis::linear("million requests a second"),
-            shape: Shape::Lines,
-            lines: vec![Line::new("8 tenants on 16 cores, 1 KiB", by_t)],
-        },
+        Figure::lines(
+            "m-d-depth",
+            "MQFQ, Section 3.4: too small a D does not fill the device (P3700)",
+            [Axis::log("D"), Axis::linear("thousand requests a second")],
+            vec![
+                Line::new("8 threads, 4 KiB", points),
+                Line::of_paper("8 threads, 4 KiB", vec![fills]),
+            ],
+        ),
+        Figure::lines(
+            "m-d-threshold",
+            "MQFQ, Section 3.4: too small a T makes cores wait for each other (NVMf)",
+            [Axis::linear("T, KiB"), Axis::linear("million requests a second")],
+            vec![Line::new("8 tenants on 16 cores, 1 KiB", by_t)],
+        ),
     ];
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }

@@ -113,6 +113,22 @@ pub(super) fn rule(id: &str, name: &str) -> f64 {
     *row.numbers.get(name).unwrap_or_else(|| panic!("{id} has no number called `{name}`"))
 }
 
+/// The percentages in a row's words of the paper, in their order, as parts of one.
+///
+/// # Panics
+///
+/// If there is no such row, which a test finds.
+pub(super) fn percents_said(id: &str) -> Vec<f64> {
+    let row = ROWS.iter().find(|row| row.id == id).expect("a row of this name");
+    let words = row.says.join(" ");
+    let number = |(at, _): (usize, &str)| {
+        let before = &words[..at];
+        let others = before.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+        before[others.len()..].parse::<f64>().ok()
+    };
+    words.match_indices('%').filter_map(number).map(|percents| percents / 100.0).collect()
+}
+
 /// The host of a row's runs, with races if the row asks for them.
 ///
 /// # Panics
@@ -193,6 +209,16 @@ mod tests {
         }
         assert!(is_said("more than 5 % off", 0.05) && !is_said("15 %", 0.05));
         assert!(is_said("exactly 3", 3.0) && !is_said("32", 3.0) && !is_said("1.3", 3.0));
+    }
+
+    #[test]
+    fn percentages_are_read_from_the_papers_words() {
+        assert_eq!(percents_said("N-9.2"), [0.04, 0.11, 0.57]);
+        assert_eq!(percents_said("N-11.2"), [0.06, 0.02, 0.02, 0.03, 0.13, 0.06, 0.09, 0.12]);
+        assert_eq!(percents_said("N-12.1"), [0.16, 0.11, 0.15, 0.23]);
+        assert_eq!(percents_said("N-12.3"), [0.35, 0.54]);
+        assert_eq!(percents_said("N-12.4"), [0.09, 0.18, 0.29]);
+        assert_eq!(percents_said("N-13.3"), [0.1]);
     }
 
     #[test]

@@ -14,7 +14,8 @@ use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
 use super::cpu::{NONE, answer, list, percent, profile};
 use super::{
-    Answer, Experiment, Outcome, Setting, agreed, go, go_by_thread, host_of, linux_bfq, near, rule,
+    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, agreed, go, go_by_thread, host_of,
+    linux_bfq, near, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -163,6 +164,32 @@ impl Scaling {
     }
 }
 
+/// Figure 8, MQFQ to the letter; with what the paper says of 15 to 19 threads.
+fn by_threads(setting: Setting<'_>) -> Result<Figure, String> {
+    let line = |name: &str, threads: &[usize], millions: &dyn Fn(usize) -> Result<f64, String>| {
+        let point = |&threads: &usize| Ok((threads as f64, millions(threads)?));
+        Ok::<_, String>(Line::new(name, threads.iter().map(point).collect::<Result<_, String>>()?))
+    };
+    let under = |policy| move |threads| millions(policy, Flows::One, threads, setting);
+    let (mqfq, serial) = (Whose::Strict.mqfq(), Whose::Strict.serial());
+    let most = rule("M-8.1", "millions");
+    let of_paper = |name, times| {
+        Line::of_paper(name, [15.0, 19.0].map(|threads| (threads, most / times)).to_vec())
+    };
+    let lines = vec![
+        line("nosched", &[1, 4, 8, 16, 24, 32], &under(NONE))?,
+        line("MQFQ", &[1, 4, 8, 15, 16, 17, 18, 19, 32], &under(mqfq))?,
+        line("MQFQ-serial", &[1, 4, 8, 16], &under(serial))?,
+        line("BFQ", &[1, 4, 8, 16], &|threads| millions_of_bfq(threads, setting))?,
+        of_paper("MQFQ", 1.0),
+        of_paper("MQFQ-serial", rule("M-8.2", "serial")),
+        of_paper("BFQ", rule("M-8.2", "bfq")),
+    ];
+    let axes = [Axis::linear("threads"), Axis::linear("million requests a second")];
+    let title = "MQFQ, Fig 8: reads of 1 KB over NVMf, all threads one flow";
+    Ok(Figure::lines("m-8", title, axes, lines))
+}
+
 /// Figure 8.
 fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
     let (strict, ours) =
@@ -187,7 +214,7 @@ fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
         let [one, each] = parts(scaling).map(percent);
         format!("{one} with one flow, {each} with a flow each")
     };
-    Ok(vec![
+    let answers = vec![
         by_flows(
             "M-8.1",
             format!("{}; ours {}", best(&strict), best(&ours)),
@@ -222,33 +249,72 @@ fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
             "nosched, MQFQ, serial, BFQ at 16 threads; serial has MQFQ's shared words to fetch \
              while it holds the lock, BFQ only its own",
         ),
-    ]
-    .into())
+    ];
+    Ok(Outcome { answers, figures: vec![by_threads(setting)?], tables: Vec::new() })
 }
+
+/// What is told of the paper's MQFQ and of ours, in million requests a second.
+fn both(
+    id: &'static str,
+    title: &str,
+    groups: &[&str],
+    [strict, ours]: [&[f64]; 2],
+    of_paper: Vec<(f64, f64)>,
+) -> Figure {
+    let lines = vec![
+        Line::bars(STRICT, strict),
+        Line::bars("fairq's", ours),
+        Line::of_paper(STRICT, of_paper),
+    ];
+    let groups = groups.iter().copied();
+    Figure::bars(id, &format!("MQFQ, {title}"), "million requests a second", groups, lines)
+}
+
+const STRICT: &str = "to the letter";
 
 /// Figure 9.
 fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
-    let gains = |whose: Whose| {
-        let gain = |flows, threads| {
-            let of = |policy| millions(policy, flows, threads, setting);
-            Ok::<_, String>(of(whose.mqfq())? / of(whose.scan())? - 1.0)
-        };
-        Ok::<_, String>([gain(Flows::One, 32)?, gain(Flows::One, 16)?, gain(Flows::Each, 32)?])
+    // Mindicator and scan, in turn.
+    let rates = |whose: Whose| {
+        let cases = [(Flows::One, 32), (Flows::One, 16), (Flows::Each, 32)];
+        let policies = [whose.mqfq(), whose.scan()];
+        let all = cases.into_iter().flat_map(|case| policies.map(|policy| (policy, case)));
+        let rates = all.map(|(policy, (flows, threads))| millions(policy, flows, threads, setting));
+        rates.collect::<Result<Vec<f64>, String>>()
     };
-    let (strict, ours) = (gains(Whose::Strict)?, gains(Whose::Ours)?);
+    let (strict_rates, our_rates) = (rates(Whose::Strict)?, rates(Whose::Ours)?);
+    let gains = |rates: &[f64]| [0, 2, 4].map(|at: usize| rates[at] / rates[at + 1] - 1.0);
+    let (strict, ours) = (gains(&strict_rates), gains(&our_rates));
     let said = |[all, half, each]: [f64; 3]| {
         let [all, half, each] = [all, half, each].map(percent);
         format!("{all} better at 32 threads, {half} at 16, with a flow each {each} at 32")
     };
     let [all, _, each] = strict;
-    Ok(vec![by_flows(
+    // At 32 threads, whoever is a flow.
+    let better = [0, 4].map(|at| (at as f64, (1.0 + rule("M-9.1", "more")) * strict_rates[at + 1]));
+    let figure = both(
+        "m-9",
+        "Fig 9: virtual time by mindicator and by scan, with 32 and 16 threads of one flow, and 32 \
+         of a flow each",
+        &[
+            "mindicator, 32",
+            "scan, 32",
+            "mindicator, 16",
+            "scan, 16",
+            "mindicator, each",
+            "scan, each",
+        ],
+        [&strict_rates, &our_rates],
+        better.to_vec(),
+    );
+    let answer = by_flows(
         "M-9.1",
         format!("{}; ours {}", said(strict), said(ours)),
         "a core fetches ten of the scan's 32 lines at a time, which takes little of a request's 8 \
          us; tokens cost more (M-8.1)",
         &[all, each].map(|more| (more - rule("M-9.1", "more")).abs() <= rule("M-9.1", "points")),
-    )]
-    .into())
+    );
+    Ok(Outcome { answers: vec![answer], figures: vec![figure], tables: Vec::new() })
 }
 
 /// What Figure 10 shows of one MQFQ, a flow a thread, since flows of one progress alike.
@@ -302,7 +368,25 @@ fn unthrottling(setting: Setting<'_>) -> Result<Outcome, String> {
             list(polls, 2)
         )
     };
-    Ok(vec![
+    let reschedules = |Waking { wheel, polls, .. }: &Waking| [&[*wheel][..], polls].concat();
+    let (of_strict, of_ours) = (reschedules(&strict), reschedules(&ours));
+    let figures = vec![
+        both(
+            "m-10a",
+            "Fig 10 left: how queues are woken, 32 threads of a flow each",
+            &["timer wheel", "polling, 1 us", "polling, 5 us"],
+            [&strict.millions, &ours.millions],
+            Vec::new(),
+        ),
+        Figure::bars(
+            "m-10b",
+            "MQFQ, Fig 10 right: reschedules, a flow a thread",
+            "for each request",
+            ["wheel, 32 threads", "1 us, 4 threads", "1 us, 16 threads", "1 us, 32 threads"],
+            vec![Line::bars(STRICT, &of_strict), Line::bars("fairq's", &of_ours)],
+        ),
+    ];
+    let answers = vec![
         answer(
             "M-10.1",
             format!("{} M; ours {}", list(&strict.millions, 2), list(&ours.millions, 2)),
@@ -319,8 +403,8 @@ fn unthrottling(setting: Setting<'_>) -> Result<Outcome, String> {
             "polling at 4, 16 and 32 threads; ours polls for virtual time alone, and with the \
              fabric's own time flows stay within T of each other, so that none is throttled",
         ),
-    ]
-    .into())
+    ];
+    Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
 /// With the tree, the counter and the bitmap, at 32 threads.
@@ -338,9 +422,23 @@ fn slots(setting: Setting<'_>) -> Result<Outcome, String> {
     };
     let ((strict, socket), (ours, our_socket)) = (of(Whose::Strict)?, of(Whose::Ours)?);
     let [tree, counter, bitmap] = strict;
+    let all = |kinds: [f64; 3], socket: [f64; 2]| [&kinds[..], &socket].concat();
+    // Less than half of the tree's, so much less, and no more with twice the threads.
+    let of_paper = vec![
+        (1.0, tree / rule("M-11.1", "counter")),
+        (2.0, tree / rule("M-11.1", "bitmap")),
+        (4.0, socket[0]),
+    ];
+    let figure = both(
+        "m-11",
+        "Fig 11: how slots are counted, without virtual time, by threads",
+        &["token tree, 32", "counter, 32", "bitmap, 32", "counter, 8", "counter, 16"],
+        [&all(strict, socket), &all(ours, our_socket)],
+        of_paper,
+    );
     let ratios =
         |[tree, counter, bitmap]: [f64; 3]| format!("{:.2}; {:.2}", tree / counter, tree / bitmap);
-    Ok(vec![
+    let answers = vec![
         answer(
             "M-11.1",
             format!(
@@ -362,6 +460,6 @@ fn slots(setting: Setting<'_>) -> Result<Outcome, String> {
             "twice the cores do half as much again, not nothing more: beyond the socket a swap \
              fails 1.6 times a request, and a request has a core for 5 us beside it",
         ),
-    ]
-    .into())
+    ];
+    Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }

@@ -301,7 +301,7 @@ fn figure(number: usize, title: &str, groups: &[&[Cell]], measure: &Measure) -> 
     let line = |name: String, spreads: Vec<Spread>, places: &[f64]| {
         let points = places.iter().zip(&spreads).map(|(x, spread)| (*x, spread.mean)).collect();
         let halves = spreads.iter().filter_map(|spread| spread.half).collect();
-        Line { name, points, halves }
+        Line { name, points, halves, paper: false }
     };
     let tenants = || first.runs[0].flows.iter().enumerate();
     let (x, names, lines) = match first.point.first() {

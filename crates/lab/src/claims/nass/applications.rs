@@ -8,9 +8,10 @@ use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{SECOND, Scenario, Tenant};
 
 use super::{
-    BFQ, Both, CHANGES, FOUR, Measured, NCQ, Pairs, both, du, fv, named, profile, scenario,
+    BFQ, Both, CHANGES, FOUR, Measured, NCQ, Pairs, Said, both, du, fv, named, profile, scenario,
+    with_nass,
 };
-use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, Shape, go, jain, rule};
+use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, go, jain, percents_said, rule};
 
 /// Table IV: file, mail and database servers of Filebench.
 fn servers(setting: Setting<'_>) -> Result<[Proxy; 3], String> {
@@ -76,8 +77,19 @@ pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
             .into(),
         },
     ];
-    let figure =
-        pairs.drawn("n-12", "Fig 12: three servers of Filebench", &["BDR-F", "BDR-M", "BDR-D"]);
+    let of_bfq = percents_said("N-12.3");
+    let figure = with_nass(
+        "n-12",
+        "Fig 12: three servers of Filebench",
+        &["BDR-F", "BDR-M", "BDR-D"],
+        &pairs.groups(),
+        [
+            Said::new("BDR-M", |m| m.kept[1], &[BFQ], &of_bfq[..1]),
+            Said::new("BDR-D", |m| m.kept[2], &[BFQ], &of_bfq[1..]),
+            Said::new("FV", fv, &[BFQ, Cfq, FlashFq, Fiops], &percents_said("N-12.1")),
+            Said::new("DU", du, &[BFQ, FlashFq, Cfq], &percents_said("N-12.4")),
+        ],
+    );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
@@ -184,18 +196,20 @@ pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
     let line = |name: &str, run: &Run, value: &dyn Fn(&[f64]) -> f64| {
         Line::new(name, (12..39).map(|second| (second as f64, value(&kept(run, second)))).collect())
     };
-    let drawn = |id, title: &str, label, value: &dyn Fn(&[f64]) -> f64| Figure {
-        id,
-        title: format!("NASS, {title}"),
-        x: Axis::linear("s"),
-        y: Axis::linear(label),
-        shape: Shape::Lines,
-        lines: vec![
+    let drawn = |id, title: &str, label, value: &dyn Fn(&[f64]) -> f64, said| {
+        let lines = vec![
             line("CFQ", &plain, value),
             line("CFQ(N)", &limited, value),
             line("CFQ, our NASS", &ours, value),
-        ],
+            Line::of_paper("CFQ(N)", said),
+        ];
+        let axes = [Axis::linear("s"), Axis::linear(label)];
+        Figure::lines(id, &format!("NASS, {title}"), axes, lines)
     };
+    // Always above that; and so much more than CFQ while others are beside OLTP.
+    let above = [16.0, 27.0, 37.0].map(|at_s| (at_s, rule("N-13.2", "above"))).to_vec();
+    let gains = percents_said("N-13.3").into_iter();
+    let more = gains.map(|gain| (26.0, (1.0 + gain) * mean(&plain, 13..39, &sum))).collect();
     let answers = vec![
         Answer {
             id: "N-13.1",
@@ -235,8 +249,8 @@ pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
         },
     ];
     let figures = vec![
-        drawn("n-13a", "Fig 13a: FV", "FV", &index),
-        drawn("n-13b", "Fig 13b: DU", "DU", &sum),
+        drawn("n-13a", "Fig 13a: FV", "FV", &index, above),
+        drawn("n-13b", "Fig 13b: DU", "DU", &sum, more),
     ];
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }

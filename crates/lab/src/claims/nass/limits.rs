@@ -5,9 +5,12 @@ use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::Access;
 
 use super::{
-    BFQ, Both, CHANGES, FOUR, Measured, Pairs, both, du, fv, job, named, pair, profile, scenario,
+    BFQ, Both, CHANGES, FOUR, Measured, Pairs, Said, both, du, fv, job, named, pair, profile,
+    scenario, with_nass,
 };
-use crate::claims::{Answer, Axis, Figure, Line, Outcome, Setting, Shape, agreed, go, rule};
+use crate::claims::{
+    Answer, Axis, Figure, Line, Outcome, Setting, agreed, go, percents_said, rule,
+};
 
 /// Figure 8: an intensive load alone, with so many requests on the device.
 pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
@@ -33,17 +36,15 @@ pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
     // The paper does not say what an obvious loss is: each part is a reading.
     let readings = [0.05, 0.1, 0.2, 0.3, 0.5]
         .map(|loses| rises && f64::from(first(loses)) == rule("N-8.1", "beta"));
-    let figure = Figure {
-        id: "n-8",
-        title: "NASS, Fig 8: utilization of an intensive load alone".into(),
-        x: Axis::linear("requests on the device (β)"),
-        y: Axis::linear("of the bandwidth at 32"),
-        shape: Shape::Lines,
-        lines: vec![Line::new(
+    let figure = Figure::lines(
+        "n-8",
+        "NASS, Fig 8: utilization of an intensive load alone",
+        [Axis::linear("requests on the device (β)"), Axis::linear("of the bandwidth at 32")],
+        vec![Line::new(
             "4 KiB random reads",
             parts.iter().map(|&(b, part)| (f64::from(b), part)).collect(),
         )],
-    };
+    );
     let answers =
         vec![Answer {
         id: "N-8.1",
@@ -118,8 +119,13 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
             .into(),
         },
     ];
-    let figure =
-        pairs.drawn("n-9", "Fig 9: reads of 4 KiB beside 128 KiB", &["BDR-4K", "BDR-128K"]);
+    let figure = with_nass(
+        "n-9",
+        "Fig 9: reads of 4 KiB beside 128 KiB",
+        &["BDR-4K", "BDR-128K"],
+        &pairs.groups(),
+        [Said::new("FV", fv, &[Cfq, FlashFq, BFQ], &percents_said("N-9.2"))],
+    );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
@@ -182,8 +188,16 @@ pub(super) fn idleness(setting: Setting<'_>) -> Result<Outcome, String> {
             .into(),
         },
     ];
-    let figure =
-        pairs.drawn("n-10", "Fig 10: reads at depth 2 beside depth 32", &["BDR-NON", "BDR-INTEN"]);
+    let said = |measure, of, gains: [(Scheduler, f64); 3]| {
+        Said::new(measure, of, &gains.map(|gain| gain.0), &gains.map(|gain| gain.1))
+    };
+    let figure = with_nass(
+        "n-10",
+        "Fig 10: reads at depth 2 beside depth 32",
+        &["BDR-NON", "BDR-INTEN"],
+        &pairs.groups(),
+        [said("FV", fv, fairness), said("DU", du, utilization)],
+    );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
@@ -230,10 +244,35 @@ pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
                 .into(),
         },
     ];
-    let figure = limited.drawn(
+    let groups: Vec<(String, &Measured)> = FOUR
+        .into_iter()
+        .flat_map(|one| {
+            let ((before, limited), (_, all)) = (limited.of(one), n.strict.of(one));
+            [("", before), ("(NM)", limited), ("(N)", all)]
+                .map(|(variant, measured)| (format!("{}{variant}", named(one)), measured))
+        })
+        .collect();
+    use Scheduler::{Fiops, FlashFq, LinuxCfq as Cfq};
+    let from_nm = |measure, of, gains: &[f64]| Said {
+        variants: ["(NM)", "(N)"],
+        ..Said::new(measure, of, &[BFQ, Cfq, FlashFq, Fiops], gains)
+    };
+    let more = percents_said("N-11.2");
+    let figure = with_nass(
         "n-11",
-        "Fig 11 (Ori and NM): sequential reads beside sequential writes",
+        "Fig 11: sequential reads beside sequential writes, NASS without its second mechanism (NM) \
+         and with it (N)",
         &["BDR-R", "BDR-W"],
+        &groups,
+        [
+            // Of the others it says that they gain more.
+            Said {
+                variants: ["", "(NM)"],
+                ..Said::new("FV", fv, &[FlashFq], &[rule("N-11.1", "more")])
+            },
+            from_nm("FV", fv, &more[..4]),
+            from_nm("DU", du, &more[4..]),
+        ],
     );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }

@@ -26,7 +26,7 @@ use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialS
 use fairq_sim::proxy::Proxy;
 use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant, US};
 
-use super::{Axis, Experiment, Figure, Line, Setting, Shape, go, jain};
+use super::{Experiment, Figure, Line, Setting, go, jain};
 
 mod applications;
 mod conflicts;
@@ -281,18 +281,36 @@ fn drawn(
     let bars = |name: &str, value: &dyn Fn(&Measured) -> f64| {
         Line::bars(name, &results.iter().map(|result| value(&result.1)).collect::<Vec<f64>>())
     };
-    Figure {
-        id,
-        title: format!("NASS, {title}"),
-        x: Axis::linear(""),
-        y: Axis::linear("BDR and FV (1 is best), DU"),
-        shape: Shape::Bars(results.iter().map(|result| result.0.to_owned()).collect()),
-        lines: vec![
-            bars(weak, &|m| m.kept[0]),
-            bars(strong, &|m| m.kept[1]),
-            bars("FV", &|m| m.fairness),
-            bars("DU", &|m| m.utilization),
-        ],
+    let lines = vec![
+        bars(weak, &|m| m.kept[0]),
+        bars(strong, &|m| m.kept[1]),
+        bars("FV", &fv),
+        bars("DU", &du),
+    ];
+    let groups = results.iter().map(|result| result.0);
+    Figure::bars(id, &format!("NASS, {title}"), MEASURES, groups, lines)
+}
+
+const MEASURES: &str = "BDR and FV (1 is best), DU";
+
+/// By how much the paper says that one variant of a scheduler has more than another.
+struct Said {
+    measure: &'static str,
+    of: fn(&Measured) -> f64,
+    /// What stands behind the scheduler's name: of the one with less, and of the one with more.
+    variants: [&'static str; 2],
+    gains: Vec<(Scheduler, f64)>,
+}
+
+impl Said {
+    fn new(
+        measure: &'static str,
+        of: fn(&Measured) -> f64,
+        schedulers: &[Scheduler],
+        gains: &[f64],
+    ) -> Said {
+        let gains = schedulers.iter().copied().zip(gains.iter().copied()).collect();
+        Said { measure, of, variants: ["", "(N)"], gains }
     }
 }
 
@@ -351,29 +369,43 @@ impl Pairs {
         schedulers.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    fn drawn(&self, id: &'static str, title: &str, tenants: &[&str]) -> Figure {
-        let rows = self.0.iter().flat_map(|(scheduler, before, after)| {
+    /// Each scheduler as it is, and with NASS.
+    fn groups(&self) -> Vec<(String, &Measured)> {
+        let both = self.0.iter().flat_map(|(scheduler, before, after)| {
             [(named(*scheduler).to_owned(), before), (format!("{}(N)", named(*scheduler)), after)]
         });
-        let (groups, all): (Vec<String>, Vec<&Measured>) = rows.unzip();
-        let bars = |name: &str, value: &dyn Fn(&Measured) -> f64| {
-            Line::bars(name, &all.iter().map(|measured| value(measured)).collect::<Vec<f64>>())
-        };
-        let mut lines: Vec<Line> = tenants
-            .iter()
-            .enumerate()
-            .map(|(number, name)| bars(name, &|m| m.kept[number]))
-            .collect();
-        lines.extend([bars("FV", &|m| m.fairness), bars("DU", &|m| m.utilization)]);
-        Figure {
-            id,
-            title: format!("NASS, {title}"),
-            x: Axis::linear(""),
-            y: Axis::linear("BDR and FV (1 is best), DU"),
-            shape: Shape::Bars(groups),
-            lines,
-        }
+        both.collect()
     }
+}
+
+/// Schedulers with and without NASS, and what the paper says of them: so much more than what was
+/// measured here.
+fn with_nass(
+    id: &'static str,
+    title: &str,
+    tenants: &[&str],
+    groups: &[(String, &Measured)],
+    said: impl IntoIterator<Item = Said>,
+) -> Figure {
+    let bars = |name: &str, value: &dyn Fn(&Measured) -> f64| {
+        Line::bars(name, &groups.iter().map(|group| value(group.1)).collect::<Vec<f64>>())
+    };
+    let kept = |(number, name): (usize, &&str)| bars(name, &|m| m.kept[number]);
+    let mut lines: Vec<Line> = tenants.iter().enumerate().map(kept).collect();
+    lines.extend([bars("FV", &fv), bars("DU", &du)]);
+    let of_paper = |Said { measure, of, variants, gains }: Said| {
+        let point = |(scheduler, gain): (Scheduler, f64)| {
+            let [from, to] = variants.map(|variant| {
+                let name = format!("{}{variant}", named(scheduler));
+                groups.iter().position(|group| group.0 == name).expect("a group of this name")
+            });
+            (to as f64, (1.0 + gain) * of(groups[from].1))
+        };
+        Line::of_paper(measure, gains.into_iter().map(point).collect())
+    };
+    lines.extend(said.into_iter().map(of_paper));
+    let groups = groups.iter().map(|group| group.0.as_str());
+    Figure::bars(id, &format!("NASS, {title}"), MEASURES, groups, lines)
 }
 
 fn fv(measured: &Measured) -> f64 {
