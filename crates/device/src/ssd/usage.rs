@@ -64,8 +64,7 @@ impl Usage {
                 .map(|kind| part(self.dies_ns[kind], before.dies_ns[kind], parts.dies)),
             channels: part(self.channels_ns, before.channels_ns, parts.channels),
             links: [0, 1].map(|link| part(self.links_ns[link], before.links_ns[link], 1)),
-            // A command is let in while there is any room, so that the buffer may hold more than its
-            // size.
+            // A command is let in while there is any room: the buffer may hold more than its size.
             buffer: (held / (elapsed_ns * parts.buffer.max(1) as f64)).min(1.0),
             amplification: (written > 0).then(|| 1.0 + moved as f64 / written as f64),
         }
