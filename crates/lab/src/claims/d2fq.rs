@@ -16,13 +16,13 @@ use std::ops::Range;
 use fairq_core::ClassWeights;
 use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
-use fairq_sim::Run;
 use fairq_sim::policies::{AnySubject, D2fqSubject, Kernel, MqfqSubject};
 use fairq_sim::scenario::{Job, MOVES_NS, MS, SECOND, Scenario, Tenant};
+use fairq_sim::{Got, Run};
 
 use super::{
-    Answer, Axis, D2FQ_BUDGET, Experiment, Figure, Line, Outcome, Setting, Shape, agreed, go,
-    linux_bfq, near, percent, rule,
+    Answer, Axis, D2FQ_BUDGET, Experiment, Figure, Line, Outcome, Setting, agreed, go, linux_bfq,
+    near, percent, rule,
 };
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
@@ -51,6 +51,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 const MQFQ: AnySubject = AnySubject::Mqfq(MqfqSubject { slots: 64, threshold: 45 << 10 });
 const DYNAMIC: Ratio = Ratio::Dynamic { initial: 256 };
 const MIB: u64 = 1 << 20;
+const BY_SECOND: [Axis; 2] = [Axis::linear("s"), Axis::linear("MB/s")];
 
 fn d2fq(ratio: Ratio, tau_l: u64) -> AnySubject {
     AnySubject::D2fq(D2fqSubject { ratio, tau_l, tau_m: None, strict_paper: false })
@@ -366,17 +367,11 @@ fn thresholds(setting: Setting<'_>) -> Result<Outcome, String> {
             .into(),
         },
     ];
-    let drawn = |id, title: &str, run: &Run| Figure {
-        id,
-        title: format!("D2FQ, Fig 7: 4, 8 and 16 KB, {title}"),
-        x: Axis::linear("s"),
-        y: Axis::linear("MB/s"),
-        shape: Shape::Lines,
-        lines: ["4 KB", "8 KB", "16 KB"]
-            .into_iter()
-            .zip(&run.tenants)
-            .map(|(name, got)| Line::bandwidth(name, &got.series, INTERVAL, 2))
-            .collect(),
+    let drawn = |id, title: &str, run: &Run| {
+        let flows = ["4 KB", "8 KB", "16 KB"].into_iter().zip(&run.tenants);
+        let line = |(name, got): (_, &Got)| Line::bandwidth(name, &got.series, INTERVAL, 2);
+        let title = format!("D2FQ, Fig 7: 4, 8 and 16 KB, {title}");
+        Figure::lines(id, &title, BY_SECOND, flows.map(line).collect())
     };
     let figures = vec![
         drawn("d-7a", "tau_l = 1 MB, the paper's algorithm", &paper[0]),
@@ -450,7 +445,7 @@ impl Load {
     /// Of schedulers that the paper finds fair it says how what they serve is divided: by weight.
     fn drawn(&self, id: &'static str, title: &str, fair: &[&str]) -> Figure {
         let line = |(name, run): (&str, &Run)| {
-            let mb_s = |got: &fairq_sim::Got| got.bytes as f64 * 1e3 / run.measured_ns as f64;
+            let mb_s = |got: &Got| got.bytes as f64 * 1e3 / run.measured_ns as f64;
             Line::bars(name, &run.tenants.iter().map(mb_s).collect::<Vec<f64>>())
         };
         let all: f64 = self.weights.iter().map(|&weight| f64::from(weight)).sum();
@@ -530,21 +525,18 @@ fn three_loads(setting: Setting<'_>) -> Result<Outcome, String> {
             note: "coefficient of variation over intervals of 10 ms".into(),
         },
     ];
-    let last =
-        |name: &str, got: &fairq_sim::Got| Line::bandwidth(name, &got.series[900..], 10 * MS, 1);
-    let stable = Figure {
-        id: "d-14",
-        title: "D2FQ, Fig 14: every 10 ms of the last second".into(),
-        x: Axis::linear("s"),
-        y: Axis::linear("MB/s"),
-        shape: Shape::Lines,
-        lines: vec![
+    let last = |name: &str, got: &Got| Line::bandwidth(name, &got.series[900..], 10 * MS, 1);
+    let stable = Figure::lines(
+        "d-14",
+        "D2FQ, Fig 14: every 10 ms of the last second",
+        BY_SECOND,
+        vec![
             last("D2FQ 4 KB", &sizes.d2fq.tenants[0]),
             last("D2FQ 8 KB", &sizes.d2fq.tenants[1]),
             last("MQFQ 4 KB", &sizes.mqfq.tenants[0]),
             last("MQFQ 8 KB", &sizes.mqfq.tenants[1]),
         ],
-    };
+    );
     let figures = vec![
         sizes.drawn("d-11a", "Fig 11a: 4 KB beside 8 KB", &["MQFQ", "D2FQ", "BFQ"]),
         threads.drawn("d-11b", "Fig 11b: two threads beside six", &["MQFQ", "D2FQ", "BFQ"]),
@@ -618,8 +610,7 @@ fn events(setting: Setting<'_>) -> Result<Outcome, String> {
             let after = [150, 190, 250, 290].map(|interval| third(&lines[1].points[interval]));
             lines.push(Line::of_paper(lines[0].name.clone(), after.to_vec()));
         }
-        let axes = [Axis::linear("s"), Axis::linear("MB/s")];
-        Figure::lines(id, &format!("D2FQ, Fig 15: {title}"), axes, lines)
+        Figure::lines(id, &format!("D2FQ, Fig 15: {title}"), BY_SECOND, lines)
     };
     let points = dynamic
         .class_weights

@@ -7,7 +7,7 @@ use fairq_sim::host::Machine;
 use fairq_sim::policies::AnySubject;
 use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
-use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, go, near, rule};
+use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Setting, go, near, rule};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["D-3.1"], seconds: 2, run: order_of_arbitration },
@@ -106,18 +106,16 @@ fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
     };
     // How many requests fill the drive, and how many a second it then does.
     let of_paper = |name, depth: f64, iops: f64| Line::of_paper(name, vec![(depth, iops / 1e3)]);
-    let figure = Figure {
-        id: "m-p",
-        title: "MQFQ, Section 4: requests a second by depth".into(),
-        x: Axis::log("requests outstanding"),
-        y: Axis::linear("thousand requests a second"),
-        shape: Shape::Lines,
-        lines: vec![
+    let figure = Figure::lines(
+        "m-p",
+        "MQFQ, Section 4: requests a second by depth",
+        [Axis::log("requests outstanding"), Axis::linear("thousand requests a second")],
+        vec![
             line("P3700, 4 KB", &on_ssd),
             line("NVMf, 1 KB", &on_fabric),
             of_paper("P3700, 4 KB", rule("M-P.1", "ssd"), rule("M-P.2", "ssd")),
             of_paper("NVMf, 1 KB", rule("M-P.1", "fabric"), rule("M-P.2", "fabric")),
         ],
-    };
+    );
     Ok(Outcome { answers: vec![parallelism, peak], figures: vec![figure], tables: Vec::new() })
 }

@@ -19,7 +19,7 @@ use fairq_sim::run;
 use fairq_sim::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
 
 use super::{
-    Answer, Axis, Experiment, Figure, LINUX_SLOTS, Line, Outcome, Setting, Shape, agreed, go,
+    Answer, Axis, Experiment, Figure, LINUX_SLOTS, Line, Outcome, Setting, agreed, go,
     go_by_thread, jain, near, percent, rule,
 };
 
@@ -187,18 +187,16 @@ fn synthetic(setting: Setting<'_>) -> Result<Outcome, String> {
         rates[2].push(bfq.bandwidth() / 1e6);
         indices.push(fairness(&bfq, &WEIGHTS));
     }
-    let groups = kinds.iter().map(|kind| kind.0.to_owned()).collect::<Vec<_>>();
-    let bars = |id, title: &str, label, values: [&[f64]; 3]| Figure {
-        id,
-        title: format!("Kyber-fairness, {title}"),
-        x: Axis::linear(""),
-        y: Axis::linear(label),
-        shape: Shape::Bars(groups.clone()),
-        lines: ["none", "kyber-fair", "BFQ"]
-            .into_iter()
-            .zip(values)
-            .map(|(name, bars)| Line::bars(name, bars))
-            .collect(),
+    let bars = |id, title: &str, label, values: [&[f64]; 3]| {
+        let all = ["none", "kyber-fair", "BFQ"].into_iter().zip(values);
+        let lines = all.map(|(name, bars)| Line::bars(name, bars)).collect();
+        Figure::bars(
+            id,
+            &format!("Kyber-fairness, {title}"),
+            label,
+            kinds.iter().map(|kind| kind.0),
+            lines,
+        )
     };
     let list = |values: &[f64]| {
         values.iter().map(|value| format!("{value:.3}")).collect::<Vec<_>>().join(" ")
@@ -371,18 +369,13 @@ fn groups(setting: Setting<'_>) -> Result<Outcome, String> {
     let points = |rates: &[f64]| {
         numbers.iter().zip(rates).map(|(&number, &rate)| (number as f64, rate)).collect()
     };
-    let figure = Figure {
-        id: "k-6",
-        title: "Kyber-fairness, Fig 6: more and more tenants".into(),
-        x: Axis::linear("tenants of four threads"),
-        y: Axis::linear("thousand requests a second"),
-        shape: Shape::Lines,
-        lines: ["none", "kyber-fair", "BFQ"]
-            .into_iter()
-            .zip(&rates)
-            .map(|(name, rates)| Line::new(name, points(rates)))
-            .collect(),
-    };
+    let all = ["none", "kyber-fair", "BFQ"].into_iter().zip(&rates);
+    let figure = Figure::lines(
+        "k-6",
+        "Kyber-fairness, Fig 6: more and more tenants",
+        [Axis::linear("tenants of four threads"), Axis::linear("thousand requests a second")],
+        all.map(|(name, rates)| Line::new(name, points(rates))).collect(),
+    );
     let answer = Answer {
         id: "K-6.1",
         measured: format!(

@@ -16,9 +16,7 @@ use fairq_sim::policies::{
 };
 use fairq_sim::scenario::{Burst, Job, MS, SECOND, Scenario, Tenant, US};
 
-use super::{
-    Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Shape, Table, jain, measured,
-};
+use super::{Answer, Axis, Experiment, Figure, Line, Outcome, Setting, Table, jain, measured};
 
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["X-tenants"], seconds: 40, run: tenants },
@@ -54,10 +52,6 @@ fn fairness(run: &Run, scenario: &Scenario) -> f64 {
             .zip(&scenario.tenants)
             .map(|(got, tenant)| got.bytes as f64 / f64::from(tenant.weight)),
     )
-}
-
-fn lines(id: &'static str, title: &str, axes: (Axis, Axis), lines: Vec<Line>) -> Figure {
-    Figure { id, title: title.into(), x: axes.0, y: axes.1, shape: Shape::Lines, lines }
 }
 
 /// A row that tells a value and claims nothing.
@@ -126,22 +120,22 @@ fn tenants(setting: Setting<'_>) -> Result<Outcome, String> {
          3; measured in the third second",
     )];
     let figures = vec![
-        lines(
+        Figure::lines(
             "x-tenants-fairness",
             "Fairness by the number of tenants (Z-SSD)",
-            (x, Axis::linear("Jain's index")),
+            [x, Axis::linear("Jain's index")],
             fair,
         ),
-        lines(
+        Figure::lines(
             "x-tenants-tail",
             "Tail of the light ones by the number of tenants",
-            (x, Axis::log("p99, ms")),
+            [x, Axis::log("p99, ms")],
             tails,
         ),
-        lines(
+        Figure::lines(
             "x-tenants-rate",
             "All requests by the number of tenants",
-            (x, Axis::linear("thousand a second")),
+            [x, Axis::linear("thousand a second")],
             rates,
         ),
     ];
@@ -176,7 +170,7 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
         "by weight",
         ratios.map(|ratio| (f64::from(ratio), f64::from(ratio))).to_vec(),
     ));
-    let axes = (Axis::log("weights, 1 to"), Axis::log("bytes, 1 to"));
+    let axes = [Axis::log("weights, 1 to"), Axis::log("bytes, 1 to")];
     Ok(Outcome {
         answers: vec![told(
             "X-weights",
@@ -184,7 +178,12 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
             "bytes of the heavy tenant for one of the light, weights 1 to 1, 3, 10, 100, 1000, \
              10,000; D2FQ's ratio ends at 256",
         )],
-        figures: vec![lines("x-weights", "Shares by weights (Z-SSD, two deep tenants)", axes, got)],
+        figures: vec![Figure::lines(
+            "x-weights",
+            "Shares by weights (Z-SSD, two deep tenants)",
+            axes,
+            got,
+        )],
         tables: Vec::new(),
     })
 }
@@ -229,16 +228,16 @@ fn window(setting: Setting<'_>) -> Result<Outcome, String> {
              = 8, 16, 32, 64, 128, 256, 512; mqfq's D is 64",
         )],
         figures: vec![
-            lines(
+            Figure::lines(
                 "x-window-share",
                 "Error of the share by the device's window",
-                (x, Axis::linear("%")),
+                [x, Axis::linear("%")],
                 errors,
             ),
-            lines(
+            Figure::lines(
                 "x-window-tail",
                 "Tail of the heavy one by the device's window",
-                (x, Axis::linear("p99, ms")),
+                [x, Axis::linear("p99, ms")],
                 tails,
             ),
         ],
@@ -286,16 +285,16 @@ fn depth(setting: Setting<'_>) -> Result<Outcome, String> {
             "mqfq, D = 4, 8, 16, 32, 64, 128, 256, 512, a Z-SSD that fetches up to 512",
         )],
         figures: vec![
-            lines(
+            Figure::lines(
                 "x-depth-rate",
                 "Throughput by D",
-                (x, Axis::linear("thousand a second")),
+                [x, Axis::linear("thousand a second")],
                 vec![Line::new("all", rates)],
             ),
-            lines(
+            Figure::lines(
                 "x-depth-tail",
                 "Tail of a tenant in bursts by D",
-                (x, Axis::linear("p99, us")),
+                [x, Axis::linear("p99, us")],
                 vec![Line::new("bursts", tails)],
             ),
         ],
@@ -327,16 +326,16 @@ fn threshold(setting: Setting<'_>) -> Result<Outcome, String> {
             "mqfq, D = 64, T = 0, 4, 16, 45, 128, 512, 2048 KiB, Z-SSD",
         )],
         figures: vec![
-            lines(
+            Figure::lines(
                 "x-threshold-rate",
                 "Throughput by T",
-                (x, Axis::linear("thousand a second")),
+                [x, Axis::linear("thousand a second")],
                 vec![Line::new("all", rates)],
             ),
-            lines(
+            Figure::lines(
                 "x-threshold-tail",
                 "Tail of a tenant in bursts by T",
-                (x, Axis::linear("p99, us")),
+                [x, Axis::linear("p99, us")],
                 vec![Line::new("bursts", tails)],
             ),
         ],
