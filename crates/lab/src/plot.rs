@@ -15,11 +15,12 @@ use crate::record::{Figure, Line};
 
 /// Without the legend, which is above.
 const SIZE: (u32, u32) = (720, 380);
-/// A row of the legend; where the first entry of each begins; and of an entry what is beside its
-/// text, and a letter of it, which no font is asked for.
+/// How high a row of the legend is, and where it begins, which is where the figure's axis is.
 const ROW: i32 = 20;
 const FIRST: i32 = 74;
+/// What an entry takes beside its text: its colour, and some room before the next.
 const BESIDE: i32 = 36;
+/// About how wide a letter is, since no font is asked.
 const LETTER: f64 = 7.0;
 const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
 const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
