@@ -85,6 +85,7 @@ pub fn older_policy(seed: u64) -> AnySubject {
                 processes: random.pick(&[0, 1, 2]),
                 budget: random.pick(&[0, 256]),
                 cycles: LinuxBfqConfig::CYCLES,
+                low_latency: false,
             });
             let schedulers = [Cfq, Bfq, FlashFq, Fiops, LinuxCfq, linux];
             let mut lock = SerialSubject::new(random.pick(&schedulers), slots);

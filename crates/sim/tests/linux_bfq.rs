@@ -24,10 +24,17 @@ struct Measured {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 struct Load {
     name: String,
     #[serde(default = "yes")]
     groups: bool,
+    #[serde(default)]
+    low_latency: bool,
+    #[serde(default = "four")]
+    before: u64,
+    #[serde(default = "forty")]
+    seconds: u64,
     tenants: Vec<Asks>,
     linux: Linux,
     #[serde(default)]
@@ -35,13 +42,15 @@ struct Load {
 }
 
 #[derive(Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "kebab-case")]
 struct Asks {
     weight: u16,
     depth: u32,
     kib: u32,
     rw: String,
     processes: usize,
+    starts: u64,
+    pause_ms: u64,
 }
 
 #[derive(Deserialize)]
@@ -56,9 +65,18 @@ fn yes() -> bool {
     true
 }
 
+fn four() -> u64 {
+    4
+}
+
+fn forty() -> u64 {
+    40
+}
+
 impl Default for Asks {
     fn default() -> Asks {
-        Asks { weight: 100, depth: 32, kib: 4, rw: "randread".to_owned(), processes: 1 }
+        let rw = "randread".to_owned();
+        Asks { weight: 100, depth: 32, kib: 4, rw, processes: 1, starts: 0, pause_ms: 0 }
     }
 }
 
@@ -71,7 +89,8 @@ impl Asks {
             other => panic!("rw = {other}"),
         };
         // What fio takes from an answer to the next request: others' requests go in between.
-        let job = Job { think_ns: 20_000, ..Job::random_read(self.kib << 10, self.depth) };
+        let think_ns = 20_000 + self.pause_ms * 1_000_000;
+        let job = Job { think_ns, ..Job::random_read(self.kib << 10, self.depth) };
         Job { access, read_percent, ..job }
     }
 }
@@ -79,19 +98,27 @@ impl Asks {
 impl Load {
     /// Each process is a flow, which has a part of its group's weight.
     fn run(&self, drive: &Profile) -> Run {
+        let begin = self.before + self.tenants.iter().map(|asks| asks.starts).max().unwrap_or(0);
+        let end_ns = (begin + self.seconds) * SECOND;
         let processes = self.tenants.iter().flat_map(|asks| vec![asks; asks.processes]);
         let tenant = |(at, asks): (usize, &Asks)| {
-            Tenant::new(&format!("t{at}"), asks.weight, vec![at % 4], asks.job())
+            let name = format!("t{at}");
+            let mut tenant = Tenant::new(&name, asks.weight, vec![at % 4], asks.job());
+            if asks.starts > 0 {
+                tenant.lives = vec![(asks.starts * SECOND, end_ns)];
+            }
+            tenant
         };
         let tenants: Vec<Tenant> = processes.enumerate().map(tenant).collect();
-        let mut scenario = Scenario::new(drive.clone(), 4, tenants, 44 * SECOND);
-        scenario.warmup_ns = 4 * SECOND;
+        let mut scenario = Scenario::new(drive.clone(), 4, tenants, end_ns);
+        scenario.warmup_ns = begin * SECOND;
         let processes = if self.groups { self.tenants[0].processes } else { 0 };
         let bfq = LinuxBfqConfig {
             kernel: Kernel::V7_2,
             processes,
             budget: 0,
             cycles: LinuxBfqConfig::CYCLES,
+            low_latency: self.low_latency,
         };
         let lock = SerialSubject::new(Scheduler::LinuxBfq(bfq), SLOTS).merging();
         let mut run = AnySubject::Serial(lock).run(&scenario).unwrap();

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::process::Command;
 
-use fairq_sim::policies::AnySubject;
+use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};
 use fairq_sim::{Machine, Scenario, swarm};
 
 /// How many seeds a usual run of the tests takes.
@@ -88,5 +88,21 @@ fn nothing_is_wrong_where_cpus_take_time() {
 fn nothing_is_wrong_with_older_policies() {
     nothing_is_wrong("nothing_is_wrong_with_older_policies", FEWER_SEEDS, |seed| {
         (swarm::scenario(seed).0, swarm::older_policy(seed))
+    });
+}
+
+#[test]
+fn nothing_is_wrong_where_linux_bfq_raises_weights() {
+    nothing_is_wrong("nothing_is_wrong_where_linux_bfq_raises_weights", FEWER_SEEDS, |seed| {
+        let bfq = LinuxBfqConfig {
+            kernel: Kernel::ALL[seed as usize % 4],
+            processes: seed as usize / 4 % 3,
+            budget: 0,
+            cycles: LinuxBfqConfig::CYCLES,
+            low_latency: true,
+        };
+        let mut lock = SerialSubject::new(Scheduler::LinuxBfq(bfq), 1 << (seed % 6));
+        lock.waits = seed % 5 > 0;
+        (swarm::scenario(seed).0, AnySubject::Serial(lock))
     });
 }

@@ -157,6 +157,7 @@ mod tests {
             processes: 0,
             budget: 256,
             cycles: LinuxBfqConfig::CYCLES,
+            low_latency: false,
         };
         let schedulers =
             [Scheduler::LinuxCfq, Scheduler::LinuxBfq(bfq), Scheduler::FlashFq, Scheduler::Fiops];

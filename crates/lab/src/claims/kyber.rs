@@ -43,6 +43,7 @@ const BFQ: LinuxBfqConfig = LinuxBfqConfig {
     processes: 4,
     budget: 0,
     cycles: LinuxBfqConfig::CYCLES,
+    low_latency: false,
 };
 
 /// Longer, since 16 queues have their turns.

@@ -448,7 +448,13 @@ const D2FQ_BUDGET: u64 = 256;
 
 /// Linux's BFQ without control groups; a budget of 0 is the drive's.
 fn linux_bfq(kernel: Kernel, budget: u64) -> SerialSubject {
-    let bfq = LinuxBfqConfig { kernel, processes: 0, budget, cycles: LinuxBfqConfig::CYCLES };
+    let bfq = LinuxBfqConfig {
+        kernel,
+        processes: 0,
+        budget,
+        cycles: LinuxBfqConfig::CYCLES,
+        low_latency: false,
+    };
     SerialSubject::new(Scheduler::LinuxBfq(bfq), LINUX_SLOTS)
 }
 

@@ -23,71 +23,40 @@
 //! - *A queue that comes back* within 24 ms goes on with what is left of its budget and takes the
 //!   drive from a queue in service (`bfq_bfqq_update_budg_for_activation`).
 //!
-//! **Left out**: asynchronous writes, merging of queues and wakers, and weight raising
-//! (`low_latency`), which favours a queue in its first 3 to 25 seconds and after pauses of 2.
+//! - *Weight raising* (`low_latency`; [`raising`]): a queue that begins, or comes back after two
+//!   seconds, and one that sends little at regular times have many times their weight for a while,
+//!   are waited for, have small budgets, and pay for sectors alone. Linux has it on unless told
+//!   otherwise. The papers' rows have it off: they ran for minutes, when it was long over, and the
+//!   laboratory runs them for less than it lasts.
+//!
+//! **Left out**: asynchronous writes, merging of queues, wakers, and large bursts (eight queues that
+//! begin within 180 ms, which are not raised).
 
 use std::collections::VecDeque;
 
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
 use fairq_core::{Outcome, Weight};
 
+use self::entity::Entity;
+pub use self::knobs::{Kernel, LinuxBfqConfig};
 use self::peak::{Peak, seeks};
-use crate::host::Host;
+use self::raising::{Arrived, Raising};
+use self::think::ThinkTime;
 
+mod entity;
+mod knobs;
 mod peak;
+mod raising;
 #[cfg(test)]
 mod tests;
-
-/// Which Linux. Later ones have what earlier ones have unless it says otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Kernel {
-    /// A queue whose requests are all on the drive is waited for where queues or groups have
-    /// different weights. Nothing goes meanwhile.
-    V4_15,
-    /// Others' requests are injected meanwhile. In groups all queues are waited for; without groups
-    /// the lightest is not.
-    V5_2,
-    /// A queue that becomes busy takes the drive from a lighter one.
-    V5_3,
-    /// Tags by weight. In groups a queue is waited for while other groups have requests, and also
-    /// one that is alone.
-    V7_2,
-}
-
-impl Kernel {
-    /// All of them.
-    pub const ALL: [Kernel; 4] = [Kernel::V4_15, Kernel::V5_2, Kernel::V5_3, Kernel::V7_2];
-}
-
-/// How Linux's BFQ runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LinuxBfqConfig {
-    /// Of which Linux.
-    pub kernel: Kernel,
-    /// How many flows, one after the other, are the processes of a control group, which has the
-    /// weight of all of them; 0 where there are no groups.
-    pub processes: usize,
-    /// The largest budget in sectors (`max_budget`); 0 for what the drive's peak rate allows.
-    pub budget: u64,
-    /// What a request takes under BFQ's lock, in cycles.
-    pub cycles: u64,
-}
-
-impl LinuxBfqConfig {
-    /// What each hook of a request takes on a host, more than the lightest scheduler's.
-    pub(super) fn hook_ps(&self, host: &Host) -> u64 {
-        host.ps(self.cycles.saturating_sub(host.machine.layer.stage) / 3)
-    }
-
-    /// What Linux's documentation has: 1.9 us at 2.4 GHz, where the lightest scheduler's request
-    /// takes 0.7 (bfq-iosched.rst).
-    pub const CYCLES: u64 = 4560;
-}
+mod think;
 
 const MS: u64 = 1_000_000;
 /// `bfq_slice_idle`, `bfq_timeout`, `BFQ_MIN_TT`.
 const IDLE_NS: u64 = 8 * MS;
 const TIMEOUT_NS: u64 = 125 * MS;
+/// How long 7.2 waits for a queue whose weight is raised.
+const RAISED_IDLE_NS: u64 = 20 * MS;
 const LEAST_CHARGED_NS: u64 = 2 * MS;
 /// A turn that is longer can be slow.
 const SLOW_FROM_NS: u64 = 20 * MS;
@@ -99,6 +68,8 @@ const BUDGET_RANGE: u64 = 32;
 const LARGE: u64 = 64;
 /// How many requests Linux keeps for a drive (`nr_requests`).
 const REQUESTS: u64 = 256;
+/// The weight of a process that has no other: of a group's all.
+const USUAL_WEIGHT: u64 = 40 << 8;
 /// Two requests further apart than this many sectors seek.
 const NEAR: u64 = 800;
 /// Virtual time counts sectors per weight in 2^20ths.
@@ -121,44 +92,6 @@ struct Staged {
     at: u64,
 }
 
-/// What B-WF2Q+ knows of a queue in its group, or of a group (`bfq_entity`).
-#[derive(Clone, Copy, Debug)]
-struct Entity {
-    weight: u64,
-    /// Whether it is in the tree or in service.
-    is_busy: bool,
-    start: u64,
-    finish: u64,
-    /// In this turn, in sectors.
-    service: u64,
-}
-
-impl Entity {
-    const IDLE: Entity = Entity { weight: 0, is_busy: false, start: 0, finish: 0, service: 0 };
-
-    /// `bfq_calc_finish`.
-    fn finish(&self, sectors: u64) -> u64 {
-        self.start + (sectors << SHIFT) / self.weight.max(1)
-    }
-
-    /// `__bfq_activate_entity`: what goes on where it stopped is not put behind virtual time.
-    fn activate(&mut self, virtual_time: u64, budget: u64, goes_on: bool) {
-        let back = goes_on && virtual_time > self.finish;
-        self.start = if back { self.finish } else { virtual_time.max(self.finish) };
-        self.finish = self.finish(budget);
-        if back && virtual_time > self.finish {
-            let delta = virtual_time - self.finish;
-            (self.start, self.finish) = (self.start + delta, self.finish + delta);
-        }
-        (self.is_busy, self.service) = (true, 0);
-    }
-
-    /// Its turn is over, and what it was served is known.
-    fn settle(&mut self) {
-        self.finish = self.finish(self.service);
-    }
-}
-
 /// Queues that have a weight together. Without groups all are in one.
 #[derive(Debug)]
 struct Group {
@@ -173,7 +106,10 @@ struct Queue {
     on_drive: u32,
     lane: Lane,
     group: usize,
+    /// Before it is raised.
+    weight: u64,
     entity: Entity,
+    raising: Raising,
     /// Of this turn, in sectors.
     budget: u64,
     /// Of the next turns.
@@ -190,25 +126,6 @@ struct Queue {
     became_busy: u64,
 }
 
-/// `bfq_ttime`.
-#[derive(Clone, Copy, Debug, Default)]
-struct ThinkTime {
-    samples: u64,
-    total: u64,
-}
-
-impl ThinkTime {
-    fn arrived(&mut self, elapsed_ns: u64) {
-        self.samples = (7 * self.samples + 256) / 8;
-        self.total = (7 * self.total + 256 * elapsed_ns.min(2 * IDLE_NS)) / 8;
-    }
-
-    /// `bfq_update_has_short_ttime`.
-    fn is_short(&self) -> bool {
-        self.samples <= 80 || (self.total + 128) / self.samples <= IDLE_NS / 2
-    }
-}
-
 /// How many of others' requests may be on the drive while a queue in service has none staged.
 #[derive(Clone, Copy, Debug, Default)]
 struct Injection {
@@ -223,6 +140,8 @@ struct Injection {
 struct Turn {
     at: usize,
     began_ns: u64,
+    /// How long it may take.
+    most_ns: u64,
     /// Until when it is waited for, while it has nothing at all.
     waits_until_ns: Option<u64>,
     idle_since_ns: u64,
@@ -282,7 +201,9 @@ impl LinuxBfq {
             on_drive: 0,
             lane,
             group,
+            weight: 0,
             entity: Entity::IDLE,
+            raising: Raising::NONE,
             budget: 0,
             usual_budget: 2 * FIRST_BUDGET / 3,
             may_go_on: false,
@@ -297,6 +218,11 @@ impl LinuxBfq {
 
     fn busy(&self) -> impl Iterator<Item = (usize, &Queue)> {
         self.queues.iter().enumerate().filter(|(_, queue)| queue.entity.is_busy)
+    }
+
+    /// Of the busy queues, whose weights are raised (`wr_busy_queues`).
+    fn raised(&self) -> usize {
+        self.busy().filter(|(_, queue)| queue.raising.is_on()).count()
     }
 
     /// The weights of a group's busy queues.
@@ -336,13 +262,19 @@ impl LinuxBfq {
     /// `bfq_better_to_idle`: on such a drive waiting only costs, but for others' sake it is needed
     /// (`idling_needed_for_service_guarantees`).
     fn is_waited_for(&self, at: usize) -> bool {
-        let kernel = self.config.kernel;
+        let (kernel, queue) = (self.config.kernel, &self.queues[at]);
+        let is_raised = queue.raising.is_on();
+        let raised_needs_it = is_raised
+            && (self.raised() < self.busy().count()
+                || (kernel == Kernel::V7_2 && self.on_drive >= queue.on_drive + 4));
         let pending =
             || self.queues.iter().filter(|queue| queue.entity.is_busy || queue.on_drive > 0);
-        let weight = self.queues[at].entity.weight;
-        let least = pending().map(|queue| queue.entity.weight).min().unwrap_or(weight);
-        let is_lightest = kernel > Kernel::V4_15 && weight == least;
-        let queues_differ = !is_lightest && pending().any(|queue| queue.entity.weight != least);
+        // Raised weights are not compared.
+        let usual = || pending().filter(|queue| !queue.raising.is_on());
+        let weight = queue.entity.weight;
+        let least = usual().map(|queue| queue.entity.weight).min().unwrap_or(weight);
+        let is_lightest = kernel > Kernel::V4_15 && !is_raised && weight == least;
+        let queues_differ = !is_lightest && usual().any(|queue| queue.entity.weight != least);
         let group_weight = |queue: &Queue| self.groups[queue.group].entity.weight;
         let groups_count = match kernel {
             _ if self.config.processes == 0 => false,
@@ -353,7 +285,7 @@ impl LinuxBfq {
             Kernel::V7_2 => pending().any(|queue| queue.group != self.queues[at].group),
         };
         let is_alone = kernel == Kernel::V7_2 && self.busy().count() == 1;
-        self.waits && (queues_differ || groups_count || is_alone)
+        self.waits && (raised_needs_it || queues_differ || groups_count || is_alone)
     }
 
     /// `bfq_bfqq_served`.
@@ -361,15 +293,19 @@ impl LinuxBfq {
         let of = self.queues[at].group;
         let (weights, in_group) = (self.weights(), self.weights_in(of));
         self.queues[at].entity.service += sectors;
+        self.queues[at].raising.served(sectors);
         let group = &mut self.groups[of];
         group.virtual_time += (sectors << SHIFT) / in_group.max(1);
         group.entity.service += sectors;
         self.virtual_time += (sectors << SHIFT) / weights.max(1);
     }
 
-    /// `__bfq_bfqq_recalc_budget`, for a queue whose weight is not raised.
+    /// `__bfq_bfqq_recalc_budget`.
     fn next_budget(&self, at: usize, why: End) -> u64 {
         let (queue, least) = (&self.queues[at], self.least_budget());
+        if queue.raising.is_on() {
+            return 2 * least;
+        }
         let (budget, most) = (queue.usual_budget, self.largest_budget);
         match why {
             End::TooIdle if queue.on_drive > 0 => (budget * 2).min(most),
@@ -396,9 +332,14 @@ impl LinuxBfq {
             _ => (service < self.largest_budget / 2, took_ns),
         };
         let left = queue.budget.saturating_sub(service);
-        if is_slow || (why == End::OutOfTime && left >= queue.budget / 3) {
+        let is_charged = is_slow || (why == End::OutOfTime && left >= queue.budget / 3);
+        if is_charged && !queue.raising.is_on() {
             let for_time = self.largest_budget * time_ns.min(TIMEOUT_NS) / TIMEOUT_NS;
             self.charge(at, for_time.saturating_sub(service));
+        }
+        if self.config.low_latency && self.queues[at].staged.is_empty() {
+            let queue = &mut self.queues[at];
+            queue.raising.expired(now_ns, queue.on_drive);
         }
         let usual = self.next_budget(at, why);
         let keeps_place = why == End::Preempted && self.is_waited_for(at);
@@ -409,6 +350,7 @@ impl LinuxBfq {
         entity.is_busy = !queue.staged.is_empty() || keeps_place;
         if entity.is_busy {
             entity.start = entity.finish;
+            entity.weight = queue.weight * queue.raising.coefficient;
             queue.budget = queue.staged.front().map_or(usual, |next| usual.max(next.sectors));
             entity.finish = entity.finish(queue.budget);
             entity.service = 0;
@@ -429,7 +371,7 @@ impl LinuxBfq {
         let queue = &self.queues[turn.at];
         let left = queue.budget.saturating_sub(queue.entity.service);
         (turn.waits_until_ns.is_none() || left >= queue.budget / 3)
-            && now_ns >= turn.began_ns + TIMEOUT_NS
+            && now_ns >= turn.began_ns + turn.most_ns
     }
 
     /// The queue of a group that goes next, of those that may go.
@@ -467,9 +409,11 @@ impl LinuxBfq {
         self.assigned = (self.assigned * 7 + 256) / 8;
         let queue = &mut self.queues[at];
         queue.may_go_on = false;
+        queue.raising.turn_begins(now_ns);
         let turn = Turn {
             at,
             began_ns: now_ns,
+            most_ns: TIMEOUT_NS * queue.raising.turns(),
             waits_until_ns: None,
             idle_since_ns: 0,
             has_injected: false,
@@ -486,7 +430,14 @@ impl LinuxBfq {
         if self.config.kernel == Kernel::V4_15 {
             return None;
         }
-        let injection = self.queues[turn.at].injection;
+        let served = &self.queues[turn.at];
+        // A raised queue that soon sends again is delayed by whatever goes beside it: others that are
+        // raised alone may.
+        let spares = served.raising.is_on() && served.think.is_short();
+        if spares && self.raised() < 2 {
+            return None;
+        }
+        let injection = served.injection;
         let has_waited = turn.waits_until_ns.is_some() && now_ns >= turn.idle_since_ns + IDLE_NS;
         let limit = match injection.limit {
             0 if injection.usual_ns == 0 && has_waited => 1,
@@ -501,9 +452,10 @@ impl LinuxBfq {
                     && !(next.sectors >= LARGE && self.on_drive >= 1)
             })
         };
-        let others = self
-            .busy()
-            .filter(|&(at, queue)| at != turn.at && queue.admits(lanes) && may(at, queue));
+        let others = self.busy().filter(|&(at, queue)| {
+            let is_let = !spares || queue.raising.is_on();
+            at != turn.at && is_let && queue.admits(lanes) && may(at, queue)
+        });
         others.max_by_key(|(_, queue)| queue.became_busy).map(|(at, _)| at)
     }
 
@@ -521,6 +473,11 @@ impl LinuxBfq {
             Some(turn) if turn.at == at => {
                 let timed = std::mem::take(&mut turn.times_next).then_some(next.job);
                 turn.timed = timed.or(turn.timed);
+                let (queue, rate) = (&mut self.queues[at], self.peak.rate());
+                queue.raising.dispatched(now_ns, self.config.kernel, rate);
+                if !queue.raising.is_on() {
+                    queue.entity.weight = queue.weight;
+                }
             }
             Some(turn) => {
                 turn.has_injected = true;
@@ -588,6 +545,8 @@ impl LinuxBfq {
             true => left.min(queue.usual_budget),
             false => queue.usual_budget.max(next),
         };
+        let deserves = self.config.low_latency && self.raise(at, now_ns);
+        let queue = &mut self.queues[at];
         queue.became_busy = order;
         queue.entity.activate(self.groups[group].virtual_time, queue.budget, goes_on);
         let budget = queue.budget;
@@ -595,15 +554,36 @@ impl LinuxBfq {
             self.groups[group].entity.activate(self.virtual_time, budget, goes_on);
         }
         if let Some(turn) = self.in_service
-            && self.preempts(at, turn, goes_on)
+            && self.preempts(at, turn, goes_on, deserves)
         {
             self.expire(turn, now_ns, End::Preempted, false);
         }
     }
 
+    /// A queue becomes busy: whether its weight is raised from now on, or is already.
+    fn raise(&mut self, at: usize, now_ns: u64) -> bool {
+        let (rate, least) = (self.peak.rate(), self.least_budget());
+        let queue = &mut self.queues[at];
+        let arrived = Arrived {
+            kernel: self.config.kernel,
+            rate,
+            is_usual_weight: self.config.processes > 0 || queue.weight == USUAL_WEIGHT,
+            only_seeks: queue.seeks == u32::MAX,
+            on_drive: queue.on_drive,
+        };
+        if queue.raising.begins(now_ns, arrived) {
+            queue.budget = queue.budget.min(2 * least);
+        }
+        queue.entity.weight = queue.weight * queue.raising.coefficient;
+        queue.raising.is_on()
+    }
+
     /// Whether a queue that became busy takes the drive from the one in service.
-    fn preempts(&self, at: usize, turn: Turn, goes_on: bool) -> bool {
+    fn preempts(&self, at: usize, turn: Turn, goes_on: bool, deserves: bool) -> bool {
         let (queue, served) = (&self.queues[at], &self.queues[turn.at]);
+        let (ours, its) = (queue.raising.coefficient, served.raising.coefficient);
+        let is_more_raised = deserves && ours > its;
+        let goes_on = goes_on && ours >= its;
         // `bfq_bfqq_higher_class_or_weight`.
         let is_heavier = if queue.group == served.group {
             queue.entity.weight > served.entity.weight
@@ -611,8 +591,8 @@ impl LinuxBfq {
             self.groups[queue.group].entity.weight > self.groups[served.group].entity.weight
         };
         match self.config.kernel {
-            Kernel::V4_15 => false,
-            Kernel::V5_2 => goes_on,
+            Kernel::V4_15 => is_more_raised,
+            Kernel::V5_2 => goes_on || is_more_raised,
             Kernel::V5_3 => goes_on || is_heavier,
             Kernel::V7_2 => goes_on || is_heavier || !self.is_waited_for(turn.at),
         }
@@ -641,10 +621,11 @@ impl SerialPolicy for LinuxBfq {
 
     fn set_weight(&mut self, flow: usize, weight: Weight) {
         let queue = &mut self.queues[flow];
-        queue.entity.weight = u64::from(weight.in_256ths()).max(1);
+        queue.weight = u64::from(weight.in_256ths()).max(1);
+        queue.entity.weight = queue.weight * queue.raising.coefficient;
         let group = queue.group;
         let queues = self.queues.iter().filter(|queue| queue.group == group);
-        self.groups[group].entity.weight = queues.map(|queue| queue.entity.weight).sum();
+        self.groups[group].entity.weight = queues.map(|queue| queue.weight).sum();
     }
 
     /// `bfq_add_request`, `bfq_rq_enqueued`.
@@ -658,6 +639,9 @@ impl SerialPolicy for LinuxBfq {
         }
         queue.seeks = queue.seeks << 1 | u32::from(seeks(queue.last_end, &request));
         queue.last_end = request.at + sectors;
+        if queue.seeks == u32::MAX {
+            queue.raising.only_seeks(now_ns, kernel, self.peak.rate());
+        }
         let is_first = queue.staged.is_empty() && (kernel < Kernel::V7_2 || queue.on_drive == 0);
         queue.staged.push_back(request);
         if is_first && now_ns >= queue.injection.changed_ns + 1000 * MS {
@@ -677,7 +661,7 @@ impl SerialPolicy for LinuxBfq {
             }
             turn.waits_until_ns = None;
             let turn = *turn;
-            if now_ns >= turn.began_ns + TIMEOUT_NS {
+            if now_ns >= turn.began_ns + turn.most_ns {
                 self.expire(turn, now_ns, End::OutOfTime, false);
             }
         } else if !self.queues[at].entity.is_busy {
@@ -739,7 +723,7 @@ impl SerialPolicy for LinuxBfq {
             match turn.waits_until_ns {
                 // `bfq_idle_slice_timer_body`.
                 Some(until_ns) if now_ns >= until_ns => {
-                    let is_over = now_ns >= turn.began_ns + TIMEOUT_NS;
+                    let is_over = now_ns >= turn.began_ns + turn.most_ns;
                     let why = if is_over { End::OutOfTime } else { End::TooIdle };
                     self.expire(turn, now_ns, why, true);
                 }
@@ -772,6 +756,9 @@ impl SerialPolicy for LinuxBfq {
         let queue = &mut self.queues[flow];
         queue.on_drive = queue.on_drive.saturating_sub(1);
         queue.last_end_ns = now_ns;
+        if self.config.low_latency && queue.on_drive == 0 && queue.staged.is_empty() {
+            queue.raising.emptied(now_ns, self.config.kernel, queue.entity.is_busy);
+        }
         if self.peak.completed(now_ns) && self.config.budget == 0 {
             self.largest_budget = self.peak.budget();
         }
@@ -782,7 +769,12 @@ impl SerialPolicy for LinuxBfq {
                 && let Some(turn) = &mut self.in_service
             {
                 // `bfq_arm_slice_timer`.
-                (turn.waits_until_ns, turn.idle_since_ns) = (Some(now_ns + IDLE_NS), now_ns);
+                let is_raised = self.queues[flow].raising.is_on();
+                let idle_ns = match self.config.kernel {
+                    Kernel::V7_2 if is_raised => RAISED_IDLE_NS,
+                    _ => IDLE_NS,
+                };
+                (turn.waits_until_ns, turn.idle_since_ns) = (Some(now_ns + idle_ns), now_ns);
             }
         } else if self.is_out_of_time(turn, now_ns) {
             self.expire(turn, now_ns, End::OutOfTime, false);

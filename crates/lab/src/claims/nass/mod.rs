@@ -69,6 +69,7 @@ const BFQ: Scheduler = Scheduler::LinuxBfq(LinuxBfqConfig {
     processes: 0,
     budget: 0,
     cycles: LinuxBfqConfig::CYCLES,
+    low_latency: false,
 });
 const FOUR: [Scheduler; 4] = [Scheduler::LinuxCfq, BFQ, Scheduler::FlashFq, Scheduler::Fiops];
 

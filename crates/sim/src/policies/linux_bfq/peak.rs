@@ -101,6 +101,11 @@ impl Peak {
         changed
     }
 
+    /// In sectors a microsecond and 2^16ths.
+    pub(super) fn rate(&self) -> u64 {
+        self.rate
+    }
+
     /// `bfq_calc_max_budget`.
     pub(super) fn budget(&self) -> u64 {
         (self.rate * (TIMEOUT_NS / 1000)) >> 16

@@ -10,8 +10,12 @@ struct Drive {
 
 impl Drive {
     fn new(kernel: Kernel, processes: usize, weights: &[u16]) -> Drive {
-        let config =
-            LinuxBfqConfig { kernel, processes, budget: 0, cycles: LinuxBfqConfig::CYCLES };
+        Drive::with(kernel, processes, weights, false)
+    }
+
+    fn with(kernel: Kernel, processes: usize, weights: &[u16], low_latency: bool) -> Drive {
+        let cycles = LinuxBfqConfig::CYCLES;
+        let config = LinuxBfqConfig { kernel, processes, budget: 0, cycles, low_latency };
         let mut policy = LinuxBfq::new(&SerialConfig::new(1, weights.len(), 256), config, true);
         for (flow, &weight) in weights.iter().enumerate() {
             policy.add_flow(flow, Weight::new(weight).unwrap());
@@ -118,8 +122,13 @@ fn a_group_has_the_weight_of_its_processes_and_these_share_it_evenly() {
 
 #[test]
 fn the_largest_budget_that_is_set_bounds_turns() {
-    let config =
-        LinuxBfqConfig { kernel: V5_3, processes: 0, budget: 256, cycles: LinuxBfqConfig::CYCLES };
+    let config = LinuxBfqConfig {
+        kernel: V5_3,
+        processes: 0,
+        budget: 256,
+        cycles: LinuxBfqConfig::CYCLES,
+        low_latency: false,
+    };
     let mut drive = Drive::new(V5_3, 0, &[100, 100]);
     drive.policy = LinuxBfq::new(&SerialConfig::new(1, 2, 256), config, true);
     (0..2).for_each(|flow| drive.policy.add_flow(flow, Weight::new(100).unwrap()));
@@ -143,8 +152,75 @@ fn a_scenario_without_tenants_is_refused_and_does_not_stop_the_lab() {
     use crate::policies::{AnySubject, Scheduler, SerialSubject};
     let z_ssd = fairq_device::Profile::named("z-ssd").unwrap();
     let scenario = crate::scenario::Scenario::new(z_ssd, 1, Vec::new(), 1);
-    let config =
-        LinuxBfqConfig { kernel: V5_3, processes: 2, budget: 0, cycles: LinuxBfqConfig::CYCLES };
+    let config = LinuxBfqConfig {
+        kernel: V5_3,
+        processes: 2,
+        budget: 0,
+        cycles: LinuxBfqConfig::CYCLES,
+        low_latency: false,
+    };
     let lock = SerialSubject::new(Scheduler::LinuxBfq(config), 8);
     assert!(AnySubject::Serial(lock).run(&scenario).is_err());
+}
+
+/// Of so many requests, one after the other, how many each of two queues got, which always have
+/// eight.
+fn shares(drive: &mut Drive, requests: u64, each_ns: u64) -> [u32; 2] {
+    let mut served = [0; 2];
+    for _ in 0..requests {
+        drive.now_ns += each_ns;
+        if let Some(flow) = drive.goes() {
+            drive.comes_back(flow);
+            drive.sends(flow, 1);
+            served[flow] += 1;
+        }
+    }
+    served
+}
+
+#[test]
+fn with_low_latency_a_newcomer_has_the_drive_until_it_is_old() {
+    for kernel in Kernel::ALL {
+        let mut drive = Drive::with(kernel, 0, &[40, 40], true);
+        drive.sends(0, 8);
+        assert_eq!(shares(&mut drive, 5000, MS), [5000, 0]);
+        drive.sends(1, 8);
+        let [old, new] = shares(&mut drive, 3000, MS);
+        assert!(new > 2800, "{kernel:?}: {old} and {new}");
+        shares(&mut drive, 2000, MS);
+        let [old, new] = shares(&mut drive, 4000, MS);
+        assert!(old.abs_diff(new) < 400, "{kernel:?}: {old} and {new}");
+    }
+}
+
+#[test]
+fn in_groups_raising_takes_from_others_only_what_slow_turns_cost_them() {
+    for kernel in Kernel::ALL {
+        let got = |each_ns| {
+            let mut drive = Drive::with(kernel, 1, &[100, 100], true);
+            drive.sends(0, 8);
+            shares(&mut drive, 5_000_000_000 / each_ns, each_ns);
+            drive.sends(1, 8);
+            shares(&mut drive, 3000, each_ns)
+        };
+        // On a slow drive the old queue pays for its time, and the new one for sectors.
+        let [old, new] = got(MS);
+        assert!(new > 2 * old, "{kernel:?}: {old} and {new}");
+        let [old, new] = got(MS / 500);
+        assert!(new < 2 * old, "{kernel:?}: {old} and {new}");
+    }
+}
+
+#[test]
+fn a_raised_queue_is_waited_for_and_nothing_goes_beside_it() {
+    for kernel in Kernel::ALL {
+        let mut drive = Drive::with(kernel, 0, &[40, 40], true);
+        drive.sends(0, 64);
+        shares(&mut drive, 5000, MS);
+        drive.sends(1, 1);
+        while drive.goes() != Some(1) {
+            drive.now_ns += MS;
+        }
+        assert_eq!(drive.goes(), None, "{kernel:?}");
+    }
 }

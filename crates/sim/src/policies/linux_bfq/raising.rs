@@ -1,0 +1,227 @@
+//! Weight raising (`low_latency`): queues that seem to belong to something a person waits for have
+//! many times their weight for a while.
+//!
+//! - *Interactive* is a queue that is new, or had nothing for two seconds: 30 times its weight, for
+//!   as long as the drive is taken to need for a large program's start (3 to 25 seconds, the slower
+//!   the drive the longer), and for at most 120,000 sectors.
+//! - *Soft real-time* is one that sends a batch, waits for all of it, and sends the next one no
+//!   sooner than at 7000 sectors a second it would: 3000 times its weight, for 300 ms from each
+//!   batch. One that seeks with all of its last 32 requests is not.
+//!
+//! Only queues of the usual weight are raised from 5.12 on, so in [`Kernel::V7_2`] here.
+
+use super::{IDLE_NS, Kernel, MS};
+
+#[cfg(test)]
+mod tests;
+
+/// `bfq_wr_coeff`, and that times `BFQ_SOFTRT_WEIGHT_FACTOR`.
+pub(super) const INTERACTIVE: u64 = 30;
+pub(super) const SOFT_REAL_TIME: u64 = 3000;
+/// `bfq_wr_min_idle_time`, `bfq_wr_rt_max_time`.
+const IDLE_FROM_NS: u64 = 2000 * MS;
+const SOFT_REAL_TIME_NS: u64 = 300 * MS;
+/// `bfq_wr_max_softrt_rate`, in sectors a second.
+const SOFT_RATE: u64 = 7000;
+/// What comes back sooner than this after its last answer is greedy: what a queue is waited for and
+/// four jiffies, of 4 ms as distributions have them.
+const GREEDY_NS: u64 = IDLE_NS + 16 * MS;
+/// `max_service_from_wr`, in sectors.
+const MOST_SERVICE: u64 = 120_000;
+/// `ref_rate` times `ref_wr_duration`, and in 4.15 that of slow drives: a drive's rate, in sectors a
+/// microsecond and 2^16ths, times the milliseconds that a start takes on it.
+const REFERENCE: u64 = 33_000 * 2500;
+const SLOW_REFERENCE: u64 = 10_700 * 6000;
+const SLOW_UP_TO: u64 = 4 * 10_700 / 3;
+
+/// `bfq_wr_duration`.
+fn interactive_ns(kernel: Kernel, rate: u64) -> u64 {
+    let (reference, most_ms) = match kernel {
+        Kernel::V4_15 if rate < SLOW_UP_TO => (SLOW_REFERENCE, 13_000),
+        Kernel::V4_15 => (REFERENCE, 13_000),
+        _ => (REFERENCE, 25_000),
+    };
+    (reference / rate.max(1)).clamp(3000, most_ms) * MS
+}
+
+/// How a queue's weight is raised, and what that is decided by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Raising {
+    /// What its weight is multiplied by: 1 while it is not raised.
+    pub(super) coefficient: u64,
+    /// `last_wr_start_finish`, `wr_cur_max_time`.
+    since_ns: u64,
+    lasts_ns: u64,
+    /// Where it became soft real-time while interactive: since when it was that.
+    interactive_since_ns: Option<u64>,
+    /// Since it is interactive, in sectors.
+    service: u64,
+    /// `soft_rt_next_start`: a batch that begins later is soft real-time's.
+    next_start_ns: u64,
+    /// Whether that is worked out once the last request is back.
+    next_start_is_due: bool,
+    /// Since when it has had something, and what it was served since, in sectors.
+    busy_since_ns: u64,
+    busy_service: u64,
+    /// Since when it has nothing at all: `None` before its first request.
+    idle_since_ns: Option<u64>,
+}
+
+impl Raising {
+    pub(super) const NONE: Raising = Raising {
+        coefficient: 1,
+        since_ns: 0,
+        lasts_ns: 0,
+        interactive_since_ns: None,
+        service: 0,
+        next_start_ns: 0,
+        next_start_is_due: false,
+        busy_since_ns: 0,
+        busy_service: 0,
+        idle_since_ns: None,
+    };
+
+    pub(super) fn is_on(&self) -> bool {
+        self.coefficient > 1
+    }
+
+    fn is_soft_real_time(&self) -> bool {
+        self.is_on() && self.lasts_ns == SOFT_REAL_TIME_NS
+    }
+
+    /// How many times the usual time a turn may take (`bfq_set_budget_timeout`).
+    pub(super) fn turns(&self) -> u64 {
+        if self.is_soft_real_time() { 1 } else { self.coefficient }
+    }
+
+    /// Its first request has come after it had none (`bfq_bfqq_handle_idle_busy_switch`,
+    /// `bfq_update_bfqq_wr_on_rq_arrival`). Whether raising begins, which bounds its budget.
+    pub(super) fn begins(&mut self, now_ns: u64, arrival: Arrived) -> bool {
+        let Arrived { kernel, rate, is_usual_weight, only_seeks, on_drive } = arrival;
+        let may = is_usual_weight || kernel < Kernel::V7_2;
+        let has_been_idle =
+            self.idle_since_ns.is_none_or(|since_ns| now_ns > since_ns + IDLE_FROM_NS);
+        let is_interactive = may && on_drive == 0 && has_been_idle;
+        let is_isochronous = kernel == Kernel::V4_15 || (on_drive == 0 && !only_seeks);
+        let is_soft_real_time = may && is_isochronous && now_ns > self.next_start_ns;
+
+        let was_on = self.is_on();
+        let begins = !was_on && (is_interactive || is_soft_real_time);
+        if is_interactive {
+            if begins {
+                self.service = 0;
+            }
+            self.coefficient = INTERACTIVE;
+            self.lasts_ns = interactive_ns(kernel, rate);
+            self.since_ns = now_ns;
+        } else if is_soft_real_time {
+            if begins {
+                // 4.15 goes on as if it had been interactive until now.
+                self.interactive_since_ns = (kernel == Kernel::V4_15).then_some(now_ns);
+            } else if !self.is_soft_real_time() {
+                self.interactive_since_ns = Some(self.since_ns);
+            }
+            (self.coefficient, self.lasts_ns) = (SOFT_REAL_TIME, SOFT_REAL_TIME_NS);
+            self.since_ns = now_ns;
+        }
+        (self.busy_since_ns, self.busy_service) = (now_ns, 0);
+        self.next_start_is_due = false;
+        begins
+    }
+
+    /// Its turn begins: the time without service does not count (`__bfq_set_in_service_queue`).
+    pub(super) fn turn_begins(&mut self, now_ns: u64) {
+        if let Some(idle_since_ns) = self.idle_since_ns
+            && self.is_soft_real_time()
+            && now_ns > self.since_ns
+            && now_ns > idle_since_ns
+        {
+            self.since_ns = match idle_since_ns > self.since_ns {
+                true => self.since_ns + (now_ns - idle_since_ns),
+                false => now_ns,
+            };
+        }
+    }
+
+    /// It was served some sectors.
+    pub(super) fn served(&mut self, sectors: u64) {
+        if self.is_on() {
+            self.service += sectors;
+        }
+        self.busy_service += sectors;
+    }
+
+    /// A request of it has gone while it is in service: raising may be over
+    /// (`bfq_update_wr_data`).
+    pub(super) fn dispatched(&mut self, now_ns: u64, kernel: Kernel, rate: u64) {
+        if self.is_on() && now_ns > self.since_ns + self.lasts_ns {
+            self.ends_or_falls_back(now_ns, kernel, rate);
+        }
+        let is_limited = kernel > Kernel::V4_15 && !self.is_soft_real_time();
+        if self.is_on() && is_limited && self.service > MOST_SERVICE {
+            self.ends(now_ns);
+        }
+    }
+
+    /// It has sought with all of its last requests (`bfq_update_io_seektime`).
+    pub(super) fn only_seeks(&mut self, now_ns: u64, kernel: Kernel, rate: u64) {
+        if self.is_soft_real_time() && kernel > Kernel::V4_15 {
+            self.ends_or_falls_back(now_ns, kernel, rate);
+        }
+    }
+
+    fn ends(&mut self, now_ns: u64) {
+        (self.coefficient, self.lasts_ns, self.since_ns) = (1, 0, now_ns);
+    }
+
+    /// Soft real-time is over: what was interactive before is that again, for what is left of it.
+    fn ends_or_falls_back(&mut self, now_ns: u64, kernel: Kernel, rate: u64) {
+        let lasts_ns = interactive_ns(kernel, rate);
+        match self.interactive_since_ns {
+            Some(since_ns) if self.is_soft_real_time() && now_ns <= since_ns + lasts_ns => {
+                (self.coefficient, self.lasts_ns, self.since_ns) =
+                    (INTERACTIVE, lasts_ns, since_ns);
+            }
+            _ => self.ends(now_ns),
+        }
+    }
+
+    /// Its turn is over, with nothing staged (`bfq_bfqq_expire`).
+    pub(super) fn expired(&mut self, now_ns: u64, on_drive: u32) {
+        if on_drive == 0 {
+            self.next_start(now_ns);
+            self.idle_since_ns = Some(now_ns);
+        } else {
+            self.next_start_is_due = true;
+        }
+    }
+
+    /// Its last request is back, and it has no other (`bfq_completed_request`).
+    pub(super) fn emptied(&mut self, now_ns: u64, kernel: Kernel, is_busy: bool) {
+        if !is_busy {
+            self.idle_since_ns = Some(now_ns);
+        }
+        let counts = kernel == Kernel::V4_15 || self.coefficient != INTERACTIVE;
+        if self.next_start_is_due && counts {
+            self.next_start(now_ns);
+        }
+    }
+
+    /// `bfq_bfqq_softrt_next_start`.
+    fn next_start(&mut self, now_ns: u64) {
+        let at_rate_ns = self.busy_since_ns + self.busy_service * 1000 * MS / SOFT_RATE;
+        self.next_start_ns = self.next_start_ns.max(at_rate_ns).max(now_ns + GREEDY_NS);
+    }
+}
+
+/// What is known of a queue as its first request comes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrived {
+    pub(super) kernel: Kernel,
+    /// The drive's peak rate, in sectors a microsecond and 2^16ths.
+    pub(super) rate: u64,
+    pub(super) is_usual_weight: bool,
+    /// Whether each of its last 32 requests sought.
+    pub(super) only_seeks: bool,
+    pub(super) on_drive: u32,
+}
