@@ -29,8 +29,8 @@
 //!   otherwise. The papers' rows have it off: they ran for minutes, when it was long over, and the
 //!   laboratory runs them for less than it lasts.
 //!
-//! **Left out**: asynchronous writes, merging of queues, wakers, and large bursts (eight queues that
-//! begin within 180 ms, which are not raised).
+//! **Left out**: asynchronous writes, merging of queues, wakers, and large bursts (eight queues
+//! that begin within 180 ms, which are not raised).
 
 use std::collections::VecDeque;
 
@@ -38,18 +38,18 @@ use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, Ser
 use fairq_core::{Outcome, Weight};
 
 use self::entity::Entity;
-pub use self::knobs::{Kernel, LinuxBfqConfig};
 use self::peak::{Peak, seeks};
 use self::raising::{Arrived, Raising};
 use self::think::ThinkTime;
+pub use self::version::{Kernel, LinuxBfqConfig};
 
 mod entity;
-mod knobs;
 mod peak;
 mod raising;
 #[cfg(test)]
 mod tests;
 mod think;
+mod version;
 
 const MS: u64 = 1_000_000;
 /// `bfq_slice_idle`, `bfq_timeout`, `BFQ_MIN_TT`.
@@ -431,8 +431,7 @@ impl LinuxBfq {
             return None;
         }
         let served = &self.queues[turn.at];
-        // A raised queue that soon sends again is delayed by whatever goes beside it: others that are
-        // raised alone may.
+        // What goes beside a raised queue that soon sends again delays it: only raised ones may.
         let spares = served.raising.is_on() && served.think.is_short();
         if spares && self.raised() < 2 {
             return None;

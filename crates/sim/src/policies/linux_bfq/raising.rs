@@ -8,7 +8,10 @@
 //!   sooner than at 7000 sectors a second it would: 3000 times its weight, for 300 ms from each
 //!   batch. One that seeks with all of its last 32 requests is not.
 //!
-//! Only queues of the usual weight are raised from 5.12 on, so in [`Kernel::V7_2`] here.
+//! Facts are from the source of 7.2, and for [`Kernel::V4_15`] from one of its time: there
+//! interactive raising lasts 13 seconds at most and has no limit in sectors, slow drives have other
+//! numbers, and what only seeks can be soft real-time. 5.2 and 5.3 are taken to be as 7.2, but for
+//! what came later: only queues of the usual weight are raised (5.12), and are waited for 20 ms.
 
 use super::{IDLE_NS, Kernel, MS};
 
@@ -28,8 +31,8 @@ const SOFT_RATE: u64 = 7000;
 const GREEDY_NS: u64 = IDLE_NS + 16 * MS;
 /// `max_service_from_wr`, in sectors.
 const MOST_SERVICE: u64 = 120_000;
-/// `ref_rate` times `ref_wr_duration`, and in 4.15 that of slow drives: a drive's rate, in sectors a
-/// microsecond and 2^16ths, times the milliseconds that a start takes on it.
+/// `ref_rate` times `ref_wr_duration`, and in 4.15 that of slow drives: a drive's rate, in sectors
+/// a microsecond and 2^16ths, times the milliseconds that a start takes on it.
 const REFERENCE: u64 = 33_000 * 2500;
 const SLOW_REFERENCE: u64 = 10_700 * 6000;
 const SLOW_UP_TO: u64 = 4 * 10_700 / 3;
