@@ -2,7 +2,7 @@
 //! code.
 
 use fairq_core::Op;
-use fairq_device::profile::BUILT_IN;
+use fairq_device::profile::{BUILT_IN, Count, ReadAhead};
 use fairq_device::{Profile, State};
 use fairq_sim::host::{BlockLayer, Cycles, Ways};
 use fairq_sim::scenario::{Access, Arrivals, Burst, Faults, Job, Replay, Scenario, Tenant, US};
@@ -107,6 +107,11 @@ fn drawn(bytes: &mut Bytes<'_>) -> Scenario {
         .filter(|machine| machine.sockets > 0 && machine.cores > 0)
         .map(|it| if bytes.one_in_two() { it.host(ports) } else { it.host(ports).racing() });
     let stall = |bytes: &mut Bytes<'_>| (bytes.number() % (100 * US), bytes.number() % (300 * US));
+    // As much as leaves room for writes in each buffer.
+    scenario.profile.read_ahead = bytes.maybe(|bytes| ReadAhead {
+        kib: Count::new(16 + u32::from(bytes.byte() % 64)),
+        streams: Count::new(1 + u32::from(bytes.byte() % 2)),
+    });
     scenario.faults =
         Faults { errors_per_million: bytes.number() as u32, stalls: bytes.some(2, stall) };
     scenario

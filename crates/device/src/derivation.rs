@@ -168,6 +168,7 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
         buffer: Buffer { size_kib: Count::new(1024) },
         garbage: None,
         slc: None,
+        read_ahead: None,
         points: from.points.clone(),
     }
 }

@@ -5,7 +5,7 @@
 
 use fairq_device::closed::predict;
 use fairq_device::derivation::Derivation;
-use fairq_device::profile::{BUILT_IN, Count, Load, Point, State};
+use fairq_device::profile::{BUILT_IN, Count, Load, Point, ReadAhead, State};
 use fairq_device::{Profile, derive};
 
 fn row(profile: &Profile, point: &Point) -> (String, bool) {
@@ -49,6 +49,22 @@ fn profiles_keep_to_their_points() {
         assert!(profile.points.len() >= 4, "{name} is known by more");
         all_hold(profile.points.iter().map(|point| (&profile, point)));
     }
+}
+
+/// The P4500's data sheet has 10 us for sequential reads of 4 KiB and 85 us for random ones: with
+/// reading ahead the profile gives both.
+#[test]
+fn the_p4500_reads_ahead() {
+    let mut profile = Profile::named("p4500").unwrap();
+    profile.read_ahead = Some(ReadAhead { kib: Count::new(128), streams: Count::new(8) });
+    let sequential = Point {
+        load: Load::SequentialRead,
+        latency_us: Some(10.0),
+        within: 15.0,
+        source: "[S] data sheet, sequential".into(),
+        ..profile.points[0].clone()
+    };
+    all_hold(profile.points.iter().chain([&sequential]).map(|point| (&profile, point)));
 }
 
 /// What a probe would measure of a device that is as a profile says; every second point of reads is

@@ -85,6 +85,17 @@ fn values_that_do_not_go_together_are_refused() {
         ("interface = \"nvme\"", "interface = \"sata\"", "one queue"),
         ("latency-us = 16", "latency-us = 16\niops = 1", "one of"),
         ("latency-us = 16", "", "one of"),
+        (
+            "[buffer]",
+            "[read-ahead]\nkib = 1\nstreams = 4\n[buffer]",
+            "read-ahead.kib: 1 is less than a page (media.page-kib: 2)",
+        ),
+        (
+            "[buffer]",
+            "[read-ahead]\nkib = 2048\nstreams = 4\n[buffer]",
+            "4 streams of 2048 KiB leave writes less than one program (media.program-kib: 4) of \
+             the buffer (buffer.size-kib: 8192)",
+        ),
     ];
     for (from, to, says) in cases {
         match z_ssd_with(from, to) {

@@ -1,7 +1,7 @@
 //! What the timing model owes whatever the load, and each of its parts by what it does to a load.
 
 use fairq_core::{Class, ClassWeights, Op};
-use fairq_device::profile::{BUILT_IN, Spare};
+use fairq_device::profile::{BUILT_IN, Count, ReadAhead, Spare};
 use fairq_device::{
     Arbiter, Arbitration, Burst, Completed, Mechanism, Profile, QueueIndex, Setup, Ssd, State,
     Window,
@@ -131,11 +131,30 @@ fn any_arrivals() -> impl Strategy<Value = Vec<Arrival>> {
     ];
     let length = prop_oneof![4 => 0u32..16, 2 => 0u32..600, 1 => 0u32..20_000]
         .prop_map(|sectors| sectors * 512);
-    let arrival =
-        (0u64..30_000, op, 0u64..1 << 20, length).prop_map(|(after_ns, op, sector, length)| {
-            Arrival { after_ns, op, offset: sector * 512, length }
-        });
-    prop::collection::vec(arrival, 1..120)
+    let follows = prop::bool::weighted(0.4);
+    let arrival = (0u64..30_000, op, 0u64..1 << 20, length, follows);
+    prop::collection::vec(arrival, 1..120).prop_map(|drawn| {
+        let mut end = 0;
+        let arrival = |(after_ns, op, sector, length, follows)| {
+            let offset = if follows { end } else { sector * 512 };
+            end = offset + u64::from(length);
+            Arrival { after_ns, op, offset, length }
+        };
+        drawn.into_iter().map(arrival).collect()
+    })
+}
+
+/// A built-in profile that reads ahead or does not.
+fn any_profile() -> impl Strategy<Value = Profile> {
+    let ahead = (16u32..80, 1u32..4).prop_map(|(kib, streams)| ReadAhead {
+        kib: Count::new(kib),
+        streams: Count::new(streams),
+    });
+    (0..BUILT_IN.len(), prop::option::of(ahead)).prop_map(|(index, ahead)| {
+        let profile = Profile { read_ahead: ahead, ..profile(BUILT_IN[index].0) };
+        profile.check().expect("it is small");
+        profile
+    })
 }
 
 /// Starts each command at its time and takes what completes, looking `every_ns` and whenever one
@@ -180,12 +199,11 @@ proptest! {
     /// the link and what is fixed allow; and it does not matter how often one looks.
     #[test]
     fn each_completes_once_whoever_looks(
-        index in 0..BUILT_IN.len(),
+        profile in any_profile(),
         steady in any::<bool>(),
         arrivals in any_arrivals(),
         every_ns in 1u64..2_000_000,
     ) {
-        let profile = profile(BUILT_IN[index].0);
         let state = if steady { State::Steady } else { State::Fresh };
         let exact = replay(&profile, state, &arrivals, 0);
         let mut ids: Vec<u32> = exact.iter().map(|one| one.id).collect();

@@ -6,7 +6,7 @@
 use fairq_core::d2fq::Ratio;
 use fairq_core::kyber_fair::Totals;
 use fairq_core::nass::NassConfig;
-use fairq_device::profile::BUILT_IN;
+use fairq_device::profile::{BUILT_IN, Count, ReadAhead};
 use fairq_device::{Profile, State};
 
 use crate::policies::{
@@ -44,6 +44,8 @@ pub fn scenario(seed: u64) -> (Scenario, AnySubject) {
     // The order of draws is the scenario of a seed: one that is moved changes them all.
     let policy = policy(random);
     scenario.moves_ns = random.one_in(4).then_some(MS);
+    let ahead = ReadAhead { kib: Count::new(64), streams: Count::new(2) };
+    scenario.profile.read_ahead = random.one_in(4).then_some(ahead);
     (scenario, policy)
 }
 

@@ -65,6 +65,8 @@ pub struct Profile {
     pub garbage: Option<Garbage>,
     /// Cells of which a part is written faster, until it is full.
     pub slc: Option<Slc>,
+    /// What the device fetches before it is asked for; absent where it does not.
+    pub read_ahead: Option<ReadAhead>,
     /// What the device is known to do.
     #[serde(default, rename = "point")]
     pub points: Vec<Point>,
@@ -178,6 +180,23 @@ pub struct Buffer {
     pub size_kib: Count<4, 16_777_216>,
 }
 
+/// What a device fetches before it is asked for, when reads follow each other.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ReadAhead {
+    /// How much of each stream of reads, in KiB.
+    pub kib: Count<1, 65_536>,
+    /// How many streams it tells apart. These take `streams` times `kib` of the buffer.
+    pub streams: Count<1, 64>,
+}
+
+impl ReadAhead {
+    /// What it takes of the buffer, in KiB.
+    pub fn room_kib(self) -> u32 {
+        self.kib.get() * self.streams.get()
+    }
+}
+
 /// What writing over old data costs.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -284,7 +303,8 @@ impl Profile {
         Ok(profile)
     }
 
-    fn check(&self) -> Result<(), ProfileError> {
+    /// Whether its values go together; one from [`parse`](Self::parse) has been checked.
+    pub fn check(&self) -> Result<(), ProfileError> {
         let refuse = |what: String| Err(ProfileError::Contradiction(what));
         let Media { page_kib, program_kib, .. } = &self.media;
         // The model finds a page by shifting the address.
@@ -302,6 +322,7 @@ impl Profile {
                  ever be written: give it a few programs for each die"
             ));
         }
+        self.check_read_ahead()?;
         // Native command queueing has 32 tags.
         if self.host.interface == Interface::Sata
             && (self.host.queues.get() > 1 || self.host.window.get() > 32)
@@ -321,6 +342,27 @@ impl Profile {
                 );
                 return refuse(what);
             }
+        }
+        Ok(())
+    }
+
+    fn check_read_ahead(&self) -> Result<(), ProfileError> {
+        let Some(ahead) = self.read_ahead else { return Ok(()) };
+        let (kib, streams, page) =
+            (ahead.kib.get(), ahead.streams.get(), self.media.page_kib.get());
+        if kib < page {
+            return Err(ProfileError::Contradiction(format!(
+                "read-ahead.kib: {kib} is less than a page (media.page-kib: {page}), so nothing \
+                 would ever be read ahead"
+            )));
+        }
+        let (size, unit) = (self.buffer.size_kib.get(), self.media.program_kib.get());
+        if size.saturating_sub(ahead.room_kib()) < unit {
+            return Err(ProfileError::Contradiction(format!(
+                "read-ahead: {streams} streams of {kib} KiB leave writes less than one program \
+                 (media.program-kib: {unit}) of the buffer (buffer.size-kib: {size}): give it \
+                 fewer streams, or a larger buffer"
+            )));
         }
         Ok(())
     }

@@ -125,6 +125,12 @@ impl Media {
         (if turned >= dies { turned - dies } else { turned }) as usize
     }
 
+    /// Whether the die of a page neither reads nor works.
+    pub(super) fn is_idle(&self, now_ns: u64, page: u64) -> bool {
+        let die = &self.dies[self.die_of(page)];
+        die.free_ns <= now_ns && die.work.is_none()
+    }
+
     /// Reads `bytes` of a page.
     #[inline]
     pub(super) fn read(&mut self, now_ns: u64, page: u64, bytes: u64) -> PageRead {

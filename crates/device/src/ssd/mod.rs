@@ -24,14 +24,15 @@
 //! - *Discard* and *write zeroes* change tables only, and give space back.
 //! - *SATA*: one link for both directions.
 //!
-//! What a die does beside reading is in `media`, what it costs to write over old data in `space`.
+//! What a die does beside reading is in `media`, what it costs to write over old data in `space`,
+//! and what drives that read ahead fetch in `read_ahead`.
 //!
 //! Each server is reserved at the very time when something arrives there, never ahead: a command
 //! that waits for a busy die does not hold the link up. Therefore it is a small event loop and not
 //! one formula per command.
 //!
 //! **What it leaves out.** Reading what is still in the buffer (it costs what reading from the
-//! media does), reading ahead, wear, read retries, mapping tables that do not fit, moves over the
+//! media does), wear, read retries, mapping tables that do not fit, moves over the
 //! channel, the time that a controller needs to find work. Times do not vary by themselves; they
 //! vary by who meets whom where.
 //!
@@ -44,12 +45,14 @@ use fairq_core::Op;
 use crate::profile::{Interface, Profile, State};
 use agenda::{Agenda, Event};
 use media::{Media, PageRead, Work, mix};
+use read_ahead::{Found, ReadAhead};
 use server::{Server, Speed};
 use space::Space;
 
 mod agenda;
 mod ftl;
 mod media;
+mod read_ahead;
 mod server;
 mod space;
 mod usage;
@@ -89,6 +92,7 @@ pub struct Ssd {
     media: Media,
     space: Space,
     buffer: Buffer,
+    ahead: Option<Box<ReadAhead>>,
     commands: Box<[Command]>,
     unused: Vec<u32>,
     live: u32,
@@ -174,7 +178,9 @@ impl Ssd {
         let media = Media::new(profile, setup.seed);
         let dies = media.dies() as usize;
         let commands = setup.outstanding.max(1) as usize;
-        let pages = commands + SPARE_PAGES as usize;
+        let ahead = ReadAhead::new(profile, setup.capacity).map(Box::new);
+        let places = ahead.as_ref().map_or(0, |ahead| ahead.places());
+        let pages = commands + SPARE_PAGES as usize + places;
         let idle = Command { id: 0, op: Op::Flush, offset: 0, end: 0, pages: 0 };
         Ssd {
             times: Times::new(profile),
@@ -184,6 +190,7 @@ impl Ssd {
             space: Space::new(profile, setup.capacity, setup.state, setup.seed),
             buffer: Buffer::new(profile, setup, dies, commands),
             media,
+            ahead,
             commands: vec![idle; commands].into(),
             unused: (0..commands as u32).rev().collect(),
             live: 0,
@@ -277,7 +284,11 @@ impl Ssd {
         // Kinds at the same time go in a fixed order: the same calls give the same answers.
         if self.moved.next_ns() == now_ns {
             let Event { subject, detail, .. } = self.moved.take();
-            self.page_moved(now_ns, subject, u64::from(detail));
+            // Pages that were read ahead have the subjects beyond those of commands.
+            match subject.checked_sub(self.commands.len() as u32) {
+                None => self.page_moved(now_ns, subject, u64::from(detail)),
+                Some(place) => self.page_is_here(now_ns, place),
+            }
         } else if self.read.next_ns() == now_ns {
             let Event { subject, detail, .. } = self.read.take();
             let bytes = detail & ((1 << BYTES_BITS) - 1);
@@ -296,7 +307,13 @@ impl Ssd {
     fn command_fetched(&mut self, now_ns: u64, slot: u32) {
         let Command { op, offset, end, .. } = self.commands[slot as usize];
         match op {
-            Op::Read if offset < end => self.read_pages(now_ns, slot),
+            Op::Read if offset < end => {
+                self.read_pages(now_ns, slot);
+                let stream = self.ahead.as_mut().and_then(|ahead| ahead.note(offset, end));
+                if let Some(stream) = stream {
+                    self.read_ahead(now_ns, stream);
+                }
+            }
             Op::Read => self.complete(now_ns + self.times.read_fixed_ns, slot),
             Op::Write => {
                 self.buffer.waiting.push_back(slot);
@@ -309,6 +326,9 @@ impl Ssd {
             Op::Flush => self.complete(now_ns + self.times.write_fixed_ns, slot),
             Op::Discard | Op::WriteZeroes => {
                 self.space.discard(offset, end);
+                if let Some(ahead) = &mut self.ahead {
+                    ahead.drop_range(offset, end);
+                }
                 self.complete(now_ns + self.times.write_fixed_ns, slot);
             }
         }
@@ -317,9 +337,12 @@ impl Ssd {
     /// Sends the command's pages to their dies, as many as there may be on their way.
     #[inline]
     fn read_pages(&mut self, now_ns: u64, slot: u32) {
-        let command = &mut self.commands[slot as usize];
         let shift = self.media.page_shift();
-        while command.offset < command.end {
+        loop {
+            let command = &mut self.commands[slot as usize];
+            if command.offset >= command.end {
+                return;
+            }
             // The first page needs no spare place: each command has one, so none waits for ever.
             if command.pages > 0 {
                 if self.spare_pages == 0 {
@@ -332,17 +355,56 @@ impl Ssd {
             let page_end = command.end.min((page + 1) << shift);
             let bytes = page_end - command.offset;
             command.offset = page_end;
-            match self.media.read(now_ns, page, bytes) {
-                PageRead::InRegister { at_ns, channel } => {
-                    // A page has at most 64 KiB, which is 17 bits.
-                    let detail = channel << BYTES_BITS | bytes as u32;
-                    self.read.add(Event { at_ns, subject: slot, detail });
-                }
-                PageRead::Moved { at_ns } => {
-                    self.moved.add(Event { at_ns, subject: slot, detail: bytes as u32 })
+            let found = match &mut self.ahead {
+                None => Found::No,
+                Some(ahead) => ahead.take(page, page_end, bytes, slot),
+            };
+            match found {
+                Found::No => self.send_page(now_ns, slot, page, bytes),
+                Found::OnItsWay => {}
+                Found::Here => {
+                    self.moved.add(Event { at_ns: now_ns, subject: slot, detail: bytes as u32 })
                 }
             }
         }
+    }
+
+    /// A page goes to its die.
+    #[inline]
+    fn send_page(&mut self, now_ns: u64, subject: u32, page: u64, bytes: u64) {
+        match self.media.read(now_ns, page, bytes) {
+            PageRead::InRegister { at_ns, channel } => {
+                // A page has at most 64 KiB, which is 17 bits.
+                let detail = channel << BYTES_BITS | bytes as u32;
+                self.read.add(Event { at_ns, subject, detail });
+            }
+            PageRead::Moved { at_ns } => {
+                self.moved.add(Event { at_ns, subject, detail: bytes as u32 })
+            }
+        }
+    }
+
+    /// Reads ahead what the stream wants, as far as dies are idle.
+    fn read_ahead(&mut self, now_ns: u64, stream: usize) {
+        let bytes = 1 << self.media.page_shift();
+        while let Some(ahead) = &mut self.ahead
+            && let Some(page) = ahead.wanted(stream)
+            && self.media.is_idle(now_ns, page)
+        {
+            let subject = self.commands.len() as u32 + ahead.send(stream);
+            self.send_page(now_ns, subject, page, bytes);
+        }
+    }
+
+    /// A page that was read ahead is in the buffer: for those that wait for it, and for later.
+    fn page_is_here(&mut self, now_ns: u64, place: u32) {
+        let ahead = self.ahead.as_mut().expect("it has a place");
+        ahead.arrived(place);
+        let stream = ahead.stream_of(place);
+        while let Some((slot, bytes)) = self.ahead.as_mut().and_then(|it| it.next_waiting(place)) {
+            self.page_moved(now_ns, slot, bytes);
+        }
+        self.read_ahead(now_ns, stream);
     }
 
     #[inline]
@@ -381,6 +443,10 @@ impl Ssd {
             self.buffer.came += bytes;
             self.buffer.held += bytes;
             self.buffer.random += self.space.note(offset, bytes as u32);
+            // From here on reads get what was written.
+            if let Some(ahead) = &mut self.ahead {
+                ahead.drop_range(offset, end);
+            }
         }
         self.hand_out(now_ns);
     }
@@ -499,8 +565,9 @@ impl Buffer {
             _ => (0, 0),
         };
         let slc = profile.slc.as_ref().filter(|_| setup.state == State::Fresh);
+        let ahead_kib = profile.read_ahead.map_or(0, |ahead| ahead.room_kib());
         Buffer {
-            size: u64::from(profile.buffer.size_kib.get()) << 10,
+            size: u64::from(profile.buffer.size_kib.get() - ahead_kib) << 10,
             program: u64::from(profile.media.program_kib.get()) << 10,
             came: 0,
             taken: 0,
