@@ -112,6 +112,8 @@ fn drawn(bytes: &mut Bytes<'_>) -> Scenario {
         kib: Count::new(16 + u32::from(bytes.byte() % 64)),
         streams: Count::new(1 + u32::from(bytes.byte() % 2)),
     });
+    scenario.profile.controller.pages_at_once =
+        bytes.maybe(|bytes| Count::new(1 + u32::from(bytes.byte())));
     scenario.faults =
         Faults { errors_per_million: bytes.number() as u32, stalls: bytes.some(2, stall) };
     scenario

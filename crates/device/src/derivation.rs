@@ -148,6 +148,7 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
             write_us: micros(writes.turn_us()),
             read_fixed_us: micros(reads.left_us()),
             write_fixed_us: micros(writes.left_us()),
+            pages_at_once: None,
             power_loss_protection: false,
         },
         link: Link {

@@ -187,7 +187,7 @@ fn streams_up_to_those_it_tells_apart() {
     let with = ahead(without.clone(), 128, 4);
     let mean = |profile, streams: u64| {
         let offsets: Vec<u64> =
-            (0..20_000).map(|read| (read % streams << 30) + read / streams * 4096).collect();
+            (0..20_000).map(|read| ((read % streams) << 30) + read / streams * 4096).collect();
         mean_ns(&closed(&mut Ssd::new(profile, &SETUP), 1, 4096, &offsets))
     };
     let hit = hit_ns(&with, 4096) as f64;
@@ -212,6 +212,18 @@ fn reads_of_the_host_go_first() {
         let (alone, beside) = (mean(&without), mean(&with));
         assert!(beside < 1.03 * alone, "{}: {beside} ns, {alone} without", with.name);
     }
+}
+
+/// A large read that sends few pages at once still finds in the buffer what was there for it.
+#[test]
+fn reads_that_take_turns_find_their_pages() {
+    let mut with = ahead(Profile::named("p4500").expect("it is built in"), 256, 4);
+    with.controller.pages_at_once = Some(Count::new(2));
+    let mut ssd = Ssd::new(&with, &SETUP);
+    let reads = 1000;
+    closed(&mut ssd, 2, 131_072, &in_a_row(131_072, reads));
+    let page_reads = ssd.usage().dies_ns[0] / with.media.read_us.ns();
+    assert!((reads * 8..reads * 8 + 40).contains(&page_reads), "{page_reads} page reads");
 }
 
 /// Writes have what reading ahead leaves of the buffer.

@@ -144,14 +144,16 @@ fn any_arrivals() -> impl Strategy<Value = Vec<Arrival>> {
     })
 }
 
-/// A built-in profile that reads ahead or does not.
+/// A built-in profile that reads ahead or does not, and whose reads take turns or do not.
 fn any_profile() -> impl Strategy<Value = Profile> {
     let ahead = (16u32..80, 1u32..4).prop_map(|(kib, streams)| ReadAhead {
         kib: Count::new(kib),
         streams: Count::new(streams),
     });
-    (0..BUILT_IN.len(), prop::option::of(ahead)).prop_map(|(index, ahead)| {
-        let profile = Profile { read_ahead: ahead, ..profile(BUILT_IN[index].0) };
+    let at_once = prop::option::of((1u32..9).prop_map(Count::new));
+    (0..BUILT_IN.len(), prop::option::of(ahead), at_once).prop_map(|(index, ahead, at_once)| {
+        let mut profile = Profile { read_ahead: ahead, ..profile(BUILT_IN[index].0) };
+        profile.controller.pages_at_once = at_once;
         profile.check().expect("it is small");
         profile
     })
@@ -285,6 +287,34 @@ fn large_requests_take_their_time_and_end() {
             ssd.start(0, id, op, u64::from(id) << 25, 32 << 20);
         }
         assert_eq!(drain(&mut ssd).len(), 64, "{name}");
+    }
+}
+
+/// Pages of commands mix at dies, channels and link in the order in which they come; with
+/// `pages-at-once` a small read does not wait for all of the large ones before it, and these are as
+/// fast together.
+#[test]
+fn reads_take_turns_if_they_send_few_pages_at_once() {
+    for name in ["z-ssd", "p3700", "p4500", "980-pro"] {
+        let whole = profile(name);
+        let mut turns = whole.clone();
+        // Half of the dies for two commands is all of them for eight.
+        turns.controller.pages_at_once = Some(Count::new(whole.dies() / 4));
+        let small_and_all_ns = |profile: &Profile| {
+            let mut ssd = ssd(profile);
+            (0..8).for_each(|id| ssd.start(0, id, Op::Read, u64::from(id) << 30, 4 << 20));
+            ssd.start(0, 8, Op::Read, 1 << 35, 4096);
+            let completed = drain(&mut ssd);
+            let small = completed.iter().find(|one| one.id == 8).expect("it completes").at_ns;
+            (small, completed.last().expect("they complete").at_ns)
+        };
+        let (small, all) = small_and_all_ns(&whole);
+        let (in_turn, all_in_turn) = small_and_all_ns(&turns);
+        assert!(in_turn * 4 < small, "{name}: {in_turn} ns, {small} ns without turns");
+        near(all_in_turn as f64, all as f64, 0.03);
+        // Alone, or with no more pages than that, a read takes the same.
+        let alone_ns = |profile| alone(&mut ssd(profile), 0, Op::Read, 1 << 30, 32_768);
+        assert_eq!(alone_ns(&whole), alone_ns(&turns), "{name}");
     }
 }
 

@@ -46,6 +46,7 @@ pub fn scenario(seed: u64) -> (Scenario, AnySubject) {
     scenario.moves_ns = random.one_in(4).then_some(MS);
     let ahead = ReadAhead { kib: Count::new(64), streams: Count::new(2) };
     scenario.profile.read_ahead = random.one_in(4).then_some(ahead);
+    scenario.profile.controller.pages_at_once = random.one_in(4).then_some(Count::new(4));
     (scenario, policy)
 }
 

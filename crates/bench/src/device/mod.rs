@@ -222,6 +222,13 @@ fn describe(profile: &Profile) -> String {
         let (size, program) = (slc.size_gb.get(), time(slc.program_us));
         lines.push(format!("  SLC         {size} GB, programmed in {program}"));
     }
+    if let Some(ahead) = &profile.read_ahead {
+        let (kib, streams) = (ahead.kib.get(), ahead.streams.get());
+        lines.push(format!("  read ahead  {kib}k of each of {streams} streams"));
+    }
+    if let Some(pages) = controller.pages_at_once {
+        lines.push(format!("  turns       {} pages of a read at once", pages.get()));
+    }
     lines.join("\n")
 }
 

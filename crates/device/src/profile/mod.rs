@@ -131,6 +131,9 @@ pub struct Controller {
     pub read_fixed_us: Micros,
     /// What a write takes beside all turns.
     pub write_fixed_us: Micros,
+    /// The most pages of one read that are on their way at once, so that large reads leave dies,
+    /// channels and link to others in between; all of them if absent.
+    pub pages_at_once: Option<Count<1, 65_536>>,
     /// Whether what the buffer holds survives a loss of power, so that a flush has nothing to wait
     /// for.
     pub power_loss_protection: bool,

@@ -15,8 +15,11 @@
 //!
 //! - *The controller* takes its time for each command, one after the other, whatever its size.
 //! - *Reads* are cut into pages, which go to their dies at once, share channels and leave over one
-//!   link; the command is done when its last page is.
-//! - *Writes* are done when they are in the buffer. As soon as there is enough for a program an
+//!   link; the command is done when its last page is. Each server takes pages in the order in which
+//!   they come to it, whosever they are: pages of commands mix at dies, channels and link, but at a
+//!   die a page waits for all pages of earlier commands. With `pages-at-once` a command sends the
+//!   next page when one has arrived, so that a small read overtakes most of a large one.
+//! - *Writes* are done when they are in the buffer; each crosses the link as a whole. As soon as there is enough for a program an
 //!   idle die takes it. When the buffer is full writes wait: then the dies set the pace. A command
 //!   is let in while there is any room, so that one larger than the buffer does not wait for ever.
 //! - *Flush* waits until all that was in the buffer is on the media; with power-loss protection it
@@ -123,12 +126,14 @@ struct Times {
     erase_ns: u64,
     programs_per_erase: u32,
     flush_waits: bool,
+    pages_at_once: u32,
 }
 
 #[derive(Clone, Copy)]
 struct Command {
     id: u32,
     op: Op,
+    length: u32,
     /// From where pages are still to be read.
     offset: u64,
     end: u64,
@@ -181,7 +186,7 @@ impl Ssd {
         let ahead = ReadAhead::new(profile, setup.capacity).map(Box::new);
         let places = ahead.as_ref().map_or(0, |ahead| ahead.places());
         let pages = commands + SPARE_PAGES as usize + places;
-        let idle = Command { id: 0, op: Op::Flush, offset: 0, end: 0, pages: 0 };
+        let idle = Command { id: 0, op: Op::Flush, length: 0, offset: 0, end: 0, pages: 0 };
         Ssd {
             times: Times::new(profile),
             controller: Server::default(),
@@ -213,7 +218,7 @@ impl Ssd {
         let slot = self.unused.pop().expect("a command that is done has given its slot back");
         self.live += 1;
         self.commands[slot as usize] =
-            Command { id, op, offset, end: offset + u64::from(length), pages: 0 };
+            Command { id, op, length, offset, end: offset + u64::from(length), pages: 0 };
         let takes_ns = if op == Op::Read { self.times.read_ns } else { self.times.write_ns };
         let at_ns = self.controller.serve(now_ns, takes_ns);
         self.fetched.add(Event { at_ns, subject: slot, detail: 0 });
@@ -307,13 +312,7 @@ impl Ssd {
     fn command_fetched(&mut self, now_ns: u64, slot: u32) {
         let Command { op, offset, end, .. } = self.commands[slot as usize];
         match op {
-            Op::Read if offset < end => {
-                self.read_pages(now_ns, slot);
-                let stream = self.ahead.as_mut().and_then(|ahead| ahead.note(offset, end));
-                if let Some(stream) = stream {
-                    self.read_ahead(now_ns, stream);
-                }
-            }
+            Op::Read if offset < end => self.read_pages(now_ns, slot),
             Op::Read => self.complete(now_ns + self.times.read_fixed_ns, slot),
             Op::Write => {
                 self.buffer.waiting.push_back(slot);
@@ -341,6 +340,9 @@ impl Ssd {
         loop {
             let command = &mut self.commands[slot as usize];
             if command.offset >= command.end {
+                return self.read_on(now_ns, slot);
+            }
+            if command.pages >= self.times.pages_at_once {
                 return;
             }
             // The first page needs no spare place: each command has one, so none waits for ever.
@@ -381,6 +383,16 @@ impl Ssd {
             PageRead::Moved { at_ns } => {
                 self.moved.add(Event { at_ns, subject, detail: bytes as u32 })
             }
+        }
+    }
+
+    /// A read has taken or sent for all of its pages: what comes next may be read ahead.
+    #[inline]
+    fn read_on(&mut self, now_ns: u64, slot: u32) {
+        let Some(ahead) = &mut self.ahead else { return };
+        let Command { length, end, .. } = self.commands[slot as usize];
+        if let Some(stream) = ahead.note(end - u64::from(length), end) {
+            self.read_ahead(now_ns, stream);
         }
     }
 
@@ -547,6 +559,7 @@ impl Times {
             programs_per_erase: garbage
                 .map_or(u32::MAX, |garbage| garbage.programs_per_erase.get()),
             flush_waits: !controller.power_loss_protection,
+            pages_at_once: controller.pages_at_once.map_or(u32::MAX, |pages| pages.get()),
         }
     }
 }
