@@ -19,9 +19,10 @@
 //!   they come to it, whosever they are: pages of commands mix at dies, channels and link, but at a
 //!   die a page waits for all pages of earlier commands. With `pages-at-once` a command sends the
 //!   next page when one has arrived, so that a small read overtakes most of a large one.
-//! - *Writes* are done when they are in the buffer; each crosses the link as a whole. As soon as there is enough for a program an
-//!   idle die takes it. When the buffer is full writes wait: then the dies set the pace. A command
-//!   is let in while there is any room, so that one larger than the buffer does not wait for ever.
+//! - *Writes* are done when they are in the buffer; each crosses the link as a whole. As soon as
+//!   there is enough for a program an idle die takes it. When the buffer is full writes wait: then
+//!   the dies set the pace. A command is let in while there is any room, so that one larger than the
+//!   buffer does not wait for ever.
 //! - *Flush* waits until all that was in the buffer is on the media; with power-loss protection it
 //!   has nothing to wait for.
 //! - *Discard* and *write zeroes* change tables only, and give space back.
