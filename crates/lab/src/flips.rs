@@ -92,7 +92,7 @@ mod tests {
             claim("D-2.1", true, &[]),
             claim("D-2.3", false, &[Some(false), Some(true)]),
             claim("D-3.4", false, &[]),
-            claim("M-9.1", false, &[None]),
+            claim("N-11.1", false, &[None]),
         ];
         let record = Record { seed: 1, claims, ablations: true, ..Record::default() };
         let found = table(&record).unwrap();
@@ -104,8 +104,8 @@ mod tests {
             ["D-2.3", "does not hold"],
             ["D-2.3", "holds"],
             ["D-3.4", "shown"],
-            ["M-9.1", "cannot be decided"],
-            ["M-9.1", "open"],
+            ["N-11.1", "cannot be decided"],
+            ["N-11.1", "open"],
         ];
         assert_eq!(told, asked);
         assert!(found.rows[2][4].contains("three sevenths"), "{:?}", found.rows[2]);

@@ -181,7 +181,12 @@ mod tests {
         let (place, key) = divided(name);
         match place {
             EXPERIMENT => {
-                let sources = [include_str!("mod.rs"), include_str!("cpu.rs")];
+                let sources = [
+                    include_str!("mod.rs"),
+                    include_str!("cpu.rs"),
+                    include_str!("scalability.rs"),
+                    include_str!("nass/mod.rs"),
+                ];
                 sources.iter().any(|text| text.contains(&format!("asks_for(\"{key}\")")))
             }
             "machine" => changes(Machine::E5_2630_V3, key, change, keys::on_machine),

@@ -17,8 +17,8 @@ use super::keys::Change;
 pub struct Constant {
     /// What a report calls it.
     pub name: String,
-    /// Keys of a device's profile, all of which are changed at once; or of the machine, of proxies
-    /// or of FlashFQ.
+    /// Keys of a device's profile, all of which are changed at once; or of the machine, of proxies,
+    /// of FlashFQ or of Linux's BFQ.
     pub keys: Vec<String>,
     /// The devices whose keys they are.
     #[serde(default)]
@@ -55,7 +55,7 @@ pub static CONSTANTS: LazyLock<Vec<Constant>> = LazyLock::new(|| {
 });
 
 /// What stands before keys that are not a device's or a proxy's.
-const PLACES: [&str; 3] = ["machine", "fio", "flashfq"];
+const PLACES: [&str; 4] = ["machine", "fio", "flashfq", "bfq"];
 
 /// What a constant is where it is another.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -127,6 +127,7 @@ mod tests {
     use fairq_core::flashfq::FlashFqConfig;
     use fairq_device::Profile;
     use fairq_sim::host::Machine;
+    use fairq_sim::policies::{AnySubject, Kernel};
     use fairq_sim::proxy;
     use fairq_sim::scenario::Job;
 
@@ -209,6 +210,10 @@ mod tests {
                 is_another(constant, end, "machine", machine, keys::on_machine).check().unwrap();
                 let flashfq = FlashFqConfig::default();
                 is_another(constant, end, "flashfq", flashfq, keys::on_flashfq);
+                let bfq = AnySubject::Serial(crate::claims::linux_bfq(Kernel::V4_15, 0));
+                is_another(constant, end, "bfq", bfq, |policy, key, change| {
+                    keys::on_policy(policy, "bfq", key, change)
+                });
                 let fio = Job { interval_ns: 10_000, ..Job::random_read(4096, 1) };
                 is_another(constant, end, "fio", fio, keys::on_job);
                 for name in &constant.proxies {

@@ -262,6 +262,8 @@ fn on_scheduler(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Resu
         }
         ("budget", Scheduler::LinuxBfq(bfq)) => bfq.budget = change.integer(bfq.budget)?,
         ("cycles", Scheduler::LinuxBfq(bfq)) => bfq.cycles = change.integer(bfq.cycles)?,
+        // fairq's own takes what its steps take.
+        ("cycles", Scheduler::Bfq) => {}
         ("whose", scheduler) => {
             *scheduler = match (&scheduler, change.text()?) {
                 (Scheduler::LinuxCfq | Scheduler::Cfq, "fairq") => Scheduler::Cfq,
