@@ -191,6 +191,7 @@ fn machine(bytes: &mut Bytes<'_>) -> Machine {
             atomic: cycles(),
             verb: cycles(),
             send: cycles(),
+            timer: cycles(),
         },
         sockets: cycles() as u16,
         cores: cycles() as u16,

@@ -309,8 +309,9 @@ impl Machine {
         }
         let BlockLayer { submit, stage, issue, interrupt, complete, reap } = layer;
         let Cycles { load, store, atomic, verb, send, timer } = cycles;
-        let all =
-            [submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send, timer];
+        let all = [
+            submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send, timer,
+        ];
         if all.iter().any(|&cycles| cycles > MOST_CYCLES) {
             return Err(format!("no piece of work takes more than {MOST_CYCLES} cycles"));
         }

@@ -8,8 +8,7 @@ use fairq_core::flashfq::FlashFqConfig;
 use fairq_device::Profile;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{
-    AnySubject, Kernel, MqfqOnPath, MqfqStrict, MqfqSubject, MqfqUntimed, Scheduler,
-    SerialSubject,
+    AnySubject, Kernel, MqfqOnPath, MqfqStrict, MqfqSubject, MqfqUntimed, Scheduler, SerialSubject,
 };
 use fairq_sim::scenario::Job;
 use toml::{Table, Value};

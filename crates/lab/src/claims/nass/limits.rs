@@ -240,8 +240,7 @@ pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
                 changes(&n.ours, &nm.ours)
             ),
             holds: Some(rises(fv) && rises(du)),
-            note: "N against NM. Merging is all that the second mechanism works by"
-                .into(),
+            note: "N against NM. Merging is all that the second mechanism works by".into(),
         },
     ];
     let groups: Vec<(String, &Measured)> = FOUR
