@@ -33,8 +33,9 @@
 //!
 //! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
 //! bitmap, where a slot is a bit, the bits are spread over cache lines as Linux spreads them, and a
-//! port begins its search where it last found one. There a token belongs to nobody, so a port that stops also looks
-//! whether any are free while others are ready. The bitmap is built for its D and keeps it.
+//! port begins its search where it last found one. There a token belongs to nobody, so a port that
+//! stops also looks whether any are free while others are ready. The bitmap is built for its D and
+//! keeps it.
 
 use alloc::boxed::Box;
 
