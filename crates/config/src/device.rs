@@ -453,7 +453,7 @@ mod tests {
         let sata = nvme("nvme-soft,profile=intel-530");
         assert_eq!(
             (sata.window, sata.queues, sata.wrr),
-            (32, *nvme_soft::QUEUES_RANGE.start(), false)
+            (31, *nvme_soft::QUEUES_RANGE.start(), false)
         );
         assert!(!nvme("nvme-soft,wrr=false").wrr);
         assert_eq!(nvme("nvme-soft,profile=none"), nvme("nvme-soft"));

@@ -229,7 +229,7 @@ fn a_slot_finds_its_user<P: Platform>(
     looks_again: bool,
 ) {
     check(6, move || {
-        let slots = Arc::new(Slots::<P>::new(kind, topology().tree(), 1));
+        let slots = Arc::new(Slots::<P>::new(kind, topology().tree(), 1, true));
         let held = slots.acquire(A, &mut 0).unwrap();
         let other = slots.clone();
         let finisher = thread::spawn(move || {
@@ -284,7 +284,7 @@ type Stops = bool;
 /// core, becomes ready.
 fn a_token_is_not_stranded(stops: Stops) {
     check(6, move || {
-        let slots = Arc::new(Slots::<Loom>::new(SlotKind::TokenTree, two_cores(3).tree(), 1));
+        let slots = Arc::new(Slots::<Loom>::new(SlotKind::TokenTree, two_cores(3).tree(), 1, true));
         let held = slots.acquire(A, &mut 0).unwrap();
         assert!(want(&slots, B, true).is_none());
         let giver = slots.clone();
@@ -325,7 +325,7 @@ fn without_giving_up_a_token_is_stranded() {
 /// D becomes greater while a port becomes ready: it is woken, or finds the new slot.
 fn a_new_slot_finds_its_user(kind: SlotKind, looks_again: bool) {
     check(6, move || {
-        let slots = Arc::new(Slots::<Loom>::new(kind, Topology::flat(2).tree(), 1));
+        let slots = Arc::new(Slots::<Loom>::new(kind, Topology::flat(2).tree(), 1, true));
         assert!(slots.acquire(A, &mut 0).is_some());
         let other = slots.clone();
         let setter = thread::spawn(move || other.resize(2).unwrap());
@@ -356,7 +356,7 @@ fn without_looking_again_a_new_slot_is_not_found() {
 /// does.
 fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
     check(5, move || {
-        let slots = Arc::new(Slots::<P>::new(kind, Topology::flat(2).tree(), 2));
+        let slots = Arc::new(Slots::<P>::new(kind, Topology::flat(2).tree(), 2, true));
         let held = slots.acquire(A, &mut 0).unwrap();
         let take = move |slots: &Slots<P>, port| {
             if pays { slots.acquire_owing(port, &mut 0).0 } else { slots.acquire(port, &mut 0) }
