@@ -290,7 +290,7 @@ fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
         format!("{all} better at 32 threads, {half} at 16, with a flow each {each} at 32")
     };
     let [all, _, each] = strict;
-    // At 32 threads, whoever is a flow.
+    // The paper's gain at 32 threads, beside both lines: it does not say who is a flow.
     let better = [0, 4].map(|at| (at as f64, (1.0 + rule("M-9.1", "more")) * strict_rates[at + 1]));
     let figure = both(
         "m-9",

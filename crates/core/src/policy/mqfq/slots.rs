@@ -32,10 +32,10 @@
 //! waking who is ready.
 //!
 //! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
-//! bitmap, where a slot is a bit, the bits are spread over cache lines as Linux spreads them, and a
-//! port begins its search where it last found one. There a token belongs to nobody, so a port that
-//! stops also looks whether any are free while others are ready. The bitmap is built for its D and
-//! keeps it.
+//! bitmap: each slot is a bit, the bits are spread over cache lines as Linux spreads them, and a
+//! port begins its search in the line where it last found a free bit. With a counter or a bitmap no
+//! token belongs to a port, so a port that stops also looks whether any are free while others are
+//! ready. The bitmap is built for its D and keeps it.
 
 use alloc::boxed::Box;
 
@@ -400,8 +400,8 @@ struct Bitmap<P: Platform> {
 }
 
 impl<P: Platform> Bitmap<P> {
-    /// As Linux spreads them: over four words at least, if there are so many bits, and over more
-    /// once these are full (`sbitmap_init_node`).
+    /// Spreads the slots as Linux does (`sbitmap_init_node`): four slots and more take at least four
+    /// words, and a word has at most 64 slots.
     fn new(slots: u32) -> Self {
         let per_word = match slots {
             0..4 => 64,

@@ -158,7 +158,7 @@ fn profile() -> Result<Profile, String> {
 fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
     let mut ports = 0;
     let tenant = |(number, (threads, job)): (usize, &Proxy)| {
-        let (first, to_a_port) = (ports, (NCQ / job.depth) as usize);
+        let (first, to_a_port) = (ports, (NCQ / job.depth).max(1) as usize);
         ports += threads.div_ceil(to_a_port);
         let on = (0..*threads).map(|thread| first + thread / to_a_port).collect();
         Tenant::new(&format!("W{}", number + 1), 100, on, job.clone())

@@ -163,8 +163,8 @@ fn a_scenario_without_tenants_is_refused_and_does_not_stop_the_lab() {
     assert!(AnySubject::Serial(lock).run(&scenario).is_err());
 }
 
-/// Of so many requests, one after the other, how many each of two queues got, which always have
-/// eight.
+/// Sends this many requests to the drive, one after the other, and counts how many are of each of
+/// two queues. Each queue always has eight requests waiting.
 fn shares(drive: &mut Drive, requests: u64, each_ns: u64) -> [u32; 2] {
     let mut served = [0; 2];
     for _ in 0..requests {
