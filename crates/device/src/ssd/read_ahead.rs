@@ -275,7 +275,7 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        /// A read of some bytes: from the offset that is given, else from where the last one ended.
+        /// A read of some bytes: from this offset, or from where the last one ended.
         Read(Option<u64>, u64),
         Write(u64, u64),
         /// The page of one of the places that wait for one comes.

@@ -400,8 +400,8 @@ struct Bitmap<P: Platform> {
 }
 
 impl<P: Platform> Bitmap<P> {
-    /// Spreads the slots as Linux does (`sbitmap_init_node`): four slots and more take at least four
-    /// words, and a word has at most 64 slots.
+    /// Spreads the slots as Linux does (`sbitmap_init_node`): four slots and more take at least
+    /// four words, and a word has at most 64 slots.
     fn new(slots: u32) -> Self {
         let per_word = match slots {
             0..4 => 64,
