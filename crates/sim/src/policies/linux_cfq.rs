@@ -17,6 +17,11 @@
 //!   empty keeps the drive only while requests of its own are on it and it is alone in its tree
 //!   (`cfq_should_idle`); else the next is served. Writes past the page cache are synchronous there
 //!   (`WRITE_ODIRECT`), so that this is so of reads and writes alike.
+//! - *Asynchronous writes*, those out of the page cache, if it is told to take writes for such. All
+//!   flows' are in one queue, which has a tree of its own (`cfq_async_queue_prio`). It sends while
+//!   no synchronous request is on the drive, as many at once as tenths of a second have passed
+//!   since one of these took an eighth (`cfq_may_dispatch`), at most sixteen a turn
+//!   (`cfq_prio_to_maxrq`); a synchronous request takes the drive from it (`cfq_should_preempt`).
 //! - *Slices* of 100 ms begin when a queue's first request comes back (`cfq_set_prio_slice`).
 //! - *Depth.* Beside others a queue has four on the drive before its slice begins and near its end,
 //!   and eight in between; alone as many as fit (`cfq_may_dispatch`).
@@ -24,20 +29,26 @@
 //! Without waiting (`slice_idle` = 0, the paper's CFQ-NA) all queues are in one tree and none is
 //! waited for.
 //!
-//! **Left out**: groups, priorities, asynchronous writes, cooperating queues, and the order of
-//! sectors within a queue.
+//! **Left out**: groups, priorities, cooperating queues, and the order of sectors within a queue.
 
 use std::collections::VecDeque;
 
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
-use fairq_core::{Outcome, Weight};
+use fairq_core::{Op, Outcome, Weight};
 
-/// The slice of a queue, and what all queues of a group have in turn, in ms.
+/// The slice of a queue, that of asynchronous writes, and what all queues of a group have in turn,
+/// in ms.
 const SLICE_MS: i64 = 100;
+const ASYNC_SLICE_MS: i64 = 40;
 const TARGET_MS: i64 = 300;
 /// How much later than now a queue's place is for each other one (`cfq_slice_offset`): what an
-/// asynchronous queue of the highest priority has beyond a synchronous one of the usual.
+/// asynchronous queue of the highest priority has beyond one of the usual.
 const OFFSET_MS: i64 = 80;
+const ASYNC_OFFSET_MS: i64 = 140;
+/// How many asynchronous writes a turn has (`cfq_slice_async_rq` 2, the usual priority).
+const ASYNC_TURN: u32 = 16;
+/// A synchronous request that took longer was late (`cfq_fifo_expire`).
+const LATE_MS: i64 = 125;
 /// The least part of a tree.
 const LEAST_MS: i64 = 2;
 /// A request below this many bytes is one that seeks (`CFQQ_SECT_THR_NONROT`).
@@ -50,6 +61,7 @@ const FRONT_MS: i64 = 1000;
 /// Which tree a queue is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Tree {
+    Async,
     Noidle,
     #[default]
     Sync,
@@ -91,9 +103,12 @@ struct Slice {
 
 #[derive(Debug, Default)]
 struct Queue {
-    staged: VecDeque<Job>,
+    is_async: bool,
+    /// Requests, and whose each is.
+    staged: VecDeque<(Job, usize)>,
     on_drive: u32,
-    lane: Lane,
+    /// How many it has sent in this turn.
+    sent: u32,
     /// Whether it is in a tree, and its place there.
     is_busy: bool,
     tree: Tree,
@@ -119,36 +134,58 @@ impl Queue {
     }
 
     fn tree_of_its_kind(&self) -> Tree {
-        if self.idle_window { Tree::Sync } else { Tree::Noidle }
-    }
-
-    fn admits(&self, lanes: Lanes) -> bool {
-        match lanes {
-            Lanes::All => self.lane != Lane::Shut,
-            Lanes::Reserved => self.lane == Lane::Reserved,
+        match (self.is_async, self.idle_window) {
+            (true, _) => Tree::Async,
+            (false, true) => Tree::Sync,
+            (false, false) => Tree::Noidle,
         }
     }
+
+    /// Its slice, and how much later than now its place is for each other queue.
+    fn slice_and_offset_ms(&self) -> (i64, i64) {
+        if self.is_async { (ASYNC_SLICE_MS, ASYNC_OFFSET_MS) } else { (SLICE_MS, OFFSET_MS) }
+    }
+}
+
+/// What is known of a request until it comes back.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sent {
+    queue: usize,
+    arrived_ms: i64,
 }
 
 /// Linux's CFQ.
 pub(crate) struct LinuxCfq {
     idle_ms: i64,
     quantum: u32,
+    has_async_writes: bool,
+    /// One for each flow, and that of asynchronous writes.
     queues: Vec<Queue>,
+    lanes: Vec<Lane>,
+    sent: Vec<Sent>,
+    /// When a synchronous request was late last.
+    late_ms: i64,
     active: Option<usize>,
     serving: Tree,
     /// Until when that tree is served.
     tree_ends_ms: i64,
-    think: [ThinkTime; 2],
+    think: [ThinkTime; 3],
     /// How many queues are busy, on average, which forgets slowly.
     usually_busy: i64,
     places: u64,
 }
 
 impl LinuxCfq {
-    /// Waiting or not (`slice_idle`), and how many requests a queue may have beside others.
-    pub(crate) fn new(bounds: &SerialConfig, waits: bool, quantum: u32) -> LinuxCfq {
-        let queue = |_| Queue {
+    /// Waiting or not (`slice_idle`), how many requests a queue may have beside others, and
+    /// whether writes are asynchronous.
+    pub(crate) fn new(
+        bounds: &SerialConfig,
+        waits: bool,
+        quantum: u32,
+        has_async_writes: bool,
+    ) -> LinuxCfq {
+        let queue = |at| Queue {
+            is_async: at == bounds.flows,
             staged: VecDeque::with_capacity(bounds.jobs()),
             idle_window: true,
             ..Queue::default()
@@ -156,11 +193,15 @@ impl LinuxCfq {
         LinuxCfq {
             idle_ms: if waits { 8 } else { 0 },
             quantum,
-            queues: (0..bounds.flows).map(queue).collect(),
+            has_async_writes,
+            queues: (0..=bounds.flows).map(queue).collect(),
+            lanes: vec![Lane::default(); bounds.flows],
+            sent: vec![Sent::default(); bounds.jobs()],
+            late_ms: -FRONT_MS,
             active: None,
             serving: Tree::default(),
             tree_ends_ms: 0,
-            think: [ThinkTime::default(); 2],
+            think: [ThinkTime::default(); 3],
             usually_busy: 0,
             places: 0,
         }
@@ -186,23 +227,28 @@ impl LinuxCfq {
         let first_ms = self.first(tree).map_or(now_ms, |first| self.queues[first].place.0);
         self.places += 1;
         let queue = &mut self.queues[at];
+        let (_, offset_ms) = queue.slice_and_offset_ms();
         let place_ms = match front {
             true => first_ms - FRONT_MS,
-            false => now_ms + OFFSET_MS * others.max(0) - std::mem::take(&mut queue.residue_ms),
+            false => now_ms + offset_ms * others.max(0) - std::mem::take(&mut queue.residue_ms),
         };
         (queue.is_busy, queue.tree, queue.place) = (true, tree, (place_ms, self.places));
     }
 
     /// `cfq_scaled_cfqq_slice`.
-    fn slice_ms(&mut self) -> i64 {
+    fn slice_ms(&mut self, at: usize) -> i64 {
+        let (slice_ms, _) = self.queues[at].slice_and_offset_ms();
         let busy = self.busy().count() as i64;
         // `cfq_get_avg_queues`: it rises quickly and falls slowly.
         let (most, least) = (self.usually_busy.max(busy), self.usually_busy.min(busy));
         self.usually_busy = (3 * most + least + 2) / 4;
         let expected = SLICE_MS * self.usually_busy;
         match expected > TARGET_MS {
-            true => (SLICE_MS * TARGET_MS / expected).max(SLICE_MS.min(2 * self.idle_ms)),
-            false => SLICE_MS,
+            true => {
+                let least_ms = slice_ms.min(2 * self.idle_ms * slice_ms / SLICE_MS);
+                (slice_ms * TARGET_MS / expected).max(least_ms)
+            }
+            false => slice_ms,
         }
     }
 
@@ -211,7 +257,7 @@ impl LinuxCfq {
         if timed_out {
             let left_ms = match self.queues[at].slice {
                 Some(slice) => slice.end_ms - now_ms,
-                None => self.slice_ms(),
+                None => self.slice_ms(at),
             };
             self.queues[at].residue_ms = left_ms;
         }
@@ -229,10 +275,26 @@ impl LinuxCfq {
 
     /// `cfq_should_idle`, on such a drive.
     fn is_waited_for(&self, at: usize) -> bool {
-        let tree = self.queues[at].tree;
+        let Queue { tree, is_async, .. } = self.queues[at];
         self.idle_ms > 0
+            && !is_async
             && self.in_tree(tree) == 1
             && !self.think[tree as usize].is_big(self.idle_ms)
+    }
+
+    /// `cfq_update_io_thinktime`, `cfq_update_io_seektime` and `cfq_update_idle_window`.
+    fn update_idle_window(&mut self, at: usize, now_ms: i64, length: u32) {
+        let idle_ms = self.idle_ms;
+        self.think[self.queues[at].tree as usize].arrived(now_ms, idle_ms);
+        let queue = &mut self.queues[at];
+        queue.think.arrived(now_ms, idle_ms);
+        queue.small = queue.small << 1 | u32::from(length < SEEKS_BELOW);
+        queue.is_deep |= queue.staged.len() >= DEEP;
+        if idle_ms == 0 || (!queue.is_deep && queue.is_seeky()) {
+            queue.idle_window = false;
+        } else if let Some(mean) = queue.think.mean_ms() {
+            queue.idle_window = mean <= idle_ms;
+        }
     }
 
     /// `choose_wl_class_and_type`.
@@ -240,36 +302,83 @@ impl LinuxCfq {
         if self.in_tree(self.serving) > 0 && now_ms <= self.tree_ends_ms {
             return;
         }
-        let firsts = [Tree::Noidle, Tree::Sync]
+        let firsts = [Tree::Async, Tree::Noidle, Tree::Sync]
             .map(|tree| (tree, self.first(tree).map(|first| self.queues[first].place.0)));
         let waiting = firsts.into_iter().filter_map(|(tree, place)| Some((place?, tree)));
         self.serving =
             waiting.min_by_key(|&(place, _)| place).map_or(Tree::Noidle, |(_, tree)| tree);
         let busy = (self.busy().count() as i64).max(self.usually_busy).max(1);
         let part_ms = TARGET_MS * self.in_tree(self.serving) as i64 / busy;
-        self.tree_ends_ms = now_ms + part_ms.max(2 * self.idle_ms).max(LEAST_MS);
+        let length_ms = match self.serving {
+            Tree::Async => part_ms * ASYNC_SLICE_MS / SLICE_MS,
+            Tree::Noidle | Tree::Sync => part_ms.max(2 * self.idle_ms),
+        };
+        self.tree_ends_ms = now_ms + length_ms.max(LEAST_MS);
     }
 
-    /// `cfq_may_dispatch` for synchronous queues.
+    /// The queue of asynchronous writes.
+    fn writes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// How many synchronous requests are on the drive.
+    fn sync_on_drive(&self) -> u32 {
+        self.queues.iter().filter(|queue| !queue.is_async).map(|queue| queue.on_drive).sum()
+    }
+
+    /// `cfq_may_dispatch`.
     fn may_dispatch(&self, at: usize, now_ms: i64) -> bool {
         let queue = &self.queues[at];
-        if queue.on_drive < (self.quantum / 2).max(1) {
-            return true;
+        let is_held_by_the_other_kind = match queue.is_async {
+            true => self.sync_on_drive() > 0,
+            false => self.queues[self.writes()].on_drive > 0 && self.is_waited_for(at),
+        };
+        if is_held_by_the_other_kind {
+            return false;
         }
-        if self.busy().count() == 1 {
-            return true;
+        let mut most = (self.quantum / 2).max(1);
+        if queue.on_drive >= most {
+            let has_no_other = match queue.is_async {
+                true => self.busy().count() == 1,
+                false => self.busy().filter(|(_, queue)| !queue.is_async).count() == 1,
+            };
+            let on_drive = i64::from(queue.on_drive);
+            let ends_soon =
+                queue.slice.is_none_or(|slice| now_ms + self.idle_ms * on_drive > slice.end_ms);
+            most = match (has_no_other, ends_soon) {
+                (true, _) => u32::MAX,
+                (false, true) => return false,
+                (false, false) => self.quantum,
+            };
         }
-        let on_drive = i64::from(queue.on_drive);
-        let ends_soon =
-            queue.slice.is_none_or(|slice| now_ms + self.idle_ms * on_drive > slice.end_ms);
-        !ends_soon && queue.on_drive < self.quantum
+        if queue.is_async {
+            let tenths = ((now_ms - self.late_ms) / SLICE_MS) as u32;
+            most = most.min(if queue.on_drive == 0 { tenths.max(1) } else { tenths });
+        }
+        queue.on_drive < most
     }
 
-    fn serve(&mut self, at: usize) -> Selection {
+    /// Which of its staged requests may go first.
+    fn admitted(&self, at: usize, lanes: Lanes) -> Option<usize> {
+        self.queues[at].staged.iter().position(|&(_, flow)| match lanes {
+            Lanes::All => self.lanes[flow] != Lane::Shut,
+            Lanes::Reserved => self.lanes[flow] == Lane::Reserved,
+        })
+    }
+
+    fn serve(&mut self, at: usize, staged: usize, now_ms: i64) -> Selection {
         let queue = &mut self.queues[at];
-        let Some(job) = queue.staged.pop_front() else { return Selection::Nothing };
+        let Some((job, flow)) = queue.staged.remove(staged) else { return Selection::Nothing };
         queue.on_drive += 1;
-        Selection::Serve(job, at)
+        queue.sent += 1;
+        if queue.is_async
+            && queue.sent >= ASYNC_TURN
+            && self.active == Some(at)
+            && self.busy().count() > 1
+        {
+            self.expire(at, now_ms, false);
+        }
+        Selection::Serve(job, flow)
     }
 
     /// `cfq_should_preempt` for a request of a queue that is not active.
@@ -278,7 +387,8 @@ impl LinuxCfq {
         let both_noidle = self.serving == Tree::Noidle
             && new.tree_of_its_kind() == Tree::Noidle
             && self.in_tree(new.tree) == 2;
-        old.is_used_up(now_ms)
+        (old.is_async && !new.is_async)
+            || old.is_used_up(now_ms)
             || (old.staged.is_empty() && (both_noidle || !self.is_waited_for(active)))
     }
 
@@ -311,6 +421,9 @@ impl LinuxCfq {
         }
         self.choose_tree(now_ms);
         self.active = self.first(self.serving);
+        if let Some(at) = self.active {
+            self.queues[at].sent = 0;
+        }
         self.active
     }
 }
@@ -322,31 +435,27 @@ fn ms(now_ns: u64) -> i64 {
 impl SerialPolicy for LinuxCfq {
     fn add_flow(&mut self, flow: usize, _weight: Weight) {
         if let Some(queue) = self.queues.get_mut(flow) {
-            let lane = queue.lane;
             queue.staged.clear();
             // Its memory is kept: verbs do not allocate.
             let staged = std::mem::take(&mut queue.staged);
-            *queue = Queue { staged, lane, idle_window: true, ..Queue::default() };
+            *queue = Queue { staged, idle_window: true, ..Queue::default() };
         }
         self.active = self.active.filter(|&active| active != flow);
     }
 
     fn insert(&mut self, now_ns: u64, arrival: &Arrival) {
-        let (now_ms, at) = (ms(now_ns), arrival.flow);
-        self.queues[at].staged.push_back(arrival.job);
+        let is_async = self.has_async_writes && arrival.op == Op::Write;
+        let now_ms = ms(now_ns);
+        let at = if is_async { self.writes() } else { arrival.flow };
+        self.queues[at].staged.push_back((arrival.job, arrival.flow));
+        if let Some(sent) = self.sent.get_mut(arrival.job.0 as usize) {
+            *sent = Sent { queue: at, arrived_ms: now_ms };
+        }
         if !self.queues[at].is_busy {
             self.enter(at, now_ms, false);
         }
-        let idle_ms = self.idle_ms;
-        self.think[self.queues[at].tree as usize].arrived(now_ms, idle_ms);
-        let queue = &mut self.queues[at];
-        queue.think.arrived(now_ms, idle_ms);
-        queue.small = queue.small << 1 | u32::from(arrival.length < SEEKS_BELOW);
-        queue.is_deep |= queue.staged.len() >= DEEP;
-        if idle_ms == 0 || (!queue.is_deep && queue.is_seeky()) {
-            queue.idle_window = false;
-        } else if let Some(mean) = queue.think.mean_ms() {
-            queue.idle_window = mean <= idle_ms;
+        if !is_async {
+            self.update_idle_window(at, now_ms, arrival.length);
         }
         if let Some(active) = self.active.filter(|&active| active != at)
             && self.preempts(at, active, now_ms)
@@ -363,16 +472,17 @@ impl SerialPolicy for LinuxCfq {
 
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
-    fn cancel(&mut self, job: Job, flow: usize) {
-        let queue = &mut self.queues[flow];
-        queue.staged.retain(|&staged| staged != job);
-        if queue.staged.is_empty() && self.active != Some(flow) {
+    fn cancel(&mut self, job: Job, _flow: usize) {
+        let Some(&Sent { queue: at, .. }) = self.sent.get(job.0 as usize) else { return };
+        let queue = &mut self.queues[at];
+        queue.staged.retain(|&(staged, _)| staged != job);
+        if queue.staged.is_empty() && self.active != Some(at) {
             queue.is_busy = false;
         }
     }
 
     fn set_lane(&mut self, flow: usize, lane: Lane) {
-        self.queues[flow].lane = lane;
+        self.lanes[flow] = lane;
     }
 
     /// A queue that is held back keeps its turn, and the first other that may go does.
@@ -383,37 +493,45 @@ impl SerialPolicy for LinuxCfq {
             return Selection::Nothing;
         }
         let Some(at) = self.turn(now_ms) else { return Selection::Nothing };
-        if self.queues[at].admits(lanes) {
+        if let Some(staged) = self.admitted(at, lanes) {
             return match self.may_dispatch(at, now_ms) {
-                true => self.serve(at),
+                true => self.serve(at, staged, now_ms),
                 false => Selection::Nothing,
             };
         }
-        let others =
-            self.busy().filter(|(_, queue)| queue.admits(lanes) && !queue.staged.is_empty());
-        let next = others.min_by_key(|(_, queue)| queue.place).map(|(other, _)| other);
-        let Some(other) = next else { return Selection::Nothing };
-        let selection = self.serve(other);
+        let others = self
+            .busy()
+            .filter_map(|(other, queue)| Some((queue.place, other, self.admitted(other, lanes)?)));
+        let Some((_, other, staged)) = others.min() else { return Selection::Nothing };
+        let selection = self.serve(other, staged, now_ms);
         // It has no turn that ends: it leaves its tree here, or it would get one with nothing to
         // send, and the drive could stand still.
         self.queues[other].is_busy &= !self.queues[other].staged.is_empty();
         selection
     }
 
-    fn completed(&mut self, now_ns: u64, _job: Job, flow: usize, _outcome: Outcome) {
+    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, _outcome: Outcome) {
         let now_ms = ms(now_ns);
-        let queue = &mut self.queues[flow];
+        let sent = self.sent.get(job.0 as usize).copied();
+        let Sent { queue: at, arrived_ms } =
+            sent.unwrap_or(Sent { queue: flow, arrived_ms: now_ms });
+        let queue = &mut self.queues[at];
         queue.on_drive = queue.on_drive.saturating_sub(1);
-        queue.think.last_end_ms = now_ms;
-        let tree = if queue.is_busy { queue.tree } else { queue.tree_of_its_kind() };
-        self.think[tree as usize].last_end_ms = now_ms;
-        if self.active == Some(flow) {
-            if self.queues[flow].slice.is_none() {
-                let end_ms = now_ms + self.slice_ms();
-                self.queues[flow].slice = Some(Slice { start_ms: now_ms, end_ms });
+        if !queue.is_async {
+            queue.think.last_end_ms = now_ms;
+            let tree = if queue.is_busy { queue.tree } else { queue.tree_of_its_kind() };
+            self.think[tree as usize].last_end_ms = now_ms;
+            if now_ms >= arrived_ms + LATE_MS {
+                self.late_ms = now_ms;
             }
-            if self.queues[flow].is_used_up(now_ms) {
-                self.expire(flow, now_ms, true);
+        }
+        if self.active == Some(at) {
+            if self.queues[at].slice.is_none() {
+                let end_ms = now_ms + self.slice_ms(at);
+                self.queues[at].slice = Some(Slice { start_ms: now_ms, end_ms });
+            }
+            if self.queues[at].is_used_up(now_ms) {
+                self.expire(at, now_ms, true);
             }
         }
     }
@@ -430,15 +548,22 @@ mod tests {
     struct Two {
         policy: LinuxCfq,
         next: u32,
+        /// The last one of each.
+        last: [u32; 2],
         now_ns: u64,
     }
 
     impl Two {
         fn new(waits: bool) -> Two {
-            let mut policy = LinuxCfq::new(&SerialConfig::new(1, 2, 256), waits, 8);
+            Two::with(waits, false)
+        }
+
+        fn with(waits: bool, has_async_writes: bool) -> Two {
+            let bounds = SerialConfig::new(1, 2, 256);
+            let mut policy = LinuxCfq::new(&bounds, waits, 8, has_async_writes);
             policy.add_flow(0, Weight::DEFAULT);
             policy.add_flow(1, Weight::DEFAULT);
-            Two { policy, next: 0, now_ns: MS }
+            Two { policy, next: 0, last: [0; 2], now_ns: MS }
         }
 
         fn sends(&mut self, flow: usize, count: u32, length: u32, op: Op) {
@@ -452,6 +577,7 @@ mod tests {
                     length,
                     cost: u64::from(length),
                 };
+                self.last[flow] = self.next;
                 self.next += 1;
                 self.policy.insert(self.now_ns, &arrival);
             }
@@ -472,7 +598,7 @@ mod tests {
 
         fn comes_back(&mut self, flow: usize, after_ns: u64) {
             self.now_ns += after_ns;
-            self.policy.completed(self.now_ns, Job(0), flow, Outcome::Done);
+            self.policy.completed(self.now_ns, Job(self.last[flow]), flow, Outcome::Done);
         }
     }
 
@@ -570,6 +696,63 @@ mod tests {
         assert_eq!(two.goes(), [0], "four again");
         two.comes_back(0, 41 * MS);
         assert_eq!(two.goes(), [1; 4], "the slice is over");
+    }
+
+    #[test]
+    fn asynchronous_writes_wait_while_a_reader_has_something_on_the_drive() {
+        let mut two = Two::with(true, true);
+        two.sends(0, 2, 4096, Op::Read);
+        assert_eq!(two.goes(), [0, 0]);
+        two.sends(1, 8, 4096, Op::Write);
+        assert_eq!(two.goes(), []);
+        two.comes_back(0, MS);
+        assert_eq!(two.goes(), [], "one is still there");
+        two.comes_back(0, MS);
+        assert_eq!(two.goes(), [1; 8], "none is late: ten and more at once");
+        two.sends(0, 1, 4096, Op::Read);
+        assert_eq!(two.goes(), [], "a reader alone in its tree waits until writes are through");
+        two.drains(1, 8);
+        assert_eq!(two.goes(), [0]);
+    }
+
+    #[test]
+    fn a_read_takes_the_drive_from_asynchronous_writes() {
+        let mut two = Two::with(false, true);
+        two.sends(1, 64, 4096, Op::Write);
+        assert_eq!(two.goes(), [1; 10], "alone it has what a second without late reads gives it");
+        two.sends(0, 1, 4096, Op::Read);
+        assert_eq!(two.goes(), [0]);
+        two.comes_back(1, MS);
+        assert_eq!(two.goes(), [], "until the read has come back");
+        two.comes_back(0, MS);
+        assert_eq!(two.goes(), [1; 1]);
+    }
+
+    #[test]
+    fn a_late_read_holds_asynchronous_writes_back() {
+        let mut two = Two::with(true, true);
+        two.sends(0, 1, 4096, Op::Read);
+        assert_eq!(two.goes(), [0]);
+        two.comes_back(0, 125 * MS);
+        two.sends(1, 64, 4096, Op::Write);
+        assert_eq!(two.goes(), [1], "one, so that they go on at all");
+        two.now_ns += 200 * MS;
+        assert_eq!(two.goes(), [1], "two after two tenths of a second");
+    }
+
+    #[test]
+    fn asynchronous_writes_of_all_flows_are_one_queue_of_sixteen_a_turn() {
+        let mut two = Two::with(false, true);
+        two.now_ns = 3_000 * MS;
+        two.sends(0, 12, 4096, Op::Write);
+        two.sends(1, 12, 4096, Op::Write);
+        assert_eq!(two.goes(), [[0; 12], [1; 12]].concat(), "in the order in which they came");
+        two.drains(0, 12);
+        two.drains(1, 12);
+        two.sends(1, 24, 4096, Op::Write);
+        two.policy.set_lane(1, Lane::Shut);
+        two.sends(0, 2, 4096, Op::Write);
+        assert_eq!(two.goes(), [0, 0], "a flow that may not go is passed");
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct SerialSubject {
     pub strict_nass: bool,
     /// The most requests that CFQ has of one flow on the device; NASS, if it is there, says that.
     pub quantum: u32,
+    /// Whether Linux's CFQ takes writes for asynchronous ones, as from the page cache.
+    pub async_writes: bool,
     /// The most bytes that are merged to one command; 0 merges none.
     pub merge_bytes: u32,
     /// FlashFQ's knobs; of `idle_ns` only where it waits.
@@ -71,6 +73,7 @@ impl SerialSubject {
             nass: None,
             strict_nass: false,
             quantum: CfqConfig::default().quantum,
+            async_writes: false,
             merge_bytes: 0,
             flashfq: FlashFqConfig::default(),
         }
@@ -117,7 +120,10 @@ impl SerialSubject {
                 });
                 Box::new(CfqScheduler::new(bounds, &cfq)?)
             }
-            Scheduler::LinuxCfq => Box::new(LinuxCfq::new(bounds, self.waits, self.quantum())),
+            Scheduler::LinuxCfq => {
+                let quantum = self.quantum();
+                Box::new(LinuxCfq::new(bounds, self.waits, quantum, self.async_writes))
+            }
             Scheduler::Bfq => {
                 let bfq = BfqConfig::default()
                     .with(|config| config.idle_ns = idle(BfqConfig::default().idle_ns));
