@@ -1,6 +1,7 @@
-//! What rows hang on that do not hold, as a table.
+//! What rows hang on that do not hold, and what proxies predict that are set by one number, as
+//! tables.
 
-use crate::claims::{Ablated, EVIDENCE, OPEN};
+use crate::claims::{ABLATIONS, Ablated, EVIDENCE};
 use crate::record::{Claim, Record, Table};
 
 /// For each claim that does not hold on the first seed a row for each ablation, and one for what
@@ -10,7 +11,7 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
     let failed: Vec<&Claim> = record.claims.iter().filter(failed).collect();
     let (mut flipped, mut shown) = (0, 0);
     for claim in &failed {
-        match claim.ablations.iter().any(|one| one.holds == Some(true)) {
+        match flips(claim) {
             true => flipped += 1,
             false => shown += usize::from(evidence(claim).is_some()),
         }
@@ -33,6 +34,62 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
     })
 }
 
+/// For each proxy that is set by one published number the rows that it has to predict; nothing
+/// without `--ablations`.
+pub(crate) fn predictions(record: &Record) -> Option<Table> {
+    let set = ABLATIONS.iter().filter_map(|one| Some((one, one.number.as_ref()?)));
+    let told = set.flat_map(|(one, number)| {
+        let of = record.claims.iter().filter(|claim| record.ablations && one.is_of(&claim.id));
+        of.filter_map(move |claim| {
+            let usual = claim.by_seed.first()?;
+            let run = claim.ablations.iter().find(|run| run.what == one.what);
+            let (measured, holds) =
+                run.map_or((&usual.measured, usual.holds), |run| (&run.measured, run.holds));
+            let cells = [
+                &one.what,
+                number,
+                &claim.id,
+                &claim.expected,
+                &usual.measured,
+                measured,
+                verdict(holds),
+            ];
+            Some(cells.map(str::to_owned).to_vec())
+        })
+    });
+    let rows: Vec<Vec<String>> = told.collect();
+    (!rows.is_empty()).then(|| Table {
+        id: "proxies".into(),
+        title: format!(
+            "Proxies of applications, each set by one number that its paper tells, and what they \
+             predict of the others (seed {})",
+            record.seed
+        ),
+        header: ["the proxy", "is set by", "id", "the paper", "ours", "ours then", ""]
+            .map(str::to_owned)
+            .to_vec(),
+        rows,
+    })
+}
+
+fn verdict(holds: Option<bool>) -> &'static str {
+    match holds {
+        Some(true) => "holds",
+        Some(false) => "does not hold",
+        None => "cannot be decided",
+    }
+}
+
+/// What a claim may hang on.
+fn taken_away(claim: &Claim) -> impl Iterator<Item = &Ablated> {
+    let is_proxy = |one: &Ablated| one.of(&claim.id).is_some_and(|known| known.number.is_some());
+    claim.ablations.iter().filter(move |one| !is_proxy(one))
+}
+
+fn flips(claim: &Claim) -> bool {
+    taken_away(claim).any(|one| one.holds == Some(true))
+}
+
 fn evidence(claim: &Claim) -> Option<&'static str> {
     let of = EVIDENCE.iter().find(|evidence| evidence.rows.contains(&claim.id));
     of.map(|evidence| evidence.shows.as_str())
@@ -43,17 +100,13 @@ fn rows_of(claim: &Claim) -> Vec<Vec<String>> {
         std::iter::once(claim.id.as_str()).chain(cells).map(str::to_owned).collect::<Vec<_>>()
     };
     let one = |one: &Ablated| {
-        let verdict = match one.holds {
-            Some(true) => "holds",
-            Some(false) => "does not hold",
-            None => "cannot be decided",
-        };
-        row([&one.what, &one.measured, verdict, one.why(&claim.id)])
+        let why = one.of(&claim.id).map_or("", |known| &known.why);
+        row([&one.what, &one.measured, verdict(one.holds), why])
     };
     let shown = evidence(claim).map(|shows| row(["", "", "shown", shows]));
-    let open = OPEN.iter().find(|open| open.rows.contains(&claim.id));
-    let open = open.map(|open| row(["", "", "open", &open.known]));
-    claim.ablations.iter().map(one).chain(shown).chain(open).collect()
+    let is_open = !flips(claim) && shown.is_none();
+    let open = is_open.then(|| row(["", "", "open", ""]));
+    taken_away(claim).map(one).chain(shown).chain(open).collect()
 }
 
 #[cfg(test)]
@@ -92,7 +145,7 @@ mod tests {
             claim("D-2.1", true, &[]),
             claim("D-2.3", false, &[Some(false), Some(true)]),
             claim("D-3.4", false, &[]),
-            claim("N-11.1", false, &[None]),
+            claim("D-16.3", false, &[None]),
         ];
         let record = Record { seed: 1, claims, ablations: true, ..Record::default() };
         let found = table(&record).unwrap();
@@ -104,8 +157,8 @@ mod tests {
             ["D-2.3", "does not hold"],
             ["D-2.3", "holds"],
             ["D-3.4", "shown"],
-            ["N-11.1", "cannot be decided"],
-            ["N-11.1", "open"],
+            ["D-16.3", "cannot be decided"],
+            ["D-16.3", "open"],
         ];
         assert_eq!(told, asked);
         assert!(found.rows[2][4].contains("three sevenths"), "{:?}", found.rows[2]);

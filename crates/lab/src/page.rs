@@ -9,8 +9,7 @@ use serde_json::Value;
 use crate::claims::Paper;
 use crate::plot::svg;
 use crate::record::{Claim, Figure, Record, Table};
-use crate::text::{capitalised, markdown, over_seeds, said};
-use crate::{band, flips};
+use crate::text::{beside, capitalised, markdown, over_seeds, said};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -53,6 +52,7 @@ fn a_line_each(record: &Record) -> anyhow::Result<String> {
 }
 
 fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
+    let beside = beside(record);
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -79,14 +79,10 @@ fn page(record: &Record, command: &str, drawn: &[(&Figure, String)]) -> Markup {
                 }
                 nav {
                     @for paper in papers(record) { a href={ "#" (paper.name()) } { (paper.title()) } }
-                    @if flips::table(record).is_some() { a href="#ablations" { "Ablations" } }
-                    @if band::table(record).is_some() { a href="#band" { "Constants" } }
+                    @for table in &beside { a href={ "#" (table.id) } { (capitalised(&table.id)) } }
                 }
                 @for paper in papers(record) { (section(record, paper, drawn)) }
-                @if let Some(table) = flips::table(record) {
-                    section id="ablations" { (grid(&table)) }
-                }
-                @if let Some(table) = band::table(record) { section id="band" { (grid(&table)) } }
+                @for table in &beside { section id=(table.id) { (grid(table)) } }
             }
         }
     }

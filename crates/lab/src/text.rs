@@ -47,10 +47,16 @@ pub(crate) fn table(record: &Record) -> String {
         column.set_constraint(ColumnConstraint::UpperBoundary(Width::Percentage(share)));
     }
     let mut text = table.to_string();
-    for table in record.tables.iter().chain(&flips::table(record)).chain(&band::table(record)) {
+    for table in record.tables.iter().chain(&beside(record)) {
         let _ = write!(text, "\n\n{}\n\n{}", table.title, grid(table));
     }
     format!("{text}\n\n{}.", capitalised(&record.summary()))
+}
+
+/// What stands beside the claims: what they hang on.
+pub(crate) fn beside(record: &Record) -> Vec<Table> {
+    let tables = [flips::table(record), flips::predictions(record), band::table(record)];
+    tables.into_iter().flatten().collect()
 }
 
 /// How to read what several seeds say.
@@ -138,7 +144,7 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
             );
         }
     }
-    for table in record.tables.iter().chain(&flips::table(record)).chain(&band::table(record)) {
+    for table in record.tables.iter().chain(&beside(record)) {
         let _ = write!(
             text,
             "\n### {}\n\n| {} |\n|{}\n",

@@ -23,7 +23,11 @@ pub struct Ablation {
     pub what: String,
     /// What stands for it, or against it.
     pub why: String,
-    /// By place and key, the values that are others.
+    /// Of a proxy that is set by one published number, that number: then it tells what the proxy
+    /// predicts of the others, and no row hangs on it.
+    pub number: Option<String>,
+    /// By place and key, the values that are others. Where a proxy meets its number as it is there
+    /// are none.
     change: Table,
 }
 
@@ -37,23 +41,11 @@ pub struct Evidence {
     pub shows: String,
 }
 
-/// What was found of rows that nothing makes hold, where it is not known whether that is the
-/// paper's doing or ours.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Open {
-    /// These rows.
-    pub rows: Vec<String>,
-    /// What was found.
-    pub known: String,
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     ablation: Vec<Ablation>,
     evidence: Vec<Evidence>,
-    open: Vec<Open>,
 }
 
 static FILE: LazyLock<File> = LazyLock::new(|| {
@@ -65,9 +57,6 @@ pub static ABLATIONS: LazyLock<&'static [Ablation]> = LazyLock::new(|| &FILE.abl
 
 /// Where a paper's figure does not follow from what it says.
 pub static EVIDENCE: LazyLock<&'static [Evidence]> = LazyLock::new(|| &FILE.evidence);
-
-/// Where that cannot be said.
-pub static OPEN: LazyLock<&'static [Open]> = LazyLock::new(|| &FILE.open);
 
 /// What came out of a row on the first seed with an ablation.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -82,18 +71,23 @@ pub struct Ablated {
 }
 
 impl Ablated {
-    /// What stands for it in this row, or against it; nothing of what a later version does not
-    /// know.
-    pub fn why(&self, row: &str) -> &'static str {
-        let is_this = |ablation: &&Ablation| {
-            ablation.what == self.what && ablation.rows.iter().any(|of| of == row)
-        };
-        let known = ABLATIONS.iter().find(is_this);
-        known.map_or("", |ablation| &ablation.why)
+    /// Which it is in this row; nothing of what a later version does not know.
+    pub fn of(&self, row: &str) -> Option<&'static Ablation> {
+        ABLATIONS.iter().find(|ablation| ablation.what == self.what && ablation.is_of(row))
     }
 }
 
 impl Ablation {
+    /// Whether a row is run with it, or tells of it.
+    pub fn is_of(&self, row: &str) -> bool {
+        self.rows.iter().any(|id| id == row)
+    }
+
+    /// Whether anything is another.
+    pub(super) fn is_run(&self) -> bool {
+        !self.change.is_empty()
+    }
+
     /// The keys behind a place, and their values.
     pub(super) fn behind(
         &'static self,
@@ -214,8 +208,9 @@ mod tests {
     #[test]
     fn each_ablation_is_of_rows_that_there_are_and_changes_something() {
         for (at, ablation) in ABLATIONS.iter().enumerate() {
-            let Ablation { rows, what, why, change } = ablation;
-            assert!(!rows.is_empty() && !change.is_empty() && !why.is_empty(), "{what}");
+            let Ablation { rows, what, why, number, change } = ablation;
+            assert!(!rows.is_empty() && !why.is_empty(), "{what}");
+            assert!(ablation.is_run() || number.is_some(), "{what} changes nothing");
             let twice = ABLATIONS[..at]
                 .iter()
                 .any(|other| other.what == *what && other.rows.iter().any(|id| rows.contains(id)));
@@ -230,17 +225,15 @@ mod tests {
 
     #[test]
     fn what_else_is_known_is_of_rows_that_there_are_and_said_once() {
-        let shown = EVIDENCE.iter().flat_map(|evidence| &evidence.rows);
-        let open = OPEN.iter().flat_map(|open| &open.rows);
+        let mut said: Vec<&String> = EVIDENCE.iter().flat_map(|one| &one.rows).collect();
         let ablated = ABLATIONS.iter().flat_map(|ablation| &ablation.rows);
-        let mut said: Vec<&String> = shown.chain(open).collect();
         for id in said.iter().copied().chain(ablated) {
             assert!(ROWS.iter().any(|row| row.id == *id), "there is no {id}");
         }
         let all = said.len();
         said.sort_unstable();
         said.dedup();
-        assert_eq!(said.len(), all, "a row cannot be shown and open");
+        assert_eq!(said.len(), all, "a row is shown twice");
     }
 
     #[test]
@@ -248,7 +241,6 @@ mod tests {
         let table: File = toml::from_str(
             r#"
             evidence = []
-            open = []
             [[ablation]]
             rows = []
             what = ""

@@ -347,10 +347,8 @@ fn thresholds(setting: Setting<'_>) -> Result<Outcome, String> {
             ),
             holds: agreed(&readings),
             note: "1 MB and 100 MB, the flow where they differ most, over the whole run, as fio \
-             tells. The first seconds, when H/L is \
-                   256 and more than it needs to be, make the tail: from \
-                   the fifth second on it is 1.91, 1.36 and 1.99 (tried). Ours never takes tau_l \
-                   at less than eight times what is in flight"
+             tells: with its first seconds, when H/L is 256, more than it needs to be. Ours never \
+             takes tau_l at less than eight times what is in flight"
                 .into(),
         },
         Answer {

@@ -192,7 +192,7 @@ pub(super) fn on_policy(
         AnySubject::Serial(lock) => match place {
             "serial" => on_serial(lock, key, change),
             "nass" => on_nass(lock, key, change),
-            "flashfq" if !["waits", "whose", "quantum"].contains(&key) => {
+            "flashfq" if !["waits", "whose", "quantum", "asynchronous-writes"].contains(&key) => {
                 on_flashfq(&mut lock.flashfq, key, change)
             }
             _ => on_scheduler(lock, key, change),
@@ -250,6 +250,9 @@ fn on_scheduler(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Resu
     match (key, &mut lock.scheduler) {
         ("waits", _) => lock.waits = change.truth()?,
         ("quantum", _) => lock.quantum = change.integer(lock.quantum.into())? as u32,
+        ("asynchronous-writes", Scheduler::LinuxCfq | Scheduler::Cfq | Scheduler::FlashFq) => {
+            lock.async_writes = change.truth()?
+        }
         ("kernel", Scheduler::LinuxBfq(bfq)) => {
             bfq.kernel = match change.text()? {
                 "4.15" => Kernel::V4_15,
@@ -268,6 +271,7 @@ fn on_scheduler(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Resu
                 (Scheduler::LinuxCfq | Scheduler::Cfq, "fairq") => Scheduler::Cfq,
                 (Scheduler::LinuxBfq(_) | Scheduler::Bfq, "fairq") => Scheduler::Bfq,
                 (Scheduler::FlashFq, "cfq") => Scheduler::Cfq,
+                (Scheduler::FlashFq, "linux-cfq") => Scheduler::LinuxCfq,
                 (Scheduler::FlashFq, "bfq") => Scheduler::Bfq,
                 (_, other) => return Err(format!("{other} has no such scheduler")),
             };

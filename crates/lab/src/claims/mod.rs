@@ -35,7 +35,7 @@ mod seeds;
 mod setting;
 mod sweeps;
 
-pub use ablations::{ABLATIONS, Ablated, EVIDENCE, OPEN};
+pub use ablations::{ABLATIONS, Ablated, EVIDENCE};
 pub use band::{CONSTANTS, Elsewhere};
 pub use figure::{Axis, Figure, Line, Shape, Table};
 pub use rules::{Change, ROWS, Row, frozen};
@@ -292,9 +292,9 @@ pub fn answer(
     let is_asked = |id: &str| rows.iter().any(|row| row.id == id);
     let ablations_of = |of: &'static Experiment| {
         let is_of = move |ablation: &&'static Ablation| {
-            ablation.rows.iter().any(|id| of.ids.contains(&id.as_str()) && is_asked(id))
+            of.ids.iter().any(|id| ablation.is_of(id) && is_asked(id))
         };
-        ABLATIONS.iter().filter(move |_| ablations).filter(is_of)
+        ABLATIONS.iter().filter(move |one| ablations && one.is_run()).filter(is_of)
     };
     // By seed and then by experiment: `outcomes` keeps that order, so answers of a row stand by
     // seed.
@@ -349,7 +349,7 @@ pub fn answer(
                     let one = Elsewhere { constant, end, holds, measured };
                     elsewhere.entry(id).or_default().push(one);
                 }
-                Varied::Ablation(ablation) if ablation.rows.iter().any(|of| of == id) => {
+                Varied::Ablation(ablation) if ablation.is_of(id) => {
                     // Where it could not be run, or broke a law, the note says why.
                     let measured = if measured.is_empty() { note.into_owned() } else { measured };
                     let one = Ablated { what: ablation.what.clone(), holds, measured };
@@ -623,8 +623,8 @@ mod tests {
         let [later] = &of("D-16.3").ablations[..] else { panic!("{:?}", of("D-16.3")) };
         assert!(
             later.what.contains("13 us later")
-                && !later.why("D-16.3").is_empty()
-                && later.why("D-2.3").is_empty()
+                && later.of("D-16.3").is_some()
+                && later.of("D-2.3").is_none()
         );
         assert_eq!((of("D-16.3").by_seed[0].holds, later.holds), (Some(false), Some(true)));
         // Of the same experiment, and not of the ablation's rows.

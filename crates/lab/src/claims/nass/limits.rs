@@ -227,7 +227,7 @@ pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
     let answers = vec![
         Answer {
             id: "N-11.1",
-            measured: nm.gains(&FOUR, fv),
+            measured: format!("{}; DU {}", nm.gains(&FOUR, fv), limited.gains(&FOUR, du)),
             holds: Some(poor && better),
             note: format!("FV of NM, {CHANGES}. BFQ, FlashFQ and FIOPS are fair enough without it")
                 .into(),
