@@ -95,6 +95,8 @@ pub fn older_policy(seed: u64) -> AnySubject {
             lock.waits = random.one_in(2);
             lock.merge_bytes = random.pick(&[0, 0, 65_536, 512 << 10]);
             let nass = NassConfig::default().with(|config| config.sequentiality = random.one_in(2));
+            lock.quantum = random.pick(&[1, 8, 32]);
+            lock.async_writes = random.one_in(2);
             AnySubject::Serial(if random.one_in(2) { lock.limited(nass) } else { lock })
         }
     }

@@ -448,9 +448,7 @@ impl SerialPolicy for LinuxCfq {
         let now_ms = ms(now_ns);
         let at = if is_async { self.writes() } else { arrival.flow };
         self.queues[at].staged.push_back((arrival.job, arrival.flow));
-        if let Some(sent) = self.sent.get_mut(arrival.job.0 as usize) {
-            *sent = Sent { queue: at, arrived_ms: now_ms };
-        }
+        self.sent[arrival.job.0 as usize] = Sent { queue: at, arrived_ms: now_ms };
         if !self.queues[at].is_busy {
             self.enter(at, now_ms, false);
         }
@@ -473,7 +471,7 @@ impl SerialPolicy for LinuxCfq {
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
     fn cancel(&mut self, job: Job, _flow: usize) {
-        let Some(&Sent { queue: at, .. }) = self.sent.get(job.0 as usize) else { return };
+        let Sent { queue: at, .. } = self.sent[job.0 as usize];
         let queue = &mut self.queues[at];
         queue.staged.retain(|&(staged, _)| staged != job);
         if queue.staged.is_empty() && self.active != Some(at) {
@@ -510,11 +508,9 @@ impl SerialPolicy for LinuxCfq {
         selection
     }
 
-    fn completed(&mut self, now_ns: u64, job: Job, flow: usize, _outcome: Outcome) {
+    fn completed(&mut self, now_ns: u64, job: Job, _flow: usize, _outcome: Outcome) {
         let now_ms = ms(now_ns);
-        let sent = self.sent.get(job.0 as usize).copied();
-        let Sent { queue: at, arrived_ms } =
-            sent.unwrap_or(Sent { queue: flow, arrived_ms: now_ms });
+        let Sent { queue: at, arrived_ms } = self.sent[job.0 as usize];
         let queue = &mut self.queues[at];
         queue.on_drive = queue.on_drive.saturating_sub(1);
         if !queue.is_async {
