@@ -176,16 +176,33 @@ impl Caches {
     /// A core accesses a line at a time; says when that is done.
     #[inline]
     pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
+        self.access_here(core, line, access, now_ps)
+            .unwrap_or_else(|| self.bring(core, line, access, now_ps))
+    }
+
+    /// The same if the line is in the core's cache as it is needed.
+    #[inline]
+    pub(crate) fn access_here(
+        &mut self,
+        core: usize,
+        line: usize,
+        access: Access,
+        now_ps: u64,
+    ) -> Option<u64> {
         let own = 1 << core;
-        let now_ps =
-            if access == Access::Atomic { now_ps.max(self.stored_ps[core]) } else { now_ps };
         let Line { holders, is_changed, .. } = &mut self.lines[line];
         let is_here = if access == Access::Load { *holders & own != 0 } else { *holders == own };
         if !is_here {
-            return self.bring(core, line, access, now_ps);
+            return None;
         }
         *is_changed |= access != Access::Load;
-        now_ps + self.local_ps(access)
+        Some(self.begins_ps(core, access, now_ps) + self.local_ps(access))
+    }
+
+    /// An atomic operation comes after the core's stores before it.
+    #[inline]
+    fn begins_ps(&self, core: usize, access: Access, now_ps: u64) -> u64 {
+        if access == Access::Atomic { now_ps.max(self.stored_ps[core]) } else { now_ps }
     }
 
     #[inline]
@@ -198,9 +215,10 @@ impl Caches {
     }
 
     /// The same where the line is not in the core's cache as it is needed.
-    #[inline(never)]
+    #[inline]
     fn bring(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         let own = 1 << core;
+        let now_ps = self.begins_ps(core, access, now_ps);
         let Line { holders, is_changed, .. } = self.lines[line];
         // A reader takes the nearest copy; a writer waits until the farthest one is gone.
         let transfer_ps = self.transfer_ps(core, holders, access != Access::Load || is_changed);

@@ -22,6 +22,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -120,8 +121,9 @@ struct Span {
 }
 
 thread_local! {
-    static TRACE: Trace = const {
-        Trace {
+    // Never dropped, so that no access has to ask whether it has been. The end of a run empties it.
+    static TRACE: ManuallyDrop<Trace> = const {
+        ManuallyDrop::new(Trace {
             is_on: Cell::new(false),
             core: Cell::new(None),
             now_ps: Cell::new(0),
@@ -134,7 +136,7 @@ thread_local! {
             words: Cell::new(0),
             caches: RefCell::new(Caches::NONE),
             arrays: RefCell::new(BTreeMap::new()),
-        }
+        })
     };
 }
 
@@ -224,7 +226,7 @@ pub(crate) fn resume<R>(racing: &mut Racing, until_ps: u64, go_on: impl FnOnce()
 
 /// Where cores race, those that have something to do earlier than the one that runs go first.
 pub(crate) fn take_turn() {
-    TRACE.with(Trace::take_turn);
+    TRACE.with(|trace| trace.take_turn());
 }
 
 /// The run's caches.
@@ -247,9 +249,61 @@ pub(crate) fn work(takes_ps: u64) {
 }
 
 impl Trace {
-    /// A core accesses a word. Not inlined, so that what leads here is.
+    // What follows is called from the policies' code, which is not to grow by all of it.
+
     #[inline(never)]
-    fn access(&self, core: usize, word: &Word, access: Access) {
+    fn load(&self, word: &Word) -> u64 {
+        self.access(word, Access::Load);
+        if word.storer.load(Ordering::Relaxed) != 0
+            && let Some(own) = self.settle(word)
+        {
+            return own;
+        }
+        word.value.load(Ordering::Relaxed)
+    }
+
+    /// A store for which its core does not wait.
+    #[inline(never)]
+    fn store(&self, word: &Word, value: u64) {
+        self.access(word, Access::Store);
+        if !self.buffer(word, value) {
+            word.value.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// The access of a read-modify-write, which comes after the stores that its core sees.
+    #[inline(never)]
+    fn atomic(&self, word: &Word) {
+        self.access(word, Access::Atomic);
+        if word.storer.load(Ordering::Relaxed) != 0 {
+            self.settle(word);
+        }
+    }
+
+    /// The core that is inside a verb accesses a word.
+    #[inline(always)]
+    fn access(&self, word: &Word, access: Access) {
+        let Some(core) = self.core.get() else { return };
+        match self.access_here(core, word, access) {
+            Some(done_ps) => self.now_ps.set(done_ps),
+            None => self.access_anywhere(core, word, access),
+        }
+    }
+
+    /// When an access to a line is done that is in the core's cache as it is needed, as most are;
+    /// not where cores race.
+    #[inline(always)]
+    fn access_here(&self, core: usize, word: &Word, access: Access) -> Option<u64> {
+        let line = word.line.load(Ordering::Relaxed).checked_sub(1)?;
+        if self.until_ps.get() != u64::MAX {
+            return None;
+        }
+        self.caches.borrow_mut().access_here(core, line as usize, access, self.now_ps.get())
+    }
+
+    /// A core accesses a word, wherever its line is.
+    #[inline(never)]
+    fn access_anywhere(&self, core: usize, word: &Word, access: Access) {
         let mut caches = self.caches.borrow_mut();
         let line = match word.line.load(Ordering::Relaxed) {
             0 => {
@@ -342,6 +396,41 @@ impl Trace {
         }
     }
 
+    /// Does a store that others do not see yet, if they do by now; if not, gives its value to the
+    /// core that has stored it.
+    #[cold]
+    fn settle(&self, word: &Word) -> Option<u64> {
+        let stored = word.stored.load(Ordering::Relaxed);
+        if let Some(core) = self.core.get()
+            && self.now_ps.get() < word.seen_ps.load(Ordering::Relaxed)
+        {
+            return (word.storer.load(Ordering::Relaxed) == core as u32 + 1).then_some(stored);
+        }
+        word.storer.store(0, Ordering::Relaxed);
+        word.value.store(stored, Ordering::Relaxed);
+        None
+    }
+
+    /// Where cores race a store waits in its core's buffer; false if it is done at once.
+    #[inline]
+    fn buffer(&self, word: &Word, value: u64) -> bool {
+        let Some(core) = self.core.get() else { return false };
+        if self.until_ps.get() == u64::MAX {
+            return false;
+        }
+        let before = word.storer.load(Ordering::Relaxed);
+        if before != 0 && before != core as u32 + 1 {
+            // The other core's is overwritten by this one.
+            word.value.store(word.stored.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        let seen_ps = self.caches.borrow().stored_ps(core);
+        let waits = seen_ps > self.now_ps.get();
+        word.storer.store(if waits { core as u32 + 1 } else { 0 }, Ordering::Relaxed);
+        word.stored.store(value, Ordering::Relaxed);
+        word.seen_ps.store(seen_ps, Ordering::Relaxed);
+        waits
+    }
+
     /// The line of a word that is touched for the first time.
     #[cold]
     fn line(&self, caches: &mut Caches, address: usize, number: u32) -> usize {
@@ -362,61 +451,14 @@ impl Trace {
 }
 
 impl Word {
-    /// A read-modify-write, which comes after the stores that its core sees.
+    /// A read-modify-write; gives what was there. A run is one thread, so this needs no atomic
+    /// operation of the machine that simulates, and an order only says what an access costs.
     #[inline]
-    fn trace_atomic(&self) {
-        self.trace(Access::Atomic);
-        if self.storer.load(Ordering::Relaxed) != 0 {
-            self.settle();
-        }
-    }
-
-    /// Does a store that others do not see yet, if they do by now; if not, gives its value to the
-    /// core that has stored it.
-    #[cold]
-    fn settle(&self) -> Option<u64> {
-        TRACE.with(|trace| {
-            let stored = self.stored.load(Ordering::Relaxed);
-            if let Some(core) = trace.core.get()
-                && trace.now_ps.get() < self.seen_ps.load(Ordering::Relaxed)
-            {
-                return (self.storer.load(Ordering::Relaxed) == core as u32 + 1).then_some(stored);
-            }
-            self.storer.store(0, Ordering::Relaxed);
-            self.value.store(stored, Ordering::Relaxed);
-            None
-        })
-    }
-
-    /// Where cores race a store waits in its core's buffer; false if it is done at once.
-    #[inline]
-    fn buffer(&self, value: u64) -> bool {
-        TRACE.with(|trace| {
-            let Some(core) = trace.core.get() else { return false };
-            if trace.until_ps.get() == u64::MAX {
-                return false;
-            }
-            let before = self.storer.load(Ordering::Relaxed);
-            if before != 0 && before != core as u32 + 1 {
-                // The other core's is overwritten by this one.
-                self.value.store(self.stored.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            let seen_ps = trace.caches.borrow().stored_ps(core);
-            let waits = seen_ps > trace.now_ps.get();
-            self.storer.store(if waits { core as u32 + 1 } else { 0 }, Ordering::Relaxed);
-            self.stored.store(value, Ordering::Relaxed);
-            self.seen_ps.store(seen_ps, Ordering::Relaxed);
-            waits
-        })
-    }
-
-    #[inline]
-    fn trace(&self, access: Access) {
-        TRACE.with(|trace| {
-            if let Some(core) = trace.core.get() {
-                trace.access(core, self, access);
-            }
-        });
+    fn modify(&self, change: impl FnOnce(u64) -> u64) -> u64 {
+        TRACE.with(|trace| trace.atomic(self));
+        let old = self.value.load(Ordering::Relaxed);
+        self.value.store(change(old), Ordering::Relaxed);
+        old
     }
 }
 
@@ -434,14 +476,8 @@ impl AtomicWord for Word {
     }
 
     #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        self.trace(Access::Load);
-        if self.storer.load(Ordering::Relaxed) != 0
-            && let Some(own) = self.settle()
-        {
-            return own;
-        }
-        self.value.load(order)
+    fn load(&self, _order: Ordering) -> u64 {
+        TRACE.with(|trace| trace.load(self))
     }
 
     /// A sequentially consistent store waits until all see it: on the papers' processors it is an
@@ -449,44 +485,35 @@ impl AtomicWord for Word {
     #[inline]
     fn store(&self, value: u64, order: Ordering) {
         if order == Ordering::SeqCst {
-            self.trace_atomic();
+            self.modify(|_| value);
         } else {
-            self.trace(Access::Store);
-            if self.buffer(value) {
-                return;
-            }
+            TRACE.with(|trace| trace.store(self, value));
         }
-        self.value.store(value, order);
     }
 
     #[inline]
-    fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.trace_atomic();
-        self.value.swap(value, order)
+    fn swap(&self, value: u64, _order: Ordering) -> u64 {
+        self.modify(|_| value)
     }
 
     #[inline]
-    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        self.trace_atomic();
-        self.value.fetch_add(value, order)
+    fn fetch_add(&self, value: u64, _order: Ordering) -> u64 {
+        self.modify(|old| old.wrapping_add(value))
     }
 
     #[inline]
-    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-        self.trace_atomic();
-        self.value.fetch_sub(value, order)
+    fn fetch_sub(&self, value: u64, _order: Ordering) -> u64 {
+        self.modify(|old| old.wrapping_sub(value))
     }
 
     #[inline]
-    fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
-        self.trace_atomic();
-        self.value.fetch_or(value, order)
+    fn fetch_or(&self, value: u64, _order: Ordering) -> u64 {
+        self.modify(|old| old | value)
     }
 
     #[inline]
-    fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-        self.trace_atomic();
-        self.value.fetch_and(value, order)
+    fn fetch_and(&self, value: u64, _order: Ordering) -> u64 {
+        self.modify(|old| old & value)
     }
 
     #[inline]
@@ -494,15 +521,15 @@ impl AtomicWord for Word {
         &self,
         current: u64,
         new: u64,
-        success: Ordering,
-        failure: Ordering,
+        _success: Ordering,
+        _failure: Ordering,
     ) -> Result<u64, u64> {
-        self.trace_atomic();
-        let result = self.value.compare_exchange(current, new, success, failure);
-        if result.is_err() {
+        let old = self.modify(|old| if old == current { new } else { old });
+        if old != current {
             TRACE.with(|trace| trace.failed.set(trace.failed.get() + 1));
+            return Err(old);
         }
-        result
+        Ok(old)
     }
 }
 
