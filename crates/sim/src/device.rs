@@ -146,7 +146,13 @@ impl Device {
 
     /// Fetches what the window has room for, and names each command.
     #[inline]
-    pub(crate) fn fetch(&mut self, now_ns: u64, mut fetched: impl FnMut(u32)) {
+    pub(crate) fn fetch(&mut self, now_ns: u64, fetched: impl FnMut(u32)) {
+        if self.waiting > 0 {
+            self.fetch_waiting(now_ns, fetched);
+        }
+    }
+
+    fn fetch_waiting(&mut self, now_ns: u64, mut fetched: impl FnMut(u32)) {
         // In this order: a place that is taken for no command would never be given back.
         while self.waiting > 0 && self.window.take() {
             let queue = self.arbiter.next().expect("commands wait");
@@ -161,6 +167,14 @@ impl Device {
     /// The first command that completes by then: when, which, and how it went.
     #[inline]
     pub(crate) fn pop(&mut self, until_ns: u64) -> Option<(u64, u32, Outcome)> {
+        // The world asks before each of its events, and mostly nothing is due.
+        if self.drive.next_ns().is_some_and(|next_ns| next_ns > until_ns) {
+            return None;
+        }
+        self.pop_due(until_ns)
+    }
+
+    fn pop_due(&mut self, until_ns: u64) -> Option<(u64, u32, Outcome)> {
         // Without stalls the drive need not be asked twice.
         let (at_ns, id) = if self.faults.stalls.is_empty() {
             self.drive.pop(until_ns).map(|completed| (completed.at_ns, completed.id))?

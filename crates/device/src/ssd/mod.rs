@@ -47,7 +47,7 @@ use std::collections::VecDeque;
 use fairq_core::Op;
 
 use crate::profile::{Interface, Profile, State};
-use agenda::{Agenda, Event};
+use agenda::{Agenda, Event, NEVER};
 use media::{Media, PageRead, Work, mix};
 use read_ahead::{Found, ReadAhead};
 use server::{Server, Speed};
@@ -112,6 +112,8 @@ pub struct Ssd {
     worked: Agenda,
     /// A command is done.
     done: Agenda,
+    /// When the first of all these is due.
+    next_ns: u64,
 }
 
 struct Times {
@@ -206,6 +208,7 @@ impl Ssd {
             moved: Agenda::new(pages),
             worked: Agenda::new(dies),
             done: Agenda::new(commands),
+            next_ns: NEVER,
         }
     }
 
@@ -223,21 +226,29 @@ impl Ssd {
         let takes_ns = if op == Op::Read { self.times.read_ns } else { self.times.write_ns };
         let at_ns = self.controller.serve(now_ns, takes_ns);
         self.fetched.add(Event { at_ns, subject: slot, detail: 0 });
+        self.next_ns = self.next_ns.min(at_ns);
     }
 
     /// When to call [`pop`](Self::pop): nothing completes before. It may turn out to be a little
     /// early, while the command is still on its way; `None` when nothing is.
     #[inline]
     pub fn next_ns(&self) -> Option<u64> {
-        if self.live == 0 {
-            return None;
-        }
-        Some(self.inner_ns().min(self.done.next_ns()))
+        (self.live > 0).then_some(self.next_ns)
     }
 
     /// Takes the next command that has completed by now, in the order of completion.
     #[inline]
     pub fn pop(&mut self, now_ns: u64) -> Option<Completed> {
+        // Callers ask far more often than anything is due.
+        if self.next_ns > now_ns {
+            return None;
+        }
+        let completed = self.pop_due(now_ns);
+        self.next_ns = self.inner_ns().min(self.done.next_ns());
+        completed
+    }
+
+    fn pop_due(&mut self, now_ns: u64) -> Option<Completed> {
         loop {
             let (inner_ns, done_ns) = (self.inner_ns(), self.done.next_ns());
             if inner_ns.min(done_ns) > now_ns {
