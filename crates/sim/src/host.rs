@@ -41,7 +41,6 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use fairq_core::Topology;
-use fairq_core::{PortId, PortSet};
 
 use crate::coherence::{Caches, Latencies};
 
@@ -392,11 +391,11 @@ impl Host {
     }
 
     /// The other ports of each port's core.
-    pub(crate) fn siblings(&self) -> Vec<PortSet> {
-        let of = |(me, place): (u32, &Place)| {
+    pub(crate) fn siblings(&self) -> Vec<Vec<usize>> {
+        let of = |(me, place): (usize, &Place)| {
             let same =
                 (0..).zip(&self.places).filter(|&(port, other)| port != me && other == place);
-            same.map(|(port, _)| PortId(port as u8)).collect()
+            same.map(|(port, _)| port).collect()
         };
         (0..).zip(&self.places).map(of).collect()
     }
@@ -440,7 +439,7 @@ mod tests {
             [7, 8, 16, 17].map(|thread| host.places[thread]),
             [place(0, 7), place(1, 8), place(0, 0), place(0, 1)]
         );
-        assert_eq!((host.cores()[16], host.siblings()[16]), (0, PortSet::only(PortId(0))));
+        assert_eq!((host.cores()[16], host.siblings()[16].clone()), (0, vec![0]));
         assert_eq!((host.wake_ns(0, 17), host.wake_ns(0, 8)), (600, 1000));
     }
 

@@ -578,6 +578,11 @@ impl<'a, P: Policy> World<'a, P> {
     /// Wakes ports other than `me` after a while; says whether `me` is among them.
     #[inline]
     fn wake(&mut self, me: Option<usize>, ports: PortSet) -> bool {
+        // Most verbs wake no port.
+        !ports.is_empty() && self.wake_some(me, ports)
+    }
+
+    fn wake_some(&mut self, me: Option<usize>, ports: PortSet) -> bool {
         let mut woke_itself = false;
         for PortId(port) in ports {
             if me == Some(usize::from(port)) {
@@ -660,10 +665,15 @@ impl<'a, P: Policy> World<'a, P> {
 
     // Checks.
 
+    /// An event is done to its end.
+    #[inline]
     fn settled(&mut self) {
-        if self.checks.is_empty() {
-            return;
+        if !self.checks.is_empty() {
+            self.tell_settled();
         }
+    }
+
+    fn tell_settled(&mut self) {
         let staged = self.cores.iter().map(|core| core.staged).sum();
         let moment = Moment {
             // A core that comes back asks `next`, as one that is woken does, and one that is in a

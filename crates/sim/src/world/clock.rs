@@ -1,6 +1,6 @@
 //! What cores do on a host whose CPUs take time: one task after the other.
 
-use fairq_core::{Policy, PortId, PortSet};
+use fairq_core::Policy;
 
 use super::verbs::Stage;
 use super::{Core, Event, World};
@@ -33,7 +33,7 @@ pub(super) struct Clock {
     pub(super) times: Times,
     /// The core of each port, and the other ports of that.
     pub(super) cores: Vec<usize>,
-    pub(super) siblings: Vec<PortSet>,
+    pub(super) siblings: Vec<Vec<usize>>,
     /// Where cores race.
     pub(super) races: Option<Box<Races>>,
 }
@@ -84,9 +84,7 @@ impl<P: Policy> World<'_, P> {
     /// Whether another hardware thread of the port's core works.
     #[inline]
     pub(super) fn is_shared(&self, port: usize) -> bool {
-        self.clock.siblings[port]
-            .into_iter()
-            .any(|PortId(other)| self.cores[usize::from(other)].cpu.is_busy())
+        self.clock.siblings[port].iter().any(|&other| self.cores[other].cpu.is_busy())
     }
 
     /// A core has come to the policy's verbs.
