@@ -1,9 +1,9 @@
 //! The agenda: what will happen when, in one order that nothing but the scenario decides.
 //!
-//! Events of the same time happen in the order in which they were added: the key is (time, number),
-//! and numbers are given out once. Nothing hashes, nothing compares floats, so a run does not
-//! depend on where or how it was built. The device keeps an agenda of its own (its commands are
-//! most of all events); where both have something at the same time the device's comes first.
+//! Events of the same time happen in the order in which they were added. Nothing hashes, nothing
+//! compares floats, so a run does not depend on where or how it was built. The device keeps an
+//! agenda of its own (its commands are most of all events); where both have something at the same
+//! time the device's comes first.
 //!
 //! **Structure.** Where CPUs take time a request is eight events or so, nearly all of them due
 //! within microseconds: a heap's logarithm is then a good part of a run. What is due soon goes into
@@ -23,6 +23,7 @@ use std::collections::BinaryHeap;
 pub(crate) struct Agenda<E> {
     wheel: Wheel<E>,
     heap: BinaryHeap<Reverse<Entry<E>>>,
+    /// How many have gone into the heap.
     added: u64,
     /// The time of the last that was taken.
     now_ns: u64,
@@ -32,10 +33,11 @@ pub(crate) struct Agenda<E> {
 
 #[derive(Clone, Copy)]
 enum Place {
-    Bucket(u32),
+    Bucket(usize),
     Heap,
 }
 
+/// An event in the heap.
 #[derive(Clone, Copy)]
 struct Entry<E> {
     at_ns: u64,
@@ -50,23 +52,27 @@ impl<E: Copy> Agenda<E> {
 
     #[inline]
     pub(crate) fn add(&mut self, at_ns: u64, event: E) {
-        let entry = Entry { at_ns, number: self.added, event };
-        self.added += 1;
         // What is due already goes into the bucket of this moment: an earlier one would be found a
         // turn late.
         let (turn, now) = (at_ns.max(self.now_ns) >> WIDTH_BITS, self.now_ns >> WIDTH_BITS);
-        let place = if turn - now < BUCKETS {
-            let bucket = (turn % BUCKETS) as u32;
-            self.wheel.add(bucket, entry);
+        let place = if turn - now < BUCKETS as u64 {
+            let bucket = turn as usize % BUCKETS;
+            self.wheel.add(bucket, at_ns, event);
             Place::Bucket(bucket)
         } else {
-            self.heap.push(Reverse(entry));
+            self.add_far(at_ns, event);
             Place::Heap
         };
         // Of two at the same time the one that was there is first.
         if self.first.is_none_or(|(first_ns, _)| at_ns < first_ns) {
             self.first = Some((at_ns, place));
         }
+    }
+
+    #[inline(never)]
+    fn add_far(&mut self, at_ns: u64, event: E) {
+        self.heap.push(Reverse(Entry { at_ns, number: self.added, event }));
+        self.added += 1;
     }
 
     /// When the first happens.
@@ -78,10 +84,10 @@ impl<E: Copy> Agenda<E> {
     /// Takes the first out.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<E> {
-        let (_, place) = self.first?;
-        let Entry { at_ns, event, .. } = match place {
+        let (at_ns, place) = self.first?;
+        let event = match place {
             Place::Bucket(bucket) => self.wheel.take(bucket),
-            Place::Heap => self.heap.pop()?.0,
+            Place::Heap => self.take_far()?,
         };
         // An entry that was added for a time past must not turn the wheel back.
         self.now_ns = self.now_ns.max(at_ns);
@@ -89,16 +95,21 @@ impl<E: Copy> Agenda<E> {
         Some(event)
     }
 
-    /// The earlier of both firsts.
+    #[inline(never)]
+    fn take_far(&mut self) -> Option<E> {
+        self.heap.pop().map(|Reverse(entry)| entry.event)
+    }
+
+    /// The earlier of both firsts. Of equal ones that in the heap was added before: the other was
+    /// added when their time was nearer.
     #[inline]
     fn find(&self) -> Option<(u64, Place)> {
-        let near = self.wheel.first(((self.now_ns >> WIDTH_BITS) % BUCKETS) as u32);
-        let far = self.heap.peek().map(|Reverse(entry)| entry.key());
-        match (near, far) {
-            (Some((bucket, entry)), far) if far.is_none_or(|far| entry.key() < far) => {
-                Some((entry.at_ns, Place::Bucket(bucket)))
+        let far_ns = self.heap.peek().map(|Reverse(entry)| entry.at_ns);
+        match self.wheel.first((self.now_ns >> WIDTH_BITS) as usize % BUCKETS) {
+            Some((bucket, at_ns)) if far_ns.is_none_or(|far_ns| at_ns < far_ns) => {
+                Some((at_ns, Place::Bucket(bucket)))
             }
-            (_, far) => far.map(|(at_ns, _)| (at_ns, Place::Heap)),
+            _ => far_ns.map(|at_ns| (at_ns, Place::Heap)),
         }
     }
 }
@@ -133,13 +144,13 @@ impl<E> Ord for Entry<E> {
 /// A bucket is 16 ns.
 const WIDTH_BITS: u32 = 4;
 /// As many as two levels of 64 bits tell apart.
-const BUCKETS: u64 = 64 * 64;
+const BUCKETS: usize = 64 * 64;
 
 /// What happens within a turn from now on; what it holds is less than a turn apart, so a bucket
 /// means one time.
 struct Wheel<E> {
     /// The first of each bucket and 1; 0 for none.
-    heads: Box<[u32]>,
+    heads: Box<[u32; BUCKETS]>,
     /// Which buckets have any, and which of these words are not 0.
     some: [u64; 64],
     words: u64,
@@ -148,8 +159,10 @@ struct Wheel<E> {
     unused: u32,
 }
 
+#[derive(Clone, Copy)]
 struct Node<E> {
-    entry: Entry<E>,
+    at_ns: u64,
+    event: E,
     /// The next one of the bucket, or without use, and 1.
     after: u32,
 }
@@ -157,7 +170,7 @@ struct Node<E> {
 impl<E: Copy> Wheel<E> {
     fn new() -> Self {
         Wheel {
-            heads: vec![0; BUCKETS as usize].into(),
+            heads: Box::new([0; BUCKETS]),
             some: [0; 64],
             words: 0,
             nodes: Vec::new(),
@@ -166,76 +179,80 @@ impl<E: Copy> Wheel<E> {
     }
 
     #[inline]
-    fn add(&mut self, bucket: u32, entry: Entry<E>) {
-        let bucket = bucket as usize;
-        let node = self.node(entry);
-        // Numbers only grow, so of equal times the one that is added goes behind.
-        let mut at = self.heads[bucket];
-        if at == 0 || self.nodes[at as usize - 1].entry > entry {
-            self.nodes[node as usize - 1].after = at;
-            self.heads[bucket] = node;
-            self.some[bucket / 64] |= 1 << (bucket % 64);
-            self.words |= 1 << (bucket / 64);
-            return;
+    fn add(&mut self, bucket: usize, at_ns: u64, event: E) {
+        let first = self.heads[bucket];
+        if first != 0 && self.nodes[first as usize - 1].at_ns <= at_ns {
+            return self.add_after(first, at_ns, event);
         }
+        self.heads[bucket] = self.node(Node { at_ns, event, after: first });
+        self.some[bucket / 64] |= 1 << (bucket % 64);
+        self.words |= 1 << (bucket / 64);
+    }
+
+    /// Adds behind a node, and behind those after it that are not later: of equal times the one
+    /// that is added last is last.
+    #[inline(never)]
+    fn add_after(&mut self, mut before: u32, at_ns: u64, event: E) {
         loop {
-            let after = self.nodes[at as usize - 1].after;
-            if after == 0 || self.nodes[after as usize - 1].entry > entry {
-                self.nodes[at as usize - 1].after = node;
-                self.nodes[node as usize - 1].after = after;
+            let after = self.nodes[before as usize - 1].after;
+            if after == 0 || self.nodes[after as usize - 1].at_ns > at_ns {
+                let node = self.node(Node { at_ns, event, after });
+                self.nodes[before as usize - 1].after = node;
                 return;
             }
-            at = after;
+            before = after;
         }
     }
 
-    fn node(&mut self, entry: Entry<E>) -> u32 {
-        let node = self.unused;
-        if node == 0 {
-            self.nodes.push(Node { entry, after: 0 });
+    #[inline]
+    fn node(&mut self, node: Node<E>) -> u32 {
+        let number = self.unused;
+        if number == 0 {
+            self.nodes.push(node);
             return self.nodes.len() as u32;
         }
-        let unused = &mut self.nodes[node as usize - 1];
-        self.unused = unused.after;
-        unused.entry = entry;
-        node
+        let place = &mut self.nodes[number as usize - 1];
+        self.unused = place.after;
+        *place = node;
+        number
     }
 
-    /// The first entry, from this bucket on and round.
+    /// The first bucket that has any, from this one on and round, and the time of its first.
     #[inline]
-    fn first(&self, from: u32) -> Option<(u32, &Entry<E>)> {
+    fn first(&self, from: usize) -> Option<(usize, u64)> {
         if self.words == 0 {
             return None;
         }
-        let word = from / 64;
-        let here = self.some[word as usize] >> (from % 64);
+        let word = from / 64 % 64;
+        let here = self.some[word] >> (from % 64);
         let bucket = if here != 0 {
-            from + here.trailing_zeros()
+            from + here.trailing_zeros() as usize
         } else {
             // The words after this one, then round to it again.
-            let on = self.words.rotate_right(word + 1).trailing_zeros();
+            let on = self.words.rotate_right(word as u32 + 1).trailing_zeros() as usize;
             let word = (word + 1 + on) % 64;
-            word * 64 + self.some[word as usize].trailing_zeros()
+            word * 64 + self.some[word].trailing_zeros() as usize
         };
-        Some((bucket, &self.nodes[self.heads[bucket as usize] as usize - 1].entry))
+        Some((bucket, self.nodes[self.heads[bucket % BUCKETS] as usize - 1].at_ns))
     }
 
-    /// Takes out the first entry of a bucket that has one.
+    /// Takes out the first of a bucket that has any.
     #[inline]
-    fn take(&mut self, bucket: u32) -> Entry<E> {
-        let bucket = bucket as usize;
-        let node = self.heads[bucket];
-        let Node { entry, after } = &mut self.nodes[node as usize - 1];
-        let entry = *entry;
-        self.heads[bucket] = std::mem::replace(after, self.unused);
-        self.unused = node;
-        if self.heads[bucket] == 0 {
-            self.some[bucket / 64] &= !(1 << (bucket % 64));
-            if self.some[bucket / 64] == 0 {
-                self.words &= !(1 << (bucket / 64));
+    fn take(&mut self, bucket: usize) -> E {
+        let number = self.heads[bucket % BUCKETS];
+        let node = &mut self.nodes[number as usize - 1];
+        let Node { event, after, .. } = *node;
+        node.after = self.unused;
+        self.unused = number;
+        self.heads[bucket % BUCKETS] = after;
+        if after == 0 {
+            let word = bucket / 64 % 64;
+            self.some[word] &= !(1 << (bucket % 64));
+            if self.some[word] == 0 {
+                self.words &= !(1 << word);
             }
         }
-        entry
+        event
     }
 }
 
