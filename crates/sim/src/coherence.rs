@@ -176,26 +176,28 @@ impl Caches {
     /// A core accesses a line at a time; says when that is done.
     #[inline]
     pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
-        self.access_here(core, line, access, now_ps)
+        self.access_here(1 << core, line, access, now_ps)
             .unwrap_or_else(|| self.bring(core, line, access, now_ps))
     }
 
-    /// The same if the line is in the core's cache as it is needed.
+    /// The same for the core with the bit `own`, if it has the line as it needs it; never for a bit
+    /// or a line that there is not.
     #[inline]
     pub(crate) fn access_here(
         &mut self,
-        core: usize,
+        own: u64,
         line: usize,
         access: Access,
         now_ps: u64,
     ) -> Option<u64> {
-        let own = 1 << core;
-        let Line { holders, is_changed, .. } = &mut self.lines[line];
-        let is_here = if access == Access::Load { *holders & own != 0 } else { *holders == own };
+        let Line { holders, is_changed, .. } = self.lines.get_mut(line)?;
+        let is_alone = *holders == own && own != 0;
+        let is_here = if access == Access::Load { *holders & own != 0 } else { is_alone };
         if !is_here {
             return None;
         }
         *is_changed |= access != Access::Load;
+        let core = own.trailing_zeros() as usize;
         Some(self.begins_ps(core, access, now_ps) + self.local_ps(access))
     }
 

@@ -146,13 +146,7 @@ impl Device {
 
     /// Fetches what the window has room for, and names each command.
     #[inline]
-    pub(crate) fn fetch(&mut self, now_ns: u64, fetched: impl FnMut(u32)) {
-        if self.waiting > 0 {
-            self.fetch_waiting(now_ns, fetched);
-        }
-    }
-
-    fn fetch_waiting(&mut self, now_ns: u64, mut fetched: impl FnMut(u32)) {
+    pub(crate) fn fetch(&mut self, now_ns: u64, mut fetched: impl FnMut(u32)) {
         // In this order: a place that is taken for no command would never be given back.
         while self.waiting > 0 && self.window.take() {
             let queue = self.arbiter.next().expect("commands wait");

@@ -77,6 +77,8 @@ struct Trace {
     is_on: Cell<bool>,
     /// Who is inside a verb.
     core: Cell<Option<usize>>,
+    /// Its bit, if cores do not race; else 0.
+    own: Cell<u64>,
     now_ps: Cell<u64>,
     /// Until when no other core has anything to do; without races for ever.
     until_ps: Cell<u64>,
@@ -126,6 +128,7 @@ thread_local! {
         ManuallyDrop::new(Trace {
             is_on: Cell::new(false),
             core: Cell::new(None),
+            own: Cell::new(0),
             now_ps: Cell::new(0),
             until_ps: Cell::new(u64::MAX),
             order: RefCell::new(None),
@@ -155,6 +158,7 @@ fn reset(is_on: bool, caches: Caches) {
     TRACE.with(|trace| {
         trace.is_on.set(is_on);
         trace.core.set(None);
+        trace.own.set(0);
         trace.until_ps.set(u64::MAX);
         trace.words.set(0);
         trace.caches.replace(caches);
@@ -179,6 +183,7 @@ pub(crate) struct Spent {
 pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
     TRACE.with(|trace| {
         trace.core.set(trace.is_on.get().then_some(core));
+        trace.own.set(u64::from(trace.is_on.get()) << core);
         trace.now_ps.set(from_ps);
         trace.waited_ps.set(0);
         trace.released.set(None);
@@ -186,6 +191,7 @@ pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> 
     let result = verb();
     let spent = TRACE.with(|trace| {
         trace.core.set(None);
+        trace.own.set(0);
         Spent {
             until_ps: trace.now_ps.get(),
             waited_ps: trace.waited_ps.get(),
@@ -249,22 +255,29 @@ pub(crate) fn work(takes_ps: u64) {
 }
 
 impl Trace {
-    // What follows is called from the policies' code, which is not to grow by all of it.
+    // Each kind of access is called from the policies' code, which is not to grow by all of it, and
+    // begins with the case that is most frequent by far: the line is in the core's cache.
 
     #[inline(never)]
     fn load(&self, word: &Word) -> u64 {
-        self.access(word, Access::Load);
-        if word.storer.load(Ordering::Relaxed) != 0
-            && let Some(own) = self.settle(word)
-        {
-            return own;
+        if self.is_done_here(word, Access::Load) {
+            return word.value.load(Ordering::Relaxed);
         }
-        word.value.load(Ordering::Relaxed)
+        self.load_elsewhere(word)
+    }
+
+    #[inline(never)]
+    fn load_elsewhere(&self, word: &Word) -> u64 {
+        self.access(word, Access::Load);
+        self.settle(word).unwrap_or_else(|| word.value.load(Ordering::Relaxed))
     }
 
     /// A store for which its core does not wait.
     #[inline(never)]
     fn store(&self, word: &Word, value: u64) {
+        if self.is_done_here(word, Access::Store) {
+            return word.value.store(value, Ordering::Relaxed);
+        }
         self.access(word, Access::Store);
         if !self.buffer(word, value) {
             word.value.store(value, Ordering::Relaxed);
@@ -274,36 +287,32 @@ impl Trace {
     /// The access of a read-modify-write, which comes after the stores that its core sees.
     #[inline(never)]
     fn atomic(&self, word: &Word) {
-        self.access(word, Access::Atomic);
-        if word.storer.load(Ordering::Relaxed) != 0 {
+        if !self.is_done_here(word, Access::Atomic) {
+            self.access(word, Access::Atomic);
             self.settle(word);
         }
     }
 
-    /// The core that is inside a verb accesses a word.
+    /// Whether the core that is inside a verb has the line of a word as it needs it: then the
+    /// access is done. Never where cores race.
     #[inline(always)]
-    fn access(&self, word: &Word, access: Access) {
-        let Some(core) = self.core.get() else { return };
-        match self.access_here(core, word, access) {
-            Some(done_ps) => self.now_ps.set(done_ps),
-            None => self.access_anywhere(core, word, access),
+    fn is_done_here(&self, word: &Word, access: Access) -> bool {
+        // A word that has not been touched has a line beyond all there are.
+        let line = word.line.load(Ordering::Relaxed).wrapping_sub(1) as usize;
+        let (own, now_ps) = (self.own.get(), self.now_ps.get());
+        let done_ps = self.caches.borrow_mut().access_here(own, line, access, now_ps);
+        if let Some(done_ps) = done_ps {
+            self.now_ps.set(done_ps);
         }
-    }
-
-    /// When an access to a line is done that is in the core's cache as it is needed, as most are;
-    /// not where cores race.
-    #[inline(always)]
-    fn access_here(&self, core: usize, word: &Word, access: Access) -> Option<u64> {
-        let line = word.line.load(Ordering::Relaxed).checked_sub(1)?;
-        if self.until_ps.get() != u64::MAX {
-            return None;
-        }
-        self.caches.borrow_mut().access_here(core, line as usize, access, self.now_ps.get())
+        done_ps.is_some()
     }
 
     /// A core accesses a word, wherever its line is.
-    #[inline(never)]
-    fn access_anywhere(&self, core: usize, word: &Word, access: Access) {
+    // Inlined, so that a core that stops in its midst comes back through few returns: after a
+    // change of stacks the processor foresees none of them.
+    #[inline(always)]
+    fn access(&self, word: &Word, access: Access) {
+        let Some(core) = self.core.get() else { return };
         let mut caches = self.caches.borrow_mut();
         let line = match word.line.load(Ordering::Relaxed) {
             0 => {
@@ -327,6 +336,7 @@ impl Trace {
     }
 
     /// The same where cores race.
+    #[inline(always)]
     fn race(&self, core: usize, line: usize, access: Access) {
         loop {
             self.take_turn();
@@ -398,8 +408,11 @@ impl Trace {
 
     /// Does a store that others do not see yet, if they do by now; if not, gives its value to the
     /// core that has stored it.
-    #[cold]
+    #[inline]
     fn settle(&self, word: &Word) -> Option<u64> {
+        if word.storer.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
         let stored = word.stored.load(Ordering::Relaxed);
         if let Some(core) = self.core.get()
             && self.now_ps.get() < word.seen_ps.load(Ordering::Relaxed)

@@ -50,7 +50,7 @@ pub(crate) enum Pause {
 }
 
 /// Stops the verb that runs.
-#[inline(never)]
+#[inline]
 pub(crate) fn pause(pause: Pause) {
     #[expect(deprecated, reason = "a word does not know the coroutine that reads it")]
     generator::yield_with(pause);

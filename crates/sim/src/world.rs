@@ -647,8 +647,15 @@ impl<'a, P: Policy> World<'a, P> {
         self.go_on(thread);
     }
 
+    /// The device fetches what it has room for.
     #[inline]
     fn fetch(&mut self) {
+        if self.device.waiting() > 0 {
+            self.fetch_waiting();
+        }
+    }
+
+    fn fetch_waiting(&mut self) {
         let World { device, cores, checks, violation, now_ns, tags, .. } = self;
         device.fetch(*now_ns, |id| {
             if checks.is_empty() {
