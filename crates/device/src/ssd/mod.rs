@@ -243,20 +243,20 @@ impl Ssd {
         if self.next_ns > now_ns {
             return None;
         }
-        let completed = self.pop_due(now_ns);
-        self.next_ns = self.inner_ns().min(self.done.next_ns());
-        completed
+        self.pop_due(now_ns)
     }
 
     fn pop_due(&mut self, now_ns: u64) -> Option<Completed> {
         loop {
             let (inner_ns, done_ns) = (self.inner_ns(), self.done.next_ns());
-            if inner_ns.min(done_ns) > now_ns {
+            self.next_ns = inner_ns.min(done_ns);
+            if self.next_ns > now_ns {
                 return None;
             }
             // No event inside adds a completion before its own time, so this one is the next.
             if done_ns <= inner_ns {
                 let Event { at_ns, subject: id, .. } = self.done.take();
+                self.next_ns = inner_ns.min(self.done.next_ns());
                 self.live -= 1;
                 return Some(Completed { id, at_ns });
             }

@@ -120,22 +120,22 @@ impl<P: Policy> World<'_, P> {
     /// The core that is next goes on in its verb, if it is before everything else; false if none
     /// is.
     pub(super) fn race(&mut self, before_ns: Option<u64>, end_ns: u64) -> bool {
-        let Some(races) = &mut self.clock.races else { return false };
         let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns.saturating_mul(1000));
-        let Some(next_ps) = races.next_ps().filter(|&next_ps| next_ps < before_ps) else {
-            return false;
-        };
-        if let Some((at_ns, id, outcome)) = self.device.pop((next_ps / 1000).min(end_ns)) {
-            self.interrupt(at_ns, id, outcome);
-        } else {
-            let Some(answered) = races.run((next_ps + LOOK_PS).min(before_ps - 1)) else {
-                return true;
-            };
-            self.answered(&answered);
+        while let Some(races) = &mut self.clock.races
+            && let Some(next_ps) = races.next_ps().filter(|&next_ps| next_ps < before_ps)
+        {
+            if let Some((at_ns, id, outcome)) = self.device.pop((next_ps / 1000).min(end_ns)) {
+                self.interrupt(at_ns, id, outcome);
+            } else if let Some(answered) = races.run((next_ps + LOOK_PS).min(before_ps - 1)) {
+                self.answered(&answered);
+            } else {
+                continue;
+            }
+            self.fetch();
+            self.settled();
+            return true;
         }
-        self.fetch();
-        self.settled();
-        true
+        false
     }
 
     /// The lock that the last verb of a racing core held is free from then on.
