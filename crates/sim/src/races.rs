@@ -152,12 +152,14 @@ impl Races {
 
     /// The core that is next goes on until `until_ps`, until another is before it, or until its
     /// verb has answered.
+    #[inline]
     pub(crate) fn run(&mut self, until_ps: u64) -> Option<Answered> {
         let Reverse((_, port)) = self.due.pop()?;
         let until_ps = self.next_ps().map_or(until_ps, |next_ps| next_ps.min(until_ps));
         self.go_on(port, until_ps.min(ALONE_PS - 1))
     }
 
+    #[inline]
     fn go_on(&mut self, port: usize, until_ps: u64) -> Option<Answered> {
         loop {
             if let Some((lock, guarded)) = self.runners[port].wants

@@ -221,13 +221,15 @@ pub(crate) fn resume<R>(racing: &mut Racing, until_ps: u64, go_on: impl FnOnce()
         trace.failed.set(racing.failed);
         trace.loads.set(racing.loads);
         trace.until_ps.set(until_ps);
-        let result = go_on();
+    });
+    let result = go_on();
+    TRACE.with(|trace| {
         trace.core.set(None);
         trace.until_ps.set(u64::MAX);
         (racing.now_ps, racing.failed) = (trace.now_ps.get(), trace.failed.get());
         racing.loads = trace.loads.get();
-        result
-    })
+    });
+    result
 }
 
 /// Where cores race, those that have something to do earlier than the one that runs go first.
