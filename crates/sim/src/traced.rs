@@ -296,7 +296,7 @@ impl Trace {
     }
 
     /// Whether the core that is inside a verb has the line of a word as it needs it: then the
-    /// access is done. Never where cores race.
+    /// access is done. Never where cores race, so no store waits to be seen.
     #[inline(always)]
     fn is_done_here(&self, word: &Word, access: Access) -> bool {
         // A word that has not been touched has a line beyond all there are.
