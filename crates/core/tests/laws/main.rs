@@ -26,6 +26,9 @@ mod law_virtual_time;
 mod law_work;
 mod reference;
 mod script;
+/// The authors' NASS is the laboratory's, which owes its laws as the policies here do.
+#[path = "../../../sim/src/policies/strict_nass.rs"]
+mod strict_nass;
 mod subjects;
 mod world;
 
@@ -343,6 +346,32 @@ laws! {
         two_shards_at_depth_one scaling_weights_changes_nothing crowds crowds_keep_slots;
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing crowds crowds_keep_slots;
+    /// NASS to the letter of Algorithm 1: the device is never idle while a request waits, and where
+    /// no limit is reached the scheduler inside decides. It does not promise
+    /// - work conservation: limits stay that were set for more workloads (line 5) or halved (line
+    ///   27), and all together may have no more than β for good once a workload has sent its last
+    ///   (lines 16 to 22);
+    /// - shares by weight where limits are reached: lines 5 and 27 count workloads, so that of 1:100
+    ///   each has one place (`scaling_weights_changes_nothing`, `bounded_unfairness`, `the_wrap`),
+    ///   and line 26 counts channels, of which merged requests take more
+    ///   (`merged_requests_are_paid_for`).
+    nass_strict_paper_flashfq: Strictly::new(AROUND_FLASHFQ), [0] => scale keeping never_idle
+        shares_after_absence returning_starves_nobody returning_is_soon_even
+        one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
+        three_to_one_whatever_the_sum remainders_are_kept taking_back_is_free all_of_crowds;
+    nass_strict_paper_fiops: Strictly::new(AROUND_FIOPS), [0] => scale keeping never_idle
+        shares_after_absence returning_starves_nobody returning_is_soon_even
+        one_at_a_time_beside_a_flood two_shards_at_depth_one
+        three_to_one_whatever_the_sum remainders_are_kept taking_back_is_free all_of_crowds;
+    /// Lines 16 to 22 restrict all alike and let nothing go ahead, so that one that sends one
+    /// request at a time waits for the rest of a budget (fairq's own NASS lets it go first).
+    nass_strict_paper_bfq: Strictly::new(AROUND_BFQ), [0] => scale keeping never_idle
+        shares_after_absence returning_is_soon_even two_shards_at_depth_one
+        three_to_one_whatever_the_sum taking_back_is_free crowds crowds_keep_slots;
+    /// For the same reason it waits for the rest of a slice, which is longer than scripts are.
+    nass_strict_paper_cfq: Strictly::new(AROUND_CFQ), [0] => keeping never_idle
+        two_shards_at_depth_one crowds crowds_keep_slots;
+    nass_strict_paper_cfq_linux: Strictly::new(AROUND_SLICES), [0] => scale;
     /// It knows no weights. It is there by a module and a line of the registry.
     toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
         taking_back_keeps_slots taking_back_conserves_work;
@@ -396,6 +425,40 @@ fn exempted_with_reason() {
     law_shares::remainders_are_kept(&AROUND_MQFQ).unwrap_err();
     law_virtual_time::survives_the_wrap(&AROUND_MQFQ).unwrap_err();
     law_take_back::is_free(&Registered("toy")).unwrap_err();
+    let strict = Strictly::new(AROUND_FIOPS);
+    law_work::holds(&strict).unwrap_err();
+    law_take_back::is_work_conserving(&strict).unwrap_err();
+    law_shares::scaling_weights_changes_nothing(&strict, 1, 0).unwrap_err();
+    law_virtual_time::survives_the_wrap(&strict).unwrap_err();
+    law_fairness::holds_for(&strict, |kind| Kind { lengths: ONE_LENGTH, ..kind }).unwrap_err();
+    law_merge::bounded_unfairness(&Strictly::new(AROUND_FLASHFQ)).unwrap_err();
+    law_idle::one_at_a_time_beside_a_flood(&Strictly::new(AROUND_BFQ), 1, 0).unwrap_err();
+    law_idle::one_at_a_time_beside_a_flood(&Strictly::new(AROUND_CFQ), 1, 0).unwrap_err();
+}
+
+/// The device's queue takes six, whatever D is.
+#[test]
+fn nass_keeps_to_the_queue() {
+    let kept = [
+        law_slots::holds_within(&AROUND_CFQ, 6),
+        law_slots::holds_within(&AROUND_BFQ, 6),
+        law_slots::holds_within(&AROUND_FLASHFQ, 6),
+        law_slots::holds_within(&AROUND_FIOPS, 6),
+        law_slots::holds_within(&Strictly::new(AROUND_CFQ), 6),
+        law_slots::holds_within(&Strictly::new(AROUND_BFQ), 6),
+        law_slots::holds_within(&Strictly::new(AROUND_FLASHFQ), 6),
+        law_slots::holds_within(&Strictly::new(AROUND_FIOPS), 6),
+    ];
+    kept.into_iter().for_each(Result::unwrap);
+    canary::caught(law_slots::holds_within(&FiopsSubject, 6), "outstanding, D is 6");
+}
+
+/// With a β of none, lines 16 to 22 shut the device for good.
+#[test]
+fn a_total_limit_of_none_is_noticed() {
+    let shut = Strictly { reserve: 0, ..Strictly::new(AROUND_FIOPS) };
+    canary::caught(law_work::is_never_idle(&shut), "nothing outstanding");
+    canary::caught(law_requests::holds(&shut), "law broken");
 }
 
 #[test]

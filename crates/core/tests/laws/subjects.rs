@@ -14,7 +14,7 @@ use fairq_core::mqfq::{
 };
 use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
-use fairq_core::serial::SerialPolicy;
+use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
 use fairq_core::sfqd::{Sfqd, SfqdPort, SfqdScheduler};
 use fairq_core::{
     AnyPolicy, AnyPort, Cap, Caps, Counted, FlowError, FlowId, Group, GroupId, Native, Policy,
@@ -22,6 +22,7 @@ use fairq_core::{
 };
 
 use crate::canary::serial_config;
+use crate::strict_nass::StrictNass;
 use crate::world::{Shape, Subject};
 
 pub(crate) struct None;
@@ -378,20 +379,54 @@ impl Subject for CfqConfigured {
     }
 }
 
-/// NASS, small enough for its limits to matter, around a scheduler.
+/// NASS small enough for its limits to matter.
+fn small_nass() -> NassConfig {
+    NassConfig::default().with(|config| {
+        config.channels = 3;
+        config.history = 12;
+        config.reserve = 2;
+        config.queue_length = 6;
+        config.sequentiality = true;
+    })
+}
+
+/// That NASS around a scheduler.
 pub(crate) struct Limited<F>(pub(crate) F);
 
 impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Limited<F> {
     type Policy = NassOver<S>;
     fn build(&self, shape: &Shape) -> (NassOver<S>, Vec<NassPort<S>>) {
-        let nass = NassConfig::default().with(|config| {
-            config.channels = 3;
-            config.history = 12;
-            config.reserve = 2;
-            config.queue_length = 6;
-            config.sequentiality = true;
-        });
-        NassOver::new((self.0)(shape), &serial_config(shape), &nass).expect("the shape is legal")
+        NassOver::new((self.0)(shape), &serial_config(shape), &small_nass())
+            .expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        true
+    }
+}
+
+/// The same to the letter of its paper.
+pub(crate) struct Strictly<F> {
+    pub(crate) around: Limited<F>,
+    /// β.
+    pub(crate) reserve: u32,
+}
+
+impl<F> Strictly<F> {
+    pub(crate) fn new(around: Limited<F>) -> Strictly<F> {
+        Strictly { around, reserve: small_nass().reserve }
+    }
+}
+
+impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Strictly<F> {
+    type Policy = Serial<StrictNass>;
+    fn build(&self, shape: &Shape) -> (Serial<StrictNass>, Vec<SerialPort<StrictNass>>) {
+        let (inner, bounds) = ((self.around.0)(shape), serial_config(shape));
+        let nass = small_nass().with(|config| config.reserve = self.reserve);
+        Serial::with_policy(StrictNass::new(Box::new(inner), &bounds, nass), &bounds)
+            .expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
