@@ -71,7 +71,7 @@ fn policy(random: &mut Random) -> AnySubject {
 }
 
 /// Another policy for the scenario of a seed: the schedulers behind one lock, Linux's among them,
-/// with limits and without, and Kyber's.
+/// with limits (fairq's NASS, or its paper's) and without, and Kyber's.
 pub fn older_policy(seed: u64) -> AnySubject {
     let random = &mut Random::new(seed, STREAM + 1);
     let slots = random.pick(&[1, 2, 9, 32, 64]);
@@ -97,7 +97,11 @@ pub fn older_policy(seed: u64) -> AnySubject {
             let nass = NassConfig::default().with(|config| config.sequentiality = random.one_in(2));
             lock.quantum = random.pick(&[1, 8, 32]);
             lock.async_writes = random.one_in(2);
-            AnySubject::Serial(if random.one_in(2) { lock.limited(nass) } else { lock })
+            AnySubject::Serial(match (random.one_in(2), random.one_in(2)) {
+                (false, _) => lock,
+                (true, false) => lock.limited(nass),
+                (true, true) => lock.limited_strictly(nass),
+            })
         }
     }
 }

@@ -6,8 +6,12 @@
 //! why.
 
 use fairq_core::d2fq::Ratio;
+use fairq_core::nass::NassConfig;
 use fairq_device::Profile;
-use fairq_sim::policies::{AnySubject, D2fqSubject, MqfqSubject, SfqdSubject};
+use fairq_sim::policies::{
+    AnySubject, D2fqSubject, MqfqOnPath, MqfqStrict, MqfqSubject, MqfqUntimed, Scheduler,
+    SerialSubject, SfqdSubject,
+};
 use fairq_sim::scenario::{Access, Burst, MS, US};
 use fairq_sim::{Job, Machine, Scenario, Tenant, swarm};
 
@@ -68,18 +72,45 @@ fn the_same_run_on_a_host_for_ever() {
             0x64bb_e612_0ba3_0c16,
         ),
     ];
-    // Ports on both sockets, and two hardware threads of one core.
+    let digests = policies.map(|(policy, _)| digest_on_two_sockets(policy));
+    assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
+}
+
+/// Ports on both sockets, and two hardware threads of one core.
+fn digest_on_two_sockets(policy: AnySubject) -> u64 {
     let mut host = Machine::GOLD_5112.host(5);
     host.places[2] = host.places[1];
     host.places.drain(3..);
     host.places[0] = Machine::GOLD_5112.host(5).places[4];
-    let scenario = scenario().on(host);
-    let digests = policies.map(|(policy, _)| {
-        let run = policy.run(&scenario).expect("it is legal");
-        assert_eq!(run.violation, None);
-        assert!(run.cpus.iter().all(|cpu| cpu.busy_ns > 0 && cpu.busy_ns <= run.measured_ns));
-        run.digest
-    });
+    let run = policy.run(&scenario().on(host)).expect("it is legal");
+    assert_eq!(run.violation, None);
+    assert!(run.cpus.iter().all(|cpu| cpu.busy_ns > 0 && cpu.busy_ns <= run.measured_ns));
+    run.digest
+}
+
+/// What the authors measured, as the laboratory runs it beside fairq's own.
+#[test]
+fn the_same_run_of_the_papers_letters_for_ever() {
+    let parts = MqfqSubject { slots: 32, threshold: 45 << 10 }.parts();
+    let nass = NassConfig::default();
+    let serial = |scheduler| SerialSubject::new(scheduler, 32).merging();
+    let policies = [
+        (AnySubject::MqfqParts(parts), 0x9dda_117a_8dd7_6308),
+        (AnySubject::MqfqStrict(MqfqStrict(parts)), 0xdd1b_ff3f_be62_87ad),
+        (AnySubject::MqfqUntimed(MqfqUntimed(parts)), 0xf762_3422_5957_5487),
+        (AnySubject::MqfqOnPath(MqfqOnPath(parts)), 0x7a8d_9e64_6274_a8d9),
+        (AnySubject::Serial(serial(Scheduler::Fiops).limited(nass)), 0x9b31_c030_0518_e62e),
+        (
+            AnySubject::Serial(serial(Scheduler::Fiops).limited_strictly(nass)),
+            0x8ba3_b892_dd63_e411,
+        ),
+        (AnySubject::Serial(serial(Scheduler::Bfq).limited_strictly(nass)), 0x8e25_f794_dd0c_c165),
+        (
+            AnySubject::Serial(serial(Scheduler::LinuxCfq).limited_strictly(nass)),
+            0xba58_00a2_cb29_38f8,
+        ),
+    ];
+    let digests = policies.map(|(policy, _)| digest_on_two_sockets(policy));
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }
 

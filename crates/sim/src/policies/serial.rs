@@ -177,9 +177,15 @@ impl<P: Platform> Subject<P> for SerialSubject {
     }
 
     /// They keep the device for one flow, wait, or keep places free; how fair they are is for the
-    /// lab to find out.
+    /// lab to find out. NASS, whosever it is, never has more on the device than its queue takes.
     fn promise(&self) -> Promise {
-        Promise { slots: Some(self.slots), holds_back: true, turn: TURN, ..Promise::NONE }
+        let queue = self.nass.map_or(self.slots, |nass| nass.queue_length);
+        Promise {
+            slots: Some(self.slots.min(queue)),
+            holds_back: true,
+            turn: TURN,
+            ..Promise::NONE
+        }
     }
 }
 

@@ -4,10 +4,11 @@
 mod shim;
 mod unfair;
 
+use fairq_core::nass::NassConfig;
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
 use fairq_core::{ConfigError, Native};
 use fairq_device::Profile;
-use fairq_sim::policies::{MqfqSubject, NoneSubject, SfqdSubject};
+use fairq_sim::policies::{MqfqSubject, NoneSubject, Scheduler, SerialSubject, SfqdSubject};
 use fairq_sim::scenario::MS;
 use fairq_sim::subject::Built;
 use fairq_sim::{Job, Promise, Run, Scenario, Subject, Tenant, check, run};
@@ -39,6 +40,12 @@ fn caught<S: Subject>(subject: &S, by: &str) {
         Some(violation) => assert_eq!(violation.check, by, "{violation}"),
         None => panic!("a broken policy passed"),
     }
+}
+
+/// NASS to the letter of its paper, with this β.
+fn letters_of_nass(reserve: u32) -> SerialSubject {
+    let nass = NassConfig::default().with(|config| config.reserve = reserve);
+    SerialSubject::new(Scheduler::Fiops, 64).limited_strictly(nass)
 }
 
 const PAPER: MqfqSubject = MqfqSubject { slots: 64, threshold: 45 << 10 };
@@ -83,6 +90,8 @@ fn the_ones_that_are_not_broken_pass() {
         checked(&SfqdSubject { slots: 64 }),
         checked(&PAPER),
         checked(&Shim(PAPER, Fault::Nothing)),
+        checked(&SerialSubject::new(Scheduler::Fiops, 64).limited(NassConfig::default())),
+        checked(&letters_of_nass(8)),
     ];
     for run in sound {
         assert_eq!(run.violation, None);
@@ -98,6 +107,12 @@ fn conservation_catches_a_lost_request() {
 #[test]
 fn conservation_catches_a_port_that_denies_what_it_has() {
     caught(&Shim(PAPER, Fault::SaysIdle), "conservation");
+}
+
+/// Lines 16 to 22 of Algorithm 1 let no request go then.
+#[test]
+fn conservation_catches_a_total_limit_of_none() {
+    caught(&letters_of_nass(0), "conservation");
 }
 
 #[test]
@@ -124,6 +139,17 @@ fn slots_catches_a_slot_too_many() {
         &Promising(MqfqSubject { slots: 65, ..PAPER }, Subject::<Native>::promise(&PAPER)),
         "slots",
     );
+}
+
+#[test]
+fn slots_catches_nass_with_more_than_the_queue_takes() {
+    // Without halves and a reserve each of the three tenants has its 11 there.
+    let nass = NassConfig::default().with(|config| {
+        config.queue_length = 33;
+        (config.aggressiveness, config.idleness) = (false, false);
+    });
+    let of_33 = SerialSubject::new(Scheduler::Fiops, 64).limited_strictly(nass);
+    caught(&Promising(of_33, Subject::<Native>::promise(&letters_of_nass(8))), "slots");
 }
 
 #[test]
