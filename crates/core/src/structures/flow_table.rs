@@ -460,6 +460,11 @@ impl<T: Default> PortFlows<T> {
         is_news
     }
 
+    /// Whether the next call of [`PortFlows::poll`] has news.
+    pub(crate) fn has_news<P: Platform>(&self, table: &FlowTable<P>) -> bool {
+        table.news.load(Ordering::Acquire) != self.news_seen
+    }
+
     /// Lets go of flows that were removed, some at a time.
     #[cold]
     fn answer<P: Platform>(&mut self, table: &FlowTable<P>, news: u64) {

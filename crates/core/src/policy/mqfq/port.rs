@@ -166,15 +166,18 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     }
 
     /// A port that has let this one go since it was asked last has taken it out of the wheel or out
-    /// of the ready set, and changes of D and W are news.
+    /// of the ready set, and changes of D and W are news, by which a port that sleeps may go. It may
+    /// go too for up to a bucket's width of virtual time before it is woken.
     fn has_work(&self) -> bool {
         let MqfqPort { shared, local } = self;
         let Some(lead) = local.queue.lead() else { return local.queue.has_again() };
-        let sleeps = local.place.is_some_and(|place| shared.wheel.sleeps(local.port, lead, place));
+        let sleeps = local.place.is_some_and(|place| shared.wheel.sleeps(local.port, lead, place))
+            && shared.wheel.window().holds_back(lead, shared.time.now());
         let waits = local.enlisted
             && shared.slots.is_enlisted(local.port)
             && !shared.slots.has_any(local.port);
-        local.is_asked || local.queue.has_again() || !(sleeps || waits)
+        let has_news = local.flows.has_news(&shared.flows);
+        local.is_asked || local.queue.has_again() || has_news || !(sleeps || waits)
     }
 
     fn staged(&self, flow: FlowId) -> Option<Tag> {

@@ -440,6 +440,42 @@ fn a_new_weight_wakes_sleepers() {
     assert_eq!(rig.issued.len(), 2);
 }
 
+/// The sleeper itself may be the first port that runs: it says that it has work.
+#[test]
+fn a_sleeper_has_work_once_there_are_other_weights() {
+    let config = MqfqConfig { slots: 8, ..MqfqConfig::new(Topology::flat(2), 3, 8) };
+    let mut rig = Rig::new(config, &[100, 100, 100]);
+    (0..2).for_each(|_| assert!(rig.submit(0, 0, 40_000).is_some()));
+    let held = Request::new(Tag(0), rig.flows[1], Op::Read, 0, 4096);
+    rig.ports[1].submit(0, &held, &mut PortSet::EMPTY.clone()).unwrap();
+    rig.settle();
+    assert!(rig.issued.len() == 1 && !rig.ports[0].has_work(), "it sleeps");
+    rig.policy.set_weight(rig.flows[2], Weight::new(50).unwrap()).unwrap();
+    assert!(rig.ports[0].has_work(), "W is to be twice what it was");
+    rig.run(0);
+    assert_eq!(rig.issued.len(), 2);
+}
+
+/// It is woken at virtual time 8,192, where a bucket begins, and may go at 4,097.
+#[test]
+fn a_sleeper_has_work_once_it_may_go() {
+    let config = MqfqConfig { slots: 8, ..MqfqConfig::new(Topology::flat(2), 2, 8) };
+    let mut rig = Rig::new(config, &[100, 100]);
+    (0..2).for_each(|_| assert!(rig.submit(0, 0, 40_961).is_some()));
+    let mut wake = PortSet::EMPTY;
+    for tag in [Tag(0), Tag(1)] {
+        let other = Request::new(tag, rig.flows[1], Op::Read, 0, 5000);
+        rig.ports[1].submit(0, &other, &mut wake).unwrap();
+    }
+    rig.settle();
+    assert!(rig.issued.len() == 1 && !rig.ports[0].has_work(), "it sleeps");
+    assert!(matches!(rig.ports[1].next(0, &mut wake), Next::Issue { .. }));
+    assert_eq!((rig.policy.stats().virtual_time, wake), (Some(5000), PortSet::EMPTY), "not woken");
+    assert!(rig.ports[0].has_work());
+    rig.run(0);
+    assert_eq!(rig.issued.len(), 2);
+}
+
 #[test]
 fn slots_change_while_requests_are_outstanding() {
     for slot_kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
