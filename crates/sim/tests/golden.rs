@@ -9,8 +9,7 @@ use fairq_core::d2fq::Ratio;
 use fairq_core::nass::NassConfig;
 use fairq_device::Profile;
 use fairq_sim::policies::{
-    AnySubject, D2fqSubject, MqfqOnPath, MqfqStrict, MqfqSubject, MqfqUntimed, Scheduler,
-    SerialSubject, SfqdSubject,
+    AnySubject, D2fqSubject, MqfqSubject, Scheduler, SerialSubject, SfqdSubject,
 };
 use fairq_sim::scenario::{Access, Burst, MS, US};
 use fairq_sim::{Job, Machine, Scenario, Tenant, swarm};
@@ -96,9 +95,9 @@ fn the_same_run_of_the_papers_letters_for_ever() {
     let serial = |scheduler| SerialSubject::new(scheduler, 32).merging();
     let policies = [
         (AnySubject::MqfqParts(parts), 0x9dda_117a_8dd7_6308),
-        (AnySubject::MqfqStrict(MqfqStrict(parts)), 0xdd1b_ff3f_be62_87ad),
-        (AnySubject::MqfqUntimed(MqfqUntimed(parts)), 0xf762_3422_5957_5487),
-        (AnySubject::MqfqOnPath(MqfqOnPath(parts)), 0x7a8d_9e64_6274_a8d9),
+        (AnySubject::MqfqStrict(parts), 0xdd1b_ff3f_be62_87ad),
+        (AnySubject::MqfqUntimed(parts), 0xf762_3422_5957_5487),
+        (AnySubject::MqfqOnPath(parts), 0x7a8d_9e64_6274_a8d9),
         (AnySubject::Serial(serial(Scheduler::Fiops).limited(nass)), 0x9b31_c030_0518_e62e),
         (
             AnySubject::Serial(serial(Scheduler::Fiops).limited_strictly(nass)),

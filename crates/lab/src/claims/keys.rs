@@ -7,9 +7,7 @@ use fairq_core::CostModel;
 use fairq_core::flashfq::FlashFqConfig;
 use fairq_device::Profile;
 use fairq_sim::host::Machine;
-use fairq_sim::policies::{
-    AnySubject, Kernel, MqfqOnPath, MqfqStrict, MqfqSubject, MqfqUntimed, Scheduler, SerialSubject,
-};
+use fairq_sim::policies::{AnySubject, Kernel, MqfqSubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::Job;
 use toml::{Table, Value};
 
@@ -184,9 +182,9 @@ pub(super) fn on_policy(
     match policy {
         AnySubject::Mqfq(multi) => on_mqfq(multi, key, change),
         AnySubject::MqfqParts(parts)
-        | AnySubject::MqfqStrict(MqfqStrict(parts))
-        | AnySubject::MqfqUntimed(MqfqUntimed(parts))
-        | AnySubject::MqfqOnPath(MqfqOnPath(parts)) => on_mqfq(&mut parts.multi, key, change),
+        | AnySubject::MqfqStrict(parts)
+        | AnySubject::MqfqUntimed(parts)
+        | AnySubject::MqfqOnPath(parts) => on_mqfq(&mut parts.multi, key, change),
         AnySubject::D2fq(direct) => on_d2fq(direct, key, change),
         AnySubject::D2fqParts(parts) => on_d2fq(&mut parts.direct, key, change),
         AnySubject::Serial(lock) => match place {

@@ -7,9 +7,7 @@
 use fairq_core::mqfq::{SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
-use fairq_sim::policies::{
-    AnySubject, Kernel, MqfqOnPath, MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed,
-};
+use fairq_sim::policies::{AnySubject, Kernel, MqfqParts, MqfqSubject};
 use fairq_sim::scenario::{Job, MS, Scenario, Tenant};
 
 use super::cpu::{NONE, answer, list, percent, profile};
@@ -39,7 +37,7 @@ enum Whose {
 impl Whose {
     fn of(self, parts: MqfqParts) -> AnySubject {
         match self {
-            Whose::Strict => AnySubject::MqfqStrict(MqfqStrict(parts)),
+            Whose::Strict => AnySubject::MqfqStrict(parts),
             Whose::Ours => AnySubject::MqfqParts(parts),
         }
     }
@@ -63,9 +61,7 @@ impl Whose {
     /// With virtual time out of the way: it is not computed, as in the paper, or has no window.
     fn slots(self, slots: SlotKind) -> AnySubject {
         match self {
-            Whose::Strict => {
-                AnySubject::MqfqUntimed(MqfqUntimed(MqfqParts { slots, ..MULTI.parts() }))
-            }
+            Whose::Strict => AnySubject::MqfqUntimed(MqfqParts { slots, ..MULTI.parts() }),
             Whose::Ours => {
                 let parts = MqfqSubject { threshold: 1 << 40, ..MULTI }.parts();
                 self.of(MqfqParts { slots, ..parts })
@@ -116,7 +112,7 @@ fn millions(
     let is_serial = matches!(
         policy,
         AnySubject::MqfqParts(MqfqParts { serial: true, .. })
-            | AnySubject::MqfqStrict(MqfqStrict(MqfqParts { serial: true, .. }))
+            | AnySubject::MqfqStrict(MqfqParts { serial: true, .. })
     );
     let duration_ns = if is_serial { SERIAL } else { MANY };
     let scenario = nvmf(threads, flows == Flows::Each, duration_ns)?;
@@ -332,10 +328,10 @@ impl Waking {
     fn new(whose: Whose, setting: Setting<'_>) -> Result<Waking, String> {
         let at = |policy, threads| {
             let policy = match policy {
-                AnySubject::MqfqStrict(MqfqStrict(parts))
+                AnySubject::MqfqStrict(parts)
                     if setting.asks_for("ports-find-tokens-of-their-path-alone") =>
                 {
-                    AnySubject::MqfqOnPath(MqfqOnPath(parts))
+                    AnySubject::MqfqOnPath(parts)
                 }
                 policy => policy,
             };

@@ -1,6 +1,7 @@
 //! The policies that a scenario may name, each with what it promises.
 
 use fairq_core::Native;
+use fairq_core::mqfq::{OnPath, Ours, StrictPaper, Untimed};
 
 use crate::check;
 use crate::meter::Run;
@@ -9,11 +10,13 @@ use crate::subject::Subject;
 use crate::traced::Traced;
 use crate::world::{run, run_traced};
 
+use mqfq::MqfqRead;
+
 pub use d2fq::{D2fqParts, D2fqSubject};
 pub use first_come::NoneSubject;
 pub use kyber::{KyberFairSubject, KyberSubject};
 pub use linux_bfq::{Kernel, LinuxBfqConfig};
-pub use mqfq::{MqfqOnPath, MqfqParts, MqfqStrict, MqfqSubject, MqfqUntimed};
+pub use mqfq::{MqfqParts, MqfqSubject};
 pub use serial::{Scheduler, SerialSubject};
 pub use sfqd::SfqdSubject;
 
@@ -41,11 +44,11 @@ pub enum AnySubject {
     /// MQFQ, made of other parts.
     MqfqParts(MqfqParts),
     /// MQFQ to the letter of its paper.
-    MqfqStrict(MqfqStrict),
+    MqfqStrict(MqfqParts),
     /// The same without virtual time.
-    MqfqUntimed(MqfqUntimed),
+    MqfqUntimed(MqfqParts),
     /// The same whose ports find the tokens of their own path alone.
-    MqfqOnPath(MqfqOnPath),
+    MqfqOnPath(MqfqParts),
     /// D2FQ, with another way to virtual time.
     D2fqParts(D2fqParts),
     /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or
@@ -77,10 +80,16 @@ impl AnySubject {
             AnySubject::Serial(policy) => go(scenario, policy, is_checked),
             AnySubject::Kyber(policy) => go(scenario, policy, is_checked),
             AnySubject::KyberFair(policy) => go(scenario, policy, is_checked),
-            AnySubject::MqfqParts(policy) => go(scenario, policy, is_checked),
-            AnySubject::MqfqStrict(policy) => go(scenario, policy, is_checked),
-            AnySubject::MqfqUntimed(policy) => go(scenario, policy, is_checked),
-            AnySubject::MqfqOnPath(policy) => go(scenario, policy, is_checked),
+            AnySubject::MqfqParts(parts) => go(scenario, &MqfqRead::<Ours>::of(parts), is_checked),
+            AnySubject::MqfqStrict(parts) => {
+                go(scenario, &MqfqRead::<StrictPaper>::of(parts), is_checked)
+            }
+            AnySubject::MqfqUntimed(parts) => {
+                go(scenario, &MqfqRead::<Untimed>::of(parts), is_checked)
+            }
+            AnySubject::MqfqOnPath(parts) => {
+                go(scenario, &MqfqRead::<OnPath>::of(parts), is_checked)
+            }
             AnySubject::D2fqParts(policy) => go(scenario, policy, is_checked),
         }
     }

@@ -1,8 +1,8 @@
 //! MQFQ, and MQFQ made of the parts that its paper compares with.
 
-use fairq_core::mqfq::{
-    Mqfq, MqfqConfig, OnPath, SlotKind, StrictPaper, UnthrottleKind, Untimed, VirtualTimeKind,
-};
+use std::marker::PhantomData;
+
+use fairq_core::mqfq::{Mqfq, MqfqConfig, Reading, SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_core::{ConfigError, Platform};
 
 use crate::scenario::Scenario;
@@ -77,70 +77,36 @@ impl MqfqParts {
     }
 }
 
-/// MQFQ to the letter of its paper, made of these parts.
-#[derive(Clone, Copy, Debug)]
-pub struct MqfqStrict(pub MqfqParts);
+/// MQFQ made of these parts, by a reading of its paper: fairq's own, to the letter, without virtual
+/// time (Section 4.3.3), or with ports that look for tokens nowhere but on their path through the
+/// token tree (Section 3.2).
+pub(super) struct MqfqRead<R> {
+    parts: MqfqParts,
+    reading: PhantomData<R>,
+}
 
-impl<P: Platform> Subject<P> for MqfqStrict {
-    type Policy = Mqfq<P, StrictPaper>;
-
-    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
-        Mqfq::read(self.0.config(scenario))
-    }
-
-    fn promise(&self) -> Promise {
-        Subject::<P>::promise(&self.0)
+impl<R: Reading> MqfqRead<R> {
+    pub(super) fn of(parts: &MqfqParts) -> MqfqRead<R> {
+        MqfqRead { parts: *parts, reading: PhantomData }
     }
 }
 
-/// MQFQ to the letter of its paper without virtual time, which leaves slots alone to decide
-/// (Section 4.3.3).
-#[derive(Clone, Copy, Debug)]
-pub struct MqfqUntimed(pub MqfqParts);
+impl<P: Platform, R: Reading> Subject<P> for MqfqRead<R> {
+    type Policy = Mqfq<P, R>;
 
-impl<P: Platform> Subject<P> for MqfqUntimed {
-    type Policy = Mqfq<P, Untimed>;
-
-    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
-        Mqfq::read(self.0.config(scenario))
+    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P, R>>, ConfigError> {
+        Mqfq::read(self.parts.config(scenario))
     }
 
+    /// What MQFQ promises. But without virtual time only slots decide; a port that polls leaves
+    /// slots free until it looks again, and one that keeps to its path may wait while tokens lie
+    /// elsewhere.
     fn promise(&self) -> Promise {
-        Promise { slots: Some(self.0.multi.slots), ..Promise::NONE }
-    }
-}
-
-/// MQFQ to the letter of its paper, for ports that look for tokens nowhere but on their path
-/// through the token tree (Section 3.2).
-#[derive(Clone, Copy, Debug)]
-pub struct MqfqOnPath(pub MqfqParts);
-
-impl<P: Platform> Subject<P> for MqfqOnPath {
-    type Policy = Mqfq<P, OnPath>;
-
-    fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
-        Mqfq::read(self.0.config(scenario))
-    }
-
-    /// A port may wait while tokens lie elsewhere.
-    fn promise(&self) -> Promise {
-        Promise { holds_back: true, ..Subject::<P>::promise(&self.0) }
-    }
-}
-
-impl<P: Platform> Subject<P> for MqfqParts {
-    type Policy = Mqfq<P>;
-
-    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
-        Mqfq::new(self.config(scenario))
-    }
-
-    /// What MQFQ promises, but a port that polls leaves slots free until it looks again.
-    fn promise(&self) -> Promise {
-        let promise = Subject::<P>::promise(&self.multi);
-        match self.unthrottle {
-            UnthrottleKind::Wheel => promise,
-            UnthrottleKind::Polling { .. } => Promise { holds_back: true, ..promise },
-        }
+        let promise = match R::IS_TIMED {
+            true => Subject::<P>::promise(&self.parts.multi),
+            false => Promise { slots: Some(self.parts.multi.slots), ..Promise::NONE },
+        };
+        let polls = matches!(self.parts.unthrottle, UnthrottleKind::Polling { .. });
+        Promise { holds_back: polls || !R::LOOKS_ELSEWHERE, ..promise }
     }
 }
