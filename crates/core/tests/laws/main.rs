@@ -34,10 +34,11 @@ mod world;
 
 use fairq_core::cfq::CfqConfig;
 use fairq_core::d2fq::TrackerKind;
+use fairq_core::mqfq::{OnPath, StrictPaper, Untimed};
 use fairq_core::registry;
 
 use clocked::MS;
-use script::Kind;
+use script::{ANYTHING, Kind};
 use subjects::*;
 
 /// Lengths that all cost the same: 4096 is what flushes and discards cost.
@@ -119,6 +120,11 @@ mod checks {
 
     pub(crate) fn requests(of: &impl Subject, _at: &[u64]) {
         law_requests::holds(of).unwrap();
+    }
+    /// Where what is staged may stay so, but no more than that.
+    pub(crate) fn requests_that_go(of: &impl Subject, _at: &[u64]) {
+        law_requests::holds_for_issued(of, ANYTHING).unwrap();
+        law_requests::holds_for_issued(of, law_take_back::TAKING_BACK).unwrap();
     }
     pub(crate) fn slots(of: &impl Subject, _at: &[u64]) {
         law_slots::holds(of).unwrap();
@@ -266,9 +272,21 @@ laws! {
     mqfq_polling: MqfqSubject::Polling, T => scale all_of_mqfq;
     mqfq_serial: MqfqSubject::Serial, T => scale all_of_mqfq;
     mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots;
-    mqfq_strict_paper: MqfqStrict(MqfqSubject::Sockets), T => scale all_of_mqfq;
-    mqfq_strict_paper_polling: MqfqStrict(MqfqSubject::Polling), T => requests slots virtual_time
-        bounded_unfairness work_conserving taking_back_keeps_slots;
+    mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => scale all_of_mqfq;
+    mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
+        slots virtual_time bounded_unfairness work_conserving taking_back_keeps_slots;
+    /// Without virtual time only slots are kept, which is what it is measured for.
+    mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests slots absence
+        work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
+    /// Where a port's path is all of the tree, nothing lies elsewhere.
+    mqfq_on_path: MqfqRead::<OnPath>::new(MqfqSubject::Paper), T => scale all_of_mqfq;
+    /// Where it is not, tokens may lie where a port that waits does not look: for ever, if the ports
+    /// below them send nothing more or are throttled, since a request that waits holds virtual time
+    /// back. So it owes neither that all is served nor that the device has work. What it issues it
+    /// issues as it should, and in a closed loop on two cores it keeps all shares.
+    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => scale
+        requests_that_go slots virtual_time bounded_unfairness taking_back_keeps_slots
+        taking_back_is_free crowds_keep_slots;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
     d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence work_conserving
@@ -425,6 +443,11 @@ fn exempted_with_reason() {
     law_shares::remainders_are_kept(&AROUND_MQFQ).unwrap_err();
     law_virtual_time::survives_the_wrap(&AROUND_MQFQ).unwrap_err();
     law_take_back::is_free(&Registered("toy")).unwrap_err();
+    let of_sockets = MqfqRead::<OnPath>::new(MqfqSubject::Sockets);
+    law_requests::holds(&of_sockets).unwrap_err();
+    law_take_back::holds(&of_sockets).unwrap_err();
+    law_work::is_never_idle(&of_sockets).unwrap_err();
+    law_fairness::holds(&MqfqRead::<Untimed>::new(MqfqSubject::Paper)).unwrap_err();
     let strict = Strictly::new(AROUND_FIOPS);
     law_work::holds(&strict).unwrap_err();
     law_take_back::is_work_conserving(&strict).unwrap_err();

@@ -1,5 +1,6 @@
 //! The policies that the laws are applied to.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, BfqScheduler};
@@ -10,7 +11,7 @@ use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, FlashFqScheduler}
 use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use fairq_core::mqfq::{
-    Mqfq, MqfqConfig, MqfqPort, SlotKind, StrictPaper, UnthrottleKind, VirtualTimeKind,
+    Mqfq, MqfqConfig, MqfqPort, Reading, SlotKind, UnthrottleKind, VirtualTimeKind,
 };
 use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
@@ -90,13 +91,22 @@ impl MqfqSubject {
     }
 }
 
-/// The same as its paper has it, to the letter.
-pub(crate) struct MqfqStrict(pub(crate) MqfqSubject);
+/// The same by another reading of its paper.
+pub(crate) struct MqfqRead<R> {
+    of: MqfqSubject,
+    reading: PhantomData<R>,
+}
 
-impl Subject for MqfqStrict {
-    type Policy = Mqfq<Native, StrictPaper>;
-    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<MqfqPort<Native, StrictPaper>>) {
-        Mqfq::read(self.0.config(shape)).expect("the shape is legal")
+impl<R: Reading> MqfqRead<R> {
+    pub(crate) fn new(of: MqfqSubject) -> MqfqRead<R> {
+        MqfqRead { of, reading: PhantomData }
+    }
+}
+
+impl<R: Reading> Subject for MqfqRead<R> {
+    type Policy = Mqfq<Native, R>;
+    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<MqfqPort<Native, R>>) {
+        Mqfq::read(self.of.config(shape)).expect("the shape is legal")
     }
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold

@@ -29,7 +29,8 @@
 //! [`Anticipating`] is [`Ours`] with slots that are kept for a moment, which costs each verb 4 ns.
 //! [`Untimed`] is `StrictPaper` without virtual time, as Section 4.3.3 runs it: no port is
 //! throttled. [`OnPath`] is `StrictPaper` whose ports find the tokens of their own path alone
-//! (Section 3.2); one may then wait while tokens lie elsewhere.
+//! (Section 3.2). One may then wait while tokens lie elsewhere, for ever if no port below those
+//! sends anything more; the laws show it, and no server has it.
 
 /// A reading of the paper.
 pub trait Reading: Send + Sync + 'static {
