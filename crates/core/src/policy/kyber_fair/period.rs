@@ -320,6 +320,9 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 //    request and still reads the smaller `busy` wakes none; that does not last.)
 // 5. `tick` comes.
 //
+// 2 and 3 wake one, which may have nothing to send any more, since it was taken back: a port whose
+// last throttled flow goes so takes its bit away and *then* reads `sleepers` and wakes another.
+//
 // These are sequentially consistent, so in each case one side sees the other. If the claim fails
 // because another has begun, that one's bits are taken after ours was set, and we are woken. A bit
 // is never assumed to be still set: a port that stops sets it again, since a late publisher may
@@ -459,6 +462,14 @@ impl<P: Platform> Periods<P> {
         let mut others = self.sleepers();
         others.remove(port);
         others.next()
+    }
+
+    /// The port has nothing left that waits for another period. Gives a sleeper that was left asleep
+    /// if this one was woken in its place.
+    pub(super) fn delist(&self, port: PortId) -> Option<PortId> {
+        // Without a mark all have been woken since it was set.
+        let is_marked = self.sleepers.set().remove(port, Ordering::SeqCst);
+        is_marked.then(|| self.a_sleeper_beside(port)).flatten()
     }
 
     /// A flow has run out of tokens in this period: gives whether it was the last that counted.

@@ -260,7 +260,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let local = &mut self.local;
         match local.entries.get(tag.0 as usize).map(|entry| entry.state) {
-            Some(State::Staged) => local.cancel(&self.shared, tag).is_some(),
+            Some(State::Staged) => local.cancel(&self.shared, tag, wake).is_some(),
             Some(State::Again) => {
                 // It counts as outstanding, and was paid for: it ends as a request does that
                 // completes.
@@ -361,7 +361,12 @@ impl Local {
     }
 
     /// Takes back a staged request, for which its flow has not paid yet.
-    fn cancel<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag) -> Option<()> {
+    fn cancel<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        tag: Tag,
+        wake: &mut PortSet,
+    ) -> Option<()> {
         let unit = self.units.alone(tag)?;
         let entry = self.entries.get_mut(tag.0 as usize)?;
         entry.state = State::Free;
@@ -375,6 +380,12 @@ impl Local {
             let list = if is_throttled { &mut self.throttled } else { &mut self.ready };
             self.ring.remove(list, seat);
             flow.list = List::None;
+            // A port that sleeps for nothing must not be the one that is woken.
+            if self.throttled.is_empty()
+                && let Some(sleeper) = shared.periods.delist(self.port)
+            {
+                self.wake(shared, PortSet::only(sleeper), wake);
+            }
         }
         self.account.finish(&shared.flows, seat as usize);
         Some(())

@@ -123,6 +123,44 @@ fn nobody_waits_beside_an_idle_device() {
     assert!(issue_all(first, 100 * MS).starts_with(&[1]), "however much it owes");
 }
 
+/// Ports of a and b sleep, and a's request is taken back before or after the device has run empty,
+/// of which one sleeper hears. b's goes in each case.
+#[test]
+fn a_port_that_has_taken_back_its_last_request_sleeps_for_nobody() {
+    for is_late in [false, true] {
+        let config = KyberFairConfig {
+            busy: 1,
+            tokens: Totals::fixed(TOKENS),
+            ..KyberFairConfig::new(3, 3, 256)
+        };
+        let (policy, mut ports) = KyberFair::<Native>::new(&config).unwrap();
+        let flows =
+            [100, 100, 9800].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+        warm_up(&policy, &mut ports[0], &flows, 100 * MS);
+        submit(&mut ports[2], 0, flows[2], Op::Read, 10).unwrap();
+        assert_eq!(issue_all(&mut ports[2], 100 * MS), [0]);
+        let wake = &mut { PortSet::EMPTY };
+        for (port, flow) in ports.iter_mut().zip(flows).take(2) {
+            (0..2).for_each(|tag| assert!(submit(port, tag, flow, Op::Read, 400).is_ok()));
+            assert_eq!(issue_all(port, 100 * MS), [0]);
+            port.complete(100 * MS, Tag(0), Outcome::Done, wake);
+            assert_eq!(port.next(100 * MS, wake), Next::Blocked);
+        }
+        *wake = PortSet::EMPTY;
+        if is_late {
+            ports[2].complete(100 * MS, Tag(0), Outcome::Done, wake);
+            assert_eq!(*wake, PortSet::only(PortId(0)), "one is enough");
+        }
+        assert!(ports[0].cancel(100 * MS, Tag(1), wake));
+        if !is_late {
+            ports[2].complete(100 * MS, Tag(0), Outcome::Done, wake);
+        }
+        assert!(wake.contains(PortId(1)), "{wake:?}");
+        assert_eq!(ports[0].next(100 * MS, wake), Next::Idle);
+        assert_eq!(issue_all(&mut ports[1], 100 * MS), [1]);
+    }
+}
+
 /// a of weight 100 is out of tokens 10 ms into a period; b, which has nearly all, has as many
 /// requests outstanding as keep the device `busy`. Gives a's port and b's.
 fn out_of_tokens_beside(busy: u32, patience: u32) -> (KyberFair, [KyberFairPort; 2], FlowId) {
