@@ -280,10 +280,10 @@ laws! {
         work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
     /// Where a port's path is all of the tree, nothing lies elsewhere.
     mqfq_on_path: MqfqRead::<OnPath>::new(MqfqSubject::Paper), T => scale all_of_mqfq;
-    /// Where it is not, tokens may lie where a port that waits does not look: for ever, if the ports
-    /// below them send nothing more or are throttled, since a request that waits holds virtual time
-    /// back. So it owes neither that all is served nor that the device has work. What it issues it
-    /// issues as it should, and in a closed loop on two cores it keeps all shares.
+    /// Where it is not, tokens may lie where a port that waits does not look: for ever, if the
+    /// ports below them send nothing more or are throttled, since a request that waits holds
+    /// virtual time back. So it owes neither that all is served nor that the device has work. What
+    /// it issues it issues as it should.
     mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => scale
         requests_that_go slots virtual_time bounded_unfairness taking_back_keeps_slots
         taking_back_is_free crowds_keep_slots;
@@ -369,9 +369,9 @@ laws! {
     /// - work conservation: limits stay that were set for more workloads (line 5) or halved (line
     ///   27), and all together may have no more than β for good once a workload has sent its last
     ///   (lines 16 to 22);
-    /// - shares by weight where limits are reached: lines 5 and 27 count workloads, so that of 1:100
-    ///   each has one place (`scaling_weights_changes_nothing`, `bounded_unfairness`, `the_wrap`),
-    ///   and line 26 counts channels, of which merged requests take more
+    /// - shares by weight where limits are reached: lines 5 and 27 count workloads, so that of
+    ///   1:100 each has one place (`scaling_weights_changes_nothing`, `bounded_unfairness`,
+    ///   `the_wrap`), and line 26 counts channels, of which merged requests take more
     ///   (`merged_requests_are_paid_for`).
     nass_strict_paper_flashfq: Strictly::new(AROUND_FLASHFQ), [0] => scale keeping never_idle
         shares_after_absence returning_starves_nobody returning_is_soon_even

@@ -464,8 +464,8 @@ impl<P: Platform> Periods<P> {
         others.next()
     }
 
-    /// The port has nothing left that waits for another period. Gives a sleeper that was left asleep
-    /// if this one was woken in its place.
+    /// The port has nothing left that waits for another period. Gives a sleeper that was left
+    /// asleep if this one was woken in its place.
     pub(super) fn delist(&self, port: PortId) -> Option<PortId> {
         // Without a mark all have been woken since it was set.
         let is_marked = self.sleepers.set().remove(port, Ordering::SeqCst);

@@ -166,8 +166,8 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     }
 
     /// A port that has let this one go since it was asked last has taken it out of the wheel or out
-    /// of the ready set, and changes of D and W are news, by which a port that sleeps may go. It may
-    /// go too for up to a bucket's width of virtual time before it is woken.
+    /// of the ready set, and changes of D and W are news, by which a port that sleeps may go. It
+    /// may go too for up to a bucket's width of virtual time before it is woken.
     fn has_work(&self) -> bool {
         let MqfqPort { shared, local } = self;
         let Some(lead) = local.queue.lead() else { return local.queue.has_again() };
