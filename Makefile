@@ -17,6 +17,7 @@ bench: build
 	bench/busy-host
 	bench/isolation -n 1
 	bench/elevators -n 3
+	bench/oracle
 	cargo bench -p fairq-core
 	cargo bench -p fairq-host --bench controller
 	cargo bench -p fairq-device
