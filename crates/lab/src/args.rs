@@ -55,9 +55,10 @@ pub struct LabRunArgs {
     /// on it. Takes some thirty times as long
     #[arg(long)]
     pub band: bool,
-    /// Run claims that do not hold also with what they may hang on taken away or replaced
-    /// (crates/lab/ablations.toml), on the first seed: tells what would make them hold. Takes some
-    /// three times as long
+    /// Run claims that do not hold also with what they may hang on taken away or replaced, and
+    /// those of applications with proxies that are set by one number of their paper
+    /// (crates/lab/ablations.toml), on the first seed: tells what would make claims hold, and what
+    /// such proxies predict. Takes up to three times as long
     #[arg(long)]
     pub ablations: bool,
     /// How many experiments at a time [default: one for each CPU]
