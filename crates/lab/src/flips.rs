@@ -42,9 +42,14 @@ pub(crate) fn predictions(record: &Record) -> Option<Table> {
         let of = record.claims.iter().filter(|claim| record.ablations && one.is_of(&claim.id));
         of.filter_map(move |claim| {
             let usual = claim.by_seed.first()?;
-            let run = claim.ablations.iter().find(|run| run.what == one.what);
-            let (measured, holds) =
-                run.map_or((&usual.measured, usual.holds), |run| (&run.measured, run.holds));
+            let (measured, holds) = match one.is_run() {
+                true => {
+                    let run = claim.ablations.iter().find(|run| run.what == one.what)?;
+                    (&run.measured, run.holds)
+                }
+                false => (&usual.measured, usual.holds),
+            };
+            let sets_it = if number.contains(&claim.id) { "; sets it" } else { "" };
             let cells = [
                 &one.what,
                 number,
@@ -52,9 +57,9 @@ pub(crate) fn predictions(record: &Record) -> Option<Table> {
                 &claim.expected,
                 &usual.measured,
                 measured,
-                verdict(holds),
+                &format!("{}{sets_it}", verdict(holds)),
             ];
-            Some(cells.map(str::to_owned).to_vec())
+            Some(cells.map(String::clone).to_vec())
         })
     });
     let rows: Vec<Vec<String>> = told.collect();

@@ -9,7 +9,7 @@
 //! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 8 x 1 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
 //!
 //! How much they compute between requests is a guess wherever the papers say nothing, and it is
-//! never fitted to what they measured.
+//! not fitted to what they measured, but for `aerospike`, which is made from its rate alone.
 
 use crate::scenario::{Access, Job, MS, US};
 

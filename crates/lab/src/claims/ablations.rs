@@ -84,7 +84,7 @@ impl Ablation {
     }
 
     /// Whether anything is another.
-    pub(super) fn is_run(&self) -> bool {
+    pub fn is_run(&self) -> bool {
         !self.change.is_empty()
     }
 

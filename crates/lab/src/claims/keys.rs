@@ -248,6 +248,8 @@ fn on_scheduler(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Resu
     match (key, &mut lock.scheduler) {
         ("waits", _) => lock.waits = change.truth()?,
         ("quantum", _) => lock.quantum = change.integer(lock.quantum.into())? as u32,
+        // fairq's CFQ waits for no write as it is. FlashFQ may become Linux's CFQ: keys are in
+        // alphabetical order, and `whose` comes later.
         ("asynchronous-writes", Scheduler::LinuxCfq | Scheduler::Cfq | Scheduler::FlashFq) => {
             lock.async_writes = change.truth()?
         }

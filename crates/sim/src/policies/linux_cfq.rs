@@ -18,18 +18,25 @@
 //!   (`cfq_should_idle`); else the next is served. Writes past the page cache are synchronous there
 //!   (`WRITE_ODIRECT`), so that this is so of reads and writes alike.
 //! - *Asynchronous writes*, those out of the page cache, if it is told to take writes for such. All
-//!   flows' are in one queue, which has a tree of its own (`cfq_async_queue_prio`). It sends while
-//!   no synchronous request is on the drive, as many at once as tenths of a second have passed
-//!   since one of these took an eighth (`cfq_may_dispatch`), at most sixteen a turn
-//!   (`cfq_prio_to_maxrq`); a synchronous request takes the drive from it (`cfq_should_preempt`).
+//!   flows' are in one queue, which has a tree of its own (`cfq_async_queue_prio`). They wait while
+//!   a synchronous request is on the drive. Else as many may be there as tenths of a second have
+//!   passed since a synchronous request last took 125 ms, at least one (`cfq_may_dispatch`). Beside
+//!   other queues a turn is sixteen writes (`cfq_prio_to_maxrq`), and a synchronous request ends it
+//!   (`cfq_should_preempt`).
 //! - *Slices* of 100 ms begin when a queue's first request comes back (`cfq_set_prio_slice`).
-//! - *Depth.* Beside others a queue has four on the drive before its slice begins and near its end,
-//!   and eight in between; alone as many as fit (`cfq_may_dispatch`).
+//! - *Depth.* A queue has four on the drive before its slice begins and near its end, and eight in
+//!   between; one that is alone, or the only synchronous one, as many as fit (`cfq_may_dispatch`).
+//! - *Limits of NASS.* Where these hold the active queue back, the next that may go does, without
+//!   `cfq_may_dispatch`; asynchronous writes, too, beside reads. How the two go together is not
+//!   said, and else no limit on reads could help such writes.
 //!
 //! Without waiting (`slice_idle` = 0, the paper's CFQ-NA) all queues are in one tree and none is
 //! waited for.
 //!
-//! **Left out**: groups, priorities, cooperating queues, and the order of sectors within a queue.
+//! **Left out**: groups, priorities, cooperating queues, the order of sectors within a queue, what
+//! prolongs the slice of a lone queue (`cfq_should_wait_busy`), and that the first queue of an idle
+//! drive is placed before now. A lone queue is kept for its own requests on the drive, not for
+//! those of a queue that has just left (`check_group_idle`).
 
 use std::collections::VecDeque;
 
@@ -45,7 +52,8 @@ const TARGET_MS: i64 = 300;
 /// asynchronous queue of the highest priority has beyond one of the usual.
 const OFFSET_MS: i64 = 80;
 const ASYNC_OFFSET_MS: i64 = 140;
-/// How many asynchronous writes a turn has (`cfq_slice_async_rq` 2, the usual priority).
+/// How many asynchronous writes a turn has beside other queues (`cfq_slice_async_rq` 2, the usual
+/// priority).
 const ASYNC_TURN: u32 = 16;
 /// A synchronous request that took longer was late (`cfq_fifo_expire`).
 const LATE_MS: i64 = 125;
@@ -749,6 +757,17 @@ mod tests {
         two.policy.set_lane(1, Lane::Shut);
         two.sends(0, 2, 4096, Op::Write);
         assert_eq!(two.goes(), [0, 0], "a flow that may not go is passed");
+    }
+
+    #[test]
+    fn asynchronous_writes_go_beside_a_reader_that_is_held_back() {
+        let mut two = Two::with(true, true);
+        two.sends(0, 2, 4096, Op::Read);
+        assert_eq!(two.goes(), [0, 0]);
+        two.sends(0, 1, 4096, Op::Read);
+        two.policy.set_lane(0, Lane::Shut);
+        two.sends(1, 2, 4096, Op::Write);
+        assert_eq!(two.goes(), [1, 1]);
     }
 
     #[test]
