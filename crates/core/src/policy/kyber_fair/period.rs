@@ -320,8 +320,9 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 //    request and still reads the smaller `busy` wakes none; that does not last.)
 // 5. `tick` comes.
 //
-// 2 and 3 wake one, which may have nothing to send any more, since it was taken back: a port whose
-// last throttled flow goes so takes its bit away and *then* reads `sleepers` and wakes another.
+// Cases 2 and 3 wake one port. Its requests may have been taken back by then, and it would do
+// nothing. So a port whose last throttled request is taken back removes its own bit, and *then*
+// reads `sleepers` and wakes another port.
 //
 // These are sequentially consistent, so in each case one side sees the other. If the claim fails
 // because another has begun, that one's bits are taken after ours was set, and we are woken. A bit
