@@ -351,3 +351,85 @@ fn without_any_order_a_tick_is_missed() {
 fn without_a_total_order_running_out_is_missed() {
     nobody_is_left_asleep::<NoOrder>(End::RunningOut);
 }
+
+/// Three ports, a flow each. B sleeps with a request, which is taken back while the device runs
+/// empty on A and C goes to sleep: when all wake-ups have been delivered, C's request has gone.
+fn a_sleeper_that_leaves_passes_its_wake_up_on<P: Platform>(ends: bool) {
+    check(3, move || {
+        let config = KyberFairConfig {
+            period_ns: PERIOD_NS,
+            busy: 1,
+            tokens: Totals::fixed(96 * 2048),
+            measured_writes: false,
+            ..KyberFairConfig::new(3, 3, 2)
+        };
+        let (policy, ports) = KyberFair::<P>::new(&config).unwrap();
+        let mut ports: Vec<_> = ports.into_iter().collect();
+        let flows = [0; 3].map(|_| policy.add_flow(Weight::DEFAULT).unwrap());
+        let wake = &mut { PortSet::EMPTY };
+        policy.tick(0, wake);
+        for (port, flow) in ports.iter_mut().zip(flows) {
+            submit(port, 0, flow, 96 * 2048 / 100 + 1);
+            assert!(matches!(port.next(0, wake), Next::Issue { .. }));
+            port.complete(0, Tag(0), Outcome::Done, wake);
+        }
+        policy.tick(PERIOD_NS, wake);
+        // 65,536 tokens each, by 2048. A has a request on the device; the others owe so much that
+        // there is nothing for their second in this period.
+        submit(&mut ports[0], 0, flows[0], 512);
+        assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
+        for (port, flow) in ports.iter_mut().zip(flows).skip(1) {
+            submit(port, 0, flow, 2048 + 64_000);
+            assert!(matches!(port.next(PERIOD_NS, wake), Next::Issue { .. }));
+            port.complete(PERIOD_NS, Tag(0), Outcome::Done, wake);
+            submit(port, 1, flow, 512);
+        }
+        assert_eq!(ports[1].next(PERIOD_NS, wake), Next::Blocked);
+        let [mut first, mut second, mut third] =
+            <[_; 3]>::try_from(ports).unwrap_or_else(|_| unreachable!());
+        let leaver = thread::spawn(move || {
+            let mut wake = PortSet::EMPTY;
+            assert!(second.cancel(PERIOD_NS, Tag(1), &mut wake));
+            (second, wake)
+        });
+        let sleeper = thread::spawn(move || {
+            let mut wake = PortSet::EMPTY;
+            let next = third.next(PERIOD_NS, &mut wake);
+            (third, next, wake)
+        });
+        let mut wake = PortSet::EMPTY;
+        if ends {
+            first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake);
+        }
+        let (mut second, left) = leaver.join().unwrap();
+        let (mut third, mut next, slept) = sleeper.join().unwrap();
+        wake.extend(left);
+        wake.extend(slept);
+        while let Some(port) = wake.next() {
+            match port.0 {
+                0 => _ = first.next(PERIOD_NS, &mut wake),
+                1 => _ = second.next(PERIOD_NS, &mut wake),
+                _ if next == Next::Blocked => next = third.next(PERIOD_NS, &mut wake),
+                _ => {}
+            }
+        }
+        assert!(matches!(next, Next::Issue { .. }), "a port was left asleep");
+    });
+}
+
+#[test]
+fn a_request_that_is_taken_back_leaves_nobody_asleep() {
+    a_sleeper_that_leaves_passes_its_wake_up_on::<Loom>(true);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_an_end_a_port_sleeps_on_beside_one_that_leaves() {
+    a_sleeper_that_leaves_passes_its_wake_up_on::<Loom>(false);
+}
+
+#[test]
+#[should_panic(expected = "a port was left asleep")]
+fn without_a_total_order_one_that_leaves_wakes_nobody() {
+    a_sleeper_that_leaves_passes_its_wake_up_on::<NoOrder>(true);
+}
