@@ -170,4 +170,33 @@ mod tests {
         assert!(table(&Record { ablations: false, ..record }).is_none());
         assert!(table(&Record::default()).is_none());
     }
+
+    #[test]
+    fn a_proxy_that_is_set_by_a_number_predicts_and_flips_nothing() {
+        let flashx =
+            ABLATIONS.iter().find(|one| one.number.is_some() && one.is_of("M-6.2")).unwrap();
+        let run = Ablated { what: flashx.what.clone(), holds: Some(true), measured: "3.8".into() };
+        let with = |id: &str, runs: &[&Ablated]| Claim {
+            ablations: runs.iter().map(|&run| run.clone()).collect(),
+            ..claim(id, false, &[])
+        };
+        let claims = vec![
+            with("M-6.1", &[&run]),
+            with("M-6.2", &[&run]),
+            // Not run, and as it is.
+            with("M-6.3", &[]),
+            claim("M-7.1", true, &[]),
+        ];
+        let record = Record { seed: 1, claims, ablations: true, ..Record::default() };
+        let told = predictions(&record).unwrap().rows;
+        let told: Vec<[&str; 3]> =
+            told.iter().map(|row| [2, 5, 6].map(|column| row[column].as_str())).collect();
+        let asked =
+            [["M-6.1", "3.8", "holds; sets it"], ["M-6.2", "3.8", "holds"], ["M-7.1", "", "holds"]];
+        assert_eq!(told, asked);
+        let failed = table(&record).unwrap();
+        assert!(failed.title.contains("of 3 0 hold") && failed.title.contains("3 are open"));
+        assert!(failed.rows.iter().all(|row| row[3] == "open"), "{:?}", failed.rows);
+        assert!(predictions(&Record { ablations: false, ..record }).is_none());
+    }
 }
