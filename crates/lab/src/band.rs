@@ -30,7 +30,7 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
     let turns = |row: &Vec<String>| row[3..].iter().any(|ids| !ids.is_empty());
     let rows: Vec<Vec<String>> = rows.filter(turns).collect();
     (claims > 0).then(|| Table {
-        id: "band".into(),
+        id: "constants".into(),
         title,
         header: header.map(str::to_owned).to_vec(),
         rows,

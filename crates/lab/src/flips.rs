@@ -51,9 +51,9 @@ pub(crate) fn predictions(record: &Record) -> Option<Table> {
             };
             let sets_it = if number.contains(&claim.id) { "; sets it" } else { "" };
             let cells = [
+                &claim.id,
                 &one.what,
                 number,
-                &claim.id,
                 &claim.expected,
                 &usual.measured,
                 measured,
@@ -70,7 +70,7 @@ pub(crate) fn predictions(record: &Record) -> Option<Table> {
              predict of the others (seed {})",
             record.seed
         ),
-        header: ["the proxy", "is set by", "id", "the paper", "ours", "ours then", ""]
+        header: ["id", "the proxy", "is set by", "the paper", "ours", "ours then", ""]
             .map(str::to_owned)
             .to_vec(),
         rows,
@@ -190,7 +190,7 @@ mod tests {
         let record = Record { seed: 1, claims, ablations: true, ..Record::default() };
         let told = predictions(&record).unwrap().rows;
         let told: Vec<[&str; 3]> =
-            told.iter().map(|row| [2, 5, 6].map(|column| row[column].as_str())).collect();
+            told.iter().map(|row| [0, 5, 6].map(|column| row[column].as_str())).collect();
         let asked =
             [["M-6.1", "3.8", "holds; sets it"], ["M-6.2", "3.8", "holds"], ["M-7.1", "", "holds"]];
         assert_eq!(told, asked);
