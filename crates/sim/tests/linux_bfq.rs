@@ -4,6 +4,8 @@
 //! Held to: all bytes and each share within 15 %, and the order of latencies that differ by more
 //! than 15 %. What is not so is named in the file.
 
+use std::collections::BTreeMap;
+
 use fairq_device::Profile;
 use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};
 use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant};
@@ -36,9 +38,8 @@ struct Load {
     #[serde(default = "forty")]
     seconds: u64,
     tenants: Vec<Asks>,
-    linux: Linux,
-    #[serde(default)]
-    apart: Vec<String>,
+    /// By version.
+    linux: BTreeMap<String, Linux>,
 }
 
 #[derive(Deserialize)]
@@ -59,6 +60,18 @@ struct Linux {
     mb_s: f64,
     shares: Vec<f64>,
     mean_ms: Vec<f64>,
+    #[serde(default)]
+    apart: Vec<String>,
+}
+
+fn modelled(version: &str) -> Kernel {
+    match version {
+        "4.15" => Kernel::V4_15,
+        "5.2" => Kernel::V5_2,
+        "5.3" => Kernel::V5_3,
+        "7.2" => Kernel::V7_2,
+        other => panic!("no model of {other}"),
+    }
 }
 
 fn yes() -> bool {
@@ -97,7 +110,7 @@ impl Asks {
 
 impl Load {
     /// Each process is a flow, which has a part of its group's weight.
-    fn run(&self, drive: &Profile) -> Run {
+    fn run(&self, drive: &Profile, kernel: Kernel) -> Run {
         let begin = self.before + self.tenants.iter().map(|asks| asks.starts).max().unwrap_or(0);
         let end_ns = (begin + self.seconds) * SECOND;
         let processes = self.tenants.iter().flat_map(|asks| vec![asks; asks.processes]);
@@ -114,7 +127,7 @@ impl Load {
         scenario.warmup_ns = begin * SECOND;
         let processes = if self.groups { self.tenants[0].processes } else { 0 };
         let bfq = LinuxBfqConfig {
-            kernel: Kernel::V7_2,
+            kernel,
             processes,
             budget: 0,
             cycles: LinuxBfqConfig::CYCLES,
@@ -139,8 +152,10 @@ fn the_model_does_what_linux_does() {
     let Measured { drive, load: loads } = toml::from_str(FILE).unwrap();
     let drive = Profile::parse(&drive.to_string()).unwrap();
     let mut wrong = Vec::new();
-    for load in loads {
-        let run = load.run(&drive);
+    let measured = |load: &Load| load.linux.keys().cloned().collect::<Vec<_>>();
+    let all = loads.iter().flat_map(|load| measured(load).into_iter().map(move |of| (load, of)));
+    for (load, version) in all {
+        let run = load.run(&drive, modelled(&version));
         let mb_s = run.bandwidth() / 1e6;
         let shares: Vec<f64> = run.shares().iter().map(|share| 100.0 * share).collect();
         let means: Vec<f64> = run.tenants.iter().map(|got| got.mean_us() / 1000.0).collect();
@@ -148,9 +163,9 @@ fn the_model_does_what_linux_does() {
             values.iter().map(|value| format!("{value:.1}")).collect::<Vec<_>>().join(" ")
         };
         // `bench/oracle` reads these lines.
-        println!("{} | {mb_s:.2} | {} | {}", load.name, told(&shares), told(&means));
+        println!("{} | {version} | {mb_s:.2} | {} | {}", load.name, told(&shares), told(&means));
 
-        let linux = &load.linux;
+        let linux = &load.linux[&version];
         let mut apart = Vec::new();
         if !is_near(mb_s, linux.mb_s) {
             apart.push("bytes".to_owned());
@@ -168,8 +183,8 @@ fn the_model_does_what_linux_does() {
                 }
             }
         }
-        if apart != load.apart {
-            wrong.push(format!("{}: {apart:?}, not {:?}", load.name, load.apart));
+        if apart != linux.apart {
+            wrong.push(format!("{}, {version}: {apart:?}, not {:?}", load.name, linux.apart));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

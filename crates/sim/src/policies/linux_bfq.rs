@@ -4,8 +4,8 @@
 //! **Why beside `bfq`.** fairq's own BFQ leaves out what Linux does to keep such a drive busy and
 //! to hold back what is slow. Facts are those of `block/bfq-iosched.c` and `bfq-wf2q.c`, in this
 //! module's words; a function of these files is named where one is followed. The test
-//! `tests/linux_bfq.rs` holds it to what Linux 7.2 was measured to do (`bench/oracle`); what older
-//! ones do otherwise is from their source alone.
+//! `tests/linux_bfq.rs` holds it to what Linux 4.15, 5.2, 5.3 and 7.2 were measured to do
+//! (`bench/oracle`).
 //!
 //! **Model.** B-WF2Q+ over groups, and in each over queues with budgets of sectors.
 //! - *Budgets* are doubled or quadrupled where they were too small, at most to what the drive's
@@ -266,7 +266,7 @@ impl LinuxBfq {
         let is_raised = queue.raising.is_on();
         let raised_needs_it = is_raised
             && (self.raised() < self.busy().count()
-                || (kernel == Kernel::V7_2 && self.on_drive >= queue.on_drive + 4));
+                || (kernel >= Kernel::V5_3 && self.on_drive >= queue.on_drive + 4));
         let pending =
             || self.queues.iter().filter(|queue| queue.entity.is_busy || queue.on_drive > 0);
         // Raised weights are not compared.
@@ -274,12 +274,19 @@ impl LinuxBfq {
         let weight = queue.entity.weight;
         let least = usual().map(|queue| queue.entity.weight).min().unwrap_or(weight);
         let is_lightest = kernel > Kernel::V4_15 && !is_raised && weight == least;
-        let queues_differ = !is_lightest && usual().any(|queue| queue.entity.weight != least);
-        let group_weight = |queue: &Queue| self.groups[queue.group].entity.weight;
+        // In groups all processes have the same weight, a group's own apart.
+        let queues_differ = self.config.processes == 0
+            && !is_lightest
+            && usual().any(|queue| queue.entity.weight != least);
         let groups_count = match kernel {
             _ if self.config.processes == 0 => false,
+            // Only groups in the tree have a counter (`bfq_weights_tree_add`): not those whose
+            // requests are all on the drive, nor the one in service if it has no other queue.
             Kernel::V4_15 => {
-                pending().any(|queue| group_weight(queue) != group_weight(&self.queues[at]))
+                let in_tree = || self.busy().filter(|&(other, _)| other != at);
+                let mut weights =
+                    in_tree().map(|(_, queue)| self.groups[queue.group].entity.weight);
+                weights.next().is_some_and(|first| weights.any(|other| other != first))
             }
             Kernel::V5_2 | Kernel::V5_3 => true,
             Kernel::V7_2 => pending().any(|queue| queue.group != self.queues[at].group),
@@ -339,7 +346,7 @@ impl LinuxBfq {
         }
         if self.config.low_latency && self.queues[at].staged.is_empty() {
             let queue = &mut self.queues[at];
-            queue.raising.expired(now_ns, queue.on_drive);
+            queue.raising.expired(now_ns, self.config.kernel, queue.on_drive);
         }
         let usual = self.next_budget(at, why);
         let keeps_place = why == End::Preempted && self.is_waited_for(at);
@@ -506,9 +513,11 @@ impl LinuxBfq {
         }
     }
 
-    /// `bfq_update_inject_limit`.
+    /// `bfq_update_inject_limit`. 5.2 asks whether the drive is empty while the request still
+    /// counts, so it never learns what one takes, and its limit stays what it was reset to.
     fn adapt(&mut self, turn: Turn, now_ns: u64) {
-        let (took_ns, is_alone) = (now_ns - turn.timed_from_ns, self.on_drive == 1);
+        let is_alone = self.on_drive == 1 && self.config.kernel >= Kernel::V5_3;
+        let took_ns = now_ns - turn.timed_from_ns;
         let most = self.most_on_drive;
         let injection = &mut self.queues[turn.at].injection;
         let before = injection.limit;
@@ -590,8 +599,7 @@ impl LinuxBfq {
             self.groups[queue.group].entity.weight > self.groups[served.group].entity.weight
         };
         match self.config.kernel {
-            Kernel::V4_15 => is_more_raised,
-            Kernel::V5_2 => goes_on || is_more_raised,
+            Kernel::V4_15 | Kernel::V5_2 => is_more_raised,
             Kernel::V5_3 => goes_on || is_heavier,
             Kernel::V7_2 => goes_on || is_heavier || !self.is_waited_for(turn.at),
         }

@@ -119,8 +119,7 @@ impl Raising {
             self.since_ns = now_ns;
         } else if is_soft_real_time {
             if begins {
-                // 4.15 goes on as if it had been interactive until now.
-                self.interactive_since_ns = (kernel == Kernel::V4_15).then_some(now_ns);
+                self.interactive_since_ns = None;
             } else if !self.is_soft_real_time() {
                 self.interactive_since_ns = Some(self.since_ns);
             }
@@ -190,12 +189,15 @@ impl Raising {
     }
 
     /// Its turn is over, with nothing staged (`bfq_bfqq_expire`).
-    pub(super) fn expired(&mut self, now_ns: u64, on_drive: u32) {
+    pub(super) fn expired(&mut self, now_ns: u64, kernel: Kernel, on_drive: u32) {
         if on_drive == 0 {
-            self.next_start(now_ns);
+            self.next_start(now_ns, kernel);
             self.idle_since_ns = Some(now_ns);
         } else {
             self.next_start_is_due = true;
+            if kernel == Kernel::V4_15 {
+                self.next_start_ns = u64::MAX;
+            }
         }
     }
 
@@ -206,14 +208,15 @@ impl Raising {
         }
         let counts = kernel == Kernel::V4_15 || self.coefficient != INTERACTIVE;
         if self.next_start_is_due && counts {
-            self.next_start(now_ns);
+            self.next_start(now_ns, kernel);
         }
     }
 
     /// `bfq_bfqq_softrt_next_start`.
-    fn next_start(&mut self, now_ns: u64) {
+    fn next_start(&mut self, now_ns: u64, kernel: Kernel) {
         let at_rate_ns = self.busy_since_ns + self.busy_service * 1000 * MS / SOFT_RATE;
-        self.next_start_ns = self.next_start_ns.max(at_rate_ns).max(now_ns + GREEDY_NS);
+        let before_ns = if kernel == Kernel::V4_15 { 0 } else { self.next_start_ns };
+        self.next_start_ns = before_ns.max(at_rate_ns).max(now_ns + GREEDY_NS);
     }
 }
 

@@ -88,6 +88,17 @@ fn in_groups_equals_are_waited_for_but_not_within_one_by_the_latest() {
 }
 
 #[test]
+fn by_4_15_a_group_counts_while_it_has_requests_that_wait() {
+    for (others, is_waited_for) in [(vec![1], false), (vec![1, 2], true)] {
+        let mut drive = Drive::new(V4_15, 1, &[300, 100, 200]);
+        drive.sends(0, 1);
+        assert_eq!(drive.goes(), Some(0));
+        others.iter().for_each(|&flow| drive.sends(flow, 1));
+        assert_eq!(drive.goes().is_none(), is_waited_for, "{others:?}");
+    }
+}
+
+#[test]
 fn a_heavier_queue_takes_the_drive_from_5_3_on() {
     let takes = |kernel| {
         let mut drive = Drive::new(kernel, 0, &[100, 200]);

@@ -8,10 +8,11 @@ pub enum Kernel {
     /// A queue whose requests are all on the drive is waited for where queues or groups have
     /// different weights. Nothing goes meanwhile.
     V4_15,
-    /// Others' requests are injected meanwhile. In groups all queues are waited for; without groups
-    /// the lightest is not.
+    /// Others' requests are injected meanwhile, one at a time and once it has waited long. In
+    /// groups all queues are waited for; without groups the lightest is not.
     V5_2,
-    /// A queue that becomes busy takes the drive from a lighter one.
+    /// As many are injected as the queue's own bear. A queue that becomes busy takes the drive from
+    /// a lighter one.
     V5_3,
     /// Tags by weight. In groups a queue is waited for while other groups have requests, and also
     /// one that is alone.

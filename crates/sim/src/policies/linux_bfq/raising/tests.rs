@@ -14,7 +14,7 @@ fn after_batch(kernel: Kernel, sectors: u64) -> Raising {
     assert!(raising.begins(10 * SECOND, arrived(kernel)));
     raising.served(sectors);
     raising.ends(10 * SECOND);
-    raising.expired(10 * SECOND + 5 * MS, 0);
+    raising.expired(10 * SECOND + 5 * MS, kernel, 0);
     raising
 }
 
@@ -94,9 +94,9 @@ fn what_it_sent_fast_counts_later() {
     let mut raising = after_batch(Kernel::V7_2, 7000);
     assert!(!raising.begins(10 * SECOND + 500 * MS, arrived(Kernel::V7_2)));
     raising.served(8);
-    raising.expired(10 * SECOND + 505 * MS, 0);
+    raising.expired(10 * SECOND + 505 * MS, Kernel::V7_2, 0);
     assert!(!raising.begins(10 * SECOND + 900 * MS, arrived(Kernel::V7_2)));
-    raising.expired(10 * SECOND + 905 * MS, 0);
+    raising.expired(10 * SECOND + 905 * MS, Kernel::V7_2, 0);
     assert!(raising.begins(10 * SECOND + 1100 * MS, arrived(Kernel::V7_2)));
 }
 
@@ -121,7 +121,7 @@ fn soft_real_time_lasts_300_ms_from_each_batch() {
     let first_ns = 10 * SECOND + 500 * MS;
     raising.begins(first_ns, arrived(Kernel::V7_2));
     raising.dispatched(first_ns, Kernel::V7_2, RATE);
-    raising.expired(first_ns + 5 * MS, 0);
+    raising.expired(first_ns + 5 * MS, Kernel::V7_2, 0);
     let second_ns = first_ns + 200 * MS;
     // It goes on, and does not begin.
     assert!(!raising.begins(second_ns, arrived(Kernel::V7_2)));
@@ -136,7 +136,7 @@ fn soft_real_time_before_an_interactive_time_is_over_falls_back_to_it() {
     let mut raising = Raising::NONE;
     raising.begins(SECOND, arrived(Kernel::V7_2));
     raising.served(8);
-    raising.expired(SECOND + 5 * MS, 0);
+    raising.expired(SECOND + 5 * MS, Kernel::V7_2, 0);
     raising.begins(SECOND + 100 * MS, arrived(Kernel::V7_2));
     assert_eq!(raising.coefficient, 3000);
     raising.dispatched(SECOND + 401 * MS, Kernel::V7_2, RATE);
@@ -162,10 +162,23 @@ fn a_pattern_is_known_once_the_last_request_is_back() {
     assert!(raising.begins(10 * SECOND + 500 * MS, arrived(Kernel::V7_2)));
     raising.served(70_000);
     // Its turn ends with a request on the drive.
-    raising.expired(10 * SECOND + 510 * MS, 1);
+    raising.expired(10 * SECOND + 510 * MS, Kernel::V7_2, 1);
     raising.emptied(10 * SECOND + 520 * MS, Kernel::V7_2, false);
     raising.ends(10 * SECOND + 520 * MS);
     assert!(!raising.begins(12 * SECOND, arrived(Kernel::V7_2)));
+}
+
+#[test]
+fn until_it_is_back_4_15_takes_no_batch_for_soft_real_time() {
+    for kernel in Kernel::ALL {
+        let mut raising = after_batch(kernel, 8);
+        raising.expired(10 * SECOND + 10 * MS, kernel, 1);
+        let mut before = raising;
+        let begins = before.begins(10 * SECOND + 500 * MS, arrived(kernel));
+        assert_eq!(begins, kernel > Kernel::V4_15, "{kernel:?}");
+        raising.emptied(10 * SECOND + 520 * MS, kernel, false);
+        assert!(raising.begins(10 * SECOND + 600 * MS, arrived(kernel)), "{kernel:?}");
+    }
 }
 
 #[test]
