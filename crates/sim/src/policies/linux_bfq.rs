@@ -265,7 +265,8 @@ impl LinuxBfq {
         let (kernel, queue) = (self.config.kernel, &self.queues[at]);
         let is_raised = queue.raising.is_on();
         let raised_needs_it = is_raised
-            && (self.raised() < self.busy().count()
+            && (kernel == Kernel::V4_15
+                || self.raised() < self.busy().count()
                 || (kernel >= Kernel::V5_3 && self.on_drive >= queue.on_drive + 4));
         let pending =
             || self.queues.iter().filter(|queue| queue.entity.is_busy || queue.on_drive > 0);

@@ -235,3 +235,25 @@ fn a_raised_queue_is_waited_for_and_nothing_goes_beside_it() {
         assert_eq!(drive.goes(), None, "{kernel:?}");
     }
 }
+
+#[test]
+fn beside_raised_ones_a_raised_queue_is_waited_for_by_4_15() {
+    let goes_beside = |kernel| Drive::with(kernel, 0, &[40, 40], true).goes_beside(0, 1);
+    assert_eq!(Kernel::ALL.map(goes_beside), [false, true, true, true]);
+}
+
+#[test]
+fn beside_raised_ones_with_four_on_the_drive_it_is_waited_for_from_5_3_on() {
+    for (others, expected) in [(3, [false; 3]), (4, [false, true, true])] {
+        let is_waited_for = |kernel| {
+            let mut drive = Drive::with(kernel, 0, &[40, 40], true);
+            drive.sends(0, others);
+            (0..others).for_each(|_| assert_eq!(drive.goes(), Some(0)));
+            drive.sends(1, 1);
+            assert_eq!(drive.goes(), Some(1));
+            drive.sends(0, 1);
+            drive.goes().is_none()
+        };
+        assert_eq!([V5_2, V5_3, V7_2].map(is_waited_for), expected, "{others}");
+    }
+}
