@@ -100,13 +100,6 @@ fn wait_for_policy(server: &mut Connection) -> anyhow::Result<()> {
 /// The call that a command stands for.
 fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
     let (method, params) = match command {
-        CtlCommand::Status => ("status", json!({})),
-        CtlCommand::Tenants => ("tenants", json!({})),
-        CtlCommand::Add { tenant } => ("add", json!({ "tenant": tenant })),
-        CtlCommand::Remove { tenant } => ("remove", json!({ "tenant": tenant })),
-        CtlCommand::Weight { tenant, weight } => {
-            ("weight", json!({ "tenant": tenant, "weight": weight }))
-        }
         CtlCommand::Latency { tenant, latency, percentile, floor } => {
             let mut params = json!({ "tenant": tenant });
             // Without `latency` the server takes the target away.
@@ -122,7 +115,6 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Caps { tenant, caps } => {
             ("caps", json!({ "tenant": tenant, "caps": object_of(caps, "max-iops=1000")? }))
         }
-        CtlCommand::Groups => ("groups", json!({})),
         CtlCommand::Group { group, keys } if *keys == ["off"] => {
             ("group.remove", json!({ "group": group }))
         }
@@ -132,7 +124,6 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Share { tenant, keys } => {
             ("share", json!({ "tenant": tenant, "keys": object_of(keys, "min-iops=500")? }))
         }
-        CtlCommand::ClearError { tenant } => ("clear_error", json!({ "tenant": tenant })),
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         CtlCommand::Policy { name: Some(name), keys } => {
             let policy = match keys.join(",") {
@@ -142,13 +133,8 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
             ("policy.set", json!({ "policy": policy }))
         }
         CtlCommand::Params { params: None } => ("params", json!({})),
-        CtlCommand::Params { params: Some(params) } => ("params", json!({ "params": params })),
-        CtlCommand::Listen { address } => ("listen", json!({ "address": address })),
-        CtlCommand::Unlisten { address } => ("unlisten", json!({ "address": address })),
-        CtlCommand::Interference => ("interference", json!({})),
         CtlCommand::Config { command: ConfigCommand::Dump } => ("config.dump", json!({})),
         CtlCommand::Config { command: ConfigCommand::Reload } => ("config.reload", json!({})),
-        CtlCommand::Drain { now } => ("drain", json!({ "now": now })),
         CtlCommand::Trace(_) => unreachable!("more than one call"),
         CtlCommand::Call { method, params } => {
             let params = params.as_deref().unwrap_or("{}");
@@ -158,6 +144,10 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
                 ))
             })?;
             return Ok((method.clone(), params));
+        }
+        command => {
+            let mut call = serde_json::to_value(command).expect("a command is plain data");
+            return Ok((string(&call["method"]), call["params"].take()));
         }
     };
     Ok((method.to_owned(), params))
@@ -537,4 +527,54 @@ fn interference(result: &Value) -> String {
         );
     }
     if text.is_empty() { "no tenant waited in the last ten seconds\n".into() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::operate::table::Method;
+
+    /// Each command that is one call.
+    const LINES: [&str; 24] = [
+        "status",
+        "tenants",
+        "add x=1M",
+        "remove db",
+        "weight db 300",
+        "latency db 1ms --percentile 99 --floor 5%",
+        "latency db off",
+        "caps db max-iops=1000",
+        "caps db off",
+        "groups",
+        "group acme weight=200",
+        "group acme off",
+        "share db group=acme",
+        "clear-error db",
+        "policy",
+        "policy mqfq T=64k",
+        "params",
+        "params T=64k",
+        "listen unix:/s",
+        "unlisten unix:/s",
+        "interference",
+        "config dump",
+        "config reload",
+        "drain --now",
+    ];
+
+    #[test]
+    fn each_command_is_a_call_that_its_method_takes() {
+        for line in LINES {
+            let words = ["fairq", "ctl"].into_iter().chain(line.split(' '));
+            let Command::Ctl(CtlArgs { command, .. }) = Cli::parse_from(words).command else {
+                unreachable!("ctl is what was written");
+            };
+            let (name, params) = call_of(&command).unwrap();
+            let taken = Method::named(&name).and_then(|method| method.given(params).map(drop));
+            assert!(taken.is_ok(), "{line}: {}", taken.unwrap_err().message());
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use fairq_config::flags::parse_time;
 use fairq_config::units::Nanos;
+use serde::Serialize;
 
 /// `fairq ctl`.
 #[derive(Debug, Args)]
@@ -41,8 +42,12 @@ pub(crate) struct TopArgs {
     pub(crate) kernel: Option<Option<String>>,
 }
 
+// A variant is the method of its name, and its fields are the parameters. `crate::ctl` translates
+// those whose arguments are written otherwise than the method takes them. This is no doc comment,
+// since clap would print it.
 /// What to ask or change.
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Serialize, Subcommand)]
+#[serde(tag = "method", content = "params", rename_all = "snake_case")]
 pub(crate) enum CtlCommand {
     /// Show what the server serves, and what it does now
     Status,
@@ -176,6 +181,7 @@ pub(crate) enum CtlCommand {
     /// ten seconds
     Interference,
     /// The configuration
+    #[serde(skip)]
     Config {
         /// What to do with it.
         #[command(subcommand)]
@@ -192,8 +198,10 @@ pub(crate) enum CtlCommand {
     /// Meanwhile each shard keeps its last decisions in memory: when a request arrives, goes to the
     /// device (virtual time, start tag, class, free slots), is held back (and why) and completes.
     /// Recording takes CPU; a server records nothing unless it is told to.
+    #[serde(skip)]
     Trace(TraceArgs),
     /// Call a method of the control socket; rpc.discover lists them
+    #[serde(skip)]
     Call {
         /// The method
         method: String,

@@ -10,17 +10,10 @@ use super::rpc::Fault;
 use fairq_config::caps::{self, Burst, Written};
 use fairq_config::units::{Bandwidth, Count};
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct OfCaps {
-    tenant: String,
-    caps: Said,
-}
-
 /// The keys as they are written of a tenant.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Said {
+pub(super) struct Said {
     max_iops: Option<Count>,
     read_max_iops: Option<Count>,
     write_max_iops: Option<Count>,
@@ -32,8 +25,12 @@ struct Said {
 
 impl Console {
     /// Gives a tenant these caps instead of those it has.
-    pub(super) fn caps(&mut self, admin: &mut dyn Admin, given: OfCaps) -> Result<Value, Fault> {
-        let OfCaps { tenant, caps: said } = given;
+    pub(super) fn caps(
+        &mut self,
+        admin: &mut dyn Admin,
+        tenant: &str,
+        said: Said,
+    ) -> Result<Value, Fault> {
         let said = fairq_config::caps_of!(said);
         let known = self.settings.tenant.iter().map(toml::Spanned::get_ref);
         // Caps that make no sense by themselves are refused below, by `set_caps`.
@@ -43,7 +40,7 @@ impl Console {
             let reserved = table.reservation().reservation(&caps);
             reserved.map_err(|text| Fault::params(format!("tenant {tenant}: {text}")))?;
         }
-        self.set_caps(admin, &tenant, &said)
+        self.set_caps(admin, tenant, &said)
     }
 
     pub(super) fn set_caps(

@@ -7,7 +7,6 @@ use fairq_config::units::{Bandwidth, Count};
 use fairq_config::{caps, latency};
 use fairq_core::{CapStats, Caps, ReservationState, ReservedStats, ShareStats, Target};
 use fairq_host::server::{Admin, GroupStatus, Member, Status, TenantList};
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml::Spanned;
 
@@ -17,26 +16,6 @@ use crate::parts::server_group;
 
 /// What takes a key's value away.
 const OFF: &str = "off";
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct OfGroup {
-    group: String,
-    keys: Map<String, Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct OfName {
-    group: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct OfShare {
-    tenant: String,
-    keys: Map<String, Value>,
-}
 
 /// A tenant's group and reservation, as they are to be.
 pub(super) struct Place {
@@ -61,9 +40,13 @@ where
 
 impl Console {
     /// Adds a group, or changes the keys that are named.
-    pub(super) fn group(&mut self, admin: &mut dyn Admin, given: OfGroup) -> Result<Value, Fault> {
-        let OfGroup { group: name, keys } = given;
-        let mut spec = name.clone();
+    pub(super) fn group(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        keys: &Map<String, Value>,
+    ) -> Result<Value, Fault> {
+        let mut spec = name.to_owned();
         for (key, value) in keys.iter().filter(|(_, value)| text(value) != OFF) {
             spec += &format!(",{key}={}", text(value));
         }
@@ -165,23 +148,27 @@ impl Console {
     pub(super) fn remove_group(
         &mut self,
         admin: &mut dyn Admin,
-        given: &OfName,
+        name: &str,
     ) -> Result<Value, Fault> {
-        admin.remove_group(&given.group).map_err(Fault::refused)?;
-        self.settings.group.retain(|table| table.get_ref().name != given.group);
-        Ok(json!({ "group": given.group }))
+        admin.remove_group(name).map_err(Fault::refused)?;
+        self.settings.group.retain(|table| table.get_ref().name != name);
+        Ok(json!({ "group": name }))
     }
 
     /// Changes a tenant's group or reservation: the keys that are named.
-    pub(super) fn share(&mut self, admin: &mut dyn Admin, given: OfShare) -> Result<Value, Fault> {
-        let OfShare { tenant: name, keys } = given;
+    pub(super) fn share(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        keys: &Map<String, Value>,
+    ) -> Result<Value, Fault> {
         let groups = self.settings.known_groups().map_err(Fault::from)?;
         let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
         let table = tables.find(|table| table.name == name);
         let table = table.ok_or_else(|| Fault::refused(format!("there is no tenant {name}")))?;
         let mut reservation = table.reservation();
         let mut group = table.group_of(&groups).map_err(Fault::params)?;
-        for (key, value) in &keys {
+        for (key, value) in keys {
             let value = text(value);
             match key.as_str() {
                 "group" if value == OFF => group = None,
@@ -200,10 +187,10 @@ impl Console {
                 }
             }
         }
-        let caps = admin.tenants().find(&name).map(|member| member.tenant.caps).unwrap_or_default();
+        let caps = admin.tenants().find(name).map(|member| member.tenant.caps).unwrap_or_default();
         let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
         reservation.reservation(&caps).map_err(refuse)?;
-        self.set_place(admin, &name, &Place { group, reservation })
+        self.set_place(admin, name, &Place { group, reservation })
     }
 
     /// Puts a tenant there.

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 
 use fairq_core::{Target, TargetState, TargetStats};
 use fairq_host::server::{Admin, Status, TenantList};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Console;
@@ -19,15 +18,6 @@ use fairq_config::{group, latency};
 /// Seconds in a row with the target met, or missed, before that is told.
 const CALM: u32 = 3;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct OfLatency {
-    tenant: String,
-    latency: Option<Nanos>,
-    percentile: Option<Percentile>,
-    floor: Option<Part>,
-}
-
 /// What is written of a tenant's target.
 pub(super) type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
 
@@ -36,16 +26,7 @@ pub(super) fn written(table: &TenantTable) -> Written {
 }
 
 impl Console {
-    /// Gives a tenant a target, or takes it away if none is said.
-    pub(super) fn latency(
-        &mut self,
-        admin: &mut dyn Admin,
-        given: OfLatency,
-    ) -> Result<Value, Fault> {
-        let OfLatency { tenant, latency, percentile, floor } = given;
-        self.set_latency(admin, &tenant, (latency, percentile, floor))
-    }
-
+    /// Gives a tenant a target, or takes it away if none is given.
     pub(super) fn set_latency(
         &mut self,
         admin: &mut dyn Admin,

@@ -1,4 +1,4 @@
-//! What each method of the control socket does.
+//! The methods of the control socket that change tenants, the policy and addresses.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,162 +17,17 @@ use fairq_core::registry::Knob;
 use fairq_core::{TuneError, Weight};
 use fairq_host::device::file::FileSpec;
 use fairq_host::server::{self, Admin, AdminError, Member};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Spanned;
 
+use super::Console;
 use super::changes::{self, Change};
 use super::overview::policy_state;
-use super::rpc::{Fault, params};
-use super::storage::clear_error;
-use super::{Console, rpc};
+use super::rpc::Fault;
 use crate::parts::{build_policy, server_tenant};
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfTenant {
-    tenant: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfWeight {
-    tenant: String,
-    weight: WeightSource,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfParams {
-    #[serde(default)]
-    params: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfPolicy {
-    policy: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfAddress {
-    address: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfDrain {
-    #[serde(default)]
-    now: bool,
-}
-
-/// The methods that change the server, and leave it to their caller to say so.
-const CHANGES: [&str; 14] = [
-    "add",
-    "remove",
-    "weight",
-    "latency",
-    "caps",
-    "group",
-    "group.remove",
-    "share",
-    "clear_error",
-    "policy.set",
-    "params",
-    "listen",
-    "unlisten",
-    "drain",
-];
-
-/// The methods that change nothing of what is shown.
-const READS: [&str; 7] =
-    ["status", "tenants", "groups", "look", "policy", "interference", "trace.read"];
-
 impl Console {
-    /// Carries out a call of the control socket; what it changed is in the log.
-    pub(super) fn call_method(
-        &mut self,
-        admin: &mut dyn Admin,
-        method: &str,
-        given: Value,
-    ) -> Result<Value, Fault> {
-        // `params` without any only tells; `drain` changes the server without any.
-        let changes = CHANGES.contains(&method)
-            && (method == "drain" || given.as_object().is_some_and(|given| !given.is_empty()));
-        let params = changes.then(|| given.to_string());
-        let result = self.method(admin, method, given);
-        if let (Some(params), Ok(result)) = (params, &result) {
-            tracing::info!(method, params, %result, "changed by the control socket");
-        }
-        result
-    }
-
-    /// Carries out a call.
-    pub(super) fn method(
-        &mut self,
-        admin: &mut dyn Admin,
-        method: &str,
-        given: Value,
-    ) -> Result<Value, Fault> {
-        let bare = |given: Value| params::<Nothing>(given);
-        if !READS.contains(&method) {
-            self.forget_look();
-        }
-        match method {
-            "rpc.discover" => bare(given).map(|Nothing {}| rpc::discover()),
-            "status" => bare(given).map(|Nothing {}| self.status(admin, &admin.status())),
-            "tenants" => bare(given).map(|Nothing {}| self.tenants(admin, &admin.status())),
-            "groups" => bare(given).map(|Nothing {}| self.groups(admin)),
-            "look" => bare(given).map(|Nothing {}| self.look(admin).clone()),
-            "policy" => bare(given).map(|Nothing {}| self.policy(admin)),
-            "interference" => bare(given).map(|Nothing {}| self.interference(admin)),
-            "add" => self.add(admin, &params::<OfTenant>(given)?.tenant),
-            "remove" => self.remove(admin, &params::<OfTenant>(given)?.tenant),
-            "weight" => {
-                let OfWeight { tenant, weight } = params(given)?;
-                self.weight(admin, &tenant, weight)
-            }
-            "latency" => self.latency(admin, params(given)?),
-            "caps" => self.caps(admin, params(given)?),
-            "group" => self.group(admin, params(given)?),
-            "group.remove" => self.remove_group(admin, &params(given)?),
-            "share" => self.share(admin, params(given)?),
-            "clear_error" => clear_error(admin, &params::<OfTenant>(given)?.tenant),
-            "policy.set" => self.set_policy(admin, &params::<OfPolicy>(given)?.policy),
-            "params" => match params::<OfParams>(given)?.params {
-                nothing if nothing.is_empty() => Ok(json!({ "params": self.parameters() })),
-                text => self.params(admin, &text),
-            },
-            "listen" => self.listen(admin, &params::<OfAddress>(given)?.address),
-            "unlisten" => self.unlisten(admin, &params::<OfAddress>(given)?.address),
-            "config.dump" => {
-                let Nothing {} = params(given)?;
-                toml::to_string(&self.in_force(admin)).map(Value::from).map_err(Fault::refused)
-            }
-            "config.reload" => {
-                let Nothing {} = params(given)?;
-                self.reload_told(admin)
-                    .map(|changes| json!({ "changes": changes }))
-                    .map_err(Fault::from)
-            }
-            "drain" => {
-                let OfDrain { now } = params(given)?;
-                admin.drain(now);
-                Ok(json!({ "connections": admin.status().connections.iter().sum::<usize>() }))
-            }
-            "trace.start" => self.trace_start(admin, given),
-            "trace.stop" => bare(given).and_then(|Nothing {}| self.trace_stop(admin)),
-            "trace.read" => self.trace_read(given),
-            name => Err(Fault::no_method(name)),
-        }
-    }
-
-    fn policy(&self, admin: &dyn Admin) -> Value {
+    pub(super) fn policy(&self, admin: &dyn Admin) -> Value {
         let mut keys = serde_json::to_value(self.settings.policy.clone().unwrap_or_default())
             .unwrap_or_default();
         if let Some(keys) = keys.as_object_mut() {
@@ -188,7 +43,7 @@ impl Console {
 
     /// The configuration with every address and every tenant's place, so that a server started with
     /// it is found where this one is and finds each tenant's data.
-    fn in_force(&self, admin: &dyn Admin) -> Settings {
+    pub(super) fn in_force(&self, admin: &dyn Admin) -> Settings {
         let mut settings = self.settings.clone();
         if self.plan.source != Source::Stdio {
             // A socket of the service manager has no address that could be written.
@@ -208,7 +63,7 @@ impl Console {
         settings
     }
 
-    fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
+    pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
         let tenant = self.add_table(admin, table)?;
         Ok(
@@ -403,7 +258,7 @@ impl Console {
     }
 
     /// The parameters that the policy takes, and what they are now.
-    fn parameters(&self) -> Value {
+    pub(super) fn parameters(&self) -> Value {
         let parameter = |(knob, now): &(Knob, Option<u64>)| {
             json!({
                 "key": knob.key,
@@ -415,7 +270,7 @@ impl Console {
         self.plan.policy.knobs(self.plan.device.default_slots()).iter().map(parameter).collect()
     }
 
-    fn params(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
+    pub(super) fn params(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
         let PolicyConfig { policy, .. } = self.plan.policy;
         let flags: PolicyTable =
             format!("{}:{text}", policy.name).parse().map_err(Fault::params)?;
@@ -423,7 +278,7 @@ impl Console {
         self.change_policy(admin, written.overlaid(flags))
     }
 
-    fn set_policy(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
+    pub(super) fn set_policy(&mut self, admin: &mut dyn Admin, text: &str) -> Result<Value, Fault> {
         self.change_policy(admin, text.parse().map_err(Fault::params)?)
     }
 
@@ -492,7 +347,13 @@ impl Console {
         Ok(true)
     }
 
-    fn listen(&mut self, admin: &mut dyn Admin, address: &str) -> Result<Value, Fault> {
+    /// Takes no more connections, or ends at once; the connections that are waited for.
+    pub(super) fn drain(&self, admin: &mut dyn Admin, now: bool) -> Value {
+        admin.drain(now);
+        json!({ "connections": admin.status().connections.iter().sum::<usize>() })
+    }
+
+    pub(super) fn listen(&mut self, admin: &mut dyn Admin, address: &str) -> Result<Value, Fault> {
         let at: Listen = address.parse().map_err(Fault::params)?;
         let place = admin.listen(&at.clone().into()).map_err(Fault::refused)?;
         // With port 0 the kernel has chosen one: the address that came of it is written down.
@@ -500,7 +361,11 @@ impl Console {
         Ok(json!({ "address": place.to_string() }))
     }
 
-    fn unlisten(&mut self, admin: &mut dyn Admin, address: &str) -> Result<Value, Fault> {
+    pub(super) fn unlisten(
+        &mut self,
+        admin: &mut dyn Admin,
+        address: &str,
+    ) -> Result<Value, Fault> {
         let at: Listen = address.parse().map_err(Fault::params)?;
         admin.unlisten(&at.clone().into()).map_err(Fault::refused)?;
         self.settings.listen.retain(|listen| *listen != at);

@@ -38,6 +38,7 @@ mod record;
 mod reload;
 pub(crate) mod rpc;
 mod storage;
+pub(crate) mod table;
 mod web;
 
 /// Seconds over which interference is told.

@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 use fairq_core::{Held, Op};
 use fairq_host::observe::record::{Decision, DepthChange, Kind, Recording};
 use fairq_host::server::Admin;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Console;
 use super::overview::depth_state;
-use super::rpc::{Fault, params};
+use super::rpc::Fault;
 
 /// Rows that one call gives.
 const ROWS: usize = 4096;
@@ -42,29 +41,14 @@ pub(super) struct Records {
     depths: Vec<DepthChange>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfStart {
-    seconds: f64,
-    #[serde(default)]
-    events: Option<usize>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfRead {
-    shard: usize,
-    from: usize,
-}
-
 impl Console {
     /// Begins a recording, in place of any other.
     pub(super) fn trace_start(
         &mut self,
         admin: &mut dyn Admin,
-        given: Value,
+        seconds: f64,
+        events: Option<usize>,
     ) -> Result<Value, Fault> {
-        let OfStart { seconds, events } = params(given)?;
         let events = events.unwrap_or(EVENTS);
         if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
             return Err(Fault::params(format!(
@@ -113,8 +97,7 @@ impl Console {
     }
 
     /// Some of a shard's rows; after the last shard's last the recording is gone.
-    pub(super) fn trace_read(&mut self, given: Value) -> Result<Value, Fault> {
-        let OfRead { shard, from } = params(given)?;
+    pub(super) fn trace_read(&mut self, shard: usize, from: usize) -> Result<Value, Fault> {
         let Some(recording) = self.records.shards.get(shard) else {
             return Err(Fault::refused("there is no such recording: call trace.stop first"));
         };

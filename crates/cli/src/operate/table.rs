@@ -1,0 +1,488 @@
+//! The methods of the control socket: each is defined here, once.
+//!
+//! An entry of [`METHODS`] has a method's name, its parameters and what runs it. The rest is derived
+//! from it: the refusal of calls that do not fit, `rpc.discover`, the log, and which answers are
+//! kept for viewers. A command line of `fairq ctl` is a variant of
+//! [`CtlCommand`](crate::args::CtlCommand) whose fields are the parameters, and a test holds each
+//! against this table.
+
+use fairq_config::pairs::explain;
+use fairq_host::server::Admin;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use super::Console;
+use super::rpc::{self, Fault};
+use super::storage::clear_error;
+
+/// One method.
+pub(crate) struct Method {
+    pub(crate) name: &'static str,
+    pub(crate) effect: Effect,
+    pub(crate) summary: &'static str,
+    pub(crate) params: &'static [Param],
+    /// The fields of its answer, in words.
+    pub(crate) result: &'static str,
+    run: fn(&mut Console, &mut dyn Admin, Given) -> Result<Value, Fault>,
+}
+
+/// What a method changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effect {
+    /// Nothing that is shown.
+    Reads,
+    /// The server; its call goes to the log.
+    Changes,
+    /// The same if a parameter is given, and otherwise nothing.
+    ChangesIfGiven,
+    /// The server; the method itself writes each change to the log.
+    Reloads,
+}
+
+/// A named parameter.
+pub(crate) struct Param {
+    pub(crate) name: &'static str,
+    /// Its JSON type.
+    pub(crate) kind: &'static str,
+    pub(crate) is_required: bool,
+    pub(crate) summary: &'static str,
+}
+
+const fn required(name: &'static str, kind: &'static str, summary: &'static str) -> Param {
+    Param { name, kind, is_required: true, summary }
+}
+
+const fn optional(name: &'static str, kind: &'static str, summary: &'static str) -> Param {
+    Param { name, kind, is_required: false, summary }
+}
+
+/// The parameters of a call: those that its method defines, and all that it requires.
+pub(crate) struct Given(Map<String, Value>);
+
+impl Given {
+    /// A parameter, read as a `T`; an optional one is read as an `Option`.
+    fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, Fault> {
+        serde_json::from_value(self.0.remove(name).unwrap_or_default()).map_err(|error| {
+            let text = explain(&error.to_string());
+            // Errors of keys and units name what they are about; those of JSON types do not.
+            let is_bare = text.starts_with("invalid type") || text.starts_with("invalid value");
+            Fault::params(if is_bare { format!("`{name}`: {text}") } else { text })
+        })
+    }
+
+    fn text(&mut self, name: &str) -> Result<String, Fault> {
+        self.take(name)
+    }
+}
+
+impl Method {
+    /// The method of this name.
+    pub(crate) fn named(name: &str) -> Result<&'static Method, Fault> {
+        METHODS.iter().find(|method| method.name == name).ok_or_else(|| Fault::no_method(name))
+    }
+
+    /// Refuses parameters that the method does not define, and calls without one that it requires.
+    pub(crate) fn given(&self, params: Value) -> Result<Given, Fault> {
+        let params = match params {
+            Value::Null => Map::new(),
+            Value::Object(params) => params,
+            _ => return Err(Fault::params("parameters have names: send an object")),
+        };
+        let names = || self.params.iter().map(|param| param.name);
+        if let Some(unknown) = params.keys().find(|key| names().all(|name| name != *key)) {
+            let all: Vec<String> = names().map(|name| format!("`{name}`")).collect();
+            let text = match all.is_empty() {
+                true => format!("unknown key `{unknown}`: {} takes no parameters", self.name),
+                false => {
+                    explain(&format!("unknown field `{unknown}`, expected {}", all.join(", ")))
+                }
+            };
+            return Err(Fault::params(text));
+        }
+        let missing = |param: &&Param| param.is_required && !params.contains_key(param.name);
+        match self.params.iter().find(missing) {
+            Some(param) => Err(Fault::params(format!("`{}` is missing", param.name))),
+            None => Ok(Given(params)),
+        }
+    }
+}
+
+impl Console {
+    /// Carries out a call of the control socket. A change is written to the log.
+    pub(super) fn call_method(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        params: Value,
+    ) -> Result<Value, Fault> {
+        let method = Method::named(name)?;
+        if method.effect != Effect::Reads {
+            self.forget_look();
+        }
+        let text = params.to_string();
+        let given = method.given(params)?;
+        let is_logged = match method.effect {
+            Effect::Reads | Effect::Reloads => false,
+            Effect::Changes => true,
+            Effect::ChangesIfGiven => !given.0.is_empty(),
+        };
+        let result = (method.run)(self, admin, given);
+        if let (true, Ok(result)) = (is_logged, &result) {
+            tracing::info!(method = name, params = text, %result, "changed by the control socket");
+        }
+        result
+    }
+}
+
+/// Every method there is.
+pub(crate) const METHODS: &[Method] = &[
+    Method {
+        name: "rpc.discover",
+        effect: Effect::Reads,
+        summary: "This list, as an OpenRPC document",
+        params: &[],
+        result: "the document",
+        run: |_, _, _| Ok(rpc::discover()),
+    },
+    Method {
+        name: "status",
+        effect: Effect::Reads,
+        summary: "What the server is, and what it does now",
+        params: &[],
+        result: "version, uptime, device, policy and its state, shards, connections, addresses",
+        run: |console, admin, _| Ok(console.status(admin, &admin.status())),
+    },
+    Method {
+        name: "tenants",
+        effect: Effect::Reads,
+        summary: "The tenants: weights, ranges, what each got since the start and in the last \
+         second",
+        params: &[],
+        result: "a list of tenants",
+        run: |console, admin, _| Ok(console.tenants(admin, &admin.status())),
+    },
+    Method {
+        name: "look",
+        effect: Effect::Reads,
+        summary: "What `fairq top` and the web page show, as it was at the last full second",
+        params: &[],
+        result: "parts of status and tenants",
+        run: |console, admin, _| Ok(console.look(admin).clone()),
+    },
+    Method {
+        name: "add",
+        effect: Effect::Changes,
+        summary: "Adds a tenant, in a part of the device that nobody has now, or with a file of \
+         its own; a part is zeroed first, and the \
+                  tenant can be opened when preparing of tenants is null; requests of removed \
+                  tenants that had the part or the file are waited for (waits_for in it), for 30 s \
+                  at most: then the tenant is removed again",
+        params: &[required(
+            "tenant",
+            "string",
+            "as --tenant of serve has it: NAME[=SIZE][,KEY=VALUE…]; keep-data leaves what is there",
+        )],
+        result: "the tenant's name, size and offset",
+        run: |console, admin, mut given| console.add(admin, &given.text("tenant")?),
+    },
+    Method {
+        name: "remove",
+        effect: Effect::Changes,
+        summary: "Removes a tenant: its connections end when what they have in flight is answered; \
+         its data stay until \
+                  another tenant is placed there",
+        params: &[required("tenant", "string", "its name")],
+        result: "the tenant's name",
+        run: |console, admin, mut given| console.remove(admin, &given.text("tenant")?),
+    },
+    Method {
+        name: "weight",
+        effect: Effect::Changes,
+        summary: "Changes a tenant's weight, for requests that come from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required(
+                "weight",
+                "string",
+                "1 to 10000, or cgroup:/NAME to follow a cgroup's io.weight",
+            ),
+        ],
+        result: "the tenant's name, and its weight before and now",
+        run: |console, admin, mut given| {
+            console.weight(admin, &given.text("tenant")?, given.take("weight")?)
+        },
+    },
+    Method {
+        name: "latency",
+        effect: Effect::Changes,
+        summary: "Gives a tenant a latency target, or takes it away if none is said, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            optional(
+                "latency",
+                "string",
+                "how long its requests may take from arrival to completion, as in 200us",
+            ),
+            optional("percentile", "number", "of which percentile, 50 to 99.9999; default 99"),
+            optional(
+                "floor",
+                "string",
+                "what all others together keep of what weights give them, 0% to 99%; default 50%",
+            ),
+        ],
+        result: "the tenant's name, and its target before and now",
+        run: |console, admin, mut given| {
+            let target = (given.take("latency")?, given.take("percentile")?, given.take("floor")?);
+            console.set_latency(admin, &given.text("tenant")?, target)
+        },
+    },
+    Method {
+        name: "caps",
+        effect: Effect::Changes,
+        summary: "Gives a tenant these caps instead of those it has, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required(
+                "caps",
+                "object",
+                "max-iops, read-max-iops, write-max-iops, max-bandwidth, read-max-bandwidth, \
+                 write-max-bandwidth, burst: as they are written of a tenant; empty for none",
+            ),
+        ],
+        result: "the tenant's name, and its caps before and now",
+        run: |console, admin, mut given| {
+            console.caps(admin, &given.text("tenant")?, given.take("caps")?)
+        },
+    },
+    Method {
+        name: "groups",
+        effect: Effect::Reads,
+        summary: "The groups of tenants: their weights, reservations and members",
+        params: &[],
+        result: "a list of name, weight, effective_weight (beside all that are in no group), \
+                 min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants, \
+                 caps (as of tenants, with what waits for them; null for none), latency",
+        run: |console, admin, _| Ok(console.groups(admin)),
+    },
+    Method {
+        name: "group",
+        effect: Effect::Changes,
+        summary: "Adds a group of tenants, or changes the keys that are named, from now on",
+        params: &[
+            required("group", "string", "its name, after those of the groups that it is in"),
+            required(
+                "keys",
+                "object",
+                "weight, cgroup, min-iops, min-bandwidth, caps (max-iops, ...), latency: as they \
+                 are written of a group; off takes one away",
+            ),
+        ],
+        result: "the group's name, and what it has before and now",
+        run: |console, admin, mut given| {
+            console.group(admin, &given.text("group")?, &given.take("keys")?)
+        },
+    },
+    Method {
+        name: "group.remove",
+        effect: Effect::Changes,
+        summary: "Takes away a group that no tenant or group is in",
+        params: &[required("group", "string", "its name")],
+        result: "the group's name",
+        run: |console, admin, mut given| console.remove_group(admin, &given.text("group")?),
+    },
+    Method {
+        name: "share",
+        effect: Effect::Changes,
+        summary: "Changes a tenant's group or reservation, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required(
+                "keys",
+                "object",
+                "group, min-iops, min-bandwidth: as they are written of a tenant; off takes one \
+                 away",
+            ),
+        ],
+        result: "the tenant's name, and its group and reservation before and now",
+        run: |console, admin, mut given| {
+            console.share(admin, &given.text("tenant")?, &given.take("keys")?)
+        },
+    },
+    Method {
+        name: "clear_error",
+        effect: Effect::Changes,
+        summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
+                  be put on stable storage (write_back_errno of tenants): they say again what the \
+                  storage says",
+        params: &[required("tenant", "string", "its name")],
+        result: "the tenant's name, and the error that is cleared; null if there was none",
+        run: |_, admin, mut given| clear_error(admin, &given.text("tenant")?),
+    },
+    Method {
+        name: "policy",
+        effect: Effect::Reads,
+        summary: "How the device is shared: the policy, what is said of it, its state",
+        params: &[],
+        result: "name, description, params, state; changing_s in it as long as requests wait for \
+         the policy before",
+        run: |console, admin, _| Ok(console.policy(admin)),
+    },
+    Method {
+        name: "policy.set",
+        effect: Effect::Changes,
+        summary: "Shares the device by another policy: the one in force finishes its requests, \
+         those that come wait; no \
+                  connection is dropped",
+        params: &[required("policy", "string", "as --policy of serve has it: NAME[:KEY=VALUE,…]")],
+        result: "the policy before and now, and what is written differently; it holds when \
+         changing_s of policy is null",
+        run: |console, admin, mut given| console.set_policy(admin, &given.text("policy")?),
+    },
+    Method {
+        name: "params",
+        effect: Effect::ChangesIfGiven,
+        summary: "Changes parameters of the policy, all or none; without any, lists them",
+        params: &[optional("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
+        result: "what changed, from what, to what; or each parameter with its value and what it \
+         takes",
+        run: |console, admin, mut given| match given.take::<Option<String>>("params")? {
+            Some(text) if !text.is_empty() => console.params(admin, &text),
+            _ => Ok(json!({ "params": console.parameters() })),
+        },
+    },
+    Method {
+        name: "listen",
+        effect: Effect::Changes,
+        summary: "Listens somewhere else too",
+        params: &[required("address", "string", "unix:PATH or tcp:ADDRESS:PORT")],
+        result: "the address, with the port that was chosen",
+        run: |console, admin, mut given| console.listen(admin, &given.text("address")?),
+    },
+    Method {
+        name: "unlisten",
+        effect: Effect::Changes,
+        summary: "Listens there no more; connections made there go on",
+        params: &[required("address", "string", "as it stands in status")],
+        result: "the address",
+        run: |console, admin, mut given| console.unlisten(admin, &given.text("address")?),
+    },
+    Method {
+        name: "interference",
+        effect: Effect::Reads,
+        summary: "Who hurts whom: the part of each tenant's delay during which each other was \
+         served, over ten seconds",
+        params: &[],
+        result: "for each tenant that waited, the others' parts of its delay",
+        run: |console, admin, _| Ok(console.interference(admin)),
+    },
+    Method {
+        name: "config.dump",
+        effect: Effect::Reads,
+        summary: "The configuration as it is in force: file, flags, and what was changed since",
+        params: &[],
+        result: "the TOML text",
+        run: |console, admin, _| {
+            toml::to_string(&console.in_force(admin)).map(Value::from).map_err(Fault::refused)
+        },
+    },
+    Method {
+        name: "config.reload",
+        effect: Effect::Reloads,
+        summary: "Reads the configuration file again and makes the server so; a bad file changes \
+         nothing",
+        params: &[],
+        result: "what differs, from what, to what, and whether it holds now or needs a restart",
+        run: |console, admin, _| {
+            let changes = console.reload_told(admin)?;
+            Ok(json!({ "changes": changes }))
+        },
+    },
+    Method {
+        name: "trace.start",
+        effect: Effect::Reads,
+        summary: "Records the scheduler's decisions, the last of each shard, until trace.stop",
+        params: &[
+            required(
+                "seconds",
+                "number",
+                "how long it will be, at most; a recording that is not stopped is dropped",
+            ),
+            optional("events", "number", "decisions that each shard keeps, up to 1048576"),
+        ],
+        result: "how many each shard keeps",
+        run: |console, admin, mut given| {
+            console.trace_start(admin, given.take("seconds")?, given.take("events")?)
+        },
+    },
+    Method {
+        name: "trace.stop",
+        effect: Effect::Reads,
+        summary: "Ends the recording",
+        params: &[],
+        result: "of each shard, how much there is and how much found no room; the tenants' numbers \
+         and names",
+        run: |console, admin, _| console.trace_stop(admin),
+    },
+    Method {
+        name: "trace.read",
+        effect: Effect::Reads,
+        summary: "What was recorded, piece by piece; after the last shard's last it is gone",
+        params: &[
+            required("shard", "number", "of which shard"),
+            required("from", "number", "from which decision on, from 0"),
+        ],
+        result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free \
+         slots, virtual time, start tag, why",
+        run: |console, _, mut given| console.trace_read(given.take("shard")?, given.take("from")?),
+    },
+    Method {
+        name: "drain",
+        effect: Effect::Changes,
+        summary: "Takes no more connections and ends when the last client has gone",
+        params: &[optional(
+            "now",
+            "boolean",
+            "end as at SIGTERM: finish what is in flight and disconnect the clients that are left",
+        )],
+        result: "the number of connections that are waited for",
+        run: |console, admin, mut given| {
+            Ok(console.drain(admin, given.take::<Option<bool>>("now")? == Some(true)))
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_method_has_one_name_and_each_of_its_parameters_too() {
+        let is_first =
+            |names: &[&str]| (1..names.len()).all(|index| !names[..index].contains(&names[index]));
+        let names: Vec<_> = METHODS.iter().map(|method| method.name).collect();
+        assert!(is_first(&names), "{names:?}");
+        for method in METHODS {
+            let names: Vec<_> = method.params.iter().map(|param| param.name).collect();
+            assert!(is_first(&names), "{}: {names:?}", method.name);
+        }
+    }
+
+    #[test]
+    fn parameters_are_named_known_and_all_there() {
+        let given = |method: &str, params: Value| {
+            Method::named(method).unwrap().given(params).map(|given| given.0.len())
+        };
+        let refused =
+            |method: &str, params: Value| given(method, params).unwrap_err().message().to_owned();
+        assert_eq!(given("drain", Value::Null).unwrap(), 0);
+        assert_eq!(given("drain", json!({ "now": true })).unwrap(), 1);
+        assert!(given("drain", json!([true])).unwrap_err().is_params());
+        let typo = refused("drain", json!({ "nwo": true }));
+        assert!(typo.contains("unknown key `nwo`; did you mean `now`?"), "{typo}");
+        assert!(refused("status", json!({ "now": 1 })).contains("status takes no parameters"));
+        assert_eq!(refused("weight", json!({ "tenant": "db" })), "`weight` is missing");
+        let mut wrong = Method::named("drain").unwrap().given(json!({ "now": "yes" })).unwrap();
+        let text = wrong.take::<Option<bool>>("now").unwrap_err().message().to_owned();
+        assert!(text.starts_with("`now`: invalid type: string \"yes\""), "{text}");
+    }
+}
