@@ -14,7 +14,7 @@ use fairq_core::{
     Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
-use crate::world::{Shape, Subject};
+use crate::world::{Shape, TypedSubject};
 
 /// The law must have found the policy broken, and in the way that it is broken.
 #[track_caller]
@@ -166,7 +166,7 @@ impl SerialPolicy for Naive {
 /// The naive fair queue with a fault.
 pub(crate) struct Serial(pub(crate) Fault);
 
-impl Subject for Serial {
+impl TypedSubject for Serial {
     type Policy = fairq_core::serial::Serial<Naive>;
 
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<SerialPort<Naive>>) {
@@ -244,7 +244,7 @@ pub(crate) struct ShimPort {
     stolen: Arc<Mutex<Option<(usize, Next)>>>,
 }
 
-impl Subject for Wrapped {
+impl TypedSubject for Wrapped {
     type Policy = Shim;
 
     fn build(&self, shape: &Shape) -> (Shim, Vec<ShimPort>) {
@@ -467,7 +467,7 @@ pub(crate) struct JoiningPort<P> {
 
 pub(crate) struct JoiningPolicy<P>(P);
 
-impl<S: Subject> Subject for Joining<S> {
+impl<S: TypedSubject> TypedSubject for Joining<S> {
     type Policy = JoiningPolicy<S::Policy>;
 
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>) {
@@ -543,7 +543,7 @@ pub(crate) struct PerPortPolicy(Vec<Sfqd>);
 
 pub(crate) struct PerPortPort(SfqdPort);
 
-impl Subject for PerPort {
+impl TypedSubject for PerPort {
     type Policy = PerPortPolicy;
 
     fn build(&self, shape: &Shape) -> (PerPortPolicy, Vec<PerPortPort>) {

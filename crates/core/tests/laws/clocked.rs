@@ -8,11 +8,10 @@
 use std::collections::VecDeque;
 
 use fairq_core::{
-    CostModel, FlowId, Next, Op, Outcome, Policy, Port, PortId, PortSet, Request, Submitted, Tag,
-    Weight,
+    CostModel, FlowId, Next, Op, Outcome, Policy, PortId, PortSet, Request, Submitted, Tag, Weight,
 };
 
-use crate::world::{Shape, Subject};
+use crate::world::{Handle, Shape, Subject};
 
 pub(crate) const LENGTH: u32 = 4096;
 pub(crate) const MS: u64 = 1_000_000;
@@ -32,9 +31,9 @@ struct Live {
     issued: bool,
 }
 
-pub(crate) struct Host<P: Policy> {
-    policy: P,
-    ports: Vec<P::Port>,
+pub(crate) struct Host {
+    policy: Box<dyn Policy>,
+    ports: Vec<Box<dyn Handle>>,
     pub(crate) now_ns: u64,
     owed: PortSet,
     timers: Vec<Option<u64>>,
@@ -52,16 +51,16 @@ pub(crate) struct Host<P: Policy> {
     pub(crate) served: Vec<u64>,
 }
 
-impl<P: Policy> Host<P> {
+impl Host {
     /// With `slots` for D; nobody runs yet.
-    pub(crate) fn new<S: Subject<Policy = P>>(
-        subject: &S,
+    pub(crate) fn new(
+        subject: &dyn Subject,
         ports: usize,
         slots: u32,
         threshold: u64,
         service_ns: u64,
         tenants: &[Tenant],
-    ) -> Host<P> {
+    ) -> Host {
         let on = |port| {
             let here = tenants.iter().filter(|tenant| tenant.ports.contains(&port));
             here.map(|tenant| tenant.depth).sum::<usize>()

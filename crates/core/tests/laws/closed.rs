@@ -2,7 +2,7 @@
 //! guest does, and that can stop and come back. Nobody is late here: whatever is owed to a port is
 //! paid at once.
 
-use fairq_core::{CostModel, Op, Policy};
+use fairq_core::{CostModel, Op};
 
 use crate::world::{Event, ONE_UNIT, Shape, Subject, Trace, World};
 
@@ -26,22 +26,22 @@ impl Loop {
     }
 }
 
-pub(crate) struct Plan<P: Policy> {
-    pub(crate) world: World<P>,
+pub(crate) struct Plan {
+    pub(crate) world: World,
     loops: Vec<Loop>,
     running: Vec<bool>,
 }
 
-impl<P: Policy> Plan<P> {
+impl Plan {
     /// Starts all tenants; flow numbers are positions in `loops`.
-    pub(crate) fn new<S: Subject<Policy = P>>(
-        subject: &S,
+    pub(crate) fn new(
+        subject: &dyn Subject,
         ports: usize,
         slots: u32,
         threshold: u64,
         cost: CostModel,
         loops: &[Loop],
-    ) -> Plan<P> {
+    ) -> Plan {
         let depth = |port| {
             loops
                 .iter()

@@ -29,7 +29,7 @@ struct Absence {
 }
 
 /// The flows are idle for so long, or one of them is and the other sends a request now and then.
-fn pass(host: &mut Host<impl fairq_core::Policy>, absence: Absence) -> Result<(), String> {
+fn pass(host: &mut Host, absence: Absence) -> Result<(), String> {
     let Absence { ns, ticks, beside } = absence;
     let until_ns = host.now_ns + ns;
     for _ in 0..ticks.max(16) {
@@ -51,10 +51,7 @@ fn pass(host: &mut Host<impl fairq_core::Policy>, absence: Absence) -> Result<()
 
 /// The absent flow comes back, for one request, and, after the other has been backlogged alone, for
 /// more; after `settled_ns`, if given, both have their shares.
-fn come_back(
-    host: &mut Host<impl fairq_core::Policy>,
-    settled_ns: Option<u64>,
-) -> Result<(), String> {
+fn come_back(host: &mut Host, settled_ns: Option<u64>) -> Result<(), String> {
     host.send_one(ABSENT, SECOND)?;
     host.start(PRESENT)?;
     host.run(60 * MS)?;
@@ -76,7 +73,7 @@ fn come_back(
 
 /// The law; for what promises shares, with the time after which they are to be right.
 pub(crate) fn holds(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     threshold: u64,
     settled_ns: Option<u64>,
 ) -> Result<(), String> {

@@ -24,12 +24,12 @@ const CROWD: Kind = Kind {
     ..TAKING_BACK
 };
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, CROWD, CASES, law_requests::check)
 }
 
 /// The same for a policy that has slots, and a virtual time that does not go back, if any.
-pub(crate) fn keeps_slots(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn keeps_slots(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, CROWD, CASES, |trace| {
         law_slots::check(trace)?;
         law_virtual_time::check(trace)
@@ -40,7 +40,7 @@ pub(crate) fn keeps_slots(subject: &impl Subject) -> Result<(), String> {
 /// where only flows of its own weight are. No two flows are further apart than T and a few
 /// requests; and where T is less than what a flow is served, all heavy flows together have three
 /// times what all others have, within a fiftieth.
-pub(crate) fn shares_by_weight(subject: &impl Subject, threshold: u64) -> Result<(), String> {
+pub(crate) fn shares_by_weight(subject: &dyn Subject, threshold: u64) -> Result<(), String> {
     const LENGTH: u32 = 4096;
     let weight = |flow: usize| if flow.is_multiple_of(2) { 300 } else { 100 };
     let a_loop =

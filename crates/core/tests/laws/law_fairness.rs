@@ -183,13 +183,13 @@ pub(crate) fn check(trace: &Trace, at_every_event: bool) -> Result<(), String> {
 const STEADY: Kind =
     Kind { control: false, lengths: &[512, 4096, 65_536], max_steps: 400, ..ANYTHING };
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     holds_for(subject, |kind| kind)
 }
 
 /// For the scripts that a policy which promises less is exempted to.
 pub(crate) fn holds_for(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     exempt: impl Fn(Kind) -> Kind,
 ) -> Result<(), String> {
     let assigns = subject.assigns_to_ports();

@@ -26,7 +26,7 @@ fn longest_wait(dispatched: impl Iterator<Item = (usize, u64)>, flow: usize) -> 
 
 /// Tenant b pauses while a goes on for 20,000 requests; then both are backlogged again. Gives where
 /// that begins and ends.
-fn returning(subject: &impl Subject, ports: usize, threshold: u64) -> (Trace, usize, usize) {
+fn returning(subject: &dyn Subject, ports: usize, threshold: u64) -> (Trace, usize, usize) {
     let loops = [Loop::new(100, 0, 40, LENGTH), Loop::new(100, ports - 1, 40, LENGTH)];
     let mut plan = Plan::new(subject, ports, SLOTS as u32, threshold, Default::default(), &loops);
     plan.run(2000);
@@ -54,7 +54,7 @@ fn waits_for_no_more(trace: &Trace, back: usize, end: usize, most: u64) -> Resul
 
 /// Since then nobody waits for longer, or gets more, than the bound on unfairness allows.
 pub(crate) fn returning_starves_nobody(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     threshold: u64,
 ) -> Result<(), String> {
@@ -73,7 +73,7 @@ pub(crate) fn returning_starves_nobody(
 /// The same of what limits requests outstanding, and sets limits anew when somebody comes: for as
 /// long as that takes, four times what the device holds, one may go while the other waits; then
 /// both have the same within a tenth.
-pub(crate) fn returning_is_soon_even(subject: &impl Subject, ports: usize) -> Result<(), String> {
+pub(crate) fn returning_is_soon_even(subject: &dyn Subject, ports: usize) -> Result<(), String> {
     let (trace, back, end) = returning(subject, ports, 0);
     waits_for_no_more(&trace, back, end, 4 * SLOTS)?;
     let [a, b] = served(&trace, back, end)[..] else { return Err("two flows".into()) };
@@ -86,7 +86,7 @@ pub(crate) fn returning_is_soon_even(subject: &impl Subject, ports: usize) -> Re
 /// A tenant with one request at a time beside a flood waits for no more than what is ahead by the
 /// rules: requests worth T of the other flow, and as many as are equal to it.
 pub(crate) fn one_at_a_time_beside_a_flood(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     threshold: u64,
 ) -> Result<(), String> {
@@ -125,10 +125,7 @@ pub(crate) fn one_at_a_time_beside_a_flood(
 
 /// Two shards with one request at a time each keep a device with two slots busy (another fair
 /// queue's users saw 1/17): each gets all that its depth allows, whatever the weights.
-pub(crate) fn two_shards_at_depth_one(
-    subject: &impl Subject,
-    threshold: u64,
-) -> Result<(), String> {
+pub(crate) fn two_shards_at_depth_one(subject: &dyn Subject, threshold: u64) -> Result<(), String> {
     for (weights, length) in [
         ([100, 100], [LENGTH, LENGTH]),
         ([1, 1000], [LENGTH, LENGTH]),

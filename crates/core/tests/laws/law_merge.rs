@@ -64,7 +64,7 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, STREAMS, 200, |trace| {
         check(trace)?;
         law_requests::check(trace)?;
@@ -75,7 +75,7 @@ pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
 }
 
 /// Of what has no slots for all that it may send, but sends while fewer than D are outstanding.
-pub(crate) fn holds_without_slots(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds_without_slots(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, STREAMS, 200, |trace| {
         check(trace)?;
         law_requests::check(trace)?;
@@ -84,13 +84,13 @@ pub(crate) fn holds_without_slots(subject: &impl Subject) -> Result<(), String> 
 }
 
 /// Where flows are backlogged and shares are of bytes.
-pub(crate) fn bounded_unfairness(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn bounded_unfairness(subject: &dyn Subject) -> Result<(), String> {
     let steady = Kind { control: false, late: false, max_steps: 400, ..STREAMS };
     for_all(subject, steady, 120, |trace| law_fairness::check(trace, false))
 }
 
 /// How many requests went in how many commands, over all scripts.
-fn merged(subject: &impl Subject) -> (usize, usize) {
+fn merged(subject: &dyn Subject) -> (usize, usize) {
     let counts = std::cell::Cell::new((0, 0));
     let count = |trace: &Trace| {
         let (requests, of) = counts.get();

@@ -50,19 +50,19 @@ const EXACT: Kind = Kind {
 };
 
 /// Any D: for SFQ(D).
-pub(crate) fn holds_at_any_depth(subject: &impl Subject, rule: VirtualTime) -> Result<(), String> {
+pub(crate) fn holds_at_any_depth(subject: &dyn Subject, rule: VirtualTime) -> Result<(), String> {
     for_all(subject, EXACT, 200, |trace| check(trace, rule))
 }
 
 /// D = 1. Nothing is late: MQFQ's ports look at their lead again in the `next` that is owed after
 /// an issue, and a request that comes in between still finds the older virtual time.
-pub(crate) fn holds(subject: &impl Subject, rule: VirtualTime) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject, rule: VirtualTime) -> Result<(), String> {
     for_all(subject, Kind { max_slots: 1, late: false, ..EXACT }, 200, |trace| check(trace, rule))
 }
 
 /// D = 1, and flows that are backlogged from the start until they have nothing more to do: then the
 /// order is SFQ's by any definition of virtual time.
-pub(crate) fn holds_for_backlogged_flows(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds_for_backlogged_flows(subject: &dyn Subject) -> Result<(), String> {
     let shape = Shape {
         ports: 1,
         flows: 8,
@@ -105,7 +105,7 @@ pub(crate) fn holds_for_backlogged_flows(subject: &impl Subject) -> Result<(), S
     Ok(())
 }
 
-fn arrive<P: fairq_core::Policy>(world: &mut World<P>, flow: usize, staged: &mut [usize]) {
+fn arrive(world: &mut World, flow: usize, staged: &mut [usize]) {
     let length = EXACT.lengths[world.random(EXACT.lengths.len())];
     world.submit(0, flow, Op::Read, length).expect("tags enough");
     staged[flow] += 1;

@@ -7,9 +7,6 @@
 //! `u / 32`, and the request that it owes. A flow that returns after a pause has no more than that
 //! in hand either.
 
-use fairq_core::Policy as _;
-use fairq_core::kyber_fair::KyberFair;
-
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, dispatches, served};
 use crate::world::{ONE_UNIT, Subject, Trace};
@@ -76,7 +73,7 @@ fn check(
 
 /// All want more than they get, all the time.
 pub(crate) fn bounded_deviation(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     tokens: u64,
 ) -> Result<(), String> {
@@ -90,7 +87,7 @@ pub(crate) fn bounded_deviation(
 
 /// One pauses for a long time and returns.
 pub(crate) fn no_credit_beyond_a_period(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     tokens: u64,
 ) -> Result<(), String> {
@@ -108,7 +105,7 @@ pub(crate) fn no_credit_beyond_a_period(
 }
 
 /// What weight 300 gets of what weight 100 gets, and how many periods that takes.
-pub(crate) fn shares_and_periods(subject: &impl Subject<Policy = KyberFair>) -> (f64, i64) {
+pub(crate) fn shares_and_periods(subject: &dyn Subject) -> (f64, i64) {
     let loops = [Loop::new(100, 0, 64, 4096), Loop::new(300, 1, 64, 4096)];
     let mut plan = Plan::new(subject, 2, SLOTS, 0, Default::default(), &loops);
     let from = plan.mark();

@@ -8,7 +8,7 @@ use crate::world::Subject;
 const WEIGHTS: [u16; 3] = [400, 200, 100];
 
 /// At one rate, with so many requests of each live on each port.
-fn check(subject: &impl Subject, ports: usize, depth: usize, rate: u64) -> Result<(), String> {
+fn check(subject: &dyn Subject, ports: usize, depth: usize, rate: u64) -> Result<(), String> {
     let of = |weight| Tenant { weight, depth, ports: (0..ports).collect() };
     let mut host = Host::new(subject, ports, 32, 0, SECOND / rate, &WEIGHTS.map(of));
     (0..WEIGHTS.len()).try_for_each(|tenant| host.start(tenant))?;
@@ -32,7 +32,7 @@ fn check(subject: &impl Subject, ports: usize, depth: usize, rate: u64) -> Resul
     host.stop()
 }
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for rate in [500, 1000, 2000, 20_000] {
         for (ports, depth) in [(1, 64), (1, 256), (3, 32)] {
             check(subject, ports, depth, rate)?;

@@ -59,12 +59,12 @@ fn check_for(trace: &Trace, all_drain: bool) -> Result<(), String> {
     }
 }
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 300, check)
 }
 
 /// The same for a policy that may keep what is staged for ever.
-pub(crate) fn holds_for_issued(subject: &impl Subject, kind: Kind) -> Result<(), String> {
+pub(crate) fn holds_for_issued(subject: &dyn Subject, kind: Kind) -> Result<(), String> {
     for_all(subject, kind, 300, |trace| check_for(trace, false))
 }
 

@@ -37,7 +37,7 @@ pub(crate) enum First {
 }
 
 fn run(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     threshold: u64,
     weights: [u16; 3],
@@ -65,7 +65,7 @@ fn factors(proportions: [u16; 3]) -> [u16; 3] {
 }
 
 pub(crate) fn holds(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     threshold: u64,
     first: First,

@@ -9,7 +9,7 @@ use crate::world::{ONE_UNIT, Subject, Trace};
 
 /// Runs the loops and checks every pair's service against the bound; gives the bytes.
 fn run(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     threshold: u64,
     loops: &[Loop],
@@ -63,7 +63,7 @@ fn expect_ratio(
 
 /// Each flow on a port of its own, both on both, and one on both beside one on the second port.
 pub(crate) fn five_to_one_over_two_ports(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     threshold: u64,
 ) -> Result<(), String> {
     let layouts = [
@@ -83,7 +83,7 @@ pub(crate) fn five_to_one_over_two_ports(
 /// One scheduler gives 3.00 only while the sum of weights is below a capacity, and 1.00 at twice
 /// it.
 pub(crate) fn three_to_one_whatever_the_sum(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     threshold: u64,
 ) -> Result<(), String> {
     for (a, b) in [(1, 3), (100, 300), (2500, 7500), (3333, 9999)] {
@@ -97,7 +97,7 @@ pub(crate) fn three_to_one_whatever_the_sum(
 /// On one port and without a threshold, which is rounded to units of virtual time, it is the very
 /// same run.
 pub(crate) fn scaling_weights_changes_nothing(
-    subject: &impl Subject,
+    subject: &dyn Subject,
     ports: usize,
     threshold: u64,
 ) -> Result<(), String> {
@@ -126,7 +126,7 @@ pub(crate) fn scaling_weights_changes_nothing(
 
 /// 512 bytes are 6.58 units at one of the weights and 15.36 at the other: rounded down, one flow
 /// would gain 7 %.
-pub(crate) fn remainders_are_kept(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn remainders_are_kept(subject: &dyn Subject) -> Result<(), String> {
     let loops = [Loop::new(7777, 0, 16, 512).also(1, 16), Loop::new(3333, 1, 16, 512).also(0, 16)];
     let (_, bytes) = run(subject, 2, 0, &loops, 30_000)?;
     expect_ratio(&bytes, 0, 1, 7777.0 / 3333.0, 0.001)

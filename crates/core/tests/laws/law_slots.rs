@@ -57,12 +57,12 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     check_conservation(trace)
 }
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, check)
 }
 
 /// The same for a policy that never has more than `most` outstanding, however great D is.
-pub(crate) fn holds_within(subject: &impl Subject, most: u32) -> Result<(), String> {
+pub(crate) fn holds_within(subject: &dyn Subject, most: u32) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, |trace| check_within(trace, most.min(trace.shape.slots)))
 }
 

@@ -12,12 +12,12 @@ use crate::{law_requests, law_slots, law_virtual_time, law_work};
 
 pub(crate) const TAKING_BACK: Kind = Kind { takes_back: true, ..ANYTHING };
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, TAKING_BACK, 200, law_requests::check)
 }
 
 /// The same for a policy that has slots, and a virtual time that does not go back, if any.
-pub(crate) fn keeps_slots(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn keeps_slots(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, TAKING_BACK, 200, |trace| {
         law_slots::check(trace)?;
         law_virtual_time::check(trace)
@@ -25,13 +25,13 @@ pub(crate) fn keeps_slots(subject: &impl Subject) -> Result<(), String> {
 }
 
 /// The same for one that serves whenever it can.
-pub(crate) fn is_work_conserving(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn is_work_conserving(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, TAKING_BACK, 200, law_work::check)
 }
 
 /// Two flows of equal weight keep as much staged as each other, but one of them takes back half of
 /// what it asks for. Both are served alike.
-pub(crate) fn is_free(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn is_free(subject: &dyn Subject) -> Result<(), String> {
     let loops = [Loop::new(100, 0, 16, 4096), Loop::new(100, 0, 16, 4096)];
     let mut plan = Plan::new(subject, 1, 4, 65_536, CostModel::default(), &loops);
     plan.run(200);

@@ -27,14 +27,14 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, check)
 }
 
 /// Requests so expensive that virtual time wraps around several times (each costs 2^42 bytes,
 /// 2^48.6 units at weight 1, of the 2^56 there are) are shared as fairly as ordinary ones, and on
 /// one port in the same order.
-pub(crate) fn survives_the_wrap(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn survives_the_wrap(subject: &dyn Subject) -> Result<(), String> {
     let run = |ports: usize, length: u32, cost: CostModel| -> Result<Vec<usize>, String> {
         let last = ports - 1;
         let loops = vec![

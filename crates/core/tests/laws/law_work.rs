@@ -21,12 +21,12 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) fn holds(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 200, check)
 }
 
 /// The weaker law: the device is not idle while something is staged anywhere.
-pub(crate) fn is_never_idle(subject: &impl Subject) -> Result<(), String> {
+pub(crate) fn is_never_idle(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 200, |trace| {
         for (at, event) in trace.events.iter().enumerate() {
             if let Event::Settled { outstanding: 0, staged: 1.., .. } = *event {

@@ -118,129 +118,129 @@ macro_rules! law {
 mod checks {
     use super::*;
 
-    pub(crate) fn requests(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn requests(of: &dyn Subject, _at: &[u64]) {
         law_requests::holds(of).unwrap();
     }
     /// Where what is staged may stay so, but no more than that.
-    pub(crate) fn requests_that_go(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn requests_that_go(of: &dyn Subject, _at: &[u64]) {
         law_requests::holds_for_issued(of, ANYTHING).unwrap();
         law_requests::holds_for_issued(of, law_take_back::TAKING_BACK).unwrap();
     }
-    pub(crate) fn slots(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn slots(of: &dyn Subject, _at: &[u64]) {
         law_slots::holds(of).unwrap();
     }
-    pub(crate) fn virtual_time(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn virtual_time(of: &dyn Subject, _at: &[u64]) {
         law_virtual_time::holds(of).unwrap();
     }
-    pub(crate) fn the_wrap(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn the_wrap(of: &dyn Subject, _at: &[u64]) {
         law_virtual_time::survives_the_wrap(of).unwrap();
     }
-    pub(crate) fn absence(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn absence(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_absence::holds(of, threshold, Option::None));
     }
-    pub(crate) fn shares_after_absence(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn shares_after_absence(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_absence::holds(of, threshold, Some(40 * MS)));
     }
     /// Where a flow counts from the next period on.
-    pub(crate) fn shares_some_periods_after_absence(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn shares_some_periods_after_absence(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_absence::holds(of, threshold, Some(250 * MS)));
     }
-    pub(crate) fn shares_at_any_rate(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn shares_at_any_rate(of: &dyn Subject, _at: &[u64]) {
         law_rates::holds(of).unwrap();
     }
-    pub(crate) fn never_idle(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn never_idle(of: &dyn Subject, _at: &[u64]) {
         law_work::is_never_idle(of).unwrap();
     }
-    pub(crate) fn work_conserving(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn work_conserving(of: &dyn Subject, _at: &[u64]) {
         law_work::holds(of).unwrap();
     }
-    pub(crate) fn taking_back(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn taking_back(of: &dyn Subject, _at: &[u64]) {
         law_take_back::holds(of).unwrap();
     }
-    pub(crate) fn taking_back_keeps_slots(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn taking_back_keeps_slots(of: &dyn Subject, _at: &[u64]) {
         law_take_back::keeps_slots(of).unwrap();
     }
-    pub(crate) fn taking_back_conserves_work(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn taking_back_conserves_work(of: &dyn Subject, _at: &[u64]) {
         law_take_back::is_work_conserving(of).unwrap();
     }
-    pub(crate) fn taking_back_is_free(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn taking_back_is_free(of: &dyn Subject, _at: &[u64]) {
         law_take_back::is_free(of).unwrap();
     }
-    pub(crate) fn crowds(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn crowds(of: &dyn Subject, _at: &[u64]) {
         law_crowd::holds(of).unwrap();
     }
-    pub(crate) fn crowds_keep_slots(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn crowds_keep_slots(of: &dyn Subject, _at: &[u64]) {
         law_crowd::keeps_slots(of).unwrap();
     }
-    pub(crate) fn crowds_share_by_weight(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn crowds_share_by_weight(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_crowd::shares_by_weight(of, threshold));
     }
-    pub(crate) fn merging(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn merging(of: &dyn Subject, _at: &[u64]) {
         law_merge::holds(of).unwrap();
     }
-    pub(crate) fn merging_without_slots(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn merging_without_slots(of: &dyn Subject, _at: &[u64]) {
         law_merge::holds_without_slots(of).unwrap();
     }
-    pub(crate) fn merged_requests_are_paid_for(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn merged_requests_are_paid_for(of: &dyn Subject, _at: &[u64]) {
         law_merge::bounded_unfairness(of).unwrap();
     }
-    pub(crate) fn bounded_unfairness(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn bounded_unfairness(of: &dyn Subject, _at: &[u64]) {
         law_fairness::holds(of).unwrap();
     }
-    pub(crate) fn bounded_unfairness_of_one_length(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn bounded_unfairness_of_one_length(of: &dyn Subject, _at: &[u64]) {
         law_fairness::holds_for(of, |kind| Kind { lengths: ONE_LENGTH, ..kind }).unwrap();
     }
-    pub(crate) fn bounded_unfairness_of_steady_flows(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn bounded_unfairness_of_steady_flows(of: &dyn Subject, _at: &[u64]) {
         law_fairness::holds_for(of, |kind| Kind { control: false, ..kind }).unwrap();
     }
-    pub(crate) fn returning_starves_nobody(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn returning_starves_nobody(of: &dyn Subject, at: &[u64]) {
         for ports in [1, 2] {
             each(at, |threshold| law_idle::returning_starves_nobody(of, ports, threshold));
         }
     }
-    pub(crate) fn returning_is_soon_even(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn returning_is_soon_even(of: &dyn Subject, _at: &[u64]) {
         for ports in [1, 2] {
             law_idle::returning_is_soon_even(of, ports).unwrap();
         }
     }
-    pub(crate) fn one_at_a_time_beside_a_flood(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn one_at_a_time_beside_a_flood(of: &dyn Subject, at: &[u64]) {
         for ports in [1, 2] {
             each(at, |threshold| law_idle::one_at_a_time_beside_a_flood(of, ports, threshold));
         }
     }
-    pub(crate) fn two_shards_at_depth_one(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn two_shards_at_depth_one(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_idle::two_shards_at_depth_one(of, threshold));
     }
-    pub(crate) fn five_to_one_over_two_ports(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn five_to_one_over_two_ports(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_shares::five_to_one_over_two_ports(of, threshold));
     }
-    pub(crate) fn three_to_one_whatever_the_sum(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn three_to_one_whatever_the_sum(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_shares::three_to_one_whatever_the_sum(of, threshold));
     }
-    pub(crate) fn scaling_weights_changes_nothing(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn scaling_weights_changes_nothing(of: &dyn Subject, at: &[u64]) {
         for ports in [1, 2] {
             each(at, |threshold| law_shares::scaling_weights_changes_nothing(of, ports, threshold));
         }
     }
-    pub(crate) fn scaling_weights_on_two_ports(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn scaling_weights_on_two_ports(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_shares::scaling_weights_changes_nothing(of, 2, threshold));
     }
-    pub(crate) fn scale(of: &impl Subject, at: &[u64]) {
+    pub(crate) fn scale(of: &dyn Subject, at: &[u64]) {
         for first in [law_scale::First::Deep, law_scale::First::Shallow] {
             for ports in [1, 2] {
                 each(at, |threshold| law_scale::holds(of, ports, threshold, first));
             }
         }
     }
-    pub(crate) fn remainders_are_kept(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn remainders_are_kept(of: &dyn Subject, _at: &[u64]) {
         law_shares::remainders_are_kept(of).unwrap();
     }
     /// With MQFQ's virtual time, and T = 0.
-    pub(crate) fn order_of_sfq(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn order_of_sfq(of: &dyn Subject, _at: &[u64]) {
         law_order::holds(of, reference::VirtualTime::LeastStaged).unwrap();
         law_order::holds_for_backlogged_flows(of).unwrap();
     }
-    pub(crate) fn order_of_sfq_at_any_depth(of: &impl Subject, _at: &[u64]) {
+    pub(crate) fn order_of_sfq_at_any_depth(of: &dyn Subject, _at: &[u64]) {
         law_order::holds_at_any_depth(of, reference::VirtualTime::LastDispatched).unwrap();
         law_order::holds_for_backlogged_flows(of).unwrap();
     }
@@ -460,7 +460,7 @@ fn exempted_with_reason() {
 
 /// The only slot comes back on one core, and then a request comes to another: how many are left in
 /// the end.
-fn left_elsewhere(of: &impl Subject) -> usize {
+fn left_elsewhere(of: &dyn Subject) -> usize {
     let (ports, flows, tags, slots) = (3, 1, 1, 1);
     let cost = CostModel::default();
     let shape = Shape { ports, flows, tags, slots, threshold: 0, cost, merge_bytes: 0 };

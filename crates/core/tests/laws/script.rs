@@ -1,7 +1,7 @@
 //! Random scripts: who submits what where, what completes when, which wake-up is late, which flow
 //! comes and goes.
 
-use fairq_core::{CostModel, Op, Policy};
+use fairq_core::{CostModel, Op};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
@@ -170,7 +170,7 @@ pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
 }
 
 /// Runs a script and then lets everything drain.
-pub(crate) fn run<S: Subject>(subject: &S, script: &Script) -> Trace {
+pub(crate) fn run(subject: &dyn Subject, script: &Script) -> Trace {
     let mut world = World::new(subject, script.shape, script.seed);
     // The flow that a script's number stands for now.
     let mut flows: Vec<usize> =
@@ -188,7 +188,7 @@ pub(crate) fn run<S: Subject>(subject: &S, script: &Script) -> Trace {
     world.trace
 }
 
-fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, script: &Script) {
+fn apply(world: &mut World, flows: &mut Vec<usize>, step: &Step, script: &Script) {
     match *step {
         Step::Arrive { port, flow, op, length, count } => {
             for _ in 0..count {
@@ -238,8 +238,8 @@ fn apply<P: Policy>(world: &mut World<P>, flows: &mut Vec<usize>, step: &Step, s
 /// counts 256 as once); gives the smallest script it could find that breaks the law, and how. The
 /// scripts are the same in every run, so that a failure is found again; FAIRQ_LAW_SEED gives
 /// others.
-pub(crate) fn for_all<S: Subject>(
-    subject: &S,
+pub(crate) fn for_all(
+    subject: &dyn Subject,
     kind: Kind,
     cases: u32,
     law: impl Fn(&Trace) -> Result<(), String>,

@@ -24,11 +24,11 @@ use fairq_core::{
 
 use crate::canary::serial_config;
 use crate::strict_nass::StrictNass;
-use crate::world::{Shape, Subject};
+use crate::world::{Shape, TypedSubject};
 
 pub(crate) struct None;
 
-impl Subject for None {
+impl TypedSubject for None {
     type Policy = NonePolicy;
     fn build(&self, shape: &Shape) -> (NonePolicy, Vec<NonePort>) {
         NonePolicy::new(shape.ports, shape.flows, shape.tags).expect("the bounds are legal")
@@ -43,7 +43,7 @@ impl Subject for None {
 
 pub(crate) struct SfqdSubject;
 
-impl Subject for SfqdSubject {
+impl TypedSubject for SfqdSubject {
     type Policy = Sfqd;
     fn build(&self, shape: &Shape) -> (Sfqd, Vec<SfqdPort>) {
         Sfqd::new(&serial_config(shape)).expect("the shape is legal")
@@ -103,7 +103,7 @@ impl<R: Reading> MqfqRead<R> {
     }
 }
 
-impl<R: Reading> Subject for MqfqRead<R> {
+impl<R: Reading> TypedSubject for MqfqRead<R> {
     type Policy = Mqfq<Native, R>;
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<MqfqPort<Native, R>>) {
         Mqfq::read(self.of.config(shape)).expect("the shape is legal")
@@ -119,7 +119,7 @@ impl<R: Reading> Subject for MqfqRead<R> {
     }
 }
 
-impl Subject for MqfqSubject {
+impl TypedSubject for MqfqSubject {
     type Policy = Mqfq;
     fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
         Mqfq::new(self.config(shape)).expect("the shape is legal")
@@ -138,7 +138,7 @@ impl Subject for MqfqSubject {
 /// D2FQ. What it owes in shares it owes on a device with classes: see `tests/d2fq`.
 pub(crate) struct D2fqSubject(pub(crate) TrackerKind, pub(crate) bool);
 
-impl Subject for D2fqSubject {
+impl TypedSubject for D2fqSubject {
     type Policy = D2fq;
     fn build(&self, shape: &Shape) -> (D2fq, Vec<D2fqPort>) {
         let mut config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
@@ -156,7 +156,7 @@ impl Subject for D2fqSubject {
 /// MQFQ with a larger threshold than it says.
 pub(crate) struct Overstepping;
 
-impl Subject for Overstepping {
+impl TypedSubject for Overstepping {
     type Policy = Mqfq;
     fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
         MqfqSubject::Paper.build(&Shape { threshold: 4 * shape.threshold + 16_384, ..*shape })
@@ -179,7 +179,7 @@ pub(crate) const NO_VIRTUAL_TIME: u64 = 1 << 50;
 /// Kyber with depths of D in each domain, and with targets that nothing misses.
 pub(crate) struct KyberSubject;
 
-impl Subject for KyberSubject {
+impl TypedSubject for KyberSubject {
     type Policy = Kyber;
     fn build(&self, shape: &Shape) -> (Kyber, Vec<KyberPort>) {
         let hour_ns = 3_600_000_000_000;
@@ -209,7 +209,7 @@ pub(crate) struct KyberFairSubject(pub(crate) u64);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KyberFairPatient(pub(crate) KyberFairSubject, pub(crate) u32);
 
-impl Subject for KyberFairSubject {
+impl TypedSubject for KyberFairSubject {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
         KyberFairPatient(*self, 0).build(shape)
@@ -222,7 +222,7 @@ impl Subject for KyberFairSubject {
     }
 }
 
-impl Subject for KyberFairPatient {
+impl TypedSubject for KyberFairPatient {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
         let KyberFairPatient(KyberFairSubject(tokens), patience) = *self;
@@ -247,7 +247,7 @@ impl Subject for KyberFairPatient {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KyberFairPredicting;
 
-impl Subject for KyberFairPredicting {
+impl TypedSubject for KyberFairPredicting {
     type Policy = KyberFair;
     fn build(&self, shape: &Shape) -> (KyberFair, Vec<KyberFairPort>) {
         let config = KyberFairConfig::new(shape.ports, shape.flows, shape.tags).with(|config| {
@@ -269,7 +269,7 @@ pub(crate) const BUDGET: u64 = 64 << 10;
 
 pub(crate) struct FiopsSubject;
 
-impl Subject for FiopsSubject {
+impl TypedSubject for FiopsSubject {
     type Policy = Fiops;
     fn build(&self, shape: &Shape) -> (Fiops, Vec<FiopsPort>) {
         Fiops::new(&serial_config(shape), &FiopsConfig::default()).expect("the shape is legal")
@@ -299,7 +299,7 @@ impl BfqSubject {
     }
 }
 
-impl Subject for BfqSubject {
+impl TypedSubject for BfqSubject {
     type Policy = Bfq;
     fn build(&self, shape: &Shape) -> (Bfq, Vec<BfqPort>) {
         Bfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
@@ -328,7 +328,7 @@ impl FlashFqSubject {
     }
 }
 
-impl Subject for FlashFqSubject {
+impl TypedSubject for FlashFqSubject {
     type Policy = FlashFq;
     fn build(&self, shape: &Shape) -> (FlashFq, Vec<FlashFqPort>) {
         FlashFq::new(&serial_config(shape), &self.config(shape)).expect("the shape is legal")
@@ -360,7 +360,7 @@ impl CfqSubject {
     }
 }
 
-impl Subject for CfqSubject {
+impl TypedSubject for CfqSubject {
     type Policy = Cfq;
     fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
         Cfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
@@ -376,7 +376,7 @@ impl Subject for CfqSubject {
 /// CFQ as it is told to be.
 pub(crate) struct CfqConfigured(pub(crate) CfqConfig);
 
-impl Subject for CfqConfigured {
+impl TypedSubject for CfqConfigured {
     type Policy = Cfq;
     fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
         Cfq::new(&serial_config(shape), &self.0).expect("the shape is legal")
@@ -403,7 +403,7 @@ fn small_nass() -> NassConfig {
 /// That NASS around a scheduler.
 pub(crate) struct Limited<F>(pub(crate) F);
 
-impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Limited<F> {
+impl<S: SerialPolicy, F: Fn(&Shape) -> S> TypedSubject for Limited<F> {
     type Policy = NassOver<S>;
     fn build(&self, shape: &Shape) -> (NassOver<S>, Vec<NassPort<S>>) {
         NassOver::new((self.0)(shape), &serial_config(shape), &small_nass())
@@ -430,7 +430,7 @@ impl<F> Strictly<F> {
     }
 }
 
-impl<S: SerialPolicy, F: Fn(&Shape) -> S> Subject for Strictly<F> {
+impl<S: SerialPolicy, F: Fn(&Shape) -> S> TypedSubject for Strictly<F> {
     type Policy = Serial<StrictNass>;
     fn build(&self, shape: &Shape) -> (Serial<StrictNass>, Vec<SerialPort<StrictNass>>) {
         let (inner, bounds) = ((self.around.0)(shape), serial_config(shape));
@@ -480,7 +480,7 @@ fn registered(name: &str, shape: &Shape, keys: &[(&str, u64)]) -> (AnyPolicy, Ve
 /// A policy of the registry by its name, with D of the shape.
 pub(crate) struct Registered(pub(crate) &'static str);
 
-impl Subject for Registered {
+impl TypedSubject for Registered {
     type Policy = AnyPolicy;
     fn build(&self, shape: &Shape) -> (AnyPolicy, Vec<AnyPort>) {
         let keys = [
@@ -540,7 +540,7 @@ fn give_reservation(policy: &AnyPolicy, flow: FlowId, nth: u64) -> Result<(), Fl
     Ok(())
 }
 
-impl Subject for Reserving {
+impl TypedSubject for Reserving {
     type Policy = Giving;
     fn build(&self, shape: &Shape) -> (Giving, Vec<AnyPort>) {
         let (policy, ports) = Registered(self.0).build(shape);
@@ -573,7 +573,7 @@ fn give_all(policy: &AnyPolicy, flow: FlowId, _nth: u64) -> Result<(), FlowError
     }
 }
 
-impl Subject for Layered {
+impl TypedSubject for Layered {
     type Policy = Giving;
     fn build(&self, shape: &Shape) -> (Giving, Vec<AnyPort>) {
         let (policy, ports) = registered(self.0, shape, &[("threshold", shape.threshold)]);

@@ -28,8 +28,8 @@ pub(crate) struct Shape {
     pub(crate) merge_bytes: u32,
 }
 
-/// A policy that laws are applied to.
-pub(crate) trait Subject {
+/// A policy that laws are applied to, as its type is written down.
+pub(crate) trait TypedSubject {
     type Policy: Policy;
 
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>);
@@ -56,6 +56,92 @@ pub(crate) trait Subject {
     /// same.
     fn counts_requests(&self) -> bool {
         false
+    }
+}
+
+/// A policy that laws are applied to. Laws are compiled once for all of them, not once for each.
+pub(crate) trait Subject {
+    fn build(&self, shape: &Shape) -> (Box<dyn Policy>, Vec<Box<dyn Handle>>);
+    fn threshold(&self, shape: &Shape) -> u64;
+    fn is_relative(&self) -> bool;
+    fn assigns_to_ports(&self) -> bool;
+    fn starts_ns(&self) -> u64;
+    fn counts_requests(&self) -> bool;
+}
+
+impl<S: TypedSubject> Subject for S {
+    fn build(&self, shape: &Shape) -> (Box<dyn Policy>, Vec<Box<dyn Handle>>) {
+        let (policy, ports) = TypedSubject::build(self, shape);
+        let handles = ports.into_iter().map(|port| Box::new(port) as Box<dyn Handle>).collect();
+        (Box::new(policy), handles)
+    }
+    fn threshold(&self, shape: &Shape) -> u64 {
+        TypedSubject::threshold(self, shape)
+    }
+    fn is_relative(&self) -> bool {
+        TypedSubject::is_relative(self)
+    }
+    fn assigns_to_ports(&self) -> bool {
+        TypedSubject::assigns_to_ports(self)
+    }
+    fn starts_ns(&self) -> u64 {
+        TypedSubject::starts_ns(self)
+    }
+    fn counts_requests(&self) -> bool {
+        TypedSubject::counts_requests(self)
+    }
+}
+
+/// The verbs of a [`Port`] that laws use, for any port.
+pub(crate) trait Handle {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError>;
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool;
+    fn has_work(&self) -> bool;
+    fn staged(&self, flow: FlowId) -> Option<Tag>;
+    fn barrier(&mut self, flow: FlowId);
+}
+
+impl<P: Port> Handle for P {
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        Port::submit(self, now_ns, request, wake)
+    }
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        Port::next(self, now_ns, wake)
+    }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+        Port::complete(self, now_ns, tag, outcome, wake);
+    }
+    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        Port::cancel(self, now_ns, tag, wake)
+    }
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
+        Port::requeue(self, now_ns, tag, wake)
+    }
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        Port::grow(self, now_ns, tag, growth, wake)
+    }
+    fn has_work(&self) -> bool {
+        Port::has_work(self)
+    }
+    fn staged(&self, flow: FlowId) -> Option<Tag> {
+        Port::staged(self, flow)
+    }
+    fn barrier(&mut self, flow: FlowId) {
+        Port::barrier(self, flow);
     }
 }
 
@@ -149,9 +235,9 @@ pub(crate) struct Trace {
     pub(crate) events: Vec<Event>,
 }
 
-pub(crate) struct World<P: Policy> {
-    pub(crate) policy: P,
-    ports: Vec<P::Port>,
+pub(crate) struct World {
+    pub(crate) policy: Box<dyn Policy>,
+    ports: Vec<Box<dyn Handle>>,
     /// The threshold at weight 100, if it is relative.
     relative: Option<u64>,
     pub(crate) now_ns: u64,
@@ -176,8 +262,8 @@ pub(crate) struct World<P: Policy> {
     random: u64,
 }
 
-impl<P: Policy> World<P> {
-    pub(crate) fn new<S: Subject<Policy = P>>(subject: &S, shape: Shape, seed: u64) -> Self {
+impl World {
+    pub(crate) fn new(subject: &dyn Subject, shape: Shape, seed: u64) -> Self {
         let (policy, ports) = subject.build(&shape);
         assert_eq!(ports.len(), shape.ports);
         let threshold = subject.threshold(&shape);
@@ -614,7 +700,7 @@ impl<P: Policy> World<P> {
     fn verb<R>(
         &mut self,
         port: usize,
-        verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R,
+        verb: impl FnOnce(&mut dyn Handle, u64, &mut PortSet) -> R,
     ) -> R {
         let result = self.verb_unowed(port, verb);
         self.owed.insert(PortId(port as u8));
@@ -624,12 +710,12 @@ impl<P: Policy> World<P> {
     fn verb_unowed<R>(
         &mut self,
         port: usize,
-        verb: impl FnOnce(&mut P::Port, u64, &mut PortSet) -> R,
+        verb: impl FnOnce(&mut dyn Handle, u64, &mut PortSet) -> R,
     ) -> R {
         self.now_ns += 1;
         self.note_threshold();
         let mut wake = PortSet::EMPTY;
-        let result = verb(&mut self.ports[port], self.now_ns, &mut wake);
+        let result = verb(&mut *self.ports[port], self.now_ns, &mut wake);
         self.owe(wake);
         self.note_virtual_time();
         result
