@@ -147,7 +147,7 @@ mod tests {
     }
 }
 
-/// `RUSTFLAGS="--cfg loom" cargo test --release -p fairq-device --lib models`
+/// `RUSTFLAGS="--cfg loom" cargo test --profile loom -p fairq-device --lib models`
 #[cfg(all(test, loom))]
 mod models {
     use std::sync::Arc;

@@ -262,7 +262,7 @@ impl<P: Platform> PortBits<P> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -139,10 +139,12 @@ impl<F: Fault> AtomicWord for Faulty<F> {
     }
 }
 
-/// Runs the model in every interleaving with at most so many preemptions.
+/// Runs the model in every interleaving with at most `preemptions` preemptions. `FAIRQ_PREEMPTIONS`
+/// raises the bound of models that have a smaller one (`tests/long models`).
 pub(crate) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let raised = std::env::var("FAIRQ_PREEMPTIONS").ok().and_then(|bound| bound.parse().ok());
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    builder.preemption_bound = Some(preemptions.max(raised.unwrap_or(0)));
     builder.max_branches = 20_000;
     builder.check(model);
 }

@@ -1,5 +1,5 @@
 //! The flow table under the model checker.
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib structures::models`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib structures::models`
 
 use std::sync::Arc;
 

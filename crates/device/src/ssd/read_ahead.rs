@@ -265,7 +265,7 @@ impl ReadAhead {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::profile::Count;

@@ -1,5 +1,5 @@
 //! Caps under the model checker.
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib caps::models`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib caps::models`
 
 use std::sync::Arc;
 

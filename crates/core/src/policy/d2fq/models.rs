@@ -1,5 +1,5 @@
 //! The sloppy word and the count of active ports under the model checker.
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib d2fq::models`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib d2fq::models`
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! What ports of [`Grouped`](super::Grouped) share, under the model checker.
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib groups::models`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib groups::models`
 
 use std::sync::Arc;
 

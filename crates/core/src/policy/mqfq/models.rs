@@ -1,6 +1,6 @@
 //! The scalable structures under the model checker: every interleaving (with few preemptions) and
 //! every value that the memory model lets a load return.
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib mqfq::models`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib mqfq::models`
 //!
 //! Each law is also checked on a broken machine or a broken use that the model must catch, so that
 //! we know that it looks ([`crate::structures::broken`]).
@@ -548,17 +548,18 @@ fn run<P: Platform>(port: &mut MqfqPort<P>, wake: &mut PortSet) -> u32 {
 /// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been
 /// delivered, all has been issued and the slot is free.
 fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
-    all_is_issued_within::<P>(slots, requests, 0, |_, _| ());
+    all_is_issued_within::<P>(4, slots, requests, 0, |_, _| ());
 }
 
-/// The same with this T, and with a change beside the ports.
+/// The same with this bound on preemptions, with this T, and with a change beside the ports.
 fn all_is_issued_within<P: Platform>(
+    preemptions: usize,
     slots: u32,
     requests: u32,
     threshold_bytes: u64,
     change: fn(&Mqfq<P>, FlowId),
 ) {
-    check(4, move || {
+    check(preemptions, move || {
         let config =
             MqfqConfig { slots, threshold_bytes, ..MqfqConfig::new(Topology::flat(2), 2, 2) };
         let (policy, ports) = Mqfq::<P>::new(config).unwrap();
@@ -603,10 +604,11 @@ fn all_is_issued_in_lockstep() {
     all_is_issued::<Loom>(2, 2);
 }
 
-/// A weight changes, and the window with it, while a port works or sleeps.
+/// A weight changes, and the window with it, while a port works or sleeps. A fourth preemption takes
+/// ten times as long: `tests/long models` has it.
 #[test]
 fn all_is_issued_while_weights_change() {
-    all_is_issued_within::<Loom>(2, 2, 4, |policy, flow| {
+    all_is_issued_within::<Loom>(3, 2, 2, 4, |policy, flow| {
         policy.set_weight(flow, Weight::new(400).unwrap()).unwrap();
         policy.set_weight(flow, Weight::new(50).unwrap()).unwrap();
     });

@@ -313,7 +313,7 @@ fn set(seats: &mut [Seat], flow: u32, at: u32) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
