@@ -20,7 +20,7 @@ use fairq_host::io::budget::Budget;
 use fairq_host::io::clock::Clock;
 use fairq_host::io::ring::Ring;
 use fairq_host::io::wakers::Wakers;
-use fairq_host::nbd::serve::conn::{Limits, Volume};
+use fairq_host::nbd::serve::conn::Limits;
 use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
 use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{
@@ -30,6 +30,7 @@ use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
 use fairq_host::shard::pool::{Shards, policy_loops};
 use fairq_host::shard::shared::Common;
+use fairq_host::shard::volume::Volume;
 
 use common::plain;
 
@@ -151,7 +152,8 @@ impl Rig {
     }
 
     fn serve(&self, fd: OwnedFd) {
-        let volume = Volume { tenant: 0, flow: self.flow, file: 0, base: 0 };
+        let (tenant, flow, file, base, size) = (0, self.flow, 0, 0, SIZE);
+        let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 1 };
         let pass = Pass::default();
         let connect = Connect { fd, tls: None, negotiated: plain(SIZE), volume, pass };
         self.count.fetch_add(1, Ordering::Relaxed);

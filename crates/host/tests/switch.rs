@@ -25,7 +25,7 @@ use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::device::write_back::WriteBack;
 use fairq_host::io::clock::Clock;
 use fairq_host::io::wakers::Wakers;
-use fairq_host::nbd::serve::conn::{Limits, Volume};
+use fairq_host::nbd::serve::conn::Limits;
 use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
 use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
@@ -33,6 +33,7 @@ use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
 use fairq_host::shard::pool::{PolicyLoops, Shards, policy_loops};
 use fairq_host::shard::shared::Common;
+use fairq_host::shard::volume::Volume;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -198,8 +199,9 @@ impl Rig {
         ours.set_read_timeout(Some(PATIENCE)).unwrap();
         ours.set_write_timeout(Some(PATIENCE)).unwrap();
         let flow = self.flows[tenant];
-        let volume =
-            Volume { tenant: flow.slot() as u16, flow, file: 0, base: tenant as u64 * SIZE };
+        let base = tenant as u64 * SIZE;
+        let (tenant, file, size) = (flow.slot() as u16, 0, SIZE);
+        let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 1 };
         let connect = Connect {
             fd: theirs.into(),
             tls: None,

@@ -13,7 +13,7 @@ use fairq_host::device::ram::RamDevice;
 use fairq_host::device::write_back::WriteBack;
 use fairq_host::io::clock::Clock;
 use fairq_host::io::wakers::Wakers;
-use fairq_host::nbd::serve::conn::{Limits, Volume};
+use fairq_host::nbd::serve::conn::Limits;
 use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
 use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{
@@ -23,6 +23,7 @@ use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
 use fairq_host::shard::pool::{Shards, policy_loops};
 use fairq_host::shard::shared::Common;
+use fairq_host::shard::volume::Volume;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -76,6 +77,9 @@ impl Rig {
             flow: self.flows[tenant],
             file: 0,
             base: tenant as u64 * SIZE,
+            size: SIZE,
+            read_only: negotiated.read_only,
+            block: 1,
         };
         let extended = negotiated.extended;
         let connect =

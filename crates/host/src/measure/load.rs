@@ -16,9 +16,10 @@ use crate::io::memory::{Buffer, Region};
 use crate::io::ring::{Event, Ring};
 use crate::observe::stats::{ShardCounters, TenantStats};
 use crate::shard::Front;
-use crate::shard::path::{DataPath, Finished, Order};
+use crate::shard::path::{DataPath, Finished};
 use crate::shard::pool::{Shards, policy_loops};
 use crate::shard::shared::Common;
+use crate::shard::volume::{Order, Piece, Volume};
 
 mod direct;
 mod moves;
@@ -100,6 +101,7 @@ pub struct LoadFront {
 
 struct Running {
     job: Job,
+    volume: Volume,
     /// What it did when, if somebody wants to know.
     series: Option<Arc<Series>>,
     /// When it ends.
@@ -171,7 +173,21 @@ impl Running {
         let idle = (0..job.depth).map(|index| (index, 0)).collect();
         let next_ns = if job.starts_ns == 0 { 0 } else { begins_ns + job.starts_ns };
         let ends_ns = begins_ns.saturating_add(job.stops_ns);
-        Ok(Running { job, series, ends_ns, region, buffers, idle, rng, next_block: 0, next_ns })
+        let &Job { tenant, flow, file, base, size, .. } = &job;
+        let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 1 };
+        let next_block = 0;
+        Ok(Running {
+            job,
+            volume,
+            series,
+            ends_ns,
+            region,
+            buffers,
+            idle,
+            rng,
+            next_block,
+            next_ns,
+        })
     }
 
     /// The next request, if one may go now.
@@ -196,20 +212,11 @@ impl Running {
             block
         };
         let read = self.rng.random_range(0..100) < job.read_percent;
-        Some(Order {
-            tenant: job.tenant,
-            flow: job.flow,
-            op: if read { Op::Read } else { Op::Write },
-            file: job.file,
-            offset: job.base + block * u64::from(job.block),
-            length: job.block,
-            fua: false,
-            no_hole: false,
-            fast_only: false,
-            memory: self.buffers[usize::from(buffer)].memory(),
-            cookie: cookie | u64::from(buffer),
-            is_void: false,
-        })
+        let op = if read { Op::Read } else { Op::Write };
+        let (offset, memory) =
+            (block * u64::from(job.block), self.buffers[usize::from(buffer)].memory());
+        let piece = Piece::new(op, offset, job.block, memory, cookie | u64::from(buffer));
+        Some(self.volume.order(&piece).expect("a job's blocks lie in its range"))
     }
 }
 

@@ -15,7 +15,6 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::nbd::serve::conn::Volume;
 use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
 use crate::nbd::serve::pacing::SEND_BUFFER;
 use crate::nbd::session::handshake::{HandshakeError, Outcome, Peer, handshake};
@@ -246,7 +245,8 @@ impl Server {
         };
         // A client that has shown who it is has a name in the log; the others share a limit.
         let is_told = negotiated.identity.is_some() || STRANGERS.allows();
-        let Member { tenant, flow, .. } = tenants.member_of(negotiated.export);
+        let member = tenants.member_of(negotiated.export);
+        let Member { tenant, flow, .. } = member;
         // The handshake went by the list of tenants as it was when it began. A tenant that was
         // removed and added again has another flow.
         if self.tenants().members().iter().all(|member| member.flow != *flow) {
@@ -269,12 +269,7 @@ impl Server {
         if is_told {
             tracing::info!(peer, tenant = tenant.name, shard, "connected");
         }
-        let volume = Volume {
-            tenant: flow.slot() as u16,
-            flow: *flow,
-            file: tenant.file,
-            base: tenant.base,
-        };
+        let volume = member.volume(negotiated.blocks.min);
         let pass = Pass { until, shown, place: Some(place.handed_over()) };
         let connect = Connect { fd, tls, negotiated, volume, pass };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));

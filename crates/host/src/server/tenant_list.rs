@@ -11,9 +11,10 @@ use std::sync::atomic::AtomicUsize;
 
 use fairq_core::FlowId;
 
-use crate::nbd::serve::wipe::Wiping;
 use crate::nbd::session::exports::{Export, Exports, ExportsError};
 use crate::nbd::wire::proto::BlockSizes;
+use crate::shard::volume::Volume;
+use crate::shard::wipe::Wiping;
 
 use super::Tenant;
 
@@ -36,6 +37,12 @@ impl Member {
     /// Its number in statistics.
     pub fn number(&self) -> u16 {
         self.flow.slot() as u16
+    }
+
+    /// Its range, for a front end whose requests are multiples of `block` bytes.
+    pub(super) fn volume(&self, block: u32) -> Volume {
+        let &Tenant { file, base, size, read_only, .. } = &self.tenant;
+        Volume { tenant: self.number(), flow: self.flow, file, base, size, read_only, block }
     }
 }
 

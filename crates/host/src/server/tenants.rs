@@ -11,9 +11,7 @@ use fairq_core::{CapStats, Caps, FlowId, Target, TargetStats, Weight};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
-use crate::nbd::serve::conn::Volume;
 use crate::nbd::serve::front::Message as NbdMessage;
-use crate::nbd::serve::wipe::{Wipe, Wiping};
 use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
@@ -21,6 +19,8 @@ use crate::server::{
     TenantList,
 };
 use crate::shard::Message;
+use crate::shard::volume::Volume;
+use crate::shard::wipe::{Wipe, Wiping};
 
 pub(super) fn add_flows(
     schedulers: &Schedulers<'_>,
@@ -92,6 +92,7 @@ impl ControlThread<'_> {
         let shards = self.server.shards.count();
         let tell = move |server: &Server, cut_off| {
             for shard in 0..shards {
+                server.shards.send(shard, Message::EndWipes(flow));
                 server.shards.send(shard, Message::Front(NbdMessage::Detach { flow, cut_off }));
             }
         };
@@ -274,11 +275,9 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let (server, leftovers) = (&self.server, &self.leftovers);
         self.waiting.retain(|flow| {
-            let Some(Member { tenant, preparing: Some(wiping), .. }) =
-                tenants.members().iter().find(|member| member.flow == *flow)
-            else {
-                return false;
-            };
+            let member = tenants.members().iter().find(|member| member.flow == *flow);
+            let Some(member) = member else { return false };
+            let Member { tenant, preparing: Some(wiping), .. } = member else { return false };
             let others = leftovers.iter().filter(|(old, _)| overlap(old, tenant));
             let names: Vec<String> = others.map(|(old, _)| old.name.clone()).collect();
             let waits = !names.is_empty();
@@ -290,16 +289,10 @@ impl ControlThread<'_> {
                 wiping.skip();
                 return false;
             }
-            let volume = Volume {
-                tenant: flow.slot() as u16,
-                flow: *flow,
-                file: tenant.file,
-                base: tenant.base,
-            };
+            // The server zeroes the range of a tenant that may only read, too.
+            let volume = Volume { read_only: false, ..member.volume(1) };
             let wipe = Box::new(Wipe::new(volume, wiping.clone()));
-            server
-                .shards
-                .send(flow.slot() % server.shards.count(), Message::Front(NbdMessage::Wipe(wipe)));
+            server.shards.send(flow.slot() % server.shards.count(), Message::Wipe(wipe));
             false
         });
     }

@@ -32,8 +32,8 @@ use fairq_core::{Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError,
 use crate::device::{Completion, Device, Place, Queue};
 use crate::io::ring::Ring;
 use crate::io::wakers::Wakers;
-use crate::shard::path::Order;
 use crate::shard::shared::Common;
+use crate::shard::volume::Order;
 
 /// Why there can be no direct path.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +148,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
     #[inline]
     pub unsafe fn submit(&mut self, now_ns: u64, order: &Order) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the caller asked has_room first");
-        let request = Request::new(tag, order.flow, order.op, order.offset, order.length);
+        let request = Request::new(tag, order.flow(), order.op(), order.offset(), order.length());
         let class = match self.port.submit(now_ns, &request, &mut self.wake) {
             Ok(Submitted::Issue { class }) => class,
             Ok(Submitted::Staged) => unreachable!("a port that is direct stages nothing"),
@@ -158,7 +158,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
             }
         };
         self.live[tag.0 as usize] =
-            Live { cookie: order.cookie, submitted_ns: now_ns, op: order.op };
+            Live { cookie: order.cookie(), submitted_ns: now_ns, op: order.op() };
         let command = order.command(tag, class);
         // SAFETY: the caller keeps the memory valid and untouched until the order comes back, which
         // is after its completion has been reaped.
@@ -207,6 +207,7 @@ mod tests {
     use crate::io::clock::Clock;
     use crate::io::memory::{Buffer, Region};
     use crate::observe::interference::Served;
+    use crate::shard::volume::{Piece, Volume};
 
     const TAGS: usize = 8;
 
@@ -232,23 +233,9 @@ mod tests {
     }
 
     fn order(flow: FlowId, op: Op, offset: u64, buffer: &Buffer, length: u32) -> Order {
-        let (tenant, file, fua, no_hole, fast_only) = (0, 0, false, false, false);
-        let (memory, cookie) = (buffer.memory(), offset);
-        let is_void = false;
-        Order {
-            tenant,
-            flow,
-            op,
-            file,
-            offset,
-            length,
-            fua,
-            no_hole,
-            fast_only,
-            memory,
-            cookie,
-            is_void,
-        }
+        let (tenant, file, base, size) = (0, 0, 0, u64::MAX);
+        let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 1 };
+        volume.order(&Piece::new(op, offset, length, buffer.memory(), offset)).unwrap()
     }
 
     /// Polls until so many have ended.

@@ -23,7 +23,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-use fairq_core::{Native, Port, PortId, PortSet};
+use fairq_core::{FlowId, Native, Port, PortId, PortSet};
 use io_uring::{opcode, types};
 
 use crate::device::{Device, Place};
@@ -36,6 +36,7 @@ use crate::observe::stats::ShardReport;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::shared::Common;
 use crate::shard::spin::{AWAY_NS, Patience, YIELD_NS};
+use crate::shard::wipe::{Wipe, Wipes};
 
 mod charge;
 pub mod direct;
@@ -44,6 +45,8 @@ pub mod pool;
 pub mod shared;
 mod spin;
 pub mod stores;
+pub mod volume;
+pub mod wipe;
 
 /// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long
 /// events can be held back by a device that completes as fast as requests are issued.
@@ -105,6 +108,10 @@ pub trait Front: 'static {
 pub enum Message<D: Device, F: Front> {
     /// Something for its front end.
     Front(F::Message),
+    /// Make a range read as zeroes.
+    Wipe(Box<Wipe>),
+    /// This flow is no more: its ranges are zeroed no further.
+    EndWipes(FlowId),
     /// Send a copy of the statistics, with the shard's number.
     Stats(Sender<(usize, ShardReport)>),
     /// This tenant's number is another's from now on.
@@ -151,6 +158,7 @@ pub struct Shard<P, D: Device, F: Front> {
     ring: Ring,
     path: DataPath<P, D>,
     front: F,
+    wipes: Wipes,
     inbox: Receiver<Message<D, F>>,
     wakers: Arc<Wakers>,
     clock: Clock,
@@ -180,6 +188,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
             ring,
             path,
             front,
+            wipes: Wipes::default(),
             inbox,
             wakers: common.wakers.clone(),
             clock: common.clock,
@@ -216,6 +225,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             ring,
             path,
             front,
+            wipes,
             inbox,
             wakers,
             clock,
@@ -230,6 +240,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             ring,
             path: exchange(path),
             front,
+            wipes,
             inbox,
             wakers,
             clock,
@@ -267,7 +278,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 return Some(self.drain(change));
             }
             let busy = self.turn();
-            if self.stopping && self.front.is_stopped() && self.path.is_idle() {
+            if self.stopping && self.is_stopped() {
                 break;
             }
             self.park(busy);
@@ -327,7 +338,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     fn reap(&mut self, now_ns: u64) -> bool {
         let reaped = self.path.reap(now_ns, &mut self.ring);
         while let Some(finished) = self.path.finished() {
-            self.front.finished(now_ns, finished);
+            if !self.wipes.finished(finished) {
+                self.front.finished(now_ns, finished);
+            }
         }
         reaped
     }
@@ -340,6 +353,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             let now_ns = self.clock.now_ns();
             let reaped = self.reap(now_ns);
             self.front.arrivals(now_ns, &mut self.ring, &mut self.path);
+            self.wipes.submit(now_ns, &mut self.ring, &mut self.path);
             let has_more = self.front.flush(now_ns, &mut self.ring);
             let issued = self.path.dispatch(now_ns, &mut self.ring);
             busy = reaped || has_more || issued;
@@ -348,6 +362,11 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             }
         }
         busy
+    }
+
+    /// Whether everything taken has been answered and nothing is on its way.
+    fn is_stopped(&self) -> bool {
+        self.front.is_stopped() && self.wipes.are_over() && self.path.is_idle()
     }
 
     fn take_events(&mut self) {
@@ -376,6 +395,10 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                         message,
                     );
                 }
+                Message::Wipe(wipe) => self.wipes.push(*wipe),
+                Message::EndWipes(flow) => {
+                    self.wipes.cancel(self.clock.now_ns(), &mut self.path, flow);
+                }
                 Message::Stats(reply) => {
                     let mut report = self.path.report(self.clock.now_ns());
                     report.counters.cpu = self.cpu.read();
@@ -388,6 +411,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 Message::Change(change) => self.change = Some(change),
                 Message::Stop => {
                     self.stopping = true;
+                    self.wipes.stop();
                     self.front.stop();
                 }
             }

@@ -27,7 +27,7 @@
 use std::sync::Arc;
 
 use fairq_core::{
-    Class, FlowId, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag,
+    Class, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag,
 };
 
 use crate::device::write_back::WriteBack;
@@ -39,6 +39,7 @@ use crate::observe::record::{Decision, Kind, Recorder, Recording};
 use crate::observe::stats::{ShardCounters, ShardReport, StoreLoad, TenantStats, Times};
 use crate::shard::charge::{self, Charged, Observation};
 use crate::shard::shared::Common;
+use crate::shard::volume::Order;
 
 /// Requests issued before completions are looked at and replies leave again: so much that a send
 /// for it costs little beside, and so little that a client with a deep queue works on the first
@@ -47,45 +48,6 @@ const BATCH: u32 = 8;
 
 /// How often what is on the stores is counted.
 const LOADS_NS: u64 = 500_000_000;
-
-/// What a front end asks of the data path.
-#[derive(Clone, Copy, Debug)]
-pub struct Order {
-    /// The tenant's index, for the statistics.
-    pub tenant: u16,
-    /// Whom to charge.
-    pub flow: FlowId,
-    /// What to do.
-    pub op: Op,
-    /// Which of the device's files.
-    pub file: u16,
-    /// Where in the file, in bytes.
-    pub offset: u64,
-    /// How much, in bytes.
-    pub length: u32,
-    /// See [`Command::fua`].
-    pub fua: bool,
-    /// See [`Command::no_hole`].
-    pub no_hole: bool,
-    /// See [`Command::fast_only`].
-    pub fast_only: bool,
-    /// The data.
-    pub memory: Memory,
-    /// The front end's name for it.
-    pub cookie: u64,
-    /// The device gets nothing, and the tenant is charged as for a flush that takes no time: `op`
-    /// is one. So is work that only the server has, as to refuse a request.
-    pub is_void: bool,
-}
-
-impl Order {
-    /// What the device gets of it.
-    #[inline]
-    pub fn command(&self, tag: Tag, class: Class) -> Command {
-        let Order { op, file, offset, length, fua, no_hole, fast_only, memory, .. } = *self;
-        Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
-    }
-}
 
 /// An order that has been carried out.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +66,7 @@ struct Live {
     cookie: u64,
     arrived_ns: u64,
     issued_ns: u64,
-    /// See [`Order::is_void`].
+    /// See [`Volume::void`](crate::shard::volume::Volume::void).
     is_void: bool,
     /// The device has it, and the policy that let it go is gone, or will be.
     is_orphan: bool,
@@ -412,19 +374,21 @@ impl<P: Port, D: Device> DataPath<P, D> {
     ) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the front end asked has_room first");
         // Whose device zeroes by its map is charged for that.
-        let op = match order.op {
-            Op::WriteZeroes if self.device.zeroes_by_map(order.file, order.no_hole) => Op::Discard,
+        let op = match order.op() {
+            Op::WriteZeroes if self.device.zeroes_by_map(order.file(), order.no_hole()) => {
+                Op::Discard
+            }
             op => op,
         };
         let Charged { offset, length, stands_alone } = self.charged(order);
-        let request = Request::new(tag, order.flow, op, offset, length);
-        let stands_alone = stands_alone || order.fua;
+        let request = Request::new(tag, order.flow(), op, offset, length);
+        let stands_alone = stands_alone || order.fua();
         if stands_alone {
-            self.port.barrier(order.flow);
+            self.port.barrier(order.flow());
         }
         let submitted = self.port.submit(now_ns, &request, &mut self.wake);
         if stands_alone {
-            self.port.barrier(order.flow);
+            self.port.barrier(order.flow());
         }
         let submitted = match submitted {
             Ok(submitted) => submitted,
@@ -435,26 +399,26 @@ impl<P: Port, D: Device> DataPath<P, D> {
         };
         // A write is counted before the device can have its data, which `WriteBack` relies on.
         // Orders without work write nothing and sync nothing.
-        let covers = if order.is_void {
+        let covers = if order.is_void() {
             0
         } else {
-            self.write_back.begin(usize::from(self.id.0), order.tenant, order.op)
+            self.write_back.begin(usize::from(self.id.0), order.tenant(), order.op())
         };
         // The policy names the class when it lets the request go.
         let command = order.command(tag, Class::Medium);
         self.live[tag.0 as usize] = Some(Live {
             command,
-            tenant: order.tenant,
-            cookie: order.cookie,
+            tenant: order.tenant(),
+            cookie: order.cookie(),
             arrived_ns: now_ns,
             issued_ns: 0,
-            is_void: order.is_void,
+            is_void: order.is_void(),
             is_orphan: false,
             covers,
             after: None,
         });
-        self.stats[usize::from(order.tenant)].arrive(now_ns);
-        self.changed[usize::from(order.tenant)] = true;
+        self.stats[usize::from(order.tenant())].arrive(now_ns);
+        self.changed[usize::from(order.tenant())] = true;
         self.observed.arrived(now_ns, tag);
         if self.recorder.is_some() {
             self.note(now_ns, Kind::Arrive, tag);
@@ -468,9 +432,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
     /// An order as its flow is charged for it.
     #[inline]
     fn charged(&self, order: &Order) -> Charged {
-        let &Order { op, offset, length, .. } = order;
-        if op == Op::Flush && !order.is_void {
-            let length = self.charges.flush_bytes(order.tenant);
+        let (op, offset, length) = (order.op(), order.offset(), order.length());
+        if op == Op::Flush && !order.is_void() {
+            let length = self.charges.flush_bytes(order.tenant());
             return Charged { offset, length, stands_alone: false };
         }
         charge::of_data(op, offset, length, self.block)

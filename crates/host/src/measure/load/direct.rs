@@ -96,7 +96,7 @@ impl<P: Port, D: Device> Client<P, D> {
         }
         while let Ok(message) = self.inbox.try_recv() {
             match message {
-                Message::Front(()) => {}
+                Message::Front(()) | Message::Wipe(_) | Message::EndWipes(_) => {}
                 // The asker may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
                 Message::Forget(_) | Message::Record(_) => {}
@@ -140,7 +140,7 @@ impl<P: Port, D: Device> Client<P, D> {
         for index in 0..self.front.jobs.len() {
             while self.path.has_room() {
                 let Some(order) = self.front.next(index, now_ns) else { break };
-                self.stats[usize::from(order.tenant)].in_flight += 1;
+                self.stats[usize::from(order.tenant())].in_flight += 1;
                 // SAFETY: the buffer left `idle`, and returns there when the order is finished;
                 // until then nobody touches it, and the region lives as long as the front end,
                 // which outlives its orders.

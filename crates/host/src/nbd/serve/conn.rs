@@ -23,7 +23,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use fairq_core::{FlowId, Port};
+use fairq_core::Port;
 use io_uring::{opcode, types};
 
 use crate::device::Device;
@@ -40,6 +40,7 @@ use crate::nbd::wire::proto::{
 use crate::nbd::wire::reply::{BlockStatus, ReplyStyle, STATE_HOLE, STATE_ZERO};
 use crate::observe::log_limit::STRANGERS;
 use crate::shard::path::{DataPath, Finished};
+use crate::shard::volume::Volume;
 
 mod ending;
 
@@ -55,19 +56,6 @@ const DIRECT_PAYLOAD: u64 = 16 << 10;
 /// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been
 /// received is then still in a cache when the device takes it.
 const PAYLOAD_PART: usize = 8 * CHUNK as usize;
-
-/// What a connection is allowed, and what it serves.
-#[derive(Clone, Debug)]
-pub struct Volume {
-    /// The tenant's index.
-    pub tenant: u16,
-    /// The tenant's flow.
-    pub flow: FlowId,
-    /// Which of the device's files.
-    pub file: u16,
-    /// Where in the file the tenant's range begins, in bytes.
-    pub base: u64,
-}
 
 /// Bounds of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -428,7 +416,13 @@ impl Conn {
                 continue;
             }
             let cookie = cookie(self.index, index, op.submitted);
-            let order = op.next_order(&self.volume, path.device(), cookie);
+            let order = match op.next_order(&self.volume, path.device(), cookie) {
+                Ok(order) => order,
+                Err(error) => {
+                    op.errno = error.errno();
+                    continue;
+                }
+            };
             // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until
             // the order is finished (`finished` counts `outstanding` down to 0 before the op goes
             // on).

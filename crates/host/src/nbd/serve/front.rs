@@ -10,14 +10,14 @@ use crate::device::Device;
 use crate::io::budget::Budget;
 use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
-use crate::nbd::serve::conn::{self, Conn, Limits, Volume};
+use crate::nbd::serve::conn::{self, Conn, Limits};
 use crate::nbd::serve::survey::SurveyClient;
-use crate::nbd::serve::wipe::{Wipe, is_wipe};
 use crate::nbd::session::place::Place;
 use crate::nbd::session::revoked::{CertificateId, Revoked};
 use crate::nbd::wire::proto::Negotiated;
 use crate::shard::Front;
 use crate::shard::path::{DataPath, Finished};
+use crate::shard::volume::Volume;
 
 /// How much of a connection's memory is registered with the ring: enough for a deep queue of small
 /// requests.
@@ -56,8 +56,6 @@ pub struct Pass {
 pub enum Message {
     /// Serve this connection.
     Connect(Box<Connect>),
-    /// Make a range read as zeroes.
-    Wipe(Box<Wipe>),
     /// This flow is no more: its connections end when they have answered what they have in flight,
     /// or at once.
     Detach {
@@ -82,8 +80,6 @@ pub enum Message {
 pub struct NbdFront {
     conns: Vec<Option<Conn>>,
     passes: Vec<Pass>,
-    /// Ranges that are being zeroed.
-    wipes: Vec<Wipe>,
     /// Where connections ask what their ranges hold.
     survey: SurveyClient,
     /// Connections to which something has happened since they were last flushed.
@@ -111,7 +107,6 @@ impl NbdFront {
         NbdFront {
             conns: (0..most).map(|_| None).collect(),
             passes: (0..most).map(|_| Pass::default()).collect(),
-            wipes: Vec::new(),
             survey,
             active: Vec::with_capacity(most),
             is_active: vec![false; most],
@@ -195,9 +190,7 @@ impl Front for NbdFront {
             Message::Connect(_) if self.stopping => {
                 self.count.fetch_sub(1, Ordering::Relaxed);
             }
-            Message::Wipe(wipe) => self.wipes.push(*wipe),
             Message::Detach { flow, cut_off } => {
-                self.wipes.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
                 for index in 0..self.conns.len() {
                     if self.conns[index].as_ref().is_some_and(|conn| conn.is_of(flow))
                         && let Some(conn) = self.touch(index)
@@ -206,14 +199,10 @@ impl Front for NbdFront {
                     }
                 }
                 // By the flow: its slot may be another's by now.
-                let (conns, wipes) = (&self.conns, &self.wipes);
+                let conns = &self.conns;
                 path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
-                    if is_wipe(cookie) {
-                        wipes.iter().any(|wipe| wipe.is_of(flow) && wipe.has_cookie(cookie))
-                    } else {
-                        let conn = conns[conn::cookie_index(cookie)].as_ref();
-                        conn.is_some_and(|conn| conn.is_of(flow))
-                    }
+                    let conn = conns.get(conn::cookie_index(cookie)).and_then(Option::as_ref);
+                    conn.is_some_and(|conn| conn.is_of(flow))
                 });
                 self.take_finished(now_ns, path);
             }
@@ -290,22 +279,15 @@ impl Front for NbdFront {
             let conns = &self.conns;
             // One walk over all live requests, for all connections that have died in this turn.
             path.cancel(now_ns, libc::ECANCELED, |cookie| {
-                !is_wipe(cookie)
-                    && conns[conn::cookie_index(cookie)].as_ref().is_some_and(Conn::is_dead)
+                let conn = conns.get(conn::cookie_index(cookie)).and_then(Option::as_ref);
+                conn.is_some_and(Conn::is_dead)
             });
             self.take_finished(now_ns, path);
         }
-        self.wipes.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
     }
 
     fn finished(&mut self, _now_ns: u64, finished: Finished) {
-        if is_wipe(finished.cookie) {
-            self.wipes
-                .iter_mut()
-                .filter(|wipe| wipe.has_cookie(finished.cookie))
-                .for_each(|wipe| wipe.finished(finished.errno));
-            self.wipes.retain(|wipe| !wipe.is_over());
-        } else if let Some(conn) = self.touch(conn::cookie_index(finished.cookie)) {
+        if let Some(conn) = self.touch(conn::cookie_index(finished.cookie)) {
             conn.finished(finished);
         }
     }
@@ -344,7 +326,6 @@ impl Front for NbdFront {
 
     fn stop(&mut self) {
         self.stopping = true;
-        self.wipes.iter_mut().for_each(Wipe::cancel);
         for index in 0..self.conns.len() {
             if let Some(conn) = self.touch(index) {
                 conn.drain();
@@ -353,6 +334,6 @@ impl Front for NbdFront {
     }
 
     fn is_stopped(&self) -> bool {
-        self.conns.iter().all(Option::is_none) && self.wipes.iter().all(Wipe::is_over)
+        self.conns.iter().all(Option::is_none)
     }
 }

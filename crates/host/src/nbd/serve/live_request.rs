@@ -6,11 +6,10 @@ use fairq_core::Op;
 
 use crate::device::Device;
 use crate::io::memory::{Buffer, Memory};
-use crate::nbd::serve::conn::Volume;
 use crate::nbd::serve::transport::Outbox;
 use crate::nbd::wire::proto::{Command, CommandFlags, MAX_PAYLOAD, NbdError, Request};
 use crate::nbd::wire::reply::HeaderBuf;
-use crate::shard::path::Order;
+use crate::shard::volume::{Order, Piece, PieceError, Volume};
 
 /// The longest order made of a read or write, in bytes: long enough that a device reaches its
 /// bandwidth with a few, short enough that one delays others by a fraction of a millisecond, and is
@@ -150,57 +149,47 @@ impl LiveRequest {
         volume: &Volume,
         device: &D,
         cookie: u64,
-    ) -> Order {
+    ) -> Result<Order, PieceError> {
         let request = &self.request;
-        let is_void = self.is_void();
-        let (core_op, at, length, memory) = match request.command {
-            _ if is_void => {
+        let no_hole = request.flags.contains(CommandFlags::NO_HOLE);
+        let (op, at, length, memory) = match request.command {
+            _ if self.is_void() => {
                 self.is_flushed = true;
-                (Op::Flush, 0, 0, Memory::NONE)
+                return Ok(volume.void(cookie));
             }
             Command::Read | Command::Write => {
                 let chunk = self.chunk(self.submitted);
-                let core_op = if request.command == Command::Read { Op::Read } else { Op::Write };
+                let op = if request.command == Command::Read { Op::Read } else { Op::Write };
                 let memory =
                     self.buffer.as_ref().map_or(Memory::NONE, |buffer| buffer.memory_of(&chunk));
                 self.submitted += 1;
-                (core_op, u64::from(chunk.start), chunk.end - chunk.start, memory)
+                (op, u64::from(chunk.start), chunk.end - chunk.start, memory)
             }
             _ if request.command == Command::Flush || !self.has_pieces() => {
                 self.is_flushed = true;
                 (Op::Flush, 0, 0, Memory::NONE)
             }
             _ => {
-                let core_op =
+                let op =
                     if request.command == Command::Trim { Op::Discard } else { Op::WriteZeroes };
-                let no_hole = request.flags.contains(CommandFlags::NO_HOLE);
                 let is_written =
-                    core_op == Op::WriteZeroes && !device.zeroes_by_map(volume.file, no_hole);
+                    op == Op::WriteZeroes && !device.zeroes_by_map(volume.file, no_hole);
                 let longest = if is_written { u64::from(CHUNK) } else { DATALESS_CHUNK };
                 let at = self.submitted;
                 // It ends at a multiple of that in the file: no block is cut.
                 let length = (request.length - at)
                     .min(longest - (volume.base + request.offset + at) % longest);
                 self.submitted += length;
-                (core_op, at, length as u32, Memory::NONE)
+                (op, at, length as u32, Memory::NONE)
             }
         };
-        let offset = volume.base + request.offset + at;
-        Order {
-            tenant: volume.tenant,
-            flow: volume.flow,
-            op: core_op,
-            file: volume.file,
-            offset,
-            length,
+        volume.order(&Piece {
             // Zeroes and discards end with a flush instead, and the other commands write nothing.
-            fua: request.fua() && core_op == Op::Write,
-            no_hole: request.flags.contains(CommandFlags::NO_HOLE),
+            fua: request.fua() && op == Op::Write,
+            no_hole,
             fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
-            memory,
-            cookie,
-            is_void,
-        }
+            ..Piece::new(op, request.offset + at, length, memory, cookie)
+        })
     }
 
     /// Puts its reply in the outbox.
@@ -234,14 +223,15 @@ mod tests {
         use fairq_core::{Native, Policy, Weight, none::NonePolicy};
         let (policy, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let volume = Volume { tenant: 0, flow, file: 0, base: 0 };
+        let (tenant, file, base, size) = (0, 0, 0, length);
+        let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 1 };
         let request = Request { flags, command, cookie: 0, offset: 0, length };
         let mut op = LiveRequest { request, ..LiveRequest::idle() };
         let (device, mut orders) = (NullDevice::new(1 << 30), Vec::new());
         while op.is_submittable() {
-            let order = op.next_order(&volume, &device, 0);
-            assert!(!order.is_void);
-            orders.push((order.op, order.length, order.fua));
+            let order = op.next_order(&volume, &device, 0).unwrap();
+            assert!(!order.is_void());
+            orders.push((order.op(), order.length(), order.fua()));
         }
         assert!(op.is_finished());
         orders

@@ -6,4 +6,3 @@ mod live_request;
 pub(crate) mod pacing;
 pub mod survey;
 mod transport;
-pub mod wipe;

@@ -4,7 +4,7 @@ use std::io;
 
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::{Sfqd, SfqdPort};
-use fairq_core::{FlowStats, Growth, Native, Policy, SubmitError, Weight};
+use fairq_core::{FlowId, FlowStats, Growth, Native, Policy, SubmitError, Weight};
 
 use super::*;
 use crate::device::store::Store;
@@ -13,6 +13,7 @@ use crate::io::clock::Clock;
 use crate::io::memory::{Buffer, Region};
 use crate::io::wakers::Wakers;
 use crate::observe::interference::Served;
+use crate::shard::volume::{Piece, Volume};
 
 const TAGS: usize = 64;
 const BLOCK: u32 = 4096;
@@ -130,23 +131,9 @@ impl Bench {
     fn submit(&mut self, op: Op, block: u64, fua: bool) {
         let mut buffer = self.region.allocate(BLOCK).unwrap();
         buffer.bytes_mut().fill(if op == Op::Write { block as u8 + 1 } else { 0xee });
-        let (no_hole, fast_only, memory) = (false, false, buffer.memory());
         let (offset, cookie) = (block * u64::from(BLOCK), self.buffers.len() as u64);
-        let (tenant, flow, file, length) = (0, self.flow, 0, BLOCK);
-        let order = Order {
-            tenant,
-            flow,
-            op,
-            file,
-            offset,
-            length,
-            fua,
-            no_hole,
-            fast_only,
-            memory,
-            cookie,
-            is_void: false,
-        };
+        let piece = Piece { fua, ..Piece::new(op, offset, BLOCK, buffer.memory(), cookie) };
+        let order = volume(self.flow).order(&piece).unwrap();
         self.buffers.push(buffer);
         // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
         // all back.
@@ -268,6 +255,12 @@ impl Port for Spy {
     }
 }
 
+/// All of the device, as one tenant's.
+fn volume(flow: FlowId) -> Volume {
+    let (tenant, file, base, size) = (0, 0, 0, 1 << 20);
+    Volume { tenant, flow, file, base, size, read_only: false, block: 1 }
+}
+
 /// What the policy hears is what the tenant is charged for: blocks that a write cuts, the time of
 /// flushes, and orders that the device never sees.
 #[test]
@@ -276,27 +269,18 @@ fn the_policy_hears_what_a_request_costs() {
     let (mut path, _) = bench.path.with(Spy::default());
     path.block = 512;
     let buffer = bench.region.allocate(BLOCK).unwrap();
-    let order = |op, offset, length, is_void| Order {
-        tenant: 0,
-        flow: bench.flow,
-        op,
-        file: 0,
-        offset,
-        length,
-        fua: false,
-        no_hole: false,
-        fast_only: false,
-        memory: if length > 0 { buffer.memory() } else { Memory::NONE },
-        cookie: 0,
-        is_void,
+    let volume = volume(bench.flow);
+    let order = |op, offset, length| {
+        let memory = if length > 0 { buffer.memory() } else { Memory::NONE };
+        volume.order(&Piece::new(op, offset, length, memory, 0)).unwrap()
     };
     let orders = [
-        (order(Op::Read, 0, BLOCK, false), 100_000),
-        (order(Op::Write, 5, 1, false), 100_000),
-        (order(Op::Flush, 0, 0, true), 0),
-        (order(Op::Flush, 0, 0, false), 1_000_000),
-        (order(Op::Flush, 0, 0, false), 1_000_000),
-        (order(Op::Flush, 0, 0, true), 0),
+        (order(Op::Read, 0, BLOCK), 100_000),
+        (order(Op::Write, 5, 1), 100_000),
+        (volume.void(0), 0),
+        (order(Op::Flush, 0, 0), 1_000_000),
+        (order(Op::Flush, 0, 0), 1_000_000),
+        (volume.void(0), 0),
     ];
     let mut now_ns = 1;
     for (order, takes_ns) in orders {

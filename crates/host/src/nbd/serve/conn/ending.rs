@@ -12,6 +12,7 @@
 //! staged is cancelled; what is on the device runs to its end, since the device has its memory, and
 //! the connection's place is given back then.
 
+use fairq_core::FlowId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;

@@ -14,13 +14,13 @@ use fairq_core::{FlowId, Op, Port};
 use crate::device::Device;
 use crate::io::memory::Memory;
 use crate::io::ring::Ring;
-use crate::nbd::serve::conn::Volume;
-use crate::shard::path::{DataPath, Order};
+use crate::shard::path::{DataPath, Finished};
+use crate::shard::volume::{Piece, Volume};
 
 /// What is zeroed at a time, in bytes: where it has to be written it takes some milliseconds.
 /// Pieces end at multiples of it in the file, so that no block is cut.
 const PIECE: u64 = 2 << 20;
-/// Marks cookies that are no connection's.
+/// Marks cookies that are no front end's.
 const COOKIE: u64 = 1 << 63;
 /// Not over.
 const RUNS: i32 = -1;
@@ -107,17 +107,17 @@ impl Wipe {
         Wipe { volume, state, at: 0, is_outstanding: false, is_flushed: false }
     }
 
-    pub(super) fn is_of(&self, flow: FlowId) -> bool {
+    fn is_of(&self, flow: FlowId) -> bool {
         self.volume.flow == flow
     }
 
     /// Whether nothing more will happen to it.
-    pub(super) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         !self.is_outstanding && self.state.outcome().is_some()
     }
 
     /// Ends it where it is.
-    pub(super) fn cancel(&mut self) {
+    fn cancel(&mut self) {
         self.end(libc::ECANCELED);
     }
 
@@ -134,12 +134,12 @@ impl Wipe {
 
     /// Whether this order is its own. The wipe of a tenant that had the slot before may be here
     /// still, without an order.
-    pub(super) fn has_cookie(&self, cookie: u64) -> bool {
+    fn has_cookie(&self, cookie: u64) -> bool {
         self.is_outstanding && self.cookie() == cookie
     }
 
     /// Submits the next piece, if there is room and the last one is done.
-    pub(super) fn submit<P: Port, D: Device>(
+    fn submit<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
         ring: &mut Ring,
@@ -149,22 +149,9 @@ impl Wipe {
             return;
         }
         let length = (self.state.size - self.at).min(PIECE - (self.volume.base + self.at) % PIECE);
-        let (op, offset) =
-            if length > 0 { (Op::WriteZeroes, self.volume.base + self.at) } else { (Op::Flush, 0) };
-        let order = Order {
-            tenant: self.volume.tenant,
-            flow: self.volume.flow,
-            op,
-            file: self.volume.file,
-            offset,
-            length: length as u32,
-            fua: false,
-            no_hole: false,
-            fast_only: false,
-            memory: Memory::NONE,
-            cookie: self.cookie(),
-            is_void: false,
-        };
+        let op = if length > 0 { Op::WriteZeroes } else { Op::Flush };
+        let piece = Piece::new(op, self.at, length as u32, Memory::NONE, self.cookie());
+        let Ok(order) = self.volume.order(&piece) else { return self.end(libc::EINVAL) };
         // SAFETY: the order has no memory.
         match unsafe { path.submit(now_ns, ring, &order) } {
             Ok(()) => {
@@ -178,7 +165,7 @@ impl Wipe {
     }
 
     /// Takes the end of its order.
-    pub(super) fn finished(&mut self, errno: i32) {
+    fn finished(&mut self, errno: i32) {
         self.is_outstanding = false;
         self.state.done.store(self.at, Ordering::Relaxed);
         // An order that was taken back with its tenant is no failure of the device.
@@ -195,7 +182,63 @@ impl Wipe {
     }
 }
 
-/// Whether an order's cookie is a wipe's.
-pub(super) fn is_wipe(cookie: u64) -> bool {
-    cookie & COOKIE != 0
+/// The ranges that a shard zeroes.
+#[derive(Default)]
+pub(super) struct Wipes(Vec<Wipe>);
+
+impl Wipes {
+    /// Begins with this one.
+    pub(super) fn push(&mut self, wipe: Wipe) {
+        self.0.push(wipe);
+    }
+
+    /// Submits a piece of each that has none on its way.
+    pub(super) fn submit<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
+        self.0.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
+    }
+
+    /// Ends those of a flow that has been removed.
+    pub(super) fn cancel<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        path: &mut DataPath<P, D>,
+        flow: FlowId,
+    ) {
+        self.0.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
+        // By the flow: its slot may be another's by now.
+        let wipes = &self.0;
+        path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
+            wipes.iter().any(|wipe| wipe.is_of(flow) && wipe.has_cookie(cookie))
+        });
+        // Only orders that were cancelled are finished here: all others were taken before.
+        while let Some(finished) = path.finished() {
+            self.finished(finished);
+        }
+    }
+
+    /// Ends all of them.
+    pub(super) fn stop(&mut self) {
+        self.0.iter_mut().for_each(Wipe::cancel);
+    }
+
+    /// Whether none is going on.
+    pub(super) fn are_over(&self) -> bool {
+        self.0.iter().all(Wipe::is_over)
+    }
+
+    /// Takes the end of an order if the order is one of these wipes'.
+    pub(super) fn finished(&mut self, Finished { cookie, errno }: Finished) -> bool {
+        if cookie & COOKIE == 0 {
+            return false;
+        }
+        let own = self.0.iter_mut().filter(|wipe| wipe.has_cookie(cookie));
+        own.for_each(|wipe| wipe.finished(errno));
+        self.0.retain(|wipe| !wipe.is_over());
+        true
+    }
 }
