@@ -132,8 +132,9 @@ fn server_config(
         tags: limits.tags(connections),
         handshake: HandshakeOptions {
             tls: tls_mode(plan.tls.as_ref())?,
-            ..HandshakeOptions::default()
+            timeout: plan.timeouts.handshake,
         },
+        timeouts: plan.timeouts.server,
     })
 }
 

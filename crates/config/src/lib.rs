@@ -8,7 +8,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`settings`] | a server's configuration as a whole: file, flags, plan |
-//! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`], [`listen`], [`access`] | its parts |
+//! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`], [`listen`], [`access`], [`timeouts`] | its parts |
 //! | [`engine`] | devices opened, policies built for the machine at hand |
 //! | [`flags`] | flags that several commands have |
 //! | [`units`], [`pairs`] | numbers with units; `key=value` lists |
@@ -33,5 +33,6 @@ pub mod refusal;
 pub mod settings;
 pub mod table;
 pub mod tenant;
+pub mod timeouts;
 pub mod units;
 pub mod weight;

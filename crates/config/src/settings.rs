@@ -28,6 +28,7 @@ use crate::pairs::explain;
 use crate::policy::{PolicyConfig, PolicyTable};
 use crate::refusal::Refusal;
 use crate::tenant::{Tenant, TenantTable};
+use crate::timeouts::{Timeouts, TimeoutsTable};
 use crate::units::{Size, exact_size};
 use crate::weight::Cgroups;
 use crate::{keys, weight};
@@ -151,6 +152,8 @@ pub struct Settings {
     pub tls: TlsTable,
     #[serde(default)]
     pub limits: LimitsTable,
+    #[serde(default)]
+    pub timeouts: TimeoutsTable,
     pub status: Option<bool>,
     pub log: Option<String>,
 }
@@ -318,6 +321,7 @@ impl Settings {
             cpus: flags.cpus.or(self.cpus),
             tls: keys::overlay(&self.tls, &flags.tls),
             limits: keys::overlay(&self.limits, &flags.limits),
+            timeouts: keys::overlay(&self.timeouts, &flags.timeouts),
             status: flags.status.or(self.status),
             log: flags.log.or(self.log),
         }
@@ -414,6 +418,8 @@ pub struct Plan {
     pub tls: Option<Tls>,
     /// Bounds.
     pub limits: Limits,
+    /// How long to wait for others.
+    pub timeouts: Timeouts,
     /// Status lines even where there is no terminal.
     pub status: bool,
 }
@@ -447,6 +453,7 @@ impl Settings {
             cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
             tls,
             limits: complete_limits(&self.limits)?,
+            timeouts: self.timeouts.complete()?,
             status: self.status.unwrap_or(false),
         })
     }

@@ -12,6 +12,7 @@ use fairq_config::listen::Listen;
 use fairq_config::policy::PolicyTable;
 use fairq_config::settings::{LimitsTable, Settings, TlsMode, TlsTable};
 use fairq_config::tenant::TenantTable;
+use fairq_config::timeouts::TimeoutsTable;
 use fairq_config::units::Size;
 use toml::Spanned;
 
@@ -161,6 +162,7 @@ impl ServeArgs {
                 memory_per_connection: self.memory_per_connection,
                 depth_per_connection: self.depth_per_connection,
             },
+            timeouts: TimeoutsTable::default(),
             status: flag(self.status),
             log: None,
         }

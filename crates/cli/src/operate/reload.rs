@@ -1,6 +1,6 @@
 //! The configuration file is read again: what has changed in it is changed in the server.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fairq_config::caps::{KEYS, Written};
 use fairq_config::group;
@@ -17,9 +17,6 @@ use super::groups::Place;
 use super::latency;
 use super::methods::by_name;
 use crate::parts::tls_mode;
-
-/// How long a reload that SIGHUP asked for waits for file systems.
-const RELOAD_MAX: Duration = Duration::from_secs(30);
 
 impl Console {
     /// The same, and it is in the log, whoever asked.
@@ -51,7 +48,9 @@ impl Console {
     /// Does what SIGHUP asks for, again each second while a file system takes its time.
     pub(super) fn reload_asked(&mut self, admin: &mut dyn Admin, asked: Instant) {
         self.reload_due = match self.reload_told(admin) {
-            Err(error) if error.is_temporary() && asked.elapsed() < RELOAD_MAX => Some(asked),
+            Err(error) if error.is_temporary() && asked.elapsed() < self.plan.timeouts.range => {
+                Some(asked)
+            }
             Err(error) if error.is_temporary() => {
                 tracing::error!("cannot reload, nothing has changed: {error}");
                 None

@@ -1,15 +1,10 @@
 //! What the operator is told of the storage behind the tenants, and does about it.
 
-use std::time::Duration;
-
 use fairq_host::server::{Admin, Status, StoreStatus, TenantList};
 use serde_json::{Value, json};
 
 use super::Console;
 use super::rpc::Fault;
-
-/// How long a tenant that is added waits for requests of removed ones that had its range.
-const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The names of tenants whose flushes fail, since data that they wrote may be lost.
 pub(super) fn write_back_errors(tenants: &TenantList, now: &Status) -> Value {
@@ -99,9 +94,10 @@ impl Console {
     /// Removes tenants again that have waited too long for requests of others that were removed:
     /// what is on a device can be waited for only.
     pub(super) fn give_up_waiting(&mut self, admin: &mut dyn Admin) {
+        let longest = self.plan.timeouts.range;
         for member in admin.tenants().members() {
             let Some(wiping) = &member.preparing else { continue };
-            if wiping.waited().is_none_or(|waited| waited < WAIT_MAX) {
+            if wiping.waited().is_none_or(|waited| waited < longest) {
                 continue;
             }
             let (tenant, waits_for) = (&member.tenant.name, wiping.waits_for().join(", "));
@@ -110,7 +106,7 @@ impl Console {
                 waits_for,
                 "not added: requests of removed tenants that had its range or file are still \
                  under way after {} s; see to the device, then add it again",
-                WAIT_MAX.as_secs()
+                longest.as_secs_f64()
             );
             if let Err(fault) = self.remove(admin, tenant) {
                 tracing::error!(tenant, "cannot be removed again: {}", fault.message());

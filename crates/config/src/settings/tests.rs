@@ -77,6 +77,7 @@ fn the_example_file_is_read_and_names_every_key() {
     assert_eq!(plan.tenants[0].identity, Some("db.example.org".into()));
     assert!(plan.tls.unwrap().is_required);
     assert_eq!(plan.limits, Limits::default(), "the example shows the defaults");
+    assert_eq!(plan.timeouts, Timeouts::default());
 
     // A key that the program knows and the example does not show would be one that nobody finds.
     let allowed = |table: &str| {
@@ -90,6 +91,7 @@ fn the_example_file_is_read_and_names_every_key() {
         "policy={x=1}",
         "tls={x=1}",
         "limits={x=1}",
+        "timeouts={x=1}",
         "[[tenant]]\nx=1",
         "[[group]]\nx=1",
     ] {
@@ -222,6 +224,10 @@ fn what_does_not_fit_together_is_refused_with_the_cure() {
     assert_eq!(
         refusal("limits.connections = 0"),
         "limits: connections 0 is not in 1..65536: the default is 256"
+    );
+    assert_eq!(
+        refusal("timeouts.call = \"9s\""),
+        "timeouts: call 9s is not in 10ms..8s: the default is 8s"
     );
     assert_eq!(
         refusal("limits.memory-per-connection = \"4k\""),

@@ -132,7 +132,7 @@ impl ControlThread<'_> {
                 _ => listen::bind(at).map_err(fail)?,
             };
             for listener in listeners {
-                tokio::spawn(asks::serve_http(listener, asks.clone()));
+                tokio::spawn(asks::serve_http(listener, asks.clone(), config.timeouts));
             }
         }
         // The last: a program that reaches the control socket finds all the others.
@@ -141,6 +141,7 @@ impl ControlThread<'_> {
             tokio::spawn(asks::serve_control(
                 listen::bind_private(path).map_err(fail)?,
                 asks.clone(),
+                config.timeouts,
             ));
         }
         places.extend(self.listeners.iter().map(|listening| listening.at.clone()));
@@ -151,7 +152,7 @@ impl ControlThread<'_> {
 /// Accepts connections for ever.
 async fn accept(server: Arc<Server>, listener: Listener) {
     loop {
-        match listener.accept().await {
+        match listener.accept(server.config.timeouts.peer).await {
             Ok((stream, peer)) => {
                 let (seat, must_leave) = server.handshakes.enter();
                 let server = server.clone();

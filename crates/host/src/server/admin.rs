@@ -70,7 +70,7 @@ pub struct StoreStatus {
     pub on_device: u64,
     /// For how long it has had the oldest of them, as of the last half second.
     pub oldest: Duration,
-    /// Whether that is longer than [`STUCK_AFTER`](crate::server::STUCK_AFTER).
+    /// Whether that is longer than [`Timeouts::stuck`](crate::server::Timeouts::stuck).
     pub is_stuck: bool,
     /// The state of its policy.
     pub policy: Stats,

@@ -10,8 +10,9 @@
 //! that way is for the operator to guard.
 //!
 //! **Bounds.** [`CONNECTIONS`] of the control socket, [`HTTP_CONNECTIONS`] of HTTP, lines of at
-//! most [`LINE`] bytes, bodies of [`BODY`], and a client that takes longer than [`PATIENCE`] to
-//! take an answer or to finish a line is cut off; one that is silent between lines is not.
+//! most [`LINE`] bytes, bodies of [`BODY`], and a client that takes longer than
+//! [`Timeouts::http`](super::Timeouts::http) to take an answer or to finish a line is cut off; one
+//! that is silent between lines is not.
 //! Strangers reach HTTP, so a new connection there never waits for slow ones: see [`Crowd`].
 //!
 //! **Descriptors.** When none are left, an HTTP connection takes that of the one that was silent
@@ -36,6 +37,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::Timeouts;
 use super::crowd::{Crowd, Seat, Watched};
 use super::listen::{Listener, Stream};
 use crate::observe::log_limit::STRANGERS;
@@ -50,11 +52,7 @@ const CONNECTIONS: usize = 32;
 const HTTP_CONNECTIONS: usize = 128;
 /// Descriptors kept back for the control socket.
 const RESERVE: usize = 4;
-/// How long a client may take to take an answer, or from a line's first byte to its last.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long a call may take that waits for a file system, and how often it is made meanwhile.
-const CALL_MAX: Duration = Duration::from_secs(8);
+/// How often a call that waits for a file system is made meanwhile.
 const CALL_PERIOD: Duration = Duration::from_millis(20);
 
 /// What came of a line of the control socket.
@@ -63,7 +61,7 @@ pub struct Reply {
     /// The answer; none if the line asked for none.
     pub text: Option<String>,
     /// Whether the call has begun something that goes on. The same line is then given again, for
-    /// 8 s at most, and the last answer counts.
+    /// [`Timeouts::call`](super::Timeouts::call) at most, and the last answer counts.
     pub is_unfinished: bool,
 }
 
@@ -88,16 +86,16 @@ pub struct Door(pub SocketAddr);
 pub(super) type Asks = mpsc::Sender<Ask>;
 
 /// Serves the control socket for ever.
-pub(super) async fn serve_control(listener: Listener, asks: Asks) {
+pub(super) async fn serve_control(listener: Listener, asks: Asks, timeouts: Timeouts) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let reserve = Arc::new(Reserve::new());
     loop {
         let permit = permits.clone().acquire_owned().await.expect("never closed");
-        match listener.accept().await {
+        match listener.accept(timeouts.peer).await {
             Ok((Stream::Unix(mut stream), _)) => {
                 let (asks, reserve) = (asks.clone(), reserve.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = control(&mut stream, asks).await {
+                    if let Err(error) = control(&mut stream, asks, timeouts).await {
                         tracing::debug!(%error, "a control connection ended");
                     }
                     reserve.take_back(stream);
@@ -148,7 +146,7 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// One connection of the control socket.
-async fn control(stream: &mut UnixStream, asks: Asks) -> io::Result<()> {
+async fn control(stream: &mut UnixStream, asks: Asks, timeouts: Timeouts) -> io::Result<()> {
     if !is_ours(stream)? {
         return Ok(());
     }
@@ -160,7 +158,7 @@ async fn control(stream: &mut UnixStream, asks: Asks) -> io::Result<()> {
         }
         let mut line = Vec::new();
         let mut bounded = (&mut reader).take(LINE);
-        timeout(PATIENCE, bounded.read_until(b'\n', &mut line)).await??;
+        timeout(timeouts.http, bounded.read_until(b'\n', &mut line)).await??;
         if line.last() != Some(&b'\n') && line.len() as u64 == LINE {
             return Err(io::Error::other("a line longer than 1 MiB"));
         }
@@ -169,16 +167,16 @@ async fn control(stream: &mut UnixStream, asks: Asks) -> io::Result<()> {
             continue;
         }
         // Without an answer the server is ending, or none is wanted.
-        if let Some(mut answer) = called(&line, &asks).await {
+        if let Some(mut answer) = called(&line, &asks, timeouts.call).await {
             answer.push('\n');
-            timeout(PATIENCE, writer.write_all(answer.as_bytes())).await??;
+            timeout(timeouts.http, writer.write_all(answer.as_bytes())).await??;
         }
     }
 }
 
-/// Makes a call, again while it is unfinished; the answer.
-async fn called(line: &str, asks: &Asks) -> Option<String> {
-    let deadline = Instant::now() + CALL_MAX;
+/// Makes a call, again while it is unfinished and for `longest` at most; the answer.
+async fn called(line: &str, asks: &Asks, longest: Duration) -> Option<String> {
+    let deadline = Instant::now() + longest;
     loop {
         let (reply, answer) = oneshot::channel();
         asks.send(Ask::Call(line.to_owned(), reply)).await.ok()?;
@@ -203,10 +201,10 @@ fn is_ours(stream: &UnixStream) -> io::Result<bool> {
 }
 
 /// Serves HTTP for ever.
-pub(super) async fn serve_http(listener: Listener, asks: Asks) {
+pub(super) async fn serve_http(listener: Listener, asks: Asks, timeouts: Timeouts) {
     let crowd = Crowd::new(HTTP_CONNECTIONS);
     loop {
-        let stream = match listener.accept().await {
+        let stream = match listener.accept(timeouts.peer).await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 make_room(&error, &crowd).await;
@@ -216,7 +214,7 @@ pub(super) async fn serve_http(listener: Listener, asks: Asks) {
         let (asks, (seat, must_leave)) = (asks.clone(), crowd.enter());
         tokio::spawn(async move {
             tokio::select! {
-                () = welcome(stream, seat, asks) => {}
+                () = welcome(stream, seat, asks, timeouts.http) => {}
                 Ok(()) = must_leave => {
                     tracing::debug!("an HTTP connection was silent for longest and had to go");
                 }
@@ -226,33 +224,38 @@ pub(super) async fn serve_http(listener: Listener, asks: Asks) {
 }
 
 /// Serves HTTP on a connection if its client may ask.
-async fn welcome(stream: Stream, seat: Seat, asks: Asks) {
+async fn welcome(stream: Stream, seat: Seat, asks: Asks, patience: Duration) {
     match stream {
         Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => {
-            http(Watched::new(stream, Some(seat)), None, asks).await;
+            http(Watched::new(stream, Some(seat)), None, asks, patience).await;
         }
         Stream::Unix(_) => {}
         // Without an address its client has gone.
         Stream::Tcp(stream) => {
             if let Ok(at) = stream.local_addr() {
-                http(Watched::new(stream, Some(seat)), Some(Door(at)), asks).await;
+                http(Watched::new(stream, Some(seat)), Some(Door(at)), asks, patience).await;
             }
         }
     }
 }
 
 /// One HTTP connection.
-async fn http<S: AsyncRead + AsyncWrite + Unpin>(stream: S, door: Option<Door>, asks: Asks) {
+async fn http<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    door: Option<Door>,
+    asks: Asks,
+    patience: Duration,
+) {
     let service = hyper::service::service_fn(move |request| {
         let asks = asks.clone();
-        async move { Ok::<_, Infallible>(answer(request, door, &asks).await) }
+        async move { Ok::<_, Infallible>(answer(request, door, &asks, patience).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(patience)
         .serve_connection(TokioIo::new(stream), service);
     // Also the time that a client may keep a connection: a new one costs it nothing.
-    if let Ok(Err(error)) = timeout(6 * PATIENCE, connection).await {
+    if let Ok(Err(error)) = timeout(6 * patience, connection).await {
         tracing::debug!(%error, "an HTTP connection ended");
     }
 }
@@ -261,6 +264,7 @@ async fn answer(
     request: Request<Incoming>,
     door: Option<Door>,
     asks: &Asks,
+    patience: Duration,
 ) -> Response<Full<Bytes>> {
     let refuse = |status: StatusCode, text: &'static str| {
         let mut response = Response::new(Full::from(text));
@@ -268,7 +272,7 @@ async fn answer(
         response
     };
     let (head, body) = request.into_parts();
-    let Ok(Ok(body)) = timeout(PATIENCE, Limited::new(body, BODY).collect()).await else {
+    let Ok(Ok(body)) = timeout(patience, Limited::new(body, BODY).collect()).await else {
         return refuse(
             StatusCode::PAYLOAD_TOO_LARGE,
             "the body is longer than 64 KiB, or took too long to come\n",

@@ -25,8 +25,7 @@ use crate::server::closing::Closing;
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Group, Listen, STUCK_AFTER, Server, Status, StoreStatus,
-    Tenant, TenantList,
+    Admin, AdminError, BuiltPolicy, Group, Listen, Server, Status, StoreStatus, Tenant, TenantList,
 };
 use crate::shard::Meeting;
 use crate::shard::stores::Names;
@@ -257,7 +256,7 @@ impl ControlThread<'_> {
         }
         schedulers.hurry();
         let schedulers = std::mem::replace(&mut self.schedulers, schedulers);
-        let meeting = self.server.shards.change(ports);
+        let meeting = self.server.shards.change(ports, self.server.config.timeouts.change);
         self.leaving = Some(Leaving { schedulers, meeting, since: Instant::now() });
         Ok(())
     }
@@ -265,6 +264,7 @@ impl ControlThread<'_> {
     /// The stores that have files, and what is on them.
     fn stores(&self, totals: &Totals) -> Vec<StoreStatus> {
         let names = self.device.stores().into_iter().enumerate();
+        let stuck = self.server.config.timeouts.stuck;
         let status = |(number, name)| {
             // Shards tell of stores only as far as they have requests there.
             let StoreLoad { on_device, oldest_ns } =
@@ -272,7 +272,7 @@ impl ControlThread<'_> {
             let oldest = Duration::from_nanos(oldest_ns);
             let policy = self.schedulers.stats_of(number);
             let number = number as u16;
-            let is_stuck = oldest >= STUCK_AFTER;
+            let is_stuck = oldest >= stuck;
             StoreStatus { number, name, on_device, oldest, is_stuck, policy }
         };
         names.map(status).collect()

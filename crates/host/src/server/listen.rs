@@ -11,9 +11,6 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// How long a TCP client may be silent on the wire, keepalive probes and acknowledgements included.
-const PEER_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
@@ -64,8 +61,8 @@ pub(super) enum Stream {
 }
 
 impl Listener {
-    /// The next connection, and its peer.
-    pub(super) async fn accept(&self) -> io::Result<(Stream, String)> {
+    /// The next connection, and its peer; one over TCP may be silent for `peer_timeout`.
+    pub(super) async fn accept(&self, peer_timeout: Duration) -> io::Result<(Stream, String)> {
         match self {
             Listener::Unix { listener, .. } => listener
                 .accept()
@@ -75,7 +72,7 @@ impl Listener {
                 let (stream, peer) = listener.accept().await?;
                 // Requests are small and waited for.
                 let _ = stream.set_nodelay(true);
-                notice_death(&stream);
+                notice_death(&stream, peer_timeout);
                 Ok((Stream::Tcp(stream), peer.to_string()))
             }
         }
@@ -108,15 +105,17 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
     }
 }
 
-/// Has the kernel end a connection whose peer has not been heard of for [`PEER_TIMEOUT`]: a machine
-/// that has lost its power or its network says no good-bye. That holds for one that does not take
+/// Has the kernel end a connection whose peer has not been heard of for `timeout`: a machine that
+/// has lost its power or its network says no good-bye. That holds for one that does not take
 /// its replies, too. A socket without these options is served all the same.
-fn notice_death(stream: &TcpStream) {
+fn notice_death(stream: &TcpStream, timeout: Duration) {
+    // The kernel counts these in whole seconds.
+    let part = |of: u32| (timeout / of).max(Duration::from_secs(1));
     let _ = sockopt::set_socket_keepalive(stream, true);
-    let _ = sockopt::set_tcp_keepidle(stream, PEER_TIMEOUT / 3);
-    let _ = sockopt::set_tcp_keepintvl(stream, PEER_TIMEOUT / 6);
+    let _ = sockopt::set_tcp_keepidle(stream, part(3));
+    let _ = sockopt::set_tcp_keepintvl(stream, part(6));
     let _ = sockopt::set_tcp_keepcnt(stream, 4);
-    let _ = sockopt::set_tcp_user_timeout(stream, PEER_TIMEOUT.as_millis() as u32);
+    let _ = sockopt::set_tcp_user_timeout(stream, timeout.as_millis() as u32);
 }
 
 /// Listens on a Unix socket that only the same user may use.

@@ -11,7 +11,7 @@
 //!
 //! **The end.** SIGTERM or SIGINT: no more connections, no more requests; what is in flight is
 //! finished, answered and put on stable storage; then [`serve`] returns. Clients that do not take
-//! their answers within [`GRACE`] are cut off. A second signal ends the process at once. A server
+//! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at once. A server
 //! that drains ends in the same way when its last client has gone.
 
 use std::io;
@@ -75,8 +75,6 @@ use crowd::Crowd;
 use schedulers::Schedulers;
 use tenants::add_flows;
 
-/// How long clients may take to accept their last answers.
-pub const GRACE: Duration = Duration::from_secs(5);
 /// Handshakes under way at a time. In a crowd that comes as fast as it can, a client has the time
 /// in which so many connect to say something: some 50 ms.
 const MAX_HANDSHAKES: usize = 1024;
@@ -85,8 +83,6 @@ const MAX_HANDSHAKES: usize = 1024;
 const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
 /// What the control socket and scrapers have asked for and has not been looked at.
 const MAX_ASKS: usize = 16;
-/// A store that has not answered a request for so long is said to be stuck.
-pub const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// How often a server that drains looks whether its last client has gone.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
 /// How often a server that prepares a tenant's range, or closes one's file, looks how far that is.
@@ -131,6 +127,40 @@ pub struct Tenant {
     pub connections: Option<u32>,
 }
 
+/// How long a server waits for others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timeouts {
+    /// A TCP client may be silent on the wire for so long, keepalive probes and acknowledgements
+    /// included.
+    pub peer: Duration,
+    /// Clients may take so long to accept their last answers.
+    pub answers: Duration,
+    /// A store that has not answered a request for so long is said to be stuck.
+    pub stuck: Duration,
+    /// A change of the policy waits so long for requests to be carried out. A store that takes
+    /// longer would keep the tenants of all stores waiting.
+    pub change: Duration,
+    /// A call of the control socket may take so long if it waits for a file system.
+    pub call: Duration,
+    /// A client of HTTP or of the control socket may take so long to take an answer, and from the
+    /// first byte of what it asks to the last.
+    pub http: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        let seconds = Duration::from_secs;
+        Timeouts {
+            peer: seconds(30),
+            answers: seconds(5),
+            stuck: seconds(5),
+            change: seconds(3),
+            call: seconds(8),
+            http: seconds(10),
+        }
+    }
+}
+
 /// What to serve and how.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -158,6 +188,8 @@ pub struct Config {
     pub tags: usize,
     /// Handshakes.
     pub handshake: HandshakeOptions,
+    /// How long to wait for others.
+    pub timeouts: Timeouts,
 }
 
 /// The program that runs the server: is told how it goes, and says what its control socket means.
@@ -512,10 +544,11 @@ async fn run(
 /// Tells the shards to end, and cuts off clients that do not let them.
 async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let server = control.server.clone();
+    let patience = server.config.timeouts.answers;
     for shard in 0..server.shards.count() {
         server.shards.send(shard, Message::Stop);
     }
-    let deadline = Instant::now() + GRACE;
+    let deadline = Instant::now() + patience;
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
             tracing::warn!("clients do not take their answers: cutting them off");
@@ -526,7 +559,7 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
         control.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let deadline = Instant::now() + GRACE;
+    let deadline = Instant::now() + patience;
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
             // Requests on a device that hangs cannot be taken back, nor waited for.

@@ -15,8 +15,7 @@ use crate::nbd::serve::front::Message as NbdMessage;
 use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    AdminError, GRACE, Member, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError, Tenant,
-    TenantList,
+    AdminError, Member, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError, Tenant, TenantList,
 };
 use crate::shard::Message;
 use crate::shard::volume::Volume;
@@ -102,10 +101,11 @@ impl ControlThread<'_> {
         let flows = &self.flows;
         self.leftovers.retain(|(_, old)| flows[old.slot()] == *old);
         self.leftovers.push((tenant, flow));
+        let patience = self.server.config.timeouts.answers;
         // The server ends with its last owner, which this task must not be.
         let server = Arc::downgrade(&self.server);
         tokio::spawn(async move {
-            tokio::time::sleep(GRACE).await;
+            tokio::time::sleep(patience).await;
             if let Some(server) = server.upgrade() {
                 tell(&server, true);
             }

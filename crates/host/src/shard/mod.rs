@@ -52,10 +52,6 @@ pub mod wipe;
 /// events can be held back by a device that completes as fast as requests are issued.
 const INNER_TURNS: usize = 8;
 
-/// How long a change of the policy waits for requests to be carried out, in nanoseconds. A store
-/// that takes longer would keep the tenants of all stores waiting.
-const DRAIN_NS: u64 = 3_000_000_000;
-
 /// Where requests come from and replies go to; one per shard.
 pub trait Front: 'static {
     /// What other threads may tell it.
@@ -132,6 +128,8 @@ pub struct Change<D: Device, F: Front> {
     pub next: Box<dyn PolicyLoop<D, F>>,
     /// With the other shards, when nobody holds a request any more.
     pub meeting: Arc<Meeting>,
+    /// How long to wait for requests on stores that do not answer, in nanoseconds.
+    pub patience_ns: u64,
 }
 
 /// A policy's port, and the loop that is compiled for it.
@@ -292,9 +290,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     /// Takes nothing in until no shard's port holds a request; gives what goes on. Requests on a
     /// store that does not answer are not waited for.
     #[cold]
-    fn drain(mut self, Change { next, meeting }: Change<D, F>) -> Handover<D, F> {
+    fn drain(mut self, Change { next, meeting, patience_ns }: Change<D, F>) -> Handover<D, F> {
         let (mut arrived, mut has_let_go) = (false, false);
-        self.let_go_ns = Some(self.clock.now_ns().saturating_add(DRAIN_NS));
+        self.let_go_ns = Some(self.clock.now_ns().saturating_add(patience_ns));
         loop {
             let now_ns = self.clock.now_ns();
             if self.let_go_ns.take_if(|at_ns| now_ns >= *at_ns).is_some() {

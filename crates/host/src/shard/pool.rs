@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use fairq_core::{Port, PortId, PortSet};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -109,12 +110,15 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
 
     /// Makes the shards finish what they have under their policy and go on under that of these
     /// ports, one for each of them. Requests wait meanwhile. The thread that ticks the old policy
-    /// does so until the meeting is over.
-    pub fn change(&self, ports: PolicyLoops<D, F>) -> Arc<Meeting> {
+    /// does so until the meeting is over. Requests on a store that does not answer are waited for
+    /// `patience` long.
+    pub fn change(&self, ports: PolicyLoops<D, F>, patience: Duration) -> Arc<Meeting> {
         assert_eq!(ports.len(), self.count(), "a policy has a port for each shard");
         let meeting = Arc::new(Meeting::new(self.count()));
+        let patience_ns = patience.as_nanos() as u64;
         for (shard, next) in ports.into_iter().enumerate() {
-            self.send(shard, Message::Change(Change { next, meeting: meeting.clone() }));
+            let change = Change { next, meeting: meeting.clone(), patience_ns };
+            self.send(shard, Message::Change(change));
         }
         meeting
     }
