@@ -3,7 +3,7 @@
 .PHONY: demo test bench lab results build fmt clean
 
 demo:
-	@tests/setup demo && tests/demo
+	@tests/setup demo && tests/demo --strict
 
 test:
 	@tests/run
@@ -16,6 +16,7 @@ bench: build
 	bench/kyber-nass
 	bench/busy-host
 	bench/isolation -n 1
+	bench/clients/run
 	bench/elevators -n 3
 	bench/oracle
 	cargo bench -p fairq-core

@@ -49,8 +49,7 @@ class Page:
         """The next message; None if none comes."""
         deadline = time.monotonic() + seconds
         while b"\0" not in self.rest:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.read], [], [], left)[0]:
+            if not select.select([self.read], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return None
             got = os.read(self.read, 1 << 16)
             rig.check(got, "Chromium has ended")

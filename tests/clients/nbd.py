@@ -23,7 +23,7 @@ class Gone(Exception):
 
 
 class Client:
-    def __init__(self, address, export=None, structured=False, timeout=30, context=None, tls=None):
+    def __init__(self, address, export=None, structured=False, timeout=60, context=None, tls=None):
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.s = socket.socket(family)
         self.s.settimeout(timeout)

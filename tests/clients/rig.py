@@ -1,5 +1,6 @@
 """What every test with real clients shares: a server that is started, awaited and stopped, and programs that are run
-with a time limit. Nothing here waits a fixed time; everything polls with a deadline."""
+with a time limit. Nothing here waits a fixed time; everything polls with a deadline. A deadline is for what has failed: none is
+shorter than what a busy machine may take."""
 
 import contextlib
 import json
@@ -15,6 +16,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 os.environ["PATH"] += os.pathsep + "/usr/sbin" + os.pathsep + "/sbin"
 
 MI = 1 << 20
+# The least time, in seconds, after which what is waited for is taken for failed.
+PATIENCE = 60
 # The device of the tests that need contention. So slow that a client's queue outlasts the moments in which a busy machine
 # lets the client wait for a CPU: a tenant that runs dry has no claim to what it did not ask for.
 PACED = "paced,size=512M,bandwidth=16M,iops=20000,latency=300us,parallelism=16"
@@ -26,6 +29,22 @@ class Skip(Exception):
 
 class Failed(Exception):
     """A test's expectation did not hold."""
+
+
+def takes(seconds):
+    """Says how long a test takes on an idle machine, if that is long: those that take longest begin first."""
+
+    def mark(test):
+        test.long = seconds
+        return test
+
+    return mark
+
+
+def alone(test):
+    """Marks a test that runs while no other does."""
+    test.alone = True
+    return test
 
 
 def check(condition, message):
@@ -48,8 +67,9 @@ def fairq():
     return os.path.abspath(path)
 
 
-def run(*argv, timeout=60, ok=True, **more):
+def run(*argv, timeout=0, ok=True, **more):
     """Runs a program to its end; its output is text. A failure shows what it said."""
+    timeout = max(timeout, 2 * PATIENCE)
     more.setdefault("stdin", subprocess.DEVNULL)
     if "input" in more:
         del more["stdin"]
@@ -66,6 +86,7 @@ def run(*argv, timeout=60, ok=True, **more):
 
 def until(condition, seconds, what):
     """Polls until the condition gives something true, and returns that."""
+    seconds = max(seconds, PATIENCE)
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -112,7 +133,7 @@ class Process:
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
 
-    def terminate(self, seconds=20):
+    def terminate(self, seconds=PATIENCE):
         """SIGTERM; returns the exit status."""
         self.child.send_signal(signal.SIGTERM)
         try:
@@ -145,10 +166,20 @@ class Server(Process):
         return f"nbd+unix:///{export}?socket={self.socket}"
 
 
+def configured(folder, text="", **timeouts):
+    """A configuration in a folder: what is given, and how long the server waits for others."""
+    path = os.path.join(folder, "fairq.toml")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join([text, "[timeouts]", *(f'{key} = "{time}"' for key, time in timeouts.items())]))
+    return path
+
+
 @contextlib.contextmanager
-def serve(*args, **more):
+def serve(*args, timeouts=None, **more):
     """A server in a folder of its own; it must still be alive at the end, and end with 0 on SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        if timeouts:
+            args = ("--config", configured(folder, **timeouts), *args)
         server = Server(folder, *args, **more)
         server.folder = folder
         try:
@@ -222,20 +253,27 @@ def rate_between(log, begin, end):
     return moved / covered
 
 
-def together(folder, *jobs, seconds, reports=None):
-    """Runs fio jobs at once, a process each; the bytes a second of each while all of them ran, without the first second.
-
-    Two processes never begin and end in the same moment, and whoever is alone for a moment gets everything; so only the
-    time counts in which every one of them was at it."""
+def at_once(folder, *jobs, seconds):
+    """Runs fio jobs at once, a process each; their reports, and the bandwidth log of each in the folder."""
     children = []
     for i, job in enumerate(jobs):
         logged = {"write_bw_log": os.path.join(folder, f"job{i}"), "log_avg_msec": 250, "log_unix_epoch": 1}
         children.append(start(fio_args(**job, time_based=1, runtime=seconds, **logged)))
-    done = finish(children, seconds + 60)
-    if reports is not None:
-        reports.extend(done)
-    logs = [os.path.join(folder, f"job{i}_bw.1.log") for i in range(len(jobs))]
-    spans = []
+    return finish(children, seconds + 2 * PATIENCE)
+
+
+def together(folder, *jobs, seconds):
+    """Runs fio jobs at once; the bytes a second of each while all of them ran, without the first second."""
+    at_once(folder, *jobs, seconds=seconds)
+    return rates(folder, len(jobs), seconds)
+
+
+def rates(folder, jobs, seconds):
+    """The bytes a second of each of so many jobs that ran at once.
+
+    Two processes never begin and end in the same moment, and whoever is alone for a moment gets everything; so only the
+    time counts in which every one of them was at it."""
+    logs, spans = [os.path.join(folder, f"job{i}_bw.1.log") for i in range(jobs)], []
     for log in logs:
         with open(log, encoding="utf-8") as lines:
             times = [float(line.split(",")[0]) / 1000 for line in lines]

@@ -9,12 +9,12 @@ import threading
 import time
 
 import nbd
-from rig import Failed, Server, check, until
+from rig import PATIENCE, Failed, Server, check, until
 
 BLOCK = 4096
 BLOCKS = 2048
 ESHUTDOWN = 108
-ROUNDS = int(os.environ.get("FAIRQ_KILL_ROUNDS", "25"))
+ROUNDS = int(os.environ.get("FAIRQ_KILL_ROUNDS", "8"))
 
 
 def content(index, generation):
@@ -119,7 +119,7 @@ def test_kill():
                 until(lambda: sum(w.replies for w in writers) >= moment or any(w.error for w in writers), 60, "load")
                 server.child.send_signal(signal.SIGKILL)
                 for w in writers:
-                    w.join(20)
+                    w.join(PATIENCE)
                     check(not w.is_alive(), "a writer did not see the server die")
                     check(w.error is None, f"round {turn}: {w.error}")
                 replies += sum(w.replies for w in writers)
@@ -165,7 +165,7 @@ def test_sigterm():
                         c.wanted.discard(cookie)
                 except nbd.Gone:
                     raise Failed(f"{len(c.wanted)} of 33 requests in flight at SIGTERM got no answer") from None
-            status = server.child.wait(20)
+            status = server.child.wait(PATIENCE)
             check(status == 0, f"it ended with {status}: {server.said()[-600:]}")
             check(not os.path.exists(server.socket), "its socket is still there")
             idle.s.close()
@@ -187,9 +187,9 @@ def test_sigterm_under_load():
                     w.start()
                 until(lambda: all(w.replies > 300 for w in writers), 60, "load")
                 server.child.send_signal(number)
-                check(server.child.wait(20) == 0, f"{number.name}: {server.child.returncode}, {server.said()[-400:]}")
+                check(server.child.wait(PATIENCE) == 0, f"{number.name}: {server.child.returncode}, {server.said()[-400:]}")
                 for w, (_, promised) in zip(writers, history.values()):
-                    w.join(20)
+                    w.join(PATIENCE)
                     check(w.error is None or f"error {ESHUTDOWN}" in str(w.error), f"{number.name}: {w.error}")
                     promised.update(w.answered)
             finally:

@@ -71,7 +71,7 @@ def post(server, body, **headers):
     request = urllib.request.Request(server.page + "/weight", data=json.dumps(body).encode(), headers={
         name.replace("_", "-"): value for name, value in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=rig.PATIENCE) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         said = error.read().decode()
@@ -79,7 +79,7 @@ def post(server, body, **headers):
 
 
 def look(server):
-    with urllib.request.urlopen(server.page + "/look.json", timeout=10) as answer:
+    with urllib.request.urlopen(server.page + "/look.json", timeout=rig.PATIENCE) as answer:
         return json.loads(answer.read())
 
 
@@ -87,20 +87,33 @@ def weight(server, name):
     return next(t["weight"] for t in look(server)["tenants"] if t["name"] == name)
 
 
+def asked(tab):
+    """The times that the page asked the server for what it shows, and those that it was answered."""
+    numbers = {e["requestId"] for e in tab.of("Network.requestWillBeSent") if e["request"]["url"].endswith("/look.json")}
+    return numbers, [e["requestId"] for e in tab.of("Network.loadingFinished") if e["requestId"] in numbers]
+
+
+def next_look(tab):
+    """Waits until the page has been told something new."""
+    before = len(asked(tab)[1])
+    rig.until(lambda: len(asked(tab)[1]) > before, 20, "the page asks again")
+
+
 def picture(tab, name):
     folder = os.environ.get("FAIRQ_PICTURES")
     if folder:
+        next_look(tab)
         tab.shoot(os.path.join(folder, f"{name}.png"))
 
 
 def last_look(tab):
     """What the server told the page last, as it came over the wire."""
-    asked = {e["requestId"] for e in tab.of("Network.requestWillBeSent") if e["request"]["url"].endswith("/look.json")}
-    done = [e["requestId"] for e in tab.of("Network.loadingFinished") if e["requestId"] in asked]
-    body = tab.call("Network.getResponseBody", requestId=done[-1])
-    rig.check(len(done) == len(asked), "the page still waits for an answer")
+    rig.until(lambda: len(asked(tab)[0]) == len(asked(tab)[1]), 20, "the page has its answers")
+    body = tab.call("Network.getResponseBody", requestId=asked(tab)[1][-1])
     text = base64.b64decode(body["body"]).decode() if body["base64Encoded"] else body["body"]
-    return json.loads(text)
+    told = json.loads(text)
+    tab.until(f"state.look.status.uptime_s === {told['status']['uptime_s']}", 20, "the page shows the last answer")
+    return told
 
 
 def complaints(tab):
@@ -169,7 +182,6 @@ def test_page_shows_what_the_server_tells():
         rig.check(tab.text("#group-rows td.promised").startswith("max-iops=9000"), tab.text("#group-rows"))
         rig.check("acme" in tab.text("#rows tr[data-tenant=batch] .promised"), tab.text("#rows"))
         tab.run("document.getElementById('pause').click()")
-        tab.listen(1)
         rig.check(tab.text("#state") == "paused", "it does not say that it pauses")
         rig.check(tab.run("document.querySelectorAll('#missed li').length") == 1, tab.text("#missed"))
         compared = shows(tab, last_look(tab))
@@ -180,7 +192,6 @@ def test_page_shows_what_the_server_tells():
         for name, like in {"dark": {"prefers_color_scheme": "dark"}, "contrast": {"forced_colors": "active"},
                            "deuteranopia": {"deficiency": "deuteranopia"}}.items():
             tab.like(**like)
-            tab.listen(1.2)
             picture(tab, name)
         tab.like()
         shapes = tab.run("[...document.querySelectorAll('#key path')].map(p => p.getAttribute('d'))")
@@ -190,7 +201,7 @@ def test_page_shows_what_the_server_tells():
                 marks = tab.run(f"[...document.querySelectorAll('#chart-{chart} .{kind}')].map(p => p.getAttribute('d'))")
                 rig.check(len(set(marks)) >= 3, f"lines of {chart} without their tenants' marks: {kind} {marks}")
         tab.size(360, 740, 2, True)
-        tab.listen(1.2)
+        next_look(tab)
         picture(tab, "phone")
         rig.check(sideways(tab) <= 0, f"a phone scrolls {sideways(tab)} pixels sideways")
 
@@ -286,7 +297,7 @@ def test_page_holds_two_hundred_tenants():
             tab.until("document.querySelectorAll('#chart-share path.line').length === 6", 30, "six lines are drawn")
             tab.until("document.querySelectorAll('#chart-classes path.line').length === 1", 30, "H/L is drawn")
             rig.check(sideways(tab) <= 0, f"at {width}: {sideways(tab)} pixels sideways")
-            tab.listen(2)
+            next_look(tab)
             picture(tab, f"many-{width}")
         count = "document.querySelectorAll('#rows tr').length"
         rig.check(tab.run(count) == 20, f"{tab.run(count)} rows")

@@ -4,14 +4,11 @@ import contextlib
 import json
 import os
 import signal
-import statistics
 import tempfile
-import threading
-import time
 
 import nbd
 import rig
-from rig import MI, Skip, check, need, run, serve, until
+from rig import MI, Skip, check, configured, need, run, serve, until
 
 BLOCK = 4096
 
@@ -54,13 +51,18 @@ def disks(*names):
         yield folder, made
 
 
+# As short as it may be: what a server waits for, nobody here brings about.
+TIMEOUTS = {"answers": "500ms", "stuck": "300ms", "change": "200ms", "call": "500ms"}
+
+
 @contextlib.contextmanager
-def served(made, *tenants, args=()):
+def served(made, *tenants, args=(), config="", **timeouts):
     """A server with these tenants; the disks are thawed before it is ended."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as clean:
         control = os.path.join(folder, "ctl")
         flags = [flag for tenant in tenants for flag in ("--tenant", tenant)]
-        server = clean.enter_context(serve(*args, *flags, "--control", control))
+        path = configured(folder, config, **{**TIMEOUTS, **timeouts})
+        server = clean.enter_context(serve("--config", path, *args, *flags, "--control", control))
         # What was pushed last is done first.
         for disk in made:
             clean.callback(disk.thaw)
@@ -79,35 +81,16 @@ def stuck(control):
     return [store for store in status(control)["stores"] if store["stuck"]]
 
 
-def rate(clients, seconds=0.5, windows=5):
-    """Reads and writes a second that the clients get together, the median of some windows."""
-    counts, over = [0] * len(clients), threading.Event()
-
-    def ask(index):
-        number = 0
-        while not over.is_set():
-            number += 1
-            at = number % 64 * BLOCK
-            if number % 2:
-                errno = clients[index].ask(nbd.WRITE, at, data=b"n" * BLOCK)[0]
-            else:
-                errno = clients[index].ask(nbd.READ, at, BLOCK)[0]
-            check(errno == 0, f"a neighbour's request failed with {errno}")
-            counts[index] += 1
-
-    threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(len(clients))]
-    for thread in threads:
-        thread.start()
-    rates = []
-    for _ in range(windows):
-        before, since = sum(counts), time.monotonic()
-        time.sleep(seconds)
-        rates.append((sum(counts) - before) / (time.monotonic() - since))
-    over.set()
-    for thread in threads:
-        thread.join(20)
-        check(not thread.is_alive(), "a neighbour's request has no answer")
-    return statistics.median(rates)
+def go_on(clients):
+    """Each of these clients reads, writes, trims and flushes."""
+    for number in range(100):
+        at = number % 64 * BLOCK
+        for client in clients:
+            check(client.ask(nbd.WRITE, at, data=b"n" * BLOCK)[0] == 0, "a neighbour's write")
+            check(client.ask(nbd.READ, at, BLOCK)[1] == b"n" * BLOCK, "a neighbour's data")
+    for client in clients:
+        check(client.ask(nbd.TRIM, 128 * BLOCK, 8 * BLOCK)[0] == 0, "a neighbour's TRIM")
+        check(client.ask(nbd.FLUSH)[0] == 0, "a neighbour's flush")
 
 
 def fill(server, name, byte, blocks):
@@ -144,33 +127,23 @@ def stuck_store(direct):
             fill(server, "b", b"n", 64)
             fill(server, "c", b"n", 64)
             neighbours = [nbd.Client(server.socket, name) for name in "bc"]
-            alone = rate(neighbours)
             waiting = [hang(disk, server, "hangs", b"2", 64)]
             waiting += [nbd.Client(server.socket, "hangs") for _ in range(3)]
             for client in waiting[1:]:
                 for block in range(64):
                     client.send(nbd.WRITE, block * BLOCK, data=b"2" * BLOCK)
                 client.send(nbd.FLUSH)
-            # Other programs of the machine may take the CPUs for a while: a neighbour that is held up never comes back.
-            until(lambda: rate(neighbours) >= 0.8 * alone, 60, f"neighbours keep their {alone:.0f} requests a second")
-            for neighbour in neighbours:
-                check(neighbour.ask(nbd.TRIM, 128 * BLOCK, 8 * BLOCK)[0] == 0, "a neighbour's TRIM")
-                check(neighbour.ask(nbd.FLUSH)[0] == 0, "a neighbour's flush")
+            # The disk is frozen all the while: a neighbour that waited for it would have no answer.
+            go_on(neighbours)
             with contextlib.closing(nbd.Client(server.socket, "b")) as new:
                 check(new.ask(nbd.READ, 0, BLOCK)[1] == b"n" * BLOCK, "a new client of another store gets in")
-            said = until(lambda: stuck(control), 15, "status says that the store is stuck")
+            said = until(lambda: stuck(control), 30, "status says that the store is stuck")
             check([store["tenants"] for store in said] == [["hangs"]], f"which store is stuck: {said}")
-            until(lambda: "has not answered" in server.said(), 5, "the log says so")
+            until(lambda: "has not answered" in server.said(), 30, "the log says so")
             check("stuck" in ctl(control, "status").stdout, ctl(control, "status").stdout)
             ctl(control, "policy", "sfqd")
             check(neighbours[0].ask(nbd.READ, 0, BLOCK)[0] == 0, "the policy changes without it")
             check([store["tenants"] for store in stuck(control)] == [["hangs"]], "it is still said to be stuck")
-            quickest = []
-            for _ in range(5):
-                asked = time.monotonic()
-                status(control)
-                quickest.append(time.monotonic() - asked)
-            check(min(quickest) < 1, f"ctl takes {min(quickest):.1f} s")
             # A file there cannot be opened; who asks is told, and nobody waits.
             refused = ctl(control, "add", f"late=1M,path={disk.mount}/late.disk,create", ok=False)
             check("does not answer" in refused.stderr, f"adding says {refused.stderr!r}")
@@ -179,7 +152,7 @@ def stuck_store(direct):
             ctl(control, "add", f"d=1M,path={folder}/d.disk,create")
             check(nbd.Client(server.socket, "d").ask(nbd.READ, 0, BLOCK)[0] == 0, "tenants of other stores come")
             disk.thaw()
-            until(lambda: not stuck(control), 20, "the store is said to answer again")
+            until(lambda: not stuck(control), 30, "the store is said to answer again")
             ctl(control, "add", f"hangs=16M,path={disk.mount}/hangs.disk")
             with contextlib.closing(until(lambda: opened(server, "hangs"), 20, "it can be opened again")) as again:
                 for block in range(64):
@@ -224,7 +197,7 @@ def test_stuck_end():
     with disks("hangs") as (folder, made), tempfile.TemporaryDirectory() as own:
         tenant = f"a=16M,path={made[0].mount}/a,create"
         control = os.path.join(own, "ctl")
-        server = rig.Server(own, "--device", "file,direct=on", "--tenant", tenant, "--control", control)
+        server = rig.Server(own, "--config", configured(own, **TIMEOUTS), "--device", "file,direct=on", "--tenant", tenant, "--control", control)
         try:
             fill(server, "a", b"1", 4)
             client = hang(made[0], server, "a", b"2", 4)
@@ -233,7 +206,7 @@ def test_stuck_end():
             until(lambda: "storage has not answered" in server.said(), 30, "it says what it leaves")
             client.close()
             made[0].thaw()
-            check(server.child.wait(20) == 1, "it could not end in order")
+            check(server.child.wait(rig.PATIENCE) == 1, "it could not end in order")
         finally:
             made[0].thaw()
             server.kill()
@@ -267,12 +240,10 @@ def change_while_stuck(direct, policies):
                 neighbours = [nbd.Client(server.socket, "b") for _ in range(2)]
                 client = hang(disk, server, "hangs", b"2", 64)
                 ctl(control, "policy", policy)
+                # The disk is frozen until the policy has changed.
                 for neighbour in neighbours:
-                    asked = time.monotonic()
                     check(neighbour.ask(nbd.READ, 0, BLOCK)[1] == b"n" * BLOCK, "a neighbour's data")
-                    waited = time.monotonic() - asked
-                    check(waited < 5, f"a neighbour waits {waited:.1f} s while the policy changes to {policy}")
-                until(lambda: json.loads(ctl(control, "--json", "policy").stdout)["state"]["changing_s"] is None, 10, "it has changed")
+                until(lambda: json.loads(ctl(control, "--json", "policy").stdout)["state"]["changing_s"] is None, 30, "it has changed")
                 disk.thaw()
                 for _ in range(66):
                     check(client.receive()[1] == 0, "an answer")
@@ -289,19 +260,17 @@ def test_stuck_while_the_policy_changes():
 
 
 def test_stuck_range():
-    """A range whose last tenant's requests never end has no other tenant: adding one fails after 30 s, and says why."""
+    """A range whose last tenant's requests never end has no other tenant: adding one fails in the end, and says why."""
     with disks("hangs") as (folder, made):
         args = ("--device", f"file,path={made[0].mount}/shared,size=32M,create,direct=on", "--policy", "mqfq:slots=32")
-        with served(made, "a=32M", args=args) as (server, control):
+        with served(made, "a=32M", args=args, range="1s") as (server, control):
             fill(server, "a", b"1", 32)
             client = hang(made[0], server, "a", b"2", 32)
             begun(control, 32)
             ctl(control, "remove", "a")
-            asked = time.monotonic()
             refused = ctl(control, "add", "late=32M,keep-data", ok=False, seconds=60)
             check(refused.returncode == 1 and "late" in refused.stderr, f"adding says {refused.stderr!r}")
-            took = time.monotonic() - asked
-            check(25 < took < 45, f"it is told after {took:.0f} s")
+            check("under way after 1 s" in server.said(), server.said()[-600:])
             check(json.loads(ctl(control, "--json", "tenants").stdout) == [], "it is removed again")
             check("not added: requests of removed tenants" in server.said(), server.said()[-600:])
             made[0].thaw()
@@ -316,27 +285,26 @@ def test_stuck_range():
 def test_stuck_reload():
     """A reload with a tenant on a file system that hangs changes nothing until the file is open, and then all of it."""
     with disks("hangs") as (folder, made):
-        config = os.path.join(folder, "fairq.toml")
-
-        def configure(weight, *paths):
-            with open(config, "w", encoding="utf-8") as f:
-                f.write(f'[device]\nkind = "file"\ndirect = "off"\n[[tenant]]\nname = "a"\nsize = "1M"\ncreate = true\npath = "{folder}/a"\n')
-                f.write(f"weight = {weight}\n")
-                for number, path in enumerate(paths):
-                    f.write(f'[[tenant]]\nname = "late{number}"\nsize = "1M"\ncreate = true\npath = "{path}"\n')
+        def configuration(weight, *paths):
+            tenants = [("a", f"{folder}/a", weight)] + [(f"late{number}", path, 100) for number, path in enumerate(paths)]
+            text = '[device]\nkind = "file"\ndirect = "off"\n'
+            for name, path, weight_ in tenants:
+                text += f'[[tenant]]\nname = "{name}"\nsize = "1M"\ncreate = true\npath = "{path}"\nweight = {weight_}\n'
+            return text
 
         def weights():
             return {tenant["name"]: tenant["weight"] for tenant in json.loads(ctl(control, "--json", "tenants").stdout)}
 
-        configure(100)
-        with served(made, args=("--config", config)) as (server, control):
+        with served(made, config=configuration(100)) as (server, control):
             made[0].freeze()
-            configure(300, f"{folder}/quick", f"{made[0].mount}/late")
+            configured(os.path.dirname(control), configuration(300, f"{folder}/quick", f"{made[0].mount}/late"), **TIMEOUTS)
             refused = ctl(control, "config", "reload", ok=False)
             check("does not answer" in refused.stderr, f"reloading says {refused.stderr!r}")
             check(weights() == {"a": 100}, f"nothing has changed: {weights()}")
             server.child.send_signal(signal.SIGHUP)
-            time.sleep(1)
+            # It tries again each second.
+            asked = status(control)["uptime_s"]
+            until(lambda: status(control)["uptime_s"] > asked + 1.5, 30, "a second passes")
             check(weights() == {"a": 100}, f"nothing has changed: {weights()}")
             made[0].thaw()
-            until(lambda: weights() == {"a": 300, "late0": 100, "late1": 100}, 10, "SIGHUP has what it asked for")
+            until(lambda: weights() == {"a": 300, "late0": 100, "late1": 100}, 30, "SIGHUP has what it asked for")

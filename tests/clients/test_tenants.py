@@ -1,5 +1,6 @@
 """Tenants that come while the server runs: nobody reads what another left, and files of their own are opened live."""
 
+import json
 import os
 
 import rig
@@ -20,23 +21,22 @@ def qemu_io(uri, *commands):
 def left_by_others(folder, device):
     """Writes as one tenant while it is removed, and reads as the next in its place."""
     control = os.path.join(folder, "control")
-    with rig.serve("--device", device, "--tenant", "first=8M", "--tenant", "old=48M", "--control", control) as server:
+    with rig.serve("--device", device, "--tenant", "first=8M", "--tenant", "old=16M", "--control", control) as server:
         for round_, name in enumerate(("old", "old2", "old3")):
-            qemu_io(server.uri(name), f"write -P {0x50 + round_} 0 48M", "flush")
+            qemu_io(server.uri(name), f"write -P {0x50 + round_} 0 16M", "flush")
             # Writes that are under way when the tenant goes are not to be read by the next one either.
-            job = rig.fio_args(server.uri(name), rw="write", bs="1m", iodepth=16, size="48M", time_based=1, runtime=20)
+            job = rig.fio_args(server.uri(name), rw="write", bs="1m", iodepth=16, size="16M", time_based=1, runtime=600)
             late = rig.start(job)
-            rig.until(lambda: "write" in ctl(control, "--json", "tenants").stdout, 10, "tenants are told")
-            rig.time.sleep(0.3)
+            rig.until(lambda: json.loads(ctl(control, "--json", "tenants").stdout)[-1]["writes"] > 32, 10, "it writes")
             ctl(control, "remove", name)
             next_ = f"old{round_ + 2}"
-            ctl(control, "add", f"{next_}=48M,offset=8M")
-            late.communicate(timeout=30)
-            qemu_io(server.uri(next_), "read -P 0 0 48M")
+            ctl(control, "add", f"{next_}=16M,offset=8M")
+            late.communicate(timeout=rig.PATIENCE)
+            qemu_io(server.uri(next_), "read -P 0 0 16M")
         # What is its own stays.
         qemu_io(server.uri("old4"), "write -P 0x77 0 1M", "flush")
         ctl(control, "remove", "old4")
-        ctl(control, "add", "mine=48M,offset=8M,keep-data")
+        ctl(control, "add", "mine=16M,offset=8M,keep-data")
         qemu_io(server.uri("mine"), "read -P 0x77 0 1M")
 
 
@@ -44,8 +44,8 @@ def test_tenants_do_not_read_what_others_left():
     need("qemu-io", "fio")
     with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         image, behind = os.path.join(folder, "image"), os.path.join(folder, "behind")
-        for device in ("ram,size=64M", f"file,path={image},size=64M,create", "nvme-soft,backing=ram,size=64M",
-                       f"nvme-soft,backing={behind},size=64M,create", "paced,size=64M,bandwidth=400M"):  # fmt: skip
+        for device in ("ram,size=24M", f"file,path={image},size=24M,create", "nvme-soft,backing=ram,size=24M",
+                       f"nvme-soft,backing={behind},size=24M,create", "paced,size=24M,bandwidth=400M"):  # fmt: skip
             left_by_others(folder, device)
 
 

@@ -17,7 +17,7 @@ const FILES: [(&str, &str); 12] = [
     ("controller", "host/src/device/nvme/controller/tests.rs"),
     ("program", "cli/tests/program.rs"),
     ("policies", "cli/tests/operate/policies.rs"),
-    ("clients", "../tests/clients/test_fio.py"),
+    ("clients", "../bench/clients/test_shares.py"),
 ];
 
 fn file_of(name: &str) -> Option<String> {
