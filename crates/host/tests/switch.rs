@@ -222,13 +222,19 @@ impl Rig {
 
     /// Changes the policy and waits until it has.
     fn change(&mut self, which: usize) {
+        self.change_while(which, || {});
+    }
+
+    /// Likewise; `meanwhile` happens when the shards have been told to.
+    fn change_while(&mut self, which: usize, meanwhile: impl FnOnce()) {
         let Built(next, ports, served) = build(which);
         for &flow in &self.flows {
             next.add_flow_as(Some(flow), Weight::DEFAULT).unwrap();
         }
         let old = std::mem::replace(&mut self.policy, next);
         self.served = served;
-        let meeting = self.shards.change(ports);
+        let meeting = self.shards.change(ports, PATIENCE);
+        meanwhile();
         let deadline = Instant::now() + PATIENCE;
         while !meeting.is_over() {
             assert!(Instant::now() < deadline, "policy {which} never takes over");
@@ -237,6 +243,20 @@ impl Rig {
         }
         let stats = old.stats();
         assert_eq!(stats.free_slots, stats.slots, "every slot came back");
+    }
+
+    /// Reads that the data path has taken in and not cancelled.
+    fn taken(&self) -> u64 {
+        self.shards.stats().tenants.iter().map(|of| of.in_flight + of.reads).sum()
+    }
+
+    /// Goes on until it has taken in so many.
+    fn await_taken(&self, reads: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.taken() < reads {
+            assert!(Instant::now() < deadline, "{} of {reads} have come", self.taken());
+            self.pass(Duration::from_millis(1));
+        }
     }
 
     /// Goes on for a while.
@@ -357,19 +377,23 @@ fn policies_change_under_load_and_nothing_is_lost() {
 /// while.
 #[test]
 fn a_client_that_vanishes_during_a_change_is_given_up() {
-    let mut rig = Rig::new(2, Pace { latency_ns: 30_000_000, parallelism: 2, ..Pace::default() });
-    let mut out = Vec::new();
-    (0..48).for_each(|index| request(Command::Read, index, index * 4096, 4096, &mut out));
+    // The change waits a quarter of a second for the first requests.
+    let pace = Pace { latency_ns: 30_000_000, parallelism: 2, ..Pace::default() };
+    let mut rig = Rig::new(2, pace);
+    let reads = |indices: std::ops::Range<u64>| {
+        let mut out = Vec::new();
+        indices.for_each(|index| request(Command::Read, index, index * 4096, 4096, &mut out));
+        out
+    };
     for round in 0..4 {
         let mut clients = [0, 1].map(|shard| rig.connect(shard, shard));
-        clients.iter_mut().for_each(|client| client.write_all(&out).unwrap());
-        let gone = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(20));
+        let before = rig.taken();
+        clients.iter_mut().for_each(|client| client.write_all(&reads(0..8)).unwrap());
+        rig.await_taken(before + 16);
+        rig.change_while(round % 2, || {
+            clients.iter_mut().for_each(|client| client.write_all(&reads(8..48)).unwrap());
             drop(clients);
         });
-        rig.pass(Duration::from_millis(10));
-        rig.change(round % 2);
-        gone.join().unwrap();
         let deadline = Instant::now() + PATIENCE;
         while rig.counts.iter().any(|count| count.load(Ordering::Relaxed) > 0) {
             assert!(Instant::now() < deadline, "connections are never given up");
@@ -400,15 +424,15 @@ fn a_flow_that_was_removed_is_unknown_to_the_next_policy_too() {
 /// A server that is told to end while its policy changes does both.
 #[test]
 fn shards_that_are_told_to_stop_during_a_change_end() {
-    let rig = Rig::new(1, Pace { latency_ns: 10_000_000, parallelism: 1, ..Pace::default() });
+    let rig = Rig::new(1, Pace { latency_ns: 20_000_000, parallelism: 1, ..Pace::default() });
     let mut stream = rig.connect(0, 0);
     let mut out = Vec::new();
     (0..20).for_each(|index| request(Command::Read, index, 0, 512, &mut out));
     stream.write_all(&out).unwrap();
-    std::thread::sleep(Duration::from_millis(30));
+    rig.await_taken(20);
     let Built(next, ports, _) = build(4);
     next.add_flow_as(Some(rig.flows[0]), Weight::DEFAULT).unwrap();
-    let meeting = rig.shards.change(ports);
+    let meeting = rig.shards.change(ports, PATIENCE);
     let answered = std::thread::spawn(move || {
         let mut count = 0;
         let mut bytes = [0; 16 + 512];

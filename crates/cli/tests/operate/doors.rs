@@ -157,20 +157,21 @@ fn many_files() {
     assert!(maximum.is_none_or(|most| most > 8192), "ulimit -Hn is too low for this test");
 }
 
-/// Longer than anything takes here that is not waiting for a time limit of ten seconds.
-const SOON: Duration = Duration::from_secs(5);
+/// Longer than an answer takes on a busy machine. Time limits of the server are set to be longer
+/// still where a test is about what does not wait for them.
+const SOON: Duration = Duration::from_secs(60);
+/// No client runs out of time.
+const UNHURRIED: &str = "[timeouts]\nhandshake = \"1h\"\nhttp = \"1h\"\n";
 
 #[test]
 fn a_crowd_of_silent_clients_keeps_nobody_waiting() {
     many_files();
-    let server = Server::start(CONFIG, &[]);
+    let server = Server::start(&format!("{CONFIG}{UNHURRIED}"), &[]);
     let path = server.path("sock");
     let crowd: Vec<UnixStream> = (0..3000).map(|_| Nbd::silent(&path)).collect();
-    let began = std::time::Instant::now();
+    // None of the crowd ends by itself.
     let mut honest = Nbd::greet(&path, SOON).unwrap();
     assert_eq!(honest.go("db").unwrap().0, ACK);
-    eprintln!("an honest client beside 3000 silent ones: {:?}", began.elapsed());
-    assert!(began.elapsed() < SOON);
     assert_eq!(server.connections(), 1);
     // The handshakes under way are bounded, and with them what a crowd takes.
     let files = || std::fs::read_dir(format!("/proc/{}/fd", server.process.id())).unwrap().count();
@@ -188,16 +189,17 @@ fn a_crowd_of_silent_clients_keeps_nobody_waiting() {
 #[test]
 fn slow_clients_over_http_delay_no_scrape() {
     let address = free_address();
-    let _server = Server::start(CONFIG, &["--metrics", &format!("tcp:{address}")]);
+    let config = format!("{CONFIG}{UNHURRIED}");
+    let _server = Server::start(&config, &["--metrics", &format!("tcp:{address}")]);
     let slow = |_| {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: loc").unwrap();
         stream
     };
     let crowd: Vec<TcpStream> = (0..300).map(slow).collect();
-    let began = std::time::Instant::now();
+    // None of the crowd ends by itself.
     let (_, metrics) = get(&address, "/metrics");
-    assert!(metrics.contains("fairq_tenants 2") && began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(metrics.contains("fairq_tenants 2"), "{metrics}");
     drop(crowd);
 }
 
@@ -476,16 +478,21 @@ fn load(uri: &str, seconds: &str) -> Output {
 fn a_session_ends_with_its_clients_certificate() {
     let authority = Authority::new();
     authority.issue("server", 1, 3600);
-    authority.issue("client", 2, 4);
     authority.revoke(&[]);
-    let (mut server, uri) = authority.serve("localhost");
-    let ended = load(&uri, "60s");
-    assert!(!ended.status.success(), "it ran on: {}", String::from_utf8_lossy(&ended.stderr));
-    server.signal(Signal::TERM);
-    assert_eq!(server.end(), 0);
-    let mut log = String::new();
-    server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    assert!(log.contains("\"connected\"") && log.contains("certificate has expired"), "{log}");
+    // On a busy machine a certificate of seconds may end before its client is there.
+    let ended = [2, 4, 16, 60].into_iter().any(|seconds| {
+        let (mut server, uri) = authority.serve("localhost");
+        authority.issue("client", 2, seconds);
+        let ended = load(&uri, "600s");
+        assert!(!ended.status.success(), "it ran on: {}", String::from_utf8_lossy(&ended.stderr));
+        server.signal(Signal::TERM);
+        assert_eq!(server.end(), 0);
+        let mut log = String::new();
+        server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        assert!(log.contains("certificate has expired"), "{log}");
+        log.contains("\"connected\"")
+    });
+    assert!(ended, "no session began");
 }
 
 #[test]
