@@ -311,12 +311,12 @@ fn status_lines_that_nobody_reads_keep_nobody_waiting() {
     assert!(lines.next().unwrap().starts_with("status seconds="));
 }
 
-/// A thousand tenants with files of their own come and go beside others' load, some of them with
+/// Hundreds of tenants with files of their own come and go beside others' load, some of them with
 /// clients: nothing of them stays, and a file that a tenant left is the next one's at once.
 #[test]
 fn the_file_of_a_removed_tenant_is_closed() {
     let devices = [
-        ("file,path=", "", 1000),
+        ("file,path=", "", 300),
         ("nvme-soft,backing=", "", 60),
         ("nvme-soft,backing=", ",poller=core", 20),
     ];
