@@ -3,6 +3,7 @@
 import json
 import os
 
+import nbd
 import rig
 from rig import MI, check, need
 
@@ -47,6 +48,23 @@ def test_tenants_do_not_read_what_others_left():
         for device in ("ram,size=24M", f"file,path={image},size=24M,create", "nvme-soft,backing=ram,size=24M",
                        f"nvme-soft,backing={behind},size=24M,create", "paced,size=24M,bandwidth=400M"):  # fmt: skip
             left_by_others(folder, device)
+
+
+def test_late_writes():
+    """A client disconnects while its writes wait for a cap; what the next one writes to the same blocks and flushes stays."""
+    with rig.serve("--device", "paced,size=64M,iops=100k", "--tenant", "a=64M,max-iops=100,burst=1", "--shards", "2") as server:
+        old = nbd.Client(server.socket, "a")
+        for block in range(60):
+            old.send(nbd.WRITE, block * 4096, data=b"A" * 4096)
+        old.send(nbd.DISC)
+        old.s.close()
+        new = nbd.Client(server.socket, "a")
+        for block in range(59, 49, -1):
+            check(new.ask(nbd.WRITE, block * 4096, data=b"B" * 4096)[0] == 0, "written")
+        check(new.ask(nbd.FLUSH)[0] == 0, "flushed")
+        # A read of the others waits for the old client's writes, so all have landed.
+        check(new.ask(nbd.READ, 0, 50 * 4096)[1] == b"A" * 50 * 4096, "what was asked before a disconnect is done")
+        check(new.ask(nbd.READ, 50 * 4096, 10 * 4096)[1] == b"B" * 10 * 4096, "no old write lands on flushed data")
 
 
 def test_tenants_bring_files_of_their_own():

@@ -19,12 +19,9 @@ use fairq_config::weight::{Cgroups, cgroup_root};
 use fairq_core::{Caps, Native, Reservation, Weight};
 use fairq_host::device::Device;
 use fairq_host::device::any::AnyDevice;
-use fairq_host::device::write_back::WriteBack;
-use fairq_host::io::clock::Clock;
 use fairq_host::io::wakers::Wakers;
 use fairq_host::measure::client;
 use fairq_host::measure::load::{self, Measured, Times};
-use fairq_host::observe::interference::Served;
 use fairq_host::observe::stats::TenantStats;
 use fairq_host::shard::shared::Common;
 
@@ -515,16 +512,12 @@ impl Bench {
                 // All jobs may come together.
                 let tags =
                     if moves.is_some() { Some(tags.iter().sum()) } else { tags.into_iter().max() };
-                let common = Common {
-                    device: device.clone(),
-                    wakers: Arc::new(Wakers::new(cpus.len())?),
-                    clock: Clock::default(),
-                    tags: tags.unwrap_or(0).max(1),
-                    tenants: jobs.len(),
-                    served: Arc::new(Served::new(cpus.len())),
-                    write_back: Arc::new(WriteBack::new(cpus.len(), jobs.len())),
-                    fixed_buffers: 0,
-                };
+                let common = Common::new(
+                    device.clone(),
+                    Arc::new(Wakers::new(cpus.len())?),
+                    tags.unwrap_or(0).max(1),
+                    jobs.len(),
+                );
                 let shape = Shape::new(topology(cpus), jobs.len(), common.tags).before(*slots);
                 let threads = load::Threads { cpus, path: *path, moves: *moves };
                 let groups = &self.groups[..];

@@ -5,19 +5,17 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
-use fairq_core::{FlowId, Native, Policy, PortSet, Topology, Weight};
+use fairq_core::{FlowId, Native, Policy, PortId, PortSet, Topology, Weight};
 use fairq_host::device::null::NullDevice;
-use fairq_host::device::write_back::WriteBack;
 use fairq_host::device::{Command as DeviceCommand, Completion, Device, Info, Place, Queue};
 use fairq_host::io::budget::Budget;
-use fairq_host::io::clock::Clock;
 use fairq_host::io::ring::Ring;
 use fairq_host::io::wakers::Wakers;
 use fairq_host::nbd::serve::conn::Limits;
@@ -26,11 +24,12 @@ use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{
     Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Request,
 };
-use fairq_host::observe::interference::Served;
-use fairq_host::shard::Message;
+use fairq_host::shard::fence::PATIENCE_S;
 use fairq_host::shard::pool::{Shards, policy_loops};
 use fairq_host::shard::shared::Common;
 use fairq_host::shard::volume::Volume;
+use fairq_host::shard::{Meeting, Message};
+use rustix::net::Shutdown;
 
 use common::plain;
 
@@ -115,16 +114,12 @@ impl Rig {
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let gate = Arc::new(Gate::default());
         let info = NullDevice::new(SIZE).info().clone();
-        let common = Common {
-            device: Arc::new(Held { info, gate: gate.clone() }),
-            wakers: Arc::new(Wakers::new(1).unwrap()),
-            clock: Clock::default(),
-            tags: TAGS,
-            tenants: 1,
-            served: Arc::new(Served::new(1)),
-            write_back: Arc::new(WriteBack::new(1, 1)),
-            fixed_buffers: 0,
-        };
+        let common = Common::new(
+            Arc::new(Held { info, gate: gate.clone() }),
+            Arc::new(Wakers::new(1).unwrap()),
+            TAGS,
+            1,
+        );
         let count = Arc::<AtomicUsize>::default();
         let limits = Limits { depth: DEPTH, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();
@@ -152,9 +147,13 @@ impl Rig {
     }
 
     fn serve(&self, fd: OwnedFd) {
+        self.serve_after(fd, None);
+    }
+
+    fn serve_after(&self, fd: OwnedFd, gate: Option<Arc<Meeting>>) {
         let (tenant, flow, file, base, size) = (0, self.flow, 0, 0, SIZE);
         let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 1 };
-        let pass = Pass::default();
+        let pass = Pass { gate, ..Pass::default() };
         let connect = Connect { fd, tls: None, negotiated: plain(SIZE), volume, pass };
         self.count.fetch_add(1, Ordering::Relaxed);
         self.tell(NbdMessage::Connect(Box::new(connect)));
@@ -171,6 +170,16 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         self.serve(listener.accept().unwrap().0.into());
+        Client(ours)
+    }
+
+    /// A client that comes by the server's doors: all shards have looked which others have ended.
+    fn connect_behind_others(&self) -> Client<UnixStream> {
+        let gate = Arc::new(Meeting::new(1));
+        self.tell(NbdMessage::Look { flow: self.flow, shard: PortId(0), gate: gate.clone() });
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.serve_after(theirs.into(), Some(gate));
         Client(ours)
     }
 
@@ -222,8 +231,12 @@ struct Client<S>(S);
 
 impl<S: Read + Write> Client<S> {
     fn ask(&mut self, command: Command, cookie: u64, length: u64) {
+        self.ask_at(command, cookie, 0, length);
+    }
+
+    fn ask_at(&mut self, command: Command, cookie: u64, offset: u64, length: u64) {
         let flags = CommandFlags(0);
-        let request = Request { flags, command, cookie, offset: 0, length };
+        let request = Request { flags, command, cookie, offset, length };
         let mut bytes = [0; EXTENDED_REQUEST_LEN];
         let header = request.encode(false, &mut bytes);
         self.0.write_all(&bytes[..header]).unwrap();
@@ -358,6 +371,107 @@ fn a_client_that_said_good_bye_and_does_not_read_is_given_up() {
     assert_eq!(rig.count.load(Ordering::Relaxed), 1);
     rig.seconds(MANY_SECONDS);
     rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
+}
+
+/// Clients whose requests for memory have no room receive nothing, so nothing tells of the end of
+/// their streams; each sends more than it may have in flight, and reads nothing.
+fn is_given_up(rig: &Rig, mut client: Client<impl Read + Write + AsFd>, says_good_bye: bool) {
+    client.ask_often(Command::Read, DEPTH.into(), 1 << 20);
+    rig.until("its memory is used up", |rig| rig.sent() >= 35 * 16 && rig.in_flight() == 0);
+    rig.seconds(MANY_SECONDS);
+    assert_eq!(rig.count.load(Ordering::Relaxed), 1, "it may still read");
+    if says_good_bye {
+        client.ask(Command::Disconnect, 0, 0);
+    } else {
+        rustix::net::shutdown(&client.0, Shutdown::Write).unwrap();
+    }
+    rig.until("its place is given back", |rig| {
+        rig.seconds(1);
+        rig.count.load(Ordering::Relaxed) == 0
+    });
+    assert!(rig.sent() < usize::from(DEPTH) * 16, "its last requests had no room");
+}
+
+#[test]
+fn the_end_of_a_client_behind_its_bound_is_noticed() {
+    for says_good_bye in [true, false] {
+        let rig = Rig::new();
+        rig.open_the_gate();
+        is_given_up(&rig, rig.connect(), says_good_bye);
+        let rig = Rig::new();
+        rig.open_the_gate();
+        is_given_up(&rig, rig.connect_tcp(), says_good_bye);
+    }
+}
+
+/// What has no room when a client ends its stream is done when it reads its answers.
+#[test]
+fn a_client_that_ends_its_stream_behind_its_bound_and_reads_is_answered() {
+    let rig = Rig::new();
+    rig.open_the_gate();
+    let mut client = rig.connect();
+    client.ask_often(Command::Read, DEPTH.into(), 1 << 20);
+    rustix::net::shutdown(&client.0, Shutdown::Write).unwrap();
+    rig.until("its memory is used up", |rig| rig.sent() >= 35 * 16 && rig.in_flight() == 0);
+    rig.seconds(3);
+    for _ in 0..DEPTH {
+        assert_eq!(client.reply(), 0);
+        client.0.read_exact(&mut vec![0; 1 << 20]).unwrap();
+    }
+    rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
+}
+
+/// The device has a write of a client that has gone: what the next one asks of the same bytes, and
+/// its flush, wait for it.
+#[test]
+fn requests_wait_for_writes_of_an_earlier_client() {
+    for says_good_bye in [true, false] {
+        let rig = Rig::new();
+        let mut old = rig.connect();
+        old.ask_at(Command::Write, 0, 8192, 4096);
+        old.ask_at(Command::Write, 1, 12_288, 4096);
+        rig.until("all has come", |rig| rig.in_flight() == 2);
+        if says_good_bye {
+            old.ask(Command::Disconnect, 0, 0);
+        }
+        drop(old);
+        let mut new = rig.connect_behind_others();
+        new.ask_at(Command::Read, 1, 10_000, 1);
+        new.ask_at(Command::Trim, 2, 0, 16_384);
+        new.ask(Command::Flush, 3, 0);
+        new.ask_at(Command::Read, 4, 16_384, 1);
+        new.ask_at(Command::Read, 5, 0, 1);
+        // Two of the new one's, and what the old one has: both, or what was not cancelled.
+        let left = if says_good_bye { 2 } else { 1 };
+        rig.until("what overlaps nothing has come", |rig| rig.in_flight() == 2 + left);
+        rig.seconds(1);
+        assert_eq!((rig.in_flight(), rig.sent()), (2 + left, 1));
+        rig.open_the_gate();
+        let mut bytes = [0; 5 * 16 + 3];
+        new.0.read_exact(&mut bytes).unwrap();
+        rig.until("the old client's place is free", |rig| rig.count.load(Ordering::Relaxed) == 1);
+        assert_eq!(rig.sent() as u64, left + 5);
+    }
+}
+
+/// A write on a device that hangs does not keep the next client waiting for ever.
+#[test]
+fn the_wait_for_an_earlier_client_is_bounded() {
+    let rig = Rig::new();
+    let mut old = rig.connect();
+    old.ask(Command::Write, 0, 4096);
+    rig.until("it has come", |rig| rig.sent() == 1);
+    drop(old);
+    let mut new = rig.connect_behind_others();
+    new.ask(Command::Write, 1, 4096);
+    new.ask_at(Command::Write, 2, 4096, 4096);
+    rig.until("the other one has come", |rig| rig.in_flight() == 2);
+    rig.seconds(PATIENCE_S.into());
+    assert_eq!(rig.in_flight(), 2);
+    rig.seconds(1);
+    assert_eq!(new.reply(), NbdError::Io.to_wire());
+    rig.open_the_gate();
+    assert_eq!(new.reply(), 0);
 }
 
 /// What only the server has to do waits for the tenant's turn like everything else; otherwise a

@@ -12,11 +12,8 @@ use fairq_host::device::Device;
 use fairq_host::device::any::{AnyDevice, DeviceSpec};
 use fairq_host::device::file::{Direct, FileSpec};
 use fairq_host::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
-use fairq_host::device::write_back::WriteBack;
-use fairq_host::io::clock::Clock;
 use fairq_host::io::wakers::Wakers;
 use fairq_host::measure::load::{self, Job, Path, Threads, Times};
-use fairq_host::observe::interference::Served;
 use fairq_host::shard::shared::Common;
 
 const SIZE: u64 = 16 << 20;
@@ -35,18 +32,7 @@ fn timed(window: u16) -> NvmeSoftSpec {
 }
 
 fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
-    let wakers = Arc::new(Wakers::new(shards).unwrap());
-    let served = Arc::new(Served::new(wakers.count()));
-    Common {
-        device,
-        wakers,
-        clock: Clock::default(),
-        tags: 256,
-        tenants: 1,
-        served,
-        write_back: Arc::new(WriteBack::new(shards, 1)),
-        fixed_buffers: 0,
-    }
+    Common::new(device, Arc::new(Wakers::new(shards).unwrap()), 256, 1)
 }
 
 /// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for

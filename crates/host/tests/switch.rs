@@ -22,14 +22,12 @@ use fairq_core::{
     Submitted, Tag, Weight,
 };
 use fairq_host::device::paced::{Pace, PacedDevice};
-use fairq_host::device::write_back::WriteBack;
 use fairq_host::io::clock::Clock;
 use fairq_host::io::wakers::Wakers;
 use fairq_host::nbd::serve::conn::Limits;
 use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
 use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
-use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
 use fairq_host::shard::pool::{PolicyLoops, Shards, policy_loops};
 use fairq_host::shard::shared::Common;
@@ -174,16 +172,12 @@ impl Rig {
         let Built(policy, ports, served) = build(0);
         let flows: Vec<FlowId> =
             (0..tenants).map(|_| policy.add_flow(Weight::DEFAULT).unwrap()).collect();
-        let common = Common {
-            device: Arc::new(PacedDevice::new(tenants as u64 * SIZE, pace).unwrap()),
-            wakers: Arc::new(Wakers::new(SHARDS).unwrap()),
-            clock: Clock::default(),
-            tags: TAGS,
-            tenants: FLOWS,
-            served: Arc::new(Served::new(SHARDS)),
-            write_back: Arc::new(WriteBack::new(SHARDS, FLOWS)),
-            fixed_buffers: 0,
-        };
+        let common = Common::new(
+            Arc::new(PacedDevice::new(tenants as u64 * SIZE, pace).unwrap()),
+            Arc::new(Wakers::new(SHARDS).unwrap()),
+            TAGS,
+            FLOWS,
+        );
         let counts: Vec<Arc<AtomicUsize>> = (0..SHARDS).map(|_| Arc::default()).collect();
         let limits = Limits { depth: 64, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();

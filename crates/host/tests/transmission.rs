@@ -10,8 +10,6 @@ use fairq_core::Topology;
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::{FlowId, Native, Policy, Weight};
 use fairq_host::device::ram::RamDevice;
-use fairq_host::device::write_back::WriteBack;
-use fairq_host::io::clock::Clock;
 use fairq_host::io::wakers::Wakers;
 use fairq_host::nbd::serve::conn::Limits;
 use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
@@ -19,7 +17,6 @@ use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{
     Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request,
 };
-use fairq_host::observe::interference::Served;
 use fairq_host::shard::Message;
 use fairq_host::shard::pool::{Shards, policy_loops};
 use fairq_host::shard::shared::Common;
@@ -48,16 +45,12 @@ impl Rig {
         let (policy, ports) =
             Mqfq::<Native>::new(MqfqConfig::new(Topology::flat(shards), 4, TAGS)).unwrap();
         let flows = [100, 300].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
-        let common = Common {
-            device: Arc::new(RamDevice::new(2 * SIZE).unwrap()),
-            wakers: Arc::new(Wakers::new(shards).unwrap()),
-            clock: Clock::default(),
-            tags: TAGS,
-            tenants: 2,
-            served: Arc::new(Served::new(shards)),
-            write_back: Arc::new(WriteBack::new(shards, 2)),
-            fixed_buffers: 0,
-        };
+        let common = Common::new(
+            Arc::new(RamDevice::new(2 * SIZE).unwrap()),
+            Arc::new(Wakers::new(shards).unwrap()),
+            TAGS,
+            2,
+        );
         let counts: Vec<Arc<AtomicUsize>> = (0..shards).map(|_| Arc::default()).collect();
         let limits = Limits { depth: 64, ..Limits::default() };
         let surveyor = Surveyor::start(&common).unwrap();

@@ -84,7 +84,7 @@ pub enum DeviceError {
     },
     /// A file that is served already.
     #[error("{}: another process, or this one, has it locked for serving; stop that one (which may \
-     take a moment), or serve another file", path.display())]
+     take a moment: writes of a server that was killed have to end first), or serve another file", path.display())]
     Locked {
         /// Which file.
         path: PathBuf,

@@ -506,27 +506,16 @@ impl Usage {
 mod tests {
     use super::*;
     use crate::device::null::NullDevice;
-    use crate::device::write_back::WriteBack;
-    use crate::io::clock::Clock;
     use crate::io::wakers::Wakers;
     use crate::observe::cpu_time::CpuTime;
-    use crate::observe::interference::Served;
     use fairq_core::Weight;
     use fairq_core::none::NonePolicy;
     use fairq_core::serial::SerialConfig;
     use fairq_core::sfqd::Sfqd;
 
     fn common() -> Common<NullDevice> {
-        Common {
-            device: Arc::new(NullDevice::new(1 << 30)),
-            wakers: Arc::new(Wakers::new(2).unwrap()),
-            clock: Clock::default(),
-            tags: 256,
-            tenants: 1,
-            served: Arc::new(Served::new(2)),
-            write_back: Arc::new(WriteBack::new(2, 1)),
-            fixed_buffers: 0,
-        }
+        let wakers = Arc::new(Wakers::new(2).unwrap());
+        Common::new(Arc::new(NullDevice::new(1 << 30)), wakers, 256, 1)
     }
 
     pub(super) fn job(flow: FlowId) -> Job {

@@ -7,9 +7,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use fairq_core::PortId;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
@@ -26,7 +28,7 @@ use crate::server::control_thread::ControlThread;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::listen::{self, Listener, Stream};
 use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
-use crate::shard::Message;
+use crate::shard::{Meeting, Message};
 
 /// Handshakes that have failed since they were last told of.
 #[derive(Default)]
@@ -247,7 +249,7 @@ impl Server {
         // A client that has shown who it is has a name in the log; the others share a limit.
         let is_told = negotiated.identity.is_some() || STRANGERS.allows();
         let member = tenants.member_of(negotiated.export);
-        let Member { tenant, flow, .. } = member;
+        let Member { tenant, flow, connections, .. } = member;
         // The handshake went by the list of tenants as it was when it began. A tenant that was
         // removed and added again has another flow.
         if self.tenants().members().iter().all(|member| member.flow != *flow) {
@@ -271,7 +273,14 @@ impl Server {
             tracing::info!(peer, tenant = tenant.name, shard, "connected");
         }
         let volume = member.volume(negotiated.blocks.min);
-        let pass = Pass { until, shown, place: Some(place.handed_over()) };
+        // Its own place is counted already.
+        let has_others = connections.load(Ordering::Relaxed) > 1;
+        let gate = has_others.then(|| Arc::new(Meeting::new(self.shards.count())));
+        if let Some(gate) = &gate {
+            let shard = PortId(shard as u8);
+            self.tell_all(|| NbdMessage::Look { flow: *flow, shard, gate: gate.clone() });
+        }
+        let pass = Pass { until, shown, place: Some(place.handed_over()), gate };
         let connect = Connect { fd, tls, negotiated, volume, pass };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
     }

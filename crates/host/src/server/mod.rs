@@ -28,7 +28,6 @@ use tokio::sync::mpsc;
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
-use crate::device::write_back::WriteBack;
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
@@ -40,7 +39,6 @@ use crate::nbd::session::exports::{ExportsError, Identity};
 use crate::nbd::session::handshake::HandshakeOptions;
 use crate::nbd::session::tls::TlsMode;
 use crate::nbd::session::users::Users;
-use crate::observe::interference::Served;
 use crate::shard::Message;
 use crate::shard::pool::Shards;
 use crate::shard::shared::Common;
@@ -295,14 +293,8 @@ pub fn serve(
     // `ControlThread::note` expects the flow of slot n in place n.
     flows.sort_by_key(|flow| flow.slot());
     let common = Common {
-        device: device.clone(),
-        wakers,
-        clock: Clock::default(),
-        tags: config.tags,
-        tenants: most,
-        served: Arc::new(Served::new(ports.len())),
-        write_back: Arc::new(WriteBack::new(ports.len(), most)),
         fixed_buffers: if device.has_fixed_buffers() { config.connections as u32 } else { 0 },
+        ..Common::new(device.clone(), wakers, config.tags, most)
     };
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;

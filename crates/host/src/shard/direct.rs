@@ -203,25 +203,14 @@ mod tests {
     use crate::device::harness::{Driver, place};
     use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
     use crate::device::tests::{nvme_soft, scratch};
-    use crate::device::write_back::WriteBack;
     use crate::io::clock::Clock;
     use crate::io::memory::{Buffer, Region};
-    use crate::observe::interference::Served;
     use crate::shard::volume::{Piece, Volume};
 
     const TAGS: usize = 8;
 
     fn common(device: AnyDevice, ports: usize) -> Common<AnyDevice> {
-        Common {
-            device: Arc::new(device),
-            wakers: Arc::new(Wakers::new(ports).unwrap()),
-            clock: Clock::default(),
-            tags: TAGS,
-            tenants: 1,
-            served: Arc::new(Served::new(ports)),
-            write_back: Arc::new(WriteBack::new(ports, 1)),
-            fixed_buffers: 0,
-        }
+        Common::new(Arc::new(device), Arc::new(Wakers::new(ports).unwrap()), TAGS, 1)
     }
 
     fn soft(spec: NvmeSoftSpec) -> AnyDevice {

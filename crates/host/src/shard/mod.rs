@@ -40,6 +40,7 @@ use crate::shard::wipe::{Wipe, Wipes};
 
 mod charge;
 pub mod direct;
+pub mod fence;
 pub mod path;
 pub mod pool;
 pub mod shared;

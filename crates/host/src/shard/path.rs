@@ -38,6 +38,7 @@ use crate::observe::interference::Observed;
 use crate::observe::record::{Decision, Kind, Recorder, Recording};
 use crate::observe::stats::{ShardCounters, ShardReport, StoreLoad, TenantStats, Times};
 use crate::shard::charge::{self, Charged, Observation};
+use crate::shard::fence::{Client, Fences};
 use crate::shard::shared::Common;
 use crate::shard::volume::Order;
 
@@ -108,6 +109,7 @@ pub struct DataPath<P, D: Device> {
     loads: Vec<StoreLoad>,
     loads_ns: u64,
     write_back: Arc<WriteBack>,
+    fences: Arc<Fences>,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
     /// What `next` said last: when to call it again though nothing has happened.
@@ -147,6 +149,7 @@ impl<D: Device> DataPath<(), D> {
             loads: Vec::new(),
             loads_ns: 0,
             write_back: common.write_back.clone(),
+            fences: common.fences.clone(),
             recorder: None,
             wait_until_ns: None,
             blocked: false,
@@ -181,7 +184,7 @@ impl<P, D: Device> DataPath<P, D> {
             ..
         } = self;
         let DataPath { finished, stats, changed, counters, observed, .. } = self;
-        let DataPath { charges, loads, loads_ns, write_back, recorder, .. } = self;
+        let DataPath { charges, loads, loads_ns, write_back, fences, recorder, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
@@ -206,6 +209,7 @@ impl<P, D: Device> DataPath<P, D> {
             loads,
             loads_ns,
             write_back,
+            fences,
             recorder,
             blocked,
             wait_until_ns,
@@ -216,15 +220,27 @@ impl<P, D: Device> DataPath<P, D> {
     }
 }
 
+impl<P, D: Device> DataPath<P, D> {
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// A client of a tenant whose requests come by this path.
+    pub fn client(&self, tenant: u16) -> Client {
+        Client::new(self.fences.clone(), tenant, self.id)
+    }
+
+    /// Has a shard run its loop once more.
+    pub fn wake(&mut self, shard: PortId) {
+        self.wake.insert(shard);
+    }
+}
+
 impl<P: Port, D: Device> DataPath<P, D> {
     /// Without its port, which must hold no request ([`Self::is_free_of_port`]).
     pub fn without_port(self) -> DataPath<(), D> {
         self.with(()).0
-    }
-
-    /// The device.
-    pub fn device(&self) -> &D {
-        &self.device
     }
 
     /// Whether to `submit` now: there is a tag, and the batch is not full.

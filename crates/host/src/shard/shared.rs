@@ -6,6 +6,7 @@ use crate::device::write_back::WriteBack;
 use crate::io::clock::Clock;
 use crate::io::wakers::Wakers;
 use crate::observe::interference::Served;
+use crate::shard::fence::Fences;
 
 /// What all shards of one run share.
 pub struct Common<D> {
@@ -23,14 +24,36 @@ pub struct Common<D> {
     pub served: Arc<Served>,
     /// Whose data may be lost.
     pub write_back: Arc<WriteBack>,
+    /// What clients that have ended left under way.
+    pub fences: Arc<Fences>,
     /// Registered buffers a front end may use.
     pub fixed_buffers: u32,
+}
+
+impl<D> Common<D> {
+    /// Of a device and the shards that `wakers` wakes, for so many live requests of a shard and so
+    /// many tenants; without registered buffers.
+    pub fn new(device: Arc<D>, wakers: Arc<Wakers>, tags: usize, tenants: usize) -> Common<D> {
+        let shards = wakers.count();
+        Common {
+            device,
+            clock: Clock::default(),
+            tags,
+            tenants,
+            served: Arc::new(Served::new(shards)),
+            write_back: Arc::new(WriteBack::new(shards, tenants)),
+            fences: Arc::new(Fences::new(tenants, wakers.clone())),
+            wakers,
+            fixed_buffers: 0,
+        }
+    }
 }
 
 impl<D> Clone for Common<D> {
     fn clone(&self) -> Self {
         let (device, wakers) = (self.device.clone(), self.wakers.clone());
         let (served, write_back) = (self.served.clone(), self.write_back.clone());
-        Common { device, wakers, served, write_back, ..*self }
+        let fences = self.fences.clone();
+        Common { device, wakers, served, write_back, fences, ..*self }
     }
 }

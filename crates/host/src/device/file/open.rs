@@ -5,7 +5,9 @@
 //! leave it alone. Both are tried for a while, as there are holders who are about to let go: udev
 //! looks at a block device that has just appeared, and the kernel takes an io_uring with registered
 //! files apart some time *after* the process that had it is gone, so a server that is started again
-//! at once would find its own files taken. Opening may wait for the file system: it is done by
+//! at once would find its own files taken. Nobody unlocks a file: its lock goes when the last
+//! request that the kernel has for it has ended, so no write of a server that was killed lands after
+//! those of the next one. Opening may wait for the file system: it is done by
 //! threads that nothing depends on.
 
 use std::fs::{File, Metadata};
@@ -125,13 +127,6 @@ impl Support {
 
     pub(super) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
-    }
-}
-
-/// The kernel may have the file for a moment longer than anybody here; its lock goes at once.
-impl Drop for Backing {
-    fn drop(&mut self) {
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 

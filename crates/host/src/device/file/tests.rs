@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use fairq_core::Op;
+use rustix::fs::FlockOperation;
 
 use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec};
@@ -21,6 +22,22 @@ fn open(path: &Path, size: u64, direct: Direct) -> (FileDevice, Driver<FileQueue
     let device = FileDevice::open(&[spec(path, Some(size))], direct).unwrap();
     let driver = Driver::open(&device);
     (device, driver)
+}
+
+/// A server that is killed leaves writes to the kernel, which has the file until they have ended; the
+/// next server must not write before that.
+#[test]
+fn a_file_stays_locked_as_long_as_the_kernel_has_requests_for_it() {
+    let scratch = scratch();
+    let path = scratch.path().join("disk");
+    let device = FileDevice::open(&[spec(&path, Some(4096))], Direct::Auto).unwrap();
+    let as_a_request = device.shared.files.get(0).unwrap().file.try_clone().unwrap();
+    drop(device);
+    let next = std::fs::File::open(&path).unwrap();
+    let lock = || rustix::fs::flock(&next, FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(lock(), Err(rustix::io::Errno::WOULDBLOCK));
+    drop(as_a_request);
+    assert_eq!(lock(), Ok(()));
 }
 
 #[test]

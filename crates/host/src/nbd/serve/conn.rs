@@ -22,6 +22,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use fairq_core::Port;
 use io_uring::{opcode, types};
@@ -39,12 +40,16 @@ use crate::nbd::wire::proto::{
 };
 use crate::nbd::wire::reply::{BlockStatus, ReplyStyle, STATE_HOLE, STATE_ZERO};
 use crate::observe::log_limit::STRANGERS;
+use crate::shard::Meeting;
+use crate::shard::fence::{Client, Reach};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::volume::Volume;
 
+mod behind;
 mod ending;
 
-use ending::Farewell;
+use behind::Behind;
+use ending::{Closed, Farewell};
 
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
@@ -53,6 +58,9 @@ const REPLY_PIECES: usize = 2;
 /// A payload of at least this much is received straight into its buffer, and then just the header
 /// that follows it; a smaller one goes through `inbuf` with whatever follows it.
 const DIRECT_PAYLOAD: u64 = 16 << 10;
+/// Why a request fails that has waited too long for an earlier connection's.
+const LATE: &str =
+    "writes of an earlier connection to the same bytes have not ended on the storage";
 /// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been
 /// received is then still in a cache when the device takes it.
 const PAYLOAD_PART: usize = 8 * CHUNK as usize;
@@ -113,6 +121,9 @@ pub struct Conn {
     negotiated: Negotiated,
     style: ReplyStyle,
     volume: Volume,
+    client: Client,
+    /// Where it waits until all shards have looked which clients of its tenant have ended.
+    gate: Option<Arc<Meeting>>,
     region: Region,
     incoming: Incoming,
     intake: Intake,
@@ -122,6 +133,8 @@ pub struct Conn {
     free: Vec<u16>,
     /// Ops with orders that are yet to be submitted.
     to_submit: VecDeque<u16>,
+    /// Ops that wait for requests of clients that have ended.
+    behind: VecDeque<Behind>,
     /// Ops that are questions of what a range holds, and whether one has been put.
     to_ask: VecDeque<u16>,
     is_asking: bool,
@@ -131,6 +144,10 @@ pub struct Conn {
     pacing: Pacing,
     state: State,
     farewell: Farewell,
+    /// The client's stream is received to its end.
+    is_received: bool,
+    /// A request that has no room does not keep the stream behind it from being received.
+    reads_ahead: bool,
     /// The peer reads nothing: answers are dropped.
     is_unread: bool,
     /// The client has taken bytes since this was last looked at.
@@ -168,7 +185,13 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 
 impl Conn {
     /// A connection that has finished its handshake.
-    pub fn new(index: u32, connect: Connect, region: Region, limits: Limits) -> Conn {
+    pub fn new(
+        index: u32,
+        connect: Connect,
+        client: Client,
+        region: Region,
+        limits: Limits,
+    ) -> Conn {
         let Connect { fd, tls, negotiated, volume, .. } = connect;
         Conn {
             index,
@@ -176,6 +199,8 @@ impl Conn {
             style: ReplyStyle::of(&negotiated),
             negotiated,
             volume,
+            client,
+            gate: None,
             region,
             incoming: Incoming::new(tls),
             intake: Intake::Header,
@@ -183,6 +208,7 @@ impl Conn {
             ops: (0..limits.depth).map(|_| LiveRequest::idle()).collect(),
             free: (0..limits.depth).rev().collect(),
             to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
+            behind: VecDeque::new(),
             to_ask: VecDeque::new(),
             is_asking: false,
             ready: VecDeque::with_capacity(usize::from(limits.depth)),
@@ -190,6 +216,8 @@ impl Conn {
             pacing: Pacing::default(),
             state: State::Open,
             farewell: Farewell::None,
+            is_received: false,
+            reads_ahead: false,
             is_unread: false,
             has_taken: false,
             waited_s: 0,
@@ -197,6 +225,11 @@ impl Conn {
             was_used: false,
             is_cancelled: false,
         }
+    }
+
+    /// It takes nothing in before this meeting is over.
+    pub fn after(self, gate: Option<Arc<Meeting>>) -> Conn {
+        Conn { gate, ..self }
     }
 
     /// Takes in and submits as much as there is and as there is room for, then asks for more.
@@ -210,8 +243,16 @@ impl Conn {
         if self.state == State::Dead {
             return self.discard();
         }
+        self.gate.take_if(|gate| gate.is_over());
+        if self.gate.is_some() {
+            return;
+        }
         while self.state == State::Open && self.take_in() {
             self.submit(now_ns, ring, path);
+        }
+        if self.is_received && !self.is_stalled() {
+            self.drain();
+            self.leave();
         }
         self.submit(now_ns, ring, path);
         self.ask(survey);
@@ -244,6 +285,11 @@ impl Conn {
         }
     }
 
+    /// Whether it has a request for which there is no room.
+    fn is_stalled(&self) -> bool {
+        matches!(self.intake, Intake::Stalled(_) | Intake::Refused { skip: 0, .. })
+    }
+
     /// Gets more bytes that came earlier; false if there are none.
     fn refill(&mut self) -> bool {
         self.incoming.refill().unwrap_or_else(|error| {
@@ -265,6 +311,7 @@ impl Conn {
         if request.command == Command::Disconnect {
             self.farewell = Farewell::GoodBye;
             self.state = State::Draining;
+            self.leave();
             return false;
         }
         self.is_bulky = false;
@@ -287,6 +334,10 @@ impl Conn {
                 return false;
             }
         }
+        if self.client.has_ended() {
+            op.leave(&self.client, index, &self.volume);
+        }
+        self.reads_ahead = false;
         self.is_bulky = request.command == Command::Write && request.length >= DIRECT_PAYLOAD;
         match request.command {
             Command::Write => self.intake = Intake::Payload { op: index },
@@ -400,9 +451,16 @@ impl Conn {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
+        if !self.behind.is_empty() {
+            self.take_up();
+        }
         while let Some(&index) = self.to_submit.front() {
             if !path.has_room() {
                 return;
+            }
+            if self.goes_behind(index) {
+                self.to_submit.pop_front();
+                continue;
             }
             let op = &mut self.ops[usize::from(index)];
             if self.is_detached && op.errno == 0 {
@@ -465,6 +523,9 @@ impl Conn {
             errno => Some(NbdError::from_errno_for(errno, &op.request)),
         };
         let reply = match (error, op.request.command) {
+            (Some(error), _) if op.is_late => {
+                Reply::Bytes(self.style.error_because(&op.request, error, LATE))
+            }
             (Some(error), _) => Reply::Header(self.style.error(&op.request, error)),
             (None, Command::Read) => Reply::Data(self.style.data(
                 &op.request,
@@ -478,12 +539,18 @@ impl Conn {
     }
 
     fn answer(&mut self, index: u16, reply: Reply) {
+        if self.client.has_ended() {
+            self.client.over(index.into());
+        }
         self.ops[usize::from(index)].reply = reply;
         self.ready.push_back(index);
     }
 
     /// Frees an op and its buffers.
     fn release(&mut self, index: u16) {
+        if self.client.has_ended() {
+            self.client.over(index.into());
+        }
         let op = &mut self.ops[usize::from(index)];
         op.reply = Reply::Pending;
         if let Some(buffer) = op.buffer.take() {
@@ -531,15 +598,19 @@ impl Conn {
         self.state == State::Open && waits && self.free.len() > free
     }
 
-    /// Whether it has orders that the shard had no room for.
+    /// Whether it has orders that the shard had no room for, or that wait for other connections:
+    /// both end with an event or a wake-up.
     pub fn has_unsubmitted(&self) -> bool {
-        !self.to_submit.is_empty()
+        !self.to_submit.is_empty() || !self.behind.is_empty() || self.gate.is_some()
     }
 
     /// Sends what is in the outbox: at once if the socket takes it, else when it does.
     fn send(&mut self, ring: &mut Ring) {
         match self.outbox.send_now(&self.fd, self.incoming.tls()) {
-            Ok(true) => self.sent(),
+            Ok(true) => {
+                self.has_taken = true;
+                self.sent();
+            }
             Ok(false) => {
                 let entry = self.outbox.send_operation(&self.fd);
                 let value = event_value(self.index, SEND);
@@ -568,12 +639,12 @@ impl Conn {
     /// Asks for more bytes, if there is room for them and use: at once, or when the client has read
     /// most of its replies.
     fn receive(&mut self, ring: &mut Ring) {
-        if self.state != State::Open || self.incoming.in_ring {
+        if self.state != State::Open || self.incoming.in_ring || self.is_received {
             return;
         }
         let payload = match self.intake {
             // A socket that is not read fills, and its client waits: this is the back pressure.
-            Intake::Stalled(_) => return,
+            Intake::Stalled(_) if !self.reads_ahead => return,
             // TLS has to decrypt first, and bytes that wait in `incoming` come before the socket's.
             Intake::Payload { op }
                 if !self.incoming.is_tls() && self.incoming.bytes().is_empty() =>
@@ -634,10 +705,12 @@ impl Conn {
         match result {
             _ if self.state == State::Dead => {}
             // With both directions closed no answer can be read. With one, a client may still read.
+            // What has come before is taken in first.
             0 => {
+                self.is_received = true;
                 self.farewell = Farewell::EndOfStream;
-                self.drain();
-                if self.is_hung_up() {
+                self.leave();
+                if self.closed() == Some(Closed::Both) {
                     self.has_gone();
                 }
             }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fairq_core::{FlowId, Port};
+use fairq_core::{FlowId, Port, PortId};
 
 use crate::device::Device;
 use crate::io::budget::Budget;
@@ -15,9 +15,9 @@ use crate::nbd::serve::survey::SurveyClient;
 use crate::nbd::session::place::Place;
 use crate::nbd::session::revoked::{CertificateId, Revoked};
 use crate::nbd::wire::proto::Negotiated;
-use crate::shard::Front;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::volume::Volume;
+use crate::shard::{Front, Meeting};
 
 /// How much of a connection's memory is registered with the ring: enough for a deep queue of small
 /// requests.
@@ -50,6 +50,9 @@ pub struct Pass {
     pub shown: Vec<CertificateId>,
     /// Its place among its tenant's connections.
     pub place: Option<Place>,
+    /// Over when every shard has looked which clients of the tenant have ended; what it asks for
+    /// waits until then.
+    pub gate: Option<Arc<Meeting>>,
 }
 
 /// What an NBD front end can be told.
@@ -63,6 +66,16 @@ pub enum Message {
         flow: FlowId,
         /// Whatever they wait for.
         cut_off: bool,
+    },
+    /// A client of this flow connects to the shard of this number: look which others have ended,
+    /// so that its requests wait for theirs. Its gate is told when that is done.
+    Look {
+        /// The flow.
+        flow: FlowId,
+        /// The shard.
+        shard: PortId,
+        /// The gate.
+        gate: Arc<Meeting>,
     },
     /// Give up the connections whose client's certificate ends at this time or before, in seconds
     /// since 1970.
@@ -123,7 +136,12 @@ impl NbdFront {
         NbdFront { budget: Some(budget), ..self }
     }
 
-    fn connect<D: Device>(&mut self, ring: &mut Ring, device: &D, mut connect: Connect) {
+    fn connect<P, D: Device>(
+        &mut self,
+        ring: &mut Ring,
+        path: &DataPath<P, D>,
+        mut connect: Connect,
+    ) {
         let Some(index) = self.conns.iter().position(Option::is_none) else {
             // The accepting side has counted the connection, and `Place::handed_over` has left it
             // to the shard to take that back: here, and wherever a connection ends.
@@ -146,7 +164,7 @@ impl NbdFront {
             }
         };
         // What is registered is memory for as long as the connection lives.
-        if device.has_fixed_buffers() && region.reserve(FIXED_BYTES) {
+        if path.device().has_fixed_buffers() && region.reserve(FIXED_BYTES) {
             region.prefer_large_pages();
             let (address, length) = region.head(FIXED_BYTES);
             // SAFETY: the region is unmapped only in `flush`, after the index has been cleared.
@@ -154,8 +172,11 @@ impl NbdFront {
                 region.set_fixed(index as u32, length);
             }
         }
-        self.passes[index] = std::mem::take(&mut connect.pass);
-        self.conns[index] = Some(Conn::new(index as u32, connect, region, self.limits));
+        let mut pass = std::mem::take(&mut connect.pass);
+        let (client, gate) = (path.client(connect.volume.tenant), pass.gate.take());
+        let conn = Conn::new(index as u32, connect, client, region, self.limits).after(gate);
+        self.passes[index] = pass;
+        self.conns[index] = Some(conn);
         self.touch(index);
     }
 
@@ -245,7 +266,14 @@ impl Front for NbdFront {
                     }
                 }
             }
-            Message::Connect(connect) => self.connect(ring, path.device(), *connect),
+            Message::Look { flow, shard, gate } => {
+                let conns = self.conns.iter_mut().flatten();
+                conns.filter(|conn| conn.is_of(flow)).for_each(Conn::look);
+                if gate.arrive() {
+                    path.wake(shard);
+                }
+            }
+            Message::Connect(connect) => self.connect(ring, path, *connect),
         }
     }
 

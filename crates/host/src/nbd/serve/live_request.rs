@@ -9,6 +9,7 @@ use crate::io::memory::{Buffer, Memory};
 use crate::nbd::serve::transport::Outbox;
 use crate::nbd::wire::proto::{Command, CommandFlags, MAX_PAYLOAD, NbdError, Request};
 use crate::nbd::wire::reply::HeaderBuf;
+use crate::shard::fence::{Client, Reach};
 use crate::shard::volume::{Order, Piece, PieceError, Volume};
 
 /// The longest order made of a read or write, in bytes: long enough that a device reaches its
@@ -49,7 +50,9 @@ pub(super) struct LiveRequest {
     pub(super) outstanding: u32,
     pub(super) errno: i32,
     pub(super) reply: Reply,
-    /// It stands in `to_submit`.
+    /// It has waited too long for an earlier connection's requests.
+    pub(super) is_late: bool,
+    /// It stands in `to_submit`, or waits for an earlier connection's requests.
     pub(super) queued: bool,
 }
 
@@ -71,6 +74,7 @@ impl LiveRequest {
             refusal: None,
             outstanding: 0,
             errno: 0,
+            is_late: false,
             reply: Reply::Pending,
             queued: false,
         }
@@ -86,6 +90,34 @@ impl LiveRequest {
     pub(super) fn is_void(&self) -> bool {
         self.refusal.is_some()
             || matches!(self.request.command, Command::Cache | Command::BlockStatus)
+    }
+
+    /// Its client has ended: if it may change the volume's bytes, it stands before the requests of
+    /// others from now on.
+    pub(super) fn leave(&self, client: &Client, index: u16, volume: &Volume) {
+        if matches!(self.request.command, Command::Write | Command::Trim | Command::WriteZeroes)
+            && let Some(reach) = self.reach(volume)
+        {
+            client.leave(index.into(), reach);
+        }
+    }
+
+    /// The bytes that it is about, if any.
+    pub(super) fn reach(&self, volume: &Volume) -> Option<Reach> {
+        let Request { command, offset, length, .. } = self.request;
+        match command {
+            _ if self.refusal.is_some() => None,
+            Command::Flush => Some(Reach::All),
+            Command::Read
+            | Command::Write
+            | Command::Trim
+            | Command::WriteZeroes
+            | Command::BlockStatus => {
+                let start = volume.base + offset;
+                Some(Reach::Bytes { file: volume.file, start, end: start + length })
+            }
+            _ => None,
+        }
     }
 
     /// How many chunks its data make.

@@ -146,6 +146,16 @@ impl ReplyStyle {
         header
     }
 
+    /// The same with the reason in words, where the style has room for them.
+    pub fn error_because(self, request: &Request, error: NbdError, why: &str) -> Box<[u8]> {
+        if self == Self::Simple {
+            return simple(request, error.to_wire()).as_bytes().into();
+        }
+        let mut header = self.chunk(request, chunk::ERROR, true, 6 + why.len() as u64);
+        header.u32(error.to_wire()).u16(why.len() as u16);
+        [header.as_bytes(), why.as_bytes()].concat().into()
+    }
+
     /// A read failed at `at`, after chunks for other parts may have been sent with `last` unset.
     /// With [`ReplyStyle::Simple`] this is [`ReplyStyle::error`], and nothing may have been sent
     /// before.

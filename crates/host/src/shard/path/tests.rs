@@ -9,10 +9,8 @@ use fairq_core::{FlowId, FlowStats, Growth, Native, Policy, SubmitError, Weight}
 use super::*;
 use crate::device::store::Store;
 use crate::device::{Info, Place};
-use crate::io::clock::Clock;
 use crate::io::memory::{Buffer, Region};
 use crate::io::wakers::Wakers;
-use crate::observe::interference::Served;
 use crate::shard::volume::{Piece, Volume};
 
 const TAGS: usize = 64;
@@ -104,16 +102,7 @@ impl Bench {
         let store = Arc::new(Store::map(1 << 20).unwrap());
         let device =
             Flawed { info: crate::device::ram::memory_info("flawed", 1 << 20), store, bad };
-        let common = Common {
-            device: Arc::new(device),
-            wakers: Arc::new(Wakers::new(1).unwrap()),
-            clock: Clock::default(),
-            tags: TAGS,
-            tenants: 1,
-            served: Arc::new(Served::new(1)),
-            write_back: Arc::new(WriteBack::new(1, 1)),
-            fixed_buffers: 0,
-        };
+        let common = Common::new(Arc::new(device), Arc::new(Wakers::new(1).unwrap()), TAGS, 1);
         let mut ring = Ring::new(0).unwrap();
         let place = Place { port: PortId(0), ports: 1, wakers: common.wakers.clone() };
         let queue = common.device.open_queue(&place, &mut ring).unwrap();

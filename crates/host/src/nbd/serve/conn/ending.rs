@@ -7,6 +7,12 @@
 //! | says good-bye and has gone | is done for [`FAREWELL_S`], as the protocol demands of a good-bye |
 //! | has gone without a word | is given up at once |
 //! | ends its stream, and may still read | is done and answered for [`FAREWELL_S`] |
+//! | ends its stream or says good-bye behind requests that have no room, and does not read | is \
+//! given up after [`FAREWELL_S`] without a byte taken |
+//!
+//! A connection whose next request has no room receives nothing, so its end is looked for once a
+//! second, and whenever another client of the tenant connects. After a second without room it
+//! receives what its buffer takes, to find a good-bye there.
 //!
 //! TCP cannot tell the last two apart before an answer has been refused. What is given up and
 //! staged is cancelled; what is on the device runs to its end, since the device has its memory, and
@@ -30,6 +36,15 @@ pub(super) enum Farewell {
     GoodBye,
     /// It sends nothing any more.
     EndOfStream,
+}
+
+/// Which directions of its stream a client has closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Closed {
+    /// It sends nothing more, and may still read.
+    Sending,
+    /// It does not read either, or the connection is broken.
+    Both,
 }
 
 impl Conn {
@@ -56,6 +71,7 @@ impl Conn {
     pub fn hang_up(&mut self) {
         if self.state != State::Dead {
             self.state = State::Dead;
+            self.leave();
             // Ends a receive or send that the ring still has.
             let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
             self.abandon_payload();
@@ -64,18 +80,71 @@ impl Conn {
 
     /// The client neither sends nor reads any more.
     pub(super) fn has_gone(&mut self) {
-        if self.farewell == Farewell::GoodBye && self.state == State::Draining {
+        if self.farewell == Farewell::GoodBye && self.state != State::Dead {
             self.is_unread = true;
         } else {
             self.hang_up();
         }
     }
 
-    /// Whether the other side has closed the socket, or it is broken.
-    pub(super) fn is_hung_up(&self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
-        // Asked for nothing, the kernel tells of errors and of the end of both directions.
-        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+    /// What the client has closed, if anything.
+    pub(super) fn closed(&self) -> Option<Closed> {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        // The kernel reports errors and the end of both directions in any case.
+        if poll(&mut fds, Some(&Timespec::default())).unwrap_or(0) == 0 {
+            return None;
+        }
+        let is_broken = fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR);
+        Some(if is_broken { Closed::Both } else { Closed::Sending })
+    }
+
+    /// Another client of the tenant has come, whose requests wait for this one's if it has ended.
+    pub fn look(&mut self) {
+        if !self.client.has_ended() && (self.closed().is_some() || self.has_good_bye_ahead()) {
+            self.leave();
+        }
+    }
+
+    /// Whether a good-bye has come behind the request that has no room.
+    fn has_good_bye_ahead(&self) -> bool {
+        let Intake::Stalled(request) = &self.intake else { return false };
+        let extended = self.negotiated.extended;
+        let (mut bytes, mut payload) = (self.incoming.bytes(), request.payload(extended));
+        while let Some(rest) = bytes.get(usize::try_from(payload).unwrap_or(usize::MAX)..)
+            && let Ok(Some((request, header))) = parse_request(rest, extended)
+        {
+            if request.command == Command::Disconnect {
+                return true;
+            }
+            (bytes, payload) = (&rest[header..], request.payload(extended));
+        }
+        false
+    }
+
+    /// Looks for the end of a client whose next request has no room; a receive that is under way
+    /// tells of it otherwise.
+    fn look_for_end(&mut self) {
+        let is_stalled = self.state == State::Open && self.is_stalled();
+        if self.is_unread || !(is_stalled || self.state == State::Draining) {
+            return;
+        }
+        if is_stalled && std::mem::replace(&mut self.reads_ahead, true) {
+            while self.refill() {}
+            if self.farewell == Farewell::None && self.has_good_bye_ahead() {
+                self.farewell = Farewell::GoodBye;
+                self.leave();
+            }
+        }
+        match self.closed() {
+            Some(Closed::Both) => self.has_gone(),
+            Some(Closed::Sending) if self.state == State::Open => {
+                if self.farewell == Farewell::None {
+                    self.farewell = Farewell::EndOfStream;
+                }
+                self.leave();
+            }
+            _ => {}
+        }
     }
 
     /// A second has passed: looks whether the client is still there, and gives memory back that was
@@ -86,25 +155,22 @@ impl Conn {
             *allowance = allowance.saturating_sub(self.region.give_back());
             self.outbox.shrink();
         }
-        let stalled = matches!(self.intake, Intake::Stalled(_));
         let was = (self.state, self.is_unread);
-        // Otherwise a receive is under way, which tells.
-        if (self.state == State::Draining || self.state == State::Open && stalled)
-            && !self.is_unread
-            && self.is_hung_up()
-        {
-            self.has_gone();
-        }
+        self.look_for_end();
         let has_taken = std::mem::take(&mut self.has_taken);
-        let is_late = self.is_unread
-            || self.farewell == Farewell::EndOfStream
-            || self.farewell == Farewell::GoodBye && self.outbox.in_ring && !has_taken;
+        let is_late = match self.farewell {
+            Farewell::None => false,
+            _ if self.is_unread => true,
+            Farewell::GoodBye => self.outbox.in_ring && !has_taken,
+            Farewell::EndOfStream => self.state == State::Draining || !has_taken,
+        };
         self.waited_s = if is_late { self.waited_s.saturating_add(1) } else { 0 };
-        if self.state == State::Draining && self.waited_s >= FAREWELL_S {
+        if self.waited_s >= FAREWELL_S {
             self.hang_up();
         }
+        let has_late = self.fail_late();
         // One that waits for memory gets it from another's, which does not tell.
-        stalled || was != (self.state, self.is_unread)
+        self.is_stalled() || has_late || was != (self.state, self.is_unread)
     }
 
     /// Whether nothing of it is answered any more.
@@ -146,6 +212,7 @@ impl Conn {
 
     /// Frees what a dead connection has ready, and what it has not submitted: nothing waits for it.
     pub(super) fn discard(&mut self) {
+        self.end_waits();
         while let Some(index) = self.to_submit.pop_front() {
             let op = &mut self.ops[usize::from(index)];
             op.queued = false;

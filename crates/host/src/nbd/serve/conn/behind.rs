@@ -1,0 +1,101 @@
+//! Requests that wait behind what clients of the same tenant have left under way when they ended:
+//! see [`crate::shard::fence`].
+
+use super::*;
+
+use crate::shard::fence::PATIENCE_S;
+
+/// The key of the part of the client's stream that is not yet read. Those of ops are their indexes.
+const STREAM: u32 = u32::MAX;
+
+/// An op that waits.
+pub(super) struct Behind {
+    op: u16,
+    /// For how many seconds.
+    waited_s: u8,
+}
+
+impl Conn {
+    /// The client has ended. What it has under way that changes data stands before the requests of
+    /// others until it is over, and so does what is still to be read of its stream.
+    pub(super) fn leave(&mut self) {
+        if self.client.end() {
+            let mut is_free = vec![false; self.ops.len()];
+            self.free.iter().for_each(|&index| is_free[usize::from(index)] = true);
+            for index in 0..self.ops.len() {
+                if !is_free[index] && matches!(self.ops[index].reply, Reply::Pending) {
+                    self.ops[index].leave(&self.client, index as u16, &self.volume);
+                }
+            }
+            if self.state == State::Open {
+                self.client.leave(STREAM, Reach::All);
+            }
+        }
+        if self.state != State::Open {
+            self.client.over(STREAM);
+        }
+    }
+
+    /// Whether an op has to wait; it is noted among those that do then. Those that wait are
+    /// submitted in their order, so the next one waits for the first.
+    pub(super) fn goes_behind(&mut self, index: u16) -> bool {
+        if !self.client.is_fenced() {
+            return false;
+        }
+        let op = &self.ops[usize::from(index)];
+        let waits =
+            op.errno == 0 && op.reach(&self.volume).is_some_and(|reach| self.client.waits(reach));
+        if waits {
+            self.behind.push_back(Behind { op: index, waited_s: 0 });
+        }
+        waits
+    }
+
+    /// Takes those up again that need not wait any longer.
+    pub(super) fn take_up(&mut self) {
+        if !self.client.has_news() {
+            return;
+        }
+        while let Some(&Behind { op: index, .. }) = self.behind.front() {
+            let reach = self.ops[usize::from(index)].reach(&self.volume);
+            if reach.is_some_and(|reach| self.client.waits(reach)) {
+                return;
+            }
+            self.behind.pop_front();
+            self.to_submit.push_back(index);
+        }
+    }
+
+    /// Nothing of it waits for others any longer: it is given up.
+    pub(super) fn end_waits(&mut self) {
+        self.to_submit.extend(self.behind.drain(..).map(|behind| behind.op));
+    }
+
+    /// A second has passed: fails those that have waited for too long. True if there were any.
+    pub(super) fn fail_late(&mut self) -> bool {
+        let mut failed = 0;
+        let (ops, to_submit) = (&mut self.ops, &mut self.to_submit);
+        self.behind.retain_mut(|behind| {
+            behind.waited_s = behind.waited_s.saturating_add(1);
+            if behind.waited_s <= PATIENCE_S {
+                return true;
+            }
+            ops[usize::from(behind.op)].is_late = true;
+            ops[usize::from(behind.op)].errno = libc::EIO;
+            to_submit.push_back(behind.op);
+            failed += 1;
+            false
+        });
+        if failed > 0 {
+            tracing::error!(
+                connection = self.index,
+                tenant = self.volume.tenant,
+                requests = failed,
+                waited_s = PATIENCE_S,
+                "requests fail with EIO: writes of an earlier connection of the tenant to the same \
+                 bytes have not ended, and would land after them; see to the storage"
+            );
+        }
+        failed > 0
+    }
+}

@@ -1,0 +1,276 @@
+//! Fences: later requests wait behind what a client that has ended left under way.
+//!
+//! **Problem.** A client that ends, by a hang-up, a disconnect or a half-close, may leave writes
+//! that wait in the scheduler or that the device has. If its successor writes the same bytes and
+//! flushes, an old write must not land on top of the data that the flush has acknowledged.
+//!
+//! **Model.** Each tenant has a fence, which all shards and front ends share. A front end has a
+//! [`Client`] for each of its clients. When that ends ([`Client::end`]), it gets the next number of
+//! its tenant, and the front end leaves those of its requests in the fence that change data
+//! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) as long as the fence
+//! has one that it overlaps, of a client with a lower number; a client that has not ended counts as
+//! the last. So no two clients wait for each other. A flush overlaps everything. So does the part
+//! of a client's stream that is not yet read: what is in it is not known.
+//!
+//! **Example.** a sends a write of block 7, which waits for a cap, and disconnects. b connects,
+//! possibly on another shard, and writes blocks 7 and 8. The write of block 8 goes at once, that of
+//! block 7 when a's is done, and a flush of b's as well.
+//!
+//! **Bounds.** As long as no ended client has requests under way, the question costs one load of a
+//! word that does not change. The front end bounds the wait ([`PATIENCE_S`]).
+//!
+//! *Memory ordering.* `left` is counted up before the end of a client is known to anybody: a shard
+//! that is told of it by a message or a socket has that count. A shard that waits is noted under
+//! the lock under which it has found its obstacle, and the obstacle is taken out under the same
+//! lock, so the wake-up is not lost. `changes` is stored (Release) in between, and read (Acquire)
+//! by the shard that was woken.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fairq_core::{PortId, PortSet};
+
+use crate::io::wakers::Wakers;
+
+/// How long a front end lets a request wait before it fails it, in seconds: longer than a kernel's
+/// command timeout of 30 s and the retry that follows it.
+pub const PATIENCE_S: u8 = 60;
+
+/// The fences of all tenants of one run.
+pub struct Fences {
+    tenants: Box<[Fence]>,
+    wakers: Arc<Wakers>,
+}
+
+#[derive(Default)]
+struct Fence {
+    /// Entries in `inner`; 0 nearly always.
+    left: AtomicUsize,
+    /// How many have been taken out.
+    changes: AtomicU64,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Clients that have ended.
+    ended: u64,
+    left: Vec<Left>,
+    /// Shards with requests that wait.
+    waiting: PortSet,
+}
+
+/// A request of a client that has ended.
+struct Left {
+    client: u64,
+    key: u32,
+    reach: Reach,
+}
+
+/// The bytes that a request is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// All that the tenant has.
+    All,
+    /// A range of a file.
+    Bytes {
+        /// The number of the device's file.
+        file: u16,
+        /// The first byte in the file.
+        start: u64,
+        /// The first byte behind it.
+        end: u64,
+    },
+}
+
+impl Reach {
+    fn overlaps(self, other: Reach) -> bool {
+        match (self, other) {
+            (Reach::All, _) | (_, Reach::All) => true,
+            (
+                Reach::Bytes { file, start, end },
+                Reach::Bytes { file: other_file, start: other_start, end: other_end },
+            ) => file == other_file && start < other_end && other_start < end,
+        }
+    }
+}
+
+impl Fences {
+    /// Of so many tenants, for the shards that `wakers` wakes.
+    pub fn new(tenants: usize, wakers: Arc<Wakers>) -> Fences {
+        Fences { tenants: (0..tenants).map(|_| Fence::default()).collect(), wakers }
+    }
+
+    /// Requests of a tenant's ended clients that are under way.
+    pub fn left(&self, tenant: u16) -> usize {
+        self.tenants.get(usize::from(tenant)).map_or(0, |fence| fence.left.load(Ordering::Relaxed))
+    }
+}
+
+impl Fence {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes entries out; the shards to wake.
+    fn take_out(&self, is_over: impl Fn(&Left) -> bool) -> PortSet {
+        let mut inner = self.inner();
+        let before = inner.left.len();
+        inner.left.retain(|left| !is_over(left));
+        if inner.left.len() == before {
+            return PortSet::EMPTY;
+        }
+        self.left.store(inner.left.len(), Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
+        std::mem::replace(&mut inner.waiting, PortSet::EMPTY)
+    }
+}
+
+/// A front end's client of a tenant.
+pub struct Client {
+    fences: Arc<Fences>,
+    tenant: u16,
+    shard: PortId,
+    /// Its number, once it has ended.
+    number: Option<u64>,
+    /// [`Fence::changes`] when a request was last found to wait.
+    seen: u64,
+}
+
+impl Client {
+    /// A client of a tenant that the shard of port `shard` serves.
+    pub fn new(fences: Arc<Fences>, tenant: u16, shard: PortId) -> Client {
+        Client { fences, tenant, shard, number: None, seen: 0 }
+    }
+
+    #[inline]
+    fn fence(&self) -> &Fence {
+        &self.fences.tenants[usize::from(self.tenant)]
+    }
+
+    /// It has ended. True if it had not before: its requests that change data and are not over are
+    /// then to be left.
+    pub fn end(&mut self) -> bool {
+        if self.has_ended() {
+            return false;
+        }
+        let mut inner = self.fence().inner();
+        inner.ended += 1;
+        let number = inner.ended;
+        drop(inner);
+        self.number = Some(number);
+        true
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.number.is_some()
+    }
+
+    /// Leaves a request of it under way; `key` is the front end's name for it.
+    pub fn leave(&self, key: u32, reach: Reach) {
+        let Some(client) = self.number else { return };
+        let fence = self.fence();
+        let mut inner = fence.inner();
+        inner.left.push(Left { client, key, reach });
+        fence.left.store(inner.left.len(), Ordering::Release);
+    }
+
+    /// A request that was left is over.
+    pub fn over(&self, key: u32) {
+        let Some(client) = self.number else { return };
+        self.wake(self.fence().take_out(|left| left.client == client && left.key == key));
+    }
+
+    fn wake(&self, shards: PortSet) {
+        self.fences.wakers.wake_all(shards);
+    }
+
+    /// Whether requests of it may have to wait.
+    #[inline]
+    pub fn is_fenced(&self) -> bool {
+        self.fence().left.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether something is over that was not when a request was last found to wait.
+    pub fn has_news(&self) -> bool {
+        self.fence().changes.load(Ordering::Acquire) != self.seen
+    }
+
+    /// Whether a request has to wait; its shard is woken then when that may have changed.
+    #[cold]
+    pub fn waits(&mut self, reach: Reach) -> bool {
+        let fence = self.fence();
+        let mut inner = fence.inner();
+        // Only a change under this lock removes an obstacle.
+        let seen = fence.changes.load(Ordering::Relaxed);
+        let number = self.number.unwrap_or(u64::MAX);
+        let waits =
+            inner.left.iter().any(|left| left.client < number && left.reach.overlaps(reach));
+        if waits {
+            inner.waiting.insert(self.shard);
+        }
+        drop(inner);
+        if waits {
+            self.seen = seen;
+        }
+        waits
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(client) = self.number {
+            self.wake(self.fence().take_out(|left| left.client == client));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fences(shards: usize) -> (Arc<Fences>, Arc<Wakers>) {
+        let wakers = Arc::new(Wakers::new(shards).unwrap());
+        (Arc::new(Fences::new(2, wakers.clone())), wakers)
+    }
+
+    fn bytes(start: u64, end: u64) -> Reach {
+        Reach::Bytes { file: 0, start, end }
+    }
+
+    #[test]
+    fn a_later_request_waits_for_what_it_overlaps_and_is_woken_when_that_is_over() {
+        let (fences, wakers) = fences(2);
+        let mut old = Client::new(fences.clone(), 0, PortId(0));
+        let mut new = Client::new(fences.clone(), 0, PortId(1));
+        let other = Client::new(fences.clone(), 1, PortId(1));
+        assert!(!new.is_fenced() && old.end() && !old.end());
+        old.leave(7, bytes(4096, 8192));
+        assert!(new.is_fenced() && !other.is_fenced());
+        assert!(!new.waits(bytes(8192, 9000)) && !old.waits(Reach::All));
+        assert!(!new.waits(Reach::Bytes { file: 1, start: 4096, end: 8192 }));
+        assert!(new.waits(bytes(8191, 9000)) && new.waits(Reach::All));
+        old.over(8);
+        assert!(!wakers.take_pending(1) && !new.has_news());
+        old.over(7);
+        assert!(wakers.take_pending(1) && new.has_news() && !new.is_fenced());
+    }
+
+    #[test]
+    fn clients_that_have_ended_wait_in_the_order_of_their_ends() {
+        let (fences, wakers) = fences(1);
+        let [mut first, mut second] =
+            [0, 0].map(|tenant| Client::new(fences.clone(), tenant, PortId(0)));
+        second.end();
+        first.end();
+        second.leave(0, Reach::All);
+        first.leave(0, bytes(0, 1));
+        assert!(first.waits(bytes(0, 1)) && !second.waits(bytes(0, 1)));
+        drop(second);
+        assert!(wakers.take_pending(0) && !first.waits(bytes(0, 1)));
+        assert_eq!(fences.left(0), 1);
+        drop(first);
+        assert_eq!(fences.left(0), 0);
+    }
+}
