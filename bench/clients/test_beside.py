@@ -1,14 +1,13 @@
 """What is left to tenants beside one that behaves badly, in wall time: on a machine that has nothing else to do."""
 
-import contextlib
+import json
 import os
 import time
 
 import rig
 from nbd import READ
-from rig import MI, check
-from test_doors import TWO, serve
-from test_hostile import EVENTS, FLOODS, all_at_once, large_requests, operated, pour, questions, zeroes
+from rig import MI, check, fairq, run, serve
+from test_hostile import EVENTS, FLOODS, Many, all_at_once, large_requests, operated, pour, questions, zeroes
 
 # How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
 ENOUGH = 0.85

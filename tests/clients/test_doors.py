@@ -212,6 +212,18 @@ def test_bench_holds_back():
         check(0 < batch["iops"] < 105, f"a pause of 10 ms after each, and {batch['iops']:.0f} a second")
 
 
+def test_a_trickle_beside_a_flood_on_one_shard():
+    """Connections of one shard submit by turns, whatever the policy: one that always has more to send is not always first. Out of turn
+    the trickle has one request for 700 of the flood's."""
+    for policy in ("none", "mqfq"):
+        tenants = ("--tenant", "flood=32M", "--tenant", "trickle=32M")
+        with serve("--device", "ram,size=64M", "--shards", "1", "--policy", policy, *tenants) as server:
+            done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "0.5", "--warmup", "0", "--json", "-",
+                       "--tenant", "flood=depth:256", "--tenant", "trickle=depth:4")  # fmt: skip
+            flood, trickle = (flow["iops"] for flow in json.loads(done.stdout)["runs"][0]["flows"])
+            check(flood <= 200 * trickle, f"{policy}: {flood / trickle:.0f} for each of the other's")
+
+
 def test_socket_activation():
     """Two listening sockets handed over as file descriptors 3 and 4."""
     need("nbdinfo")
