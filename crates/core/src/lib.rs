@@ -85,8 +85,8 @@ pub mod wake;
 pub use contract::bounds::{self, ConfigError};
 pub use contract::cost::{Cost, CostModel};
 pub use contract::flow::{
-    self, Cap, CapStats, Caps, Counted, FlowError, FlowId, Side, Target, TargetState, TargetStats,
-    Weight,
+    self, Cap, CapStats, Caps, Counted, FlowError, FlowId, Side, Taken, Target, TargetState,
+    TargetStats, Weight,
 };
 pub use contract::op::Op;
 pub use contract::platform::{self, Native, Platform};
@@ -97,7 +97,7 @@ pub use contract::port::{
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::share::{
-    self, Group, GroupId, GroupStats, Reservation, ReservationState, ReservedStats, Share,
+    self, CapsOf, Group, GroupId, GroupStats, Reservation, ReservationState, ReservedStats, Share,
     ShareStats,
 };
 pub use contract::vtime;

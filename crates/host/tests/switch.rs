@@ -78,7 +78,9 @@ impl<P: Port> Port for Audited<P> {
         self.port.admit(flow)
     }
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        self.port.cancel(now_ns, tag, wake)
+        let is_back = self.port.cancel(now_ns, tag, wake);
+        self.held -= usize::from(is_back);
+        is_back
     }
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         self.port.requeue(now_ns, tag, wake)
@@ -227,7 +229,7 @@ impl Rig {
         }
         let old = std::mem::replace(&mut self.policy, next);
         self.served = served;
-        let meeting = self.shards.change(ports, PATIENCE);
+        let meeting = self.shards.change(ports, PATIENCE, || ());
         meanwhile();
         let deadline = Instant::now() + PATIENCE;
         while !meeting.is_over() {
@@ -426,7 +428,7 @@ fn shards_that_are_told_to_stop_during_a_change_end() {
     rig.await_taken(20);
     let Built(next, ports, _) = build(4);
     next.add_flow_as(Some(rig.flows[0]), Weight::DEFAULT).unwrap();
-    let meeting = rig.shards.change(ports, PATIENCE);
+    let meeting = rig.shards.change(ports, PATIENCE, || ());
     let answered = std::thread::spawn(move || {
         let mut count = 0;
         let mut bytes = [0; 16 + 512];

@@ -1,5 +1,7 @@
 //! Caps of a running server: kept, changed, shown, and refused where they make no sense.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use super::common::until;
@@ -7,6 +9,13 @@ use super::http::{free_address, get};
 use super::{CONFIG, Server};
 
 impl Server {
+    /// Requests of a tenant that have been answered.
+    fn served(&self, name: &str) -> u64 {
+        let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
+        let tenant = list.as_array().unwrap().iter().find(|tenant| tenant["name"] == name).unwrap();
+        ["reads", "writes", "others"].iter().filter_map(|key| tenant[key].as_u64()).sum()
+    }
+
     fn tenant(&self) -> Value {
         let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
         list[0].clone()
@@ -51,6 +60,35 @@ fn caps_are_kept_changed_shown_and_read_again() {
     assert_eq!(server.tenant()["capped"], Value::Null);
     client.kill().unwrap();
     client.wait().unwrap();
+}
+
+/// The next policy gets what waits for a cap, and the cap as it is: nobody waits for the tenant, and
+/// the tenant has no more than the cap allows.
+#[test]
+fn a_policy_change_does_not_wait_for_caps_and_gives_no_new_burst() {
+    let config = CONFIG.replace("weight = 300", "weight = 300\nmax-iops = 1\nburst = 4");
+    let server = Server::start(&config, &[]);
+    let start = Instant::now();
+    let mut clients = ["db", "web"].map(|tenant| server.load(tenant, "60s"));
+    let waits = || {
+        let waiting = server.tenant()["capped"]["waiting"].as_u64();
+        waiting.filter(|waiting| *waiting > 3)
+    };
+    until("requests wait for the cap", waits);
+    for policy in ["sfqd", "kyber-fair", "none", "mqfq"] {
+        let before = server.served("web");
+        server.said(&["policy", policy]);
+        until("the others go on", || (server.served("web") > before).then_some(()));
+        until("the capped tenant's requests wait again", waits);
+    }
+    // At least one interval and two requests for what is rounded and under way.
+    let served = server.served("db");
+    let most = start.elapsed().as_secs() + 4 + 2;
+    assert!(served <= most, "{served} of {most}");
+    for client in &mut clients {
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
 }
 
 #[test]

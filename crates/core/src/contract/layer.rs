@@ -25,7 +25,9 @@ pub(crate) mod names {
         SubmitError, Submitted, Tag, TuneError, Tuning,
     };
     pub(crate) use crate::contract::port_set::PortSet;
-    pub(crate) use crate::contract::share::{Group, GroupId, GroupStats, Share, ShareStats};
+    pub(crate) use crate::contract::share::{
+        CapsOf, Group, GroupId, GroupStats, Share, ShareStats,
+    };
 }
 
 use names::*;
@@ -41,6 +43,7 @@ macro_rules! policy_methods {
             fn target(flow: FlowId) -> Option<TargetStats>;
             fn set_caps(flow: FlowId, caps: &Caps) -> Result<(), FlowError>;
             fn caps(flow: FlowId) -> Option<CapStats>;
+            fn resume_caps(of: CapsOf, before: &CapStats) -> ();
             fn set_weights(weights: &[(FlowId, Weight)]) -> ();
             fn set_group(id: GroupId, group: Option<&Group>) -> Result<(), FlowError>;
             fn group(id: GroupId) -> Option<GroupStats>;

@@ -43,7 +43,9 @@ use crate::contract::cost::{Cost, CostModel};
 use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
 pub use crate::contract::op::Op;
 use crate::contract::port_set::PortSet;
-use crate::contract::share::{Group, GroupId, GroupStats, ReservedStats, Share, ShareStats};
+use crate::contract::share::{
+    CapsOf, Group, GroupId, GroupStats, ReservedStats, Share, ShareStats,
+};
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -407,6 +409,11 @@ pub trait Policy: Send + Sync + 'static {
     fn set_caps(&self, _flow: FlowId, _caps: &Caps) -> Result<(), FlowError> {
         Err(FlowError::NoCaps)
     }
+
+    /// This policy takes the place of another, under which a flow's or group's caps have done this:
+    /// a cap that is the same here goes on with what was taken from it, and the counts go on.
+    /// Nothing may be under way here yet.
+    fn resume_caps(&self, _of: CapsOf, _before: &CapStats) {}
 
     /// What a flow's caps have done; `None` if it never had any.
     fn caps(&self, _flow: FlowId) -> Option<CapStats> {

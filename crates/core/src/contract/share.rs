@@ -1,10 +1,19 @@
 //! Groups of flows, and what flows and groups are to have at least: the settings of a tree.
 
-use crate::contract::flow::{Cap, CapStats, Caps, Weight};
+use crate::contract::flow::{Cap, CapStats, Caps, FlowId, Weight};
 
 /// Names a group: a number that the caller chooses, below [`Group::MOST`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupId(pub u16);
+
+/// A flow or a group, as the owner of caps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CapsOf {
+    /// A flow.
+    Flow(FlowId),
+    /// A group.
+    Group(GroupId),
+}
 
 /// The least that a flow or group has while the device can: requests or bytes a second. 0 is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

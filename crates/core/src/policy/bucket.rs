@@ -67,6 +67,17 @@ impl<P: Platform> Bucket<P> {
         self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
     }
 
+    /// What was taken from it, as long as it has the same rate and burst: when it is full again, in
+    /// a [`Time`]'s unit.
+    pub(crate) fn taken(&self) -> u64 {
+        self.full_at.load(Ordering::Relaxed)
+    }
+
+    /// Goes on as a bucket of the same rate and burst from which this was [taken](Self::taken).
+    pub(crate) fn resume(&self, taken: u64) {
+        self.full_at.store(taken, Ordering::Relaxed);
+    }
+
     /// How long its rate needs for `amount` requests or bytes.
     pub(crate) fn cost(&self, amount: u64) -> Time {
         lasts(self.step.load(Ordering::Relaxed), amount)

@@ -77,6 +77,11 @@ where
         &self.policy
     }
 
+    /// The same as it is held.
+    pub fn shared_policy(&self) -> &L {
+        &self.policy
+    }
+
     /// When to call [`Self::tick`] next, in the run's time; never again if `None`.
     pub fn deadline_ns(&self) -> Option<u64> {
         self.next_ns

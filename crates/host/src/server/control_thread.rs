@@ -2,7 +2,8 @@
 //! after the other.
 //!
 //! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no
-//! shard holds a request of the old one any more. Until then both are ticked, and what is changed
+//! shard holds a request of the old one any more; requests that wait for caps do not hold that up,
+//! they move, and so does what was taken from the caps. Until then both are ticked, and what is changed
 //! meanwhile is changed in the new one: no request is admitted to the old one. Flows keep
 //! their names, so that connections, statistics and the list of tenants need not hear of it.
 
@@ -27,7 +28,7 @@ use crate::server::schedulers::Schedulers;
 use crate::server::{
     Admin, AdminError, BuiltPolicy, Group, Listen, Server, Status, StoreStatus, Tenant, TenantList,
 };
-use crate::shard::Meeting;
+use crate::shard::Exchange;
 use crate::shard::stores::Names;
 
 /// How far a server is from its end.
@@ -95,7 +96,7 @@ fn together(stores: &[StoreStatus]) -> Stats {
 pub(super) struct Leaving<'a> {
     schedulers: Schedulers<'a>,
     /// Over when it has finished.
-    meeting: Arc<Meeting>,
+    exchange: Arc<Exchange>,
     since: Instant,
 }
 
@@ -256,8 +257,10 @@ impl ControlThread<'_> {
         }
         schedulers.hurry();
         let schedulers = std::mem::replace(&mut self.schedulers, schedulers);
-        let meeting = self.server.shards.change(ports, self.server.config.timeouts.change);
-        self.leaving = Some(Leaving { schedulers, meeting, since: Instant::now() });
+        let hand_over = self.schedulers.take_caps(&schedulers, &self.flows);
+        let patience = self.server.config.timeouts.change;
+        let exchange = self.server.shards.change(ports, patience, hand_over);
+        self.leaving = Some(Leaving { schedulers, exchange, since: Instant::now() });
         Ok(())
     }
 
@@ -293,7 +296,7 @@ impl ControlThread<'_> {
         if let Some(leaving) = &mut self.leaving {
             // The old policy's requests may need its ticks to get away.
             leaving.schedulers.tick_policies(now_ns);
-            if leaving.meeting.is_over() {
+            if leaving.exchange.is_over() {
                 tracing::info!(
                     waited_ms = leaving.since.elapsed().as_millis() as u64,
                     "the policy has changed"

@@ -155,6 +155,8 @@ pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
         held: sum.held.saturating_add(of.held),
         held_ns: sum.held_ns.saturating_add(of.held_ns),
         waiting: sum.waiting.saturating_add(of.waiting),
+        // Each store's caps have their own.
+        taken: sum.taken,
     });
     let first = stores.iter().find(|stats| stats.members > 0).or(stores.first());
     GroupStatus {

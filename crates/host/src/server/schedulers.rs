@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fairq_core::{
-    CapStats, Caps, ClassWeights, FlowError, FlowId, Policy, PortSet, Share, ShareStats, Stats,
-    Target, TargetStats, TuneError, Tuning, Weight,
+    CapStats, Caps, CapsOf, ClassWeights, FlowError, FlowId, GroupId, Policy, PortSet, Share,
+    ShareStats, Stats, Target, TargetStats, TuneError, Tuning, Weight,
 };
 
 use crate::device::any::AnyDevice;
@@ -99,6 +99,39 @@ impl<'a> Schedulers<'a> {
         let mut all: Vec<&Group> = before.groups.all().map(|(_, group)| group).collect();
         all.sort_by_key(|group| group.name.matches('/').count());
         all.into_iter().try_for_each(|group| self.set_group(group))
+    }
+
+    /// Takes over, when it is called, what was taken from the caps of flows and groups under the
+    /// schedulers before these.
+    pub(super) fn take_caps(
+        &self,
+        before: &Schedulers<'_>,
+        flows: &[FlowId],
+    ) -> impl Fn() + Send + Sync + 'static {
+        let policies = |of: &Schedulers<'_>| -> Vec<Arc<dyn Policy>> {
+            of.controls.iter().map(|control| control.shared_policy().clone()).collect()
+        };
+        let (old, new) = (policies(before), policies(self));
+        let flows: Vec<(usize, FlowId)> =
+            flows.iter().filter_map(|&flow| self.names.of(flow)).collect();
+        let groups: Vec<GroupId> = self.groups.all().map(|(id, _)| id).collect();
+        move || {
+            let pair = |store: usize| Some((old.get(store)?, new.get(store)?));
+            for &(store, flow) in &flows {
+                if let Some((old, new)) = pair(store)
+                    && let Some(before) = old.caps(flow)
+                {
+                    new.resume_caps(CapsOf::Flow(flow), &before);
+                }
+            }
+            for ((old, new), &id) in
+                old.iter().zip(&new).flat_map(|pair| groups.iter().map(move |id| (pair, id)))
+            {
+                if let Some(before) = old.group(id).and_then(|group| group.caps) {
+                    new.resume_caps(CapsOf::Group(id), &before);
+                }
+            }
+        }
     }
 
     /// Adds a group to all policies, or changes it.

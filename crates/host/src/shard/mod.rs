@@ -127,8 +127,8 @@ pub enum Message<D: Device, F: Front> {
 pub struct Change<D: Device, F: Front> {
     /// Its port, and the loop compiled for it.
     pub next: Box<dyn PolicyLoop<D, F>>,
-    /// With the other shards, when nobody holds a request any more.
-    pub meeting: Arc<Meeting>,
+    /// With the other shards.
+    pub exchange: Arc<Exchange>,
     /// How long to wait for requests on stores that do not answer, in nanoseconds.
     pub patience_ns: u64,
 }
@@ -148,8 +148,40 @@ impl<P: Port + 'static, D: Device, F: Front> PolicyLoop<D, F> for P {
     }
 }
 
-/// Where shards wait until none of them holds a request.
+/// Where threads wait for each other.
 pub type Meeting = fairq_core::wake::Meeting<Native>;
+
+/// A change of the policy, which all shards make together.
+pub struct Exchange {
+    /// Where shards wait until no port holds a request.
+    drained: Meeting,
+    /// Over when the new policy may be used.
+    over: Meeting,
+    hand_over: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Exchange {
+    /// Of so many shards. `hand_over` gives the new policy what it is to have of the old one, when
+    /// that is not used any more.
+    pub(crate) fn new(shards: usize, hand_over: Box<dyn Fn() + Send + Sync>) -> Exchange {
+        Exchange { drained: Meeting::new(shards), over: Meeting::new(1), hand_over }
+    }
+
+    /// A shard's port holds no request any more. True if that ends the exchange: the shard has to
+    /// wake the others then.
+    fn arrive(&self) -> bool {
+        if !self.drained.arrive() {
+            return false;
+        }
+        (self.hand_over)();
+        self.over.arrive()
+    }
+
+    /// Whether all run under the new policy.
+    pub fn is_over(&self) -> bool {
+        self.over.is_over()
+    }
+}
 
 /// Runs shards' loops: everything one thread owns. Between two policies `P` is `()`.
 pub struct Shard<P, D: Device, F: Front> {
@@ -269,6 +301,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
 impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     /// Serves until told to change the policy, or to stop and everything in flight is done.
     fn serve(mut self) -> Option<Handover<D, F>> {
+        self.path.resubmit(self.clock.now_ns(), &mut self.ring);
         self.front.resume();
         loop {
             self.take_events();
@@ -288,12 +321,15 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         None
     }
 
-    /// Takes nothing in until no shard's port holds a request; gives what goes on. Requests on a
-    /// store that does not answer are not waited for.
+    /// Takes nothing in until no shard's port holds a request; gives what goes on. Requests that
+    /// wait for caps move to the next port; those on a store that does not answer are not waited
+    /// for.
     #[cold]
-    fn drain(mut self, Change { next, meeting, patience_ns }: Change<D, F>) -> Handover<D, F> {
+    fn drain(mut self, Change { next, exchange, patience_ns }: Change<D, F>) -> Handover<D, F> {
         let (mut arrived, mut has_let_go) = (false, false);
-        self.let_go_ns = Some(self.clock.now_ns().saturating_add(patience_ns));
+        let start_ns = self.clock.now_ns();
+        self.path.withdraw(start_ns);
+        self.let_go_ns = Some(start_ns.saturating_add(patience_ns));
         loop {
             let now_ns = self.clock.now_ns();
             if self.let_go_ns.take_if(|at_ns| now_ns >= *at_ns).is_some() {
@@ -304,11 +340,11 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             if !arrived && self.path.is_free_of_port() {
                 arrived = true;
                 // The last to arrive wakes the others, which may sleep until then.
-                if meeting.arrive() {
+                if exchange.arrive() {
                     self.wakers.wake_all(PortSet::first(self.wakers.count()));
                 }
             }
-            if meeting.is_over() {
+            if exchange.is_over() {
                 break;
             }
             self.park(busy);

@@ -27,7 +27,8 @@
 use std::sync::Arc;
 
 use fairq_core::{
-    Class, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted, Tag,
+    Class, FlowId, Held, Next, Op, Outcome, Port, PortId, PortSet, Request, SubmitError, Submitted,
+    Tag,
 };
 
 use crate::device::write_back::WriteBack;
@@ -59,18 +60,29 @@ pub struct Finished {
     pub errno: i32,
 }
 
+/// What holds a live request, or has let it go to the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    /// The policy.
+    Policy,
+    /// Nothing: it waited for a cap of the policy that is being replaced, and goes to the next one.
+    Nothing,
+    /// The device has it, and the policy that let it go is gone, or will be.
+    Device,
+}
+
 /// A live request.
 #[derive(Clone, Copy)]
 struct Live {
     command: Command,
     tenant: u16,
+    flow: FlowId,
     cookie: u64,
     arrived_ns: u64,
     issued_ns: u64,
     /// See [`Volume::void`](crate::shard::volume::Volume::void).
     is_void: bool,
-    /// The device has it, and the policy that let it go is gone, or will be.
-    is_orphan: bool,
+    held_by: Holder,
     /// Of a flush: the tenant's writes that had ended when it came.
     covers: u64,
     /// The one after it in its command.
@@ -87,8 +99,10 @@ pub struct DataPath<P, D: Device> {
     queue: D::Queue,
     live: Box<[Option<Live>]>,
     free: Vec<Tag>,
-    /// How many live requests no policy knows ([`Self::let_go`]).
+    /// How many live requests no policy knows: those that the device has ([`Self::let_go`]), and
+    /// those that go to the next one ([`Self::withdraw`]).
     orphans: usize,
+    withdrawn: usize,
     /// What the policy has joined to the command that its next `Issue` completes, and the memory of
     /// a command's parts.
     joined: Vec<Tag>,
@@ -135,6 +149,7 @@ impl<D: Device> DataPath<(), D> {
             live: vec![None; tags].into_boxed_slice(),
             free: (0..tags as u32).rev().map(Tag).collect(),
             orphans: 0,
+            withdrawn: 0,
             joined: Vec::with_capacity(tags),
             memories: Vec::with_capacity(tags),
             wake: PortSet::EMPTY,
@@ -176,6 +191,7 @@ impl<P, D: Device> DataPath<P, D> {
             live,
             free,
             orphans,
+            withdrawn,
             joined,
             memories,
             wake,
@@ -195,6 +211,7 @@ impl<P, D: Device> DataPath<P, D> {
             live,
             free,
             orphans,
+            withdrawn,
             joined,
             memories,
             wake,
@@ -252,14 +269,61 @@ impl<P: Port, D: Device> DataPath<P, D> {
     /// for other shards. A port behind a lock that waits for a time may be the only one that was
     /// told so, and others' requests wait with it.
     pub fn is_idle(&self) -> bool {
-        self.orphans == 0 && self.is_free_of_port()
+        self.orphans == 0 && self.withdrawn == 0 && self.is_free_of_port()
     }
 
-    /// The same, but for requests that the device has and the port need not hear of.
+    /// The same, but for requests that the port does not know.
     pub fn is_free_of_port(&self) -> bool {
-        self.free.len() + self.orphans == self.live.len()
+        self.free.len() + self.orphans + self.withdrawn == self.live.len()
             && self.wait_until_ns.is_none()
             && self.queue.is_idle()
+    }
+
+    /// Takes the requests from the port that wait for a cap. Nobody waits for those, since a cap may
+    /// let them go in an hour: [`Self::resubmit`] gives them to the port after this one.
+    #[cold]
+    pub fn withdraw(&mut self, now_ns: u64) {
+        for index in 0..self.live.len() {
+            let tag = Tag(index as u32);
+            let is_staged =
+                |live: &&mut Live| live.held_by == Holder::Policy && live.issued_ns == 0;
+            let Some(live) = self.live[index].as_mut().filter(is_staged) else { continue };
+            let held = self.port.reason(Some(tag)).held;
+            if matches!(held, Some(Held::Cap | Held::GroupCap))
+                && self.port.cancel(now_ns, tag, &mut self.wake)
+            {
+                live.held_by = Holder::Nothing;
+                self.withdrawn += 1;
+            }
+        }
+    }
+
+    /// Gives the port what was withdrawn from the one before it, in the order in which it came.
+    #[cold]
+    pub fn resubmit(&mut self, now_ns: u64, ring: &mut Ring) {
+        if self.withdrawn == 0 {
+            return;
+        }
+        let all = (0..).zip(&self.live);
+        let mut withdrawn: Vec<(u64, u32)> = all
+            .filter_map(|(tag, live)| Some((tag, live.as_ref()?)))
+            .filter(|(_, live)| live.held_by == Holder::Nothing)
+            .map(|(tag, live)| (live.arrived_ns, tag))
+            .collect();
+        withdrawn.sort_unstable();
+        self.withdrawn = 0;
+        for (_, tag) in withdrawn {
+            let tag = Tag(tag);
+            let Some(live) = self.live[tag.0 as usize].as_mut() else { continue };
+            live.held_by = Holder::Policy;
+            let live = *live;
+            match self.give(now_ns, tag, &live) {
+                Ok(Submitted::Staged) => {}
+                Ok(Submitted::Issue { class }) => self.issue(now_ns, ring, tag, class),
+                // Its tenant has been removed.
+                Err(_) => self.cancelled(now_ns, tag, &live, libc::ESHUTDOWN),
+            }
+        }
     }
 
     /// Takes all requests from the port, which must not be called again: those that it holds go to
@@ -268,10 +332,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
     pub fn let_go(&mut self, now_ns: u64, ring: &mut Ring) {
         (self.wait_until_ns, self.blocked) = (None, false);
         for index in 0..self.live.len() {
-            let Some(live) = self.live[index].as_mut().filter(|live| !live.is_orphan) else {
-                continue;
-            };
-            live.is_orphan = true;
+            let is_known = |live: &&mut Live| live.held_by == Holder::Policy;
+            let Some(live) = self.live[index].as_mut().filter(is_known) else { continue };
+            live.held_by = Holder::Device;
             self.orphans += 1;
             // The device has it already, and only its end is still to come.
             if live.issued_ns != 0 {
@@ -389,24 +452,20 @@ impl<P: Port, D: Device> DataPath<P, D> {
         order: &Order,
     ) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the front end asked has_room first");
-        // Whose device zeroes by its map is charged for that.
-        let op = match order.op() {
-            Op::WriteZeroes if self.device.zeroes_by_map(order.file(), order.no_hole()) => {
-                Op::Discard
-            }
-            op => op,
+        let mut live = Live {
+            // The policy names the class when it lets the request go.
+            command: order.command(tag, Class::Medium),
+            tenant: order.tenant(),
+            flow: order.flow(),
+            cookie: order.cookie(),
+            arrived_ns: now_ns,
+            issued_ns: 0,
+            is_void: order.is_void(),
+            held_by: Holder::Policy,
+            covers: 0,
+            after: None,
         };
-        let Charged { offset, length, stands_alone } = self.charged(order);
-        let request = Request::new(tag, order.flow(), op, offset, length);
-        let stands_alone = stands_alone || order.fua();
-        if stands_alone {
-            self.port.barrier(order.flow());
-        }
-        let submitted = self.port.submit(now_ns, &request, &mut self.wake);
-        if stands_alone {
-            self.port.barrier(order.flow());
-        }
-        let submitted = match submitted {
+        let submitted = match self.give(now_ns, tag, &live) {
             Ok(submitted) => submitted,
             Err(error) => {
                 self.free.push(tag);
@@ -415,24 +474,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         };
         // A write is counted before the device can have its data, which `WriteBack` relies on.
         // Orders without work write nothing and sync nothing.
-        let covers = if order.is_void() {
-            0
-        } else {
-            self.write_back.begin(usize::from(self.id.0), order.tenant(), order.op())
-        };
-        // The policy names the class when it lets the request go.
-        let command = order.command(tag, Class::Medium);
-        self.live[tag.0 as usize] = Some(Live {
-            command,
-            tenant: order.tenant(),
-            cookie: order.cookie(),
-            arrived_ns: now_ns,
-            issued_ns: 0,
-            is_void: order.is_void(),
-            is_orphan: false,
-            covers,
-            after: None,
-        });
+        if !live.is_void {
+            let shard = usize::from(self.id.0);
+            live.covers = self.write_back.begin(shard, live.tenant, live.command.op);
+        }
+        self.live[tag.0 as usize] = Some(live);
         self.stats[usize::from(order.tenant())].arrive(now_ns);
         self.changed[usize::from(order.tenant())] = true;
         self.observed.arrived(now_ns, tag);
@@ -445,12 +491,33 @@ impl<P: Port, D: Device> DataPath<P, D> {
         Ok(())
     }
 
-    /// An order as its flow is charged for it.
+    /// Gives the port a request, as its flow is charged for it.
     #[inline]
-    fn charged(&self, order: &Order) -> Charged {
-        let (op, offset, length) = (order.op(), order.offset(), order.length());
-        if op == Op::Flush && !order.is_void() {
-            let length = self.charges.flush_bytes(order.tenant());
+    fn give(&mut self, now_ns: u64, tag: Tag, live: &Live) -> Result<Submitted, SubmitError> {
+        let Live { flow, command: Command { file, no_hole, fua, .. }, .. } = *live;
+        // Whose device zeroes by its map is charged for that.
+        let op = match live.command.op {
+            Op::WriteZeroes if self.device.zeroes_by_map(file, no_hole) => Op::Discard,
+            op => op,
+        };
+        let Charged { offset, length, stands_alone } = self.charged(live);
+        let request = Request::new(tag, flow, op, offset, length);
+        let stands_alone = stands_alone || fua;
+        if stands_alone {
+            self.port.barrier(flow);
+        }
+        let submitted = self.port.submit(now_ns, &request, &mut self.wake);
+        if stands_alone {
+            self.port.barrier(flow);
+        }
+        submitted
+    }
+
+    #[inline]
+    fn charged(&self, live: &Live) -> Charged {
+        let Command { op, offset, length, .. } = live.command;
+        if op == Op::Flush && !live.is_void {
+            let length = self.charges.flush_bytes(live.tenant);
             return Charged { offset, length, stands_alone: false };
         }
         charge::of_data(op, offset, length, self.block)
@@ -636,7 +703,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.live[tag.0 as usize] = None;
         let outcome = if failed { Outcome::Failed } else { Outcome::Done };
-        if live.is_orphan {
+        if live.held_by == Holder::Device {
             self.orphans -= 1;
         } else {
             self.port.complete(now_ns, tag, outcome, &mut self.wake);
@@ -668,9 +735,18 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let Some(live) = self.live[index] else { continue };
             left -= 1;
             let tag = Tag(index as u32);
-            let is_known = !live.is_orphan;
-            if is_known && is_unwanted(live.cookie) && self.port.cancel(now_ns, tag, &mut self.wake)
-            {
+            if !is_unwanted(live.cookie) {
+                continue;
+            }
+            let is_back = match live.held_by {
+                Holder::Policy => self.port.cancel(now_ns, tag, &mut self.wake),
+                Holder::Nothing => {
+                    self.withdrawn -= 1;
+                    true
+                }
+                Holder::Device => false,
+            };
+            if is_back {
                 self.cancelled(now_ns, tag, &live, errno);
             }
         }

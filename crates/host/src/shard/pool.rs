@@ -15,7 +15,7 @@ use crate::io::wakers::Wakers;
 use crate::observe::record::Recording;
 use crate::observe::stats::{Ledger, Totals};
 use crate::shard::shared::Common;
-use crate::shard::{Change, Front, Meeting, Message, PolicyLoop, Shard};
+use crate::shard::{Change, Exchange, Front, Message, PolicyLoop, Shard};
 
 /// The running shards.
 pub struct Shards<D: Device, F: Front> {
@@ -110,17 +110,23 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
 
     /// Makes the shards finish what they have under their policy and go on under that of these
     /// ports, one for each of them. Requests wait meanwhile. The thread that ticks the old policy
-    /// does so until the meeting is over. Requests on a store that does not answer are waited for
-    /// `patience` long.
-    pub fn change(&self, ports: PolicyLoops<D, F>, patience: Duration) -> Arc<Meeting> {
+    /// does so until the exchange is over. Requests on a store that does not answer are waited for
+    /// `patience` long. `hand_over` is called by a shard when no shard uses the old policy any more
+    /// and none the new one yet.
+    pub fn change(
+        &self,
+        ports: PolicyLoops<D, F>,
+        patience: Duration,
+        hand_over: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Exchange> {
         assert_eq!(ports.len(), self.count(), "a policy has a port for each shard");
-        let meeting = Arc::new(Meeting::new(self.count()));
+        let exchange = Arc::new(Exchange::new(self.count(), Box::new(hand_over)));
         let patience_ns = patience.as_nanos() as u64;
         for (shard, next) in ports.into_iter().enumerate() {
-            let change = Change { next, meeting: meeting.clone(), patience_ns };
+            let change = Change { next, exchange: exchange.clone(), patience_ns };
             self.send(shard, Message::Change(change));
         }
-        meeting
+        exchange
     }
 
     /// Makes the shards of `ports` run their loops once more.

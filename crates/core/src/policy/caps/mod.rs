@@ -51,7 +51,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Weight};
+use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Taken, Weight};
 use crate::contract::layer::{self, layer};
 use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
@@ -60,7 +60,7 @@ use crate::contract::port::{
     SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::PortSet;
-use crate::contract::share::{Group, GroupId, GroupStats, Share};
+use crate::contract::share::{CapsOf, Group, GroupId, GroupStats, Share};
 use crate::entry::Built;
 use crate::policy::bucket::Time;
 use crate::structures::allocation::{boxed, granted};
@@ -179,12 +179,27 @@ fn fill<P: Platform>(account: &Account<P>, old: &Caps, caps: &Caps) {
     }
 }
 
+/// Goes on where caps under another policy have come to.
+fn resume<P: Platform>(account: &Account<P>, caps: &Caps, before: &CapStats) {
+    account.held.store(before.held, Ordering::Relaxed);
+    account.held_ns.store(before.held_ns, Ordering::Relaxed);
+    let both = caps.all().zip(before.caps.all()).zip(account.buckets.iter().zip(before.taken.0));
+    for (((_, cap), (_, old)), (bucket, taken)) in both {
+        if cap.is_some() && cap == old {
+            bucket.resume(taken);
+        }
+    }
+}
+
 /// What the caps have done; `None` if there never were any.
 fn stats_of<P: Platform>(account: &Account<P>, caps: Caps) -> Option<CapStats> {
     let [held, held_ns, waiting] = [&account.held, &account.held_ns, &account.waiting]
         .map(|word| word.load(Ordering::Relaxed));
     let is_any = !caps.is_empty() || held > 0;
-    is_any.then_some(CapStats { caps, held, held_ns, waiting })
+    let taken = Taken(core::array::from_fn(|index| {
+        account.buckets.get(index).map_or(0, |bucket| bucket.taken())
+    }));
+    is_any.then_some(CapStats { caps, held, held_ns, waiting, taken })
 }
 
 impl<L: Policy, P: Platform> Capped<L, P> {
@@ -290,6 +305,22 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
             }
             Ok(())
         })
+    }
+
+    fn resume_caps(&self, of: CapsOf, before: &CapStats) {
+        self.control.with(|control| {
+            let (account, caps) = match of {
+                CapsOf::Flow(flow) => {
+                    (self.shared.account(flow), control.member(flow).ok().map(|member| member.caps))
+                }
+                CapsOf::Group(id) => {
+                    (self.shared.group(id), control.node(id).map(|node| node.caps))
+                }
+            };
+            if let Some((account, caps)) = account.zip(caps) {
+                resume(account, &caps, before);
+            }
+        });
     }
 
     fn caps(&self, flow: FlowId) -> Option<CapStats> {

@@ -358,6 +358,44 @@ fn a_request_that_waits_is_kept_whole() {
     assert!(place_of(&[0; 6]) == Place::Policy);
 }
 
+/// A change of the policy gives nobody a new burst, but where the cap changes with it.
+#[test]
+fn caps_go_on_under_the_next_policy() {
+    let cap = |burst| caps(Side::Both, Counted::Requests, 100, burst);
+    let group = |burst| Group { caps: cap(burst), ..Group::default() };
+    let set = |policy: &Capped<Grouped<NonePolicy>>, flows: &[FlowId], burst| {
+        policy.set_group(SOLO, Some(&group(burst))).unwrap();
+        policy.set_caps(flows[0], &cap(burst)).unwrap();
+        let share = Share { group: Some(SOLO), ..Share::default() };
+        policy.set_share(flows[1], &share).unwrap();
+    };
+    let ask_for = |port: &mut dyn FnMut(&Request) -> Submitted, flow, tag| {
+        port(&ask(tag, flow, Op::Read, 4096)) != Submitted::Staged
+    };
+    let (old, mut ports) = over_groups(1);
+    let flows = [0, 1].map(|_| old.add_flow(Weight::DEFAULT).unwrap());
+    set(&old, &flows, 10);
+    let (now_ns, mut wake) = (SECOND, PortSet::default());
+    let mut submit = |request: &Request| ports[0].submit(now_ns, request, &mut wake).unwrap();
+    let went = |tag: &u32| ask_for(&mut submit, flows[(tag % 2) as usize], *tag);
+    assert_eq!((0..24).filter(went).count(), 20, "a burst of the flow's, and one of the group's");
+    for (burst, expected) in [(10, 0), (5, 10)] {
+        let (new, mut ports) = over_groups(1);
+        for flow in flows {
+            new.add_flow_as(Some(flow), Weight::DEFAULT).unwrap();
+        }
+        set(&new, &flows, burst);
+        let before = old.caps(flows[0]).unwrap();
+        new.resume_caps(CapsOf::Flow(flows[0]), &before);
+        new.resume_caps(CapsOf::Group(SOLO), &old.group(SOLO).unwrap().caps.unwrap());
+        assert_eq!(new.caps(flows[0]).unwrap().held, before.held, "the counts go on");
+        let mut wake = PortSet::default();
+        let mut submit = |request: &Request| ports[0].submit(now_ns, request, &mut wake).unwrap();
+        let went = |tag: &u32| ask_for(&mut submit, flows[(tag % 2) as usize], *tag);
+        assert_eq!((0..24).filter(went).count(), expected);
+    }
+}
+
 const SOLO: GroupId = GroupId(7);
 const ACME: GroupId = GroupId(3);
 const BATCH: GroupId = GroupId(5);
