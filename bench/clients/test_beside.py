@@ -1,4 +1,4 @@
-"""What is left to tenants beside one that behaves badly, in wall time: on a machine that has nothing else to do."""
+"""Rates and latencies of tenants beside one that behaves badly, in wall time: on a machine that has nothing else to do."""
 
 import json
 import os

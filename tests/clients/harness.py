@@ -12,6 +12,7 @@ import traceback
 
 import rig
 
+
 def known(folder):
     """Every test of the folder: its file, its name, and the function."""
     tests = []
@@ -106,7 +107,7 @@ def main(folder, title, jobs, doc):
     """`jobs` at a time if nothing else is said. Verdicts are printed in the tests' order."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=jobs, metavar="N", help=f"tests at a time ({jobs}); 1: one after the other")
-    # Far beyond what a test takes on a busy machine: one that hangs is a failure, and does not keep the others from being told.
+    # Far beyond the time of a test on a busy machine. A test that hangs fails, and the others' verdicts are printed.
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="the longest that a test may take (300)")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a test, or a file of them; all if none is named")

@@ -2,8 +2,8 @@
 
 For two tenants that both have requests waiting throughout an interval, the services issued to them, each divided by its tenant's
 weight, differ by at most (D + 1) (2 T + l_f / r_f + l_m / r_m) (Section 2.2 of the MQFQ paper; with T = 0 and D = 1 it is start-time
-fair queueing). A machine that gives a client no CPU for a while ends an interval and breaks no bound; and a request that waits long
-has, by that bound, not waited for the others' larger or more numerous ones."""
+fair queueing). A machine that gives a client no CPU for a while ends an interval and breaks no bound. Since one request that waits makes
+an interval, the bound also limits what others are issued before it."""
 
 import csv
 import itertools
@@ -13,7 +13,7 @@ import tempfile
 import rig
 from rig import check
 
-# A policy with that guarantee, whose D and T are small beside what is recorded. What is shared is bytes.
+# A policy with that guarantee, which shares bytes. D and T are small beside what is recorded.
 DEPTH, THRESHOLD = 4, 8192
 POLICY = f"mqfq:slots={DEPTH},threshold={THRESHOLD},cost=bytes"
 

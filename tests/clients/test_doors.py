@@ -185,7 +185,7 @@ def test_a_machine_that_goes_away():
         port = free_port()
         folder = clean.enter_context(tempfile.TemporaryDirectory())
         control = os.path.join(folder, "ctl")
-        # Linux counts it in seconds, and tells after up to four pauses of one.
+        # Linux counts in seconds, and probes four times.
         args = (*TWO, "--listen", f"tcp:{address}:{port}", "--control", control)
         server = clean.enter_context(serve(*args, timeouts={"peer": "2s"}))
 

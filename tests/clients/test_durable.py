@@ -14,7 +14,7 @@ from rig import PATIENCE, Failed, Server, check, until
 BLOCK = 4096
 BLOCKS = 2048
 ESHUTDOWN = 108
-ROUNDS = int(os.environ.get("FAIRQ_KILL_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("FAIRQ_KILL_ROUNDS", "6"))
 
 
 def content(index, generation):

@@ -81,7 +81,7 @@ def test_shares():
                 move_on()
                 ctl("policy", law.POLICY)
                 rows = law.shares(control, {"a": 100, "b": 300})
-                # What the check is worth: had the weights been equal, it would have failed.
+                # Equal weights would have failed the check.
                 try:
                     law.holds(rows, {"a": 100, "b": 100})
                 except Failed:
@@ -89,7 +89,7 @@ def test_shares():
                 else:
                     check(False, "the recording shows equal shares, too")
                 ctl("weight", "a", "600")
-                # What has been staged by then keeps its tags.
+                # Staged requests keep their tags.
                 move_on()
                 law.shares(control, {"a": 600, "b": 300})
                 ctl("policy", f"sfqd:slots={law.DEPTH},cost=bytes")
@@ -119,10 +119,10 @@ def test_merging():
                 device = f"{kind}{os.path.join(folder, f'{merge}{number}')},size=64M,create"
                 two = ("--tenant", "a=16M", "--tenant", "b=16M", "--control", control)
                 with serve("--device", device, *two, "--policy", f"{policy},merge={merge}") as server:
-                    argvs = [verified(server.uri(name), 90, size="8M", rw="write", bs="4k", fsync=256) for name in "ab"]
+                    argvs = [verified(server.uri(name), 90, size="4M", rw="write", bs="4k", fsync=128) for name in "ab"]
                     for job in finish([start([a for a in argv if "norandommap" not in a]) for argv in argvs]):
                         blocks = job["read"]["total_ios"]
-                        check(blocks == 2048, f"{device}: {blocks} blocks were verified, of 2048")
+                        check(blocks == 1024, f"{device}: {blocks} blocks were verified, of 1024")
                     requests, part = joined(control)
                     check((part > 0) == (merge == "on"), f"{policy}, {device}: {part} of {requests} requests were joined")
                     if merge == "on":

@@ -14,10 +14,10 @@ import rig
 from nbd import CACHE, FLUSH, NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone, Refused
 from rig import MI, PACED, check
 
-# What each tenant is due: the same. A request of the device's costs 4 KiB at least.
+# All tenants have one weight, and a request costs 4 KiB at least.
 EQUAL = dict.fromkeys(("good", "bad", "small"), 100)
 POLICY = f"{law.POLICY},least-cost=4k"
-# What is staged of clients that vanish and are followed by others at once, in bytes: their tenant has it later.
+# Bytes of the staged requests of clients that vanish while others of their tenant go on: the tenant has them later.
 CANCELLED = 3 * MI
 
 
@@ -73,7 +73,7 @@ class Operated:
         asking = threading.Thread(target=now_and_then)
         asking.start()
         try:
-            # What a flush takes is measured and charged.
+            # A flush is charged for the time that it takes.
             law.shares(self.control, EQUAL, enough, **{"cost": self.cost, "at_least": ("bad",), **more})
         finally:
             over.set()
@@ -221,7 +221,7 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
                     rigged.share(credit=CANCELLED if event == killed_in_a_write else 0)
                     bound = resident + 90 * 40 * MI
                     check(rigged.resident() < bound, f"{event.__name__}: {rigged.resident() >> 20} MiB in use")
-                # What a client that has gone has staged is cancelled; what is on the device ends.
+                # Staged requests of a client that has gone are cancelled, and those on the device end.
                 rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {event.__name__} left is done")
         leaves_nothing(rigged, descriptors, resident)
 
@@ -306,7 +306,7 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
                 with event(rigged):
                     rig.until(lambda: rigged.tenants()["bad"]["in_flight"], 60, "it is at work")
                     # Memory is quick: many decisions in little time.
-                    rigged.share(cost=lambda row: max(4096, int(row["bytes"])), seconds=0.05)
+                    rigged.share(MI // 2, cost=lambda row: max(4096, int(row["bytes"])), seconds=0.03)
                 rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {event.__name__} left is done")
 
 

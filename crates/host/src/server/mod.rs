@@ -140,8 +140,8 @@ pub struct Timeouts {
     pub change: Duration,
     /// A call of the control socket may take so long if it waits for a file system.
     pub call: Duration,
-    /// A client of HTTP or of the control socket may take so long to take an answer, and from the
-    /// first byte of what it asks to the last.
+    /// A client of HTTP or of the control socket may take so long to send a request, from its first
+    /// byte to its last, and to take an answer.
     pub http: Duration,
 }
 
