@@ -1,6 +1,5 @@
 //! What a running server tells of itself: its status, its tenants, and who hurts whom.
 
-use std::sync::atomic::Ordering;
 
 use fairq_config::tenant::TenantTable;
 use fairq_core::DepthState;
@@ -133,7 +132,7 @@ impl Console {
             "identity": identity.as_ref().map(ToString::to_string),
             "uids": users.uids,
             "gids": users.gids,
-            "connections": member.connections.load(Ordering::Relaxed),
+            "connections": member.connections.count(),
             "preparing": member.preparing.as_ref().map(|wiping| json!({
                 "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
                 "waits_for": wiping.waits_for(),

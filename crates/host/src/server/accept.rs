@@ -7,7 +7,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -274,7 +273,7 @@ impl Server {
         }
         let volume = member.volume(negotiated.blocks.min);
         // Its own place is counted already.
-        let has_others = connections.load(Ordering::Relaxed) > 1;
+        let has_others = connections.count() > 1;
         let gate = has_others.then(|| Arc::new(Meeting::new(self.shards.count())));
         if let Some(gate) = &gate {
             let shard = PortId(shard as u8);

@@ -30,6 +30,7 @@ use crate::server::{
 };
 use crate::shard::Exchange;
 use crate::shard::stores::Names;
+use crate::shard::turns::Weights;
 
 /// How far a server is from its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,7 @@ pub(super) struct ControlThread<'a> {
     pub(super) openings: Vec<Opening>,
     pub(super) wakers: Arc<Wakers>,
     pub(super) write_back: Arc<WriteBack>,
+    pub(super) weights: Arc<Weights>,
     /// The policies in force, and the numbers of their flows.
     pub(super) schedulers: Schedulers<'a>,
     pub(super) names: Arc<Names>,

@@ -137,6 +137,16 @@ impl ControlThread<'_> {
         self.schedulers.groups()
     }
 
+    /// Has shards share their CPUs by what tenants in groups weigh beside all others.
+    pub(super) fn weigh_groups(&self) {
+        let tenants = self.server.tenants();
+        for member in tenants.members().iter().filter(|member| member.tenant.group.is_some()) {
+            if let Some(share) = self.schedulers.share(member.flow) {
+                self.weights.set(member.number(), share.weight);
+            }
+        }
+    }
+
     /// What the places and reservations of tenants come to, if there are any.
     pub(super) fn shares(&self) -> HashMap<u16, ShareStats> {
         let tenants = self.server.tenants();

@@ -2,7 +2,7 @@
 //!
 //! One thread, beside the shards, runs a small async runtime: it accepts connections, performs
 //! their handshakes (so that a flood of them, or a slow TLS client, never holds up a shard), hands
-//! each to the shard with the fewest, calls the policy's `tick`, asks the shards for their
+//! each to the shard with the fewest of its tenant, calls the policy's `tick`, asks the shards for their
 //! statistics once a second, and does what the control socket asks for.
 //!
 //! **Changes.** Whatever changes the running server is an [`Admin`]'s method, called by the
@@ -287,7 +287,7 @@ pub fn serve(
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
         schedulers.set_group(group).map_err(refused)?;
     }
-    let tenants = TenantList::new(add_flows(&schedulers, &device, &config.tenants)?, preferred)?;
+    let tenants = TenantList::new(add_flows(&schedulers, &device, &config.tenants, shards)?, preferred)?;
     schedulers.hurry();
     let mut flows: Vec<FlowId> = tenants.members().iter().map(|member| member.flow).collect();
     // `ControlThread::note` expects the flow of slot n in place n.
@@ -306,10 +306,12 @@ pub fn serve(
             counts[shard].clone(),
             surveyor.client(shard),
         )
-        .within(budget.clone()))
+        .within(budget.clone())
+        .weighed_by(common.weights.clone()))
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
+        common.weights.set(flow.slot() as u16, tenant.weight);
     }
     // What a server before this one wrote and did not flush may be lost, and no client has heard.
     for (file, error) in device.sync() {
@@ -340,6 +342,7 @@ pub fn serve(
         openings: Vec::new(),
         wakers: common.wakers,
         write_back: common.write_back,
+        weights: common.weights,
         schedulers,
         names,
         leaving: None,
@@ -499,6 +502,7 @@ async fn run(
                 operator.second(control);
                 control.device.inspect();
                 control.close_unclaimed();
+                control.weigh_groups();
                 control.server.tell_failures();
                 control.server.end_expired();
                 control.server.tell_all(|| NbdMessage::Second);

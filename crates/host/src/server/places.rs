@@ -42,7 +42,7 @@ impl Server {
         let load = |shard: usize| self.counts[shard].load(Ordering::Relaxed);
         let places = self.config.connections * self.counts.len();
         let tenants = self.tenants();
-        let of = |member: &Member| member.connections.load(Ordering::Relaxed);
+        let of = |member: &Member| member.connections.count();
         let others = tenants.members().iter().filter(|other| other.flow != member.flow);
         let without = others.filter(|other| of(other) == 0).count();
         let usual = if tenants.members().len() > 1 { places.div_ceil(2) } else { places };
@@ -55,13 +55,14 @@ impl Server {
         if !self.budget.take(number, Budget::CONNECTION) {
             return Err("no memory is left for another connection: try again later");
         }
-        let shard = (0..self.counts.len()).min_by_key(|shard| load(*shard)).unwrap_or(0);
+        // By tenant first, so that one with many connections does not crowd some shards.
+        let crowd = |shard: &usize| (member.connections.count_on(*shard), load(*shard));
+        let shard = (0..self.counts.len()).min_by_key(crowd).unwrap_or(0);
         // Shards count down on their own; only this thread counts up.
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
-        member.connections.fetch_add(1, Ordering::Relaxed);
-        let counted = Some(self.counts[shard].clone());
+        let counted = self.counts[shard].clone();
         let (tenant, budget) = (member.connections.clone(), self.budget.clone());
-        Ok((shard, Place::new(tenant, budget, number, counted)))
+        Ok((shard, Place::new(tenant, shard, budget, number, counted)))
     }
 }
 

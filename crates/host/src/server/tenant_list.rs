@@ -7,11 +7,11 @@
 //! be counted for the new one.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use fairq_core::FlowId;
 
 use crate::nbd::session::exports::{Export, Exports, ExportsError};
+use crate::nbd::session::place::Connections;
 use crate::nbd::wire::proto::BlockSizes;
 use crate::shard::volume::Volume;
 use crate::shard::wipe::Wiping;
@@ -30,7 +30,7 @@ pub struct Member {
     /// As long as nobody may open it: its range is still another's, or is being zeroed.
     pub preparing: Option<Arc<Wiping>>,
     /// Its connections, those included whose handshake is about to end.
-    pub connections: Arc<AtomicUsize>,
+    pub connections: Arc<Connections>,
 }
 
 impl Member {

@@ -12,6 +12,7 @@ use fairq_core::{CapStats, Caps, FlowId, Target, TargetStats, Weight};
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::nbd::serve::front::Message as NbdMessage;
+use crate::nbd::session::place::Connections;
 use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
@@ -25,11 +26,13 @@ pub(super) fn add_flows(
     schedulers: &Schedulers<'_>,
     device: &AnyDevice,
     tenants: &[Tenant],
+    shards: usize,
 ) -> Result<Vec<Member>, ServerError> {
     let add = |tenant: &Tenant| match schedulers.add(device.store_of(tenant.file), tenant) {
         Ok(flow) => {
             let (tenant, store) = (tenant.clone(), device.store_of(tenant.file));
-            Ok(Member { tenant, flow, store, preparing: None, connections: Arc::default() })
+            let connections = Connections::on(shards);
+            Ok(Member { tenant, flow, store, preparing: None, connections })
         }
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
     };
@@ -66,7 +69,9 @@ impl ControlThread<'_> {
         let zeroes = if wipe { tenant.size } else { 0 };
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
         let waits = preparing.is_some();
-        members.push(Member { tenant, flow, store, preparing, connections: Arc::default() });
+        self.weights.set(flow.slot() as u16, tenant.weight);
+        let connections = Connections::on(self.server.shards.count());
+        members.push(Member { tenant, flow, store, preparing, connections });
         let tenants =
             TenantList::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
@@ -125,6 +130,7 @@ impl ControlThread<'_> {
         let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
         let refused = |error| AdminError::Flow { name: name.into(), error };
         self.schedulers.set_weight(member.flow, weight).map_err(refused)?;
+        self.weights.set(member.number(), weight);
         member.tenant.weight = weight;
         self.server.set_roster(TenantList::new(members, self.preferred)?);
         Ok(())

@@ -46,6 +46,7 @@ pub mod pool;
 pub mod shared;
 mod spin;
 pub mod stores;
+pub mod turns;
 pub mod volume;
 pub mod wipe;
 

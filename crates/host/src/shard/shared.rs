@@ -7,6 +7,7 @@ use crate::io::clock::Clock;
 use crate::io::wakers::Wakers;
 use crate::observe::interference::Served;
 use crate::shard::fence::Fences;
+use crate::shard::turns::Weights;
 
 /// What all shards of one run share.
 pub struct Common<D> {
@@ -24,6 +25,8 @@ pub struct Common<D> {
     pub served: Arc<Served>,
     /// Whose data may be lost.
     pub write_back: Arc<WriteBack>,
+    /// What tenants weigh where they share a shard's CPU.
+    pub weights: Arc<Weights>,
     /// What clients that have ended left under way.
     pub fences: Arc<Fences>,
     /// Registered buffers a front end may use.
@@ -42,6 +45,7 @@ impl<D> Common<D> {
             tenants,
             served: Arc::new(Served::new(shards)),
             write_back: Arc::new(WriteBack::new(shards, tenants)),
+            weights: Arc::new(Weights::new(tenants)),
             fences: Arc::new(Fences::new(tenants, wakers.clone())),
             wakers,
             fixed_buffers: 0,
@@ -53,7 +57,7 @@ impl<D> Clone for Common<D> {
     fn clone(&self) -> Self {
         let (device, wakers) = (self.device.clone(), self.wakers.clone());
         let (served, write_back) = (self.served.clone(), self.write_back.clone());
-        let fences = self.fences.clone();
-        Common { device, wakers, served, write_back, fences, ..*self }
+        let (weights, fences) = (self.weights.clone(), self.fences.clone());
+        Common { device, wakers, served, write_back, weights, fences, ..*self }
     }
 }

@@ -133,6 +133,8 @@ pub struct Conn {
     free: Vec<u16>,
     /// Ops with orders that are yet to be submitted.
     to_submit: VecDeque<u16>,
+    /// It waits for its turn to do that.
+    has_turn: bool,
     /// Ops that wait for requests of clients that have ended.
     behind: VecDeque<Behind>,
     /// Ops that are questions of what a range holds, and whether one has been put.
@@ -208,6 +210,7 @@ impl Conn {
             ops: (0..limits.depth).map(|_| LiveRequest::idle()).collect(),
             free: (0..limits.depth).rev().collect(),
             to_submit: VecDeque::with_capacity(usize::from(limits.depth)),
+            has_turn: false,
             behind: VecDeque::new(),
             to_ask: VecDeque::new(),
             is_asking: false,
@@ -232,14 +235,9 @@ impl Conn {
         Conn { gate, ..self }
     }
 
-    /// Takes in and submits as much as there is and as there is room for, then asks for more.
-    pub fn arrivals<P: Port, D: Device>(
-        &mut self,
-        now_ns: u64,
-        ring: &mut Ring,
-        path: &mut DataPath<P, D>,
-        survey: &mut SurveyClient,
-    ) {
+    /// Takes in as much as there is and as there is room for, then asks for more. Orders that come
+    /// of it are submitted when it has its turn.
+    pub fn arrivals(&mut self, ring: &mut Ring, survey: &mut SurveyClient) {
         if self.state == State::Dead {
             return self.discard();
         }
@@ -247,16 +245,44 @@ impl Conn {
         if self.gate.is_some() {
             return;
         }
-        while self.state == State::Open && self.take_in() {
-            self.submit(now_ns, ring, path);
-        }
+        while self.state == State::Open && self.take_in() {}
         if self.is_received && !self.is_stalled() {
             self.drain();
             self.leave();
         }
-        self.submit(now_ns, ring, path);
+        if !self.behind.is_empty() {
+            self.take_up();
+        }
         self.ask(survey);
         self.receive(ring);
+    }
+
+    /// Whether it has orders to submit and does not wait for its turn yet; it does then.
+    pub fn wants_turn(&mut self) -> bool {
+        !self.to_submit.is_empty() && !std::mem::replace(&mut self.has_turn, true)
+    }
+
+    /// Submits at most so many orders. Gives how many they were, and whether it waits for another
+    /// turn.
+    pub fn take_turn<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        orders: u32,
+    ) -> (u32, bool) {
+        // The turn may be that of a connection which had this one's place.
+        if !self.has_turn {
+            return (0, false);
+        }
+        let given = self.submit(now_ns, ring, path, orders);
+        self.has_turn = !self.to_submit.is_empty();
+        (given, self.has_turn)
+    }
+
+    /// The number of its tenant.
+    pub fn tenant(&self) -> u16 {
+        self.volume.tenant
     }
 
     /// Takes one step through the stream of requests; false if it cannot go on now.
@@ -444,19 +470,18 @@ impl Conn {
         self.answer(index, reply);
     }
 
-    /// Submits orders while the shard has room for them.
+    /// Submits at most so many orders while the shard has room for them; gives their number.
     fn submit<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
-    ) {
-        if !self.behind.is_empty() {
-            self.take_up();
-        }
+        most: u32,
+    ) -> u32 {
+        let mut given = 0;
         while let Some(&index) = self.to_submit.front() {
-            if !path.has_room() {
-                return;
+            if given == most || !path.has_room() {
+                break;
             }
             if self.goes_behind(index) {
                 self.to_submit.pop_front();
@@ -485,11 +510,15 @@ impl Conn {
             // the order is finished (`finished` counts `outstanding` down to 0 before the op goes
             // on).
             match unsafe { path.submit(now_ns, ring, &order) } {
-                Ok(()) => op.outstanding += 1,
+                Ok(()) => {
+                    op.outstanding += 1;
+                    given += 1;
+                }
                 // The tenant was removed while its connection was open.
                 Err(_) => op.errno = libc::ESHUTDOWN,
             }
         }
+        given
     }
 
     /// Takes a finished order.

@@ -16,6 +16,7 @@ use crate::nbd::session::place::Place;
 use crate::nbd::session::revoked::{CertificateId, Revoked};
 use crate::nbd::wire::proto::Negotiated;
 use crate::shard::path::{DataPath, Finished};
+use crate::shard::turns::{Turn, Turns, Weights};
 use crate::shard::volume::Volume;
 use crate::shard::{Front, Meeting};
 
@@ -98,9 +99,9 @@ pub struct NbdFront {
     /// Connections to which something has happened since they were last flushed.
     active: Vec<u32>,
     is_active: Vec<bool>,
-    /// Which of those that are active submits first; another one each turn, since who is first may
-    /// take all the room there is.
-    first: usize,
+    /// Connections with orders to submit: those that go first may take all the room there is.
+    turns: Turns,
+    weights: Arc<Weights>,
     limits: Limits,
     budget: Option<Arc<Budget>>,
     /// Connections of this shard, as the accepting side sees them.
@@ -123,12 +124,18 @@ impl NbdFront {
             survey,
             active: Vec::with_capacity(most),
             is_active: vec![false; most],
-            first: 0,
+            turns: Turns::default(),
+            weights: Arc::new(Weights::new(0)),
             limits,
             budget: None,
             count,
             stopping: false,
         }
+    }
+
+    /// With weights by which tenants share the shard's CPU; without, they have equal ones.
+    pub fn weighed_by(self, weights: Arc<Weights>) -> NbdFront {
+        NbdFront { weights, ..self }
     }
 
     /// With a bound on the memory of its connections.
@@ -294,14 +301,23 @@ impl Front for NbdFront {
                 conn.surveyed(answer);
             }
         }
-        self.first = if self.first + 1 < self.active.len() { self.first + 1 } else { 0 };
-        let (later, sooner) = self.active.split_at(self.first);
         let mut cancels = false;
-        for &index in sooner.iter().chain(later) {
+        for &index in &self.active {
             if let Some(conn) = &mut self.conns[index as usize] {
-                conn.arrivals(now_ns, ring, path, &mut self.survey);
+                conn.arrivals(ring, &mut self.survey);
+                if conn.wants_turn() {
+                    self.turns.push(conn.tenant(), index);
+                }
                 cancels |= conn.begin_cancel();
             }
+        }
+        while path.has_room()
+            && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
+        {
+            let conn = self.conns[connection as usize].as_mut();
+            let (given, has_more) =
+                conn.map_or((0, false), |conn| conn.take_turn(now_ns, ring, path, orders));
+            self.turns.end(given, has_more);
         }
         if cancels {
             let conns = &self.conns;

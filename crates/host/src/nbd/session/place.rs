@@ -5,9 +5,45 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::io::budget::Budget;
 
+/// The connections of a tenant, by shard.
+#[derive(Debug)]
+pub struct Connections {
+    all: AtomicUsize,
+    on: Box<[AtomicUsize]>,
+}
+
+impl Connections {
+    /// None yet, on so many shards.
+    pub(crate) fn on(shards: usize) -> Arc<Connections> {
+        let on = (0..shards).map(|_| AtomicUsize::new(0)).collect();
+        Arc::new(Connections { all: AtomicUsize::new(0), on })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    /// How many a shard has.
+    pub(crate) fn count_on(&self, shard: usize) -> usize {
+        self.on[shard].load(Ordering::Relaxed)
+    }
+
+    fn come(&self, shard: usize) {
+        self.all.fetch_add(1, Ordering::Relaxed);
+        self.on[shard].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn go(&self, shard: usize) {
+        self.all.fetch_sub(1, Ordering::Relaxed);
+        self.on[shard].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A connection's place; another may have it when it is dropped.
 pub struct Place {
-    tenant: Arc<AtomicUsize>,
+    tenant: Arc<Connections>,
+    on: usize,
     budget: Arc<Budget>,
     number: u16,
     /// As long as no shard counts the connection.
@@ -15,15 +51,17 @@ pub struct Place {
 }
 
 impl Place {
-    /// A place that is counted in `tenant`, in `shard`, and in the budget under the tenant's
-    /// number.
+    /// A place on a shard, which is counted in `tenant`, and is already in the budget under the
+    /// tenant's number and in the shard's count.
     pub(crate) fn new(
-        tenant: Arc<AtomicUsize>,
+        tenant: Arc<Connections>,
+        on: usize,
         budget: Arc<Budget>,
         number: u16,
-        shard: Option<Arc<AtomicUsize>>,
+        shard: Arc<AtomicUsize>,
     ) -> Place {
-        Place { tenant, budget, number, shard }
+        tenant.come(on);
+        Place { tenant, on, budget, number, shard: Some(shard) }
     }
 
     /// The shard counts the connection from now on.
@@ -35,7 +73,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.tenant.fetch_sub(1, Ordering::Relaxed);
+        self.tenant.go(self.on);
         self.budget.give(self.number, Budget::CONNECTION);
         if let Some(shard) = &self.shard {
             shard.fetch_sub(1, Ordering::Relaxed);

@@ -1,0 +1,233 @@
+//! Turns: a shard that has room for fewer orders than its clients have ready takes them from its
+//! tenants in proportion to their weights.
+//!
+//! **Problem.** A policy that sends each request on at once leaves sharing to the device, and
+//! where the device is fast the shard's CPU is the limit. Connections that take turns there share
+//! it by their number: a tenant with 64 of them has 64 times what a tenant with one has.
+//!
+//! **Model.** Deficit round robin (Shreedhar and Varghese, 1995) over tenants, and plain turns over
+//! a tenant's connections. In each round a tenant that has orders ready gets credit in proportion
+//! to its weight, the heaviest of them for [`QUANTUM`] orders, and spends it before the next tenant
+//! goes. A tenant that has nothing ready keeps no credit. Without a second tenant the credit comes
+//! back at once, and the connections take turns as they would without it.
+//!
+//! **Example.** a has weight 300 and one connection, b has weight 100 and 64: a gives 16 orders,
+//! then b gives 5 of the first connection, then a 16, then b 5 or 6 of the second.
+//!
+//! **Bounds.** Each round takes at least [`QUANTUM`] orders, or all that is ready of some tenant,
+//! and looks at each tenant once or twice. Nothing is allocated once each tenant has had as many
+//! connections ready as it ever has.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fairq_core::Weight;
+
+/// What the heaviest tenant may give in a round, in orders.
+const QUANTUM: u64 = 16;
+/// The most that a connection gives before the next one of its tenant does, in orders.
+const VISIT: u64 = 8;
+/// An order, in units of credit.
+const ORDER: u64 = 1 << 16;
+
+/// What tenants weigh, by number: their weights, or what they weigh beside all others where they
+/// are in groups.
+pub struct Weights(Box<[AtomicU32]>);
+
+impl Weights {
+    /// Of so many tenants, with the default weight.
+    pub fn new(tenants: usize) -> Weights {
+        let weight = |_| AtomicU32::new(Weight::DEFAULT.in_256ths());
+        Weights((0..tenants).map(weight).collect())
+    }
+
+    /// A tenant weighs this from now on.
+    pub fn set(&self, tenant: u16, weight: Weight) {
+        if let Some(place) = self.0.get(usize::from(tenant)) {
+            place.store(weight.in_256ths(), Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self, tenant: u16) -> u64 {
+        self.0.get(usize::from(tenant)).map_or(1, |place| place.load(Ordering::Relaxed).into())
+    }
+}
+
+/// Which connection of a shard gives orders next.
+#[derive(Default)]
+pub struct Turns {
+    /// By number.
+    tenants: Vec<Tenant>,
+    /// The tenants that have orders ready; the first has its turn.
+    ready: VecDeque<u16>,
+    /// The first has got its credit of this round.
+    is_credited: bool,
+    /// How many of them, from the first on, have yet to go in this round, and what the heaviest of
+    /// all weighs.
+    left: usize,
+    heaviest: u64,
+}
+
+#[derive(Default)]
+struct Tenant {
+    /// Its connections that have orders ready; the first one is next.
+    ready: VecDeque<u32>,
+    credit: u64,
+}
+
+/// A connection's turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// The connection.
+    pub connection: u32,
+    /// The most orders that it may give.
+    pub orders: u32,
+}
+
+impl Turns {
+    /// A connection has orders ready; it waits for its turn, and must not wait already.
+    pub fn push(&mut self, tenant: u16, connection: u32) {
+        let index = usize::from(tenant);
+        if self.tenants.len() <= index {
+            self.tenants.resize_with(index + 1, Tenant::default);
+        }
+        let of = &mut self.tenants[index].ready;
+        if of.is_empty() {
+            self.ready.push_back(tenant);
+        }
+        of.push_back(connection);
+    }
+
+    /// Whose turn it is; [`Self::end`] has to follow.
+    pub fn next(&mut self, weights: &Weights) -> Option<Turn> {
+        loop {
+            let number = *self.ready.front()?;
+            if self.left == 0 {
+                self.left = self.ready.len();
+                self.heaviest = self.ready.iter().map(|&of| weights.get(of)).max()?.max(1);
+            }
+            let tenant = self.tenants.get_mut(usize::from(number))?;
+            if !std::mem::replace(&mut self.is_credited, true) {
+                // One that has become heavier, or ready, in this round waits for the next.
+                let weight = weights.get(number).min(self.heaviest);
+                tenant.credit += QUANTUM * ORDER * weight / self.heaviest;
+            }
+            if tenant.credit >= ORDER {
+                let orders = (tenant.credit / ORDER).min(VISIT) as u32;
+                return Some(Turn { connection: *tenant.ready.front()?, orders });
+            }
+            self.pass();
+        }
+    }
+
+    /// The turn has ended with so many orders given, and the connection has more ready or not.
+    pub fn end(&mut self, orders: u32, has_more: bool) {
+        let Some(&number) = self.ready.front() else { return };
+        let Some(tenant) = self.tenants.get_mut(usize::from(number)) else { return };
+        tenant.credit = tenant.credit.saturating_sub(u64::from(orders) * ORDER);
+        if let Some(connection) = tenant.ready.pop_front()
+            && has_more
+        {
+            tenant.ready.push_back(connection);
+        }
+        if tenant.ready.is_empty() {
+            tenant.credit = 0;
+            self.ready.pop_front();
+            self.leave();
+        } else if tenant.credit < ORDER {
+            self.pass();
+        }
+    }
+
+    /// The next tenant goes.
+    fn pass(&mut self) {
+        self.ready.rotate_left(1);
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        self.is_credited = false;
+        self.left = self.left.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Tenants of these weights and numbers of connections, all with orders without end, and what
+    /// each tenant and connection gives of `orders`.
+    fn share(tenants: &[(u16, u32)], orders: u64) -> (Vec<u64>, Vec<u64>) {
+        let weights = Weights::new(tenants.len());
+        let (mut turns, mut of) = (Turns::default(), Vec::new());
+        for (number, &(weight, connections)) in (0..).zip(tenants) {
+            weights.set(number, Weight::new(weight).unwrap());
+            for _ in 0..connections {
+                turns.push(number, of.len() as u32);
+                of.push(usize::from(number));
+            }
+        }
+        let (mut by_tenant, mut by_connection) = (vec![0; tenants.len()], vec![0; of.len()]);
+        let mut given = 0;
+        while given < orders {
+            let turn = turns.next(&weights).unwrap();
+            assert!(turn.orders > 0);
+            turns.end(turn.orders, true);
+            given += u64::from(turn.orders);
+            by_tenant[of[turn.connection as usize]] += u64::from(turn.orders);
+            by_connection[turn.connection as usize] += u64::from(turn.orders);
+        }
+        (by_tenant, by_connection)
+    }
+
+    #[test]
+    fn one_connection_has_as_much_as_64_of_another_tenant() {
+        let (by_tenant, by_connection) = share(&[(100, 1), (100, 64)], 64 * 16 * 8);
+        assert_eq!(by_tenant, [64 * 64, 64 * 64]);
+        assert!(by_connection[1..].iter().all(|given| *given == 64), "{by_connection:?}");
+    }
+
+    #[test]
+    fn a_tenant_that_has_nothing_ready_saves_nothing() {
+        let weights = Weights::new(2);
+        let mut turns = Turns::default();
+        turns.push(0, 0);
+        for _ in 0..1000 {
+            let turn = turns.next(&weights).unwrap();
+            turns.end(turn.orders, true);
+        }
+        turns.push(1, 1);
+        turns.end(0, false);
+        let mut given = [0, 0];
+        turns.push(0, 0);
+        for _ in 0..100 {
+            let Turn { connection, orders } = turns.next(&weights).unwrap();
+            given[connection as usize] += orders;
+            turns.end(orders, true);
+        }
+        assert!(given[0].abs_diff(given[1]) <= 2 * QUANTUM as u32, "{given:?}");
+        turns.end(0, false);
+        turns.end(0, false);
+        assert_eq!(turns.next(&weights), None);
+    }
+
+    proptest! {
+        /// Each tenant has its share, but for two rounds.
+        #[test]
+        fn orders_go_by_weight(
+            tenants in prop::collection::vec((1..1000_u16, 1..9_u32), 1..12),
+        ) {
+            let sum: u64 = tenants.iter().map(|tenant| u64::from(tenant.0)).sum();
+            let heaviest = tenants.iter().map(|tenant| u64::from(tenant.0)).max().unwrap();
+            let round = QUANTUM * sum / heaviest + tenants.len() as u64;
+            let orders = 40 * round;
+            let (by_tenant, _) = share(&tenants, orders);
+            for (&(weight, _), given) in tenants.iter().zip(by_tenant) {
+                let due = orders * u64::from(weight) / sum;
+                prop_assert!(given.abs_diff(due) <= 2 * QUANTUM + due / 10, "{given} of {due}");
+            }
+        }
+    }
+}
