@@ -87,8 +87,7 @@ fn served(weights: [u16; 2], clients: [(usize, u64); 2]) -> Vec<u64> {
     let front = |shard| {
         let (count, survey) = (Arc::<AtomicUsize>::default(), surveyor.client(shard));
         count.fetch_add(100, std::sync::atomic::Ordering::Relaxed);
-        Ok(NbdFront::new(100, Limits::default(), count, survey)
-            .weighed_by(common.weights.clone()))
+        Ok(NbdFront::new(100, Limits::default(), count, survey).weighed_by(common.weights.clone()))
     };
     let shards = Shards::start(policy_loops(ports), &common, &[], front).unwrap();
     let gate = Arc::new(Meeting::new(1));

@@ -1,6 +1,5 @@
 //! What a running server tells of itself: its status, its tenants, and who hurts whom.
 
-
 use fairq_config::tenant::TenantTable;
 use fairq_core::DepthState;
 use fairq_host::observe::interference::{GROUPS, Matrix, group};

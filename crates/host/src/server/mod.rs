@@ -287,7 +287,8 @@ pub fn serve(
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
         schedulers.set_group(group).map_err(refused)?;
     }
-    let tenants = TenantList::new(add_flows(&schedulers, &device, &config.tenants, shards)?, preferred)?;
+    let tenants =
+        TenantList::new(add_flows(&schedulers, &device, &config.tenants, shards)?, preferred)?;
     schedulers.hurry();
     let mut flows: Vec<FlowId> = tenants.members().iter().map(|member| member.flow).collect();
     // `ControlThread::note` expects the flow of slot n in place n.

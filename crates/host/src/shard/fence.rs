@@ -133,7 +133,7 @@ pub struct Client {
     shard: PortId,
     /// Its number, once it has ended.
     number: Option<u64>,
-    /// [`Fence::changes`] when a request was last found to wait.
+    /// [`Fence::changes`] when its requests that wait were last looked at.
     seen: u64,
 }
 
@@ -192,27 +192,22 @@ impl Client {
         self.fence().left.load(Ordering::Acquire) != 0
     }
 
-    /// Whether something is over that was not when a request was last found to wait.
-    pub fn has_news(&self) -> bool {
-        self.fence().changes.load(Ordering::Acquire) != self.seen
+    /// Whether something is over that was not when this was last asked: those of its requests that
+    /// wait are then to be looked at.
+    pub fn has_news(&mut self) -> bool {
+        let changes = self.fence().changes.load(Ordering::Acquire);
+        std::mem::replace(&mut self.seen, changes) != changes
     }
 
     /// Whether a request has to wait; its shard is woken then when that may have changed.
     #[cold]
-    pub fn waits(&mut self, reach: Reach) -> bool {
-        let fence = self.fence();
-        let mut inner = fence.inner();
-        // Only a change under this lock removes an obstacle.
-        let seen = fence.changes.load(Ordering::Relaxed);
+    pub fn waits(&self, reach: Reach) -> bool {
+        let mut inner = self.fence().inner();
         let number = self.number.unwrap_or(u64::MAX);
         let waits =
             inner.left.iter().any(|left| left.client < number && left.reach.overlaps(reach));
         if waits {
             inner.waiting.insert(self.shard);
-        }
-        drop(inner);
-        if waits {
-            self.seen = seen;
         }
         waits
     }
@@ -255,6 +250,20 @@ mod tests {
         assert!(!wakers.take_pending(1) && !new.has_news());
         old.over(7);
         assert!(wakers.take_pending(1) && new.has_news() && !new.is_fenced());
+    }
+
+    /// A second request that begins to wait does not hide that the first one's obstacle is gone.
+    #[test]
+    fn no_news_are_lost_to_a_request_that_comes_in_between() {
+        let (fences, _wakers) = fences(1);
+        let mut old = Client::new(fences.clone(), 0, PortId(0));
+        let mut new = Client::new(fences.clone(), 0, PortId(0));
+        old.end();
+        old.leave(1, bytes(0, 1));
+        old.leave(2, bytes(1, 2));
+        assert!(new.waits(bytes(0, 1)) && !new.has_news());
+        old.over(1);
+        assert!(new.waits(bytes(1, 2)) && new.has_news() && !new.has_news());
     }
 
     #[test]
