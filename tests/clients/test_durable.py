@@ -1,5 +1,6 @@
 """What was acknowledged stays: after kill -9 at any moment, and after SIGTERM under load."""
 
+import fcntl
 import os
 import random
 import signal
@@ -97,6 +98,20 @@ def verify(address, export, history, where):
     client.close()
 
 
+def released(path):
+    """Waits until the kernel has closed the file of a server that was killed, which it does after the process has gone."""
+
+    def is_free():
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    until(is_free, 20, f"{path} is locked no more")
+
+
 def test_kill():
     """Killed at random moments under load on four connections of two tenants, started again, everything verified."""
     draw = random.Random(7)
@@ -126,6 +141,7 @@ def test_kill():
                 promises += sum(w.promises for w in writers)
             finally:
                 server.kill()
+            released(f"{folder}/pool.img")
             server = Server(folder, *args)
             try:
                 for name in history:
@@ -134,6 +150,7 @@ def test_kill():
                     check(server.terminate() == 0, f"SIGTERM: {server.said()[-400:]}")
             finally:
                 server.kill()
+            released(f"{folder}/pool.img")
     check(promises > ROUNDS, f"only {promises} promises were made: the test shows nothing")
     return f"{ROUNDS} rounds, {replies} replies, {promises} promises kept"
 
@@ -200,3 +217,4 @@ def test_sigterm_under_load():
                     verify(server.socket, name, history[name], f"after {number.name}, tenant {name}")
             finally:
                 server.kill()
+            released(f"{folder}/pool.img")
