@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * As much of Linux as ../module/queue.c, staged.c and engine.c are written against, for parking.c: they are compiled as they are,
- * with this header before them and empty files for what they include. Where another CPU's steps can come in between,
- * there is a step() here: at each lock, and at each access without one.
+ * As much of Linux as ../module/queue.c, staged.c, engine.c and group.c are written against: they are compiled as they
+ * are, with this header before them and empty files for what they include. Where another CPU's steps can come in
+ * between, there is a step() here: at each lock, and at each access without one.
  */
 #ifndef FAIRQ_CHECK_LINUX_H
 #define FAIRQ_CHECK_LINUX_H
@@ -33,7 +33,8 @@ typedef u32 fairq_dev_t;
 #define ____cacheline_aligned_in_smp
 #define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + (c))
 #define LINUX_VERSION_CODE KERNEL_VERSION(7, 2, 0)
-#define module_param(name, type, mode)
+#define module_param(name, type, mode) unsigned int *parameter_##name(void) { return &name; }
+unsigned int *parameter_groups(void);
 #define MODULE_PARM_DESC(name, text)
 
 void step(void);
@@ -45,6 +46,8 @@ void __noreturn fail(const char *format, ...);
 #define DIV_ROUND_UP(n, d) (((n) + (d) - 1) / (d))
 #define min_t(type, a, b) ((type)(a) < (type)(b) ? (type)(a) : (type)(b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
+#define div64_u64(a, b) ((u64)(a) / (u64)(b))
+#define abs_diff(a, b) ((u64)(a) > (u64)(b) ? (u64)(a) - (u64)(b) : (u64)(b) - (u64)(a))
 #define swap(a, b) do { __typeof__(a) old_ = (a); (a) = (b); (b) = old_; } while (0)
 #define clamp(value, low, high) ((value) < (low) ? (low) : (value) > (high) ? (high) : (value))
 #define container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
@@ -56,14 +59,16 @@ typedef int64_t s64;
 #define U32_MAX UINT32_MAX
 #define PAGE_SIZE 4096UL
 #define GFP_KERNEL 0
-#define __GFP_NOFAIL 0
 #define __GFP_NOWARN 0
-#define kzalloc_node(size, gfp, node) calloc(1, size)
-#define kvcalloc(count, size, gfp) calloc(count, size)
-#define kvmalloc(size, gfp) aligned_alloc((size) < PAGE_SIZE ? roundup_pow_of_two(max(size, 16UL)) : PAGE_SIZE, \
-					  ((size) + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1))
-#define kvfree(memory) free(memory)
-#define kfree(memory) free(memory)
+/* Full of zeroes; at the beginning of a page. */
+void *take_memory(size_t size);
+void give_memory(const void *memory);
+#define kzalloc(size, gfp) take_memory(size)
+#define kzalloc_node(size, gfp, node) take_memory(size)
+#define kvcalloc(count, size, gfp) take_memory((size_t)(count) * (size))
+#define kvmalloc(size, gfp) take_memory(size)
+#define kvfree(memory) give_memory(memory)
+#define kfree(memory) give_memory(memory)
 #define memalloc_noio_save() 0
 #define memalloc_noio_restore(flags) ((void)(flags))
 
@@ -72,6 +77,7 @@ typedef int64_t s64;
 #define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value), step())
 #define smp_store_release(pointer, value) (*(volatile __typeof__(*(pointer)) *)(pointer) = (value), step())
 #define smp_mb() step()
+#define smp_load_acquire(pointer) READ_ONCE(*(pointer))
 #define xchg(pointer, value) ({			\
 	__typeof__(*(pointer)) old_;		\
 	step();					\
@@ -134,10 +140,14 @@ struct list_head { struct list_head *next, *prev; };
 #define INIT_LIST_HEAD(list) ((list)->next = (list)->prev = (list))
 static inline bool list_empty(const struct list_head *list) { return list->next == list; }
 static inline bool list_empty_careful(const struct list_head *list) { step(); return list->next == list; }
-static inline void list_del_init(struct list_head *entry)
+static inline void list_del(struct list_head *entry)
 {
 	entry->prev->next = entry->next;
 	entry->next->prev = entry->prev;
+}
+static inline void list_del_init(struct list_head *entry)
+{
+	list_del(entry);
 	INIT_LIST_HEAD(entry);
 }
 static inline void list_add_tail(struct list_head *entry, struct list_head *list)
@@ -176,10 +186,26 @@ bool is_awake(void);
 #define spin_lock(lock) take_within(lock)
 #define spin_unlock(lock) ((lock)->owner = NULL)
 void take_within(spinlock_t *lock);
+/* Within all others. */
+typedef struct { const void *owner; } raw_spinlock_t;
+void take_raw(raw_spinlock_t *lock);
+void give_raw(raw_spinlock_t *lock);
+#define raw_spin_lock_init(lock) ((lock)->owner = NULL)
+#define raw_spin_lock_irqsave(lock, flags) ((flags) = 0, take_raw(lock))
+#define raw_spin_unlock_irqrestore(lock, flags) ((void)(flags), give_raw(lock))
+struct lock_class_key { int unused; };
+#define lockdep_set_class(lock, key) ((void)(key))
+#define BUILD_BUG_ON(condition) _Static_assert(!(condition), #condition)
 #define spin_lock_irq(lock) take(lock)
 #define spin_unlock_irq(lock) give(lock)
 #define local_irq_disable()
 #define local_irq_enable()
+/* How many CPUs read what is freed only after that. */
+extern u32 rcu_readers;
+#define rcu_read_lock() ((void)rcu_readers++)
+#define rcu_read_unlock() ((void)rcu_readers--)
+#define cond_resched() step()
+#define DEFINE_MUTEX(name) struct mutex name
 #define mutex_init(mutex) ((mutex)->unused = 0)
 #define mutex_lock(mutex) ((void)(mutex))
 #define mutex_unlock(mutex) ((void)(mutex))
@@ -193,24 +219,27 @@ enum hrtimer_restart { HRTIMER_NORESTART, HRTIMER_RESTART };
 struct hrtimer {
 	enum hrtimer_restart (*function)(struct hrtimer *timer);
 	u64 expires_ns;
-	bool is_armed;
+	bool is_armed, is_running;
 	struct hrtimer *next;
 };
 u64 ktime_get_ns(void);
 #define ns_to_ktime(ns) ((ktime_t)(ns))
-#define msecs_to_jiffies(ms) ((u64)(ms) * 1000000)
+/* Looks at groups come twenty times as often as in Linux, so that a short run has many. */
+#define msecs_to_jiffies(ms) ((u64)(ms) * 50000)
 void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *), int clock, int mode);
 void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode);
 #define hrtimer_set_expires(timer, at) ((timer)->expires_ns = (u64)(at))
 #define hrtimer_get_expires(timer) ((ktime_t)(timer)->expires_ns)
 #define ktime_to_ns(at) ((s64)(at))
 #define hrtimer_is_queued(timer) ((timer)->is_armed)
-#define hrtimer_cancel(timer) ((timer)->is_armed = false)
+/* Waits for the function if it runs; what that arms is disarmed. */
+void hrtimer_cancel(struct hrtimer *timer);
 
-/* Work for the kernel's threads. */
+/* Work for the kernel's threads: one item runs on one CPU at a time. */
 struct work_struct {
 	void (*function)(struct work_struct *work);
-	bool is_due;
+	bool is_due, is_running;
+	u32 disabled;
 	struct work_struct *next;
 };
 struct delayed_work {
@@ -218,13 +247,26 @@ struct delayed_work {
 	struct hrtimer timer;
 };
 #define system_dfl_wq NULL
-void schedule_work(struct work_struct *work);
+void kblockd_schedule_work(struct work_struct *work);
+#define schedule_work(work) kblockd_schedule_work(work)
 void init_work(struct work_struct *work, void (*function)(struct work_struct *));
 void queue_delayed_work(const void *queue, struct delayed_work *work, u64 delay_ns);
 #define INIT_WORK(work, function) init_work(work, function)
-#define INIT_DELAYED_WORK(delayed, function) init_work(&(delayed)->work, function)
-#define cancel_work_sync(work) ((work)->is_due = false)
-#define cancel_delayed_work_sync(delayed) ((delayed)->work.is_due = (delayed)->timer.is_armed = false)
+#define INIT_DELAYED_WORK(delayed, function) init_delayed_work(delayed, function)
+void init_delayed_work(struct delayed_work *delayed, void (*function)(struct work_struct *));
+/* It does not run any more, and is not queued until it is enabled. */
+void disable_work_sync(struct work_struct *work);
+void disable_delayed_work_sync(struct delayed_work *delayed);
+#define enable_work(work) ((work)->disabled--, step())
+#define enable_delayed_work(delayed) enable_work(&(delayed)->work)
+/* The same while this waits for it. */
+#define cancel_work_sync(work) (disable_work_sync(work), enable_work(work))
+#define cancel_delayed_work_sync(delayed) (disable_delayed_work_sync(delayed), enable_delayed_work(delayed))
+
+/* Who uses a queue: it is frozen when there is nobody. */
+struct percpu_ref { u64 count; };
+#define percpu_ref_get(ref) ((void)(ref)->count++)
+#define percpu_ref_put(ref) (step(), (void)(ref)->count--)
 
 /* The block layer. */
 #define SECTOR_SHIFT 9
@@ -261,7 +303,8 @@ struct request {
 	u64 offset;
 	u32 length, op;
 	/* The model's own. */
-	u64 flow, due_ns;
+	struct blkcg_gq *blkg;
+	u64 due_ns;
 	int where;
 	u32 task;
 };
@@ -269,12 +312,14 @@ struct blk_mq_tag_set {
 	u32 queue_depth, flags, nr_maps;
 	struct { u32 nr_queues; } map[3];
 };
-struct gendisk { int unused; };
+struct gendisk { int node_id; struct request_queue *queue; };
 struct request_queue {
 	spinlock_t queue_lock;
 	struct elevator_queue *elevator;
+	struct percpu_ref q_usage_counter;
+	struct list_head blkg_list;
 	struct request *last_merge;
-	u32 nr_hw_queues, nr_requests;
+	u32 nr_hw_queues, nr_requests, async_depth;
 	int node;
 	struct gendisk *disk;
 	struct blk_mq_tag_set *tag_set;
@@ -312,6 +357,9 @@ struct elevator_queue {
 #define IOPRIO_PRIO_CLASS(ioprio) (ioprio)
 enum { IOPRIO_CLASS_NONE, IOPRIO_CLASS_RT, IOPRIO_CLASS_BE, IOPRIO_CLASS_IDLE };
 #define req_get_ioprio(rq) ((rq)->bio ? (rq)->bio->bi_ioprio : 0)
+/* ../module/compat.h asks for it. */
+#define BLK_MQ_SCHED_H
+#define blk_mq_is_sync_read(opf) ((void)(opf), true)
 #define blk_mq_is_shared_tags(flags) ((flags) & 0)
 #define blk_mq_set_min_shallow_depth(q, depth)
 #define sbitmap_queue_min_shallow_depth(bitmap, depth)
@@ -325,6 +373,8 @@ void blk_mq_free_requests(struct list_head *list);
 void blk_mq_run_hw_queue(struct blk_mq_hw_ctx *hctx, bool async);
 #define blk_mq_freeze_queue(q) 0
 #define blk_mq_unfreeze_queue(q, flags)
+
+#include "cgroups.h"
 
 /* Tracepoints are off. */
 #define TP_PROTO(...) __VA_ARGS__

@@ -1,52 +1,36 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The module's own part in keeping requests moving (../module/queue.c, staged.c and engine.c, as they are), with the schedulers as
- * the kernel gets them, driven by random interleavings of CPUs: tasks that send requests, the kernel's threads, the
- * drive's interrupts and timers. What runs changes at each lock and at each access without one (linux.h).
+ * The module's own part in keeping requests moving (../module/queue.c, staged.c, engine.c and
+ * group.c, as they are), with the schedulers as the kernel gets them, driven by random
+ * interleavings of CPUs (machine.c): tasks that send requests, the kernel's threads, the drive's
+ * interrupts, timers, and administrators. Which one runs changes at each lock and at each access
+ * without one (linux.h).
  *
  * Fails where
  * - a request is sent twice, or before it came, or stays while the drive has nothing to do and nothing is on its way;
+ * - the scheduler ticks and the groups are not weighed any more;
+ * - a scheduler is ended or made anew, and a timer or work of its could still run, or does;
  * - a lock is taken in the wrong order, twice, or by an interrupt that could not have come;
  * - nothing can run any more.
  *
- * parking [FIRST [COUNT]]: the interleavings of these numbers. The number of one that failed is printed: it is the
- * same each time.
+ * parking [FIRST [COUNT [LOAD]]]: the interleavings of these numbers; LOAD: tasks send so many times the requests. The
+ * number of one that failed is printed: with the same LOAD it is the same each time.
  */
-#include <stdarg.h>
-#include <ucontext.h>
-
-#include "fairq.h"
+#include "machine.h"
+#include "group.h"
 #include "thunks.h"
 
 #define MOST_CONTEXTS 6
 #define TASKS 6
 #define FLOWS 4
-#define STACK (64 << 10)
 
-/* One that runs: a CPU with what it does. */
-struct runner {
-	ucontext_t context;
-	void (*function)(struct runner *self);
-	/* Whether it has something to do. */
-	bool (*has_something)(struct runner *self);
-	u32 number;
-	bool is_interrupt, is_idle, is_done;
-	/* The locks that it has: the queue's, or a port's, or a port's within the queue's. */
-	bool has_queues, has_ports;
-};
-
-/* How many requests each task has, and whether some wait for their own; how slow the drive is. */
-static u32 live_of[TASKS], slow;
+/* How many requests each task has, whether some wait for their own, how slow the drive is, how much there is to do. */
+static u32 live_of[TASKS], slow, load = 1;
 static bool is_closed;
-static struct runner runners[2 * MOST_CONTEXTS + TASKS + 8];
-static u32 runner_count;
-static struct runner *running;
-static ucontext_t home;
-static u64 now, seed, seed_of_run;
+/* One request at a time is on the drive, for which its slot is kept: that has timers set. */
+static bool is_small;
 static u32 scheduler;
-static char name[FAIRQ_NAME];
 
-static struct request_queue queue;
 static struct blk_mq_hw_ctx contexts[MOST_CONTEXTS];
 static struct elevator_queue elevator;
 static struct elevator_type type;
@@ -57,125 +41,16 @@ static struct fairq_queue *fq;
 static struct request requests[MOST_CONTEXTS][MOST_TAGS];
 enum { FREE, TAKEN, INSERTED, SENT, ENDED };
 static u32 depth, room, on_drive, inserted, ended, merged;
-static u64 flows[FLOWS];
-static bool is_quiesced;
-static struct hrtimer *timers;
-static struct work_struct *works;
+static struct blkcg_gq *cgroups[FLOWS];
+static bool is_frozen, is_quiesced, is_over;
+/* Who is between a look at is_quiesced and what follows from it. */
+static u32 dispatching;
 static struct list_head put_back;
 
-void __noreturn fail(const char *format, ...)
-{
-	va_list rest;
-
-	va_start(rest, format);
-	fprintf(stderr, "kernel/check: %s, interleaving %llu: ", name, (unsigned long long)seed_of_run);
-	vfprintf(stderr, format, rest);
-	fprintf(stderr, "\n");
-	exit(1);
-}
-
-static u32 chance(u32 of)
-{
-	seed ^= seed << 13;
-	seed ^= seed >> 7;
-	seed ^= seed << 17;
-	return (u32)(seed >> 33) % of;
-}
-
-/* Another one may run here. */
-void step(void)
-{
-	struct runner *self = running;
-
-	/* While the model is set up. */
-	if (!self)
-		return;
-	now += 50;
-	swapcontext(&self->context, &home);
-}
-
-void take(spinlock_t *lock)
-{
-	struct runner *self = running;
-	bool is_queues = lock == &queue.queue_lock;
-
-	step();
-	if (!self)
-		return;
-	if (self->has_ports || (is_queues && self->has_queues))
-		fail("takes the %s's lock within a lock that it must not be within", is_queues ? "queue" : "port");
-	while (lock->owner)
-		step();
-	lock->owner = self;
-	*(is_queues ? &self->has_queues : &self->has_ports) = true;
-}
-
-void give(spinlock_t *lock)
-{
-	if (running) {
-		lock->owner = NULL;
-		*(lock == &queue.queue_lock ? &running->has_queues : &running->has_ports) = false;
-	}
-	step();
-}
-
-void take_within(spinlock_t *lock)
-{
-	while (lock->owner)
-		step();
-	lock->owner = running;
-	step();
-}
-
-bool irqs_disabled(void) { return running && (running->has_queues || running->has_ports); }
-bool in_interrupt(void) { return running && running->is_interrupt; }
-/* A task sends what it has kept back when it is about to sleep, too. */
-bool is_awake(void) { return chance(4); }
-u64 ktime_get_ns(void) { return now; }
-
-static void add_timer(struct hrtimer *timer)
-{
-	timer->next = timers;
-	timers = timer;
-}
-
-void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *), int clock, int mode)
-{
-	(void)clock;
-	(void)mode;
-	*timer = (struct hrtimer) { .function = function };
-	add_timer(timer);
-}
-
-void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode)
-{
-	(void)mode;
-	timer->expires_ns = at;
-	timer->is_armed = true;
-}
-
-void init_work(struct work_struct *work, void (*function)(struct work_struct *))
-{
-	*work = (struct work_struct) { .function = function, .next = works };
-	works = work;
-}
-
-void schedule_work(struct work_struct *work) { work->is_due = true; }
-
-static enum hrtimer_restart delayed(struct hrtimer *timer)
-{
-	container_of(timer, struct delayed_work, timer)->work.is_due = true;
-	return HRTIMER_NORESTART;
-}
-
-void queue_delayed_work(const void *unused, struct delayed_work *work, u64 delay_ns)
-{
-	(void)unused;
-	if (!work->timer.function)
-		hrtimer_setup(&work->timer, delayed, 0, 0);
-	if (!work->timer.is_armed)
-		hrtimer_start(&work->timer, (ktime_t)(now + delay_ns), 0);
-}
+/* Bios of this interleaving: their addresses are compared. */
+#define MOST_BIOS (1 << 18)
+static struct bio bios[MOST_BIOS];
+static u32 bio_count;
 
 /* The block layer, as far as a scheduler sees it. */
 
@@ -221,6 +96,14 @@ bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, 
 	return true;
 }
 
+/* It has ended: its tag is free, and its cgroup's. */
+static void release(struct request *rq)
+{
+	blkg_put(rq->blkg);
+	rq->where = FREE;
+	percpu_ref_put(&queue.q_usage_counter);
+}
+
 /* Those that were merged. */
 void blk_mq_free_requests(struct list_head *list)
 {
@@ -232,13 +115,18 @@ void blk_mq_free_requests(struct list_head *list)
 		ended++;
 		merged++;
 		live_of[rq->task]--;
-		rq->where = FREE;
+		release(rq);
 	}
 }
 
 static bool has_pending(struct blk_mq_hw_ctx *hctx)
 {
-	return !is_quiesced && (!list_empty(&hctx->dispatch) || fairq_ops.has_work(hctx));
+	bool has;
+
+	dispatching++;
+	has = !is_quiesced && hctx->sched_data && (!list_empty(&hctx->dispatch) || fairq_ops.has_work(hctx));
+	dispatching--;
+	return has;
 }
 
 /* The drive takes it, if it has room. */
@@ -254,13 +142,13 @@ static bool drive_takes(struct request *rq)
 	return true;
 }
 
-static void dispatch(struct blk_mq_hw_ctx *hctx)
+static void dispatch_until_quiesced(struct blk_mq_hw_ctx *hctx)
 {
 	struct request *rq;
 	u32 count;
 
 again:
-	if (is_quiesced)
+	if (is_quiesced || !hctx->sched_data)
 		return;
 	while ((rq = list_first_entry_or_null(&hctx->dispatch, struct request, queuelist))) {
 		if (!drive_takes(rq)) {
@@ -297,6 +185,13 @@ again:
 	goto again;
 }
 
+static void dispatch(struct blk_mq_hw_ctx *hctx)
+{
+	dispatching++;
+	dispatch_until_quiesced(hctx);
+	dispatching--;
+}
+
 void blk_mq_run_hw_queue(struct blk_mq_hw_ctx *hctx, bool async)
 {
 	if (!async && in_interrupt())
@@ -326,72 +221,43 @@ static void run_all(void)
 		blk_mq_run_hw_queue(&contexts[i], true);
 }
 
-/* Groups, which are flows without more: a flow's number is its cgroup. */
+/* Groups. */
 
-static struct blkcg_gq *blkg_of(u64 flow) { return (void *)(uintptr_t)(flow * 8 + 8); }
-
-u64 fairq_flow_of(struct fairq_queue *of, struct request *rq, struct blkcg_gq **blkg)
+/* A cgroup that there is, with a user more. */
+static struct blkcg_gq *get_cgroup(u32 number)
 {
-	(void)of;
-	*blkg = blkg_of(rq->flow);
-	return rq->flow;
+	struct blkcg_gq *blkg = cgroups[number % FLOWS];
+
+	blkg_get(blkg);
+	return blkg;
 }
 
-u64 fairq_flow_of_current(struct fairq_queue *of)
-{
-	(void)of;
-	return flows[chance(FLOWS)];
-}
+struct blkcg_gq *blkg_of_task(void) { return cgroups[chance(FLOWS)]; }
 
-void fairq_count(struct fairq_slot *slot, u64 served_ns)
+void __real_fairq_count(struct fairq_slot *slot, u64 served_ns);
+void __wrap_fairq_count(struct fairq_slot *slot, u64 served_ns)
 {
-	(void)served_ns;
+	struct request *rq = slot->rq;
+
 	/* It may have ended before it is counted, and its tag may be another one's by then, which has not been inserted. */
-	if (slot->rq->where == SENT ||
-	    ((slot->rq->where == ENDED || slot->rq->where == FREE) && slot->blkg != blkg_of(slot->rq->flow)))
-		fail("request %d ends as another one", slot->rq->internal_tag);
-	fairq_let_go(slot);
+	if (rq->where == SENT || ((rq->where == ENDED || rq->where == FREE) && slot->blkg != rq->blkg))
+		fail("request %d ends as another one", rq->internal_tag);
+	__real_fairq_count(slot, served_ns);
 }
 
-void fairq_let_go(struct fairq_slot *slot) { slot->rq = NULL; }
-
-u64 fairq_cgroup_id(struct blkcg_gq *blkg) { (void)blkg; return 0; }
-int fairq_activate_groups(struct fairq_queue *of) { (void)of; return 0; }
-void fairq_deactivate_groups(struct fairq_queue *of) { (void)of; }
-void fairq_readd_groups(struct fairq_queue *of) { (void)of; }
-
-/* Weights change, a group goes and comes, D changes. */
-void fairq_weigh(struct fairq_queue *of)
+/* Another CPU may come between what the module has read and what it does with it. */
+void __real_fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, struct fairq_chosen *chosen,
+			    struct fairq_wake *wake);
+void __wrap_fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, struct fairq_chosen *chosen,
+			    struct fairq_wake *wake)
 {
-	struct fairq_change change = { .what = FAIRQ_SLOTS, .value = 1 + chance(2 * room) };
-	struct fairq_wake wake = {};
-	u32 which = chance(FLOWS);
-
-	spin_lock_irq(&queue.queue_lock);
-	switch (chance(3)) {
-	case 0:
-		fairq_core_set_weight(of->engine, flows[which], 256 * (1 + chance(1000)));
-		break;
-	case 1:
-		fairq_core_remove_flow(of->engine, flows[which], &wake);
-		if (!fairq_core_add_flow(of->engine, 25600, &flows[which]))
-			fail("no room for a flow");
-		break;
-	default:
-		fairq_core_tune(of->engine, &change, &wake);
-	}
-	spin_unlock_irq(&queue.queue_lock);
-	fairq_ask_later(of, &wake);
+	step();
+	__real_fairq_core_next(engine, port, now_ns, chosen, wake);
 }
 
 /* Those that run. */
 
-/* A runner that has done what there was to do. */
-static void idle(void)
-{
-	running->is_idle = true;
-	step();
-}
+static bool is_open(struct runner *self) { (void)self; return !is_frozen; }
 
 /* One request at a time: the task goes on when it has ended, as those do for whom slots are kept. */
 static bool waits_for_its_own(struct runner *self)
@@ -404,7 +270,7 @@ static bool task_has(struct runner *self)
 {
 	u32 i, tag;
 
-	if (waits_for_its_own(self) && live_of[self->number])
+	if (is_frozen || (waits_for_its_own(self) && live_of[self->number]))
 		return false;
 	for (i = 0; i < queue.nr_hw_queues; i++)
 		for (tag = 0; tag < depth; tag++)
@@ -431,55 +297,77 @@ static struct request *take_tag(struct blk_mq_hw_ctx *hctx)
 	return NULL;
 }
 
+static struct bio *new_bio(struct blkcg_gq *blkg, u32 at)
+{
+	struct bio *bio = &bios[bio_count++];
+
+	if (bio_count == MOST_BIOS)
+		fail("sends too much");
+	*bio = (struct bio) {
+		.bi_opf = at, .bi_iter = { chance(1000000), 4096 }, .bi_blkg = blkg, .bi_ioprio = chance(3) ? 0 : chance(4),
+	};
+	return bio;
+}
+
+/* One more on the list; false: it was merged, or there is no tag. */
+static bool add_request(struct runner *self, u32 at, struct list_head *list, bool *has_tag)
+{
+	struct blkcg_gq *blkg = get_cgroup(self->number);
+	struct bio *bio = new_bio(blkg, at);
+	struct request *rq = NULL;
+
+	*has_tag = true;
+	if (!fairq_ops.bio_merge(&queue, bio, 1)) {
+		rq = take_tag(&contexts[at]);
+		*has_tag = rq;
+	}
+	if (!rq) {
+		blkg_put(blkg);
+		return false;
+	}
+	*rq = (struct request) {
+		.q = &queue, .mq_hctx = &contexts[at], .internal_tag = rq->internal_tag, .where = TAKEN,
+		.bio = bio, .biotail = bio, .offset = (u64)chance(16) << 12,
+		.length = chance(4) ? 4096 : 512 << chance(8), .op = chance(4) ? REQ_OP_READ : REQ_OP_WRITE,
+		.blkg = blkg, .task = self->number,
+	};
+	INIT_LIST_HEAD(&rq->queuelist);
+	fairq_ops.prepare_request(rq);
+	rq->where = INSERTED;
+	percpu_ref_get(&queue.q_usage_counter);
+	inserted++;
+	live_of[rq->task]++;
+	list_add_tail(&rq->queuelist, list);
+	return true;
+}
+
 /* Sends requests, alone or several at a time, from one CPU and then from another one. */
 static void task(struct runner *self)
 {
-	bool waits = waits_for_its_own(self);
-	u32 left = (waits ? 20 : 5) + chance(20);
-	struct bio *bio;
+	bool waits = waits_for_its_own(self), has_tag;
+	u32 left = ((waits ? 20 : 5) + chance(20)) * load;
 
 	while (left) {
 		u32 at = waits ? 0 : chance(queue.nr_hw_queues), several = waits || chance(4) ? 1 : 1 + chance(4);
-		struct blk_mq_hw_ctx *hctx = &contexts[at];
+		bool is_single = several == 1;
 		struct list_head list;
 
 		INIT_LIST_HEAD(&list);
-		for (; several && left; several--) {
-			struct request *rq;
-
-			bio = calloc(1, sizeof(*bio));
-			*bio = (struct bio) {
-				.bi_opf = at, .bi_iter = { chance(1000000), 4096 }, .bi_blkg = blkg_of(flows[self->number % FLOWS]),
-				.bi_ioprio = chance(3) ? 0 : chance(4),
-			};
-			if (fairq_ops.bio_merge(&queue, bio, 1)) {
-				left--;
-				continue;
-			}
-			rq = take_tag(hctx);
-			if (!rq) {
-				free(bio);
-				break;
-			}
-			*rq = (struct request) {
-				.q = &queue, .mq_hctx = hctx, .internal_tag = rq->internal_tag, .where = TAKEN,
-				.bio = bio, .biotail = bio, .offset = (u64)chance(16) << 12,
-				.length = chance(4) ? 4096 : 512 << chance(8), .op = chance(4) ? REQ_OP_READ : REQ_OP_WRITE,
-				.flow = flows[self->number % FLOWS], .task = self->number,
-			};
-			bio->bi_blkg = blkg_of(rq->flow);
-			INIT_LIST_HEAD(&rq->queuelist);
-			fairq_ops.prepare_request(rq);
-			rq->where = INSERTED;
-			inserted++;
-			live_of[rq->task]++;
-			list_add_tail(&rq->queuelist, &list);
-			left--;
+		wait_until(is_open);
+		percpu_ref_get(&queue.q_usage_counter);
+		for (has_tag = true; several && left && has_tag; several--) {
+			add_request(self, at, &list, &has_tag);
+			left -= has_tag;
 		}
+		/* One that comes alone uses the queue itself, and may end at any time. */
+		if (is_single || list_empty(&list))
+			percpu_ref_put(&queue.q_usage_counter);
 		if (!list_empty(&list)) {
-			fairq_ops.insert_requests(hctx, &list, 0);
+			fairq_ops.insert_requests(&contexts[at], &list, 0);
 			step();
-			blk_mq_run_hw_queue(hctx, chance(2));
+			blk_mq_run_hw_queue(&contexts[at], chance(2));
+			if (!is_single)
+				percpu_ref_put(&queue.q_usage_counter);
 		}
 		idle();
 	}
@@ -515,11 +403,7 @@ static struct request *due(void)
 }
 
 /* The drive's interrupts; there are two CPUs that take them. */
-static bool drive_has(struct runner *self)
-{
-	(void)self;
-	return due();
-}
+static bool drive_has(struct runner *self) { (void)self; return due(); }
 
 static void drive(struct runner *self)
 {
@@ -534,73 +418,25 @@ static void drive(struct runner *self)
 			on_drive--;
 			ended++;
 			live_of[rq->task]--;
-			rq->where = FREE;
 			for (i = 0; i < queue.nr_hw_queues; i++) {
 				if (!contexts[i].wants_restart)
 					continue;
 				contexts[i].wants_restart = false;
 				blk_mq_run_hw_queue(&contexts[i], true);
 			}
+			release(rq);
 		}
 		idle();
 	}
 }
 
-static struct hrtimer *timer_due(void)
-{
-	struct hrtimer *timer;
+/* The kernel's thread for requests that were put back. */
+static bool requeuer_has(struct runner *self) { (void)self; return !list_empty(&put_back); }
 
-	for (timer = timers; timer; timer = timer->next)
-		if (timer->is_armed && timer->expires_ns <= now)
-			return timer;
-	return NULL;
-}
-
-static bool clock_has(struct runner *self)
-{
-	(void)self;
-	return timer_due();
-}
-
-static void clock_(struct runner *self)
+static void requeuer(struct runner *self)
 {
 	(void)self;
 	for (;;) {
-		struct hrtimer *timer = timer_due();
-
-		if (timer) {
-			timer->is_armed = false;
-			if (timer->function(timer) == HRTIMER_RESTART)
-				timer->is_armed = true;
-		}
-		idle();
-	}
-}
-
-/* The kernel's thread for work, and for requests that were put back. */
-static bool worker_has(struct runner *self)
-{
-	struct work_struct *work;
-
-	(void)self;
-	for (work = works; work; work = work->next)
-		if (work->is_due)
-			return true;
-	return !list_empty(&put_back);
-}
-
-static void worker(struct runner *self)
-{
-	(void)self;
-	for (;;) {
-		struct work_struct *work;
-
-		for (work = works; work; work = work->next) {
-			if (!work->is_due)
-				continue;
-			work->is_due = false;
-			work->function(work);
-		}
 		while (!list_empty(&put_back)) {
 			struct request *rq = list_first_entry(&put_back, struct request, queuelist);
 			struct list_head list;
@@ -615,52 +451,151 @@ static void worker(struct runner *self)
 	}
 }
 
-/* The administrator: the queue stands still for a moment; weights, groups and D change. */
+/* Cgroups that are gone are freed when nothing uses them any more. */
+static bool freer_has(struct runner *self) { (void)self; return unused_group(&queue); }
+
+static void freer(struct runner *self)
+{
+	(void)self;
+	for (;;) {
+		if (unused_group(&queue))
+			free_group_of(unused_group(&queue));
+		idle();
+	}
+}
+
+static bool is_unused(struct runner *self) { (void)self; return !queue.q_usage_counter.count; }
+static bool is_still(struct runner *self) { (void)self; return !dispatching; }
+
+/* No request is live, none comes, and no hardware context is run. */
+static void freeze(void)
+{
+	wait_until(is_open);
+	is_frozen = true;
+	wait_until(is_unused);
+	is_quiesced = true;
+	wait_until(is_still);
+}
+
+static void unfreeze(void)
+{
+	is_quiesced = is_frozen = false;
+	run_all();
+}
+
+/* As elevator_switch() does it. */
+static void end_scheduler(void)
+{
+	u32 i;
+
+	for (i = 0; i < queue.nr_hw_queues; i++) {
+		fairq_ops.exit_hctx(&contexts[i], i);
+		contexts[i].sched_data = NULL;
+	}
+	fairq_queue_stop(&elevator);
+	fq = NULL;
+}
+
+static void begin_scheduler(void)
+{
+	u32 i;
+
+	if (fairq_queue_start(&queue, &elevator, scheduler))
+		fail("cannot be started");
+	fq = elevator.elevator_data;
+	for (i = 0; i < queue.nr_hw_queues; i++)
+		if (fairq_ops.init_hctx(&contexts[i], i))
+			fail("no memory");
+}
+
+/* D changes. */
+static void tune(void)
+{
+	struct fairq_change change = { .what = FAIRQ_SLOTS, .value = is_small ? 1 : 1 + chance(2 * room) };
+	struct fairq_wake wake = {};
+
+	spin_lock_irq(&queue.queue_lock);
+	fairq_core_tune(fq->engine, &change, &wake);
+	spin_unlock_irq(&queue.queue_lock);
+	fairq_ask_later(fq, &wake);
+}
+
+/* The administrator: the queue stands still for a moment; D changes, and the scheduler. */
 static bool administrator_has(struct runner *self)
 {
 	(void)self;
-	return !chance(500);
+	return fq && !chance(500);
 }
 
 static void administrator(struct runner *self)
 {
 	(void)self;
 	for (;;) {
-		u32 i, steps = chance(200);
+		u32 i, steps = chance(200), what = chance(10);
 
-		if (chance(2)) {
+		if (what < 4) {
 			is_quiesced = true;
 			for (i = 0; i < steps; i++)
 				step();
 			is_quiesced = false;
 			run_all();
+		} else if (what < 8) {
+			tune();
 		} else {
-			fairq_weigh(fq);
+			freeze();
+			if (what == 8) {
+				if (fairq_start(fq, 0))
+					fail("cannot be made anew");
+			} else {
+				end_scheduler();
+				begin_scheduler();
+			}
+			unfreeze();
 		}
 		idle();
 	}
 }
 
-static void enter(void)
+/* At the end. */
+static void ender(struct runner *self)
 {
-	struct runner *self = running;
-
-	self->function(self);
-	self->is_done = true;
-	swapcontext(&self->context, &home);
+	(void)self;
+	freeze();
+	end_scheduler();
+	is_over = true;
 }
 
-static unsigned char stacks[ARRAY_SIZE(runners)][STACK] __attribute__((aligned(64)));
+static bool always(struct runner *self) { (void)self; return true; }
 
-static void add_runner(void (*function)(struct runner *), bool (*has)(struct runner *), u32 number, bool is_interrupt)
+/* Who manages cgroups: weights change, and cgroups go and come. */
+static bool manager_has(struct runner *self)
 {
-	struct runner *self = &runners[runner_count];
+	(void)self;
+	/* Those that go while the scheduler changes are what it must bear. */
+	return !chance(is_frozen ? 20 : 400);
+}
 
-	*self = (struct runner) { .function = function, .has_something = has, .number = number, .is_interrupt = is_interrupt };
-	getcontext(&self->context);
-	self->context.uc_stack.ss_sp = stacks[runner_count++];
-	self->context.uc_stack.ss_size = STACK;
-	makecontext(&self->context, enter, 0);
+static void manager(struct runner *self)
+{
+	(void)self;
+	for (;;) {
+		u32 which = chance(FLOWS);
+		struct blkcg_gq *old = cgroups[which], *parent = root_group, *made;
+
+		WRITE_ONCE(cgroup_of(old->blkcg)->weight, 1 + chance(1000));
+		if (!old->children) {
+			spin_lock_irq(&queue.queue_lock);
+			/* Its tasks are the root's until it is there again. */
+			cgroups[which] = root_group;
+			remove_group(old);
+			if (which && chance(2))
+				parent = cgroups[0];
+			made = make_group(&queue, parent, 1 + chance(1000));
+			cgroups[which] = made;
+			spin_unlock_irq(&queue.queue_lock);
+		}
+		idle();
+	}
 }
 
 /* When the drive or a timer is next at work. */
@@ -672,7 +607,7 @@ static u64 next_event(bool with_tick)
 
 	for (timer = timers; timer; timer = timer->next)
 		if (timer->is_armed && timer->expires_ns < next &&
-		    (with_tick || (timer != &fq->tick && timer != &fq->weigh.timer)))
+		    (with_tick || !fq || (timer != &fq->tick && timer != &fq->weigh.timer)))
 			next = timer->expires_ns;
 	for (i = 0; i < queue.nr_hw_queues; i++)
 		for (tag = 0; tag < depth; tag++)
@@ -681,32 +616,19 @@ static u64 next_event(bool with_tick)
 	return next;
 }
 
-static struct runner *pick(void)
-{
-	struct runner *able[ARRAY_SIZE(runners)];
-	u32 i, count = 0;
-
-	for (i = 0; i < runner_count; i++)
-		if (!runners[i].is_done && (!runners[i].is_idle || runners[i].has_something(&runners[i])))
-			able[count++] = &runners[i];
-	return count ? able[chance(count)] : NULL;
-}
-
 static void start(void)
 {
 	static struct blk_mq_tag_set set;
-	static struct gendisk disk;
+	static struct gendisk disk = { .queue = &queue };
 	u32 i, tag, shared = 1 + !chance(3);
 
 	memset(requests, 0, sizeof(requests));
-	timers = NULL;
-	works = NULL;
-	runner_count = on_drive = inserted = ended = 0;
-	is_quiesced = false;
-	is_closed = chance(2);
-	slow = chance(2) ? 1 : 100;
+	bio_count = on_drive = inserted = ended = dispatching = 0;
+	is_frozen = is_quiesced = is_over = false;
+	is_small = !chance(4);
+	is_closed = is_small || chance(2);
+	slow = is_small || chance(2) ? 100 : 1;
 	memset(live_of, 0, sizeof(live_of));
-	now = 1000000;
 	INIT_LIST_HEAD(&put_back);
 	depth = 2 + chance(MOST_TAGS - 1);
 	set = (struct blk_mq_tag_set) { .queue_depth = 1 + chance(chance(2) ? 4 : 16) };
@@ -716,6 +638,13 @@ static void start(void)
 		.nr_hw_queues = 1 + chance(MOST_CONTEXTS / 2), .nr_requests = depth, .disk = &disk, .tag_set = &set,
 		.contexts = contexts,
 	};
+	INIT_LIST_HEAD(&queue.blkg_list);
+	forget_groups();
+	make_group(&queue, NULL, 100);
+	for (i = 0; i < FLOWS; i++)
+		cgroups[i] = make_group(&queue, root_group, 1 + chance(1000));
+	/* There may be fewer flows than cgroups. */
+	*parameter_groups() = chance(4) ? 16 : FLOWS;
 	room = set.queue_depth * queue.nr_hw_queues;
 	if (fairq_queue_start(&queue, &elevator, scheduler))
 		fail("cannot be started");
@@ -736,9 +665,8 @@ static void start(void)
 		for (tag = 0; tag < depth; tag++)
 			requests[i][tag].internal_tag = tag;
 	}
-	for (i = 0; i < FLOWS; i++)
-		if (!fairq_core_add_flow(fq->engine, 256 * (1 + chance(1000)), &flows[i]))
-			fail("no room for a flow");
+	if (is_small)
+		tune();
 	/* With a small T ports wait for each other's requests, too, and not only for room. */
 	if (chance(2)) {
 		struct fairq_change change = { .what = FAIRQ_THRESHOLD, .value = chance(8192) };
@@ -752,18 +680,26 @@ static void start(void)
 		add_runner(thread, thread_has, i, false);
 	add_runner(drive, drive_has, 0, true);
 	add_runner(drive, drive_has, 1, true);
-	add_runner(clock_, clock_has, 0, true);
-	add_runner(worker, worker_has, 0, false);
+	add_runner(requeuer, requeuer_has, 0, false);
+	add_runner(freer, freer_has, 0, false);
 	add_runner(administrator, administrator_has, 0, false);
+	add_runner(manager, manager_has, 0, false);
+	add_kernel();
 }
 
-static void stop(void)
+/* A group has one user while it is there, and one for each that has it for a parent. */
+static void look_for_users(void)
 {
-	u32 i;
+	struct blkcg_gq *blkg, *other;
 
-	for (i = 0; i < queue.nr_hw_queues; i++)
-		fairq_ops.exit_hctx(&contexts[i], i);
-	fairq_queue_stop(&elevator);
+	list_for_each_entry(blkg, &queue.blkg_list, q_node) {
+		u32 users = !blkg->is_dying;
+
+		list_for_each_entry(other, &queue.blkg_list, q_node)
+			users += other->parent == blkg;
+		if (blkg->users != users)
+			fail("a cgroup has %u users instead of %u", blkg->users, users);
+	}
 }
 
 /* Those whose requests may wait for a period or for a time slice to end, which a tick sees. */
@@ -773,8 +709,8 @@ static bool waits_for_ticks(void)
 }
 
 /*
- * Nothing can run before the drive or a timer does. With those of whom a slot that is free waits for nothing but a request,
- * none may wait then.
+ * Nothing can run before the drive or a timer does. With those of whom a slot that is free waits
+ * for nothing but a request, none may wait then.
  */
 static void look_for_waiting(void)
 {
@@ -782,7 +718,7 @@ static void look_for_waiting(void)
 	u32 i, tag, waiting = 0;
 	struct request *rq;
 
-	if (waits_for_ticks() || is_quiesced)
+	if (waits_for_ticks() || is_quiesced || !fq)
 		return;
 	for (i = 0; i < queue.nr_hw_queues; i++) {
 		for (tag = 0; tag < depth; tag++)
@@ -798,28 +734,28 @@ static void look_for_waiting(void)
 		fail("%u requests wait while %llu slots are free", waiting, (unsigned long long)told.free_slots);
 }
 
+/* Nothing can run: the ticks bring back the looks at the groups. */
+static void look_for_looks(void)
+{
+	if (fq && fq->ticking && !fq->weigh.timer.is_armed && !fq->weigh.work.is_due)
+		fail("it ticks, and the groups are not weighed any more");
+}
+
 /* One interleaving, to its end. */
 static void interleave(u64 number)
 {
 	u64 steps = 0, next, seen = 0;
 	u32 ticks = 0;
 
-	seed_of_run = number;
-	seed = number * 0x9e3779b97f4a7c15ULL + scheduler + 1;
+	start_machine(number, number * 0x9e3779b97f4a7c15ULL + scheduler + 1);
 	start();
 	for (;;) {
-		struct runner *runner = pick();
-
-		if (++steps > 20000000)
+		if (++steps > 20000000ULL * load)
 			fail("does not come to an end");
-		if (runner) {
-			runner->is_idle = false;
-			running = runner;
-			swapcontext(&home, &runner->context);
-			running = NULL;
+		if (run_one())
 			continue;
-		}
 		look_for_waiting();
+		look_for_looks();
 		next = next_event(false);
 		if (next == ~0ULL && inserted != ended) {
 			ticks = seen == ended ? ticks + 1 : 0;
@@ -835,7 +771,13 @@ static void interleave(u64 number)
 	}
 	if (inserted != ended)
 		fail("%u of %u requests stay", inserted - ended, inserted);
-	stop();
+	add_runner(ender, always, 0, false);
+	while (!is_over)
+		if (!run_one() && ++steps > 40000000ULL * load)
+			fail("the scheduler does not end");
+	while (freer_has(NULL))
+		run_one();
+	look_for_users();
 }
 
 int main(int count, char **words)
@@ -843,11 +785,14 @@ int main(int count, char **words)
 	u64 first = count > 1 ? strtoull(words[1], NULL, 10) : 1, many = count > 2 ? strtoull(words[2], NULL, 10) : 100, i;
 	size_t length;
 
+	if (count > 3)
+		load = strtoul(words[3], NULL, 10);
 	for (scheduler = 0; (length = fairq_core_name(scheduler, name, sizeof(name) - 1)); scheduler++) {
 		name[length] = 0;
 		for (i = first; i < first + many; i++)
 			interleave(i);
 	}
-	printf("parking: %u schedulers, %llu interleavings of each, %u requests merged\n", scheduler, (unsigned long long)many, merged);
+	printf("parking: %u schedulers, %llu interleavings of each, %u requests merged\n", scheduler,
+	       (unsigned long long)many, merged);
 	return !scheduler;
 }

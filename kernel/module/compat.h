@@ -49,6 +49,25 @@ static inline void fairq_unfreeze(struct request_queue *q, unsigned int flags)
 #define fairq_map_queue(q, opf, ctx) blk_mq_map_queue(q, opf, ctx)
 #endif
 
+/* Since 7.0 or so queue/async_depth says how many requests that nobody waits for may have tags. */
+#ifdef BLK_MQ_SCHED_H
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0)
+static inline void fairq_begin_async_depth(struct request_queue *q)
+{
+	q->async_depth = q->nr_requests;
+}
+
+static inline void fairq_limit_async(struct blk_mq_alloc_data *data, blk_opf_t opf)
+{
+	if (!blk_mq_is_sync_read(opf) && data->q->async_depth < data->q->nr_requests)
+		data->shallow_depth = data->q->async_depth;
+}
+#else
+static inline void fairq_begin_async_depth(struct request_queue *q) {}
+static inline void fairq_limit_async(struct blk_mq_alloc_data *data, blk_opf_t opf) {}
+#endif
+#endif
+
 /* For files that include block/blk-cgroup.h: what a line for one drive says; q->queue_lock is held between the two. */
 #ifdef _BLK_CGROUP_PRIVATE_H
 #if FAIRQ_ELEVATOR_IS_GIVEN

@@ -2,9 +2,8 @@
 /*
  * The schedulers, which are Rust: what ../core/src/lib.rs gives and takes. The two are changed together.
  *
- * Functions that take a port are called under that port's lock, with interrupts off. The others, but
- * for those that may sleep, are called with interrupts off, since they take spin locks that the
- * former take.
+ * Functions that take a port are called under that port's lock, with interrupts off. The locks
+ * inside are made by fairq_lock_init(), and are below all others.
  */
 #ifndef FAIRQ_CORE_H
 #define FAIRQ_CORE_H
@@ -102,6 +101,15 @@ struct fairq_wanted {
 	u32 key_count;
 };
 
+/* What a flow's weight is to be, in 256ths. */
+struct fairq_weight {
+	u64 flow;
+	u32 weight;
+};
+
+/* The most of them at once. */
+#define FAIRQ_WEIGHTS 32
+
 /* What changes a scheduler while it runs. */
 struct fairq_change {
 	u32 what;
@@ -115,10 +123,19 @@ enum { FAIRQ_BUILT_ANEW, FAIRQ_SLOTS, FAIRQ_AUTO_SLOTS, FAIRQ_THRESHOLD };
  */
 static inline u64 fairq_core_size(u32 ports, u32 tags, u32 flows)
 {
-	return (u64)ports * (tags * 224ULL + flows * 48ULL + 5120) + flows * 448ULL + 32768;
+	return (u64)ports * (tags * 224ULL + flows * 48ULL + 5120) + flows * 448ULL + 49152;
 }
 
-/* The functions from here to fairq_core_free() may sleep. */
+/* What knobs and names take, in bytes, at most; held to by ../check/core.c. */
+#define FAIRQ_SCRATCH 16384
+
+/*
+ * The functions from here to fairq_core_new() may sleep, and take memory: that which was lent, by
+ * the call before, to one of them at a time.
+ */
+
+/* Lends this memory, or none; how much has been used of what was lent before. */
+size_t fairq_core_lend(void *memory, size_t size);
 
 /* Names, without a zero behind them; their lengths, 0: there is none of this number. */
 size_t fairq_core_name(u32 scheduler, char *text, size_t size);
@@ -130,9 +147,11 @@ size_t fairq_core_value(u32 scheduler, u32 knob, u32 slots, const struct fairq_k
 			char *text, size_t size);
 void fairq_core_change(u32 scheduler, u32 knob, u32 slots, bool is_given, u64 value, struct fairq_change *change);
 
-/* 0: it is there; 1: there is none of this number, shape and keys; 2: there is not enough memory. */
+/*
+ * 0: it is there; 1: there is none of this number, shape and keys; 2: there is not enough memory. It
+ * is in the memory that was lent, and ends when that is freed.
+ */
 int fairq_core_new(const struct fairq_wanted *wanted, struct fairq_engine **engine);
-void fairq_core_free(struct fairq_engine *engine);
 
 /* 0: staged; 1: it goes at once; less: refused. */
 int fairq_core_submit(struct fairq_engine *engine, u32 port, u64 now_ns, const struct fairq_order *order,
@@ -152,7 +171,8 @@ bool fairq_core_admits(struct fairq_engine *engine, u32 port, u64 flow);
 u64 fairq_core_root(struct fairq_engine *engine);
 /* Weights are in 256ths. False: there are as many flows as there can be. */
 bool fairq_core_add_flow(struct fairq_engine *engine, u32 weight, u64 *flow);
-void fairq_core_set_weight(struct fairq_engine *engine, u64 flow, u32 weight);
+/* At most FAIRQ_WEIGHTS of them. */
+void fairq_core_set_weights(struct fairq_engine *engine, const struct fairq_weight *weights, u32 count);
 void fairq_core_remove_flow(struct fairq_engine *engine, u64 flow, struct fairq_wake *wake);
 /* When it is to be called again; 0: not. */
 u64 fairq_core_tick(struct fairq_engine *engine, u64 now_ns, struct fairq_wake *wake);
@@ -164,8 +184,14 @@ void fairq_core_tell_flow(struct fairq_engine *engine, u32 port, u64 flow, struc
 void fairq_core_why(struct fairq_engine *engine, u32 port, u32 tag, struct fairq_why *why);
 
 /* What the schedulers take from here. */
-void *fairq_memory_take(size_t size, size_t align);
-void fairq_memory_give(void *memory, size_t size);
+
+/* Room for a spin lock of any kernel, in u64. */
+#define FAIRQ_LOCK_WORDS 12
+
+/* The kind is a number of its own for all locks that guard the same; they are made while one is built. */
+void fairq_lock_init(void *lock, u64 kind);
+unsigned long fairq_lock(void *lock);
+void fairq_unlock(void *lock, unsigned long flags);
 void __noreturn fairq_panicked(const char *text, size_t length);
 
 #endif

@@ -31,11 +31,37 @@ static ssize_t show_knob(struct elevator_queue *eq, u32 knob, char *page)
 {
 	struct fairq_queue *fq = eq->elevator_data;
 	unsigned int noio = memalloc_noio_save();
-	size_t length = fairq_core_value(fq->scheduler, knob, fq->slots, fq->keys, fq->key_count, page, PAGE_SIZE - 1);
+	void *memory = fairq_lend(FAIRQ_SCRATCH);
+	size_t length = 0;
 
+	if (memory) {
+		length = fairq_core_value(fq->scheduler, knob, fq->slots, fq->keys, fq->key_count, page,
+					  PAGE_SIZE - 1);
+		fairq_end_lending();
+		kvfree(memory);
+	}
 	memalloc_noio_restore(noio);
+	if (!memory)
+		return -ENOMEM;
 	page[length] = '\n';
 	return length + 1;
+}
+
+/* What is written to a knob, and what that changes. */
+static int parse(struct fairq_queue *fq, u32 knob, const char *page, size_t count, u64 *value,
+		 struct fairq_change *change)
+{
+	void *memory = fairq_lend(FAIRQ_SCRATCH);
+	int said;
+
+	if (!memory)
+		return -ENOMEM;
+	said = fairq_core_parse(fq->scheduler, knob, page, count, value);
+	if (said >= 0)
+		fairq_core_change(fq->scheduler, knob, fq->slots, said == 0, *value, change);
+	fairq_end_lending();
+	kvfree(memory);
+	return said < 0 ? -EINVAL : said;
 }
 
 /* What is kept for the knob, or none. */
@@ -76,15 +102,14 @@ static ssize_t change_knob(struct elevator_queue *eq, u32 knob, const char *page
 	struct fairq_wake wake = {};
 	bool is_given, done = false;
 	u64 value = 0;
-	int said = fairq_core_parse(fq->scheduler, knob, page, count, &value);
+	int said = parse(fq, knob, page, count, &value, &change);
 
 	if (said < 0)
-		return -EINVAL;
+		return said;
 	is_given = said == 0;
 	before = kmemdup(fq->keys, sizeof(fq->keys), GFP_KERNEL);
 	if (!before)
 		return -ENOMEM;
-	fairq_core_change(fq->scheduler, knob, fq->slots, is_given, value, &change);
 	if (change.what != FAIRQ_BUILT_ANEW) {
 		spin_lock_irq(&fq->q->queue_lock);
 		done = fairq_core_tune(fq->engine, &change, &wake);
@@ -181,16 +206,29 @@ static void list_files(u32 number)
 	file->show = show_stats;
 }
 
+/* Names and knobs of all, which stay. */
+static int list_elevators(void)
+{
+	void *memory = fairq_lend(FAIRQ_SCRATCH);
+	u32 i;
+
+	if (!memory)
+		return -ENOMEM;
+	for (i = 0; i < MOST_ELEVATORS; i++)
+		if (fairq_core_name(i, names[i], FAIRQ_NAME - 1))
+			list_files(i);
+	fairq_end_lending();
+	kvfree(memory);
+	return 0;
+}
+
 int fairq_register_elevators(void)
 {
 	struct elevator_type *type;
-	int error = 0;
+	int error = list_elevators();
 
-	for (registered = 0; registered < MOST_ELEVATORS; registered++) {
+	for (registered = 0; !error && registered < MOST_ELEVATORS && *names[registered]; registered++) {
 		type = &elevators[registered];
-		if (!fairq_core_name(registered, names[registered], FAIRQ_NAME - 1))
-			break;
-		list_files(registered);
 		type->ops = fairq_ops;
 		type->ops.init_sched = init_sched;
 		type->ops.exit_sched = fairq_queue_stop;

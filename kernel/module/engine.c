@@ -11,28 +11,63 @@
 
 /* Shortest time between two ticks. */
 #define TICK_NS (100 * NSEC_PER_USEC)
+/* From one look at the groups to the next. */
+#define WEIGH_MS 100
 
 static unsigned int groups = 1024;
 module_param(groups, uint, 0644);
 MODULE_PARM_DESC(groups, "the most cgroups that a queue shares between, root among them (1024); "
 			 "others are charged to root; for queues that get a scheduler from now on");
 
-/*
- * The schedulers build themselves in memory that is there: they have no path for one that is not.
- * So fairq_start() asks for all of it first, where a refusal is an error, and what they then take
- * piece by piece waits until it is there.
- */
-void *fairq_memory_take(size_t size, size_t align)
+/* Who uses the memory that is lent to the schedulers. */
+static DEFINE_MUTEX(lending);
+
+void *fairq_lend(size_t size)
 {
-	/* kmalloc aligns what is a power of two by its size, and kvmalloc by pages what is larger. */
-	if (size < PAGE_SIZE)
-		size = roundup_pow_of_two(max(size, align));
-	return kvmalloc(size, GFP_KERNEL | __GFP_NOFAIL);
+	void *memory = kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
+
+	if (!memory)
+		return NULL;
+	mutex_lock(&lending);
+	fairq_core_lend(memory, size);
+	return memory;
 }
 
-void fairq_memory_give(void *memory, size_t size)
+void fairq_end_lending(void)
 {
-	kvfree(memory);
+	fairq_core_lend(NULL, 0);
+	mutex_unlock(&lending);
+}
+
+/* Which locks are of one kind, for lockdep; filled while something is lent. */
+#define LOCK_KINDS 32
+static struct lock_class_key lock_keys[LOCK_KINDS];
+static u64 lock_kinds[LOCK_KINDS];
+
+void fairq_lock_init(void *memory, u64 kind)
+{
+	raw_spinlock_t *lock = memory;
+	u32 i;
+
+	BUILD_BUG_ON(sizeof(*lock) > FAIRQ_LOCK_WORDS * sizeof(u64));
+	for (i = 0; i < LOCK_KINDS - 1 && lock_kinds[i] && lock_kinds[i] != kind; i++)
+		;
+	lock_kinds[i] = kind;
+	raw_spin_lock_init(lock);
+	lockdep_set_class(lock, &lock_keys[i]);
+}
+
+unsigned long fairq_lock(void *lock)
+{
+	unsigned long irq;
+
+	raw_spin_lock_irqsave((raw_spinlock_t *)lock, irq);
+	return irq;
+}
+
+void fairq_unlock(void *lock, unsigned long irq)
+{
+	raw_spin_unlock_irqrestore((raw_spinlock_t *)lock, irq);
 }
 
 void __noreturn fairq_panicked(const char *text, size_t length)
@@ -41,7 +76,8 @@ void __noreturn fairq_panicked(const char *text, size_t length)
 	BUG();
 }
 
-static int build(struct fairq_queue *fq, u32 tags, struct fairq_engine **engine)
+/* An engine is built in memory that is taken for it as a whole, and that is all of it. */
+static int build(struct fairq_queue *fq, u32 tags, struct fairq_engine **engine, void **memory)
 {
 	struct fairq_wanted wanted = {
 		.scheduler = fq->scheduler,
@@ -53,22 +89,19 @@ static int build(struct fairq_queue *fq, u32 tags, struct fairq_engine **engine)
 		.key_count = fq->key_count,
 	};
 	u64 size = fairq_core_size(wanted.ports, wanted.tags, wanted.flows);
-	void *all;
+	int error;
 
 	if (size > INT_MAX)
 		return -ENOMEM;
-	all = kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
-	if (!all)
+	*memory = fairq_lend(size);
+	if (!*memory)
 		return -ENOMEM;
-	kvfree(all);
-	switch (fairq_core_new(&wanted, engine)) {
-	case 0:
+	error = fairq_core_new(&wanted, engine);
+	fairq_end_lending();
+	if (!error)
 		return 0;
-	case 1:
-		return -EINVAL;
-	default:
-		return -ENOMEM;
-	}
+	kvfree(*memory);
+	return error == 1 ? -EINVAL : -ENOMEM;
 }
 
 static enum hrtimer_restart port_timer(struct hrtimer *timer)
@@ -81,10 +114,28 @@ static enum hrtimer_restart port_timer(struct hrtimer *timer)
 	return HRTIMER_NORESTART;
 }
 
-/* Goes on while there are requests; fairq_keep_ticking() begins it again. */
-static enum hrtimer_restart tick(struct hrtimer *timer)
+static enum hrtimer_restart tick_timer(struct hrtimer *timer)
 {
 	struct fairq_queue *fq = container_of(timer, struct fairq_queue, tick);
+
+	kblockd_schedule_work(&fq->ticker);
+	return HRTIMER_NORESTART;
+}
+
+/*
+ * There is a tick at this time. It also brings back the looks at the groups: the last one may have
+ * been in the moment in which the tick before had not yet seen that there are requests.
+ */
+static void tick_at(struct fairq_queue *fq, u64 at_ns, unsigned int weigh_ms)
+{
+	hrtimer_start(&fq->tick, ns_to_ktime(at_ns), HRTIMER_MODE_ABS);
+	queue_delayed_work(FAIRQ_WORKQUEUE, &fq->weigh, msecs_to_jiffies(weigh_ms));
+}
+
+/* Goes on while there are requests; fairq_keep_ticking() begins it again. */
+static void tick(struct work_struct *work)
+{
+	struct fairq_queue *fq = container_of(work, struct fairq_queue, ticker);
 	struct fairq_wake wake = {};
 	unsigned int live = 0;
 	u64 now_ns = ktime_get_ns();
@@ -102,45 +153,67 @@ static enum hrtimer_restart tick(struct hrtimer *timer)
 	smp_mb();
 	for (i = 0; i < fq->nr_ports; i++)
 		live |= READ_ONCE(fq->ports[i].live);
-	if (!live || xchg(&fq->ticking, true))
-		return HRTIMER_NORESTART;
-	hrtimer_set_expires(timer, ns_to_ktime(max(next_ns, now_ns + TICK_NS)));
-	return HRTIMER_RESTART;
+	if (live && !xchg(&fq->ticking, true))
+		tick_at(fq, max(next_ns, now_ns + TICK_NS), WEIGH_MS);
 }
 
 /* The number of live requests of a port has been written. */
 void fairq_keep_ticking(struct fairq_queue *fq)
 {
 	smp_mb();
-	if (!READ_ONCE(fq->ticking) && !xchg(&fq->ticking, true)) {
-		hrtimer_start(&fq->tick, 0, HRTIMER_MODE_ABS);
-		queue_delayed_work(FAIRQ_WORKQUEUE, &fq->weigh, msecs_to_jiffies(1));
-	}
+	if (!READ_ONCE(fq->ticking) && !xchg(&fq->ticking, true))
+		tick_at(fq, 0, 1);
 }
 
-/* As long as the ticks go on, which is where it begins again. */
+/* Goes on as long as the ticks do. */
 static void weigh(struct work_struct *work)
 {
 	struct fairq_queue *fq = container_of(work, struct fairq_queue, weigh.work);
 
 	fairq_weigh(fq);
 	if (READ_ONCE(fq->ticking))
-		queue_delayed_work(FAIRQ_WORKQUEUE, &fq->weigh, msecs_to_jiffies(100));
+		queue_delayed_work(FAIRQ_WORKQUEUE, &fq->weigh, msecs_to_jiffies(WEIGH_MS));
 }
 
+/*
+ * No timer and no work begins from here on, and none runs. Work sets timers, so it goes first; what
+ * queues it in the meantime, as a cgroup that goes, finds it disabled. A port's timer may set those
+ * of other ports, under their locks, so each of them is stopped before it is cancelled. No request
+ * is live, so none sets them either.
+ */
 static void stop_timers(struct fairq_queue *fq)
 {
+	unsigned long irq;
 	u32 i;
 
-	/* No request is live, so neither begins again. */
-	for (i = 0; i < fq->nr_ports; i++)
+	disable_work_sync(&fq->work);
+	disable_work_sync(&fq->ticker);
+	disable_delayed_work_sync(&fq->weigh);
+	for (i = 0; i < fq->nr_ports; i++) {
+		spin_lock_irqsave(&fq->ports[i].lock, irq);
+		fq->ports[i].is_stopped = true;
+		spin_unlock_irqrestore(&fq->ports[i].lock, irq);
 		hrtimer_cancel(&fq->ports[i].timer);
+	}
 	hrtimer_cancel(&fq->tick);
 	fq->ticking = false;
-	cancel_work_sync(&fq->work);
-	cancel_delayed_work_sync(&fq->weigh);
-	hrtimer_cancel(&fq->tick);
-	fq->ticking = false;
+}
+
+/* Timers and work begin again, that which was queued in the meantime at once. */
+static void allow_timers(struct fairq_queue *fq)
+{
+	unsigned long irq;
+	u32 i;
+
+	for (i = 0; i < fq->nr_ports; i++) {
+		spin_lock_irqsave(&fq->ports[i].lock, irq);
+		fq->ports[i].is_stopped = false;
+		spin_unlock_irqrestore(&fq->ports[i].lock, irq);
+	}
+	enable_work(&fq->work);
+	enable_work(&fq->ticker);
+	enable_delayed_work(&fq->weigh);
+	kblockd_schedule_work(&fq->work);
 }
 
 /* No request is live. */
@@ -160,43 +233,48 @@ void fairq_hear_all(struct fairq_queue *fq)
 static int start(struct fairq_queue *fq, u32 depth)
 {
 	u32 contexts = DIV_ROUND_UP(fq->q->nr_hw_queues, fq->nr_ports);
-	struct fairq_engine *engine, *old = fq->engine;
-	struct fairq_slot *slots;
-	u32 tags, turn, i, *turns;
+	struct fairq_slot *slots, *old_slots;
+	void *memory, *old_memory;
+	struct fairq_engine *engine;
+	u32 tags, turn, i, *turns, *old_turns;
 	int error;
 
 	if (check_mul_overflow(depth, contexts, &tags))
 		return -EINVAL;
 	slots = kvcalloc(fq->nr_ports, array_size(tags, sizeof(*slots)), GFP_KERNEL);
 	turns = kvcalloc(fq->nr_ports, array_size(tags, sizeof(*turns)), GFP_KERNEL);
-	error = slots && turns ? build(fq, tags, &engine) : -ENOMEM;
+	error = slots && turns ? build(fq, tags, &engine, &memory) : -ENOMEM;
 	if (error) {
 		kvfree(slots);
 		kvfree(turns);
 		return error;
 	}
+	for (turn = 0; turn < fq->nr_ports * tags; turn++)
+		turns[turn] = turn % tags;
 	fairq_hear_all(fq);
 	stop_timers(fq);
-	kvfree(fq->ports[0].slots);
-	kvfree(fq->ports[0].turns);
+	old_slots = fq->ports[0].slots;
+	old_turns = fq->ports[0].turns;
+	old_memory = fq->memory;
+	/* A cgroup that goes at the same time takes its flow from the one or from the other. */
+	spin_lock_irq(&fq->q->queue_lock);
 	for (i = 0; i < fq->nr_ports; i++) {
 		fq->ports[i].slots = slots + (size_t)i * tags;
 		fq->ports[i].turns = turns + (size_t)i * tags;
-		for (turn = 0; turn < tags; turn++)
-			fq->ports[i].turns[turn] = turn;
 	}
-	local_irq_disable();
-	fq->root = fairq_core_root(engine);
-	local_irq_enable();
-	spin_lock_irq(&fq->q->queue_lock);
 	fq->engine = engine;
+	fq->memory = memory;
+	fq->root = fairq_core_root(engine);
+	fq->builds++;
 	fq->depth = depth;
 	fq->tags = tags;
-	if (old)
-		fairq_readd_groups(fq);
 	spin_unlock_irq(&fq->q->queue_lock);
-	if (old)
-		fairq_core_free(old);
+	kvfree(old_slots);
+	kvfree(old_turns);
+	kvfree(old_memory);
+	if (old_memory)
+		fairq_add_flows(fq);
+	allow_timers(fq);
 	return 0;
 }
 
@@ -219,7 +297,7 @@ int fairq_start(struct fairq_queue *fq, u32 depth)
 void fairq_stop(struct fairq_queue *fq)
 {
 	stop_timers(fq);
-	fairq_core_free(fq->engine);
+	kvfree(fq->memory);
 	kvfree(fq->ports[0].slots);
 	kvfree(fq->ports[0].turns);
 }
@@ -229,7 +307,8 @@ void fairq_init_timers(struct fairq_queue *fq)
 	u32 i;
 
 	INIT_DELAYED_WORK(&fq->weigh, weigh);
-	hrtimer_setup(&fq->tick, tick, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
+	INIT_WORK(&fq->ticker, tick);
+	hrtimer_setup(&fq->tick, tick_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
 	for (i = 0; i < fq->nr_ports; i++)
 		hrtimer_setup(&fq->ports[i].timer, port_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
 }

@@ -4,6 +4,10 @@
  *
  * Locks, from the outside in: q->queue_lock, the cgroup's lock, a port's lock, fq->merging. Interrupts are off in all.
  * blk_mq_run_hw_queue() takes q->queue_lock, so it is called without any of them.
+ *
+ * Timers and work: a port's timer and fq->work ask ports; fq->tick only queues fq->ticker, in which the scheduler
+ * searches and fits, so that no interrupt waits for that; fq->weigh looks at the groups. Those that requests wait for
+ * are kblockd's, which does not wait for memory.
  */
 #ifndef FAIRQ_H
 #define FAIRQ_H
@@ -13,6 +17,7 @@
 #include <linux/hrtimer.h>
 #include <linux/llist.h>
 #include <linux/mutex.h>
+#include <linux/percpu.h>
 #include <linux/workqueue.h>
 
 #include "core.h"
@@ -79,8 +84,9 @@ struct fairq_port {
 	u32 latest;
 	/* Requests that have ended, of which the scheduler does not know yet; added to without the lock. */
 	struct llist_head ended;
-	/* For FAIRQ_WAIT. */
+	/* For FAIRQ_WAIT; not started any more once it is stopped. Under the lock. */
 	struct hrtimer timer;
+	bool is_stopped;
 } ____cacheline_aligned_in_smp;
 
 /* What a hardware context keeps: requests that may go, chosen by another one of its port or without the scheduler. */
@@ -94,13 +100,21 @@ struct fairq_hctx {
 	u32 tags;
 };
 
+/* Whose bio a task is about to get a tag for: what it tried to merge last on this CPU. */
+struct fairq_asker {
+	const struct task_struct *task;
+	u64 flow;
+};
+
 /* A queue whose elevator is ours. */
 struct fairq_queue {
 	struct request_queue *q;
 	/* Its number. */
 	u32 scheduler;
-	/* Replaced under q->queue_lock while no request is live. */
+	/* Replaced under q->queue_lock while no request is live; where it is, and how many there have been. */
 	struct fairq_engine *engine;
+	void *memory;
+	u64 builds;
 	/* Held while it is replaced. */
 	struct mutex building;
 	/* What was written to knobs; under the elevator's lock for sysfs. */
@@ -113,16 +127,22 @@ struct fairq_queue {
 	u32 tags;
 	u32 slots;
 	struct fairq_port *ports;
+	struct fairq_asker __percpu *askers;
 	/* Ports that wait. */
 	atomic_t waiting;
 	/* For q->last_merge, in which the block layer is told what to merge into. */
 	spinlock_t merging;
 	struct hrtimer tick;
+	struct work_struct ticker;
 	bool ticking;
 	/* Ports to ask where no lock is held: see fairq_ask_later(). */
 	unsigned long later[BITS_TO_LONGS(FAIRQ_PORTS)];
 	struct work_struct work;
 	struct delayed_work weigh;
+	/* All groups, parents before children; under q->queue_lock. */
+	struct list_head groups;
+	/* A group that comes now gets its flow at once. Under q->queue_lock. */
+	bool is_started;
 	/* When it was last found out what each cgroup receives. Under q->queue_lock. */
 	u64 received_ns;
 };
@@ -186,6 +206,12 @@ int fairq_register_elevators(void);
 void fairq_unregister_elevators(void);
 
 /* engine.c */
+/*
+ * Takes memory and lends it to the schedulers' functions that need some, until fairq_end_lending(). The caller frees it
+ * by kvfree(). NULL: there is none.
+ */
+void *fairq_lend(size_t size);
+void fairq_end_lending(void);
 /* For so many tags of each hardware context; 0: as many as there are. No request is live. */
 int fairq_start(struct fairq_queue *fq, u32 depth);
 void fairq_stop(struct fairq_queue *fq);
@@ -200,7 +226,7 @@ int fairq_register_groups(void);
 void fairq_unregister_groups(void);
 int fairq_activate_groups(struct fairq_queue *fq);
 void fairq_deactivate_groups(struct fairq_queue *fq);
-/* The flow to charge for a request, and its cgroup, which is kept until fairq_count(); of the task that asks for one. */
+/* The flow to charge for a request, and its cgroup, which is kept until fairq_count(). */
 u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq, struct blkcg_gq **blkg);
 /* The request has ended: counts it for its cgroup, and lets go of that. */
 void fairq_count(struct fairq_slot *slot, u64 served_ns);
@@ -208,10 +234,12 @@ void fairq_count(struct fairq_slot *slot, u64 served_ns);
 void fairq_let_go(struct fairq_slot *slot);
 /* Which cgroup that is, as a number. */
 u64 fairq_cgroup_id(struct blkcg_gq *blkg);
+/* The flows of a bio's cgroup and of the task's. */
+u64 fairq_flow_of_bio(struct fairq_queue *fq, struct bio *bio);
 u64 fairq_flow_of_current(struct fairq_queue *fq);
 /* Tells the scheduler each cgroup's part of the whole; ten times a second while there are requests. */
 void fairq_weigh(struct fairq_queue *fq);
-/* Gives all groups a flow in a new engine; under q->queue_lock. */
-void fairq_readd_groups(struct fairq_queue *fq);
+/* Gives the groups that have none a flow, as far as there are any. */
+void fairq_add_flows(struct fairq_queue *fq);
 
 #endif

@@ -82,8 +82,9 @@ static void trace_decision(struct fairq_queue *fq, struct fairq_port *port, cons
 /* Has the port asked at this time. To set a timer costs as much as to send a request, so one that is early enough stays. */
 static void ask_at(struct fairq_port *port, u64 until_ns)
 {
-	if (!hrtimer_is_queued(&port->timer) ||
-	    ktime_to_ns(hrtimer_get_expires(&port->timer)) > (s64)until_ns)
+	if (!port->is_stopped &&
+	    (!hrtimer_is_queued(&port->timer) ||
+	     ktime_to_ns(hrtimer_get_expires(&port->timer)) > (s64)until_ns))
 		hrtimer_start(&port->timer, ns_to_ktime(until_ns), HRTIMER_MODE_ABS);
 }
 
@@ -334,6 +335,8 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	LIST_HEAD(merged);
 	unsigned long irq;
 
+	/* All of them may have ended before this returns: the scheduler stays until then. */
+	percpu_ref_get(&fq->q->q_usage_counter);
 	spin_lock_irqsave(&port->lock, irq);
 	/* Their tags may be those of what comes now. */
 	fairq_hear_ends(port, &wake);
@@ -372,6 +375,7 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	 */
 	if (runs && fairq_has_work(hctx))
 		blk_mq_run_hw_queue(hctx, false);
+	percpu_ref_put(&fq->q->q_usage_counter);
 }
 
 static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
@@ -465,6 +469,33 @@ static void fairq_requeue_request(struct request *rq)
 		fairq_set_place(rq, FAIRQ_PUT_BACK);
 }
 
+/* Tags are short, and a task is about to ask for one: whose its bio is. Writeback is another cgroup's than the task. */
+static void note_asker(struct fairq_queue *fq, struct bio *bio)
+{
+	struct fairq_asker *asker = get_cpu_ptr(fq->askers);
+
+	*asker = (struct fairq_asker) { .task = current, .flow = fairq_flow_of_bio(fq, bio) };
+	put_cpu_ptr(fq->askers);
+}
+
+/* The task's own cgroup where it has tried nothing to merge, or has come to another CPU since. */
+static u64 flow_of_asker(struct fairq_queue *fq)
+{
+	struct fairq_asker *asker = get_cpu_ptr(fq->askers);
+	u64 flow = asker->flow;
+	bool is_own = asker->task == current;
+
+	asker->task = NULL;
+	put_cpu_ptr(fq->askers);
+	return is_own ? flow : fairq_flow_of_current(fq);
+}
+
+/* A cgroup may have half of a port's tags whatever the others do. */
+static bool is_short(struct fairq_queue *fq, struct fairq_port *port)
+{
+	return READ_ONCE(port->live) >= fq->tags / 2;
+}
+
 static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned int nr_segs)
 {
 	struct fairq_queue *fq = q->elevator->elevator_data;
@@ -477,6 +508,8 @@ static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned i
 	LIST_HEAD(free);
 	u64 now_ns;
 
+	if (is_short(fq, port))
+		note_asker(fq, bio);
 	if (!READ_ONCE(port->held))
 		return false;
 	now_ns = ktime_get_ns();
@@ -502,10 +535,10 @@ static void fairq_limit_depth(blk_opf_t opf, struct blk_mq_alloc_data *data)
 	unsigned long irq;
 	u64 flow;
 
-	/* It may have half of them whatever the others do. */
-	if (READ_ONCE(port->live) < fq->tags / 2)
+	fairq_limit_async(data, opf);
+	if (!is_short(fq, port))
 		return;
-	flow = fairq_flow_of_current(fq);
+	flow = flow_of_asker(fq);
 	spin_lock_irqsave(&port->lock, irq);
 	if (!fairq_core_admits(fq->engine, port->index, flow))
 		data->shallow_depth = 1;
@@ -584,7 +617,7 @@ void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake)
 		}
 	}
 	if (any)
-		schedule_work(&fq->work);
+		kblockd_schedule_work(&fq->work);
 }
 
 /* How many requests the device works on at a time, as far as its driver says; at most 64. */
@@ -597,6 +630,13 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 	if (set->nr_maps > HCTX_TYPE_POLL && set->map[HCTX_TYPE_POLL].nr_queues < queues)
 		queues -= set->map[HCTX_TYPE_POLL].nr_queues;
 	return min_t(u32, places * queues, 64);
+}
+
+static void free_queue(struct fairq_queue *fq)
+{
+	free_percpu(fq->askers);
+	kvfree(fq->ports);
+	kfree(fq);
 }
 
 int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 scheduler)
@@ -614,10 +654,12 @@ int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 sc
 	fq->slots = places(q->tag_set, q->nr_hw_queues);
 	mutex_init(&fq->building);
 	spin_lock_init(&fq->merging);
+	INIT_LIST_HEAD(&fq->groups);
 	INIT_WORK(&fq->work, ask);
 	fq->ports = kvcalloc(fq->nr_ports, sizeof(*fq->ports), GFP_KERNEL);
-	if (!fq->ports)
-		goto no_ports;
+	fq->askers = alloc_percpu(struct fairq_asker);
+	if (!fq->ports || !fq->askers)
+		goto no_engine;
 	for (i = 0; i < fq->nr_ports; i++) {
 		spin_lock_init(&fq->ports[i].lock);
 		for (class = 0; class < FAIRQ_CLASSES; class++)
@@ -635,6 +677,7 @@ int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 sc
 	if (error)
 		goto no_groups;
 	blk_queue_flag_clear(QUEUE_FLAG_SQ_SCHED, q);
+	fairq_begin_async_depth(q);
 	return 0;
 
 no_groups:
@@ -642,9 +685,7 @@ no_groups:
 	eq->elevator_data = NULL;
 	fairq_stop(fq);
 no_engine:
-	kvfree(fq->ports);
-no_ports:
-	kfree(fq);
+	free_queue(fq);
 	return error;
 }
 
@@ -658,8 +699,7 @@ void fairq_queue_stop(struct elevator_queue *eq)
 	eq->elevator_data = NULL;
 	spin_unlock_irq(&fq->q->queue_lock);
 	fairq_stop(fq);
-	kvfree(fq->ports);
-	kfree(fq);
+	free_queue(fq);
 }
 
 #if FAIRQ_ELEVATOR_IS_GIVEN

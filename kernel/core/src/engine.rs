@@ -12,7 +12,9 @@ use fairq_core::mqfq::Anticipating;
 use fairq_core::registry::{self, Entry, Error, Keys, Shape};
 use fairq_core::serial::entry::{Alone, Limited};
 use fairq_core::sfqd::SfqdScheduler;
-use fairq_core::{ConfigError, FlowId, Native, Policy, Topology, Weight, kyber_fair, mqfq};
+use fairq_core::{ConfigError, FlowId, Policy, Topology, Weight, kyber_fair, mqfq};
+
+use crate::linux::Linux;
 
 /// A scheduler of one type, with its ports.
 pub(crate) struct Made<L: Policy> {
@@ -55,20 +57,20 @@ impl From<Error> for Refused {
 /// Not part of its caller, which has one for each entry: the stack is the kernel's, 16 KiB for all
 /// that is called.
 #[inline(never)]
-fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Native>>>, Refused> {
-    let (policy, ports) = registry::bare::<E, Native>(keys, shape)?;
+fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Linux>>>, Refused> {
+    let (policy, ports) = registry::bare::<E, Linux>(keys, shape)?;
     let root = policy.add_flow(Weight::DEFAULT).map_err(|_| Refused::Keys)?;
     let ports = ports.into_iter().map(UnsafeCell::new).collect();
     Ok(Box::new(Made { policy, ports, root }))
 }
 
 /// What policies are of one type, so that their verbs are compiled once.
-type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Native>;
+type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Linux>;
 
 /// A scheduler that is chosen while the module runs.
 pub(crate) enum Engine {
-    Mqfq(Box<Made<<mqfq::Entry<Anticipating> as Entry>::Policy<Native>>>),
-    KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Native>>>),
+    Mqfq(Box<Made<<mqfq::Entry<Anticipating> as Entry>::Policy<Linux>>>),
+    KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Linux>>>),
     Serial(Box<Made<Serial>>),
 }
 
@@ -135,6 +137,7 @@ impl Scheduler {
 
     /// The knobs with the values that these keys give them, in an order that is always the same.
     /// Left out is what the block layer does itself (merging), and what only experiments want.
+    #[inline(never)]
     pub(crate) fn knobs(&self, keys: Keys<'_>, shape: &Shape) -> registry::Values {
         let Some(policy) = registry::find(self.policy) else { return Vec::new() };
         let keys = self.with_usual(keys, shape);
@@ -166,6 +169,9 @@ pub(crate) struct Handle(u64);
 const _: () = assert!(size_of::<FlowId>() == size_of::<u64>());
 
 impl Handle {
+    /// No flow's.
+    pub(crate) const NONE: Handle = Handle(u64::MAX);
+
     pub(crate) fn of(flow: FlowId) -> Handle {
         // SAFETY: a flow's name is two numbers of 32 bits without anything between or behind them.
         Handle(unsafe { core::mem::transmute::<FlowId, u64>(flow) })

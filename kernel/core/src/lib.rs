@@ -3,11 +3,12 @@
 //! `module/core.h` declares what is here; the two are changed together.
 //!
 //! **What C owes.** Each port has a lock that C holds with interrupts off around every function
-//! that takes a port. The other functions of an engine take spin locks that verbs take, too: C has
-//! interrupts off around those as well. `fairq_core_new` and `fairq_core_free` may sleep, and are
-//! called while nothing else uses the engine.
+//! that takes a port. The locks inside are the kernel's and switch interrupts off themselves.
+//! `fairq_core_new` may sleep.
 //!
 //! **What is given.** Outside of `table`, no function but `fairq_core_new` allocates or can panic.
+//! Memory is what C has lent (`fairq_core_lend`). That which an engine was built in is the engine's:
+//! C frees it when nothing uses the engine any longer, and there is nothing else to do.
 #![no_std]
 
 extern crate alloc;
@@ -135,16 +136,6 @@ unsafe extern "C" fn fairq_core_new(wanted: &Wanted, engine: &mut *mut Engine) -
         Err(Refused::Keys) => 1,
         Err(Refused::Memory) => 2,
     }
-}
-
-/// Ends a scheduler.
-///
-/// # Safety
-/// It came from `fairq_core_new`, and nothing uses it any longer.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fairq_core_free(engine: *mut Engine) {
-    // SAFETY: the caller's promise.
-    drop(unsafe { Box::from_raw(engine) });
 }
 
 /// Takes a request. 0: it is staged; 1: it goes at once; less: it is refused.
@@ -345,11 +336,31 @@ extern "C" fn fairq_core_add_flow(engine: &Engine, of_256ths: u32, flow: &mut Ha
     added.map(|added| *flow = Handle::of(added)).is_ok()
 }
 
-/// Changes a flow's weight, in 256ths.
+/// A flow, and what its weight is to be, in 256ths.
+#[repr(C)]
+struct Weighed {
+    flow: Handle,
+    of_256ths: u32,
+}
+
+/// The most weights that are changed at once; `FAIRQ_WEIGHTS` in `module/core.h`.
+const WEIGHTS: usize = 32;
+
+/// Changes the weights of flows, of at most [`WEIGHTS`].
+///
+/// # Safety
+/// There are as many as it says.
 #[unsafe(no_mangle)]
-extern "C" fn fairq_core_set_weight(engine: &Engine, flow: Handle, of_256ths: u32) {
-    // As a layer that computes weights: what is measured of the flow goes on.
-    with!(engine, made => made.policy.set_weights(&[(flow.flow(), weight(of_256ths))]));
+unsafe extern "C" fn fairq_core_set_weights(engine: &Engine, weighed: *const Weighed, count: u32) {
+    // SAFETY: the caller's promise.
+    let weighed = unsafe { core::slice::from_raw_parts(weighed, count as usize) };
+    let mut weights = [(Handle::NONE.flow(), Weight::DEFAULT); WEIGHTS];
+    for (to, from) in weights.iter_mut().zip(weighed) {
+        *to = (from.flow.flow(), weight(from.of_256ths));
+    }
+    let weights = &weights[..weighed.len().min(WEIGHTS)];
+    // As a layer that computes weights: what is measured of the flows goes on.
+    with!(engine, made => made.policy.set_weights(weights));
 }
 
 /// Removes a flow. What it has staged is still served.

@@ -85,10 +85,12 @@ fn knob(scheduler: &Scheduler, number: u32) -> Option<Knob> {
     scheduler.knobs(&[], &usual()).get(number as usize).map(|(knob, _)| *knob)
 }
 
-/// The keys that C gives, by their names.
+/// The keys that C gives, by their names. Not part of its caller, which builds a scheduler after
+/// that, on what is left of the stack.
 ///
 /// # Safety
 /// `keys` points to `count` keys.
+#[inline(never)]
 pub(crate) unsafe fn keys(
     scheduler: &Scheduler,
     keys: *const Key,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use fairq_config::refusal::Refusal;
@@ -367,7 +368,7 @@ impl Machine {
             ))
             .into());
         }
-        match fs::write(&file, value) {
+        match again_if_busy(|| fs::write(&file, value)) {
             Ok(()) => Ok(()),
             // The kernel refuses a value by EINVAL: the file itself says what it would take.
             Err(error) if error.kind() == ErrorKind::InvalidInput && key == "scheduler" => {
@@ -387,6 +388,20 @@ impl Machine {
             Err(error) => Err(error).with_context(|| denied(&file, value)),
         }
     }
+}
+
+/// The kernel refuses a write to a queue's file by EBUSY while another one changes the same queue,
+/// which takes it some milliseconds; so a write is tried for two seconds.
+fn again_if_busy(mut write: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
+    for _ in 0..100 {
+        match write() {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            other => return other,
+        }
+    }
+    write()
 }
 
 fn not_ours(drive: &Drive) -> Refusal {
@@ -484,6 +499,19 @@ pub(super) mod tests {
             let error = set(device, &[value]).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn a_queue_that_another_write_changes_is_written_to_again() {
+        let mut refusals = [ErrorKind::ResourceBusy, ErrorKind::ResourceBusy].into_iter();
+        again_if_busy(|| refusals.next().map_or(Ok(()), |kind| Err(kind.into()))).unwrap();
+        assert_eq!(refusals.next(), None);
+        let mut calls = 0;
+        let denied = again_if_busy(|| {
+            calls += 1;
+            Err(ErrorKind::PermissionDenied.into())
+        });
+        assert_eq!((denied.unwrap_err().kind(), calls), (ErrorKind::PermissionDenied, 1));
     }
 
     #[test]

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* What group.c and files.c share: cgroups, and what they have on a queue. After block/blk-cgroup.h. */
+#ifndef FAIRQ_GROUP_H
+#define FAIRQ_GROUP_H
+
+#include "fairq.h"
+
+#define LEAST_WEIGHT 1
+#define MOST_WEIGHT 10000
+#define USUAL_WEIGHT 100
+/* How many looks a cgroup counts as sending after its last request. */
+#define SILENT 5
+/* The whole, which a cgroup alone has: the largest weight there is, in 256ths. */
+#define WHOLE ((u64)MOST_WEIGHT << 8)
+/* How long it is counted what each one receives. */
+#define RECEIVED_NS NSEC_PER_SEC
+/* Not known after such a pause; the looks stop with the requests, and come late on a busy machine. */
+#define STALE_NS (5 * RECEIVED_NS)
+
+/* A cgroup. */
+struct fairq_cgroup {
+	struct blkcg_policy_data cpd;
+	u32 weight;
+};
+
+/* What a cgroup has had from a drive, on one CPU; by FAIRQ_READ, FAIRQ_WRITE and all others. */
+struct fairq_counts {
+	u64 requests[3];
+	u64 bytes[3];
+	u64 waited_ns;
+	u64 served_ns;
+	u64 throttled;
+};
+
+/* A cgroup on a queue. */
+struct fairq_group {
+	struct blkg_policy_data pd;
+	/* Among those of its queue; under q->queue_lock. */
+	struct list_head entry;
+	/* Which of the queue's engines has the flow; 0: none. Written under q->queue_lock. */
+	u64 build;
+	u64 flow;
+	/* On this drive; 0: the cgroup's. */
+	u32 weight;
+	/* It has sent a request since the last look; for how many looks it has not. */
+	bool sent;
+	u8 silent;
+	/* What the scheduler was told last, in 256ths. */
+	u32 told;
+	struct fairq_counts __percpu *counts;
+	/* It has had something since receive() looked; its bytes by then, and since the look before. */
+	bool counted;
+	u64 had;
+	u64 more;
+	/* Its part of what all have had, in 10,000ths. */
+	u32 received;
+	/* The weights of its children that send, and its own if it sends and has such; its part. */
+	u64 sum;
+	u64 part;
+	/* The sum of the look that is under way. */
+	u64 summing;
+};
+
+extern struct blkcg_policy fairq_policy;
+
+static inline struct fairq_cgroup *cgroup_of(struct blkcg *blkcg)
+{
+	return container_of(blkcg_to_cpd(blkcg, &fairq_policy), struct fairq_cgroup, cpd);
+}
+
+static inline struct fairq_group *group_of(struct blkcg_gq *blkg)
+{
+	struct blkg_policy_data *pd = blkg_to_pd(blkg, &fairq_policy);
+
+	return pd ? container_of(pd, struct fairq_group, pd) : NULL;
+}
+
+/* The scheduler that there is now has a flow for it. Under q->queue_lock, or while a request is live. */
+static inline bool has_flow(struct fairq_queue *fq, const struct fairq_group *group)
+{
+	return smp_load_acquire(&group->build) == fq->builds;
+}
+
+/* The files of a cgroup. */
+extern struct cftype fairq_files[];
+
+#endif
