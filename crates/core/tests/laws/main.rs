@@ -260,17 +260,32 @@ macro_rules! laws {
 
 const T: [u64; 3] = [0, 16_384, 46_080];
 
+/// The laboratory's variants of MQFQ: rows of all its laws (`tests/long laws`), and of those that
+/// hold a variant's own structures. Their order of requests is `mqfq`'s, and so are their shares.
+macro_rules! variants_of_mqfq {
+    ($($laws:ident)*) => {
+        laws! {
+            mqfq_array_scan: MqfqSubject::ArrayScan, T => $($laws)*;
+            mqfq_atomic_counter: MqfqSubject::AtomicCounter, T => $($laws)*;
+            mqfq_scalable_bitmap: MqfqSubject::ScalableBitmap, T => $($laws)*;
+            mqfq_polling: MqfqSubject::Polling, T => $($laws)*;
+            mqfq_serial: MqfqSubject::Serial, T => $($laws)*;
+            /// Where a port's path is all of the tree, nothing lies elsewhere.
+            mqfq_on_path: MqfqRead::<OnPath>::new(MqfqSubject::Paper), T => $($laws)*;
+        }
+    };
+}
+#[cfg(feature = "long")]
+variants_of_mqfq!(scale all_of_mqfq);
+#[cfg(not(feature = "long"))]
+variants_of_mqfq!(requests slots virtual_time work_conserving bounded_unfairness taking_back_all order_of_sfq);
+
 laws! {
     /// It stages nothing and promises no fairness.
     none: None, [0] => requests absence work_conserving taking_back crowds;
     sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
         taking_back_all all_of_crowds;
     mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds;
-    mqfq_array_scan: MqfqSubject::ArrayScan, T => scale all_of_mqfq;
-    mqfq_atomic_counter: MqfqSubject::AtomicCounter, T => scale all_of_mqfq;
-    mqfq_scalable_bitmap: MqfqSubject::ScalableBitmap, T => scale all_of_mqfq;
-    mqfq_polling: MqfqSubject::Polling, T => scale all_of_mqfq;
-    mqfq_serial: MqfqSubject::Serial, T => scale all_of_mqfq;
     mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots;
     mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => scale all_of_mqfq;
     mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
@@ -278,8 +293,6 @@ laws! {
     /// Without virtual time only slots are kept, which is what it is measured for.
     mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests slots absence
         work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
-    /// Where a port's path is all of the tree, nothing lies elsewhere.
-    mqfq_on_path: MqfqRead::<OnPath>::new(MqfqSubject::Paper), T => scale all_of_mqfq;
     /// Where it is not, tokens may lie where a port that waits does not look: for ever, if the
     /// ports below them send nothing more or are throttled, since a request that waits holds
     /// virtual time back. So it owes neither that all is served nor that the device has work. What

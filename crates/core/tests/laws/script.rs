@@ -247,7 +247,7 @@ pub(crate) fn for_all(
     let times = Config::default().cases;
     let cases = (cases * times / 256).max(1);
     // What is large takes long to make smaller.
-    let max_shrink_iters = 20_000 / kind.flows.1 as u32;
+    let max_shrink_iters = 2_000 / kind.flows.1 as u32;
     let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
     let mut seed = [7; 32];
     if let Some(given) =
