@@ -42,7 +42,8 @@ static struct request requests[MOST_CONTEXTS][MOST_TAGS];
 enum { FREE, TAKEN, INSERTED, SENT, ENDED };
 static u32 depth, room, on_drive, inserted, ended, merged;
 static struct blkcg_gq *cgroups[FLOWS];
-static bool is_frozen, is_quiesced, is_over;
+/* Of these, one who changes the scheduler has the elevator's lock for sysfs. */
+static bool is_frozen, is_quiesced, is_changing, is_over;
 /* Who is between a look at is_quiesced and what follows from it. */
 static u32 dispatching;
 static struct list_head put_back;
@@ -521,11 +522,7 @@ static void tune(void)
 }
 
 /* The administrator: the queue stands still for a moment; D changes, and the scheduler. */
-static bool administrator_has(struct runner *self)
-{
-	(void)self;
-	return fq && !chance(500);
-}
+static bool administrator_has(struct runner *self) { (void)self; return !is_changing && !chance(500); }
 
 static void administrator(struct runner *self)
 {
@@ -533,6 +530,7 @@ static void administrator(struct runner *self)
 	for (;;) {
 		u32 i, steps = chance(200), what = chance(10);
 
+		is_changing = true;
 		if (what < 4) {
 			is_quiesced = true;
 			for (i = 0; i < steps; i++)
@@ -552,14 +550,19 @@ static void administrator(struct runner *self)
 			}
 			unfreeze();
 		}
+		is_changing = false;
 		idle();
 	}
 }
+
+static bool is_unchanged(struct runner *self) { (void)self; return !is_changing; }
 
 /* At the end. */
 static void ender(struct runner *self)
 {
 	(void)self;
+	wait_until(is_unchanged);
+	is_changing = true;
 	freeze();
 	end_scheduler();
 	is_over = true;
@@ -567,13 +570,8 @@ static void ender(struct runner *self)
 
 static bool always(struct runner *self) { (void)self; return true; }
 
-/* Who manages cgroups: weights change, and cgroups go and come. */
-static bool manager_has(struct runner *self)
-{
-	(void)self;
-	/* Those that go while the scheduler changes are what it must bear. */
-	return !chance(is_frozen ? 20 : 400);
-}
+/* Who manages cgroups: weights change, and cgroups go and come, most of them while the scheduler changes. */
+static bool manager_has(struct runner *self) { (void)self; return !chance(is_frozen ? 20 : 400); }
 
 static void manager(struct runner *self)
 {
@@ -624,7 +622,7 @@ static void start(void)
 
 	memset(requests, 0, sizeof(requests));
 	bio_count = on_drive = inserted = ended = dispatching = 0;
-	is_frozen = is_quiesced = is_over = false;
+	is_frozen = is_quiesced = is_changing = is_over = false;
 	is_small = !chance(4);
 	is_closed = is_small || chance(2);
 	slow = is_small || chance(2) ? 100 : 1;
