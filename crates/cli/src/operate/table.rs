@@ -1,8 +1,8 @@
 //! The methods of the control socket: each is defined here, once.
 //!
-//! An entry of [`METHODS`] has a method's name, its parameters and what runs it. The rest is derived
-//! from it: the refusal of calls that do not fit, `rpc.discover`, the log, and which answers are
-//! kept for viewers. A command line of `fairq ctl` is a variant of
+//! An entry of [`METHODS`] has a method's name, its parameters and what runs it. The rest is
+//! derived from it: the refusal of calls that do not fit, `rpc.discover`, the log, and which
+//! answers are kept for viewers. A command line of `fairq ctl` is a variant of
 //! [`CtlCommand`](crate::args::CtlCommand) whose fields are the parameters, and a test holds each
 //! against this table.
 

@@ -62,8 +62,8 @@ fn caps_are_kept_changed_shown_and_read_again() {
     client.wait().unwrap();
 }
 
-/// The next policy gets what waits for a cap, and the cap as it is: nobody waits for the tenant, and
-/// the tenant has no more than the cap allows.
+/// The next policy gets what waits for a cap, and the cap as it is: nobody waits for the tenant,
+/// and the tenant has no more than the cap allows.
 #[test]
 fn a_policy_change_does_not_wait_for_caps_and_gives_no_new_burst() {
     let config = CONFIG.replace("weight = 300", "weight = 300\nmax-iops = 1\nburst = 4");

@@ -3,8 +3,8 @@
 //!
 //! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no
 //! shard holds a request of the old one any more; requests that wait for caps do not hold that up,
-//! they move, and so does what was taken from the caps. Until then both are ticked, and what is changed
-//! meanwhile is changed in the new one: no request is admitted to the old one. Flows keep
+//! they move, and so does what was taken from the caps. Until then both are ticked, and what is
+//! changed meanwhile is changed in the new one: no request is admitted to the old one. Flows keep
 //! their names, so that connections, statistics and the list of tenants need not hear of it.
 
 use std::sync::Arc;

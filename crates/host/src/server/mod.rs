@@ -2,8 +2,8 @@
 //!
 //! One thread, beside the shards, runs a small async runtime: it accepts connections, performs
 //! their handshakes (so that a flood of them, or a slow TLS client, never holds up a shard), hands
-//! each to the shard with the fewest of its tenant, calls the policy's `tick`, asks the shards for their
-//! statistics once a second, and does what the control socket asks for.
+//! each to the shard with the fewest of its tenant, calls the policy's `tick`, asks the shards for
+//! their statistics once a second, and does what the control socket asks for.
 //!
 //! **Changes.** Whatever changes the running server is an [`Admin`]'s method, called by the
 //! [`Operator`] in this thread, one after the other; the shards learn of it by messages. No
@@ -11,8 +11,8 @@
 //!
 //! **The end.** SIGTERM or SIGINT: no more connections, no more requests; what is in flight is
 //! finished, answered and put on stable storage; then [`serve`] returns. Clients that do not take
-//! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at once. A server
-//! that drains ends in the same way when its last client has gone.
+//! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at
+//! once. A server that drains ends in the same way when its last client has gone.
 
 use std::io;
 use std::path::PathBuf;

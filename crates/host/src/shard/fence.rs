@@ -7,10 +7,10 @@
 //! **Model.** Each tenant has a fence, which all shards and front ends share. A front end has a
 //! [`Client`] for each of its clients. When that ends ([`Client::end`]), it gets the next number of
 //! its tenant, and the front end leaves those of its requests in the fence that change data
-//! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) as long as the fence
-//! has one that it overlaps, of a client with a lower number; a client that has not ended counts as
-//! the last. So no two clients wait for each other. A flush overlaps everything. So does the part
-//! of a client's stream that is not yet read: what is in it is not known.
+//! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) as long as the
+//! fence has one that it overlaps, of a client with a lower number; a client that has not ended
+//! counts as the last. So no two clients wait for each other. A flush overlaps everything. So does
+//! the part of a client's stream that is not yet read: what is in it is not known.
 //!
 //! **Example.** a sends a write of block 7, which waits for a cap, and disconnects. b connects,
 //! possibly on another shard, and writes blocks 7 and 8. The write of block 8 goes at once, that of

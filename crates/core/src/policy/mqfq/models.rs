@@ -604,8 +604,8 @@ fn all_is_issued_in_lockstep() {
     all_is_issued::<Loom>(2, 2);
 }
 
-/// A weight changes, and the window with it, while a port works or sleeps. A fourth preemption takes
-/// ten times as long: `tests/long models` has it.
+/// A weight changes, and the window with it, while a port works or sleeps. A fourth preemption
+/// takes ten times as long: `tests/long models` has it.
 #[test]
 fn all_is_issued_while_weights_change() {
     all_is_issued_within::<Loom>(3, 2, 2, 4, |policy, flow| {

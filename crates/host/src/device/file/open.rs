@@ -6,9 +6,9 @@
 //! looks at a block device that has just appeared, and the kernel takes an io_uring with registered
 //! files apart some time *after* the process that had it is gone, so a server that is started again
 //! at once would find its own files taken. Nobody unlocks a file: its lock goes when the last
-//! request that the kernel has for it has ended, so no write of a server that was killed lands after
-//! those of the next one. Opening may wait for the file system: it is done by
-//! threads that nothing depends on.
+//! request that the kernel has for it has ended, so no write of a server that was killed lands
+//! after those of the next one. Opening may wait for the file system: it is done by threads that
+//! nothing depends on.
 
 use std::fs::{File, Metadata};
 use std::io;

@@ -24,8 +24,8 @@ fn open(path: &Path, size: u64, direct: Direct) -> (FileDevice, Driver<FileQueue
     (device, driver)
 }
 
-/// A server that is killed leaves writes to the kernel, which has the file until they have ended; the
-/// next server must not write before that.
+/// A server that is killed leaves writes to the kernel, which has the file until they have ended;
+/// the next server must not write before that.
 #[test]
 fn a_file_stays_locked_as_long_as_the_kernel_has_requests_for_it() {
     let scratch = scratch();

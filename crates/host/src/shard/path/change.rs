@@ -1,0 +1,81 @@
+//! A data path whose policy is exchanged: requests that wait for a cap move to the next port, and a
+//! port that is given up loses all of its requests to the device.
+
+use fairq_core::{Class, Held, Port, Submitted, Tag};
+
+use super::{DataPath, Holder, Live};
+use crate::device::Device;
+use crate::io::ring::Ring;
+
+impl<P: Port, D: Device> DataPath<P, D> {
+    /// Takes the requests from the port that wait for a cap. Nobody waits for those, since a cap
+    /// may let them go in an hour: [`Self::resubmit`] gives them to the port after this one.
+    #[cold]
+    pub fn withdraw(&mut self, now_ns: u64) {
+        for index in 0..self.live.len() {
+            let tag = Tag(index as u32);
+            let is_staged =
+                |live: &&mut Live| live.held_by == Holder::Policy && live.issued_ns == 0;
+            let Some(live) = self.live[index].as_mut().filter(is_staged) else { continue };
+            let held = self.port.reason(Some(tag)).held;
+            if matches!(held, Some(Held::Cap | Held::GroupCap))
+                && self.port.cancel(now_ns, tag, &mut self.wake)
+            {
+                live.held_by = Holder::Nothing;
+                self.withdrawn += 1;
+            }
+        }
+    }
+
+    /// Gives the port what was withdrawn from the one before it, in the order in which it came.
+    #[cold]
+    pub fn resubmit(&mut self, now_ns: u64, ring: &mut Ring) {
+        if self.withdrawn == 0 {
+            return;
+        }
+        let all = (0..).zip(&self.live);
+        let mut withdrawn: Vec<(u64, u32)> = all
+            .filter_map(|(tag, live)| Some((tag, live.as_ref()?)))
+            .filter(|(_, live)| live.held_by == Holder::Nothing)
+            .map(|(tag, live)| (live.arrived_ns, tag))
+            .collect();
+        withdrawn.sort_unstable();
+        self.withdrawn = 0;
+        for (_, tag) in withdrawn {
+            let tag = Tag(tag);
+            let Some(live) = self.live[tag.0 as usize].as_mut() else { continue };
+            live.held_by = Holder::Policy;
+            let live = *live;
+            match self.give(now_ns, tag, &live) {
+                Ok(Submitted::Staged) => {}
+                Ok(Submitted::Issue { class }) => self.issue(now_ns, ring, tag, class),
+                // Its tenant has been removed.
+                Err(_) => self.cancelled(now_ns, tag, &live, libc::ESHUTDOWN),
+            }
+        }
+    }
+
+    /// Takes all requests from the port, which must not be called again: those that it holds go to
+    /// the device, whatever their turn, and it does not hear of those on the device.
+    #[cold]
+    pub fn let_go(&mut self, now_ns: u64, ring: &mut Ring) {
+        (self.wait_until_ns, self.blocked) = (None, false);
+        for index in 0..self.live.len() {
+            let is_known = |live: &&mut Live| live.held_by == Holder::Policy;
+            let Some(live) = self.live[index].as_mut().filter(is_known) else { continue };
+            live.held_by = Holder::Device;
+            self.orphans += 1;
+            // The device has it already, and only its end is still to come.
+            if live.issued_ns != 0 {
+                continue;
+            }
+            let tag = Tag(index as u32);
+            self.leave(now_ns, tag, Class::Medium);
+            if self.is_void(tag) {
+                self.void.push(tag);
+            } else {
+                self.issue_alone(now_ns, ring, tag);
+            }
+        }
+    }
+}
