@@ -22,9 +22,9 @@ impl Conn {
         if self.client.end() {
             let mut is_free = vec![false; self.ops.len()];
             self.free.iter().for_each(|&index| is_free[usize::from(index)] = true);
-            for index in 0..self.ops.len() {
-                if !is_free[index] && matches!(self.ops[index].reply, Reply::Pending) {
-                    self.ops[index].leave(&self.client, index as u16, &self.volume);
+            for (index, op) in (0u16..).zip(&mut self.ops) {
+                if !is_free[usize::from(index)] && matches!(op.reply, Reply::Pending) {
+                    op.leave(&self.client, index, &self.volume);
                 }
             }
             if self.state == State::Open {
