@@ -7,14 +7,14 @@
 //!
 //! **Model.** Deficit round robin (Shreedhar and Varghese, 1995) over tenants, and plain turns over
 //! a tenant's connections. In each round a tenant that has orders ready gets credit in proportion
-//! to its weight, the heaviest of them for [`QUANTUM`] orders, and spends it before the next tenant
+//! to its weight, the heaviest of them for `QUANTUM` orders, and spends it before the next tenant
 //! goes. A tenant that has nothing ready keeps no credit. Without a second tenant the credit comes
 //! back at once, and the connections take turns as they would without it.
 //!
 //! **Example.** a has weight 300 and one connection, b has weight 100 and 64: a gives 16 orders,
 //! then b gives 5 of the first connection, then a 16, then b 5 or 6 of the second.
 //!
-//! **Bounds.** Each round takes at least [`QUANTUM`] orders, or all that is ready of some tenant,
+//! **Bounds.** Each round takes at least `QUANTUM` orders, or all that is ready of some tenant,
 //! and looks at each tenant once or twice. Nothing is allocated once each tenant has had as many
 //! connections ready as it ever has.
 
