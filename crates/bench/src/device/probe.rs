@@ -33,6 +33,7 @@ use super::{comparisons, points_table};
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target};
 use crate::job::{Job, JobTable, Pattern};
+use crate::plausible::Limits;
 
 /// Of sequential requests; and how many of them are outstanding.
 const SEQUENTIAL: (u64, u32) = (128 << 10, 32);
@@ -72,7 +73,14 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let gauge = Gauge {
         bench: Bench {
             groups: Vec::new(),
-            target: Target::Device { device, cpus, slots, path: load::Path::Shards, moves: None },
+            target: Target::Device {
+                device,
+                cpus,
+                slots,
+                limits: Limits::NONE,
+                path: load::Path::Shards,
+                moves: None,
+            },
             is_quiet: args.json,
         },
         none: "none".parse::<PolicyTable>().map_err(Refusal::new)?.complete()?,
