@@ -136,10 +136,11 @@ pub(crate) fn text(
     let mut text = Text::default();
     server(&mut text, now, tenants, plan);
     log(&mut text);
-    per_tenant(&mut text, &subjects(now, tenants, second), &plan.device.describe());
-    targets(&mut text, now, tenants);
-    caps(&mut text, now, tenants);
-    groups(&mut text, now, tenants);
+    let device = plan.device.describe();
+    per_tenant(&mut text, &subjects(now, tenants, second), &device);
+    targets(&mut text, now, tenants, &device);
+    caps(&mut text, now, tenants, &device);
+    groups(&mut text, now, tenants, &device);
     shards(&mut text, now);
     policy(&mut text, now);
     interference(&mut text, now, tenants);
