@@ -76,21 +76,22 @@ impl FlowId {
         self.slot as usize
     }
 
-    /// The same generation in another slot: for a caller that numbers the flows of several
-    /// policies together.
+    /// The same generation in another slot.
     #[inline]
     pub const fn at(self, slot: u32) -> FlowId {
         FlowId { slot, ..self }
     }
 
-    /// The name of a slot's flow.
-    pub(crate) const fn new(slot: u32, generation: u32) -> FlowId {
+    /// The name of a slot's flow: for a caller that numbers the flows of several policies together.
+    #[inline]
+    pub const fn new(slot: u32, generation: u32) -> FlowId {
         FlowId { slot, generation }
     }
 
-    /// The generation.
+    /// The generation: larger than that of each earlier flow in the slot, until 2^32 flows have
+    /// been there.
     #[inline]
-    pub(crate) const fn generation(self) -> u32 {
+    pub const fn generation(self) -> u32 {
         self.generation
     }
 }

@@ -3,7 +3,7 @@
 //! A tenant is a flow of the policy's, a member of the list of tenants, and, where its range was
 //! another's, a range to be zeroed first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -53,6 +53,7 @@ impl ControlThread<'_> {
             return Err(AdminError::TenantExists(name));
         }
         let store = self.device.store_of(tenant.file);
+        self.give_numbers_back();
         let flow = self
             .schedulers
             .add(store, &tenant)
@@ -273,6 +274,21 @@ impl ControlThread<'_> {
             }
             is_left
         });
+    }
+
+    /// Where no number is left for another slot of a store: makes those of removed tenants that
+    /// have nothing under way free for all stores.
+    fn give_numbers_back(&mut self) {
+        if !self.schedulers.lack_numbers() {
+            return;
+        }
+        self.forget_leftovers();
+        let tenants = self.server.tenants();
+        let members = tenants.members().iter().map(|member| member.flow);
+        let used: HashSet<FlowId> =
+            members.chain(self.leftovers.iter().map(|(_, flow)| *flow)).collect();
+        let unused = self.flows.iter().filter(|flow| !used.contains(flow));
+        unused.for_each(|flow| self.schedulers.give_back(*flow));
     }
 
     /// What was submitted for a tenant that has been removed is still carried out: a range is
