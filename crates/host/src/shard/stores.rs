@@ -210,10 +210,8 @@ impl<P: Port> Port for StorePort<P> {
         }
     }
 
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if let Some(port) = self.of_tag(tag) {
-            port.complete(now_ns, tag, outcome, wake);
-        }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        self.of_tag(tag).is_some_and(|port| port.complete(now_ns, tag, outcome, wake))
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -227,6 +225,13 @@ impl<P: Port> Port for StorePort<P> {
 
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         self.of_tag(tag).is_some_and(|port| port.expedite(now_ns, tag, wake))
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        let (store, flow) = self.names.of(flow).ok_or(SubmitError::NoSuchFlow)?;
+        let of_tag = self.of_tag.get_mut(tag.0 as usize).ok_or(SubmitError::BadTag)?;
+        *of_tag = store as u8;
+        self.ports[store].hold(tag, flow)
     }
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {

@@ -31,7 +31,12 @@
 //! more. A tick looks at 1,024 flows; a group's first cap and its last one tell all flows.
 //!
 //! **Removal.** A flow that is removed has no caps from then on. What waits here is given to the
-//! device within a tenth of a second without going by the policy, which takes no more of that flow.
+//! device within a tenth of a second before all others, since the policy takes no more of that flow
+//! ([`Port::expedite`]). The policy knows what waits ([`Port::hold`]), so that its tag and its
+//! flow's slot stay in use.
+//!
+//! **Charges.** A request that the policy refuses or that is cancelled pays for nothing; one that
+//! grows when a cap has let it go owes what it has grown by.
 //!
 //! **Cost.** Without caps anywhere `submit` reads one shared word that does not change, and `next`
 //! and `complete` a number of the port's own.
@@ -51,20 +56,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Taken, Weight};
+use crate::contract::flow::Taken;
+use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::op::Op;
-use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::contract::port::{
-    Answer, Class, FlowStats, Growth, Held, Next, Outcome, Policy, Port, Reason, Request,
-    SubmitError, Submitted, Tag,
-};
-use crate::contract::port_set::PortSet;
-use crate::contract::share::{CapsOf, Group, GroupId, GroupStats, Share};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
+use crate::contract::port::{Answer, Class, Held};
 use crate::entry::Built;
 use crate::policy::bucket::Time;
 use crate::structures::allocation::{boxed, granted};
-use account::{Account, Path, Shared, Wait, Word};
+use account::{Account, Own, Path, Shared, Wait, Word};
 use waiting::{Lane, Place, Waiter, Waiting};
 
 /// How many lanes are tried in one call.
@@ -92,8 +93,8 @@ pub struct CappedPort<Q, P: Platform = Native> {
     waiting: Waiting,
     /// What waits here, for all lanes together.
     held: u32,
-    /// Issued requests that the policy does not know: their flows were gone.
-    strays: u32,
+    /// What the policy has that caps have paid for.
+    passed: u32,
     /// The policy's last answer was a part of a command.
     is_joining: bool,
 }
@@ -219,7 +220,7 @@ impl<L: Policy, P: Platform> Capped<L, P> {
                 shared: shared.clone(),
                 waiting: Waiting::new(tags, flows),
                 held: 0,
-                strays: 0,
+                passed: 0,
                 is_joining: false,
             };
             let ports = ports.into_iter().map(port).collect();
@@ -238,6 +239,13 @@ impl<L: Policy, P: Platform> Capped<L, P> {
 }
 
 impl<L: Policy, P: Platform> Capped<L, P> {
+    /// What the flow weighs while it has no place in a tree.
+    fn weigh(&self, flow: FlowId, weight: Weight) {
+        if let Some(account) = self.shared.account(flow) {
+            account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
+        }
+    }
+
     /// Looks at what some flows weigh.
     fn look(&self, control: &mut Control) {
         let until = control.used.min(control.cursor.saturating_add(FLOWS_AT_ONCE));
@@ -277,18 +285,31 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
             control.show(slot, &self.shared);
             if let Some(account) = self.shared.account(flow) {
                 account.begin();
-                account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
             }
+            self.weigh(flow, weight);
             Ok(flow)
         })
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.inner.set_weight(flow, weight)?;
-        if let Some(account) = self.shared.account(flow) {
-            account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
-        }
+        self.weigh(flow, weight);
         Ok(())
+    }
+
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        self.inner.set_weights(weights);
+        self.control.with(|control| {
+            for &(flow, weight) in weights {
+                if control.member(flow).is_ok() {
+                    self.weigh(flow, weight);
+                }
+            }
+        });
+    }
+
+    layer::forward_policy! {
+        set_urgent set_target target share tune costs_vary class_weights stats
     }
 
     /// A cap that stays as it is keeps what was taken from it; others start full.
@@ -300,8 +321,8 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
                 fill(account, &old, caps);
             }
             control.show(flow.slot(), &self.shared);
-            if !caps.is_empty() {
-                self.shared.turn_on();
+            if !(caps.is_empty() && old.is_empty()) {
+                self.shared.changes();
             }
             Ok(())
         })
@@ -359,7 +380,9 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
                     .filter(|&id| control.node(id).is_some())
                     .for_each(|id| control.show_group(id, &self.shared));
                 (0..control.used).for_each(|slot| control.show(slot, &self.shared));
-                self.shared.turn_on();
+            }
+            if old != caps {
+                self.shared.changes();
             }
             Ok(())
         })
@@ -375,6 +398,9 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
             self.inner.set_share(flow, share)?;
             control.member(flow)?.group = share.group;
             control.show(flow.slot(), &self.shared);
+            if self.shared.is_on() {
+                self.shared.changes();
+            }
             Ok(())
         })
     }
@@ -422,14 +448,11 @@ fn is_write(request: &Request) -> bool {
 impl<Q: Port, P: Platform> CappedPort<Q, P> {
     /// Keeps the request until the caps on its path let it go.
     #[cold]
-    fn hold(&mut self, now: Time, request: &Request, path: &Path, wait: Wait) {
+    fn wait(&mut self, now: Time, request: &Request, path: &Path, wait: Wait) {
         let (flow, is_write) = (request.flow, is_write(request));
         let number = self.waiting.lane(flow, is_write);
+        // A lane of a flow that is gone has requests, so that its slot is not another's.
         if number.is_none() {
-            // The slot may have one of a flow that is gone.
-            if let Some(old) = self.waiting.number(flow.slot(), is_write) {
-                self.close(old);
-            }
             let weight = self.weight(flow);
             let at_ns = self.shared.again_ns(now, wait, path, request, weight);
             self.waiting.open(request, at_ns, wait.by);
@@ -489,12 +512,6 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
     fn release(&mut self, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
         let now = Time::of_ns(now_ns);
         for _ in 0..AT_ONCE {
-            // Requests of flows that are gone: no cap holds them, and the policy refuses them.
-            let loose = self.waiting.loose.first();
-            if let Some(Waiter { request, .. }) = loose.and_then(|tag| self.waiting.waiter(tag)) {
-                self.leave(now_ns, &request);
-                return Some(self.stray(request.tag));
-            }
             let (number, request) = self.waiting.first()?;
             if self.waiting.due_ns().is_none_or(|at_ns| at_ns > now_ns) {
                 return None;
@@ -520,7 +537,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
-            let submitted = self.inner.submit(now_ns, &request, wake);
+            let submitted = self.pass(now_ns, &request, wake);
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
@@ -530,7 +547,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
                     return Some(Next::Issue { tag: request.tag, class });
                 }
                 // Its flow is gone.
-                Err(_) => return Some(self.stray(request.tag)),
+                Err(_) => return self.stray(now_ns, request.tag, wake),
             }
         }
         // If more lanes are due, their time is what `next` answers, and its caller comes back at
@@ -538,13 +555,53 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         None
     }
 
-    /// The request is issued without the policy.
-    fn stray(&mut self, tag: Tag) -> Next {
-        if let Some(waiter) = self.waiting.waiter(tag.0) {
-            self.waiting.put(tag, Some(Waiter { place: Place::Stray, ..waiter }));
-            self.strays = self.strays.saturating_add(1);
+    /// The request of a flow that is gone is issued before all others.
+    fn stray(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Next> {
+        let goes = self.inner.expedite(now_ns, tag, wake);
+        goes.then_some(Next::Issue { tag, class: Class::Medium })
+    }
+
+    /// The policy gets a request that caps have paid for.
+    fn pass(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let submitted = self.inner.submit(now_ns, request, wake);
+        match submitted {
+            Ok(_) => {
+                self.waiting.pass(request, self.shared.changed());
+                self.passed = self.passed.saturating_add(1);
+            }
+            Err(_) => self.shared.give_back(request),
         }
-        Next::Issue { tag, class: Class::Medium }
+        submitted
+    }
+
+    /// A request that caps have paid for is no more.
+    fn is_gone(&mut self, tag: Tag) {
+        if matches!(self.waiting.place(tag), Place::Passed | Place::Again) {
+            self.waiting.put(tag, None);
+            self.passed = self.passed.saturating_sub(1);
+        }
+    }
+
+    /// A request goes by no cap any more: if it waits for one, it leaves its lane.
+    fn leave_lane(&mut self, now_ns: u64, tag: Tag) {
+        let Some(request) = self.waiter(tag) else { return };
+        if let Some(number) = self.leave(now_ns, &request) {
+            // The next one may need less.
+            self.waiting.try_at(number, now_ns);
+        }
+    }
+
+    /// What is known of a request that the policy has and caps have paid for.
+    fn passed(&self, tag: Tag) -> Option<Waiter> {
+        if self.passed == 0 || !matches!(self.waiting.place(tag), Place::Passed | Place::Again) {
+            return None;
+        }
+        self.waiting.waiter(tag.0)
     }
 
     /// A request that waits for a cap.
@@ -567,35 +624,34 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
+        let now = Time::of_ns(now_ns);
         // While nothing waits here there is no tag and no lane to look up.
-        if self.held == 0 && self.strays == 0 {
-            if self.shared.take_own(Time::of_ns(now_ns), request) {
-                return self.inner.submit(now_ns, request, wake);
+        if self.held == 0 {
+            match self.shared.take_own(now, request) {
+                Own::Uncounted => return self.inner.submit(now_ns, request, wake),
+                Own::Taken => return self.pass(now_ns, request, wake),
+                Own::Unknown => {}
             }
-        } else if !self.shared.is_capped(request.flow) {
-            if self.waiter(request.tag).is_some() {
-                return Err(SubmitError::BadTag);
-            }
-            return self.inner.submit(now_ns, request, wake);
-        }
-        match self.waiting.tags.get(request.tag.0 as usize).map(waiting::place) {
-            Some(Place::Policy) => {}
-            _ => return Err(SubmitError::BadTag),
+        } else if self.waiting.place(request.tag) == Place::Lane {
+            return Err(SubmitError::BadTag);
         }
         let path = self.shared.path(request.flow, request.op);
-        if !path.is_empty() {
-            let now = Time::of_ns(now_ns);
-            // What is in a lane is before it.
-            let may_go = match self.waiting.lane(request.flow, is_write(request)) {
-                None => self.shared.take(now, &path, request),
-                Some(_) => Err(Wait { until: now, by: 0 }),
-            };
-            if let Err(wait) = may_go {
-                self.hold(now, request, &path, wait);
-                return Ok(Submitted::Staged);
+        if path.is_empty() {
+            return self.inner.submit(now_ns, request, wake);
+        }
+        // What is in a lane is before it.
+        let may_go = match self.waiting.lane(request.flow, is_write(request)) {
+            None => self.shared.take(now, &path, request),
+            Some(_) => Err(Wait { until: now, by: 0 }),
+        };
+        match may_go {
+            Ok(()) => self.pass(now_ns, request, wake),
+            Err(wait) => {
+                self.inner.hold(request.tag, request.flow)?;
+                self.wait(now, request, &path, wait);
+                Ok(Submitted::Staged)
             }
         }
-        self.inner.submit(now_ns, request, wake)
     }
 
     /// Something waits here.
@@ -653,57 +709,66 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
     }
 
     #[inline(always)]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if self.strays > 0 && self.waiting.place(tag) == Place::Stray {
-            self.waiting.put(tag, None);
-            self.strays -= 1;
-            return;
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        let was_issued = self.inner.complete(now_ns, tag, outcome, wake);
+        if was_issued && self.passed > 0 {
+            self.is_gone(tag);
         }
-        self.inner.complete(now_ns, tag, outcome, wake);
-    }
-
-    /// What waits for caps has half of the port's tags.
-    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
-        self.inner.admit(flow)?;
-        let parts = self.waiting.open.saturating_add(1);
-        let part = (self.waiting.tags.len() / 2 / parts).max(1);
-        let count: u32 = self.waiting.lanes(flow).map(|lane| lane.count).sum();
-        if (count as usize) < part { Ok(()) } else { Err(SubmitError::Full) }
+        was_issued
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        let Some(request) = self.waiter(tag) else {
-            return self.inner.cancel(now_ns, tag, wake);
-        };
-        if let Some(number) = self.leave(now_ns, &request) {
-            // The next one may need less.
-            self.waiting.try_at(number, now_ns);
+        self.leave_lane(now_ns, tag);
+        let passed = self.passed(tag);
+        let is_gone = self.inner.cancel(now_ns, tag, wake);
+        if let Some(Waiter { place, request, by: changed, .. }) = passed.filter(|_| is_gone) {
+            self.is_gone(tag);
+            // What was on the device has been paid for, and buckets that are others have given
+            // nothing.
+            if place == Place::Passed && changed == self.shared.changed() {
+                self.shared.give_back(&request);
+            }
         }
-        true
+        is_gone
+    }
+
+    /// A cap that it waits for gives nothing for it.
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.leave_lane(now_ns, tag);
+        self.inner.expedite(now_ns, tag, wake)
     }
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
-        if self.strays > 0 && self.waiting.place(tag) == Place::Stray {
-            // The policy does not know it, so it goes again as it went before.
-            return Some(Submitted::Issue { class: Class::Medium });
+        let requeued = self.inner.requeue(now_ns, tag, wake);
+        if requeued.is_some()
+            && let Some(passed) = self.passed(tag)
+        {
+            self.waiting.put(tag, Some(Waiter { place: Place::Again, ..passed }));
         }
-        self.inner.requeue(now_ns, tag, wake)
+        requeued
     }
 
     fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
-        if self.waiter(tag).is_none() {
-            return self.inner.grow(now_ns, tag, growth, wake);
-        }
-        if let Some(mut waiter) = self.waiting.waiter(tag.0) {
+        if let Some(mut waiter) = self.waiter(tag).and_then(|_| self.waiting.waiter(tag.0)) {
             // The caps are asked when it goes, for all of its length; what it costs is computed
             // then, too.
             let request = &mut waiter.request;
             request.offset = request.offset.min(growth.offset);
             request.length = request.length.saturating_add(growth.length);
             self.waiting.put(tag, Some(waiter));
+            return true;
         }
-        true
+        let passed = self.passed(tag);
+        let has_grown = self.inner.grow(now_ns, tag, growth, wake);
+        if let Some(mut waiter) = passed.filter(|_| has_grown) {
+            self.shared.owe(Time::of_ns(now_ns), waiter.request.flow, growth);
+            waiter.request.length = waiter.request.length.saturating_add(growth.length);
+            self.waiting.put(tag, Some(waiter));
+        }
+        has_grown
     }
+
+    layer::forward_port! { hold admit }
 
     fn has_work(&self) -> bool {
         self.held > 0 || self.inner.has_work()
@@ -716,8 +781,10 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         let mut stats = self.inner.flow_stats(flow);
+        // The policy knows what waits here, and does not have it staged.
         for lane in self.waiting.lanes(flow) {
             stats.staged = stats.staged.saturating_add(lane.count);
+            stats.in_flight = stats.in_flight.saturating_sub(lane.count);
         }
         stats
     }
