@@ -60,7 +60,7 @@ pub struct Finished {
     pub errno: i32,
 }
 
-/// What holds a live request, or has let it go to the device.
+/// The holder of a live request that is not on the device, or has sent it there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     /// The policy.
@@ -279,8 +279,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             && self.queue.is_idle()
     }
 
-    /// Takes the requests from the port that wait for a cap. Nobody waits for those, since a cap may
-    /// let them go in an hour: [`Self::resubmit`] gives them to the port after this one.
+    /// Takes the requests from the port that wait for a cap, which may take an hour: [`Self::resubmit`] gives them to the port after this one.
     #[cold]
     pub fn withdraw(&mut self, now_ns: u64) {
         for index in 0..self.live.len() {
