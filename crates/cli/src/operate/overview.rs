@@ -106,6 +106,7 @@ impl Console {
             &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
         let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
+        let ended = now.fence_of(member);
         let source = table.and_then(|table| table.weight.clone());
         let last = self.second.get(&member.flow).and_then(|row| row.now).map(|now| {
             json!({
@@ -143,6 +144,7 @@ impl Console {
             "written_bytes": stats.written_bytes,
             "errors": stats.errors,
             "write_back_errno": now.write_back_errno(member),
+            "ended": json!({ "writes": ended.left, "waited": ended.waited }),
             "in_flight": stats.in_flight,
             "staged": stats.staged,
             "staged_ns": stats.staged_ns,

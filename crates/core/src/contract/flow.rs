@@ -245,12 +245,12 @@ pub struct CapStats {
     pub held_ns: u64,
     /// Requests that wait for a cap now.
     pub waiting: u64,
-    /// What was taken from them.
+    /// The amounts taken from them.
     pub taken: Taken,
 }
 
-/// What was taken from each cap of a flow or group and has not come back yet: the time at which it
-/// will have, in a unit of the policy's.
+/// The amount taken from each cap of a flow or group that has not come back yet: the time at which
+/// it will have, in a unit of the policy's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken(pub(crate) [u64; Caps::COUNT]);
 

@@ -71,8 +71,8 @@ impl<P: Platform> Bucket<P> {
         self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
     }
 
-    /// What was taken from it, as long as it has the same rate and burst: when it is full again, in
-    /// a [`Time`]'s unit.
+    /// The amount taken from it, as long as it has the same rate and burst: when it is full again,
+    /// in a [`Time`]'s unit.
     pub(crate) fn taken(&self) -> u64 {
         self.full_at.load(Ordering::Relaxed)
     }

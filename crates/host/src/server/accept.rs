@@ -277,7 +277,7 @@ impl Server {
         let gate = has_others.then(|| Arc::new(Meeting::new(self.shards.count())));
         if let Some(gate) = &gate {
             let shard = PortId(shard as u8);
-            self.tell_all(|| NbdMessage::Look { flow: *flow, shard, gate: gate.clone() });
+            self.tell_all(|| NbdMessage::CheckEnds { flow: *flow, shard, gate: gate.clone() });
         }
         let pass = Pass { until, shown, place: Some(place.handed_over()), gate };
         let connect = Connect { fd, tls, negotiated, volume, pass };

@@ -19,6 +19,7 @@ use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
 use crate::server::{BuiltPolicy, Group, GroupStatus, Listen, Member, Tenant, TenantList};
+use crate::shard::fence::FenceStats;
 
 /// What the server is doing.
 #[derive(Clone, Debug)]
@@ -47,6 +48,9 @@ pub struct Status {
     /// Tenants whose data may be lost since a write-back failed, by their
     /// [`Member::number`](crate::server::Member::number), and the error.
     pub write_back_errors: Vec<(u16, i32)>,
+    /// Writes of ended connections, and the requests that waited for them, by the tenants'
+    /// [`Member::number`](crate::server::Member::number).
+    pub fences: Vec<(u16, FenceStats)>,
     /// How the tenants that have a latency target do, by their
     /// [`Member::number`](crate::server::Member::number).
     pub targets: Vec<(u16, TargetStats)>,
@@ -97,6 +101,12 @@ impl Status {
     pub fn target_of(&self, member: &Member) -> Option<&TargetStats> {
         let is_its = |(tenant, _): &&(u16, TargetStats)| *tenant == member.number();
         self.targets.iter().find(is_its).map(|(_, stats)| stats)
+    }
+
+    /// Writes of a tenant's ended connections, and the requests that waited for them.
+    pub fn fence_of(&self, member: &Member) -> FenceStats {
+        let of = self.fences.binary_search_by_key(&member.number(), |(number, _)| *number);
+        of.map_or_else(|_| FenceStats::default(), |at| self.fences[at].1)
     }
 
     /// The error for which a tenant's flushes fail, since data that it wrote may be lost.

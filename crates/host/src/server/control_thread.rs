@@ -29,6 +29,7 @@ use crate::server::{
     Admin, AdminError, BuiltPolicy, Group, Listen, Server, Status, StoreStatus, Tenant, TenantList,
 };
 use crate::shard::Exchange;
+use crate::shard::fence::Fences;
 use crate::shard::stores::Names;
 use crate::shard::turns::Weights;
 
@@ -52,6 +53,7 @@ pub(super) struct ControlThread<'a> {
     pub(super) wakers: Arc<Wakers>,
     pub(super) write_back: Arc<WriteBack>,
     pub(super) weights: Arc<Weights>,
+    pub(super) fences: Arc<Fences>,
     /// The policies in force, and the numbers of their flows.
     pub(super) schedulers: Schedulers<'a>,
     pub(super) names: Arc<Names>,
@@ -123,6 +125,7 @@ impl Admin for ControlThread<'_> {
             is_draining: self.drain != Drain::No,
             cut_off: self.device.cut_off(),
             write_back_errors: self.write_back.failed(),
+            fences: self.fences.stats().collect(),
             targets: self.targets(),
             caps: self.caps(),
             groups: self.groups(),

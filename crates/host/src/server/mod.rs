@@ -138,6 +138,9 @@ pub struct Timeouts {
     /// A change of the policy waits so long for requests to be carried out. A store that takes
     /// longer would keep the tenants of all stores waiting.
     pub change: Duration,
+    /// A request waits so long for writes of an earlier connection to the same bytes: longer than a
+    /// kernel's command timeout of 30 s and the retry that follows it.
+    pub overlap: Duration,
     /// A call of the control socket may take so long if it waits for a file system.
     pub call: Duration,
     /// A client of HTTP or of the control socket may take so long to send a request, from its first
@@ -153,6 +156,7 @@ impl Default for Timeouts {
             answers: seconds(5),
             stuck: seconds(5),
             change: seconds(3),
+            overlap: seconds(60),
             call: seconds(8),
             http: seconds(10),
         }
@@ -297,6 +301,7 @@ pub fn serve(
         fixed_buffers: if device.has_fixed_buffers() { config.connections as u32 } else { 0 },
         ..Common::new(device.clone(), wakers, config.tags, most)
     };
+    common.fences.set_patience(config.timeouts.overlap);
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;
     let budget = Arc::new(Budget::new(config.memory, most));
@@ -344,6 +349,7 @@ pub fn serve(
         wakers: common.wakers,
         write_back: common.write_back,
         weights: common.weights,
+        fences: common.fences,
         schedulers,
         names,
         leaving: None,

@@ -71,6 +71,7 @@ impl ControlThread<'_> {
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
         let waits = preparing.is_some();
         self.weights.set(flow.slot() as u16, tenant.weight);
+        self.fences.forget(flow.slot() as u16);
         let connections = Connections::on(self.server.shards.count());
         members.push(Member { tenant, flow, store, preparing, connections });
         let tenants =

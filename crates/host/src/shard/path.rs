@@ -59,7 +59,7 @@ pub struct Finished {
     pub errno: i32,
 }
 
-/// What holds a live request, or has let it go to the device.
+/// The holder of a live request that is not on the device, or has sent it there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     /// The policy.
