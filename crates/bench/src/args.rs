@@ -119,6 +119,9 @@ pub struct CalibrateArgs {
     /// Write instead of reading: what is on the device is lost
     #[arg(long)]
     pub write: bool,
+    /// Use a device that has tenants' data, by its layout record
+    #[arg(long)]
+    pub overwrite: bool,
     /// Print one JSON object instead of a picture
     #[arg(long)]
     pub json: bool,

@@ -11,6 +11,7 @@ use fairq_config::engine::{Shape, shard_cpus, shards_in_words, topology, with_po
 use fairq_config::files::{Output, write_out};
 use fairq_config::flags::Policies;
 use fairq_config::group::{self, Group};
+use fairq_config::layout::pool::refuse_pool;
 use fairq_config::policy::PolicyConfig;
 use fairq_config::policy::PolicyTable;
 use fairq_config::refusal::Refusal;
@@ -400,6 +401,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
 /// A load that writes to a file destroys what is in it.
 fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Result<(), Refusal> {
     let Some(file) = device.shared_file() else { return Ok(()) };
+    refuse_pool(&file.path, allowed)?;
     match jobs.iter().find(|job| job.read_percent < 100) {
         // A file that does not exist is made by the run, and has nothing to lose.
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(

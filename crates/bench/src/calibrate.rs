@@ -18,6 +18,7 @@ use anyhow::ensure;
 use fairq_config::device::{Backing, DeviceConfig, Kind, NvmeConfig};
 use fairq_config::engine::{shard_cpus, shards_in_words};
 use fairq_config::files::write_out;
+use fairq_config::layout::pool::refuse_pool;
 use fairq_config::policy::{PolicyConfig, PolicyTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::table::{align_right, plain_table};
@@ -91,6 +92,9 @@ struct Trial {
 pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let device = args.device.clone().unwrap_or_default().complete(Kind::Paced)?;
     check(&args, &device)?;
+    if let Some(file) = device.shared_file() {
+        refuse_pool(&file.path, args.overwrite)?;
+    }
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
     let shards = cpus.len();
     let target = Target::Device {

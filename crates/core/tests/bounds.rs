@@ -321,8 +321,8 @@ fn a_verb_that_looks_at_all_flows_is_noticed() {
     assert!(most["submit"] > bounds("d2fq", MANY)[0], "{most:?}");
 }
 
-/// What is said of the control side: a flow is added, weighed and removed in some steps, however many
-/// there are, and all of them are weighed in one call in as many each.
+/// What is said of the control side: a flow is added, weighed and removed in some steps, however
+/// many there are, and all of them are weighed in one call in as many each.
 #[test]
 fn flows_are_added_and_weighed_in_a_few_steps() {
     for (name, flows, most) in [("mqfq", 20_000, 180), ("sfqd", 20_000, 180)] {

@@ -373,8 +373,8 @@ fn a_client_that_said_good_bye_and_does_not_read_is_given_up() {
     rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
 }
 
-/// A client whose requests have no room is not received from, so no receive ends with its stream; it
-/// sends more than it may have in flight, and reads nothing.
+/// A client whose requests have no room is not received from, so no receive ends with its stream;
+/// it sends more than it may have in flight, and reads nothing.
 fn is_given_up(rig: &Rig, mut client: Client<impl Read + Write + AsFd>, says_good_bye: bool) {
     client.ask_often(Command::Read, DEPTH.into(), 1 << 20);
     rig.until("its memory is used up", |rig| rig.sent() >= 35 * 16 && rig.in_flight() == 0);

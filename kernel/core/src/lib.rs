@@ -7,8 +7,8 @@
 //! `fairq_core_new` may sleep.
 //!
 //! **What is given.** Outside of `table`, no function but `fairq_core_new` allocates or can panic.
-//! Memory is what C has lent (`fairq_core_lend`). That which an engine was built in is the engine's:
-//! C frees it when nothing uses the engine any longer, and there is nothing else to do.
+//! Memory is what C has lent (`fairq_core_lend`). That which an engine was built in is the
+//! engine's: C frees it when nothing uses the engine any longer, and there is nothing else to do.
 #![no_std]
 
 extern crate alloc;

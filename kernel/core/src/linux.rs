@@ -148,8 +148,8 @@ static LENT: Lent = Lent {
     most: AtomicUsize::new(0),
 };
 
-/// Lends this memory to the calls that follow. Without any, and size 0, none is lent. Gives how much
-/// has been used of what was lent before.
+/// Lends this memory to the calls that follow. Without any, and size 0, none is lent. Gives how
+/// much has been used of what was lent before.
 ///
 /// # Safety
 /// There are so many bytes, and nothing else uses them as long as what is built there is used.

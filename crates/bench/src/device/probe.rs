@@ -18,6 +18,7 @@ use fairq_config::device::{DeviceConfig, Direct, FileConfig};
 use fairq_config::engine::shard_cpus;
 use fairq_config::files::Output;
 use fairq_config::files::write_out;
+use fairq_config::layout::pool::refuse_pool;
 use fairq_config::policy::{PolicyConfig, PolicyTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{Count as Number, Nanos, Size, exact_size};
@@ -161,6 +162,7 @@ impl Place {
                 )
                 .into());
             }
+            refuse_pool(path, args.overwrite)?;
             // `st_blocks` counts 512 bytes whatever the file system's blocks are.
             let has_holes = about.is_file() && about.blocks() * 512 < about.len();
             return Ok(Place {

@@ -77,6 +77,9 @@ impl Console {
             "latency_targets": latency::all(&admin.tenants(), now),
             "stores": stores(&admin.tenants(), now),
             "reserved": groups::reserved(now),
+            "layout": self.layout.as_ref().map(|layout| {
+                layout.json(|name| admin.tenants().find(name).is_some())
+            }),
         })
     }
 
@@ -132,7 +135,16 @@ impl Console {
             "identity": identity.as_ref().map(ToString::to_string),
             "uids": users.uids,
             "gids": users.gids,
-            "connections": member.connections.count(),
+            "connections": member.all_connections(),
+            "outdated": member.outdated_connections().into_iter().map(|(size, connections)| json!({
+                "size": size, "connections": connections,
+            })).collect::<Vec<_>>(),
+            "resizing": member.resizing.as_ref().map(|of| json!({
+                "to": of.to,
+                "done": of.wiping.as_ref().map(|wiping| wiping.done()),
+                "size": of.wiping.as_ref().map(|wiping| wiping.size()),
+                "waits_for": of.wiping.as_ref().map(|wiping| wiping.waits_for()),
+            })),
             "preparing": member.preparing.as_ref().map(|wiping| json!({
                 "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
                 "waits_for": wiping.waits_for(),

@@ -9,13 +9,13 @@ use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, 
 use super::*;
 
 /// An NBD client that does one thing after the other.
-struct Client {
+pub(super) struct Client {
     stream: UnixStream,
-    size: u64,
+    pub(super) size: u64,
 }
 
 /// Socket and pages of a client whose export may be opened; `None` if the server refuses it.
-fn open(server: &Server, export: &str) -> Option<Client> {
+pub(super) fn open(server: &Server, export: &str) -> Option<Client> {
     let mut stream = UnixStream::connect(server.path("sock")).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
@@ -32,7 +32,7 @@ fn open(server: &Server, export: &str) -> Option<Client> {
 }
 
 impl Client {
-    fn of(server: &Server, export: &str) -> Client {
+    pub(super) fn of(server: &Server, export: &str) -> Client {
         until("the export can be opened", || open(server, export))
     }
 
@@ -50,7 +50,7 @@ impl Client {
         u32::from_be_bytes(bytes[4..8].try_into().unwrap())
     }
 
-    fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, u32> {
+    pub(super) fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, u32> {
         self.ask(Command::Read, CommandFlags(0), offset, length as u64);
         match self.answer() {
             0 => {
@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
         self.ask(Command::Write, CommandFlags(0), offset, data.len() as u64);
         self.stream.write_all(data).unwrap();
         self.answer()

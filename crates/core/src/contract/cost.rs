@@ -32,8 +32,8 @@ pub struct CostModel {
     pub write_percent: u32,
     /// The least that any request costs, in bytes; default 512, the smallest block.
     pub min_bytes: u32,
-    /// The least a flush costs, in bytes; default 4096. It moves no data of its own but occupies the
-    /// device: a caller that has seen how long gives it a length, in bytes that could have been
+    /// The least a flush costs, in bytes; default 4096. It moves no data of its own but occupies
+    /// the device: a caller that has seen how long gives it a length, in bytes that could have been
     /// moved in that time.
     pub flush_bytes: u32,
     /// The least a discard costs, in bytes; default 4096. It changes the device's or the file

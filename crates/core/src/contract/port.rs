@@ -270,8 +270,8 @@ pub trait Port: Send {
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError>;
 
     /// Takes a staged request back: it is gone, its tag is free, and neither its flow nor a cap is
-    /// charged for it, unless it was issued before and [requeued](Port::requeue), or a policy behind one lock
-    /// has chosen it already. `false`: it is not staged here, or the policy has
+    /// charged for it, unless it was issued before and [requeued](Port::requeue), or a policy
+    /// behind one lock has chosen it already. `false`: it is not staged here, or the policy has
     /// [merged](crate::serial::merge) it with others, with which it goes.
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
 
@@ -476,8 +476,9 @@ pub trait Policy: Send + Sync + 'static {
     /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
 
-    /// What requests cost is being tried out, so the mixture that the device gets varies. `is_much`:
-    /// it has changed, and rates that were counted before say nothing of those that come.
+    /// What requests cost is being tried out, so the mixture that the device gets varies.
+    /// `is_much`: it has changed, and rates that were counted before say nothing of those that
+    /// come.
     fn costs_vary(&self, _is_much: bool) {}
 
     /// The weights that the device's classes are to have now, for a policy that schedules with

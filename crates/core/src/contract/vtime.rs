@@ -12,13 +12,13 @@
 //! units. Tags of queued requests are: a flow's newest tag is ahead of virtual time by at most what
 //! it has queued, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units, at the least weight
 //! of a 64th 2^53.7. Requests that cost more than their bytes may come to more: what would lead a
-//! tag beyond [`MOST_AHEAD`] is not charged ([`VTime::charge`]). What could drift out of the window is the end tag of a flow that has been idle
-//! while virtual time moved 2^55 units, which takes 10 minutes at 10 GB/s if every active flow has
-//! the least weight (10 hours at weight 1, and 42 days at weight 100).
-//! So every policy lifts the end tags of flows that lag behind to virtual time in its `tick`, whose
-//! deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind virtual time by more
-//! than what is served in one period (with [`Lift`], which takes some flows at a time, and 16
-//! seconds), and the window is never left.
+//! tag beyond [`MOST_AHEAD`] is not charged ([`VTime::charge`]). What could drift out of the window
+//! is the end tag of a flow that has been idle while virtual time moved 2^55 units, which takes 10
+//! minutes at 10 GB/s if every active flow has the least weight (10 hours at weight 1, and 42 days
+//! at weight 100). So every policy lifts the end tags of flows that lag behind to virtual time in
+//! its `tick`, whose deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind
+//! virtual time by more than what is served in one period (with [`Lift`], which takes some flows at
+//! a time, and 16 seconds), and the window is never left.
 
 use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
@@ -31,12 +31,12 @@ pub(crate) const UNITS: u64 = 100 * Weight::ONE;
 /// The most that one request costs ([`CostModel::MAX_COST`]).
 const MAX_COST: u64 = CostModel::MAX_COST;
 
-/// The most that a tag may be ahead of virtual time, in units: half of the window, the rest of which
-/// is for tags that lag.
+/// The most that a tag may be ahead of virtual time, in units: half of the window, the rest of
+/// which is for tags that lag.
 pub const MOST_AHEAD: u64 = 1 << 54;
 /// The most that one request is charged where ports charge at the same time, in units: all of the
-/// ports that there can be, each with one beyond [`MOST_AHEAD`], stay within the window. It is 32 TiB
-/// at weight 100, and 5 GiB at a 64th.
+/// ports that there can be, each with one beyond [`MOST_AHEAD`], stay within the window. It is 32
+/// TiB at weight 100, and 5 GiB at a 64th.
 pub(crate) const MOST_AT_ONCE: u64 = MOST_AHEAD >> 9;
 
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.

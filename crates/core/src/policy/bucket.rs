@@ -117,9 +117,9 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// A request goes whatever the bucket has: it takes so many requests or bytes. What the bucket
-    /// lacks for it is owed, up to [`OWED`] bursts. A rest of less than an eighth of the request may stay,
-    /// so that a flow that has far more than this rate does not write the shared word for each
-    /// request.
+    /// lacks for it is owed, up to [`OWED`] bursts. A rest of less than an eighth of the request
+    /// may stay, so that a flow that has far more than this rate does not write the shared word for
+    /// each request.
     pub(crate) fn spend(&self, now: Time, amount: u64) {
         let cost = self.cost(amount);
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);

@@ -2,8 +2,8 @@
 //!
 //! **Model.** Numbers lie in blocks of 64, of each of which the least and the largest are kept, and
 //! of each 64 blocks, and so on up to one. A number that changes is compared with those of its
-//! block; the block is looked through only if the old one was an extreme of it, and the blocks above
-//! only if the block's have changed.
+//! block; the block is looked through only if the old one was an extreme of it, and the blocks
+//! above only if the block's have changed.
 //!
 //! **Bounds.** A change takes 64 steps a level, of which there are four at most; mostly one step.
 

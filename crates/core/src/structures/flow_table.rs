@@ -7,7 +7,8 @@
 //! # Removal without counting on the hot path
 //! A slot may be used again only when no port holds a request of the old flow. Counting live
 //! requests in a shared word would make each request of a tenant bounce a cache line. So each port
-//! counts its own in private memory ([`PortFlows`](super::port_flows::PortFlows)), and removal asks the ports:
+//! counts its own in private memory ([`PortFlows`](super::port_flows::PortFlows)), and removal asks
+//! the ports:
 //! 1. `close` marks the control word closed, sets every port's bit of the slot's `pending`, appends
 //!    the flow's name to a log, and raises the table's `closings` and `news` counters.
 //! 2. A port that notices a new `news` value in `next` (one load of a line that hardly ever
@@ -15,8 +16,8 @@
 //!    closing in its private memory, and clears its bit of each as soon as it holds no request of
 //!    it. The log is as long as there are slots: a slot is closed again only when all ports have
 //!    let go of it, so no name is overwritten that a port has not read.
-//! 3. The port that clears the last bit adds the slot to those that are free; `add` takes the lowest
-//!    of them and gives it a new generation.
+//! 3. The port that clears the last bit adds the slot to those that are free; `add` takes the
+//! lowest of them and gives it a new generation.
 //!
 //! *Ordering.* `closings` and `news` are raised with Release after the word, the bits and the name
 //! are written, and read with Acquire, so a port that sees the new value sees the closed word,
@@ -112,8 +113,8 @@ impl<P: Platform> FlowTable<P> {
         self.ports
     }
 
-    /// Makes every port's next [`PortFlows::poll`](super::port_flows::PortFlows::poll) say that there is news, of something that ports
-    /// seldom look at.
+    /// Makes every port's next [`PortFlows::poll`](super::port_flows::PortFlows::poll) say that
+    /// there is news, of something that ports seldom look at.
     pub(crate) fn tell(&self) {
         self.news.fetch_add(1, Ordering::AcqRel);
     }

@@ -1,18 +1,18 @@
 //! A set of numbers from which the lowest is taken: the free slots of a table.
 //!
-//! **Problem.** A table with thousands of flows looks for a free slot whenever one is added. To look
-//! at all of them takes as long as there are flows, so that adding all takes the square of that.
-//! **Model.** A bit for each number, and above each 64 words a word with a bit for each that has
-//! some, up to one word. Threads add numbers at any time; one at a time takes them.
+//! **Problem.** A table with thousands of flows looks for a free slot whenever one is added. To
+//! look at all of them takes as long as there are flows, so that adding all takes the square of
+//! that. **Model.** A bit for each number, and above each 64 words a word with a bit for each that
+//! has some, up to one word. Threads add numbers at any time; one at a time takes them.
 //!
-//! **Bounds of loops.** To add is a step a level, four at most. To take is the same for each bit that
-//! is taken out on the way: one that was added is taken out once.
+//! **Bounds of loops.** To add is a step a level, four at most. To take is the same for each bit
+//! that is taken out on the way: one that was added is taken out once.
 //!
-//! *Memory ordering.* Who adds a number sets the bits from the lowest word up; who finds a word empty
-//! takes out the bit above, *then* reads the word once more, and sets that bit again if there is
-//! something. Both are read-modify-writes of the same two words, and acquire and release: either the
-//! second look finds the number, or it comes first in the order of the lower word, and then the bit
-//! above that is set afterwards is set after it was taken out. So no number is lost.
+//! *Memory ordering.* Who adds a number sets the bits from the lowest word up; who finds a word
+//! empty takes out the bit above, *then* reads the word once more, and sets that bit again if there
+//! is something. Both are read-modify-writes of the same two words, and acquire and release: either
+//! the second look finds the number, or it comes first in the order of the lower word, and then the
+//! bit above that is set afterwards is set after it was taken out. So no number is lost.
 
 use alloc::boxed::Box;
 

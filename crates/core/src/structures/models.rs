@@ -119,8 +119,8 @@ fn two_ports_let_go() {
     });
 }
 
-/// A slot is added while another thread takes what there is: afterwards all can be taken, each once.
-/// The set has two levels of words.
+/// A slot is added while another thread takes what there is: afterwards all can be taken, each
+/// once. The set has two levels of words.
 fn no_free_slot_is_lost<P: Platform>() {
     check(3, || {
         let free = Arc::new(FreeSlots::<P>::all(65));

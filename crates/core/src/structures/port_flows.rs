@@ -58,7 +58,8 @@ const NONE: u32 = u32::MAX;
 /// How many removals a port acts on in one verb: for what is left the port wakes itself.
 const CLOSINGS_AT_ONCE: u64 = 64;
 
-/// Why a tag is outside, below its seat: it waits in front of the policy, or went before all others.
+/// Why a tag is outside, below its seat: it waits in front of the policy, or went before all
+/// others.
 const HELD: u32 = 1;
 const AHEAD: u32 = 2;
 const WHY: u32 = 3;

@@ -219,7 +219,8 @@ pub(crate) enum Misbehave {
     CancelForgets,
     /// Says that a request will be issued again.
     RequeueForgets,
-    /// Forgets a request that goes before all others: its flow's slot and its tag are free too soon.
+    /// Forgets a request that goes before all others: its flow's slot and its tag are free too
+    /// soon.
     ExpediteForgets,
     /// Says that a completion of a staged request was one of an issued one.
     CompletesStaged,

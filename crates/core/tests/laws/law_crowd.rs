@@ -124,9 +124,10 @@ impl Pair {
     }
 }
 
-/// Two flows of equal weight are backlogged throughout on one port. One of them also comes to another
-/// port again and again, with some requests each time, and loses its seat there to flows that come
-/// and go, of which there are more than tags. It is never ahead by more than Section 2.2 allows.
+/// Two flows of equal weight are backlogged throughout on one port. One of them also comes to
+/// another port again and again, with some requests each time, and loses its seat there to flows
+/// that come and go, of which there are more than tags. It is never ahead by more than Section 2.2
+/// allows.
 pub(crate) fn evicted_flows_are_not_ahead(subject: &dyn Subject) -> Result<(), String> {
     let cost = Default::default();
     let shape =
@@ -153,8 +154,8 @@ pub(crate) fn evicted_flows_are_not_ahead(subject: &dyn Subject) -> Result<(), S
     Ok(())
 }
 
-/// More flows than a port lets go of in one verb are removed at once: one `next` on each port that is
-/// woken, and on those that this wakes, is enough to have all slots back.
+/// More flows than a port lets go of in one verb are removed at once: one `next` on each port that
+/// is woken, and on those that this wakes, is enough to have all slots back.
 pub(crate) fn slots_come_back(subject: &dyn Subject) -> Result<(), String> {
     let cost = Default::default();
     let flows = 200;

@@ -1,6 +1,6 @@
-//! **Law: growth.** A request that grows while it is staged counts for what it has become: a cap lets
-//! no more bytes go, a reservation gives no more, and the search for D sees as much, as if it had come
-//! so long.
+//! **Law: growth.** A request that grows while it is staged counts for what it has become: a cap
+//! lets no more bytes go, a reservation gives no more, and the search for D sees as much, as if it
+//! had come so long.
 
 use std::collections::VecDeque;
 
@@ -79,8 +79,8 @@ struct Served {
     depth: Option<u64>,
 }
 
-/// Two flows of weights 1 and 1000, of which the first has 1 MB/s reserved, before a device that does
-/// 1000 requests a second.
+/// Two flows of weights 1 and 1000, of which the first has 1 MB/s reserved, before a device that
+/// does 1000 requests a second.
 fn serve((policy, mut port): Rig, grows: bool) -> Served {
     let port = &mut *port;
     let flows = [1, 1000].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());

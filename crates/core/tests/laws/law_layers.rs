@@ -1,7 +1,7 @@
 //! **Law: layers.** All layers together, with something to do for each, keep what a policy owes:
 //! under random sequences of all verbs, while caps, reservations, groups, weights and D change, no
-//! request is lost or repeated, no tag that is in use is taken or completed, and no slot of a flow is
-//! another's while a request of it is live.
+//! request is lost or repeated, no tag that is in use is taken or completed, and no slot of a flow
+//! is another's while a request of it is live.
 
 use fairq_core::{
     AnyPolicy, AnyPort, Cap, Caps, Counted, Group, GroupId, PortSet, Reservation, Share, Side,

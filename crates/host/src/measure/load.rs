@@ -343,7 +343,8 @@ pub enum Path {
     /// The loop of a [shard](crate::shard).
     #[default]
     Shards,
-    /// The [`DirectPath`](crate::shard::direct::DirectPath), polled by the thread that makes the requests.
+    /// The [`DirectPath`](crate::shard::direct::DirectPath), polled by the thread that makes the
+    /// requests.
     Direct,
 }
 

@@ -64,7 +64,7 @@ pub use asks::{Door, HttpRequest, HttpResponse, Reply};
 pub use built::BuiltPolicy;
 pub use groups::{Group, GroupStatus};
 pub use listen::Listen;
-pub use tenant_list::{Member, TenantList};
+pub use tenant_list::{Member, Resizing, TenantList};
 
 use accept::Failures;
 use asks::Ask;
@@ -125,6 +125,15 @@ pub struct Tenant {
     pub connections: Option<u32>,
 }
 
+/// The tenant whose export clients get that name none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DefaultTenant {
+    /// Its name. As long as there is no such tenant, such clients get nothing.
+    pub name: String,
+    /// Whether the operator has named it; otherwise it is one as long as no other tenant is there.
+    pub is_named: bool,
+}
+
 /// How long a server waits for others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
@@ -166,8 +175,12 @@ impl Default for Timeouts {
 /// What to serve and how.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The tenants; the first is the export that clients get who name none.
+    /// The tenants.
     pub tenants: Vec<Tenant>,
+    /// The names of those whose ranges are zeroed before they can be opened.
+    pub zero: Vec<String>,
+    /// The tenant of clients that name none.
+    pub default: Option<DefaultTenant>,
     /// The groups that they are in, outer ones first.
     pub groups: Vec<Group>,
     /// The most tenants at a time; the policy was built for so many flows.
@@ -205,6 +218,11 @@ pub trait Operator {
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Reply;
     /// A request came on an HTTP address.
     fn http(&mut self, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse;
+    /// A tenant's range has been zeroed, and no client has opened it yet. It stays closed for now
+    /// if this gives false, which is called again.
+    fn opening(&mut self, _tenant: &Tenant) -> bool {
+        true
+    }
     /// SIGHUP: the configuration is to be read again.
     fn reload(&mut self, admin: &mut dyn Admin);
     /// It was told to end.
@@ -291,8 +309,10 @@ pub fn serve(
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
         schedulers.set_group(group).map_err(refused)?;
     }
-    let tenants =
-        TenantList::new(add_flows(&schedulers, &device, &config.tenants, shards)?, preferred)?;
+    let members = add_flows(&schedulers, &device, &config, shards)?;
+    let waiting: Vec<FlowId> =
+        members.iter().filter(|member| member.preparing.is_some()).map(|one| one.flow).collect();
+    let tenants = TenantList::new(members, preferred, config.default.as_ref())?;
     schedulers.hurry();
     let mut flows: Vec<FlowId> = tenants.members().iter().map(|member| member.flow).collect();
     // `ControlThread::note` expects the flow of slot n in place n.
@@ -355,7 +375,8 @@ pub fn serve(
         leaving: None,
         flows,
         leftovers: Vec::new(),
-        waiting: Vec::new(),
+        waiting,
+        default: server.config.default.clone(),
         closing: Vec::new(),
         next_look: (Instant::now(), PREPARE_PERIOD),
         preferred,
@@ -522,7 +543,7 @@ async fn run(
             _ = hangup.recv() => operator.reload(control),
             // The loop's condition looks whether the last client has gone.
             () = tokio::time::sleep(DRAIN_PERIOD), if control.drain == Drain::Waiting => {}
-            () = tokio::time::sleep(PREPARE_PERIOD), if control.has_chores() => control.do_chores(),
+            () = tokio::time::sleep(PREPARE_PERIOD), if control.has_chores() => control.do_chores(operator),
             // The shards do not tell the control thread that their meeting is over: `tick` looks.
             () = tokio::time::sleep(CHANGE_PERIOD), if control.leaving.is_some() => control.tick(clock.now_ns()),
             _ = terminate.recv() => break,

@@ -524,8 +524,8 @@ fn what_a_groups_cap_allows_goes_by_weight() {
     }
 }
 
-/// 99 submits of a tag that is in use are refused, and the next request of the flow waits for its cap
-/// no longer. Where the cap has nothing left the tag is refused all the same.
+/// 99 submits of a tag that is in use are refused, and the next request of the flow waits for its
+/// cap no longer. Where the cap has nothing left the tag is refused all the same.
 #[test]
 fn a_refused_request_pays_nothing_and_a_live_tag_is_never_taken() {
     let (policy, mut ports) = over_none(1);

@@ -251,8 +251,8 @@ impl Waiting {
         by
     }
 
-    /// Takes a request that waits out of its lane. Gives what was known of it, and its lane's number
-    /// and whether it is empty.
+    /// Takes a request that waits out of its lane. Gives what was known of it, and its lane's
+    /// number and whether it is empty.
     pub(super) fn take(&mut self, request: &Request) -> (Option<Waiter>, Option<(u32, bool)>) {
         let tag = request.tag.0;
         let number = self.lane(request.flow, is_write(request));

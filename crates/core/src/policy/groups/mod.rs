@@ -137,8 +137,8 @@ impl Member {
     /// The most requests that may be on the device for it to have what is granted.
     fn most(&mut self, now_ns: u64, asked: Asked, supply: &Supply, has_more: bool) -> Option<u64> {
         self.peak = asked.live().max(self.peak - self.peak.div_ceil(8));
-        // A flow that rests at times keeps too few requests outstanding for room to help it, and one
-        // that has more by its weight needs none.
+        // A flow that rests at times keeps too few requests outstanding for room to help it, and
+        // one that has more by its weight needs none.
         let can_be = self.is_active && !self.has_rested && now_ns >= self.futile_ns;
         let is_to_be = can_be && !has_more;
         let most = supply.most(self.peak.into(), self.granted).filter(|_| is_to_be);

@@ -580,8 +580,8 @@ fn weights_that_change_at_once_are_the_trees() {
 /// A device that does 4,000 requests a second, whatever their length.
 const SLOW_NS: u64 = 250_000;
 
-/// 2,000 of 4,000 for one of weight 100 beside one of 10,000 whose requests are 16 times as long: what
-/// its weight gives it in bursts is part of its reservation, not beside it.
+/// 2,000 of 4,000 for one of weight 100 beside one of 10,000 whose requests are 16 times as long:
+/// what its weight gives it in bursts is part of its reservation, not beside it.
 #[test]
 fn a_reservation_is_not_beside_what_a_weight_gives() {
     let least = Tenant { min_iops: 2000, ..tenant(None, 100) };

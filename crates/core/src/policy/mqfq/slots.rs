@@ -25,11 +25,11 @@
 //! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and
 //! requests are outstanding that nobody can take back. So D becomes less by a *debt*: as long as
 //! there is one, whoever takes tokens ([`Slots::acquire_owing`]) pays with them, with all of a node
-//! at once; the first one that finds nothing owed is used. Ports learn that there may be a debt from a word
-//! that they read anyway, and ask no more once they have found it paid. Tokens, less the debt, and
-//! the requests outstanding add up to the new D at once; whoever has heard of the change sends
-//! nothing beyond it. D becomes greater by cancelling debt and putting the rest in the root and
-//! waking who is ready.
+//! at once; the first one that finds nothing owed is used. Ports learn that there may be a debt
+//! from a word that they read anyway, and ask no more once they have found it paid. Tokens, less
+//! the debt, and the requests outstanding add up to the new D at once; whoever has heard of the
+//! change sends nothing beyond it. D becomes greater by cancelling debt and putting the rest in the
+//! root and waking who is ready.
 //!
 //! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
 //! bitmap: each slot is a bit, the bits are spread over cache lines as Linux spreads them, and a

@@ -464,8 +464,8 @@ impl BfqScheduler {
         if next.is_some_and(|next| flow.beside + next.cost <= self.config.least_budget()) {
             return Selection::Serve(job, slot);
         }
-        // The flow is charged for what was served beside, and leaves its place in the queue: it gets
-        // another one if it has more requests.
+        // The flow is charged for what was served beside, and leaves its place in the queue: it
+        // gets another one if it has more requests.
         flow.start =
             flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
         match is_ready {

@@ -136,8 +136,8 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
     type Config = Behind<S, NassConfig>;
     type Policy<P: Platform> = Any<P>;
 
-    /// D is the device's queue, since limits are parts of that: with a D that is found, which may be
-    /// all that is asked for on a device that gains a little by each request more, they limit
+    /// D is the device's queue, since limits are parts of that: with a D that is found, which may
+    /// be all that is asked for on a device that gains a little by each request more, they limit
     /// nothing.
     ///
     /// Before a device that takes fewer requests than the paper's it is as for that one: limits are

@@ -179,8 +179,8 @@ pub struct SerialConfig {
     /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as
     /// the parallelism of an NVMe SSD.
     pub slots: u32,
-    /// The most bytes of requests that are [merged](super::merge) to one command; default 0, which merges
-    /// none.
+    /// The most bytes of requests that are [merged](super::merge) to one command; default 0, which
+    /// merges none.
     pub merge_bytes: u32,
 }
 

@@ -139,9 +139,10 @@ fn end(port: &mut Port, table: &FlowTable<Native>, (tag, flow, at): Live) {
 
 proptest! {
     /// Up to 20 flows come and go on two ports with four tags, and so four seats, each: a request
-    /// finds what was kept of its flow, or nothing, never another flow's, and what is kept of a flow
-    /// that leaves its seat is handed over; what a port holds is counted, in the policy and outside;
-    /// a slot is never free while a request of its flow is anywhere, and all are free in the end.
+    /// finds what was kept of its flow, or nothing, never another flow's, and what is kept of a
+    /// flow that leaves its seat is handed over; what a port holds is counted, in the policy and
+    /// outside; a slot is never free while a request of its flow is anywhere, and all are free in
+    /// the end.
     #[test]
     fn a_seat_is_its_flows_alone(steps in steps()) {
         let table = FlowTable::<Native>::new(20, 2);

@@ -146,10 +146,10 @@ impl Files {
         };
         let Some(number) = slots.iter().position(is_it) else { return Ok(None) };
         let Some(backing) = slots[number].backing().cloned() else { return Ok(None) };
-        if let Some(wanted) = spec.create_size.filter(|&wanted| wanted != backing.size) {
+        if let Some(wanted) = spec.create_size.filter(|&wanted| wanted != backing.size()) {
             return Err(DeviceError::OtherSize {
                 path: spec.path.clone(),
-                actual: backing.size,
+                actual: backing.size(),
                 wanted,
             });
         }

@@ -98,6 +98,7 @@ impl<P: Port, D: Device> Client<P, D> {
             match message {
                 Message::Front(begins_ns) => self.front.begin(begins_ns),
                 Message::Wipe(_) | Message::EndWipes(_) => {}
+                Message::Cut(cut) => drop(cut),
                 // The asker may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
                 Message::Forget(_) | Message::Record(_) => {}

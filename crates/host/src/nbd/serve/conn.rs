@@ -231,6 +231,12 @@ impl Conn {
         }
     }
 
+    /// What it serves ends at this many bytes now. Its client finds that out by an error, or when
+    /// it connects again.
+    pub(super) fn shrink(&mut self, size: u64) {
+        self.volume.size = self.volume.size.min(size);
+    }
+
     /// It takes nothing in before this meeting is over.
     pub fn after(self, gate: Option<Arc<Meeting>>) -> Conn {
         Conn { gate, ..self }

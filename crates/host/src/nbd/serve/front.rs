@@ -68,6 +68,13 @@ pub enum Message {
         /// Whatever they wait for.
         cut_off: bool,
     },
+    /// The range of this flow's tenant ends at this many bytes now: requests beyond are refused.
+    Shrink {
+        /// The flow.
+        flow: FlowId,
+        /// The range's size in bytes.
+        size: u64,
+    },
     /// A client of this flow connects to the shard of this number: find out which others have
     /// ended, so that its requests wait for theirs, then arrive at its gate.
     CheckEnds {
@@ -233,6 +240,10 @@ impl Front for NbdFront {
                     conn.is_some_and(|conn| conn.is_of(flow))
                 });
                 self.take_finished(now_ns, path);
+            }
+            Message::Shrink { flow, size } => {
+                let conns = self.conns.iter_mut().flatten().filter(|conn| conn.is_of(flow));
+                conns.for_each(|conn| conn.shrink(size));
             }
             Message::Second => {
                 let mut allowance = GIVEN_BACK;

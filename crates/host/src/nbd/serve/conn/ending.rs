@@ -11,8 +11,8 @@
 //! given up after [`FAREWELL_S`] without a byte taken |
 //!
 //! A connection whose next request has no room receives nothing, so its socket is polled for the
-//! end once a second, and whenever another client of the tenant connects. After a second without room it
-//! receives what its buffer takes, to find a good-bye there.
+//! end once a second, and whenever another client of the tenant connects. After a second without
+//! room it receives what its buffer takes, to find a good-bye there.
 //!
 //! TCP cannot tell the last two apart before an answer has been refused. What is given up and
 //! staged is cancelled; what is on the device runs to its end, since the device has its memory, and
@@ -121,8 +121,8 @@ impl Conn {
         false
     }
 
-    /// Detects the end of a client whose next request has no room; otherwise a receive is under way,
-    /// and ends with it.
+    /// Detects the end of a client whose next request has no room; otherwise a receive is under
+    /// way, and ends with it.
     fn detect_end(&mut self) {
         let is_stalled = self.state == State::Open && self.is_stalled();
         if self.is_unread || !(is_stalled || self.state == State::Draining) {
