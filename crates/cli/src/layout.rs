@@ -91,7 +91,7 @@ fn check(device: &Path, config: Option<&Path>) -> anyhow::Result<()> {
     };
     let (plan, own) = plan(config)?;
     let path = device.display().to_string();
-    let placed = place(&path, &plan.tenants, pool.record(), &own)?;
+    let placed = place(&path, &plan.tenants, pool.record(), &own, &[])?;
     let mut text = String::new();
     let shared = plan.tenants.iter().zip(&placed.ranges).filter(|(of, _)| of.path.is_none());
     for (tenant, range) in shared {

@@ -135,7 +135,10 @@ impl Console {
             )));
         }
         if let (Some(layout), Some(record)) = (&self.layout, self.planned(admin)) {
-            let placed = place(layout.path(), std::slice::from_ref(new), &record, &[])?;
+            let tenants = admin.tenants();
+            let served: Vec<&str> =
+                tenants.members().iter().map(|member| &*member.tenant.name).collect();
+            let placed = place(layout.path(), std::slice::from_ref(new), &record, &[], &served)?;
             return Ok(placed.ranges[0]);
         }
         let own: Vec<u16> = self.own.values().map(|&(number, _)| number).collect();

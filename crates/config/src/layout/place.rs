@@ -31,12 +31,14 @@ pub struct Placed {
 }
 
 /// Gives each tenant its range. `path` is the pool's, for messages; `own` are the sizes of files of
-/// tenants that have their own.
+/// tenants that have their own. `served` are names of the record that a server has beside
+/// `tenants`: a refusal does not list their ranges as reserved.
 pub fn place(
     path: &str,
     tenants: &[Tenant],
     record: &Record,
     own: &[u64],
+    served: &[&str],
 ) -> Result<Placed, Refusal> {
     let known: HashMap<&str, &Held> =
         record.ranges().iter().map(|held| (&*held.name, held)).collect();
@@ -62,7 +64,7 @@ pub fn place(
         }));
     }
     let mut ranges = layout(&all, Some(record.size), own)
-        .map_err(|refusal| Refusal::new(format!("{refusal}{}", hint(path, &reserved))))?;
+        .map_err(|refusal| Refusal::new(format!("{refusal}{}", hint(path, &reserved, served))))?;
     ranges.truncate(tenants.len());
     let shared = tenants.iter().zip(&ranges).filter(|(tenant, _)| shares(tenant));
     let new: Vec<Held> = shared
@@ -141,9 +143,10 @@ pub fn written(held: &Held) -> String {
 }
 
 /// What to do about ranges that are reserved, when room is missing.
-fn hint(path: &str, reserved: &[Held]) -> String {
-    let Some(first) = reserved.first() else { return String::new() };
-    let list: Vec<String> = reserved.iter().map(ToString::to_string).collect();
+fn hint(path: &str, reserved: &[Held], served: &[&str]) -> String {
+    let reserved = || reserved.iter().filter(|held| !served.contains(&&*held.name));
+    let Some(first) = reserved().next() else { return String::new() };
+    let list: Vec<String> = reserved().map(ToString::to_string).collect();
     format!(
         "; the ranges of tenants that the configuration does not name are reserved: {}: if one \
          has another name now, run fairq layout rename {path} {} NEW; if its data are not wanted, \
@@ -170,7 +173,7 @@ mod tests {
     }
 
     fn on(specs: &[&str], record: &Record) -> Result<Placed, String> {
-        place("/pool", &tenants(specs), record, &[]).map_err(|refusal| refusal.to_string())
+        place("/pool", &tenants(specs), record, &[], &[]).map_err(|refusal| refusal.to_string())
     }
 
     /// Offsets in MiB.

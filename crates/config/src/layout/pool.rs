@@ -531,7 +531,7 @@ impl Media {
             }
         };
         pool.fit(self.size)?;
-        let placed = place(&path, tenants, &pool.record, own)?;
+        let placed = place(&path, tenants, &pool.record, own, &[])?;
         if placed.record != pool.record {
             pool.save(&placed.record)
                 .map_err(|error| fault(&self.path, "write its layout record", &error))?;
