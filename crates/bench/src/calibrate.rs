@@ -404,7 +404,7 @@ mod tests {
         let most = if is_small { 3 } else { 4 };
         let outstanding: u32 = jobs.iter().map(Job::outstanding).sum();
         let per_second = u64::from(outstanding.min(most)) * 500;
-        let disturbed = if rounds.get() % 2 == 0 { 2 } else { 1 };
+        let disturbed = if rounds.get().is_multiple_of(2) { 2 } else { 1 };
         let operations = per_second * times.measured.as_millis() as u64 / 1000 / disturbed;
         measured(operations, Duration::from_millis(2), times.measured)
     }

@@ -233,6 +233,7 @@ macro_rules! layer {
     };
 }
 
+#[allow(clippy::single_component_path_imports, reason = "it gives the macros a path")]
 pub(crate) use {
     forward_policy, forward_port, layer, policy_by_layer, policy_methods, port_by_layer,
     port_methods,

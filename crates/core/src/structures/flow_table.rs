@@ -17,7 +17,7 @@
 //!    it. The log is as long as there are slots: a slot is closed again only when all ports have
 //!    let go of it, so no name is overwritten that a port has not read.
 //! 3. The port that clears the last bit adds the slot to those that are free; `add` takes the
-//! lowest of them and gives it a new generation.
+//!    lowest of them and gives it a new generation.
 //!
 //! *Ordering.* `closings` and `news` are raised with Release after the word, the bits and the name
 //! are written, and read with Acquire, so a port that sees the new value sees the closed word,
@@ -32,10 +32,10 @@ use crossbeam_utils::CachePadded;
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
-use crate::policy::reference::ReferenceWeight;
 use crate::structures::allocation::boxed;
 use crate::structures::extremes::Extremes;
 use crate::structures::free_slots::FreeSlots;
+use crate::structures::reference::ReferenceWeight;
 
 /// The control word: generation in the upper 32 bits, then weight (24 bits) and state (8 bits).
 #[derive(Clone, Copy, PartialEq, Eq)]

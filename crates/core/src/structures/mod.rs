@@ -15,5 +15,6 @@ pub(crate) mod mindicator;
 #[cfg(all(test, loom))]
 mod models;
 pub(crate) mod port_flows;
+pub(crate) mod reference;
 pub(crate) mod topology;
 pub(crate) mod tournament;

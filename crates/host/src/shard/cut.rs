@@ -29,8 +29,8 @@ impl Cut {
         tenant == self.tenant && command.file == self.file && end > self.end
     }
 
-    /// This shard has none.
-    pub(super) fn is_over(self) {
+    /// Counts this shard as one that has none.
+    pub(super) fn end(self) {
         self.left.fetch_sub(1, Ordering::AcqRel);
     }
 }

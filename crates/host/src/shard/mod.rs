@@ -416,7 +416,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     fn end_cuts(&mut self) {
         let path = &self.path;
         let over = self.cuts.extract_if(.., |cut| !path.crosses(cut));
-        over.for_each(Cut::is_over);
+        over.for_each(Cut::end);
     }
 
     /// Whether everything taken has been answered and nothing is on its way.

@@ -570,7 +570,7 @@ fn weights_that_change_at_once_are_the_trees() {
     rig.policy.set_weights(&all);
     rig.run(500);
     let served = rig.run(2000);
-    let all: u64 = served.iter().map(|&served| served as u64).sum();
+    let all: u64 = served.iter().sum();
     for (served, percent) in served.iter().zip([56.25, 18.75, 25.0]) {
         let part = *served as f64 * 100.0 / all as f64;
         assert!((part - percent).abs() < 1.0, "{part} and not {percent} %");

@@ -153,8 +153,8 @@ proptest! {
             match step {
                 Step::Add => {
                     let added = table.add(None, Weight::DEFAULT, |_| ());
-                    let is_same = |flow: &FlowId| added.is_ok_and(|added| added.slot() == flow.slot());
-                    prop_assert!(!live.iter().flatten().any(|(_, flow, _)| is_same(flow)));
+                    let slot = added.map(FlowId::slot);
+                    prop_assert!(!live.iter().flatten().any(|(_, flow, _)| slot == Ok(flow.slot())));
                     open.extend(added);
                 }
                 Step::Remove(at) if at < open.len() => {
@@ -162,14 +162,15 @@ proptest! {
                 }
                 Step::Submit(at, flow, held) if flow < open.len() => {
                     let (port, live) = (&mut ports[at], &mut live[at]);
-                    let waits = live.iter().position(|&(_, of, at)| of == open[flow] && at == At::Held);
+                    let is_held = |live: &Live| live.1 == open[flow] && live.2 == At::Held;
+                    let waits = live.iter().position(is_held);
                     let tag = match waits.filter(|_| held) {
                         Some(waits) => Some(live.swap_remove(waits).0),
-                        None => (0..TAGS as u32).find(|tag| !live.iter().any(|held| held.0 == *tag)),
+                        None => (0..TAGS as u32).find(|tag| live.iter().all(|held| held.0 != *tag)),
                     };
                     let Some(tag) = tag else { continue };
                     let flow = open[flow];
-                    let left = |old: FlowId, kept: &Option<FlowId>| assert!(kept.is_none_or(|kept| kept == old));
+                    let left = |old, kept: &Option<FlowId>| assert!(kept.is_none_or(|kept| kept == old));
                     let (_, seat) = port.admit(&table, flow, Tag(tag), left).unwrap();
                     let kept = port.kept_mut(seat).unwrap();
                     prop_assert!(kept.is_none_or(|kept| kept == flow));
@@ -181,7 +182,8 @@ proptest! {
                     let free = (0..TAGS as u32).find(|tag| !live.iter().any(|held| held.0 == *tag));
                     let Some(tag) = free else { continue };
                     port.hold(&table, open[flow], Tag(tag), |_, _| ()).unwrap();
-                    prop_assert_eq!(port.hold(&table, open[flow], Tag(tag), |_, _| ()), Err(SubmitError::BadTag));
+                    let again = port.hold(&table, open[flow], Tag(tag), |_, _| ());
+                    prop_assert_eq!(again, Err(SubmitError::BadTag));
                     live.push((tag, open[flow], At::Held));
                 }
                 Step::Expedite(at, nth) if nth < live[at].len() => {
