@@ -73,6 +73,11 @@ impl<P: Platform> FreeSlots<P> {
 
     /// Takes out the lowest number; `None` if there is none.
     pub(crate) fn take(&self) -> Option<usize> {
+        self.take_by(Self::clear)
+    }
+
+    /// Takes out the lowest number; `clear` takes out the bit above a word that seems empty.
+    pub(super) fn take_by(&self, clear: fn(&Self, usize, usize)) -> Option<usize> {
         let top = self.levels.len().checked_sub(1)?;
         let (mut level, mut at) = (top, 0);
         loop {
@@ -89,14 +94,23 @@ impl<P: Platform> FreeSlots<P> {
             if level == top {
                 return None;
             }
-            self.clear(level, at);
+            clear(self, level, at);
             (level, at) = (top, 0);
+        }
+    }
+
+    /// [`Self::clear`] without the second read of the word: a number that was added in between is
+    /// lost, which the model must find.
+    #[cfg(all(test, loom))]
+    pub(super) fn clear_without_second_read(&self, level: usize, at: usize) {
+        if let Some(above) = self.word(level + 1, at / BITS) {
+            above.fetch_and(!bit(at), Ordering::AcqRel);
         }
     }
 
     /// The word is empty, as it seems: takes out its bit above.
     #[cold]
-    fn clear(&self, level: usize, at: usize) {
+    pub(super) fn clear(&self, level: usize, at: usize) {
         let (Some(word), Some(above)) = (self.word(level, at), self.word(level + 1, at / BITS))
         else {
             return;
