@@ -108,7 +108,7 @@ struct fairq_weight {
 };
 
 /* The most of them at once. */
-#define FAIRQ_WEIGHTS 8
+#define FAIRQ_WEIGHTS 32
 
 /* What changes a scheduler while it runs. */
 struct fairq_change {

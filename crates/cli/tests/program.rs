@@ -1,8 +1,6 @@
 //! The program as its users run it: what it prints, to where, and with which status it ends.
 
 mod common;
-#[path = "program/measure.rs"]
-mod measure;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -282,6 +280,66 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
 }
 
 #[test]
+fn bench_goes_by_either_path() {
+    for (path, says_so) in [("shards", false), ("direct", true)] {
+        let device = [
+            "--device",
+            "nvme-soft,backing=ram,size=64M",
+            "--policy",
+            "none,d2fq",
+            "--shards",
+            "1",
+        ];
+        let load = [
+            "--tenant",
+            "a=depth:1,rw:randrw",
+            "--seconds",
+            "50ms",
+            "--warmup",
+            "10ms",
+            "--path",
+            path,
+        ];
+        let output = run(&[&["bench"], &device[..], &load[..]].concat());
+        let said = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_eq!(said.contains("· 1 shard on the direct path · none, d2fq"), says_so, "{said}");
+        assert_eq!(said.matches("100.0 %   100.0 %").count(), 2, "{said}");
+    }
+}
+
+/// The tenant that cfq waits for is done before the time is over until which it was to be waited
+/// for: its shard alone knows that time, and has to stay for the other's requests.
+#[test]
+fn a_shard_that_waits_for_a_tenant_serves_the_other_before_it_ends() {
+    let device = [
+        "--device",
+        "paced,size=64M,iops=20000,latency=1ms",
+        "--policy",
+        "cfq:idle=50ms",
+        "--shards",
+        "2",
+    ];
+    let load = [
+        "--tenant",
+        "a=depth:32",
+        "--tenant",
+        "b=depth:32",
+        "--seconds",
+        "300ms",
+        "--warmup",
+        "10ms",
+    ];
+    let bench = fairq(&[&["bench"], &device[..], &load[..]].concat())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut bench = Server(bench);
+    let status = until("the bench has ended", || bench.0.try_wait().expect("it is a child"));
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
 fn a_server_says_how_to_attach_and_ends_with_0_when_told() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
@@ -317,6 +375,190 @@ fn a_server_says_how_to_attach_and_ends_with_0_when_told() {
         assert_eq!(server.end(signal), Some(0));
         assert!(!socket.exists(), "it takes its socket with it");
     }
+}
+
+#[test]
+fn a_bench_compares_policies_in_one_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = folder.path().join("two.fio");
+    std::fs::write(
+        &jobs,
+        "[global]\nbs=4k\n[a]\nrw=randread\niodepth=16\ncgroup_weight=300\n[b]\nrw=randrw\niodepth=16\n",
+    )
+    .unwrap();
+    let jobs = jobs.to_str().unwrap();
+    let output = run(&[
+        "bench",
+        "--device",
+        "ram,size=16M",
+        "--fio",
+        jobs,
+        "--seconds",
+        "300ms",
+        "--warmup",
+        "50ms",
+        "--alone",
+        "--policy",
+        "none,sfqd:slots=8,mqfq,mqfq-serial,kyber:read-target=1ms,kyber-fair:period=20ms",
+        "--json",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("standard output is one object");
+    let runs = report["runs"].as_array().unwrap();
+    let policies: Vec<_> = runs.iter().map(|run| run["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["none", "sfqd", "mqfq", "mqfq-serial", "kyber", "kyber-fair"]);
+    for run in runs {
+        assert!(
+            run["iops"].as_f64().unwrap() > 100.0 && run["cpu_ns_per_io"].as_f64().unwrap() > 0.0,
+            "{run}"
+        );
+        let flows = run["flows"].as_array().unwrap();
+        let sum = |key: &str| flows.iter().map(|flow| flow[key].as_f64().unwrap()).sum::<f64>();
+        assert!((sum("share") - 1.0).abs() < 1e-9 && (sum("entitled") - 1.0).abs() < 1e-9, "{run}");
+        assert!((sum("bytes_per_s") - run["bytes_per_s"].as_f64().unwrap()).abs() < 1.0, "{run}");
+        assert_eq!(
+            (flows[0]["entitled"].as_f64(), flows[0]["weight"].as_u64()),
+            (Some(0.75), Some(300))
+        );
+        for flow in flows {
+            let quantile = |key: &str| flow[key].as_u64().unwrap();
+            assert!(0 < quantile("p50_ns") && quantile("p50_ns") <= quantile("p99_ns"), "{flow}");
+            assert!(
+                quantile("p99_ns") <= quantile("p999_ns")
+                    && flow["slowdown"].as_f64().unwrap() > 0.0,
+                "{flow}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_bench_drives_a_server_and_leaves_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listen = format!("unix:{}", socket.display());
+    let mut server = Server::start(&["serve", "--device", "ram,size=64M", "--listen", &listen]);
+    until("it listens", || UnixStream::connect(&socket).ok());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let json = folder.path().join("report.json");
+    let output = run(&[
+        "bench",
+        "--connect",
+        &uri,
+        "--tenant",
+        "gold=weight:300,jobs:2",
+        "--tenant",
+        "silver=rw:randwrite,bs:16k",
+        "--seconds",
+        "300ms",
+        "--warmup",
+        "50ms",
+        "--json",
+        json.to_str().unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains(" silver "), "{}", text(&output.stdout));
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let run = &report["runs"][0];
+    assert_eq!(run["policy"], "connect");
+    let flows = run["flows"].as_array().unwrap();
+    assert!(flows.iter().all(|flow| flow["iops"].as_f64().unwrap() > 10.0), "{run}");
+    assert_eq!(server.end(rustix::process::Signal::TERM), Some(0));
+}
+
+#[test]
+fn a_bench_does_not_overwrite_a_file_unless_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("precious");
+    std::fs::write(&path, vec![7u8; 1 << 20]).unwrap();
+    let device = format!("file,path={}", path.display());
+    let args = [
+        "bench",
+        "--device",
+        &device,
+        "--seconds",
+        "50ms",
+        "--warmup",
+        "0",
+        "--policy",
+        "none",
+        "--tenant",
+    ];
+    let refused = run(&[&args[..], &["a=rw:randwrite"]].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        text(&refused.stderr).contains("add --overwrite if it may be"),
+        "{}",
+        text(&refused.stderr)
+    );
+    assert!(is_all(&path, 7));
+    assert_eq!(run(&[&args[..], &["a=rw:randread"]].concat()).status.code(), Some(0));
+    assert!(is_all(&path, 7));
+    let allowed = run(&[&args[..], &["a=rw:randwrite", "--overwrite"]].concat());
+    assert_eq!(allowed.status.code(), Some(0), "{}", text(&allowed.stderr));
+    assert!(!is_all(&path, 7));
+}
+
+fn is_all(path: &Path, byte: u8) -> bool {
+    std::fs::read(path).unwrap().iter().all(|&b| b == byte)
+}
+
+#[test]
+fn calibrate_finds_what_a_paced_device_can_hold() {
+    // Four at a time, 2 ms each: three give three quarters of what four give, and more give no
+    // more.
+    // Real time: what else the machine runs may slow a sweep down, so one of three has to see it.
+    let device = "paced,size=16M,iops=0,bandwidth=0,latency=2ms,parallelism=4";
+    let sweep = || {
+        let output = run(&[
+            "calibrate",
+            "--device",
+            device,
+            "--bs",
+            "4k",
+            "--most",
+            "16",
+            "--seconds",
+            "150ms",
+            "--enough",
+            "90",
+            "--json",
+            "--shards",
+            "1",
+        ]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let sweeps: Vec<_> = (0..3).map(|_| sweep()).collect();
+    let found = sweeps.iter().find(|found| found["slots"] == 4);
+    let found = found.unwrap_or_else(|| panic!("{sweeps:?}"));
+    let outstanding: Vec<u64> = found["sweeps"][0]["points"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["outstanding"].as_u64().unwrap())
+        .collect();
+    assert_eq!(outstanding, [1, 2, 3, 4, 8, 16]);
+    let recommend = found["recommend"].as_str().unwrap();
+    assert!(recommend.starts_with("mqfq:slots=4,threshold="), "{recommend}");
+    let check = run(&[
+        "bench",
+        "--device",
+        "null",
+        "--policy",
+        recommend,
+        "--seconds",
+        "20ms",
+        "--warmup",
+        "0",
+    ]);
+    assert_eq!(
+        check.status.code(),
+        Some(0),
+        "what is recommended can be used: {}",
+        text(&check.stderr)
+    );
 }
 
 #[test]

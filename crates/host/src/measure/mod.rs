@@ -2,4 +2,3 @@
 
 pub mod client;
 pub mod load;
-pub mod stall;

@@ -7,7 +7,7 @@ use fairq_core::{
 };
 
 use crate::server::control_thread::ControlThread;
-use crate::server::{AdminError, Tenant};
+use crate::server::{AdminError, Tenant, TenantList};
 
 /// A group of tenants.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -128,7 +128,8 @@ impl ControlThread<'_> {
             (member.tenant.group, member.tenant.reservation) = before;
             return Err(AdminError::Flow { name: name.into(), error });
         }
-        self.put_members(members)
+        self.server.set_roster(TenantList::new(members, self.preferred)?);
+        Ok(())
     }
 
     /// What groups come to.
