@@ -108,7 +108,7 @@ struct fairq_weight {
 };
 
 /* The most of them at once. */
-#define FAIRQ_WEIGHTS 32
+#define FAIRQ_WEIGHTS 8
 
 /* What changes a scheduler while it runs. */
 struct fairq_change {

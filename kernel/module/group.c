@@ -28,7 +28,7 @@
 #include "group.h"
 
 /* How long a look keeps the queue's lock. */
-#define LOOK_NS (20 * NSEC_PER_USEC)
+#define LOOK_NS (10 * NSEC_PER_USEC)
 
 /* Its weight on this drive. */
 static u32 weight_of(struct blkcg_gq *blkg, struct fairq_group *group)
@@ -254,7 +254,9 @@ static void look_at_all(struct look *look)
 		else
 			list_add(&mark, at);
 		look->at(look, list_entry(at, struct fairq_group, entry));
-		if (look->count < FAIRQ_WEIGHTS && ktime_get_ns() - began_ns < LOOK_NS)
+		if (look->count == FAIRQ_WEIGHTS)
+			tell(look);
+		if (ktime_get_ns() - began_ns < LOOK_NS)
 			continue;
 		tell(look);
 		spin_unlock_irq(lock);

@@ -52,7 +52,9 @@ def test_tenants_do_not_read_what_others_left():
 
 def test_late_writes():
     """A client disconnects while its writes wait for a cap; what the next one writes to the same blocks and flushes stays."""
-    with rig.serve("--device", "paced,size=64M,iops=100k", "--tenant", "a=64M,max-iops=100,burst=1", "--shards", "2") as server:
+    with rig.tempfile.TemporaryDirectory() as folder, rig.serve(
+        "--device", "paced,size=64M,iops=100k", "--tenant", "a=64M,max-iops=100,burst=1", "--shards", "2", "--control", f"{folder}/c"
+    ) as server:  # fmt: skip
         old = nbd.Client(server.socket, "a")
         for block in range(60):
             old.send(nbd.WRITE, block * 4096, data=b"A" * 4096)
@@ -63,8 +65,10 @@ def test_late_writes():
             check(new.ask(nbd.WRITE, block * 4096, data=b"B" * 4096)[0] == 0, "written")
         check(new.ask(nbd.FLUSH)[0] == 0, "flushed")
         # A read of the others waits for the old client's writes, so all have landed.
-        check(new.ask(nbd.READ, 0, 50 * 4096)[1] == b"A" * 50 * 4096, "what was asked before a disconnect is done")
+        check(new.ask(nbd.READ, 0, 50 * 4096)[1] == b"A" * 50 * 4096, "requests before a disconnect are done")
         check(new.ask(nbd.READ, 50 * 4096, 10 * 4096)[1] == b"B" * 10 * 4096, "no old write lands on flushed data")
+        ended = rig.json.loads(ctl(f"{folder}/c", "tenants", "--json").stdout)[0]["ended"]
+        check(ended["writes"] == 0 and ended["waited"] > 0, f"nothing is left, and requests have waited: {ended}")
 
 
 def test_tenants_bring_files_of_their_own():

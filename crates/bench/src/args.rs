@@ -28,6 +28,10 @@ pub struct BenchArgs {
     /// tenant does (export:NAME).
     #[arg(long, value_name = "URI")]
     pub connect: Option<String>,
+    /// How long the server of --connect may send nothing while it has requests, and how long the
+    /// handshake with it may take [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "connect")]
+    pub timeout: Option<Nanos>,
     /// The policies to compare, as for serve, in one list or in several [default: none,mqfq]
     #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_policies)]
     pub policy: Vec<Policies>,
@@ -115,6 +119,9 @@ pub struct CalibrateArgs {
     /// Write instead of reading: what is on the device is lost
     #[arg(long)]
     pub write: bool,
+    /// Use a device that has tenants' data, by its layout record
+    #[arg(long)]
+    pub overwrite: bool,
     /// Print one JSON object instead of a picture
     #[arg(long)]
     pub json: bool,

@@ -3,14 +3,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use fairq_config::device::{DeviceConfig, Kind};
 use fairq_config::engine::{Shape, shard_cpus, shards_in_words, topology, with_policy};
 use fairq_config::files::{Output, write_out};
 use fairq_config::flags::Policies;
 use fairq_config::group::{self, Group};
+use fairq_config::layout::pool::refuse_pool;
 use fairq_config::policy::PolicyConfig;
 use fairq_config::policy::PolicyTable;
 use fairq_config::refusal::Refusal;
@@ -29,12 +30,15 @@ use crate::args::{BenchArgs, Way};
 use crate::fiojob;
 use crate::job::Job;
 use crate::load::{Load, Progress, connections, deal, ranges};
+use crate::plausible::{self, Limits};
 use crate::report::{Got, Report, Run};
 use crate::series::{Life, Series};
 
 /// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more
 /// than there is.
 const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
+/// How long a server may send nothing where nothing is said.
+const TIMEOUT_NS: u64 = 10_000_000_000;
 /// How long jobs stay on one shard where nothing is said: as threads in the lab.
 const MOVES_NS: u64 = 120_000_000;
 /// How finely a run is cut if tenants come and go in it and nobody says.
@@ -48,6 +52,13 @@ const MEMORY_AT_ONCE: u64 = 32 << 20;
 /// The part of the time that shards may wait for their CPUs without a word: a machine always has
 /// something else to do.
 const MUCH_WAITING: f64 = 0.05;
+/// How to get the CPU.
+const CPU_CURE: &str = "give fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
+                        machine without other work";
+/// How often, and for how long, a measurement that is disturbed each time is made: short ones more
+/// often, as their bound for a stall is more of their time.
+const ATTEMPTS: u32 = 3;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What to run and for how long, complete.
 struct Plan {
@@ -61,7 +72,7 @@ struct Plan {
 /// Where to run it.
 enum Place {
     Device { device: DeviceConfig, cpus: Vec<usize>, path: load::Path, moves: Option<Duration> },
-    Server { target: client::Target, uri: String },
+    Server { target: client::Target, uri: String, timeout: Duration },
 }
 
 impl Plan {
@@ -94,10 +105,11 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             device: device.open(Vec::new())?,
             cpus: cpus.clone(),
             slots: device.default_slots(),
+            limits: Limits::of(device),
             path: *path,
             moves: *moves,
         },
-        Place::Server { target, .. } => Target::Server(target.clone()),
+        Place::Server { target, timeout, .. } => Target::Server(target.clone(), *timeout),
     };
     let bench = Bench { target, groups: plan.groups.clone(), is_quiet };
     if !is_quiet {
@@ -106,22 +118,37 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     bench.take_memory(&plan.jobs)?;
     let alone =
         if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
-    let mut report = Report { runs: Vec::new() };
+    let (mut report, mut failed) = (Report { runs: Vec::new() }, Vec::new());
     // The policy divides a group's weight itself; only what is due to each tenant needs it here.
     let weighed = effective(&plan.jobs, &plan.groups);
     for policy in &plan.policies {
         let label = plan.label(policy);
         let measured = bench.measure(policy, &plan.jobs, plan.times, &label)?;
         report.runs.push(outcome(&label, &weighed, plan.times, &measured, &alone));
+        failed.extend(failures(&label, &plan.jobs, &measured));
     }
     let json = || serde_json::to_string_pretty(&report);
     if is_quiet {
-        return write_out(&json()?);
+        write_out(&json()?)?;
+    } else {
+        if let Some(output) = output {
+            output.write_text(&json()?)?;
+        }
+        write_out(report.text().trim_end())?;
     }
-    if let Some(output) = output {
-        output.write_text(&json()?)?;
-    }
-    write_out(report.text().trim_end())
+    ensure!(failed.is_empty(), "{}: the figures count them as completed", failed.join("; "));
+    Ok(())
+}
+
+/// The tenants whose requests failed, in words.
+fn failures(label: &str, jobs: &[Job], measured: &Measured) -> Vec<String> {
+    let failure = |(job, stats): (&Job, &TenantStats)| {
+        let error = std::io::Error::from_raw_os_error(stats.last_errno);
+        let (errors, all) = (stats.errors, stats.operations());
+        let text = format!("{label}: {errors} of {all} requests of tenant {} failed", job.name);
+        (errors > 0).then(|| format!("{text} ({error})"))
+    };
+    jobs.iter().zip(&measured.tenants).filter_map(failure).collect()
 }
 
 fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
@@ -167,7 +194,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         // The server has a policy of its own; this one only makes the loop over policies run once.
         let once = PolicyTable::of("none", &[]).complete()?;
         return Ok(Plan {
-            place: Place::Server { target, uri: uri.clone() },
+            place: Place::Server { target, uri: uri.clone(), timeout: timeout(args)? },
             policies: vec![once],
             jobs,
             groups,
@@ -191,6 +218,16 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let interval = args.moves.map(|interval| interval.unwrap_or(Nanos(MOVES_NS)));
     let moves = interval.map(|interval| moves(interval, &jobs)).transpose()?;
     Ok(Plan { place: Place::Device { device, cpus, path, moves }, policies, jobs, groups, times })
+}
+
+/// How long a server may send nothing.
+fn timeout(args: &BenchArgs) -> Result<Duration, Refusal> {
+    match args.timeout.unwrap_or(Nanos(TIMEOUT_NS)) {
+        Nanos(ns) if ns < 1_000_000 => {
+            Err(Refusal::new("timeout: less than 1 ms is too short: write --timeout 10s, say"))
+        }
+        Nanos(ns) => Ok(Duration::from_nanos(ns)),
+    }
 }
 
 /// How long jobs stay on one shard, if all of them can be moved.
@@ -364,6 +401,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
 /// A load that writes to a file destroys what is in it.
 fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Result<(), Refusal> {
     let Some(file) = device.shared_file() else { return Ok(()) };
+    refuse_pool(&file.path, allowed)?;
     match jobs.iter().find(|job| job.read_percent < 100) {
         // A file that does not exist is made by the run, and has nothing to lose.
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
@@ -408,13 +446,15 @@ pub(crate) enum Target {
         cpus: Vec<usize>,
         /// D where a policy's configuration does not say.
         slots: u32,
+        /// What it can do at most.
+        limits: Limits,
         /// The way to the device.
         path: load::Path,
         /// How long a job stays on one shard, if it moves.
         moves: Option<Duration>,
     },
-    /// An NBD server.
-    Server(client::Target),
+    /// An NBD server, and how long it may send nothing.
+    Server(client::Target, Duration),
 }
 
 /// What can run loads.
@@ -487,8 +527,35 @@ impl Bench {
         Ok(alone)
     }
 
-    /// Runs the jobs, under a policy if they run in this process.
+    /// Runs the jobs, under a policy if they run in this process. A measurement that was disturbed
+    /// is repeated, and one whose figures are impossible is an error.
     pub(crate) fn measure(
+        &self,
+        policy: &PolicyConfig,
+        jobs: &[Job],
+        times: Times,
+        label: &str,
+    ) -> anyhow::Result<Measured> {
+        let measured = undisturbed(label, PATIENCE, || self.attempt(policy, jobs, times, label))?;
+        let (threads, limits) = match &self.target {
+            Target::Device { cpus, limits, .. } => (cpus.len(), *limits),
+            Target::Server(..) => {
+                (jobs.iter().map(|job| usize::from(job.jobs)).sum(), Limits::NONE)
+            }
+        };
+        plausible::check(jobs, threads, limits, &measured)
+            .with_context(|| format!("the measurement of {label} is of no use"))?;
+        if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {
+            eprintln!(
+                "fairq: under {label} shards waited for their CPUs {} of the time, since others \
+                 have them: {CPU_CURE}",
+                show_percent(part)
+            );
+        }
+        Ok(measured)
+    }
+
+    fn attempt(
         &self,
         policy: &PolicyConfig,
         jobs: &[Job],
@@ -497,12 +564,12 @@ impl Bench {
     ) -> anyhow::Result<Measured> {
         let mut progress = Progress::new(label, self.is_quiet);
         match &self.target {
-            Target::Server(target) => {
-                let connections = connections(jobs, target);
+            Target::Server(target, timeout) => {
+                let connections = connections(jobs, target, *timeout);
                 client::run(&connections, times, |part| progress.show(part))
                     .context("cannot run the load")
             }
-            Target::Device { device, cpus, slots, path, moves } => {
+            Target::Device { device, cpus, slots, path, moves, limits: _ } => {
                 let ranges = ranges(jobs, &device.info().sizes)?;
                 let hands = deal(jobs, cpus.len());
                 let depths = |hand: &Vec<(usize, u16)>| {
@@ -523,19 +590,33 @@ impl Bench {
                 let groups = &self.groups[..];
                 let load = Load { jobs, groups, ranges, hands, common, threads, times, progress };
                 let name = policy.name();
-                let measured = with_policy::<Native, _>(policy, shape, load)?
-                    .with_context(|| format!("cannot run the load under {name}"))?;
-                if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {
-                    eprintln!(
-                        "fairq: under {label} shards waited for their CPUs {} of the time, since \
-                         others have them: give \
-                         fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
-                         machine without other work",
-                        show_percent(part)
-                    );
-                }
-                Ok(measured)
+                with_policy::<Native, _>(policy, shape, load)?
+                    .with_context(|| format!("cannot run the load under {name}"))
             }
+        }
+    }
+}
+
+/// Measures until a measurement was not disturbed: at least [`ATTEMPTS`] times, and until
+/// `patience` is over.
+fn undisturbed(
+    label: &str,
+    patience: Duration,
+    mut attempt: impl FnMut() -> anyhow::Result<Measured>,
+) -> anyhow::Result<Measured> {
+    let begun = Instant::now();
+    let mut attempts = 0;
+    loop {
+        let measured = attempt()?;
+        attempts += 1;
+        let Some(disturbance) = measured.disturbance else { return Ok(measured) };
+        ensure!(
+            attempts < ATTEMPTS || begun.elapsed() < patience,
+            "cannot measure {label}: each of {attempts} measurements was disturbed, in the last \
+             one {disturbance}: {CPU_CURE}, or measure for longer (--seconds)"
+        );
+        if attempts == 1 {
+            eprintln!("fairq: {label} is measured again, since {disturbance}");
         }
     }
 }
@@ -593,4 +674,35 @@ fn memory_available() -> u64 {
         line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse().ok()
     });
     kib.unwrap_or(0u64) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plausible::tests::measured;
+    use fairq_host::measure::stall::Disturbance;
+
+    /// The measurements that are made if the first `disturbed` are, and the requests of the result.
+    fn repeated(disturbed: u32) -> (u32, Result<u64, String>) {
+        let (ms, second) = (Duration::from_millis(1), Duration::from_secs(1));
+        let mut made = 0;
+        let result = undisturbed("mqfq", Duration::ZERO, || {
+            made += 1;
+            let disturbance = (made <= disturbed).then_some(Disturbance::Stalled(second));
+            Ok(Measured { disturbance, ..measured(made.into(), ms, second) })
+        });
+        let operations = |measured: Measured| measured.tenants[0].operations();
+        (made, result.map(operations).map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    fn a_measurement_that_is_disturbed_is_made_again_and_in_the_end_rejected() {
+        assert_eq!(repeated(0), (1, Ok(1)));
+        assert_eq!(repeated(2), (3, Ok(3)));
+        let (made, result) = repeated(u32::MAX);
+        let text = result.unwrap_err();
+        assert_eq!(made, ATTEMPTS);
+        let reason = "each of 3 measurements was disturbed, in the last one this process did not";
+        assert!(text.starts_with(&format!("cannot measure mqfq: {reason}")), "{text}");
+    }
 }

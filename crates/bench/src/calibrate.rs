@@ -14,9 +14,11 @@
 
 use std::time::Duration;
 
+use anyhow::ensure;
 use fairq_config::device::{Backing, DeviceConfig, Kind, NvmeConfig};
 use fairq_config::engine::{shard_cpus, shards_in_words};
 use fairq_config::files::write_out;
+use fairq_config::layout::pool::refuse_pool;
 use fairq_config::policy::{PolicyConfig, PolicyTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::table::{align_right, plain_table};
@@ -30,6 +32,7 @@ use serde::Serialize;
 use crate::args::CalibrateArgs;
 use crate::bench::{Bench, Target};
 use crate::job::{Job, JobTable, Pattern};
+use crate::plausible::Limits;
 
 /// T to try, in bytes.
 const THRESHOLDS: [u64; 10] =
@@ -89,19 +92,26 @@ struct Trial {
 pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let device = args.device.clone().unwrap_or_default().complete(Kind::Paced)?;
     check(&args, &device)?;
+    if let Some(file) = device.shared_file() {
+        refuse_pool(&file.path, args.overwrite)?;
+    }
     let cpus = shard_cpus(args.shards.shards, args.shards.cpus.as_ref())?;
     let shards = cpus.len();
     let target = Target::Device {
         device: device.open(Vec::new())?,
         cpus,
         slots: device.default_slots(),
+        limits: Limits::of(&device),
         moves: None,
         path: load::Path::Shards,
     };
     let Nanos(ns) = args.seconds;
     let measured = Duration::from_nanos(ns);
+    let bench = Bench { target, groups: Vec::new(), is_quiet: args.json };
     let gauge = Gauge {
-        bench: Bench { target, groups: Vec::new(), is_quiet: args.json },
+        measure: |policy: &PolicyConfig, jobs: &[Job], times, label: &str| {
+            bench.measure(policy, jobs, times, label)
+        },
         times: Times { warmup: measured / ROUNDS / 5, measured: measured / ROUNDS, interval: None },
         pattern: if args.write { Pattern::RandWrite } else { Pattern::RandRead },
         shards,
@@ -172,16 +182,16 @@ fn check(args: &CalibrateArgs, device: &DeviceConfig) -> Result<(), Refusal> {
     }
 }
 
-/// What measures.
-struct Gauge {
-    bench: Bench,
+/// What measures, under a policy.
+struct Gauge<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> {
+    measure: F,
     times: Times,
     pattern: Pattern,
     shards: usize,
     enough: f64,
 }
 
-impl Gauge {
+impl<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> Gauge<F> {
     fn job(&self, name: &str, block: u64, depth: u32) -> Result<Job, Refusal> {
         let table = JobTable {
             name: name.into(),
@@ -235,8 +245,13 @@ impl Gauge {
     ) -> anyhow::Result<(TenantStats, f64)> {
         let mut best = (TenantStats::default(), 1.0);
         for _ in 0..ROUNDS {
-            let measured = self.bench.measure(policy, jobs, self.times, label)?;
+            let measured = (self.measure)(policy, jobs, self.times, label)?;
             let round = (total(&measured), measured.elapsed.as_secs_f64());
+            ensure!(
+                round.0.errors == 0,
+                "{label}: the device failed {} requests: see the kernel's log",
+                round.0.errors
+            );
             // Equal counts, too: a first round without a request replaces the placeholder and its
             // second.
             if rate(&round) >= rate(&best) {
@@ -377,6 +392,67 @@ fn finish(mut table: comfy_table::Table, bars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plausible::tests::measured;
+    use std::cell::Cell;
+
+    /// A device that takes 2 ms for each request and four of them at once. Under `mqfq` it gets no
+    /// more than three at a time with a T below 64 KiB. Every other measurement is disturbed and
+    /// counts half.
+    fn four_at_once(rounds: &Cell<u32>, label: &str, jobs: &[Job], times: Times) -> Measured {
+        rounds.set(rounds.get() + 1);
+        let is_small = ["T = 0", "T = 4k", "T = 8k", "T = 16k", "T = 32k"].contains(&label);
+        let most = if is_small { 3 } else { 4 };
+        let outstanding: u32 = jobs.iter().map(Job::outstanding).sum();
+        let per_second = u64::from(outstanding.min(most)) * 500;
+        let disturbed = if rounds.get().is_multiple_of(2) { 2 } else { 1 };
+        let operations = per_second * times.measured.as_millis() as u64 / 1000 / disturbed;
+        measured(operations, Duration::from_millis(2), times.measured)
+    }
+
+    #[test]
+    fn calibrate_finds_how_many_requests_a_device_holds_and_the_threshold_that_suffices() {
+        let times =
+            Times { warmup: Duration::ZERO, measured: Duration::from_secs(10), interval: None };
+        let rounds = Cell::new(0);
+        let gauge = Gauge {
+            measure: |_: &PolicyConfig, jobs: &[Job], times, label: &str| {
+                Ok(four_at_once(&rounds, label, jobs, times))
+            },
+            times,
+            pattern: Pattern::RandRead,
+            shards: 2,
+            enough: 0.98,
+        };
+        let sweep = gauge.sweep(4096, 16).unwrap();
+        let outstanding: Vec<u32> = sweep.points.iter().map(|point| point.outstanding).collect();
+        assert_eq!((outstanding, sweep.slots), (vec![1, 2, 3, 4, 8, 16], 4));
+        assert_eq!(sweep.points[2].iops, 1_500.0);
+        let (free, trials) = gauge.thresholds(sweep.slots, 4096).unwrap();
+        assert_eq!((free, enough_threshold(&trials, 0.98 * free)), (2_000.0, Some(64 << 10)));
+        assert_eq!(rounds.get(), (6 + 11) * ROUNDS);
+    }
+
+    #[test]
+    fn calibrate_recommends_nothing_from_a_measurement_that_failed() {
+        let gauge = |measure: fn() -> anyhow::Result<Measured>| {
+            let times = Times {
+                warmup: Duration::ZERO,
+                measured: Duration::from_millis(10),
+                interval: None,
+            };
+            let measure = move |_: &PolicyConfig, _: &[Job], _, _: &str| measure();
+            let gauge = Gauge { measure, times, pattern: Pattern::Read, shards: 1, enough: 0.98 };
+            gauge.sweep(4096, 4).map(|sweep| sweep.slots).map_err(|error| error.to_string())
+        };
+        assert_eq!(gauge(|| anyhow::bail!("it was disturbed")), Err("it was disturbed".into()));
+        let failed = || {
+            let mut measured = measured(5, Duration::from_millis(1), Duration::from_millis(10));
+            measured.tenants[0].errors = 5;
+            Ok(measured)
+        };
+        let text = gauge(failed).unwrap_err();
+        assert!(text.ends_with("the device failed 5 requests: see the kernel's log"), "{text}");
+    }
 
     fn points(values: &[(u32, f64)]) -> Vec<Point> {
         let point = |&(outstanding, iops)| Point {

@@ -6,6 +6,7 @@
 //! | [`calibrate`] | the D and T that suit a device |
 //! | [`device`] | profiles of devices: shown, or derived from a real one |
 //! | [`job`], [`fiojob`] | a tenant's load, as flags or in a job file of fio |
+//! | `plausible` | whether the figures of a measurement are possible |
 //! | `load` | the jobs of a run: dealt over shards or connections, with a part of the device each |
 //! | [`report`], [`series`] | what each tenant got, in all and over time: tables and JSON |
 //!
@@ -19,5 +20,6 @@ mod fairness;
 pub mod fiojob;
 pub mod job;
 mod load;
+mod plausible;
 pub mod report;
 pub mod series;

@@ -2,6 +2,7 @@
 //! part of the device each.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use fairq_config::engine::WithPolicy;
 use fairq_config::group::Group;
@@ -17,7 +18,11 @@ use crate::job::Job;
 
 /// The connections of a load on an NBD server. A tenant's export is the one it names, else the
 /// address's, else, if there are several tenants, the one of its own name.
-pub(crate) fn connections(jobs: &[Job], target: &client::Target) -> Vec<client::Job> {
+pub(crate) fn connections(
+    jobs: &[Job],
+    target: &client::Target,
+    timeout: Duration,
+) -> Vec<client::Job> {
     let export = |job: &Job| match &job.export {
         Some(export) => export.clone(),
         None if target.export.is_empty() && jobs.len() > 1 => job.name.clone(),
@@ -34,6 +39,7 @@ pub(crate) fn connections(jobs: &[Job], target: &client::Target) -> Vec<client::
         rate: job.rate.map(|rate| (rate / u64::from(job.jobs.max(1))).max(1)),
         think_ns: job.think_ns,
         size: job.size,
+        timeout,
         seed: seed(tenant, copy),
     };
     let copies = |(tenant, job): (usize, &Job)| -> Vec<_> {
@@ -86,8 +92,8 @@ impl WithPolicy for Load<'_> {
             expand(&self.jobs[tenant], copy, tenant, flows[tenant], self.ranges[tenant])
         };
         let jobs = self.hands.iter().map(|hand| hand.iter().map(job).collect()).collect();
-        let watch = |part| self.progress.show(part);
-        Ok(load::run(&policy, ports, &self.common, self.threads, jobs, self.times, watch)?)
+        let progress = |part| self.progress.show(part);
+        Ok(load::run(&policy, ports, &self.common, self.threads, jobs, self.times, progress)?)
     }
 }
 
@@ -204,14 +210,13 @@ impl Progress {
         Progress { label: label.to_owned(), is_shown: !is_quiet && std::io::stderr().is_terminal() }
     }
 
-    /// Shows the part that is done; true, as the run is to go on.
-    pub(crate) fn show(&mut self, part: f64) -> bool {
+    /// Shows the part that is done.
+    pub(crate) fn show(&mut self, part: f64) {
         if self.is_shown {
             let done = (part * 30.0) as usize;
             let bar = "█".repeat(done.min(30)) + &"░".repeat(30 - done.min(30));
             eprint!("\r{} {bar} {:3.0} %\x1b[K", self.label, (100.0 * part).min(100.0));
         }
-        true
     }
 }
 
@@ -278,7 +283,10 @@ mod tests {
     fn several_tenants_connect_to_exports_of_their_names() {
         let exports = |uri: &str, specs: &[&str]| -> Vec<String> {
             let target = client::Target::parse(uri).unwrap();
-            connections(&jobs(specs), &target).into_iter().map(|job| job.target.export).collect()
+            connections(&jobs(specs), &target, Duration::MAX)
+                .into_iter()
+                .map(|job| job.target.export)
+                .collect()
         };
         assert_eq!(exports("nbd+unix:///?socket=/s", &["a=jobs:2", "b"]), ["a", "a", "b"]);
         assert_eq!(exports("nbd+unix:///?socket=/s", &["a"]), [""]);

@@ -26,7 +26,8 @@ pub struct Run {
     pub iops: f64,
     /// Bytes a second, of all flows.
     pub bytes_per_s: f64,
-    /// Jain's index of share over entitled: 1 when everybody has exactly what is due.
+    /// Jain's index of share over entitled: 1 when everybody has exactly what is due. Tenants to
+    /// which nothing is due, since they were not there, do not count.
     pub jain_weighted: f64,
     /// CPU time of this process for each request, in nanoseconds.
     pub cpu_ns_per_io: f64,
@@ -225,7 +226,12 @@ impl Run {
             seconds,
             iops: operations as f64 / seconds,
             bytes_per_s: bytes as f64 / seconds,
-            jain_weighted: jain(flows.iter().map(|flow| flow.share / flow.entitled)),
+            jain_weighted: jain(
+                flows
+                    .iter()
+                    .filter(|flow| flow.entitled > 0.0)
+                    .map(|flow| flow.share / flow.entitled),
+            ),
             cpu_ns_per_io: if operations == 0 { 0.0 } else { cpu_ns / operations as f64 },
             slots: None,
             device: None,

@@ -115,12 +115,15 @@ impl Series {
         }
     }
 
-    /// The fraction of all bytes that is due to each tenant; `None` if nobody got anything.
+    /// The fraction of all bytes that is due to each tenant; `None` if nobody got anything. Bytes
+    /// that came when no tenant was there, as the last ones of a tenant that stopped, are due to
+    /// none.
     pub fn entitled(&self) -> Option<Vec<f64>> {
-        let total: u64 = self.phases.iter().map(|phase| phase.bytes).sum();
+        let is_due = |phase: &&Phase| phase.flows.iter().any(|flow| flow.entitled > 0.0);
+        let phases = || self.phases.iter().filter(is_due);
+        let total: u64 = phases().map(|phase| phase.bytes).sum();
         let due = |index: usize| {
-            let due =
-                self.phases.iter().map(|phase| phase.flows[index].entitled * phase.bytes as f64);
+            let due = phases().map(|phase| phase.flows[index].entitled * phase.bytes as f64);
             due.sum::<f64>() / total as f64
         };
         // Without a byte the fractions would be 0/0; the caller then goes by the weights alone.
@@ -247,6 +250,17 @@ mod tests {
         };
         assert_eq!(of(vec![50; 8], vec![50; 8]), 0.0);
         assert_eq!(of(vec![100, 0, 100, 0], vec![0, 100, 0, 100]), 1.0);
+    }
+
+    #[test]
+    fn what_is_due_adds_up_to_one_whatever_came_after_a_tenant_stopped() {
+        let lives = [
+            ("early".into(), life(0, SECOND, 1.0)),
+            ("late".into(), life(2 * SECOND, u64::MAX, 1.0)),
+        ];
+        let bytes = vec![vec![300, 50, 0], vec![0, 0, 100]];
+        let series = Series::new(Duration::from_secs(1), bytes, &lives, &[]);
+        assert_eq!(series.entitled(), Some(vec![0.75, 0.25]));
     }
 
     #[test]

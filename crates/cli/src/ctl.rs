@@ -4,7 +4,9 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use fairq_config::files;
 use fairq_config::refusal::Refusal;
+use fairq_config::settings;
 use fairq_config::table::{align_right, plain_table};
 use fairq_config::units::{exact_size, show_bandwidth, show_count, show_duration, show_percent};
 use serde_json::{Value, json};
@@ -30,8 +32,14 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     ) {
         wait_for_policy(&mut server)?;
     }
-    if matches!(args.command, CtlCommand::Add { .. }) {
+    if let CtlCommand::Add { save, .. } = args.command {
         wait_for_tenant(&mut server, &string(&result["tenant"]))?;
+        if save {
+            save_table(&result)?;
+        }
+    }
+    if let CtlCommand::Resize { tenant, size, .. } = &args.command {
+        wait_for_size(&mut server, tenant, size.0)?;
     }
     let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")?;
@@ -80,6 +88,52 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until a tenant has another size, and says how far that is.
+fn wait_for_size(server: &mut Connection, name: &str, size: u64) -> anyhow::Result<()> {
+    let mut told = Instant::now();
+    loop {
+        let tenants = server.call("tenants", json!({}))?;
+        let mut tenants = tenants.as_array().into_iter().flatten();
+        let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
+            bail!("tenant {name} was removed before it had its new size");
+        };
+        let resizing = &tenant["resizing"];
+        if resizing.is_null() {
+            if tenant["size"] == json!(size) {
+                return Ok(());
+            }
+            bail!("tenant {name} keeps its size: the server's log says why");
+        }
+        if told.elapsed() > Duration::from_secs(1) {
+            told = Instant::now();
+            let part = number(&resizing["done"]) / number(&resizing["size"]).max(1.0);
+            eprintln!("preparing its new size: {}", show_percent(part));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Writes a tenant's table into the server's configuration file.
+fn save_table(result: &Value) -> anyhow::Result<()> {
+    let (name, table) = (string(&result["tenant"]), string(&result["table"]));
+    let Some(path) = result["config"].as_str().map(std::path::PathBuf::from) else {
+        bail!(
+            "tenant {name} is there, but the server has no configuration file: start it with one \
+             that has\n{table}"
+        );
+    };
+    let shown = path.display();
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {shown}"))?;
+    let settings = settings::parse(&text, &shown.to_string())?;
+    if settings.tenant.iter().any(|tenant| tenant.get_ref().name == name) {
+        return Ok(());
+    }
+    let text = format!("{}\n\n{table}", text.trim_end());
+    settings::parse(&text, &shown.to_string())
+        .with_context(|| format!("{shown} has its tenants in another form: add\n{table}"))?;
+    files::replace(&path, &text)
 }
 
 /// Waits until the policy before has finished its requests.
@@ -134,7 +188,9 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         }
         CtlCommand::Params { params: None } => ("params", json!({})),
         CtlCommand::Config { command: ConfigCommand::Dump } => ("config.dump", json!({})),
-        CtlCommand::Config { command: ConfigCommand::Reload } => ("config.reload", json!({})),
+        CtlCommand::Config { command: ConfigCommand::Reload { remove, dry_run } } => {
+            ("config.reload", json!({ "remove": remove, "dry_run": dry_run }))
+        }
         CtlCommand::Trace(_) => unreachable!("more than one call"),
         CtlCommand::Call { method, params } => {
             let params = params.as_deref().unwrap_or("{}");
@@ -179,6 +235,9 @@ fn text(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Config { command: ConfigCommand::Dump } => {
             result.as_str().unwrap_or_default().to_owned()
         }
+        CtlCommand::Config { command: ConfigCommand::Reload { dry_run: true, .. } } => {
+            foretold(result)
+        }
         CtlCommand::Config { .. } | CtlCommand::Params { .. } => changes(result),
         CtlCommand::Add { .. } => format!(
             "added {}: {} at {}\n",
@@ -186,7 +245,24 @@ fn text(command: &CtlCommand, result: &Value) -> String {
             exact_size(result["size"].as_u64().unwrap_or(0)),
             exact_size(result["offset"].as_u64().unwrap_or(0))
         ),
-        CtlCommand::Remove { .. } => format!("removed {}\n", string(&result["tenant"])),
+        CtlCommand::Remove { keep: false, .. } => {
+            format!("removed {}\n", string(&result["tenant"]))
+        }
+        CtlCommand::Remove { .. } => {
+            format!("removed {}: its data are kept\n", string(&result["tenant"]))
+        }
+        CtlCommand::Rename { .. } => {
+            let (from, to) = (string(&result["from"]), string(&result["to"]));
+            format!("{from} -> {to}: write the new name into the configuration, too\n")
+        }
+        CtlCommand::Resize { .. } => {
+            let size = |key: &str| exact_size(result[key].as_u64().unwrap_or(0));
+            let (name, from, to) = (string(&result["tenant"]), size("from"), size("to"));
+            format!(
+                "{name}: {from} -> {to}: if its size is in the configuration, write size = \
+                 \"{to}\" there\n"
+            )
+        }
         CtlCommand::ClearError { .. } => {
             let tenant = string(&result["tenant"]);
             match result["errno"].as_i64() {
@@ -495,13 +571,42 @@ fn changes(result: &Value) -> String {
     }
     let side = |value: &Value| if value.is_null() { "(nothing)".to_owned() } else { string(value) };
     let line = |change: &Value| {
-        let done = if change["done"] == json!(true) { "" } else { "   needs a restart" };
+        let note = change["note"].as_str().map(|note| format!("   {note}"));
+        let done = match note {
+            _ if change["done"] == json!(true) => String::new(),
+            None => "   needs a restart".into(),
+            Some(note) => note,
+        };
         format!(
             "{}: {} -> {}{done}\n",
             string(&change["key"]),
             side(&change["from"]),
             side(&change["to"])
         )
+    };
+    changes.iter().map(line).collect()
+}
+
+/// What a reload would do, in words.
+fn foretold(result: &Value) -> String {
+    let changes = result["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if changes.is_empty() {
+        return "nothing would change\n".into();
+    }
+    let line = |change: &Value| match (change["note"].as_str(), &change["from"], &change["to"]) {
+        (Some(note), ..) => format!("{note}\n"),
+        (None, Value::Null, to) => format!("{} would be {}\n", string(&change["key"]), string(to)),
+        (None, from, Value::Null) => {
+            format!("{}, which is {}, would be unset\n", string(&change["key"]), string(from))
+        }
+        (None, from, to) => {
+            format!(
+                "{} would be {} instead of {}\n",
+                string(&change["key"]),
+                string(to),
+                string(from)
+            )
+        }
     };
     changes.iter().map(line).collect()
 }

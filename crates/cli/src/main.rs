@@ -22,6 +22,7 @@ mod ctl;
 #[cfg(test)]
 mod hostile;
 mod kernel;
+mod layout;
 mod logging;
 mod look;
 mod machine;
@@ -103,6 +104,7 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
         }
         Command::Ctl(args) => ctl::run(args),
         Command::Kernel(args) => kernel::run(args),
+        Command::Layout(args) => layout::run(args.command),
         #[cfg(feature = "top")]
         Command::Top(args) => match args.kernel {
             Some(device) => kernel::watch(device.as_slice(), args.once, args.json),

@@ -5,7 +5,7 @@ use fairq_config::engine::{Shape, WithPolicy, with_policy};
 use fairq_config::group::Group;
 use fairq_config::policy::PolicyConfig;
 use fairq_config::refusal::Refusal;
-use fairq_config::settings::Tls;
+use fairq_config::settings::{DefaultTenant, Tls};
 use fairq_config::tenant::{Range, Tenant};
 use fairq_core::{Native, Policy};
 use fairq_host::nbd::session::tls;
@@ -53,6 +53,12 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         users: tenant.users.clone(),
         connections: tenant.connections,
     }
+}
+
+/// The tenant of clients that name none, as the server knows it.
+pub(crate) fn default_tenant(tenant: DefaultTenant) -> server::DefaultTenant {
+    let DefaultTenant { name, is_named } = tenant;
+    server::DefaultTenant { name, is_named }
 }
 
 /// A group as the server knows it.

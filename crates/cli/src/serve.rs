@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context;
-use fairq_config::device::{DeviceConfig, FileConfig};
+use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
+use fairq_config::layout::pool::{Media, Start};
+use fairq_config::layout::record::Record;
 use fairq_config::listen::{self, Listen};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Source, Surroundings};
@@ -19,7 +21,7 @@ use fairq_host::server;
 use crate::args::ServeArgs;
 use crate::machine;
 use crate::operate::{Console, Given};
-use crate::parts::{build_policy, server_group, server_tenant, tls_mode};
+use crate::parts::{build_policy, default_tenant, server_group, server_tenant, tls_mode};
 
 /// The configuration of a server, and where it comes from.
 pub(crate) struct Sources {
@@ -47,10 +49,23 @@ pub(crate) fn settings(args: ServeArgs) -> Result<Sources, Refusal> {
 pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let Sources { given, settings } = sources;
     let plan = settings.plan(&given.surroundings)?;
+    let shared = plan.device.shared_file().map(|file| file.path.clone());
+    // Empty files are given their size as missing ones are made.
+    let is_made =
+        shared.as_ref().is_some_and(|path| path.metadata().is_ok_and(|file| file.len() == 0))
+            || shared.as_ref().is_some_and(|path| !path.exists());
     let device = plan.device.open(own_files(&plan.tenants))?;
     let sizes = device.info().sizes.clone();
-    let ranges = ranges(&plan, &sizes)?;
-    let config = server_config(&plan, &ranges, given.surroundings.inherited_sockets)?;
+    let (ranges, pool) = match (&shared, &*sizes) {
+        (Some(path), [size, own @ ..]) => {
+            let start = Media::open(path)?.within(*size).start(is_made, &plan.tenants, own)?;
+            tell(&start);
+            (start.placed.ranges, Some(start.pool))
+        }
+        _ => (ranges(&plan, &sizes)?, None),
+    };
+    let record = pool.as_ref().map(|pool| pool.record());
+    let config = server_config(&plan, &ranges, record, given.surroundings.inherited_sockets)?;
     let flows = config.most_tenants;
     let stores: Vec<u16> = ranges.iter().map(|range| device.store_of(range.file)).collect();
     let welcome = Welcome::new(&plan, &ranges, stores);
@@ -60,6 +75,7 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let stores = device.room_for_stores();
     let policy = build_policy(&plan.policy, &shape, stores)?;
     let mut console = Console::new(given, plan, settings, sizes, (shape, stores), welcome)?;
+    console.keep(pool)?;
     server::serve(policy, device, config, &mut console)?;
     tracing::info!("ended: what was answered is on stable storage");
     Ok(())
@@ -83,19 +99,49 @@ fn own_files(tenants: &[Tenant]) -> Vec<FileConfig> {
     tenants.iter().filter_map(file).collect()
 }
 
-/// Each tenant's range of the opened device.
+/// Each tenant's range where no record is kept: in memory, or in files of their own.
 fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
-    match (&plan.device, sizes) {
+    match sizes {
+        [shared, own @ ..] if plan.device.has_shared_file() => {
+            layout(&plan.tenants, Some(*shared), own)
+        }
         // Without a shared file the first size is a tenant's own.
-        (DeviceConfig::File { file: None, .. }, own) => layout(&plan.tenants, None, own),
-        (_, [shared, own @ ..]) => layout(&plan.tenants, Some(*shared), own),
-        (_, []) => layout(&plan.tenants, None, &[]),
+        own => layout(&plan.tenants, None, own),
+    }
+}
+
+/// Says in the log what the operator has to know of a pool.
+fn tell(start: &Start) {
+    let pool = start.pool.path().display().to_string();
+    if start.adopted {
+        let ranges: Vec<String> =
+            start.pool.record().ranges().iter().map(ToString::to_string).collect();
+        tracing::warn!(
+            pool,
+            ranges = ranges.join(", "),
+            "the pool had data and no layout record: its tenants were placed as version 0.1.0 \
+             does, and keep what is there; if the order or the sizes of tenants have changed in \
+             the configuration since the pool was last served, stop the server, write them as \
+             they were, and run fairq layout adopt"
+        );
+    }
+    for held in &start.placed.reserved {
+        tracing::warn!(
+            pool,
+            tenant = held.name,
+            size = held.size,
+            offset = held.offset,
+            "the tenant is not in the configuration and is not served: its range stays reserved; \
+             write its table again, or free the range with fairq layout forget, or, if it has \
+             another name now, use fairq layout rename"
+        );
     }
 }
 
 fn server_config(
     plan: &Plan,
     ranges: &[Range],
+    record: Option<&Record>,
     inherited: usize,
 ) -> anyhow::Result<server::Config> {
     let mut listen: Vec<server::Listen> = Vec::new();
@@ -120,6 +166,11 @@ fn server_config(
             .zip(ranges)
             .map(|(tenant, range)| server_tenant(tenant, range))
             .collect(),
+        zero: record.map_or_else(Vec::new, |record| {
+            let held = record.ranges().iter().filter(|held| !held.zeroed);
+            held.map(|held| held.name.clone()).collect()
+        }),
+        default: plan.default.clone().map(default_tenant),
         groups: plan.groups.iter().map(server_group).collect(),
         most_tenants: plan.tenants.len() + FLOWS_MIN,
         listen,

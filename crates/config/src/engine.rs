@@ -125,6 +125,11 @@ impl DeviceConfig {
         !matches!(self, DeviceConfig::File { file: None, .. })
     }
 
+    /// Whether what tenants write is gone when the server ends.
+    pub fn is_in_memory(&self) -> bool {
+        self.has_shared_file() && self.shared_file().is_none()
+    }
+
     /// Whether polling is all that its completions need, as
     /// [`fairq_host::device::Device::is_polled`] says of it when it is open.
     pub fn is_polled(&self) -> bool {

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -93,6 +94,31 @@ impl Drop for Output {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Puts a text in the place of a file that is there, whole or not at all.
+pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        let (metadata, beside) = (std::fs::metadata(path)?, path.with_file_name(name));
+        let mut file = File::options().write(true).create_new(true).open(&beside)?;
+        let written = file
+            .set_permissions(metadata.permissions())
+            .and_then(|()| {
+                // Root keeps the file its owner's; anybody else owns it.
+                let _ =
+                    std::os::unix::fs::fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
+                file.write_all(text.as_bytes())
+            })
+            .and_then(|()| file.sync_all())
+            .and_then(|()| std::fs::rename(&beside, path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&beside);
+        }
+        written
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes a line to standard output. That its reader has closed the pipe is no error.

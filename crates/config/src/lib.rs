@@ -10,6 +10,7 @@
 //! | [`settings`] | a server's configuration as a whole: file, flags, plan |
 //! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`], [`listen`], [`access`], [`timeouts`] | its parts |
 //! | [`engine`] | devices opened, policies built for the machine at hand |
+//! | [`layout`] | where tenants' data are on a device that they share |
 //! | [`flags`] | flags that several commands have |
 //! | [`units`], [`pairs`] | numbers with units; `key=value` lists |
 //! | [`files`], [`table`], [`refusal`] | texts in and out; why something is refused |
@@ -25,6 +26,7 @@ pub mod flags;
 pub mod group;
 mod keys;
 pub mod latency;
+pub mod layout;
 pub mod listen;
 pub mod name;
 pub mod pairs;

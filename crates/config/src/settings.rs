@@ -136,6 +136,9 @@ pub struct Settings {
     pub tenant: Vec<Spanned<TenantTable>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub group: Vec<Spanned<GroupTable>>,
+    /// The tenant whose export clients get that name none.
+    #[serde(rename = "default")]
+    pub default_tenant: Option<String>,
     #[serde(default)]
     pub listen: Vec<Listen>,
     pub control: Option<PathBuf>,
@@ -303,6 +306,7 @@ impl Settings {
         }
         Settings {
             group,
+            default_tenant: flags.default_tenant.or(self.default_tenant),
             device: both(self.device, flags.device, DeviceTable::overlaid),
             policy: both(self.policy, flags.policy, PolicyTable::overlaid),
             tenant,
@@ -389,6 +393,15 @@ impl Default for Limits {
     }
 }
 
+/// The tenant whose export clients get that name none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DefaultTenant {
+    /// Its name.
+    pub name: String,
+    /// Whether the configuration names it; otherwise it is one as long as it is the only tenant.
+    pub is_named: bool,
+}
+
 /// A server's configuration, complete.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
@@ -400,6 +413,8 @@ pub struct Plan {
     pub tenants: Vec<Tenant>,
     /// The groups that they are in, outer ones first.
     pub groups: Vec<Group>,
+    /// The tenant whose export clients get that name none.
+    pub default: Option<DefaultTenant>,
     /// Where requests come from.
     pub source: Source,
     /// The control socket.
@@ -440,6 +455,7 @@ impl Settings {
         // TLS is complete first: whether identities may stand depends on client certificates.
         check_identities(&tenants, tls.as_ref())?;
         Ok(Plan {
+            default: self.complete_default(&tenants)?,
             device,
             policy: self.policy.clone().unwrap_or_default().complete()?,
             tenants,
@@ -456,6 +472,20 @@ impl Settings {
             timeouts: self.timeouts.complete()?,
             status: self.status.unwrap_or(false),
         })
+    }
+
+    /// The tenant that is named, or the only one.
+    fn complete_default(&self, tenants: &[Tenant]) -> Result<Option<DefaultTenant>, Refusal> {
+        let Some(name) = &self.default_tenant else {
+            let [only] = tenants else { return Ok(None) };
+            return Ok(Some(DefaultTenant { name: only.name.clone(), is_named: false }));
+        };
+        if tenants.iter().all(|tenant| tenant.name != *name) {
+            return Err(Refusal::new(format!(
+                "default: there is no tenant {name}: name one of the tenants, or leave default out"
+            )));
+        }
+        Ok(Some(DefaultTenant { name: name.clone(), is_named: true }))
     }
 
     /// Where cgroups are, and the disk whose `io.max` counts.

@@ -28,6 +28,7 @@ pub struct TimeoutsTable {
     pub answers: Option<Nanos>,
     pub stuck: Option<Nanos>,
     pub change: Option<Nanos>,
+    pub overlap: Option<Nanos>,
     pub call: Option<Nanos>,
     pub http: Option<Nanos>,
     pub range: Option<Nanos>,
@@ -77,6 +78,7 @@ impl TimeoutsTable {
             answers: within("answers", self.answers, default.server.answers, MOST_NS)?,
             stuck: within("stuck", self.stuck, default.server.stuck, MOST_NS)?,
             change: within("change", self.change, default.server.change, MOST_NS)?,
+            overlap: within("overlap", self.overlap, default.server.overlap, MOST_NS)?,
             call: within("call", self.call, default.server.call, CALL_MOST_NS)?,
             http: within("http", self.http, default.server.http, MOST_NS)?,
         };

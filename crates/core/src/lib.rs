@@ -101,9 +101,9 @@ pub use contract::share::{
     ShareStats,
 };
 pub use contract::vtime;
-pub use policy::reference::ReferenceWeight;
 pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
 pub use policy::{caps, d2fq, depth, groups, kyber, kyber_fair, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
+pub use structures::reference::ReferenceWeight;
 pub use structures::topology::Topology;

@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
-use fairq_core::mqfq::{Mqfq, MqfqConfig, StrictPaper, VirtualTimeKind};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, StrictPaper, VirtualTimeKind};
 use fairq_core::none::NonePolicy;
 use fairq_core::platform::{AtomicWord, Lock, Ordering};
 use fairq_core::registry::{self, Shape};
 use fairq_core::{
     AnyPolicy, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request,
-    Submitted, Tag, Topology, Weight,
+    Submitted, Tag, Topology, Tuning, Weight,
 };
 
 thread_local! {
@@ -319,4 +319,65 @@ fn a_verb_that_looks_at_all_flows_is_noticed() {
     let scan = scan.iter().find(|knob| knob.key == "tracker").unwrap().word("scan").unwrap();
     let most = Rig::new("d2fq", &[("tracker", scan)], MANY).run();
     assert!(most["submit"] > bounds("d2fq", MANY)[0], "{most:?}");
+}
+
+/// What is said of the control side: a flow is added, weighed and removed in some steps, however
+/// many there are, and all of them are weighed in one call in as many each.
+#[test]
+fn flows_are_added_and_weighed_in_a_few_steps() {
+    for (name, flows, most) in [("mqfq", 20_000, 180), ("sfqd", 20_000, 180)] {
+        let shape = Shape::new(Topology::flat(2), flows, TAGS);
+        let (policy, mut ports) = AnyPolicy::<Counting>::new(name, &[], &shape).unwrap();
+        let weight = |at: usize| Weight::new(1 + at as u16 % 400).unwrap();
+        let mut wake = PortSet::EMPTY;
+        let mut all = Vec::new();
+        for at in 0..flows {
+            let (flow, taken) = counted(|| policy.add_flow(weight(at)).unwrap());
+            assert!(taken <= most, "{taken} accesses to add flow {at}");
+            all.push(flow);
+        }
+        let (_, taken) = counted(|| policy.set_weight(all[77], weight(5)).unwrap());
+        assert!(taken <= most, "{taken} accesses to weigh a flow");
+        let others: Vec<_> = all.iter().map(|&flow| (flow, weight(flow.slot() * 7))).collect();
+        let (_, taken) = counted(|| policy.set_weights(&others));
+        assert!(taken <= flows as u64 * 70, "{taken} accesses to weigh {flows} flows");
+        for &flow in &all {
+            let (_, taken) = counted(|| policy.remove_flow(flow).unwrap());
+            assert!(taken <= most, "{taken} accesses to remove a flow");
+        }
+        // A port lets go of some at a time, and has itself woken for the others.
+        for port in &mut ports {
+            let mut calls = 0;
+            while calls == 0 || !wake.is_empty() {
+                wake = PortSet::EMPTY;
+                let (_, taken) = counted(|| port.next(MS, &mut wake));
+                assert!(taken <= 1000, "{taken} accesses to let go of flows");
+                calls += 1;
+            }
+        }
+        assert!((0..flows).all(|at| policy.add_flow(weight(at)).is_ok()));
+    }
+}
+
+/// A D that becomes far less is paid for a node of the tree at a time, not a slot.
+#[test]
+fn a_smaller_d_is_paid_in_a_few_steps() {
+    for (kind, size) in [(SlotKind::TokenTree, FEW), (SlotKind::AtomicCounter, MANY)] {
+        let mut config = MqfqConfig::new(Topology::flat(size.ports), size.flows, TAGS);
+        (config.slots, config.slot_kind) = (65_536, kind);
+        let (policy, mut ports) = Mqfq::<Counting>::new(config).unwrap();
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let mut wake = PortSet::EMPTY;
+        let request = |tag| Request::new(Tag(tag), flow, Op::Read, 0, 4096);
+        for tag in 0..3 {
+            if tag == 1 {
+                policy.tune(Tuning::Slots(1), &mut wake).unwrap();
+            }
+            ports[0].submit(0, &request(tag), &mut wake).unwrap();
+            let (next, taken) = counted(|| ports[0].next(0, &mut wake));
+            assert!(matches!(next, Next::Issue { .. }), "{next:?}");
+            assert!(taken <= bounds("mqfq", size)[0], "{taken} accesses");
+            assert!(ports[0].complete(0, Tag(tag), Outcome::Done, &mut wake));
+        }
+    }
 }

@@ -28,8 +28,8 @@ use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::vtime::VTime;
 use fairq_core::{
-    FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortSet, Request, Stats,
-    SubmitError, Submitted, Tag, TuneError, Tuning, Weight,
+    FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortSet, Reason,
+    Request, Stats, SubmitError, Submitted, Tag, TuneError, Tuning, Weight,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -493,14 +493,20 @@ impl Port for ForgetfulPort {
         *wake = PortSet::EMPTY;
         next
     }
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        self.0.complete(now_ns, tag, outcome, wake);
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        self.0.complete(now_ns, tag, outcome, wake)
     }
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
         self.0.admit(flow)
     }
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         self.0.cancel(now_ns, tag, wake)
+    }
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.0.expedite(now_ns, tag, wake)
+    }
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        self.0.hold(tag, flow)
     }
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         self.0.requeue(now_ns, tag, wake)
@@ -516,6 +522,12 @@ impl Port for ForgetfulPort {
     }
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         self.0.flow_stats(flow)
+    }
+    fn barrier(&mut self, flow: FlowId) {
+        self.0.barrier(flow);
+    }
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.0.reason(tag)
     }
 }
 

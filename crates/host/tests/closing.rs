@@ -173,10 +173,10 @@ impl Rig {
         Client(ours)
     }
 
-    /// A client that comes by the server's doors: all shards have looked which others have ended.
+    /// A client that comes by the server's doors: all shards find out which others have ended.
     fn connect_behind_others(&self) -> Client<UnixStream> {
         let gate = Arc::new(Meeting::new(1));
-        self.tell(NbdMessage::Look { flow: self.flow, shard: PortId(0), gate: gate.clone() });
+        self.tell(NbdMessage::CheckEnds { flow: self.flow, shard: PortId(0), gate: gate.clone() });
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(PATIENCE)).unwrap();
         self.serve_after(theirs.into(), Some(gate));
@@ -373,8 +373,8 @@ fn a_client_that_said_good_bye_and_does_not_read_is_given_up() {
     rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
 }
 
-/// Clients whose requests for memory have no room receive nothing, so nothing tells of the end of
-/// their streams; each sends more than it may have in flight, and reads nothing.
+/// A client whose requests have no room is not received from, so no receive ends with its stream;
+/// it sends more than it may have in flight, and reads nothing.
 fn is_given_up(rig: &Rig, mut client: Client<impl Read + Write + AsFd>, says_good_bye: bool) {
     client.ask_often(Command::Read, DEPTH.into(), 1 << 20);
     rig.until("its memory is used up", |rig| rig.sent() >= 35 * 16 && rig.in_flight() == 0);
@@ -404,7 +404,7 @@ fn the_end_of_a_client_behind_its_bound_is_noticed() {
     }
 }
 
-/// What has no room when a client ends its stream is done when it reads its answers.
+/// Requests that have no room when a client ends its stream are done when it reads its answers.
 #[test]
 fn a_client_that_ends_its_stream_behind_its_bound_and_reads_is_answered() {
     let rig = Rig::new();
@@ -421,7 +421,7 @@ fn a_client_that_ends_its_stream_behind_its_bound_and_reads_is_answered() {
     rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
 }
 
-/// The device has a write of a client that has gone: what the next one asks of the same bytes, and
+/// The device has a write of a client that has gone: the next one's requests of the same bytes, and
 /// its flush, wait for it.
 #[test]
 fn requests_wait_for_writes_of_an_earlier_client() {
@@ -466,7 +466,7 @@ fn the_wait_for_an_earlier_client_is_bounded() {
     new.ask(Command::Write, 1, 4096);
     new.ask_at(Command::Write, 2, 4096, 4096);
     rig.until("the other one has come", |rig| rig.in_flight() == 2);
-    rig.seconds(PATIENCE_S.into());
+    rig.seconds(PATIENCE_S as usize);
     assert_eq!(rig.in_flight(), 2);
     rig.seconds(1);
     assert_eq!(new.reply(), NbdError::Io.to_wire());

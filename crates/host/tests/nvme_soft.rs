@@ -78,7 +78,7 @@ fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
                 Threads { path, ..Threads::default() },
                 jobs,
                 times,
-                |_| true,
+                |_| (),
             )
             .unwrap();
             assert_eq!(measured.tenants[0].errors, 0);
@@ -162,7 +162,7 @@ fn weights_change_under_load() {
             Threads::default(),
             jobs,
             times,
-            |_| true,
+            |_| (),
         )
         .unwrap();
         stop.store(true, Ordering::Relaxed);

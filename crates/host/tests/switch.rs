@@ -18,8 +18,8 @@ use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig};
 use fairq_core::{
-    FlowId, FlowStats, Growth, Native, Next, Outcome, Policy, Port, PortSet, Request, SubmitError,
-    Submitted, Tag, Weight,
+    FlowId, FlowStats, Growth, Native, Next, Outcome, Policy, Port, PortSet, Reason, Request,
+    SubmitError, Submitted, Tag, Weight,
 };
 use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::io::clock::Clock;
@@ -69,10 +69,10 @@ impl<P: Port> Port for Audited<P> {
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         self.port.next(now_ns, wake)
     }
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
         self.held -= 1;
         self.served.fetch_add(1, Ordering::Relaxed);
-        self.port.complete(now_ns, tag, outcome, wake);
+        self.port.complete(now_ns, tag, outcome, wake)
     }
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
         self.port.admit(flow)
@@ -81,6 +81,12 @@ impl<P: Port> Port for Audited<P> {
         let is_back = self.port.cancel(now_ns, tag, wake);
         self.held -= usize::from(is_back);
         is_back
+    }
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.port.expedite(now_ns, tag, wake)
+    }
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        self.port.hold(tag, flow)
     }
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         self.port.requeue(now_ns, tag, wake)
@@ -96,6 +102,12 @@ impl<P: Port> Port for Audited<P> {
     }
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         self.port.flow_stats(flow)
+    }
+    fn barrier(&mut self, flow: FlowId) {
+        self.port.barrier(flow);
+    }
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.port.reason(tag)
     }
 }
 

@@ -344,7 +344,7 @@ struct Weighed {
 }
 
 /// The most weights that are changed at once; `FAIRQ_WEIGHTS` in `module/core.h`.
-const WEIGHTS: usize = 32;
+const WEIGHTS: usize = 8;
 
 /// Changes the weights of flows, of at most [`WEIGHTS`].
 ///

@@ -107,6 +107,7 @@ macro_rules! verbs {
                 result.has_room = port.admit(request.flow).is_ok();
                 result.has_grown = port.grow(now_ns, request.tag, growth, wake);
                 result.is_requeued = port.requeue(now_ns, request.tag, wake).is_some();
+                result.is_held = port.hold(request.tag, request.flow).is_ok();
                 result.is_ahead = port.expedite(now_ns, request.tag, wake);
                 result.is_cancelled = port.cancel(now_ns, request.tag, wake);
                 result.reason = port.reason(Some(request.tag));
@@ -136,6 +137,7 @@ pub struct Others {
     has_room: bool,
     has_grown: bool,
     is_requeued: bool,
+    is_held: bool,
     is_ahead: bool,
     is_cancelled: bool,
     reason: Reason,

@@ -29,6 +29,7 @@ use serde::Serialize;
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target};
 use crate::job::Job;
+use crate::plausible::Limits;
 
 /// The ratios that are tried.
 const RATIOS: [u16; 3] = [1, 8, 64];
@@ -114,8 +115,14 @@ pub(super) fn run(device: &str, args: &ProbeArgs) -> anyhow::Result<()> {
         ))
         .into());
     }
-    let target =
-        Target::Device { device: opened, cpus, slots, path: load::Path::Shards, moves: None };
+    let target = Target::Device {
+        device: opened,
+        cpus,
+        slots,
+        limits: Limits::NONE,
+        path: load::Path::Shards,
+        moves: None,
+    };
     let bench = Bench { target, groups: Vec::new(), is_quiet: args.json };
     let measured = Duration::from_nanos(args.seconds.0) / ROUNDS;
     let times = Times { warmup: measured / 2, measured, interval: None };

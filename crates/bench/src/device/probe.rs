@@ -18,6 +18,7 @@ use fairq_config::device::{DeviceConfig, Direct, FileConfig};
 use fairq_config::engine::shard_cpus;
 use fairq_config::files::Output;
 use fairq_config::files::write_out;
+use fairq_config::layout::pool::refuse_pool;
 use fairq_config::policy::{PolicyConfig, PolicyTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::units::{Count as Number, Nanos, Size, exact_size};
@@ -33,6 +34,7 @@ use super::{comparisons, points_table};
 use crate::args::ProbeArgs;
 use crate::bench::{Bench, Target};
 use crate::job::{Job, JobTable, Pattern};
+use crate::plausible::Limits;
 
 /// Of sequential requests; and how many of them are outstanding.
 const SEQUENTIAL: (u64, u32) = (128 << 10, 32);
@@ -72,7 +74,14 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let gauge = Gauge {
         bench: Bench {
             groups: Vec::new(),
-            target: Target::Device { device, cpus, slots, path: load::Path::Shards, moves: None },
+            target: Target::Device {
+                device,
+                cpus,
+                slots,
+                limits: Limits::NONE,
+                path: load::Path::Shards,
+                moves: None,
+            },
             is_quiet: args.json,
         },
         none: "none".parse::<PolicyTable>().map_err(Refusal::new)?.complete()?,
@@ -153,6 +162,7 @@ impl Place {
                 )
                 .into());
             }
+            refuse_pool(path, args.overwrite)?;
             // `st_blocks` counts 512 bytes whatever the file system's blocks are.
             let has_holes = about.is_file() && about.blocks() * 512 < about.len();
             return Ok(Place {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use fairq_config::flags::parse_time;
-use fairq_config::units::Nanos;
+use fairq_config::units::{Nanos, Size};
 use serde::Serialize;
 
 /// `fairq ctl`.
@@ -61,6 +61,10 @@ pub(crate) enum CtlCommand {
         /// Name, size and keys, as for serve --tenant
         #[arg(value_name = "NAME[=SIZE][,KEY=VALUE…]")]
         tenant: String,
+        /// Write the tenant's table into the server's configuration file, too
+        #[arg(long)]
+        #[serde(skip)]
+        save: bool,
     },
     /// Remove a tenant: its requests in flight are answered, then its connections end
     ///
@@ -69,6 +73,33 @@ pub(crate) enum CtlCommand {
         /// Its name
         #[arg(value_name = "NAME")]
         tenant: String,
+        /// Keep its range and its data: a tenant of this name that is added later has them
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Rename a tenant: its clients and its data stay
+    Rename {
+        /// Its name
+        #[arg(value_name = "OLD")]
+        tenant: String,
+        /// The new one
+        #[arg(value_name = "NEW")]
+        name: String,
+    },
+    /// Change a tenant's size
+    ///
+    /// It grows into the free space behind its range, which is zeroed first. Clients see the new
+    /// size when they connect again.
+    Resize {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// The size that it is to have
+        #[arg(value_name = "SIZE")]
+        size: Size,
+        /// Let it become smaller, and lose what is behind its new end
+        #[arg(long)]
+        discard: bool,
     },
     /// Change a tenant's weight
     Weight {
@@ -240,10 +271,19 @@ pub(crate) enum TraceFormat {
 }
 
 /// What to do with the configuration.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Print the configuration in force, as a file that could be given to serve
     Dump,
     /// Read the file again and change the server accordingly; a bad file changes nothing
-    Reload,
+    ///
+    /// A tenant that the file does not name stays, with its data and its clients.
+    Reload {
+        /// Remove this tenant, which the file does not name; may be given many times
+        #[arg(long, value_name = "NAME")]
+        remove: Vec<String>,
+        /// Change nothing, and say what would be changed
+        #[arg(long)]
+        dry_run: bool,
+    },
 }

@@ -10,6 +10,7 @@ use fairq_config::flags::EXIT_STATUS;
 
 mod control;
 mod kernel;
+mod layout;
 mod serve;
 mod texts;
 
@@ -17,6 +18,7 @@ mod texts;
 pub(crate) use control::TopArgs;
 pub(crate) use control::{ConfigCommand, CtlArgs, CtlCommand, TraceArgs, TraceFormat};
 pub(crate) use kernel::{KernelArgs, KernelCommand};
+pub(crate) use layout::{LayoutArgs, LayoutCommand};
 pub(crate) use serve::ServeArgs;
 
 use texts::{ctl_examples, serve_examples};
@@ -53,6 +55,12 @@ pub(crate) enum Command {
     /// interrupt no connection.
     #[command(after_help = ctl_examples())]
     Ctl(CtlArgs),
+    /// Where tenants' data are on a file or block device that they share, without a server
+    ///
+    /// The record of that belongs to the device: the last MiB of a block device, FILE.layout
+    /// beside a file. A running server has its pool alone: see fairq ctl add, remove, rename and
+    /// resize.
+    Layout(LayoutArgs),
     /// Watch a running server: who gets what, who hurts whom
     ///
     /// Fills the terminal, once a second. A bar is what a tenant got, the mark in it what the

@@ -139,6 +139,7 @@ impl ServeArgs {
             device: self.device,
             policy: self.policy,
             tenant: self.tenant.into_iter().map(|tenant| Spanned::new(0..0, tenant)).collect(),
+            default_tenant: None,
             group: self.group.into_iter().map(|group| Spanned::new(0..0, group)).collect(),
             listen: self.listen,
             control: self.control,

@@ -15,8 +15,11 @@ pub(crate) struct Change {
     pub(crate) from: Option<String>,
     /// What is to hold.
     pub(crate) to: Option<String>,
-    /// Whether it has been done; if not, it needs a restart.
+    /// Whether it has been done; if not, it needs a restart, or what the note says.
     pub(crate) done: bool,
+    /// What is to be known beside that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) note: Option<String>,
 }
 
 /// The keys in which `to` differs from `from`, in order; none is done yet.
@@ -25,7 +28,7 @@ pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
     let keys: std::collections::BTreeSet<&String> = from.keys().chain(to.keys()).collect();
     let change = |key: &String| {
         let (from, to) = (from.get(key).cloned(), to.get(key).cloned());
-        (from != to).then(|| Change { key: key.clone(), from, to, done: false })
+        (from != to).then(|| Change { key: key.clone(), from, to, done: false, note: None })
     };
     keys.into_iter().filter_map(change).collect()
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use fairq_config::device::FileConfig;
 use fairq_config::engine::file_spec;
+use fairq_config::layout::place::place;
 use fairq_config::listen::Listen;
 use fairq_config::policy::value;
 use fairq_config::policy::{PolicyConfig, PolicyTable};
@@ -60,15 +61,22 @@ impl Console {
                 table.offset = Some(Size(member.tenant.base));
             }
         }
+        // A file that names a tenant which is not there would be refused.
+        settings.default_tenant.take_if(|name| tenants.find(name).is_none());
         settings
     }
 
     pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
         let tenant = self.add_table(admin, table)?;
-        Ok(
-            json!({ "tenant": tenant.name, "size": tenant.size, "offset": tenant.base, "weight": tenant.weight.get() }),
-        )
+        Ok(json!({
+            "tenant": tenant.name,
+            "size": tenant.size,
+            "offset": tenant.base,
+            "weight": tenant.weight.get(),
+            "table": self.table_text(&tenant.name),
+            "config": self.given.file.as_ref().and_then(|file| file.canonicalize().ok()),
+        }))
     }
 
     /// Adds a tenant as it is written, at a place that nobody has.
@@ -93,9 +101,15 @@ impl Console {
         let tenant = server_tenant(&new, &range);
         // A part of the shared file may hold what another tenant wrote; a file of its own was named
         // for it.
-        let wipe = new.path.is_none() && !new.keep_data;
+        let wipe = match new.path {
+            Some(_) => false,
+            None => self.claim(&new, &range)?,
+        };
         if let Err(error) = admin.add(tenant.clone(), wipe) {
             self.close_own(admin, tenant.file);
+            if wipe {
+                self.disown(&tenant.name)?;
+            }
             return Err(Refusal::new(error.to_string()));
         }
         // The place is written down, so that a restart finds the tenant's data where they are.
@@ -112,13 +126,20 @@ impl Console {
     }
 
     /// A part of the shared file that nobody has.
-    fn gap(&self, admin: &dyn Admin, new: &Tenant) -> Result<Range, Refusal> {
+    pub(super) fn gap(&self, admin: &dyn Admin, new: &Tenant) -> Result<Range, Refusal> {
         if !self.plan.device.has_shared_file() {
             return Err(Refusal::new(format!(
                 "{}: tenant {}: the device has no file to share: give it one of its own with \
                  path=FILE",
                 new.origin, new.name
             )));
+        }
+        if let (Some(layout), Some(record)) = (&self.layout, self.planned(admin)) {
+            let tenants = admin.tenants();
+            let served: Vec<&str> =
+                tenants.members().iter().map(|member| &*member.tenant.name).collect();
+            let placed = place(layout.path(), std::slice::from_ref(new), &record, &[], &served)?;
+            return Ok(placed.ranges[0]);
         }
         let own: Vec<u16> = self.own.values().map(|&(number, _)| number).collect();
         let tenants = admin.tenants();
@@ -193,15 +214,27 @@ impl Console {
         }
     }
 
-    pub(super) fn remove(&mut self, admin: &mut dyn Admin, name: &str) -> Result<Value, Fault> {
+    /// Removes a tenant; its range is reserved under its name if `keep`, and free otherwise.
+    pub(super) fn remove(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        keep: bool,
+    ) -> Result<Value, Fault> {
         // Looked up before the removal, after which the list does not know the tenant.
         let file = admin.tenants().find(name).map(|member| member.tenant.file);
+        let has_own = file.is_some_and(|file| self.own.values().any(|own| own.0 == file));
         admin.remove(name).map_err(Fault::refused)?;
         if let Some(file) = file {
             self.close_own(admin, file);
         }
         self.settings.tenant.retain(|table| table.get_ref().name != name);
-        Ok(json!({ "tenant": name }))
+        if !keep && !has_own {
+            self.disown(name).map_err(|error| {
+                Fault::refused(format!("{name} is removed, but its range stays reserved: {error}"))
+            })?;
+        }
+        Ok(json!({ "tenant": name, "kept": keep || has_own }))
     }
 
     pub(super) fn weight(

@@ -16,6 +16,7 @@ use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
 use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{Member, Status, StoreStatus, TenantList};
+use fairq_host::shard::fence::FenceStats;
 use hdrhistogram::Histogram;
 
 use super::overview::depth_state;
@@ -126,6 +127,36 @@ fn subjects(now: &Status, tenants: &TenantList, second: &HashMap<FlowId, Row>) -
     subjects
 }
 
+/// Writes of connections that have ended, and what has waited for them.
+fn ended(text: &mut Text, now: &Status, tenants: &TenantList) {
+    type Ended = fn(&FenceStats) -> f64;
+    let families: [(&str, &str, &str, Ended); 2] = [
+        (
+            "fairq_tenant_ended_writes",
+            "gauge",
+            "Writes of the tenant's ended connections that are still under way: requests of others \
+             that overlap them wait.",
+            |of| of.left as f64,
+        ),
+        (
+            "fairq_tenant_ended_waits_total",
+            "counter",
+            "Requests that waited for writes of an ended connection. Tenants without any have no \
+             sample.",
+            |of| of.waited as f64,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        text.family(name, kind, help);
+        for member in tenants.members().iter().take(MOST_TENANTS) {
+            let stats = now.fence_of(member);
+            if stats != FenceStats::default() {
+                text.sample(name, &[("tenant", &member.tenant.name)], value(&stats));
+            }
+        }
+    }
+}
+
 /// All metrics.
 pub(crate) fn text(
     now: &Status,
@@ -136,10 +167,11 @@ pub(crate) fn text(
     let mut text = Text::default();
     server(&mut text, now, tenants, plan);
     log(&mut text);
-    per_tenant(&mut text, &subjects(now, tenants, second), &plan.device.describe());
-    targets(&mut text, now, tenants);
-    caps(&mut text, now, tenants);
-    groups(&mut text, now, tenants);
+    let device = plan.device.describe();
+    per_tenant(&mut text, &subjects(now, tenants, second), &device);
+    targets(&mut text, now, tenants, &device);
+    caps(&mut text, now, tenants, &device);
+    groups(&mut text, now, tenants, &device);
     shards(&mut text, now);
     policy(&mut text, now);
     interference(&mut text, now, tenants);
@@ -190,6 +222,7 @@ fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
     for member in tenants.members().iter().filter(|member| now.write_back_errno(member).is_some()) {
         text.sample(name, &[("tenant", &member.tenant.name)], 1.0);
     }
+    ended(text, now, tenants);
     text.one(
         "fairq_cut_off_files",
         "gauge",

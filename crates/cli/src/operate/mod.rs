@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use fairq_config::engine::Shape;
 use fairq_config::group::Group;
+use fairq_config::layout::pool::Pool;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{Plan, Settings, Source, Surroundings};
 use fairq_core::FlowId;
@@ -31,6 +32,7 @@ mod cpu_waits;
 mod failures;
 mod groups;
 mod latency;
+mod layout;
 mod methods;
 pub(crate) mod metrics;
 mod overview;
@@ -63,8 +65,10 @@ pub(crate) struct Console {
     plan: Plan,
     /// The configuration in force.
     settings: Settings,
-    /// The size of the file that is shared.
+    /// The size of what is shared, in memory; a file's is in its record.
     shared: u64,
+    /// The layout record of the file that is shared.
+    layout: Option<layout::Keeper>,
     /// The files of tenants that are open, their numbers and sizes.
     own: HashMap<PathBuf, (u16, u64)>,
     /// What every policy of this server is built for.
@@ -115,6 +119,7 @@ impl Console {
             given,
             writers: web::Writers::new(plan.web_token.as_deref())?,
             shared: sizes.first().copied().unwrap_or(0),
+            layout: None,
             own: own_files(&plan, &sizes),
             plan,
             settings,
@@ -135,6 +140,12 @@ impl Console {
             records: record::Records::default(),
             reload_due: None,
         })
+    }
+
+    /// Keeps the layout record of the file that is shared from now on.
+    pub(crate) fn keep(&mut self, pool: Option<Pool>) -> anyhow::Result<()> {
+        self.layout = pool.map(layout::Keeper::new).transpose()?;
+        Ok(())
     }
 
     /// Takes a second's numbers in; gives each tenant's row and what it is made of. Tenants to whom
@@ -233,6 +244,7 @@ impl Operator for Console {
         self.writers.tell_refused();
         self.trace_expire(admin);
         self.give_up_waiting(admin);
+        self.look_for_growth(admin);
         if let Some(asked) = self.reload_due {
             self.reload_asked(admin, asked);
         }
@@ -249,6 +261,10 @@ impl Operator for Console {
         self.show(&now, &rows, &counted, seconds);
         // The next viewer makes the look, and a second without viewers costs none.
         (self.latest, self.look) = (Some(now), None);
+    }
+
+    fn opening(&mut self, tenant: &server::Tenant) -> bool {
+        self.note_zeroed(tenant)
     }
 
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> server::Reply {

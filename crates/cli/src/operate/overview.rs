@@ -77,6 +77,9 @@ impl Console {
             "latency_targets": latency::all(&admin.tenants(), now),
             "stores": stores(&admin.tenants(), now),
             "reserved": groups::reserved(now),
+            "layout": self.layout.as_ref().map(|layout| {
+                layout.json(|name| admin.tenants().find(name).is_some())
+            }),
         })
     }
 
@@ -106,6 +109,7 @@ impl Console {
             &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
         let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
+        let ended = now.fence_of(member);
         let source = table.and_then(|table| table.weight.clone());
         let last = self.second.get(&member.flow).and_then(|row| row.now).map(|now| {
             json!({
@@ -131,7 +135,16 @@ impl Console {
             "identity": identity.as_ref().map(ToString::to_string),
             "uids": users.uids,
             "gids": users.gids,
-            "connections": member.connections.count(),
+            "connections": member.all_connections(),
+            "outdated": member.outdated_connections().into_iter().map(|(size, connections)| json!({
+                "size": size, "connections": connections,
+            })).collect::<Vec<_>>(),
+            "resizing": member.resizing.as_ref().map(|of| json!({
+                "to": of.to,
+                "done": of.wiping.as_ref().map(|wiping| wiping.done()),
+                "size": of.wiping.as_ref().map(|wiping| wiping.size()),
+                "waits_for": of.wiping.as_ref().map(|wiping| wiping.waits_for()),
+            })),
             "preparing": member.preparing.as_ref().map(|wiping| json!({
                 "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
                 "waits_for": wiping.waits_for(),
@@ -143,6 +156,7 @@ impl Console {
             "written_bytes": stats.written_bytes,
             "errors": stats.errors,
             "write_back_errno": now.write_back_errno(member),
+            "ended": json!({ "writes": ended.left, "waited": ended.waited }),
             "in_flight": stats.in_flight,
             "staged": stats.staged,
             "staged_ns": stats.staged_ns,

@@ -1,6 +1,7 @@
 //! What the operator is told of the storage behind the tenants, and does about it.
 
-use fairq_host::server::{Admin, Status, StoreStatus, TenantList};
+use fairq_config::device::SECTOR;
+use fairq_host::server::{Admin, Member, Status, StoreStatus, TenantList};
 use serde_json::{Value, json};
 
 use super::Console;
@@ -85,10 +86,22 @@ pub(super) fn clear_error(admin: &mut dyn Admin, tenant: &str) -> Result<Value, 
 impl Console {
     /// Bytes of the device's files that are in no tenant's range.
     pub(super) fn unassigned(&self, tenants: &TenantList) -> u64 {
-        // Without a shared file the first size is that of a tenant's own, which is added below.
-        let shared = if self.plan.device.has_shared_file() { self.shared } else { 0 };
-        let all = shared + self.own.values().map(|&(_, size)| size).sum::<u64>();
-        all.saturating_sub(tenants.members().iter().map(|member| member.tenant.size).sum())
+        let own: u64 = self.own.values().map(|&(_, size)| size).sum();
+        let is_own = |member: &&Member| self.own.values().any(|own| own.0 == member.tenant.file);
+        let sizes = |of_own| {
+            let members = tenants.members().iter().filter(move |member| is_own(member) == of_own);
+            members.map(|member| member.tenant.size).sum::<u64>()
+        };
+        let free = match &self.layout {
+            // Less than a sector at the end of a file is no tenant's.
+            Some(layout) => {
+                let gaps: u64 = layout.record().gaps().iter().map(|gap| gap.1).sum();
+                gaps + self.shared % SECTOR
+            }
+            None if self.plan.device.has_shared_file() => self.shared.saturating_sub(sizes(false)),
+            None => 0,
+        };
+        free + own.saturating_sub(sizes(true))
     }
 
     /// Removes tenants again that have waited too long for requests of others that were removed:
@@ -108,7 +121,9 @@ impl Console {
                  under way after {} s; see to the device, then add it again",
                 longest.as_secs_f64()
             );
-            if let Err(fault) = self.remove(admin, tenant) {
+            // What was its own before stays its own.
+            let keep = self.is_ready(tenant);
+            if let Err(fault) = self.remove(admin, tenant, keep) {
                 tracing::error!(tenant, "cannot be removed again: {}", fault.message());
             }
         }

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Console;
+use super::reload::Asked;
 use super::rpc::{self, Fault};
 use super::storage::clear_error;
 
@@ -182,7 +183,8 @@ pub(crate) const METHODS: &[Method] = &[
             "string",
             "as --tenant of serve has it: NAME[=SIZE][,KEY=VALUE…]; keep-data leaves what is there",
         )],
-        result: "the tenant's name, size and offset",
+        result: "the tenant's name, size and offset; its table for the configuration file, and \
+                 that file's path",
         run: |console, admin, mut given| console.add(admin, &given.text("tenant")?),
     },
     Method {
@@ -191,9 +193,50 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "Removes a tenant: its connections end when what they have in flight is answered; \
          its data stay until \
                   another tenant is placed there",
-        params: &[required("tenant", "string", "its name")],
-        result: "the tenant's name",
-        run: |console, admin, mut given| console.remove(admin, &given.text("tenant")?),
+        params: &[
+            required("tenant", "string", "its name"),
+            optional(
+                "keep",
+                "boolean",
+                "its range stays reserved: a tenant of that name that is added later has the data",
+            ),
+        ],
+        result: "the tenant's name, and whether its data are kept",
+        run: |console, admin, mut given| {
+            let keep = given.take::<Option<bool>>("keep")? == Some(true);
+            console.remove(admin, &given.text("tenant")?, keep)
+        },
+    },
+    Method {
+        name: "rename",
+        effect: Effect::Changes,
+        summary: "Gives a tenant another name; its clients and its data stay",
+        params: &[
+            required("tenant", "string", "its name"),
+            required("name", "string", "the new one"),
+        ],
+        result: "the name before and now",
+        run: |console, admin, mut given| {
+            console.rename(admin, &given.text("tenant")?, &given.text("name")?)
+        },
+    },
+    Method {
+        name: "resize",
+        effect: Effect::Changes,
+        summary: "Gives a tenant's range another end: it grows into the free space behind it, \
+                  which is zeroed first; resizing of tenants is null when that is over; clients \
+                  see the new size when they connect again (outdated of tenants counts those \
+                  that have not)",
+        params: &[
+            required("tenant", "string", "its name"),
+            required("size", "string", "the size that it is to have"),
+            optional("discard", "boolean", "it may become smaller, and lose what is behind"),
+        ],
+        result: "the tenant's name, and its size before and now",
+        run: |console, admin, mut given| {
+            let discard = given.take::<Option<bool>>("discard")? == Some(true);
+            console.resize(admin, &given.text("tenant")?, given.take("size")?, discard)
+        },
     },
     Method {
         name: "weight",
@@ -389,11 +432,17 @@ pub(crate) const METHODS: &[Method] = &[
         name: "config.reload",
         effect: Effect::Reloads,
         summary: "Reads the configuration file again and makes the server so; a bad file changes \
-         nothing",
-        params: &[],
-        result: "what differs, from what, to what, and whether it holds now or needs a restart",
-        run: |console, admin, _| {
-            let changes = console.reload_told(admin)?;
+         nothing; a tenant that the file does not name stays",
+        params: &[
+            optional("remove", "array", "tenants that the file does not name, and that are to go"),
+            optional("dry_run", "boolean", "change nothing, and say what would be changed"),
+        ],
+        result: "what differs, from what, to what, and whether it holds now or needs a restart or \
+                 what its note says",
+        run: |console, admin, mut given| {
+            let remove = given.take::<Option<_>>("remove")?.unwrap_or_default();
+            let dry_run = given.take::<Option<bool>>("dry_run")? == Some(true);
+            let changes = console.reload_told(admin, &Asked { remove, dry_run })?;
             Ok(json!({ "changes": changes }))
         },
     },

@@ -160,10 +160,11 @@ fn line(methods: Vec<(String, Vec<String>)>) -> impl Strategy<Value = Line> {
     ]
 }
 
-/// A call that would take a tenant away, which the neighbour and others need.
+/// A call that would take a tenant away or cut it, which the neighbour and others need.
 fn takes_away(line: &Line) -> bool {
     matches!(line, Line::Call { method, params, .. }
-        if method == "remove" && ["rw", "beside"].iter().any(|name| params["tenant"] == *name))
+        if ["remove", "rename", "resize"].contains(&method.as_str())
+            && ["rw", "beside"].iter().any(|name| params["tenant"] == *name))
 }
 
 /// A connection of the control socket, with the number of the last mark.

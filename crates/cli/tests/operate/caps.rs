@@ -41,8 +41,9 @@ fn caps_are_kept_changed_shown_and_read_again() {
     let most = 5.0 + 50.0 * server.uptime_s();
     assert!(reads <= most, "{reads} of {most}");
     let (_, text) = get(&address, "/metrics");
-    assert!(text.contains("fairq_tenant_cap{tenant=\"db\",key=\"max-iops\"} 50"), "{text}");
-    assert!(text.contains("fairq_tenant_capped_requests{tenant=\"db\"}"), "{text}");
+    let labels = "{tenant=\"db\",device=\"ram 64M\"";
+    assert!(text.contains(&format!("fairq_tenant_cap{labels},key=\"max-iops\"}} 50")), "{text}");
+    assert!(text.contains(&format!("fairq_tenant_capped_requests{labels}}}")), "{text}");
     assert_eq!(
         server.said(&["caps", "db", "read-max-bandwidth=100M/s"]),
         "db: caps max-iops=50 -> read-max-bandwidth=100M/s\n"

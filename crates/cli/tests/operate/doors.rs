@@ -560,3 +560,28 @@ fn thousands_of_tenants_are_served_and_listed() {
     }
     assert_eq!(client.go("größe").unwrap().0, ACK);
 }
+
+/// Of 200 clients that connected at the same time number 129 waited for a second. While the server
+/// is stopped it accepts none: those that connect are in the kernel's queue.
+#[test]
+fn as_many_clients_connect_at_once_as_there_are_handshakes() {
+    const HANDSHAKES: usize = 1024;
+    let limit = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let room = HANDSHAKES.min(limit.trim().parse().unwrap());
+    let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    files.current = files.maximum;
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
+    let server = Server::start(CONFIG, &[]);
+    let address = server.said(&["listen", "tcp:127.0.0.1:0"]);
+    let port = address.trim().rsplit(':').next().unwrap().parse().unwrap();
+    server.signal(Signal::STOP);
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let connect = |_| TcpStream::connect_timeout(&address, Duration::from_millis(500));
+    let clients: Result<Vec<_>, _> = (0..room).map(connect).collect();
+    server.signal(Signal::CONT);
+    assert_eq!(clients.expect("each client connects").len(), room);
+    let mut client = TcpStream::connect(address).unwrap();
+    let mut greeting = [0; 8];
+    client.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"NBDMAGIC");
+}

@@ -9,13 +9,13 @@ use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, 
 use super::*;
 
 /// An NBD client that does one thing after the other.
-struct Client {
+pub(super) struct Client {
     stream: UnixStream,
-    size: u64,
+    pub(super) size: u64,
 }
 
 /// Socket and pages of a client whose export may be opened; `None` if the server refuses it.
-fn open(server: &Server, export: &str) -> Option<Client> {
+pub(super) fn open(server: &Server, export: &str) -> Option<Client> {
     let mut stream = UnixStream::connect(server.path("sock")).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
@@ -32,7 +32,7 @@ fn open(server: &Server, export: &str) -> Option<Client> {
 }
 
 impl Client {
-    fn of(server: &Server, export: &str) -> Client {
+    pub(super) fn of(server: &Server, export: &str) -> Client {
         until("the export can be opened", || open(server, export))
     }
 
@@ -50,7 +50,7 @@ impl Client {
         u32::from_be_bytes(bytes[4..8].try_into().unwrap())
     }
 
-    fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, u32> {
+    pub(super) fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, u32> {
         self.ask(Command::Read, CommandFlags(0), offset, length as u64);
         match self.answer() {
             0 => {
@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
         self.ask(Command::Write, CommandFlags(0), offset, data.len() as u64);
         self.stream.write_all(data).unwrap();
         self.answer()
@@ -215,4 +215,111 @@ fn nothing_of_a_removed_tenant_arrives_at_the_next_one() {
     let data = new.read(0, BLOCKS as usize * 512).unwrap();
     let overwritten = data.chunks(512).filter(|block| block[0] != b'n').count();
     assert_eq!(overwritten, 0, "blocks of the next owner with the old one's data");
+}
+
+/// A call of the control socket, made again while a file is being opened; the error, or nothing.
+fn call(stream: &mut BufReader<UnixStream>, method: &str, params: Value) -> Option<String> {
+    let call = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+    until("the file is open", || {
+        writeln!(stream.get_mut(), "{call}").unwrap();
+        let mut answer = String::new();
+        stream.read_line(&mut answer).unwrap();
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let error = answer["error"]["message"].as_str().map(str::to_owned);
+        (!error.as_ref().is_some_and(|text| text.contains("being opened"))).then_some(error)
+    })
+}
+
+fn two_stores(disk: &Path) -> String {
+    let tenant = |name: &str, store: &str| {
+        let path = disk.join(name);
+        format!(
+            "[[tenant]]\nname = {name:?}\npath = {path:?}\ncreate = true\nsize = \"1M\"\n\
+             store = {store:?}\n"
+        )
+    };
+    let device = "shards = 2\n[device]\nkind = \"file\"\ndirect = \"off\"\n";
+    [device, &tenant("x", "A"), &tenant("y", "B")].concat()
+}
+
+/// A tenant's number was one store's for ever: 64 tenants that came and went in one store took all
+/// numbers from the others.
+#[test]
+fn tenants_that_came_and_went_in_one_store_leave_room_in_others() {
+    let disk = tempfile::tempdir().unwrap();
+    let server = Server::start(&two_stores(disk.path()), &[]);
+    let mut control = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
+    let spec = |name: &str, store: &str| {
+        let path = disk.path().join(name);
+        json!({ "tenant": format!("{name},path={},size=1M,create,store={store}", path.display()) })
+    };
+    let mut old = Client::of(&server, "y");
+    assert_eq!(old.write(0, &[b'y'; 4096]), 0);
+    let mut count = 0;
+    let full = loop {
+        match call(&mut control, "add", spec(&format!("t{count}"), "A")) {
+            None => count += 1,
+            Some(error) => break error,
+        }
+    };
+    assert!(count >= 64, "{count}: {full}");
+    for index in 0..count {
+        let name = format!("t{index}");
+        assert_eq!(call(&mut control, "remove", json!({ "tenant": name })), None);
+    }
+    for round in 0..2 {
+        for index in 0..count {
+            let (name, store) = (format!("u{index}"), ["B", "A"][round]);
+            assert_eq!(call(&mut control, "add", spec(&name, store)), None, "{store} {name}");
+        }
+        let mut new = Client::of(&server, "u7");
+        assert_eq!(new.write(0, &[b'u'; 4096]), 0);
+        // Another policy knows the flows by the same numbers.
+        server.said(&["policy", ["sfqd", "mqfq"][round]]);
+        assert_eq!(new.read(0, 4096), Ok(vec![b'u'; 4096]));
+        assert_eq!(old.read(0, 4096), Ok(vec![b'y'; 4096]));
+        for index in 0..count {
+            let name = format!("u{index}");
+            assert_eq!(call(&mut control, "remove", json!({ "tenant": name })), None);
+        }
+    }
+}
+
+/// A file that was added again before it was closed kept the store that it had.
+#[test]
+fn a_file_that_is_added_again_belongs_to_the_store_that_is_named() {
+    let disk = tempfile::tempdir().unwrap();
+    let server = Server::start(&two_stores(disk.path()), &[]);
+    let mut control = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
+    let path = disk.path().join("own").display().to_string();
+    for store in ["A", "B", "A", "A", "B"] {
+        let spec = format!("guest,path={path},size=1M,create,store={store}");
+        assert_eq!(call(&mut control, "add", json!({ "tenant": spec })), None, "{store}");
+        let tenants: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
+        let guest = tenants.as_array().unwrap().iter().find(|of| of["name"] == "guest").unwrap();
+        assert_eq!(guest["store"], store, "{guest}");
+        let mut client = Client::of(&server, "guest");
+        assert_eq!(client.write(0, &[1; 4096]), 0);
+        drop(client);
+        assert_eq!(call(&mut control, "remove", json!({ "tenant": "guest" })), None);
+    }
+}
+
+/// By their length these zeroes would wait for a quarter of an hour.
+#[test]
+fn zeroes_by_the_map_of_a_file_count_little_for_a_cap() {
+    let disk = tempfile::tempdir().unwrap();
+    let config = format!(
+        "device = \"file,path={},direct=off,size=64M,create\"\n[[tenant]]\nname = \"a\"\n\
+         max-bandwidth = \"64k/s\"\n",
+        disk.path().join("disk").display()
+    );
+    let server = Server::start(&config, &[]);
+    let mut client = Client::of(&server, "a");
+    for length in [4096, 64 << 20] {
+        client.ask(Command::WriteZeroes, CommandFlags(0), 0, length);
+        assert_eq!(client.answer(), 0);
+    }
+    let tenants: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
+    assert_eq!(tenants[0]["capped"]["waiting"], 0, "{tenants}");
 }

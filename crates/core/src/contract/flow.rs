@@ -76,21 +76,22 @@ impl FlowId {
         self.slot as usize
     }
 
-    /// The same generation in another slot: for a caller that numbers the flows of several
-    /// policies together.
+    /// The same generation in another slot.
     #[inline]
     pub const fn at(self, slot: u32) -> FlowId {
         FlowId { slot, ..self }
     }
 
-    /// The name of a slot's flow.
-    pub(crate) const fn new(slot: u32, generation: u32) -> FlowId {
+    /// The name of a slot's flow: for a caller that numbers the flows of several policies together.
+    #[inline]
+    pub const fn new(slot: u32, generation: u32) -> FlowId {
         FlowId { slot, generation }
     }
 
-    /// The generation.
+    /// The generation: larger than that of each earlier flow in the slot, until 2^32 flows have
+    /// been there.
     #[inline]
-    pub(crate) const fn generation(self) -> u32 {
+    pub const fn generation(self) -> u32 {
         self.generation
     }
 }
@@ -244,12 +245,12 @@ pub struct CapStats {
     pub held_ns: u64,
     /// Requests that wait for a cap now.
     pub waiting: u64,
-    /// What was taken from them.
+    /// The amounts taken from them.
     pub taken: Taken,
 }
 
-/// What was taken from each cap of a flow or group and has not come back yet: the time at which it
-/// will have, in a unit of the policy's.
+/// The amount taken from each cap of a flow or group that has not come back yet: the time at which
+/// it will have, in a unit of the policy's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken(pub(crate) [u64; Caps::COUNT]);
 

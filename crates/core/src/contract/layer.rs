@@ -2,17 +2,19 @@
 //! the one inside.
 //!
 //! **Problem.** Costs, D, groups and caps are kept by layers around policies. Each is a [`Policy`]
-//! with [`Port`]s, and changes some of their methods; a method that a layer forgets to forward is
-//! lost without an error, since most have default bodies. **Model.** [`Layer`] and [`PortLayer`]
-//! have the same methods with default bodies that call the policy inside. A layer implements those
-//! two, and the macro `layer` makes a policy of it. The signatures stand once, in
-//! `policy_methods` and `port_methods`, from which all of that is made.
+//! with [`Port`]s, and changes some of their methods. One that a layer omits must not pass it by:
+//! a layer that counts bytes and is not told of those that a request grows by counts wrong.
+//! **Model.** [`Layer`] and [`PortLayer`] have the same methods without bodies, so that a layer
+//! that omits one does not compile. It implements a method, or names it in `forward_policy` or
+//! `forward_port`: then it calls that of the policy inside. The macro `layer` makes a policy of
+//! it. The signatures stand once, in `policy_methods` and `port_methods`, from which all of that is
+//! made.
 //!
 //! **Speed.** Everything is generic over the policy inside and `#[inline]`: a method that a layer
 //! does not change is no call.
 //!
-//! **Example.** `struct Quiet<L>` that counts `tick` implements `inner` and `tick`, and
-//! `layer!(Quiet, QuietPort)` stands below it.
+//! **Example.** `struct Quiet<L>` that counts `tick` implements `inner` and `tick`, names the other
+//! methods in `forward_policy!(...)`, and `layer!(Quiet, QuietPort)` stands below it.
 
 /// Everything that signatures name.
 pub(crate) mod names {
@@ -34,8 +36,9 @@ use names::*;
 
 /// Calls a macro with the signatures of all methods of [`Policy`] that a layer may change.
 macro_rules! policy_methods {
-    ($with:ident) => {
+    ($with:ident $($more:tt)*) => {
         $with! {
+            $($more)*
             fn add_flow_as(known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
             fn set_weight(flow: FlowId, weight: Weight) -> Result<(), FlowError>;
             fn set_urgent(flow: FlowId, urgent: bool) -> Result<(), FlowError>;
@@ -61,8 +64,9 @@ macro_rules! policy_methods {
 
 /// The same for [`Port`]: those that change the port, and those that do not.
 macro_rules! port_methods {
-    ($with:ident) => {
+    ($with:ident $($more:tt)*) => {
         $with! {
+            $($more)*
             mut {
                 fn submit(
                     now_ns: u64,
@@ -70,9 +74,15 @@ macro_rules! port_methods {
                     wake: &mut PortSet,
                 ) -> Result<Submitted, SubmitError>;
                 fn next(now_ns: u64, wake: &mut PortSet) -> Next;
-                fn complete(now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> ();
+                fn complete(
+                    now_ns: u64,
+                    tag: Tag,
+                    outcome: Outcome,
+                    wake: &mut PortSet,
+                ) -> bool;
                 fn cancel(now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
                 fn expedite(now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
+                fn hold(tag: Tag, flow: FlowId) -> Result<(), SubmitError>;
                 fn requeue(now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
                 fn grow(now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool;
                 fn barrier(flow: FlowId) -> ();
@@ -97,12 +107,7 @@ macro_rules! define_layer {
 
             fn inner(&self) -> &Self::Inner;
 
-            $(
-                #[inline]
-                fn $name(&self, $($arg: $of),*) -> $gives {
-                    self.inner().$name($($arg),*)
-                }
-            )*
+            $(fn $name(&self, $($arg: $of),*) -> $gives;)*
         }
     };
 }
@@ -120,24 +125,58 @@ macro_rules! define_port_layer {
             fn inner(&self) -> &Self::Inner;
             fn inner_mut(&mut self) -> &mut Self::Inner;
 
-            $(
-                #[inline]
-                fn $name(&mut self, $($arg: $of),*) -> $gives {
-                    self.inner_mut().$name($($arg),*)
-                }
-            )*
-            $(
-                #[inline]
-                fn $look(&self, $($what: $kind),*) -> $shows {
-                    self.inner().$look($($what),*)
-                }
-            )*
+            $(fn $name(&mut self, $($arg: $of),*) -> $gives;)*
+            $(fn $look(&self, $($what: $kind),*) -> $shows;)*
         }
     };
 }
 
 policy_methods!(define_layer);
 port_methods!(define_port_layer);
+
+/// Defines `forward_policy`, which takes names of methods and gives those that call the policy
+/// inside.
+macro_rules! define_forward_policy {
+    ($d:tt $(fn $name:ident($($arg:ident: $of:ty),*) -> $gives:ty;)*) => {
+        macro_rules! forward_policy {
+            $((@one $name) => {
+                #[inline]
+                fn $name(&self, $($arg: $of),*) -> $gives {
+                    self.inner().$name($($arg),*)
+                }
+            };)*
+            ($d($d method:ident)*) => { $d($crate::contract::layer::forward_policy!(@one $d method);)* };
+        }
+    };
+}
+
+/// The same for `forward_port`.
+macro_rules! define_forward_port {
+    (
+        $d:tt
+        mut { $(fn $name:ident($($arg:ident: $of:ty),* $(,)?) -> $gives:ty;)* }
+        const { $(fn $look:ident($($what:ident: $kind:ty),*) -> $shows:ty;)* }
+    ) => {
+        macro_rules! forward_port {
+            $((@one $name) => {
+                #[inline]
+                fn $name(&mut self, $($arg: $of),*) -> $gives {
+                    self.inner_mut().$name($($arg),*)
+                }
+            };)*
+            $((@one $look) => {
+                #[inline]
+                fn $look(&self, $($what: $kind),*) -> $shows {
+                    self.inner().$look($($what),*)
+                }
+            };)*
+            ($d($d method:ident)*) => { $d($crate::contract::layer::forward_port!(@one $d method);)* };
+        }
+    };
+}
+
+policy_methods!(define_forward_policy $);
+port_methods!(define_forward_port $);
 
 /// The bodies of a [`Policy`] that is a [`Layer`].
 macro_rules! policy_by_layer {
@@ -194,4 +233,8 @@ macro_rules! layer {
     };
 }
 
-pub(crate) use {layer, policy_by_layer, policy_methods, port_by_layer, port_methods};
+#[allow(clippy::single_component_path_imports, reason = "it gives the macros a path")]
+pub(crate) use {
+    forward_policy, forward_port, layer, policy_by_layer, policy_methods, port_by_layer,
+    port_methods,
+};

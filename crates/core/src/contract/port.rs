@@ -15,6 +15,7 @@
 //!
 //!   staged ── cancel ───▶ gone, not charged
 //!   staged ── grow ─────▶ staged, longer, charged for both
+//!   staged ── expedite ─▶ on the device, not charged
 //!   issued ── requeue ──▶ staged again (direct policies: Issue again), charged once in all
 //! ```
 //!
@@ -36,7 +37,13 @@
 //! # What the policy gives
 //! - Each staged tag is issued exactly once, by the port it was submitted to.
 //! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
-//!   [`SubmitError`] and leaves no trace; a completion of a tag that is not live is ignored.
+//!   [`SubmitError`] and leaves no trace: nothing pays for it. A completion of a tag that is not
+//!   issued is ignored.
+//! - A port adds itself to `wake` where a verb has come to its bound before its work was done.
+//!
+//! # Layers
+//! A port may be around another one, and change some of its verbs. So that none is lost, no verb
+//! has a body by default: a port that omits one does not compile.
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel};
@@ -250,8 +257,9 @@ pub trait Port: Send {
     /// Says what this port may do next.
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
 
-    /// Takes an issued request off the port when the device has completed it.
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+    /// Takes an issued request off the port when the device has completed it. `false`: it is not
+    /// issued, and nothing has changed.
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool;
 
     /// Says whether the flow may stage another request here, so that a caller can push back before
     /// it has built one. [`Port::submit`] takes a request all the same.
@@ -261,22 +269,27 @@ pub trait Port: Send {
     /// flow that is alone may have half of them.
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError>;
 
-    /// Takes a staged request back: it is gone, its tag is free, and its flow is not charged for
-    /// it, unless it was issued before and [requeued](Port::requeue), or a policy behind one lock
-    /// has chosen it already. `false`: it is not staged here, or the policy has
+    /// Takes a staged request back: it is gone, its tag is free, and neither its flow nor a cap is
+    /// charged for it, unless it was issued before and [requeued](Port::requeue), or a policy
+    /// behind one lock has chosen it already. `false`: it is not staged here, or the policy has
     /// [merged](crate::serial::merge) it with others, with which it goes.
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
 
-    /// A staged request goes to the device now, before all others: the policy does not know it any
-    /// longer, as if it had been [cancelled](Port::cancel), and layers that measure the device
-    /// count it until it is completed. `false`: it cannot be cancelled, and nothing has changed.
-    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        self.cancel(now_ns, tag, wake)
-    }
+    /// A staged or [held](Port::hold) request goes to the device now, before all others and beside
+    /// D. Its flow is not charged for it, as if it had been [cancelled](Port::cancel), and no cap
+    /// holds it; it counts as the flow's and as issued until it is completed. `false`: it cannot be
+    /// cancelled, and nothing has changed.
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
+
+    /// The request with this tag, which is free, waits in front of the policy, in a layer: until
+    /// it is submitted, [expedited](Port::expedite) or [cancelled](Port::cancel) its tag is in use,
+    /// and its flow's slot does not become free. Refused as a request that is submitted.
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError>;
 
     /// Takes back an issued request that the device has not begun. It keeps its slot, and its flow
     /// is charged for it once in all: a staged policy gives it again before anything else, once
-    /// `next` is called. Answers what [`Port::submit`] does; `None`: it is not issued, or was
+    /// `next` is called. Answers what [`Port::submit`] does; one that was
+    /// [expedited](Port::expedite) is to be issued again at once. `None`: it is not issued, or was
     /// issued as one command with others.
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
 
@@ -299,13 +312,11 @@ pub trait Port: Send {
     /// No request of the flow that is submitted to this port from now on is [joined](Next::Join)
     /// with one that was submitted to it before. Requests that are neither reads nor writes do that
     /// by themselves. Requests of different ports never are.
-    fn barrier(&mut self, _flow: FlowId) {}
+    fn barrier(&mut self, flow: FlowId);
 
     /// The numbers behind the port's last answer: about this live request, or (`None`) about why
     /// nothing may go. It is called while decisions are recorded, and not otherwise.
-    fn reason(&self, _tag: Option<Tag>) -> Reason {
-        Reason::default()
-    }
+    fn reason(&self, tag: Option<Tag>) -> Reason;
 }
 
 /// The numbers that a decision came from, in units ([`crate::contract::vtime`]); `None` is what the

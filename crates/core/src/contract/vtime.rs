@@ -11,13 +11,14 @@
 //! **Wrap-around.** Comparison is by signed difference, right while the two values are within 2^55
 //! units. Tags of queued requests are: a flow's newest tag is ahead of virtual time by at most what
 //! it has queued, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units, at the least weight
-//! of a 64th 2^53.7. What could drift out of the window is the end tag of a flow that has been idle
-//! while virtual time moved 2^55 units, which takes 10 minutes at 10 GB/s if every active flow has
-//! the least weight (10 hours at weight 1, and 42 days at weight 100).
-//! So every policy lifts the end tags of flows that lag behind to virtual time in its `tick`, whose
-//! deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind virtual time by more
-//! than what is served in one period (with [`Lift`], which takes some flows at a time, and 16
-//! seconds), and the window is never left.
+//! of a 64th 2^53.7. Requests that cost more than their bytes may come to more: what would lead a
+//! tag beyond [`MOST_AHEAD`] is not charged ([`VTime::charge`]). What could drift out of the window
+//! is the end tag of a flow that has been idle while virtual time moved 2^55 units, which takes 10
+//! minutes at 10 GB/s if every active flow has the least weight (10 hours at weight 1, and 42 days
+//! at weight 100). So every policy lifts the end tags of flows that lag behind to virtual time in
+//! its `tick`, whose deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind
+//! virtual time by more than what is served in one period (with [`Lift`], which takes some flows at
+//! a time, and 16 seconds), and the window is never left.
 
 use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
@@ -29,6 +30,14 @@ pub const STAMP_BITS: u32 = 8;
 pub(crate) const UNITS: u64 = 100 * Weight::ONE;
 /// The most that one request costs ([`CostModel::MAX_COST`]).
 const MAX_COST: u64 = CostModel::MAX_COST;
+
+/// The most that a tag may be ahead of virtual time, in units: half of the window, the rest of
+/// which is for tags that lag.
+pub const MOST_AHEAD: u64 = 1 << 54;
+/// The most that one request is charged where ports charge at the same time, in units: all of the
+/// ports that there can be, each with one beyond [`MOST_AHEAD`], stay within the window. It is 32
+/// TiB at weight 100, and 5 GiB at a 64th.
+pub(crate) const MOST_AT_ONCE: u64 = MOST_AHEAD >> 9;
 
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
@@ -109,6 +118,21 @@ impl VTime {
         VTime(self.0.wrapping_sub(units << STAMP_BITS))
     }
 
+    /// What is charged of `units` for what starts here, when virtual time is `now` or later: all of
+    /// it unless that leads beyond [`MOST_AHEAD`], and 1 at least.
+    #[inline]
+    #[must_use]
+    pub const fn charge(self, now: VTime, units: u64) -> u64 {
+        let room = (MOST_AHEAD as i64).saturating_sub(self.since(now));
+        if units as i64 <= room {
+            units
+        } else if room > 1 {
+            room as u64
+        } else {
+            1
+        }
+    }
+
     /// How far this point is after `earlier`, in units; negative if it is before.
     #[inline]
     pub const fn since(self, earlier: VTime) -> i64 {
@@ -172,6 +196,12 @@ impl Normalizer {
         }
     }
 
+    /// The remainder that waits, in 256ths of a unit.
+    #[cold]
+    pub(crate) fn rest(&self) -> u64 {
+        (u64::from(self.remainder) << STAMP_BITS) / u64::from(self.weight).max(1)
+    }
+
     /// The units that `cost` bytes take at `weight`; the remainder waits for the next call.
     #[inline(always)]
     pub fn units(&mut self, cost: u64, weight: Weight) -> u64 {
@@ -207,6 +237,25 @@ mod tests {
         assert_eq!(before.max(after), after);
         assert_eq!(after.min(before), before);
         assert_eq!(after.minus(10), before);
+    }
+
+    /// However much is queued at whatever weight, a tag that is charged so stays in the window, and
+    /// later ones are not before earlier ones.
+    #[test]
+    fn no_tag_leaves_the_window() {
+        for parts in [Weight::LEAST_256THS, 256, 25_600] {
+            let weight = Weight::of_256ths(parts).unwrap();
+            let now = VTime::from_units((1 << 56) - 7);
+            let (mut normalizer, mut end) = (Normalizer::NEW, now);
+            for _ in 0..20_000 {
+                let before = end;
+                let units = end.charge(now, normalizer.units(MAX_COST, weight));
+                end = end.plus(units);
+                assert!(before.is_before(end) && now.is_before(end), "at {parts}");
+                assert!(end.since(now).unsigned_abs() <= MOST_AHEAD + 20_000);
+            }
+        }
+        assert_eq!(VTime::ZERO.charge(VTime::ZERO, 5), 5);
     }
 
     /// All flows are lifted once a period, and never more than some at a time.

@@ -40,13 +40,11 @@ use crossbeam_utils::CachePadded;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel, scaled};
+use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::op::Op;
-use crate::contract::platform::{Lock, Native, Platform};
-use crate::contract::port::{
-    DepthState, Growth, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted, Tag,
-};
-use crate::contract::port_set::PortSet;
+use crate::contract::platform::{Lock, Native};
+use crate::contract::port::DepthState;
 use crate::entry::Built;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
 use crate::structures::allocation::{boxed, granted};
@@ -297,6 +295,11 @@ impl<L: Policy, P: Platform> layer::Layer for Costs<L, P> {
         }
     }
 
+    layer::forward_policy! {
+        add_flow_as set_weight set_urgent set_target target set_caps caps set_weights set_group
+        group set_share share tune remove_flow costs_vary class_weights resume_caps
+    }
+
     fn stats(&self) -> Stats {
         let finder = self.device.as_ref();
         let cost = finder.map(|device| device.control.with(|control| control.finder.stats()));
@@ -348,11 +351,14 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
     }
 
     #[inline(always)]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        self.inner.complete(now_ns, tag, outcome, wake);
-        if let Some(device) = &mut self.device {
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        let was_issued = self.inner.complete(now_ns, tag, outcome, wake);
+        if let Some(device) = &mut self.device
+            && was_issued
+        {
             device.completed(now_ns, tag);
         }
+        was_issued
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
@@ -370,7 +376,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         if let Some(device) = &mut self.device
             && is_gone
         {
-            device.tally.issued(tag.0, false);
+            device.tally.expedited(tag.0);
         }
         is_gone
     }
@@ -398,6 +404,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         }
         has_grown
     }
+
+    layer::forward_port! { hold barrier admit has_work staged flow_stats reason }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -237,6 +237,14 @@ impl Tally {
         self.on_device = self.on_device.wrapping_add(1);
     }
 
+    /// A staged request is on the device, and the policy does not have it. One that it never had is
+    /// not counted.
+    pub(super) fn expedited(&mut self, tag: u32) {
+        if self.live.get(tag as usize).is_some_and(|live| live.place == Place::Staged) {
+            self.issued(tag, false);
+        }
+    }
+
     /// An issued request is staged again.
     pub(super) fn requeued(&mut self, tag: u32) {
         let Some(live) = self.live.get_mut(tag as usize) else { return };
@@ -263,6 +271,10 @@ impl Tally {
     pub(super) fn completed<P: Platform>(&mut self, tag: u32, now_ns: u64, words: &Words<P>) {
         let Some(live) = self.live.get_mut(tag as usize) else { return };
         let Live { length, slot, kind, place } = core::mem::take(live);
+        // It waited in front of the policy and never came to this layer.
+        if place == Place::Gone {
+            return;
+        }
         self.left(place);
         let last = core::mem::replace(&mut self.last, u64::from(slot) + 1);
         let store = |word: &P::U64, value| word.store(value, Ordering::Relaxed);

@@ -6,7 +6,8 @@
 //! than the burst's time. So a bucket is one word, and nothing refills it.
 //!
 //! **Law.** What is taken within any interval is at most rate x interval + burst, or one request if
-//! that is more than the burst.
+//! that is more than the burst. What a request grows by when it has taken what it needed is owed:
+//! nothing is taken before the rate has brought it.
 //!
 //! **Bounds of loops.** A compare-and-swap is tried again only if another port has taken or given
 //! back in between.
@@ -22,6 +23,9 @@ const FRACTION_BITS: u32 = 6;
 /// An interval has so many bits more: a byte takes less than a 64th of a nanosecond of some rates.
 const STEP_BITS: u32 = 20;
 const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
+
+/// How many bursts may be owed for what goes whatever a bucket has.
+const OWED: u64 = 2;
 
 /// A point in time or a length of it, in 64ths of a nanosecond. A clock that has gone for nine
 /// years stands still here, and caps and reservations are not counted from then on.
@@ -67,8 +71,8 @@ impl<P: Platform> Bucket<P> {
         self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
     }
 
-    /// What was taken from it, as long as it has the same rate and burst: when it is full again, in
-    /// a [`Time`]'s unit.
+    /// The amount taken from it, as long as it has the same rate and burst: when it is full again,
+    /// in a [`Time`]'s unit.
     pub(crate) fn taken(&self) -> u64 {
         self.full_at.load(Ordering::Relaxed)
     }
@@ -112,21 +116,43 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
-    /// A request goes whatever the bucket has: it takes so many requests or bytes, or the rest of
-    /// the bucket if that is less. A rest of less than an eighth of the request may stay, so that a
-    /// flow that has far more than this rate does not write the shared word for each request.
+    /// A request goes whatever the bucket has: it takes so many requests or bytes. What the bucket
+    /// lacks for it is owed, up to [`OWED`] bursts. A rest of less than an eighth of the request
+    /// may stay, so that a flow that has far more than this rate does not write the shared word for
+    /// each request.
     pub(crate) fn spend(&self, now: Time, amount: u64) {
         let cost = self.cost(amount);
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
-        let empty = now.0.saturating_add(burst);
+        let most = now.0.saturating_add(burst.saturating_mul(1 + OWED));
         let mut full_at = self.full_at.load(Ordering::Relaxed);
-        while full_at < empty.saturating_sub(cost.0 / 8) {
-            let after = full_at.max(now.0).saturating_add(cost.0).min(empty);
+        while full_at < most.saturating_sub(cost.0 / 8) {
+            let after = full_at.max(now.0).saturating_add(cost.0).min(most);
             let order = Ordering::Relaxed;
             match self.full_at.compare_exchange(full_at, after, order, order) {
                 Ok(_) => return,
                 Err(other) => full_at = other,
             }
+        }
+    }
+
+    /// Whether a good part of what may be owed is.
+    pub(crate) fn owes(&self, now: Time) -> bool {
+        let burst = self.burst.load(Ordering::Relaxed);
+        let empty = now.0.saturating_add(burst);
+        self.full_at.load(Ordering::Relaxed) > empty.saturating_add(burst / 4)
+    }
+
+    /// A request that has taken what it needed has become longer: what it takes more is owed.
+    pub(crate) fn owe(&self, now: Time, cost: Time) {
+        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        let order = Ordering::Relaxed;
+        while let Err(other) = self.full_at.compare_exchange(
+            full_at,
+            full_at.max(now.0).saturating_add(cost.0),
+            order,
+            order,
+        ) {
+            full_at = other;
         }
     }
 
@@ -185,16 +211,18 @@ mod tests {
         assert_eq!(bucket.when(next, page), next);
     }
 
-    /// What is used anyway leaves no debt: the next one may be taken one interval later.
+    /// What is used anyway leaves a debt of some bursts at most.
     #[test]
-    fn what_is_spent_empties_the_bucket_and_no_more() {
+    fn what_is_spent_is_owed_up_to_some_bursts() {
         let bucket = Bucket::<Native>::new();
         bucket.set(1000, 10);
         let (now, one) = (Time::of_ns(5_000_000_000), bucket.cost(1));
         (0..4).for_each(|_| bucket.spend(now, 1));
         assert_eq!((0..9).take_while(|_| bucket.take(now, one).is_ok()).count(), 6);
+        assert!(!bucket.owes(now));
         (0..100_000).for_each(|_| bucket.spend(now, 1));
-        assert_eq!(bucket.when(now, one).ns(), 5_001_000_000);
+        assert_eq!(bucket.when(now, one).ns(), 5_021_000_000);
+        assert!(bucket.owes(now) && !bucket.owes(Time::of_ns(5_018_000_000)));
     }
 
     proptest! {

@@ -9,5 +9,4 @@ pub mod kyber;
 pub mod kyber_fair;
 pub mod mqfq;
 pub mod none;
-pub(crate) mod reference;
 pub mod serial;

@@ -13,14 +13,15 @@ use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Growth, Next, Outcome, Policy, Port, Request, Stats, SubmitError, Submitted,
-    Tag,
+    Class, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats, SubmitError,
+    Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::{Configure, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::structures::allocation::{boxed, granted};
-use crate::structures::flow_table::{FlowTable, PortFlows};
+use crate::structures::flow_table::FlowTable;
+use crate::structures::port_flows::PortFlows;
 
 /// `none` in the registry.
 pub enum Entry {}
@@ -121,25 +122,25 @@ impl<P: Platform> Port for NonePort<P> {
             .get_mut(request.tag.0 as usize)
             .filter(|live| **live == 0)
             .ok_or(SubmitError::BadTag)?;
-        let (_, seat) =
-            self.account.admit(&self.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let (_, seat) = self.account.admit(&self.flows, request.flow, request.tag, |_, _| ())?;
         *live = seat as u32 + 1;
         Ok(Submitted::Issue { class: Class::Medium })
     }
 
     #[inline]
-    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
-        self.account.poll(&self.flows);
+    fn next(&mut self, _now_ns: u64, wake: &mut PortSet) -> Next {
+        self.account.poll(&self.flows, wake);
         Next::Idle
     }
 
     #[inline]
-    fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {
+    fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) -> bool {
         let Some(live) = self.live.get_mut(tag.0 as usize).filter(|live| **live != 0) else {
-            return;
+            return self.account.complete_ahead(&self.flows, tag);
         };
         self.account.finish(&self.flows, *live as usize - 1);
         *live = 0;
+        true
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -147,14 +148,25 @@ impl<P: Platform> Port for NonePort<P> {
     }
 
     /// Nothing is ever staged.
-    fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
-        false
+    fn cancel(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
+        self.account.cancel_held(&self.flows, tag)
+    }
+
+    fn expedite(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
+        self.account.expedite_held(tag)
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        if self.live.get(tag.0 as usize) != Some(&0) {
+            return Err(SubmitError::BadTag);
+        }
+        self.account.hold(&self.flows, flow, tag, |_, _| ())
     }
 
     fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
-        let live = *self.live.get(tag.0 as usize)?;
+        let is_issued = *self.live.get(tag.0 as usize)? != 0 || self.account.is_ahead(tag);
         // Nothing is staged here, so the request goes to the device again at once.
-        (live != 0).then_some(Submitted::Issue { class: Class::Medium })
+        is_issued.then_some(Submitted::Issue { class: Class::Medium })
     }
 
     /// Nothing is ever staged.
@@ -163,7 +175,7 @@ impl<P: Platform> Port for NonePort<P> {
     }
 
     fn has_work(&self) -> bool {
-        false
+        self.account.has_closings(&self.flows)
     }
 
     fn staged(&self, _flow: FlowId) -> Option<Tag> {
@@ -171,7 +183,13 @@ impl<P: Platform> Port for NonePort<P> {
     }
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
-        let in_flight = self.account.seat(flow).map_or(0, |seat| self.account.live(seat));
+        let in_flight = self.account.seat(flow).map_or(0, |seat| self.account.all(seat));
         FlowStats { in_flight, ..FlowStats::default() }
+    }
+
+    fn barrier(&mut self, _flow: FlowId) {}
+
+    fn reason(&self, _tag: Option<Tag>) -> Reason {
+        Reason::default()
     }
 }

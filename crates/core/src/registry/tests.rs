@@ -33,7 +33,7 @@ fn serve(policy: &AnyPolicy, port: &mut AnyPort) -> Result<usize, alloc::string:
             Next::Blocked | Next::Idle => break,
         }
     }
-    issued.iter().for_each(|&tag| port.complete(now_ns, tag, Outcome::Done, &mut wake));
+    issued.iter().for_each(|&tag| assert!(port.complete(now_ns, tag, Outcome::Done, &mut wake)));
     policy.remove_flow(flow).map_err(|error| error.to_string())?;
     Ok(issued.len())
 }
@@ -85,7 +85,9 @@ fn what_a_flow_was_served_is_counted() {
                 }
             }
         }
-        issued.iter().for_each(|&tag| port.complete(now_ns, tag, Outcome::Done, &mut wake));
+        issued
+            .iter()
+            .for_each(|&tag| assert!(port.complete(now_ns, tag, Outcome::Done, &mut wake)));
         let services = flows.map(|flow| port.flow_stats(flow).service);
         let second = if cancelled { 4 } else { 12 };
         let due = match CHARGE_NOTHING.contains(&name) {

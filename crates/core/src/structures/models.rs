@@ -6,10 +6,13 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::broken::{Unordered, check};
-use super::flow_table::{FlowTable, PortFlows};
+use super::flow_table::FlowTable;
+use super::free_slots::FreeSlots;
+use super::port_flows::PortFlows;
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
-use crate::contract::port_set::PortId;
+use crate::contract::port::Tag;
+use crate::contract::port_set::{PortId, PortSet};
 
 /// A table of one slot for so many ports, and the flow in it.
 fn table<P: Platform>(ports: usize) -> (Arc<FlowTable<P>>, FlowId) {
@@ -30,20 +33,20 @@ fn a_slot_begins_anew_after_all_is_done<P: Platform>(hears: bool) {
         let (table, flow) = table::<P>(1);
         let kept = Arc::new(P::U64::new(0));
         let mut port = port(&table, 0);
-        port.admit(&table, flow).unwrap();
+        port.admit(&table, flow, Tag(0), |_, _| ()).unwrap();
         let (table_of_port, kept_of_port) = (table.clone(), kept.clone());
         let other = thread::spawn(move || {
             kept_of_port.store(1, Ordering::Relaxed);
-            port.poll(&table_of_port);
+            port.poll(&table_of_port, &mut PortSet::default());
             port.finish(&table_of_port, 0);
-            port.poll(&table_of_port);
+            port.poll(&table_of_port, &mut PortSet::default());
             port
         });
         table.close(flow).unwrap();
         let begin = |_| assert_eq!(kept.load(Ordering::Relaxed), 1, "the old flow goes on");
         let added = table.add(None, Weight::DEFAULT, begin).is_ok();
         let mut port = other.join().unwrap();
-        port.poll(&table);
+        port.poll(&table, &mut PortSet::default());
         let is_free = table.add(None, Weight::DEFAULT, |_| ()).is_ok();
         assert!(!hears || is_free != added, "a slot is lost");
     });
@@ -74,8 +77,8 @@ fn who_heard_of_a_removal_refuses<P: Platform>() {
         let mut port = port(&table, 0);
         let table_of_port = table.clone();
         let other = thread::spawn(move || {
-            let heard = port.poll(&table_of_port);
-            let takes = port.admit(&table_of_port, flow).is_some();
+            let heard = port.poll(&table_of_port, &mut PortSet::default());
+            let takes = port.admit(&table_of_port, flow, Tag(0), |_, _| ()).is_ok();
             assert!(!heard || !takes, "a request of a flow that was let go");
         });
         table.close(flow).unwrap();
@@ -101,17 +104,65 @@ fn two_ports_let_go() {
     check(4, || {
         let (table, flow) = table::<Loom>(2);
         let [mut a, mut b] = [0, 1].map(|number| port(&table, number));
-        a.admit(&table, flow).unwrap();
+        a.admit(&table, flow, Tag(0), |_, _| ()).unwrap();
         table.close(flow).unwrap();
         let table_of_port = table.clone();
         let other = thread::spawn(move || {
-            a.poll(&table_of_port);
+            a.poll(&table_of_port, &mut PortSet::default());
             a
         });
-        b.poll(&table);
+        b.poll(&table, &mut PortSet::default());
         assert!(table.add(None, Weight::DEFAULT, |_| ()).is_err(), "a has a request");
         let mut a = other.join().unwrap();
         a.finish(&table, 0);
+        assert!(table.add(None, Weight::DEFAULT, |_| ()).is_ok(), "a slot is lost");
+    });
+}
+
+/// A slot is added while another thread takes what there is: afterwards all can be taken, each
+/// once. The set has two levels of words.
+fn no_free_slot_is_lost(clear: fn(&FreeSlots<Loom>, usize, usize)) {
+    check(3, move || {
+        let free = Arc::new(FreeSlots::<Loom>::all(65));
+        (0..65).for_each(|number| free.remove(number));
+        free.insert(0);
+        let adding = free.clone();
+        let other = thread::spawn(move || adding.insert(1));
+        let first = free.take_by(clear);
+        let second = free.take_by(clear);
+        other.join().unwrap();
+        let mut all: std::vec::Vec<_> =
+            [first, second, free.take(), free.take()].into_iter().flatten().collect();
+        all.sort_unstable();
+        assert_eq!(all, [0, 1], "a slot is lost");
+    });
+}
+
+#[test]
+fn free_slots_are_not_lost() {
+    no_free_slot_is_lost(FreeSlots::clear);
+}
+
+#[test]
+#[should_panic(expected = "a slot is lost")]
+fn without_a_second_read_free_slots_are_lost() {
+    no_free_slot_is_lost(FreeSlots::clear_without_second_read);
+}
+
+/// Two ports of a table whose ports take two words let go of a slot at once: it is free then.
+#[test]
+fn two_ports_of_two_words_let_go() {
+    check(3, || {
+        let (table, flow) = table::<Loom>(65);
+        let mut all: std::vec::Vec<_> = (0..65).map(|number| port(&table, number)).collect();
+        table.close(flow).unwrap();
+        let mut last = all.pop().unwrap();
+        let mut first = all.swap_remove(0);
+        all.iter_mut().for_each(|port| _ = port.poll(&table, &mut PortSet::default()));
+        let table_of_port = table.clone();
+        let other = thread::spawn(move || _ = last.poll(&table_of_port, &mut PortSet::default()));
+        first.poll(&table, &mut PortSet::default());
+        other.join().unwrap();
         assert!(table.add(None, Weight::DEFAULT, |_| ()).is_ok(), "a slot is lost");
     });
 }

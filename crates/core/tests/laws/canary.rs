@@ -11,7 +11,7 @@ use fairq_core::serial::{
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
     Class, FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
-    Request, Stats, SubmitError, Submitted, Tag, Weight,
+    Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, TypedSubject};
@@ -55,6 +55,8 @@ pub(crate) enum Fault {
     GrowsForNothing,
     /// What is cancelled is paid for.
     ChargesForCancelled,
+    /// Each second request of the first port costs nothing.
+    ForgetsWhatAPortOwes,
 }
 
 #[derive(Clone, Copy)]
@@ -92,6 +94,8 @@ impl SerialPolicy for Naive {
             Fault::RoundsDown => u128::from(arrival.cost) * 100 / u128::from(weight) * SCALE,
             _ => u128::from(arrival.cost) * 100 * SCALE / u128::from(weight),
         };
+        let is_forgotten = self.fault == Fault::ForgetsWhatAPortOwes && arrival.job.0 < 2;
+        let units = if is_forgotten { 0 } else { units };
         let end = self.ends[arrival.flow];
         let start = if self.fault == Fault::IdleCredit { end } else { end.max(self.now) };
         let finish = start + units;
@@ -215,6 +219,11 @@ pub(crate) enum Misbehave {
     CancelForgets,
     /// Says that a request will be issued again.
     RequeueForgets,
+    /// Forgets a request that goes before all others: its flow's slot and its tag are free too
+    /// soon.
+    ExpediteForgets,
+    /// Says that a completion of a staged request was one of an issued one.
+    CompletesStaged,
 }
 
 /// SFQ(D) behind a shim that misbehaves.
@@ -379,10 +388,10 @@ impl Port for ShimPort {
         next
     }
 
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if !self.every(9, Misbehave::ForgetCompletions) {
-            self.inner.complete(now_ns, tag, outcome, wake);
-        }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        let forgets = self.every(9, Misbehave::ForgetCompletions);
+        let was_issued = forgets || self.inner.complete(now_ns, tag, outcome, wake);
+        was_issued || self.fault == Misbehave::CompletesStaged
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -394,6 +403,17 @@ impl Port for ShimPort {
             return true;
         }
         !self.every(3, Misbehave::CancelForgets) && self.inner.cancel(now_ns, tag, wake)
+    }
+
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        match self.fault {
+            Misbehave::ExpediteForgets => self.inner.cancel(now_ns, tag, wake),
+            _ => self.inner.expedite(now_ns, tag, wake),
+        }
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        self.inner.hold(tag, flow)
     }
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
@@ -418,6 +438,14 @@ impl Port for ShimPort {
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         self.inner.flow_stats(flow)
     }
+
+    fn barrier(&mut self, flow: FlowId) {
+        self.inner.barrier(flow);
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.inner.reason(tag)
+    }
 }
 
 /// The seldom verbs, as the port inside has them.
@@ -428,6 +456,12 @@ macro_rules! verbs_of {
         }
         fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
             self.$inner.cancel(now_ns, tag, wake)
+        }
+        fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+            self.$inner.expedite(now_ns, tag, wake)
+        }
+        fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+            self.$inner.hold(tag, flow)
         }
         fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
             self.$inner.requeue(now_ns, tag, wake)
@@ -443,6 +477,9 @@ macro_rules! verbs_of {
         }
         fn flow_stats(&self, flow: FlowId) -> FlowStats {
             self.$inner.flow_stats(flow)
+        }
+        fn reason(&self, tag: Option<Tag>) -> Reason {
+            self.$inner.reason(tag)
         }
     };
 }
@@ -524,8 +561,8 @@ impl<P: Port> Port for JoiningPort<P> {
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         self.inner.next(now_ns, wake)
     }
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        self.inner.complete(now_ns, tag, outcome, wake);
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        self.inner.complete(now_ns, tag, outcome, wake)
     }
     verbs_of!(inner);
     fn barrier(&mut self, flow: FlowId) {
@@ -607,8 +644,11 @@ impl Port for PerPortPort {
             next => next,
         }
     }
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        self.0.complete(now_ns, tag, outcome, wake);
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        self.0.complete(now_ns, tag, outcome, wake)
     }
     verbs_of!(0);
+    fn barrier(&mut self, flow: FlowId) {
+        self.0.barrier(flow);
+    }
 }

@@ -3,11 +3,13 @@
 //! staged; and shares are by weight. A port has fewer tags than there are flows here, so flows take
 //! each other's seats.
 
+use fairq_core::{FlowId, Next, Op, Outcome, PortSet, Request, Tag, Weight};
+
 use crate::canary::{self, Fault, Misbehave, caught};
 use crate::closed::{Loop, Plan, served};
 use crate::law_take_back::TAKING_BACK;
 use crate::script::{Kind, for_all};
-use crate::world::Subject;
+use crate::world::{Handle, Shape, Subject, World};
 use crate::{law_requests, law_slots, law_virtual_time};
 
 const PORTS: usize = 64;
@@ -64,6 +66,125 @@ pub(crate) fn shares_by_weight(subject: &dyn Subject, threshold: u64) -> Result<
         true => Ok(()),
         false => Err(format!("{least} to {most} units, bound {bound}")),
     }
+}
+
+const LENGTH: u32 = 4096;
+/// T of the law of evictions, in bytes.
+const AHEAD: u64 = 1 << 20;
+
+/// Two ports on which flows have requests: the first four tags of each, and who has them.
+struct Pair {
+    ports: Vec<Box<dyn Handle>>,
+    flows: Vec<FlowId>,
+    now_ns: u64,
+    wake: PortSet,
+    served: [u64; 2],
+}
+
+impl Pair {
+    fn submit(&mut self, port: usize, tag: u32, flow: usize) {
+        let request = Request::new(Tag(tag), self.flows[flow], Op::Read, 0, LENGTH);
+        self.ports[port].submit(self.now_ns, &request, &mut self.wake).expect("its tag is free");
+    }
+
+    /// A request of the port, if it may issue one, which is completed at once; its tag.
+    fn serve(&mut self, port: usize) -> Option<u32> {
+        self.now_ns += 1000;
+        let Next::Issue { tag, .. } = self.ports[port].next(self.now_ns, &mut self.wake) else {
+            return None;
+        };
+        self.ports[port].complete(self.now_ns, tag, Outcome::Done, &mut self.wake);
+        Some(tag.0)
+    }
+
+    /// One of the second port, where the first two flows always have two requests each.
+    fn serve_steady(&mut self) -> bool {
+        let Some(tag) = self.serve(1) else { return false };
+        let flow = tag as usize / 2;
+        self.served[flow] += u64::from(LENGTH);
+        self.submit(1, tag, flow);
+        true
+    }
+
+    /// All of the flow's on the first port; the second one goes on where that waits.
+    fn drain(&mut self, flow: usize, count: usize) {
+        let (mut left, mut in_vain) = (count, 0);
+        while left > 0 && in_vain < 1000 {
+            if self.serve(0).is_some() {
+                left -= 1;
+                in_vain = 0;
+                if let Some(served) = self.served.get_mut(flow) {
+                    *served += u64::from(LENGTH);
+                }
+            } else {
+                in_vain += 1;
+                self.serve_steady();
+            }
+        }
+    }
+}
+
+/// Two flows of equal weight are backlogged throughout on one port. One of them also comes to
+/// another port again and again, with some requests each time, and loses its seat there to flows
+/// that come and go, of which there are more than tags. It is never ahead by more than Section 2.2
+/// allows.
+pub(crate) fn evicted_flows_are_not_ahead(subject: &dyn Subject) -> Result<(), String> {
+    let cost = Default::default();
+    let shape =
+        Shape { ports: 2, flows: 64, tags: 4, slots: 1, threshold: AHEAD, cost, merge_bytes: 0 };
+    let (policy, ports) = subject.build(&shape);
+    let flows = (0..6).map(|_| policy.add_flow(Weight::DEFAULT).expect("it fits")).collect();
+    let mut pair = Pair { ports, flows, now_ns: 0, wake: PortSet::EMPTY, served: [0; 2] };
+    (0..4).for_each(|tag| pair.submit(1, tag, tag as usize / 2));
+    for round in 0..1500 {
+        (0..4).for_each(|tag| pair.submit(0, tag, 0));
+        pair.drain(0, 4);
+        for other in 2..6 {
+            pair.submit(0, 0, other);
+            pair.drain(other, 1);
+        }
+        (0..8).for_each(|_| _ = pair.serve_steady());
+        let [a, b] = pair.served;
+        // D is 1.
+        let bound = 2 * (2 * AHEAD + 2 * u64::from(LENGTH));
+        if a.abs_diff(b) > bound {
+            return Err(format!("round {round}: {a} and {b} bytes, equal weights, bound {bound}"));
+        }
+    }
+    Ok(())
+}
+
+/// More flows than a port lets go of in one verb are removed at once: one `next` on each port that
+/// is woken, and on those that this wakes, is enough to have all slots back.
+pub(crate) fn slots_come_back(subject: &dyn Subject) -> Result<(), String> {
+    let cost = Default::default();
+    let flows = 200;
+    let shape = Shape { ports: 2, flows, tags: 8, slots: 4, threshold: 0, cost, merge_bytes: 0 };
+    let mut world = World::new(subject, shape, 1);
+    for _ in 0..2 {
+        for _ in 0..flows {
+            let flow = world.add_flow(100).map_err(|why| format!("{why}: slots are lost"))?;
+            world.remove_flow(flow);
+        }
+        world.settle();
+    }
+    world.check_flow_slots();
+    law_requests::check(&world.trace)
+}
+
+#[test]
+fn catches_a_port_that_forgets_what_it_has_not_charged() {
+    evicted_flows_are_not_ahead(&canary::Serial(Fault::None)).unwrap();
+    caught(evicted_flows_are_not_ahead(&canary::Serial(Fault::ForgetsWhatAPortOwes)), "bound");
+}
+
+#[test]
+fn each_of_the_registry_gives_all_slots_back() {
+    for policy in fairq_core::registry::ALL {
+        let verdict = slots_come_back(&crate::subjects::Registered(policy.name));
+        verdict.unwrap_or_else(|why| panic!("{}: {why}", policy.name));
+    }
+    caught(slots_come_back(&canary::Wrapped(Misbehave::LoseWakeUps)), "slots are lost");
 }
 
 #[test]

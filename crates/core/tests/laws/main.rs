@@ -12,7 +12,9 @@ mod closed;
 mod law_absence;
 mod law_crowd;
 mod law_fairness;
+mod law_growth;
 mod law_idle;
+mod law_layers;
 mod law_merge;
 mod law_order;
 mod law_periods;
@@ -38,6 +40,7 @@ use fairq_core::mqfq::{OnPath, StrictPaper, Untimed};
 use fairq_core::{CostModel, Op, registry};
 
 use clocked::MS;
+use law_layers::Every;
 use script::{ANYTHING, Kind};
 use subjects::*;
 use world::{Shape, Subject, World};
@@ -172,6 +175,12 @@ mod checks {
     pub(crate) fn crowds_keep_slots(of: &dyn Subject, _at: &[u64]) {
         law_crowd::keeps_slots(of).unwrap();
     }
+    pub(crate) fn evicted_flows_are_not_ahead(of: &dyn Subject, _at: &[u64]) {
+        law_crowd::evicted_flows_are_not_ahead(of).unwrap();
+    }
+    pub(crate) fn layers(of: &dyn Subject, _at: &[u64]) {
+        law_layers::holds(of).unwrap();
+    }
     pub(crate) fn crowds_share_by_weight(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_crowd::shares_by_weight(of, threshold));
     }
@@ -285,8 +294,9 @@ laws! {
     none: None, [0] => requests absence work_conserving taking_back crowds;
     sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
         taking_back_all all_of_crowds;
-    mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds;
-    mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots;
+    mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead;
+    mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots
+        evicted_flows_are_not_ahead;
     mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => scale all_of_mqfq;
     mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
         slots virtual_time bounded_unfairness work_conserving taking_back_keeps_slots;
@@ -412,6 +422,14 @@ laws! {
     sfqd_reserving: Reserving("sfqd"), [0] => requests taking_back;
     d2fq_reserving: Reserving("d2fq"), [0] => requests taking_back;
     cfq_reserving: Reserving("cfq"), [0] => requests taking_back;
+    /// All layers at once, while what each of them keeps changes.
+    none_every_layer: Every("none"), [0] => layers;
+    mqfq_every_layer: Every("mqfq"), [0] => layers;
+    kyber_every_layer: Every("kyber"), [0] => layers;
+    kyber_fair_every_layer: Every("kyber-fair"), [0] => layers;
+    d2fq_every_layer: Every("d2fq"), [0] => layers;
+    sfqd_every_layer: Every("sfqd"), [0] => layers;
+    nass_bfq_every_layer: Every("nass+bfq"), [0] => layers;
     /// All layers at once, each with something to do.
     mqfq_layered: Layered("mqfq"), [46_080] => absence;
     kyber_fair_layered: Layered("kyber-fair"), [0] => absence;

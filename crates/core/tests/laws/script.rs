@@ -5,6 +5,7 @@ use fairq_core::{CostModel, Op};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
+use crate::law_layers::Change;
 use crate::world::{Shape, Subject, Trace, World};
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +51,15 @@ pub(crate) enum Step {
     Requeue {
         pick: usize,
     },
+    /// Has a staged one go before all others.
+    Expedite {
+        pick: usize,
+    },
+    /// Changes something that layers keep of a flow, or D.
+    Change {
+        flow: usize,
+        change: Change,
+    },
     /// Merges another into a staged one.
     Grow {
         pick: usize,
@@ -80,6 +90,8 @@ pub(crate) struct Kind {
     pub(crate) max_steps: usize,
     /// Whether requests are taken back, and grow.
     pub(crate) takes_back: bool,
+    /// Whether requests are expedited, and what layers keep changes.
+    pub(crate) layers: bool,
     /// The most bytes that are merged to one command; if any, requests come in streams.
     pub(crate) merge_bytes: u32,
 }
@@ -97,6 +109,7 @@ pub(crate) const ANYTHING: Kind = Kind {
     late: true,
     max_steps: 300,
     takes_back: false,
+    layers: false,
     merge_bytes: 0,
 };
 
@@ -132,8 +145,12 @@ fn step(kind: Kind, ports: usize) -> BoxedStrategy<Step> {
         return steps.boxed();
     }
     let longer = prop::sample::select(kind.lengths);
+    let layers = u32::from(kind.layers);
     prop_oneof![
         130 => steps,
+        8 * layers => any::<usize>().prop_map(|pick| Step::Expedite { pick }),
+        8 * layers => (0..kind.flows.1, prop::sample::select(&Change::ALL))
+            .prop_map(|(flow, change)| Step::Change { flow, change }),
         20 => any::<usize>().prop_map(|pick| Step::Cancel { pick }),
         10 => any::<usize>().prop_map(|pick| Step::Requeue { pick }),
         10 => (any::<usize>(), longer).prop_map(|(pick, length)| Step::Grow { pick, length }),
@@ -231,6 +248,8 @@ fn apply(world: &mut World, flows: &mut Vec<usize>, step: &Step, script: &Script
         Step::Cancel { pick } => world.cancel(pick),
         Step::Requeue { pick } => world.requeue(pick),
         Step::Grow { pick, length } => world.grow(pick, length),
+        Step::Expedite { pick } => world.expedite(pick),
+        Step::Change { flow, change } => world.change(flows[flow % flows.len()], change),
     }
 }
 

@@ -468,7 +468,11 @@ pub(crate) const AROUND_MQFQ: Limited<Make<SfqdScheduler>> =
     Limited(|shape| SfqdScheduler::new(&serial_config(shape)));
 
 /// The policy of the registry with those of the keys that it has.
-fn registered(name: &str, shape: &Shape, keys: &[(&str, u64)]) -> (AnyPolicy, Vec<AnyPort>) {
+pub(crate) fn registered(
+    name: &str,
+    shape: &Shape,
+    keys: &[(&str, u64)],
+) -> (AnyPolicy, Vec<AnyPort>) {
     let topology = Topology::flat(shape.ports);
     let of = registry::Shape::new(topology, shape.flows, shape.tags).before(shape.slots);
     let knobs = registry::find(name).expect("it is registered").knobs();

@@ -101,8 +101,9 @@ pub(crate) trait Handle {
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError>;
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet);
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool;
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
     fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool;
     fn has_work(&self) -> bool;
@@ -122,11 +123,14 @@ impl<P: Port> Handle for P {
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         Port::next(self, now_ns, wake)
     }
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        Port::complete(self, now_ns, tag, outcome, wake);
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        Port::complete(self, now_ns, tag, outcome, wake)
     }
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         Port::cancel(self, now_ns, tag, wake)
+    }
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        Port::expedite(self, now_ns, tag, wake)
     }
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         Port::requeue(self, now_ns, tag, wake)
@@ -310,6 +314,11 @@ impl World {
 
     pub(crate) fn add_flow(&mut self, weight: u16) -> Result<usize, FlowError> {
         let id = self.policy.add_flow(Weight::new(weight).expect("scripts use legal weights"))?;
+        let live = self.tags.iter().flatten().flatten();
+        let mut of = live.map(|&(index, _)| self.trace.flows[self.trace.requests[index].flow].id);
+        if let Some(old) = of.find(|old| old.slot() == id.slot()) {
+            self.broken(format!("{id:?} has the slot of {old:?}, of which a request is live"));
+        }
         let barriers = vec![0; self.ports.len()];
         self.trace.flows.push(Flow {
             id,
@@ -403,6 +412,7 @@ impl World {
         let live = self.tags[port].iter().position(Option::is_some).map(|tag| Tag(tag as u32));
         let unissued =
             self.tags[port].iter().position(|tag| matches!(tag, Some((_, false)) | None));
+        let staged = self.tags[port].iter().position(|tag| matches!(tag, Some((_, false))));
         let Some(flow) = self.trace.flows.iter().find(|flow| flow.open) else { return };
         let request = |tag| Request::new(tag, flow.id, Op::Read, 0, 4096);
         let requests: Vec<_> =
@@ -413,11 +423,13 @@ impl World {
                 self.broken(format!("submit with a bad tag {:?} gave {result:?}", request.tag));
             }
         }
-        for tag in [Some(beyond), Some(Tag(u32::MAX)), unissued.map(|tag| Tag(tag as u32))]
-            .into_iter()
-            .flatten()
+        let unissued = [unissued, staged].map(|tag| tag.map(|tag| Tag(tag as u32)));
+        for tag in
+            [Some(beyond), Some(Tag(u32::MAX)), unissued[0], unissued[1]].into_iter().flatten()
         {
-            self.verb(port, |port, now, wake| port.complete(now, tag, Outcome::Done, wake));
+            if self.verb(port, |port, now, wake| port.complete(now, tag, Outcome::Done, wake)) {
+                self.broken(format!("completed {tag:?}, which is not issued"));
+            }
             if self.verb(port, |port, now, wake| port.requeue(now, tag, wake)).is_some() {
                 self.broken(format!("requeued {tag:?}, which is not issued"));
             }
@@ -434,7 +446,7 @@ impl World {
     }
 
     /// The staged request that a script's number stands for, if any is staged.
-    fn staged_request(&self, pick: usize) -> Option<usize> {
+    pub(crate) fn staged_request(&self, pick: usize) -> Option<usize> {
         let staged: Vec<usize> = self
             .tags
             .iter()
@@ -671,7 +683,7 @@ impl World {
         offset
     }
 
-    fn issue(&mut self, port: usize, tag: Tag, joined: bool) {
+    pub(crate) fn issue(&mut self, port: usize, tag: Tag, joined: bool) {
         let state = self.tags[port].get_mut(tag.0 as usize).and_then(Option::as_mut);
         let request = match state {
             Some((index, issued @ false)) => {
@@ -697,7 +709,7 @@ impl World {
         }
     }
 
-    fn verb<R>(
+    pub(crate) fn verb<R>(
         &mut self,
         port: usize,
         verb: impl FnOnce(&mut dyn Handle, u64, &mut PortSet) -> R,
@@ -721,7 +733,7 @@ impl World {
         result
     }
 
-    fn owe(&mut self, wake: PortSet) {
+    pub(crate) fn owe(&mut self, wake: PortSet) {
         self.owed.extend(wake);
         if wake.and(PortSet::first(self.trace.shape.ports)) != wake {
             self.broken(format!("woke {wake:?}, of {} ports", self.trace.shape.ports));
@@ -745,7 +757,7 @@ impl World {
         }
     }
 
-    fn broken(&mut self, what: String) {
+    pub(crate) fn broken(&mut self, what: String) {
         self.trace.events.push(Event::Broken(what));
     }
 }

@@ -110,6 +110,11 @@ impl AnyDevice {
         if let AnyDevice::File(device) = self { device.room_for_stores() } else { 1 }
     }
 
+    /// See [`FileDevice::size_of`]; a controller's namespaces keep their sizes.
+    pub fn size_of(&self, number: u16) -> Option<u64> {
+        if let AnyDevice::File(device) = self { device.size_of(number) } else { None }
+    }
+
     /// See [`FileDevice::linger`].
     pub fn linger_file(&self, number: u16) {
         match self {

@@ -150,7 +150,7 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
-    /// Has files looked at, whether they have become shorter; waits for nothing.
+    /// Has files looked at, whether they have become shorter or longer; waits for nothing.
     fn inspect(&self) {}
 
     /// The files that have been found to be shorter than when they were opened.

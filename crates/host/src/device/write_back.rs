@@ -80,6 +80,15 @@ impl WriteBack {
         }
     }
 
+    /// The tenant with a number has another name.
+    pub fn rename(&self, tenant: u16, name: &str) {
+        let mut accounts = self.accounts();
+        let account = accounts.get_mut(usize::from(tenant));
+        if let Some((old, _)) = account.and_then(|account| account.owner.as_mut()) {
+            *old = name.to_owned();
+        }
+    }
+
     /// A request comes; gives what it covers, if it is a flush.
     #[inline]
     pub(crate) fn begin(&self, shard: usize, tenant: u16, op: Op) -> u64 {

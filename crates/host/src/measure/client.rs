@@ -9,17 +9,20 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use fairq_core::Op;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::io::clock::Clock;
 use crate::measure::client::channel::Channel;
 pub use crate::measure::client::open::{Server, Target, TlsFiles};
 use crate::measure::load::{Measured, Times, Usage};
+use crate::measure::stall::Watch;
 use crate::nbd::wire::proto::{Command, CommandFlags, MAX_PAYLOAD, Request, magic};
 use crate::observe::stats::TenantStats;
 
@@ -28,10 +31,8 @@ mod open;
 
 /// Bytes taken by one receive; the start of a reply may wait there for the rest.
 const RECEIVE: usize = channel::ROOM + (256 << 10);
-/// How long the last replies may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a connection that holds itself back waits before it looks whether to stop.
-const WATCH: Duration = Duration::from_millis(100);
+/// How long a connection waits at most before it checks whether it has to stop.
+const STEP: Duration = Duration::from_millis(100);
 
 /// What one connection does.
 #[derive(Clone, Debug)]
@@ -54,44 +55,46 @@ pub struct Job {
     pub think_ns: u64,
     /// Uses only this much of the export's start, in bytes, if it is larger.
     pub size: Option<u64>,
+    /// How long the server may send nothing while it has requests, and how long connecting and the
+    /// handshake may take.
+    pub timeout: Duration,
     /// Seed of its random numbers.
     pub seed: u64,
 }
 
-/// Runs all jobs at the same time; results are by tenant. `watch` is as in
+/// Runs all jobs at the same time; results are by tenant. `progress` is as in
 /// [`crate::measure::load::run`]; the CPU time is the client's process's.
-pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io::Result<Measured> {
-    let phase = Arc::new(AtomicU8::new(WARM_UP));
+pub fn run(jobs: &[Job], times: Times, mut progress: impl FnMut(f64)) -> io::Result<Measured> {
+    let clock = Clock::default();
     let connections = jobs.iter().map(Connection::open).collect::<io::Result<Vec<_>>>()?;
+    let begins_ns = clock.now_ns().saturating_add(times.warmup.as_nanos() as u64);
+    let ends_ns = begins_ns.saturating_add(times.measured.as_nanos() as u64);
+    let window = Window { begins_ns, ends_ns, is_cut: Arc::new(AtomicBool::new(false)) };
     let start = |connection: Connection| {
-        let phase = phase.clone();
-        std::thread::Builder::new().name("client".into()).spawn(move || connection.drive(&phase))
+        let window = window.clone();
+        std::thread::Builder::new().name("client".into()).spawn(move || connection.drive(&window))
     };
     let threads = connections.into_iter().map(start).collect::<io::Result<Vec<_>>>()?;
-    let total = times.warmup + times.measured;
-    let began = Instant::now();
-    let mut pause = |until: Duration| {
-        // A connection that ends before it is told to has failed, and the run is of no use.
-        while began.elapsed() < until && !threads.iter().any(std::thread::JoinHandle::is_finished) {
-            if !watch(began.elapsed().as_secs_f64() / total.as_secs_f64()) {
-                return;
-            }
-            std::thread::sleep(
-                until.saturating_sub(began.elapsed()).min(Duration::from_millis(100)),
-            );
-        }
+    let (started_ns, total) = (clock.now_ns(), (times.warmup + times.measured).as_nanos() as f64);
+    let mut step = |now_ns: u64| {
+        progress(now_ns.saturating_sub(started_ns) as f64 / total);
+        // A connection that ends before its time has failed, and the run is of no use.
+        (!threads.iter().any(JoinHandle::is_finished)).then_some(u64::MAX)
     };
-    pause(times.warmup);
-    phase.store(MEASURE, Ordering::Relaxed);
-    let (usage, start) = (Usage::now(), Instant::now());
-    pause(total);
-    phase.store(STOP, Ordering::Relaxed);
-    let (elapsed, Usage { cpu, preempted }) = (start.elapsed(), Usage::now().since(usage));
+    Watch::new(&clock).wait(begins_ns, &mut step);
+    let mut watch = Watch::new(&clock);
+    // The connections count in a window that is planned in advance: of a stall during the warm-up
+    // the part after its end counts.
+    watch.note(begins_ns);
+    let usage = Usage::now();
+    watch.wait(ends_ns, &mut step);
+    let Usage { cpu, preempted } = Usage::now().since(usage);
+    window.is_cut.store(clock.now_ns() < ends_ns, Ordering::Relaxed);
     let tenants = jobs.iter().map(|job| job.tenant + 1).max().unwrap_or(0);
-    let tenants = vec![TenantStats::default(); tenants];
     let mut measured = Measured {
-        tenants,
-        elapsed,
+        tenants: vec![TenantStats::default(); tenants],
+        elapsed: times.measured,
+        disturbance: watch.judge(times.measured, times.measured, None),
         cpu,
         preempted,
         cpu_wait: None,
@@ -99,37 +102,47 @@ pub fn run(jobs: &[Job], times: Times, mut watch: impl FnMut(f64) -> bool) -> io
         class_weights: Vec::new(),
         slots: None,
     };
-    for (thread, job) in threads.into_iter().zip(jobs) {
-        let stats = thread.join().map_err(|_| io::Error::other("a client thread panicked"))??;
+    let ended = threads.into_iter().map(JoinHandle::join).collect::<Vec<_>>();
+    for (ended, job) in ended.into_iter().zip(jobs) {
+        let stats = ended.map_err(|_| io::Error::other("a client thread panicked"))??;
         measured.tenants[job.tenant].add(&stats);
     }
     Ok(measured)
 }
 
-const WARM_UP: u8 = 0;
-const MEASURE: u8 = 1;
-const STOP: u8 = 2;
+/// The time in which connections count the replies that come.
+#[derive(Clone)]
+struct Window {
+    begins_ns: u64,
+    ends_ns: u64,
+    /// Another connection has failed: nothing is counted any further.
+    is_cut: Arc<AtomicBool>,
+}
 
 /// One connection and the state of its closed loop.
 struct Connection {
     job: Job,
     channel: Channel,
+    clock: Clock,
     blocks: u64,
     rng: SmallRng,
     next_block: u64,
     /// For each request in flight, by cookie: when it was made and what it does.
-    flights: Vec<(Instant, Op)>,
+    flights: Vec<(u64, Op)>,
     /// Cookies not in flight, and when each may be used again.
-    idle: VecDeque<(u16, Instant)>,
+    idle: VecDeque<(u16, u64)>,
     /// When the next request may go, as the rate says.
-    next: Instant,
+    next_ns: u64,
+    /// When the server's silence began: with the last bytes from it, or with the first request
+    /// after a time without any.
+    silent_ns: u64,
     incoming: Vec<u8>,
     stats: TenantStats,
 }
 
 impl Connection {
     fn open(job: &Job) -> io::Result<Connection> {
-        let (mut channel, size) = open::connect(&job.target)?;
+        let (mut channel, size) = open::connect_to(&job.target, job.timeout)?;
         let size = job.size.unwrap_or(u64::MAX).min(size);
         let blocks = if job.block == 0 { 0 } else { size / u64::from(job.block) };
         if blocks == 0 || job.block > MAX_PAYLOAD {
@@ -141,74 +154,73 @@ impl Connection {
         let mut payload = vec![0; if job.read_percent < 100 { job.block as usize } else { 0 }];
         rng.fill(&mut payload[..]);
         channel.set_payload(payload);
-        let now = Instant::now();
         Ok(Connection {
             channel,
+            clock: Clock::default(),
             blocks,
             rng,
             next_block: 0,
-            flights: vec![(now, Op::Read); usize::from(job.depth)],
-            idle: (0..job.depth).map(|cookie| (cookie, now)).collect(),
-            next: now,
+            flights: vec![(0, Op::Read); usize::from(job.depth)],
+            idle: (0..job.depth).map(|cookie| (cookie, 0)).collect(),
+            next_ns: 0,
+            silent_ns: 0,
             incoming: vec![0; RECEIVE],
             stats: TenantStats::default(),
             job: job.clone(),
         })
     }
 
-    /// Runs the closed loop until told to stop; then waits for what is in flight and leaves.
-    fn drive(mut self, phase: &AtomicU8) -> io::Result<TenantStats> {
-        let (mut counting, mut stopping) = (false, false);
-        let mut counted = TenantStats::default();
+    /// Runs the closed loop until the window ends; then waits for the requests in flight and
+    /// disconnects.
+    fn drive(mut self, window: &Window) -> io::Result<TenantStats> {
         // Bytes of `incoming` that are there, and bytes of a reply's data still to be thrown away.
         let (mut have, mut skip) = (0, 0);
         loop {
-            match phase.load(Ordering::Relaxed) {
-                // Replies that come after the measurement has ended are not counted.
-                STOP if !stopping => {
-                    stopping = true;
-                    counted = std::mem::take(&mut self.stats);
-                }
-                MEASURE if !counting => {
-                    counting = true;
-                    self.stats = TenantStats::default();
-                }
-                _ => {}
-            }
+            let now_ns = self.clock.now_ns();
+            let stopping = now_ns >= window.ends_ns || window.is_cut.load(Ordering::Relaxed);
             if !stopping {
-                self.make_requests();
-            } else if self.idle.len() == self.flights.len() {
-                self.say_good_bye();
-                return Ok(counted);
+                self.make_requests(now_ns);
+            } else if self.in_flight() == 0 {
+                self.disconnect();
+                return Ok(self.stats);
             }
             let all_sent = self.channel.send()?;
-            if !self.wait(all_sent, stopping)? {
+            if !self.wait(all_sent)? {
                 continue;
             }
             have += self.channel.receive(&mut self.incoming[have..])?;
-            have = self.take_replies(have, &mut skip)?;
+            have = self.take_replies(have, &mut skip, window)?;
         }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flights.len() - self.idle.len()
     }
 
     /// Waits until there is something to receive, room to send what has not left, or a request to
     /// make; true if something may have come. Not by a receive that blocks: that is woken whenever
     /// the server takes a request, too.
-    fn wait(&self, all_sent: bool, stopping: bool) -> io::Result<bool> {
-        let patience = match self.idle.front() {
-            _ if stopping => Some(PATIENCE),
-            Some(&(_, ready)) => {
-                Some(ready.max(self.next).saturating_duration_since(Instant::now()).min(WATCH))
-            }
-            None => None,
-        };
-        let patience = patience.map(|time| Timespec {
-            tv_sec: time.as_secs() as i64,
-            tv_nsec: i64::from(time.subsec_nanos()),
-        });
+    fn wait(&self, all_sent: bool) -> io::Result<bool> {
+        let now_ns = self.clock.now_ns();
+        let ready_ns = self.idle.front().map(|&(_, ready_ns)| ready_ns.max(self.next_ns));
+        let silent_until_ns = (self.in_flight() > 0)
+            .then(|| self.silent_ns.saturating_add(self.job.timeout.as_nanos() as u64));
+        if silent_until_ns.is_some_and(|until_ns| until_ns <= now_ns) {
+            let message = format!(
+                "the server has answered none of {} requests for {:.2?}: it hangs, or it takes \
+                 longer: see its log, or allow more with --timeout",
+                self.in_flight(),
+                self.job.timeout
+            );
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
+        let next_ns = [ready_ns, silent_until_ns].into_iter().flatten().min().unwrap_or(u64::MAX);
+        let time = Duration::from_nanos(next_ns.saturating_sub(now_ns)).min(STEP);
+        let time =
+            Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         let wanted = if all_sent { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         let mut ready = [PollFd::new(&self.channel.socket, wanted)];
-        match poll(&mut ready, patience.as_ref()) {
-            Ok(0) if stopping => Err(io::ErrorKind::TimedOut.into()),
+        match poll(&mut ready, Some(&time)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
             // With room to send and nothing else there is nothing to receive.
             Ok(_) => Ok(ready[0].revents() != PollFlags::OUT),
@@ -216,8 +228,9 @@ impl Connection {
         }
     }
 
-    /// Leaves as the protocol wants it; whether the server hears it is its own matter.
-    fn say_good_bye(&mut self) {
+    /// Sends the request that ends a connection. An error changes nothing: the connection is closed
+    /// next.
+    fn disconnect(&mut self) {
         let command = Command::Disconnect;
         self.channel.add(&Request {
             flags: CommandFlags(0),
@@ -230,19 +243,20 @@ impl Connection {
     }
 
     /// Makes a request of every idle cookie that may be used.
-    fn make_requests(&mut self) {
-        let now = Instant::now();
-        while let Some(&(cookie, ready)) = self.idle.front()
-            && ready <= now
-            && self.next <= now
+    fn make_requests(&mut self, now_ns: u64) {
+        while let Some(&(cookie, ready_ns)) = self.idle.front()
+            && ready_ns <= now_ns
+            && self.next_ns <= now_ns
         {
+            if self.in_flight() == 0 {
+                self.silent_ns = now_ns;
+            }
             self.idle.pop_front();
             if let Some(rate) = self.job.rate {
                 // A connection that could not keep up does not burst afterwards by more than one
                 // request.
-                let interval =
-                    Duration::from_nanos(u64::from(self.job.block) * 1_000_000_000 / rate.max(1));
-                self.next = (self.next + interval).max(now);
+                let interval_ns = u64::from(self.job.block) * 1_000_000_000 / rate.max(1);
+                self.next_ns = self.next_ns.saturating_add(interval_ns).max(now_ns);
             }
             let block = if self.job.random {
                 self.rng.random_range(0..self.blocks)
@@ -259,14 +273,21 @@ impl Connection {
                 offset: block * u64::from(self.job.block),
                 length: u64::from(self.job.block),
             });
-            self.flights[usize::from(cookie)] = (now, if read { Op::Read } else { Op::Write });
+            self.flights[usize::from(cookie)] = (now_ns, if read { Op::Read } else { Op::Write });
         }
     }
 
     /// Takes the replies in the first `have` bytes of `incoming`; gives how many bytes are left for
     /// the next time.
-    fn take_replies(&mut self, have: usize, skip: &mut usize) -> io::Result<usize> {
-        let (now, think) = (Instant::now(), Duration::from_nanos(self.job.think_ns));
+    fn take_replies(
+        &mut self,
+        have: usize,
+        skip: &mut usize,
+        window: &Window,
+    ) -> io::Result<usize> {
+        let now_ns = self.clock.now_ns();
+        self.silent_ns = now_ns;
+        let counts = (window.begins_ns..window.ends_ns).contains(&now_ns);
         let mut at = 0;
         loop {
             let skipped = (*skip).min(have - at);
@@ -290,15 +311,20 @@ impl Connection {
             }
             at += 16;
             let errno = word(4) as i32;
-            let (start, op) = self.flights[cookie as usize];
+            let (start_ns, op) = self.flights[cookie as usize];
             if op == Op::Read && errno == 0 {
                 *skip = self.job.block as usize;
             }
-            let latency_ns = now.saturating_duration_since(start).as_nanos() as u64;
-            self.stats.count(op, self.job.block, errno, latency_ns, 0);
-            self.idle.push_back((cookie as u16, now + think));
+            if counts {
+                let latency_ns = now_ns.saturating_sub(start_ns);
+                self.stats.count(op, self.job.block, errno, latency_ns, 0);
+            }
+            self.idle.push_back((cookie as u16, now_ns.saturating_add(self.job.think_ns)));
         }
         self.incoming.copy_within(at..have, 0);
         Ok(have - at)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairq_core::{ClassWeights, FlowId, Op, Policy, Port};
 use rand::rngs::SmallRng;
@@ -14,20 +14,21 @@ use crate::device::Device;
 use crate::device::control::Control;
 use crate::io::memory::{Buffer, Region};
 use crate::io::ring::{Event, Ring};
+use crate::measure::stall::{Disturbance, Time, Watch};
 use crate::observe::stats::{ShardCounters, TenantStats};
-use crate::shard::Front;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::pool::{Shards, policy_loops};
 use crate::shard::shared::Common;
 use crate::shard::volume::{Order, Piece, Volume};
+use crate::shard::{Front, Message};
 
 mod direct;
 mod moves;
 
 use moves::{Homes, Moves};
 
-/// How long a run goes on unwatched.
-const WATCH: Duration = Duration::from_millis(100);
+/// The measurement has not begun.
+const NOT_BEGUN: u64 = u64::MAX;
 
 /// What a job does, in the manner of fio.
 #[derive(Clone, Debug)]
@@ -67,22 +68,21 @@ pub struct Job {
 /// locked instruction; others read it when the run is over.
 #[derive(Debug)]
 pub struct Series {
-    /// When the first interval begins.
-    begins_ns: u64,
     interval_ns: u64,
     bytes: Box<[AtomicU64]>,
 }
 
 impl Series {
-    fn new(begins_ns: u64, interval_ns: u64, measured: Duration) -> Series {
+    fn new(interval_ns: u64, measured: Duration) -> Series {
         let intervals = (measured.as_nanos() as u64).div_ceil(interval_ns.max(1));
         let bytes = (0..intervals).map(|_| AtomicU64::new(0)).collect();
-        Series { begins_ns, interval_ns: interval_ns.max(1), bytes }
+        Series { interval_ns: interval_ns.max(1), bytes }
     }
 
+    /// Adds bytes that completed at `now_ns`, in a measurement that began at `begins_ns`.
     #[inline]
-    fn add(&self, now_ns: u64, bytes: u64) {
-        let Some(since_ns) = now_ns.checked_sub(self.begins_ns) else { return };
+    fn add(&self, begins_ns: u64, now_ns: u64, bytes: u64) {
+        let Some(since_ns) = now_ns.checked_sub(begins_ns) else { return };
         let Some(slot) = self.bytes.get((since_ns / self.interval_ns) as usize) else { return };
         slot.store(slot.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
@@ -96,6 +96,8 @@ pub struct LoadFront {
     /// Which submits first; another one each turn, since who is first may take all the room there
     /// is.
     first: usize,
+    /// When the measurement began, or [`NOT_BEGUN`].
+    begins_ns: u64,
     stopping: bool,
 }
 
@@ -104,7 +106,7 @@ struct Running {
     volume: Volume,
     /// What it did when, if somebody wants to know.
     series: Option<Arc<Series>>,
-    /// When it ends.
+    /// When it ends; the end is not known until the measurement has begun.
     ends_ns: u64,
     region: Region,
     /// One for each request in flight.
@@ -114,21 +116,24 @@ struct Running {
     rng: SmallRng,
     /// The next block of a sequential job.
     next_block: u64,
-    /// When the next request may go: when the job begins, and later as its rate says.
+    /// When the next request may go: when the job begins, and later as its rate says. A job that
+    /// begins during the measurement waits until that has begun.
     next_ns: u64,
 }
 
 impl LoadFront {
-    /// A front end that runs these jobs until it is stopped, of a run whose measurement begins at
-    /// `begins_ns`; each job writes its series, if it has one.
-    fn new(
-        jobs: Vec<(Job, Option<Arc<Series>>)>,
-        homes: Option<Homes>,
-        begins_ns: u64,
-    ) -> io::Result<LoadFront> {
-        let running = |(job, series)| Running::new(job, series, begins_ns);
+    /// A front end that runs these jobs until it is stopped; each job writes its series, if it has
+    /// one.
+    fn new(jobs: Vec<(Job, Option<Arc<Series>>)>, homes: Option<Homes>) -> io::Result<LoadFront> {
+        let running = |(job, series)| Running::new(job, series);
         let jobs = jobs.into_iter().map(running).collect::<io::Result<_>>()?;
-        Ok(LoadFront { jobs, homes, first: 0, stopping: false })
+        Ok(LoadFront { jobs, homes, first: 0, begins_ns: NOT_BEGUN, stopping: false })
+    }
+
+    /// The measurement begins at `begins_ns`.
+    fn begin(&mut self, begins_ns: u64) {
+        self.begins_ns = begins_ns;
+        self.jobs.iter_mut().for_each(|running| running.begin(begins_ns));
     }
 
     /// The next request of a job, if one may go now.
@@ -151,13 +156,13 @@ impl LoadFront {
     #[inline]
     fn look(&mut self, now_ns: u64) {
         if let Some(homes) = &mut self.homes {
-            homes.look(now_ns);
+            homes.look(now_ns, self.begins_ns);
         }
     }
 }
 
 impl Running {
-    fn new(job: Job, series: Option<Arc<Series>>, begins_ns: u64) -> io::Result<Running> {
+    fn new(job: Job, series: Option<Arc<Series>>) -> io::Result<Running> {
         let depth = usize::from(job.depth);
         let mut region =
             Region::map(depth * (job.block as usize).next_multiple_of(crate::io::memory::PAGE))?;
@@ -171,11 +176,10 @@ impl Running {
             })
             .collect::<io::Result<_>>()?;
         let idle = (0..job.depth).map(|index| (index, 0)).collect();
-        let next_ns = if job.starts_ns == 0 { 0 } else { begins_ns + job.starts_ns };
-        let ends_ns = begins_ns.saturating_add(job.stops_ns);
+        let next_ns = if job.starts_ns == 0 { 0 } else { NOT_BEGUN };
         let &Job { tenant, flow, file, base, size, .. } = &job;
         let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 1 };
-        let next_block = 0;
+        let (ends_ns, next_block) = (NOT_BEGUN, 0);
         Ok(Running {
             job,
             volume,
@@ -188,6 +192,14 @@ impl Running {
             next_block,
             next_ns,
         })
+    }
+
+    /// Sets the times at which the job begins and ends.
+    fn begin(&mut self, begins_ns: u64) {
+        if self.job.starts_ns > 0 {
+            self.next_ns = begins_ns.saturating_add(self.job.starts_ns);
+        }
+        self.ends_ns = begins_ns.saturating_add(self.job.stops_ns);
     }
 
     /// The next request, if one may go now.
@@ -221,15 +233,17 @@ impl Running {
 }
 
 impl Front for LoadFront {
-    type Message = ();
+    /// When the measurement begins.
+    type Message = u64;
 
     fn message<P: Port, D: Device>(
         &mut self,
         _: u64,
         _: &mut Ring,
         _: &mut DataPath<P, D>,
-        (): (),
+        begins_ns: u64,
     ) {
+        self.begin(begins_ns);
     }
 
     fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
@@ -265,7 +279,7 @@ impl Front for LoadFront {
         }
         let running = &mut self.jobs[index];
         if let Some(series) = &running.series {
-            series.add(now_ns, u64::from(running.job.block));
+            series.add(self.begins_ns, now_ns, u64::from(running.job.block));
         }
         running.idle.push_back((finished.cookie as u16, now_ns + running.job.think_ns));
     }
@@ -350,8 +364,10 @@ pub struct Threads<'a> {
 pub struct Measured {
     /// What each tenant got while it was measured.
     pub tenants: Vec<TenantStats>,
-    /// How long that was.
+    /// How long that was; never less than requested unless there is a disturbance.
     pub elapsed: Duration,
+    /// The reason for which the figures must not be used, if there is one.
+    pub disturbance: Option<Disturbance>,
     /// CPU time of the whole process meanwhile.
     pub cpu: Duration,
     /// How often one of its threads had to give its CPU to somebody else's meanwhile.
@@ -369,8 +385,7 @@ pub struct Measured {
 }
 
 /// Runs jobs, `jobs[n]` on thread n (from where they may [move](Threads::moves)), through a policy
-/// on a device; `watch` is called at least every 100 ms with the part that is done, and ends the
-/// run early by returning false.
+/// on a device; `progress` is called at least every 100 ms with the part that is done.
 pub fn run<L: Policy, D: Device>(
     policy: &L,
     ports: Vec<L::Port>,
@@ -378,82 +393,117 @@ pub fn run<L: Policy, D: Device>(
     threads: Threads<'_>,
     jobs: Vec<Vec<Job>>,
     times: Times,
-    mut watch: impl FnMut(f64) -> bool,
+    progress: impl FnMut(f64),
 ) -> io::Result<Measured>
 where
     L::Port: 'static,
 {
-    let begins_ns = common.clock.now_ns() + times.warmup.as_nanos() as u64;
-    let series = |job: &Job| {
-        let interval_ns = times.interval?.as_nanos() as u64;
-        Some((job.tenant, Arc::new(Series::new(begins_ns, interval_ns, times.measured))))
-    };
+    run_by(&common.clock, policy, ports, common, threads, jobs, times, progress)
+}
+
+/// The same, where the thread that measures goes by another time than the shards.
+#[expect(clippy::too_many_arguments, reason = "those of `run`, and the time")]
+fn run_by<L: Policy, D: Device>(
+    time: &impl Time,
+    policy: &L,
+    ports: Vec<L::Port>,
+    common: &Common<D>,
+    threads: Threads<'_>,
+    jobs: Vec<Vec<Job>>,
+    times: Times,
+    mut progress: impl FnMut(f64),
+) -> io::Result<Measured>
+where
+    L::Port: 'static,
+{
     let mut all_series = Vec::new();
-    let mut with_series = |job: Job| {
-        let series = series(&job);
-        all_series.extend(series.clone());
-        (job, series.map(|(_, series)| series))
-    };
-    let Threads { cpus, path, moves } = threads;
-    let (mut jobs, moves) = match moves {
-        None => (jobs, None),
-        Some(interval) => {
-            let all = jobs.concat();
-            let moves = Moves::new(&all, ports.len(), interval.as_nanos() as u64, begins_ns);
-            (vec![all; ports.len()], Some(Arc::new(moves)))
-        }
-    };
-    jobs.resize_with(ports.len(), Vec::new);
-    let mut jobs = jobs.into_iter();
     let mut control =
         Control::start(policy, &*common.device, common.wakers.clone()).map_err(io::Error::other)?;
-    let front = |shard| {
-        let jobs = jobs.next().unwrap_or_default().into_iter().map(&mut with_series).collect();
-        LoadFront::new(jobs, moves.clone().map(|moves| Homes::new(moves, shard)), begins_ns)
-    };
-    let shards = match path {
-        Path::Shards => Shards::start(policy_loops(ports), common, cpus, front)?,
-        Path::Direct => direct::start(ports, common, cpus, front)?,
-    };
-    let total = times.warmup + times.measured;
-    let started = Instant::now();
-    let mut class_weights: Vec<(Duration, ClassWeights)> = Vec::new();
-    let mut pause = |until: Duration| {
-        while started.elapsed() < until {
-            let now_ns = common.clock.now_ns();
-            control.tick(now_ns);
-            if let Some(weights) = control.class_weights()
-                && class_weights.last().is_none_or(|&(_, last)| last != weights)
-            {
-                class_weights
-                    .push((Duration::from_nanos(now_ns.saturating_sub(begins_ns)), weights));
-            }
-            if !watch(started.elapsed().as_secs_f64() / total.as_secs_f64()) {
-                return;
-            }
-            let next_ns =
-                control.deadline_ns().unwrap_or(u64::MAX).saturating_sub(common.clock.now_ns());
-            let left = until.saturating_sub(started.elapsed());
-            std::thread::sleep(left.min(WATCH).min(Duration::from_nanos(next_ns)));
+    let shards = start(ports, common, threads, jobs, times, &mut all_series)?;
+    let (started_ns, total) = (time.now_ns(), times.warmup + times.measured);
+    let mut weights: Vec<(u64, ClassWeights)> = Vec::new();
+    let mut step = |now_ns: u64| {
+        control.tick(now_ns);
+        if let Some(wanted) = control.class_weights()
+            && weights.last().is_none_or(|&(_, last)| last != wanted)
+        {
+            weights.push((now_ns, wanted));
         }
+        let elapsed_ns = now_ns.saturating_sub(started_ns) as f64;
+        progress(elapsed_ns / total.as_nanos() as f64);
+        Some(control.deadline_ns().unwrap_or(u64::MAX))
     };
-    pause(times.warmup);
-    let (before, cpu_before, start) = (shards.stats(), Usage::now(), Instant::now());
-    pause(total);
-    let (after, cpu_after, elapsed) = (shards.stats(), Usage::now(), start.elapsed());
+    Watch::new(time).wait(started_ns.saturating_add(times.warmup.as_nanos() as u64), &mut step);
+    let mut watch = Watch::new(time);
+    let usage = Usage::now();
+    let (before, begins_ns) = watch.read(|begins_ns| {
+        (0..shards.count()).for_each(|shard| shards.send(shard, Message::Front(begins_ns)));
+        shards.stats()
+    });
+    // The last shard may have been read now only, and its window is to be as long as requested.
+    let until_ns = watch.last_ns().saturating_add(times.measured.as_nanos() as u64);
+    watch.wait(until_ns, &mut step);
+    let (after, _) = watch.read(|_| shards.stats());
+    // From before the first reading to after the last one: a rate is never overstated.
+    let elapsed = Duration::from_nanos(watch.last_ns().saturating_sub(begins_ns));
+    let Usage { cpu, preempted } = Usage::now().since(usage);
     let slots = policy.stats().known_slots();
     shards.stop();
-    let tenants = after
-        .tenants
-        .iter()
-        .zip(&before.tenants)
-        .map(|(after, before)| after.since(before))
-        .collect();
+    let since = |(after, before): (&Arc<TenantStats>, &Arc<TenantStats>)| after.since(before);
+    let tenants = after.tenants.iter().zip(&before.tenants).map(since).collect();
     let series = total_series(common.tenants, &all_series);
-    let Usage { cpu, preempted } = cpu_after.since(cpu_before);
     let cpu_wait = cpu_wait(&before.shards, &after.shards)
         .map(|waited| waited.as_secs_f64() / elapsed.as_secs_f64());
-    Ok(Measured { tenants, elapsed, cpu, preempted, cpu_wait, series, class_weights, slots })
+    let disturbance = watch.judge(elapsed, times.measured, cpu_wait);
+    let class_weights = weights
+        .into_iter()
+        .map(|(at_ns, weights)| (Duration::from_nanos(at_ns.saturating_sub(begins_ns)), weights))
+        .collect();
+    Ok(Measured {
+        tenants,
+        elapsed,
+        disturbance,
+        cpu,
+        preempted,
+        cpu_wait,
+        series,
+        class_weights,
+        slots,
+    })
+}
+
+/// Starts the threads with their jobs; `all_series` takes the series of each job with its tenant.
+fn start<P: Port + 'static, D: Device>(
+    ports: Vec<P>,
+    common: &Common<D>,
+    Threads { cpus, path, moves }: Threads<'_>,
+    mut jobs: Vec<Vec<Job>>,
+    times: Times,
+    all_series: &mut Vec<(u16, Arc<Series>)>,
+) -> io::Result<Shards<D, LoadFront>> {
+    let moves = moves.map(|interval| {
+        let all = jobs.concat();
+        let moves = Moves::new(&all, ports.len(), interval.as_nanos() as u64);
+        jobs = vec![all; ports.len()];
+        Arc::new(moves)
+    });
+    jobs.resize_with(ports.len(), Vec::new);
+    let mut jobs = jobs.into_iter();
+    let mut with_series = |job: Job| {
+        let series = times
+            .interval
+            .map(|interval| Arc::new(Series::new(interval.as_nanos() as u64, times.measured)));
+        all_series.extend(series.clone().map(|series| (job.tenant, series)));
+        (job, series)
+    };
+    let front = |shard| {
+        let jobs = jobs.next().unwrap_or_default().into_iter().map(&mut with_series).collect();
+        LoadFront::new(jobs, moves.clone().map(|moves| Homes::new(moves, shard)))
+    };
+    match path {
+        Path::Shards => Shards::start(policy_loops(ports), common, cpus, front),
+        Path::Direct => direct::start(ports, common, cpus, front),
+    }
 }
 
 /// How long a shard waited for its CPU between two looks, on average.
@@ -504,189 +554,4 @@ impl Usage {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::null::NullDevice;
-    use crate::io::wakers::Wakers;
-    use crate::observe::cpu_time::CpuTime;
-    use fairq_core::Weight;
-    use fairq_core::none::NonePolicy;
-    use fairq_core::serial::SerialConfig;
-    use fairq_core::sfqd::Sfqd;
-
-    fn common() -> Common<NullDevice> {
-        let wakers = Arc::new(Wakers::new(2).unwrap());
-        Common::new(Arc::new(NullDevice::new(1 << 30)), wakers, 256, 1)
-    }
-
-    pub(super) fn job(flow: FlowId) -> Job {
-        Job {
-            tenant: 0,
-            flow,
-            file: 0,
-            base: 0,
-            size: 1 << 20,
-            block: 4096,
-            depth: 16,
-            read_percent: 100,
-            random: true,
-            rate: None,
-            think_ns: 0,
-            starts_ns: 0,
-            stops_ns: u64::MAX,
-            seed: 1,
-        }
-    }
-
-    fn counts_what_it_did(path: Path) {
-        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
-        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let limited = Job { rate: Some(40_960_000), read_percent: 0, ..job(flow) };
-        let times = Times {
-            warmup: Duration::from_millis(20),
-            measured: Duration::from_millis(300),
-            interval: None,
-        };
-        let run = run(
-            &policy,
-            ports,
-            &common(),
-            Threads { path, ..Threads::default() },
-            vec![vec![job(flow)], vec![limited]],
-            times,
-            |_| true,
-        )
-        .unwrap();
-        let got = &run.tenants[0];
-        assert!(got.reads > 1_000, "{got:?}");
-        assert!(got.read_bytes == got.reads * 4096);
-        // 10,000 writes a second for the time measured.
-        let expected = 10_000.0 * run.elapsed.as_secs_f64();
-        assert!(
-            (got.writes as f64) <= expected * 1.05 + 2.0 && got.writes > 0,
-            "{} against {expected}",
-            got.writes
-        );
-        assert_eq!(got.latency_ns.len(), got.operations());
-    }
-
-    fn lives_as_long_as_it_is_told(path: Path) {
-        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
-        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let ms = Duration::from_millis;
-        let guest = Job { tenant: 1, starts_ns: 100_000_000, stops_ns: 200_000_000, ..job(flow) };
-        let times = Times { warmup: ms(20), measured: ms(300), interval: Some(ms(10)) };
-        let common = Common { tenants: 2, ..common() };
-        let run = run(
-            &policy,
-            ports,
-            &common,
-            Threads { path, ..Threads::default() },
-            vec![vec![job(flow)], vec![guest]],
-            times,
-            |_| true,
-        )
-        .unwrap();
-        assert_eq!(run.series.len(), 2);
-        assert_eq!(run.series[0].len(), 30);
-        let alive: Vec<usize> = (0..30).filter(|&at| run.series[1][at] > 0).collect();
-        // Late by whole intervals where others have the CPU, never early.
-        assert!(alive.first().is_some_and(|&first| (10..20).contains(&first)), "{alive:?}");
-        assert!(alive.last().is_some_and(|&last| (10..28).contains(&last)), "{alive:?}");
-        let total: u64 = run.series[1].iter().sum();
-        assert_eq!(total, run.tenants[1].bytes());
-        assert!(run.class_weights.is_empty(), "`none` wants no weights");
-    }
-
-    #[test]
-    fn waiting_is_that_of_the_mean_shard_if_all_tell() {
-        let counters = |waited_ns: Option<u64>| ShardCounters {
-            cpu: waited_ns.map(|waited_ns| CpuTime { ran_ns: 5, waited_ns }),
-            ..Default::default()
-        };
-        let [before, after] =
-            [[7, 1_000], [2_000_007, 4_001_000]].map(|waited| waited.map(|ns| counters(Some(ns))));
-        assert_eq!(cpu_wait(&before, &after), Some(Duration::from_millis(3)));
-        assert_eq!(cpu_wait(&before, &[after[0], counters(None)]), None);
-    }
-
-    #[test]
-    fn a_load_run_counts_what_it_did() {
-        counts_what_it_did(Path::Shards);
-        counts_what_it_did(Path::Direct);
-    }
-
-    #[test]
-    fn a_job_lives_as_long_as_it_is_told_and_its_series_shows_it() {
-        lives_as_long_as_it_is_told(Path::Shards);
-        lives_as_long_as_it_is_told(Path::Direct);
-    }
-
-    /// On one shard it would be half of the intervals away.
-    #[test]
-    fn a_job_that_moves_is_somewhere_all_the_time() {
-        for path in [Path::Shards, Path::Direct] {
-            let (policy, ports) = NonePolicy::<fairq_core::Native>::new(2, 4, 256).unwrap();
-            let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-            let ms = Duration::from_millis;
-            let times = Times { warmup: ms(20), measured: ms(400), interval: Some(ms(20)) };
-            let threads = Threads { path, moves: Some(ms(20)), ..Threads::default() };
-            let run =
-                run(&policy, ports, &common(), threads, vec![vec![job(flow)]], times, |_| true)
-                    .unwrap();
-            let served = run.series[0].iter().filter(|&&bytes| bytes > 0).count();
-            assert!(served >= 13, "{path:?}: {:?}", run.series[0]);
-        }
-    }
-
-    /// A device that is done at once takes what a shard may submit in a turn, turn for turn: all of
-    /// it were the first job's.
-    #[test]
-    fn jobs_of_one_shard_take_turns() {
-        let (policy, ports) = NonePolicy::<fairq_core::Native>::new(1, 4, 256).unwrap();
-        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let second = Job { tenant: 1, depth: 64, ..job(flow) };
-        let times =
-            Times { warmup: Duration::ZERO, measured: Duration::from_millis(50), interval: None };
-        let common = Common { tenants: 2, ..common() };
-        let jobs = vec![vec![Job { depth: 64, ..job(flow) }, second]];
-        let run = run(&policy, ports, &common, Threads::default(), jobs, times, |_| true).unwrap();
-        let [first, second] = [0, 1].map(|tenant: usize| run.tenants[tenant].reads);
-        assert!(first.min(second) * 4 > first.max(second) * 3, "{first} and {second}");
-    }
-
-    #[test]
-    fn a_policy_that_stages_is_refused_the_direct_path() {
-        let config = SerialConfig::new(2, 1, 256).with(|config| config.slots = 1);
-        let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
-        let times =
-            Times { warmup: Duration::ZERO, measured: Duration::from_millis(10), interval: None };
-        let threads = Threads { path: Path::Direct, ..Threads::default() };
-        let refused =
-            run(&policy, ports, &common(), threads, Vec::new(), times, |_| true).unwrap_err();
-        assert!(refused.to_string().contains("never holds a request back"), "{refused}");
-    }
-
-    /// Shards that ended did not deliver the wake-ups of their last completions: with one slot, the
-    /// shard that ended last waited for it for ever.
-    #[test]
-    fn a_shard_that_ends_wakes_those_that_it_unblocked() {
-        let (sender, done) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for _ in 0..40 {
-                let config = SerialConfig::new(2, 1, 256).with(|config| config.slots = 1);
-                let (policy, ports) = Sfqd::<fairq_core::Native>::new(&config).unwrap();
-                let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-                let times = Times {
-                    warmup: Duration::ZERO,
-                    measured: Duration::from_millis(2),
-                    interval: None,
-                };
-                let jobs = vec![vec![job(flow)], vec![job(flow)]];
-                run(&policy, ports, &common(), Threads::default(), jobs, times, |_| true).unwrap();
-            }
-            sender.send(()).unwrap();
-        });
-        done.recv_timeout(Duration::from_secs(60)).expect("every run ends");
-    }
-}
+mod tests;

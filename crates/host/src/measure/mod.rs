@@ -2,3 +2,4 @@
 
 pub mod client;
 pub mod load;
+pub mod stall;

@@ -27,6 +27,7 @@ use crate::server::control_thread::ControlThread;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::listen::{self, Listener, Stream};
 use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
+use crate::shard::volume::Volume;
 use crate::shard::{Meeting, Message};
 
 /// Handshakes that have failed since they were last told of.
@@ -247,11 +248,11 @@ impl Server {
         };
         // A client that has shown who it is has a name in the log; the others share a limit.
         let is_told = negotiated.identity.is_some() || STRANGERS.allows();
-        let member = tenants.member_of(negotiated.export);
-        let Member { tenant, flow, connections, .. } = member;
+        let Member { tenant, flow, .. } = tenants.member_of(negotiated.export);
         // The handshake went by the list of tenants as it was when it began. A tenant that was
         // removed and added again has another flow.
-        if self.tenants().members().iter().all(|member| member.flow != *flow) {
+        let tenants_now = self.tenants();
+        let Some(now) = tenants_now.members().iter().find(|now| now.flow == *flow) else {
             if is_told {
                 tracing::info!(
                     peer,
@@ -260,7 +261,7 @@ impl Server {
                 );
             }
             return;
-        }
+        };
         // The handshake went by the lists as they were when it began.
         if self.revoked().is_some_and(|revoked| revoked.has_one_of(&shown)) {
             tracing::info!(peer, "the client's certificate was revoked during the handshake");
@@ -271,13 +272,15 @@ impl Server {
         if is_told {
             tracing::info!(peer, tenant = tenant.name, shard, "connected");
         }
-        let volume = member.volume(negotiated.blocks.min);
+        // Its range may have shrunk meanwhile.
+        let size = negotiated.size.min(now.tenant.size);
+        let volume = Volume { size, ..now.volume(negotiated.blocks.min) };
         // Its own place is counted already.
-        let has_others = connections.count() > 1;
+        let has_others = now.all_connections() > 1;
         let gate = has_others.then(|| Arc::new(Meeting::new(self.shards.count())));
         if let Some(gate) = &gate {
             let shard = PortId(shard as u8);
-            self.tell_all(|| NbdMessage::Look { flow: *flow, shard, gate: gate.clone() });
+            self.tell_all(|| NbdMessage::CheckEnds { flow: *flow, shard, gate: gate.clone() });
         }
         let pass = Pass { until, shown, place: Some(place.handed_over()), gate };
         let connect = Connect { fd, tls, negotiated, volume, pass };

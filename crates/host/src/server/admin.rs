@@ -18,7 +18,10 @@ use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
-use crate::server::{BuiltPolicy, Group, GroupStatus, Listen, Member, Tenant, TenantList};
+use crate::server::{
+    BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Tenant, TenantList,
+};
+use crate::shard::fence::FenceStats;
 
 /// What the server is doing.
 #[derive(Clone, Debug)]
@@ -47,6 +50,9 @@ pub struct Status {
     /// Tenants whose data may be lost since a write-back failed, by their
     /// [`Member::number`](crate::server::Member::number), and the error.
     pub write_back_errors: Vec<(u16, i32)>,
+    /// Writes of ended connections, and the requests that waited for them, by the tenants'
+    /// [`Member::number`](crate::server::Member::number).
+    pub fences: Vec<(u16, FenceStats)>,
     /// How the tenants that have a latency target do, by their
     /// [`Member::number`](crate::server::Member::number).
     pub targets: Vec<(u16, TargetStats)>,
@@ -99,6 +105,12 @@ impl Status {
         self.targets.iter().find(is_its).map(|(_, stats)| stats)
     }
 
+    /// Writes of a tenant's ended connections, and the requests that waited for them.
+    pub fn fence_of(&self, member: &Member) -> FenceStats {
+        let of = self.fences.binary_search_by_key(&member.number(), |(number, _)| *number);
+        of.map_or_else(|_| FenceStats::default(), |at| self.fences[at].1)
+    }
+
     /// The error for which a tenant's flushes fail, since data that it wrote may be lost.
     pub fn write_back_errno(&self, member: &Member) -> Option<i32> {
         let errors = self.write_back_errors.iter();
@@ -115,6 +127,9 @@ pub enum AdminError {
     /// There is one already.
     #[error("there is a tenant {0} already: remove it first or choose another name")]
     TenantExists(String),
+    /// The tenant's range has to be prepared, or is being resized.
+    #[error("tenant {0} is being prepared or resized: wait until that is over, and try again")]
+    Busy(String),
     /// The policy refuses.
     #[error("tenant {name}: {error}")]
     Flow {
@@ -204,6 +219,16 @@ pub trait Admin {
     /// Removes a tenant: its connections are ended when what they have in flight is answered, and
     /// cut off after five seconds.
     fn remove(&mut self, name: &str) -> Result<(), AdminError>;
+    /// Gives a tenant another name; its connections and all that it has stay.
+    fn rename(&mut self, name: &str, new: &str) -> Result<(), AdminError>;
+    /// Gives a tenant's range another end. What it grows by must be free, and is zeroed first if
+    /// `wipe`; what it loses is refused at once, and free when [`Member::resizing`] is over.
+    /// Connections see the new size when they are made again.
+    fn resize(&mut self, name: &str, size: u64, wipe: bool) -> Result<(), AdminError>;
+    /// Makes this the tenant of clients that name none.
+    fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError>;
+    /// The size of a file as it was at the last second, in bytes; `None` if it has none of its own.
+    fn size_of(&self, file: u16) -> Option<u64>;
     /// Changes a weight, for requests that come from now on.
     fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
     /// Gives a tenant these caps instead of those it has, from now on.

@@ -26,9 +26,11 @@ use crate::server::closing::Closing;
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Group, Listen, Server, Status, StoreStatus, Tenant, TenantList,
+    Admin, AdminError, BuiltPolicy, DefaultTenant, Group, Listen, Server, Status, StoreStatus,
+    Tenant, TenantList,
 };
 use crate::shard::Exchange;
+use crate::shard::fence::Fences;
 use crate::shard::stores::Names;
 use crate::shard::turns::Weights;
 
@@ -52,6 +54,7 @@ pub(super) struct ControlThread<'a> {
     pub(super) wakers: Arc<Wakers>,
     pub(super) write_back: Arc<WriteBack>,
     pub(super) weights: Arc<Weights>,
+    pub(super) fences: Arc<Fences>,
     /// The policies in force, and the numbers of their flows.
     pub(super) schedulers: Schedulers<'a>,
     pub(super) names: Arc<Names>,
@@ -63,6 +66,8 @@ pub(super) struct ControlThread<'a> {
     pub(super) leftovers: Vec<(Tenant, FlowId)>,
     /// Whose range is to be zeroed when nobody else writes there any more.
     pub(super) waiting: Vec<FlowId>,
+    /// The tenant of clients that name none.
+    pub(super) default: Option<DefaultTenant>,
     /// Files that are to be closed.
     pub(super) closing: Vec<Closing>,
     /// When to look next whether removed tenants have something under way, and the pause after
@@ -123,6 +128,7 @@ impl Admin for ControlThread<'_> {
             is_draining: self.drain != Drain::No,
             cut_off: self.device.cut_off(),
             write_back_errors: self.write_back.failed(),
+            fences: self.fences.stats().collect(),
             targets: self.targets(),
             caps: self.caps(),
             groups: self.groups(),
@@ -160,6 +166,23 @@ impl Admin for ControlThread<'_> {
 
     fn remove(&mut self, name: &str) -> Result<(), AdminError> {
         self.remove_tenant(name)
+    }
+
+    fn rename(&mut self, name: &str, new: &str) -> Result<(), AdminError> {
+        self.rename_tenant(name, new)
+    }
+
+    fn resize(&mut self, name: &str, size: u64, wipe: bool) -> Result<(), AdminError> {
+        self.resize_tenant(name, size, wipe)
+    }
+
+    fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError> {
+        self.default = default;
+        self.put_members(self.server.tenants().members().to_vec())
+    }
+
+    fn size_of(&self, file: u16) -> Option<u64> {
+        self.device.size_of(file)
     }
 
     fn set_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {

@@ -7,7 +7,7 @@ use fairq_core::{
 };
 
 use crate::server::control_thread::ControlThread;
-use crate::server::{AdminError, Tenant, TenantList};
+use crate::server::{AdminError, Tenant};
 
 /// A group of tenants.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -128,8 +128,7 @@ impl ControlThread<'_> {
             (member.tenant.group, member.tenant.reservation) = before;
             return Err(AdminError::Flow { name: name.into(), error });
         }
-        self.server.set_roster(TenantList::new(members, self.preferred)?);
-        Ok(())
+        self.put_members(members)
     }
 
     /// What groups come to.

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
+
+use crate::server::MAX_HANDSHAKES;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,10 +134,15 @@ pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
     Ok(listener)
 }
 
+/// Listens with a queue for as many connections as there are handshakes at once: the kernel makes
+/// a client whose connection finds no place there try again after a second. It cuts the queue to
+/// the system's limit (`net.core.somaxconn`).
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = std::net::TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    TcpListener::from_std(listener)
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Connections of a server before this one may still be closing.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(MAX_HANDSHAKES as u32)
 }
 
 /// Listens on a Unix socket; replaces one that a server has left behind.

@@ -64,7 +64,7 @@ pub use asks::{Door, HttpRequest, HttpResponse, Reply};
 pub use built::BuiltPolicy;
 pub use groups::{Group, GroupStatus};
 pub use listen::Listen;
-pub use tenant_list::{Member, TenantList};
+pub use tenant_list::{Member, Resizing, TenantList};
 
 use accept::Failures;
 use asks::Ask;
@@ -125,6 +125,15 @@ pub struct Tenant {
     pub connections: Option<u32>,
 }
 
+/// The tenant whose export clients get that name none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DefaultTenant {
+    /// Its name. As long as there is no such tenant, such clients get nothing.
+    pub name: String,
+    /// Whether the operator has named it; otherwise it is one as long as no other tenant is there.
+    pub is_named: bool,
+}
+
 /// How long a server waits for others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
@@ -138,6 +147,9 @@ pub struct Timeouts {
     /// A change of the policy waits so long for requests to be carried out. A store that takes
     /// longer would keep the tenants of all stores waiting.
     pub change: Duration,
+    /// A request waits so long for writes of an earlier connection to the same bytes: longer than a
+    /// kernel's command timeout of 30 s and the retry that follows it.
+    pub overlap: Duration,
     /// A call of the control socket may take so long if it waits for a file system.
     pub call: Duration,
     /// A client of HTTP or of the control socket may take so long to send a request, from its first
@@ -153,6 +165,7 @@ impl Default for Timeouts {
             answers: seconds(5),
             stuck: seconds(5),
             change: seconds(3),
+            overlap: seconds(60),
             call: seconds(8),
             http: seconds(10),
         }
@@ -162,8 +175,12 @@ impl Default for Timeouts {
 /// What to serve and how.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The tenants; the first is the export that clients get who name none.
+    /// The tenants.
     pub tenants: Vec<Tenant>,
+    /// The names of those whose ranges are zeroed before they can be opened.
+    pub zero: Vec<String>,
+    /// The tenant of clients that name none.
+    pub default: Option<DefaultTenant>,
     /// The groups that they are in, outer ones first.
     pub groups: Vec<Group>,
     /// The most tenants at a time; the policy was built for so many flows.
@@ -201,6 +218,11 @@ pub trait Operator {
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Reply;
     /// A request came on an HTTP address.
     fn http(&mut self, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse;
+    /// A tenant's range has been zeroed, and no client has opened it yet. It stays closed for now
+    /// if this gives false, which is called again.
+    fn opening(&mut self, _tenant: &Tenant) -> bool {
+        true
+    }
     /// SIGHUP: the configuration is to be read again.
     fn reload(&mut self, admin: &mut dyn Admin);
     /// It was told to end.
@@ -287,8 +309,10 @@ pub fn serve(
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
         schedulers.set_group(group).map_err(refused)?;
     }
-    let tenants =
-        TenantList::new(add_flows(&schedulers, &device, &config.tenants, shards)?, preferred)?;
+    let members = add_flows(&schedulers, &device, &config, shards)?;
+    let waiting: Vec<FlowId> =
+        members.iter().filter(|member| member.preparing.is_some()).map(|one| one.flow).collect();
+    let tenants = TenantList::new(members, preferred, config.default.as_ref())?;
     schedulers.hurry();
     let mut flows: Vec<FlowId> = tenants.members().iter().map(|member| member.flow).collect();
     // `ControlThread::note` expects the flow of slot n in place n.
@@ -297,6 +321,7 @@ pub fn serve(
         fixed_buffers: if device.has_fixed_buffers() { config.connections as u32 } else { 0 },
         ..Common::new(device.clone(), wakers, config.tags, most)
     };
+    common.fences.set_patience(config.timeouts.overlap);
     let counts: Vec<Arc<AtomicUsize>> = ports.iter().map(|_| Arc::default()).collect();
     let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;
     let budget = Arc::new(Budget::new(config.memory, most));
@@ -344,12 +369,14 @@ pub fn serve(
         wakers: common.wakers,
         write_back: common.write_back,
         weights: common.weights,
+        fences: common.fences,
         schedulers,
         names,
         leaving: None,
         flows,
         leftovers: Vec::new(),
-        waiting: Vec::new(),
+        waiting,
+        default: server.config.default.clone(),
         closing: Vec::new(),
         next_look: (Instant::now(), PREPARE_PERIOD),
         preferred,
@@ -516,7 +543,7 @@ async fn run(
             _ = hangup.recv() => operator.reload(control),
             // The loop's condition looks whether the last client has gone.
             () = tokio::time::sleep(DRAIN_PERIOD), if control.drain == Drain::Waiting => {}
-            () = tokio::time::sleep(PREPARE_PERIOD), if control.has_chores() => control.do_chores(),
+            () = tokio::time::sleep(PREPARE_PERIOD), if control.has_chores() => control.do_chores(operator),
             // The shards do not tell the control thread that their meeting is over: `tick` looks.
             () = tokio::time::sleep(CHANGE_PERIOD), if control.leaving.is_some() => control.tick(clock.now_ns()),
             _ = terminate.recv() => break,

@@ -42,7 +42,7 @@ impl Server {
         let load = |shard: usize| self.counts[shard].load(Ordering::Relaxed);
         let places = self.config.connections * self.counts.len();
         let tenants = self.tenants();
-        let of = |member: &Member| member.connections.count();
+        let of = Member::all_connections;
         let others = tenants.members().iter().filter(|other| other.flow != member.flow);
         let without = others.filter(|other| of(other) == 0).count();
         let usual = if tenants.members().len() > 1 { places.div_ceil(2) } else { places };

@@ -49,20 +49,30 @@ impl<'a> Schedulers<'a> {
     pub(super) fn add(&self, store: u16, tenant: &Tenant) -> Result<FlowId, FlowError> {
         let policy = self.policy(store.into())?;
         let flow = add(policy, None, tenant, &self.groups)?;
-        match self.names.assign(store, flow.slot()) {
-            Some(number) => Ok(flow.at(number)),
-            None => {
-                // No port has heard of it yet.
-                let _ = policy.remove_flow(flow);
-                Err(FlowError::Full)
-            }
-        }
+        self.names.assign(store, flow).ok_or_else(|| {
+            // No port has heard of it yet.
+            let _ = policy.remove_flow(flow);
+            FlowError::Full
+        })
+    }
+
+    /// Whether a store's slot may find no number. With one store each slot has its own.
+    pub(super) fn lack_numbers(&self) -> bool {
+        self.controls.len() > 1 && self.names.is_full()
+    }
+
+    /// The number of a flow that was removed, and of which no request is under way, may be any
+    /// store's slot.
+    pub(super) fn give_back(&self, flow: FlowId) {
+        self.names.give_back(flow.slot() as u32);
     }
 
     /// Adds a flow that the policies before these had, a tenant's or that of a removed one: the
-    /// connections of that may still know it, and the policy must tell it from a later one.
+    /// connections of that may still know it, and the policy must tell it from a later one. A flow
+    /// whose number was given back is refused everywhere.
     pub(super) fn add_known(&self, flow: FlowId, tenant: Option<&Tenant>) -> Result<(), FlowError> {
-        let (policy, flow) = self.of(flow)?;
+        let Some((store, flow)) = self.names.of(flow) else { return Ok(()) };
+        let policy = self.policy(store)?;
         match tenant {
             Some(tenant) => add(policy, Some(flow), tenant, &self.groups).map(drop),
             None => {

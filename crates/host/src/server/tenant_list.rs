@@ -7,6 +7,7 @@
 //! be counted for the new one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fairq_core::FlowId;
 
@@ -16,7 +17,7 @@ use crate::nbd::wire::proto::BlockSizes;
 use crate::shard::volume::Volume;
 use crate::shard::wipe::Wiping;
 
-use super::Tenant;
+use super::{DefaultTenant, Tenant};
 
 /// A tenant that is being served.
 #[derive(Clone, Debug)]
@@ -31,9 +32,56 @@ pub struct Member {
     pub preparing: Option<Arc<Wiping>>,
     /// Its connections, those included whose handshake is about to end.
     pub connections: Arc<Connections>,
+    /// The sizes that it had before, and its connections that have not seen another.
+    pub outdated: Vec<(u64, Arc<Connections>)>,
+    /// Its range is being given another size.
+    pub resizing: Option<Resizing>,
 }
 
 impl Member {
+    /// A member whose range is ready, without connections.
+    pub(super) fn new(
+        tenant: Tenant,
+        flow: FlowId,
+        store: u16,
+        connections: Arc<Connections>,
+    ) -> Member {
+        let (preparing, outdated, resizing) = (None, Vec::new(), None);
+        Member { tenant, flow, store, preparing, connections, outdated, resizing }
+    }
+
+    /// Its connections, whatever size they have seen.
+    pub fn all_connections(&self) -> usize {
+        let outdated = self.outdated.iter().map(|(_, count)| count);
+        outdated.chain([&self.connections]).map(|one| one.count()).sum()
+    }
+
+    /// Its connections that have seen another size than it has: that size, and how many.
+    pub fn outdated_connections(&self) -> Vec<(u64, usize)> {
+        let counts = self.outdated.iter().map(|(size, count)| (*size, count.count()));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// The part of the file that is to be zeroed for it, as a tenant, and how far that is.
+    pub(super) fn to_prepare(&self) -> Option<(Tenant, Arc<Wiping>)> {
+        if let Some(wiping) = &self.preparing {
+            return Some((self.tenant.clone(), wiping.clone()));
+        }
+        let Resizing { to, wiping, .. } = self.resizing.as_ref()?;
+        let Tenant { base, size, .. } = self.tenant;
+        let added =
+            Tenant { base: base + size, size: to.saturating_sub(size), ..self.tenant.clone() };
+        Some((added, wiping.clone()?))
+    }
+
+    /// From now on its connections have seen a size that it has no longer.
+    pub(super) fn outdate(&mut self) {
+        self.outdated.retain(|(_, count)| count.count() > 0);
+        let connections = self.connections.anew();
+        let connections = std::mem::replace(&mut self.connections, connections);
+        self.outdated.push((self.tenant.size, connections));
+    }
+
     /// Its number in statistics.
     pub fn number(&self) -> u16 {
         self.flow.slot() as u16
@@ -46,7 +94,30 @@ impl Member {
     }
 }
 
-/// The tenants at one time; the first is the export that clients get who name none.
+/// A change of a range's size that is going on.
+#[derive(Clone, Debug)]
+pub struct Resizing {
+    /// The size that the range is to have.
+    pub to: u64,
+    /// The part that is being zeroed, if it grows.
+    pub wiping: Option<Arc<Wiping>>,
+    /// How many shards may have requests beyond the new end, if it shrinks.
+    pub(super) cut: Option<Arc<AtomicUsize>>,
+}
+
+impl Resizing {
+    /// Whether the range can have its new end (0), or why it cannot (an errno); `None` as long as
+    /// that is not known.
+    pub(super) fn outcome(&self) -> Option<i32> {
+        let is_cut = self.cut.as_ref().is_none_or(|left| left.load(Ordering::Acquire) == 0);
+        match &self.wiping {
+            Some(wiping) => wiping.outcome(),
+            None => is_cut.then_some(0),
+        }
+    }
+}
+
+/// The tenants at one time.
 #[derive(Clone, Debug)]
 pub struct TenantList {
     members: Vec<Member>,
@@ -57,7 +128,14 @@ pub struct TenantList {
 
 impl TenantList {
     /// These tenants, on a device that prefers transfers of `preferred` bytes.
-    pub(super) fn new(members: Vec<Member>, preferred: u32) -> Result<TenantList, ExportsError> {
+    ///
+    /// A client that names no export gets `default`. It never gets whichever tenant is there: it
+    /// would write to another one's disk after a tenant has been removed.
+    pub(super) fn new(
+        members: Vec<Member>,
+        preferred: u32,
+        default: Option<&DefaultTenant>,
+    ) -> Result<TenantList, ExportsError> {
         let export = |Member { tenant, .. }: &Member| Export {
             description: tenant.description.clone(),
             read_only: tenant.read_only,
@@ -69,7 +147,10 @@ impl TenantList {
         let open: Vec<usize> =
             (0..members.len()).filter(|&member| members[member].preparing.is_none()).collect();
         let list: Vec<Export> = open.iter().map(|&member| export(&members[member])).collect();
-        let default = if list.is_empty() { None } else { Some(0) };
+        let default = default.filter(|default| default.is_named || members.len() == 1);
+        let default = default.and_then(|default| {
+            open.iter().position(|&member| members[member].tenant.name == default.name)
+        });
         let exports = Exports::new(list, default)?;
         Ok(TenantList { members, exports, open })
     }

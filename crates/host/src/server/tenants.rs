@@ -3,8 +3,9 @@
 //! A tenant is a flow of the policy's, a member of the list of tenants, and, where its range was
 //! another's, a range to be zeroed first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use fairq_core::{CapStats, Caps, FlowId, Target, TargetStats, Weight};
@@ -12,31 +13,36 @@ use fairq_core::{CapStats, Caps, FlowId, Target, TargetStats, Weight};
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::nbd::serve::front::Message as NbdMessage;
+use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::place::Connections;
 use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
+use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, Member, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError, Tenant, TenantList,
+    AdminError, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError,
+    Tenant, TenantList,
 };
 use crate::shard::Message;
+use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
 use crate::shard::wipe::{Wipe, Wiping};
 
 pub(super) fn add_flows(
     schedulers: &Schedulers<'_>,
     device: &AnyDevice,
-    tenants: &[Tenant],
+    config: &Config,
     shards: usize,
 ) -> Result<Vec<Member>, ServerError> {
     let add = |tenant: &Tenant| match schedulers.add(device.store_of(tenant.file), tenant) {
         Ok(flow) => {
             let (tenant, store) = (tenant.clone(), device.store_of(tenant.file));
-            let connections = Connections::on(shards);
-            Ok(Member { tenant, flow, store, preparing: None, connections })
+            let is_zeroed = !config.zero.contains(&tenant.name);
+            let preparing = (!is_zeroed).then(|| Arc::new(Wiping::new(tenant.size)));
+            Ok(Member { preparing, ..Member::new(tenant, flow, store, Connections::on(shards)) })
         }
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
     };
-    tenants.iter().map(add).collect()
+    config.tenants.iter().map(add).collect()
 }
 
 /// Whether two tenants' ranges have bytes in common.
@@ -53,6 +59,7 @@ impl ControlThread<'_> {
             return Err(AdminError::TenantExists(name));
         }
         let store = self.device.store_of(tenant.file);
+        self.give_numbers_back();
         let flow = self
             .schedulers
             .add(store, &tenant)
@@ -70,10 +77,10 @@ impl ControlThread<'_> {
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
         let waits = preparing.is_some();
         self.weights.set(flow.slot() as u16, tenant.weight);
+        self.fences.forget(flow.slot() as u16);
         let connections = Connections::on(self.server.shards.count());
-        members.push(Member { tenant, flow, store, preparing, connections });
-        let tenants =
-            TenantList::new(members, self.preferred).inspect_err(|_| self.remove_flow(flow))?;
+        members.push(Member { preparing, ..Member::new(tenant, flow, store, connections) });
+        let tenants = self.list(members).inspect_err(|_| self.remove_flow(flow))?;
         // Each shard hears of this before it hears of a connection of the tenant's.
         for shard in 0..self.server.shards.count() {
             self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
@@ -81,7 +88,7 @@ impl ControlThread<'_> {
         self.server.set_roster(tenants);
         self.waiting.extend(waits.then_some(flow));
         // Its answer tells for whom it waits, if it does.
-        self.prepare();
+        self.begin_wipes();
         Ok(())
     }
 
@@ -92,7 +99,7 @@ impl ControlThread<'_> {
             tenants.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.clone();
         // The list goes first: a handshake that ends from here on finds that the flow is gone.
         let rest = tenants.members().iter().filter(|member| member.flow != flow).cloned().collect();
-        self.server.set_roster(TenantList::new(rest, self.preferred)?);
+        self.server.set_roster(self.list(rest)?);
         let shards = self.server.shards.count();
         let tell = move |server: &Server, cut_off| {
             for shard in 0..shards {
@@ -118,6 +125,17 @@ impl ControlThread<'_> {
         Ok(())
     }
 
+    /// The list of these members.
+    fn list(&self, members: Vec<Member>) -> Result<TenantList, ExportsError> {
+        TenantList::new(members, self.preferred, self.default.as_ref())
+    }
+
+    /// Makes these the members.
+    pub(super) fn put_members(&self, members: Vec<Member>) -> Result<(), AdminError> {
+        self.server.set_roster(self.list(members)?);
+        Ok(())
+    }
+
     /// See [`crate::server::Admin::set_weight`].
     pub(super) fn set_tenant_weight(
         &mut self,
@@ -132,8 +150,7 @@ impl ControlThread<'_> {
         self.schedulers.set_weight(member.flow, weight).map_err(refused)?;
         self.weights.set(member.number(), weight);
         member.tenant.weight = weight;
-        self.server.set_roster(TenantList::new(members, self.preferred)?);
-        Ok(())
+        self.put_members(members)
     }
 
     /// See [`crate::server::Admin::set_target`].
@@ -149,8 +166,7 @@ impl ControlThread<'_> {
         let refused = |error| AdminError::Flow { name: name.into(), error };
         self.schedulers.set_target(member.flow, target).map_err(refused)?;
         member.tenant.target = target;
-        self.server.set_roster(TenantList::new(members, self.preferred)?);
-        Ok(())
+        self.put_members(members)
     }
 
     /// See [`crate::server::Admin::set_caps`].
@@ -162,8 +178,7 @@ impl ControlThread<'_> {
         let refused = |error| AdminError::Flow { name: name.into(), error };
         self.schedulers.set_caps(member.flow, caps).map_err(refused)?;
         member.tenant.caps = *caps;
-        self.server.set_roster(TenantList::new(members, self.preferred)?);
-        Ok(())
+        self.put_members(members)
     }
 
     /// What caps have done, of the tenants that have some or are in a group that may.
@@ -202,7 +217,7 @@ impl ControlThread<'_> {
     }
 
     /// Takes both a step further.
-    pub(super) fn do_chores(&mut self) {
+    pub(super) fn do_chores(&mut self, operator: &mut dyn Operator) {
         let (at, pause) = self.next_look;
         if !(self.waiting.is_empty() && self.closing.is_empty()) && at <= Instant::now() {
             let before = self.leftovers.len();
@@ -212,43 +227,67 @@ impl ControlThread<'_> {
             self.next_look = (Instant::now() + pause, pause);
         }
         self.close_files();
-        self.prepare();
-    }
-
-    /// Whether a tenant's range is being prepared.
-    fn is_preparing(&self) -> bool {
-        // A range that could not be zeroed stays closed: nothing is left to be done about it.
-        self.server.tenants().members().iter().any(|member| {
-            member
-                .preparing
-                .as_ref()
-                .is_some_and(|wiping| wiping.outcome().is_none_or(|errno| errno == 0))
-        })
-    }
-
-    /// Begins to zero the ranges on which nobody writes any more, and opens those that are ready.
-    fn prepare(&mut self) {
         if !self.waiting.is_empty() {
             self.begin_wipes();
         }
+        self.open_prepared(operator);
+    }
+
+    /// Whether a tenant's range is being prepared or resized.
+    fn is_preparing(&self) -> bool {
+        // A range that could not be zeroed stays as it is: nothing is left to be done about it.
         let tenants = self.server.tenants();
+        tenants.members().iter().any(|Member { preparing, resizing, .. }| {
+            let wiping = preparing.as_ref().map(|wiping| wiping.outcome());
+            resizing.is_some() || wiping.is_some_and(|outcome| outcome.is_none_or(|no| no == 0))
+        })
+    }
+
+    /// Opens the tenants whose ranges are zeroed, if the operator agrees, and gives ranges that
+    /// have been resized their new ends.
+    fn open_prepared(&mut self, operator: &mut dyn Operator) {
+        let tenants = self.server.tenants();
+        let is_due = |member: &Member| {
+            member.preparing.as_ref().is_some_and(|wiping| wiping.outcome() == Some(0))
+                || member.resizing.as_ref().is_some_and(|resizing| resizing.outcome().is_some())
+        };
+        if !tenants.members().iter().any(is_due) {
+            return;
+        }
         let mut members = tenants.members().to_vec();
         let mut is_changed = false;
-        for member in &mut members {
-            if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
+        for member in members.iter_mut().filter(|member| is_due(member)) {
+            if let Some(errno) = member.resizing.as_ref().and_then(Resizing::outcome)
+                && errno != 0
+            {
+                let tenant = &member.tenant.name;
+                tracing::error!(tenant, errno, "not resized: the new part cannot be zeroed");
+                (member.resizing, is_changed) = (None, true);
+                continue;
+            }
+            let mut tenant = member.tenant.clone();
+            tenant.size = member.resizing.as_ref().map_or(tenant.size, |resizing| resizing.to);
+            if !operator.opening(&tenant) {
+                continue;
+            }
+            let Tenant { name, size, .. } = &tenant;
+            if member.resizing.take().is_some() {
+                tracing::info!(tenant = name, size, "the tenant has its new size");
+                if member.tenant.size != *size {
+                    member.outdate();
+                }
+                member.tenant = tenant;
+            } else {
                 tracing::info!(
-                    tenant = member.tenant.name,
+                    tenant = name,
                     "the tenant's range is free and zeroed: it can be opened"
                 );
                 member.preparing = None;
-                is_changed = true;
             }
+            is_changed = true;
         }
-        if is_changed {
-            match TenantList::new(members, self.preferred) {
-                Ok(tenants) => self.server.set_roster(tenants),
-                Err(error) => tracing::error!(%error, "cannot open a tenant's export"),
-            }
+        if is_changed && let Err(error) = self.put_members(members) {
+            tracing::error!(%error, "cannot open a tenant's export");
         }
     }
 
@@ -275,6 +314,21 @@ impl ControlThread<'_> {
         });
     }
 
+    /// Where no number is left for another slot of a store: makes those of removed tenants that
+    /// have nothing under way free for all stores.
+    fn give_numbers_back(&mut self) {
+        if !self.schedulers.lack_numbers() {
+            return;
+        }
+        self.forget_leftovers();
+        let tenants = self.server.tenants();
+        let members = tenants.members().iter().map(|member| member.flow);
+        let used: HashSet<FlowId> =
+            members.chain(self.leftovers.iter().map(|(_, flow)| *flow)).collect();
+        let unused = self.flows.iter().filter(|flow| !used.contains(flow));
+        unused.for_each(|flow| self.schedulers.give_back(*flow));
+    }
+
     /// What was submitted for a tenant that has been removed is still carried out: a range is
     /// zeroed, or opened as it is, after that.
     fn begin_wipes(&mut self) {
@@ -282,9 +336,13 @@ impl ControlThread<'_> {
         let (server, leftovers) = (&self.server, &self.leftovers);
         self.waiting.retain(|flow| {
             let member = tenants.members().iter().find(|member| member.flow == *flow);
-            let Some(member) = member else { return false };
-            let Member { tenant, preparing: Some(wiping), .. } = member else { return false };
-            let others = leftovers.iter().filter(|(old, _)| overlap(old, tenant));
+            let Some((member, part, wiping)) = member.and_then(|member| {
+                let (part, wiping) = member.to_prepare()?;
+                Some((member, part, wiping))
+            }) else {
+                return false;
+            };
+            let others = leftovers.iter().filter(|(old, _)| overlap(old, &part));
             let names: Vec<String> = others.map(|(old, _)| old.name.clone()).collect();
             let waits = !names.is_empty();
             wiping.wait_for(names);
@@ -296,11 +354,74 @@ impl ControlThread<'_> {
                 return false;
             }
             // The server zeroes the range of a tenant that may only read, too.
-            let volume = Volume { read_only: false, ..member.volume(1) };
-            let wipe = Box::new(Wipe::new(volume, wiping.clone()));
+            let Tenant { base, size, .. } = part;
+            let volume = Volume { base, size, read_only: false, ..member.volume(1) };
+            let wipe = Box::new(Wipe::new(volume, wiping));
             server.shards.send(flow.slot() % server.shards.count(), Message::Wipe(wipe));
             false
         });
+    }
+
+    /// See [`crate::server::Admin::rename`].
+    pub(super) fn rename_tenant(&mut self, name: &str, new: &str) -> Result<(), AdminError> {
+        let tenants = self.server.tenants();
+        if tenants.find(new).is_some() {
+            return Err(AdminError::TenantExists(new.into()));
+        }
+        let mut members = tenants.members().to_vec();
+        let member = members.iter_mut().find(|member| member.tenant.name == name);
+        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        member.tenant.name = new.to_owned();
+        let number = member.number();
+        if let Some(default) = self.default.as_mut().filter(|default| default.name == name) {
+            default.name = new.to_owned();
+        }
+        self.put_members(members)?;
+        self.write_back.rename(number, new);
+        Ok(())
+    }
+
+    /// See [`crate::server::Admin::resize`].
+    pub(super) fn resize_tenant(
+        &mut self,
+        name: &str,
+        size: u64,
+        wipe: bool,
+    ) -> Result<(), AdminError> {
+        let tenants = self.server.tenants();
+        let mut members = tenants.members().to_vec();
+        let member = members.iter_mut().find(|member| member.tenant.name == name);
+        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        if member.preparing.is_some() || member.resizing.is_some() {
+            return Err(AdminError::Busy(name.into()));
+        }
+        let (flow, before) = (member.flow, member.tenant.size);
+        let mut resizing = Resizing { to: size, wiping: None, cut: None };
+        match size.checked_sub(before) {
+            Some(0) => return Ok(()),
+            Some(added) => {
+                resizing.wiping = Some(Arc::new(Wiping::new(if wipe { added } else { 0 })));
+                self.waiting.push(flow);
+            }
+            None => {
+                // No request may reach the part from now on, and a handshake finds the new size.
+                let left = Arc::new(AtomicUsize::new(self.server.shards.count()));
+                let Tenant { file, base, .. } = member.tenant;
+                for shard in 0..self.server.shards.count() {
+                    let front = NbdMessage::Shrink { flow, size };
+                    self.server.shards.send(shard, Message::Front(front));
+                    let cut = Cut::new(member.number(), file, base + size, left.clone());
+                    self.server.shards.send(shard, Message::Cut(cut));
+                }
+                resizing.cut = Some(left);
+                member.outdate();
+                member.tenant.size = size;
+            }
+        }
+        member.resizing = Some(resizing);
+        self.put_members(members)?;
+        self.begin_wipes();
+        Ok(())
     }
 
     fn remove_flow(&self, flow: FlowId) {

@@ -10,35 +10,37 @@
 //! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) as long as the
 //! fence has one that it overlaps, of a client with a lower number; a client that has not ended
 //! counts as the last. So no two clients wait for each other. A flush overlaps everything. So does
-//! the part of a client's stream that is not yet read: what is in it is not known.
+//! the part of a client's stream that is not yet read, since its requests are not known.
 //!
 //! **Example.** a sends a write of block 7, which waits for a cap, and disconnects. b connects,
 //! possibly on another shard, and writes blocks 7 and 8. The write of block 8 goes at once, that of
 //! block 7 when a's is done, and a flush of b's as well.
 //!
 //! **Bounds.** As long as no ended client has requests under way, the question costs one load of a
-//! word that does not change. The front end bounds the wait ([`PATIENCE_S`]).
+//! word that does not change. The front end bounds the wait
+//! ([`Client::patience_s`]).
 //!
-//! *Memory ordering.* `left` is counted up before the end of a client is known to anybody: a shard
-//! that is told of it by a message or a socket has that count. A shard that waits is noted under
-//! the lock under which it has found its obstacle, and the obstacle is taken out under the same
-//! lock, so the wake-up is not lost. `changes` is stored (Release) in between, and read (Acquire)
-//! by the shard that was woken.
+//! *Memory ordering.* `left` is counted up before anybody learns of the end of a client, by a
+//! message or a socket. A shard that waits is noted under the lock under which it has found its
+//! obstacle, and the obstacle is taken out under the same lock, so the wake-up is not lost.
+//! `changes` is stored (Release) in between, and read (Acquire) by the shard that was woken.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fairq_core::{PortId, PortSet};
 
 use crate::io::wakers::Wakers;
 
-/// How long a front end lets a request wait before it fails it, in seconds: longer than a kernel's
-/// command timeout of 30 s and the retry that follows it.
-pub const PATIENCE_S: u8 = 60;
+/// The longest wait of a request before its front end fails it, unless the server sets another, in
+/// seconds: longer than a kernel's command timeout of 30 s and the retry that follows it.
+pub const PATIENCE_S: u32 = 60;
 
 /// The fences of all tenants of one run.
 pub struct Fences {
     tenants: Box<[Fence]>,
+    patience_s: AtomicU32,
     wakers: Arc<Wakers>,
 }
 
@@ -48,6 +50,8 @@ struct Fence {
     left: AtomicUsize,
     /// How many have been taken out.
     changes: AtomicU64,
+    /// Requests that have waited.
+    waited: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -58,6 +62,15 @@ struct Inner {
     left: Vec<Left>,
     /// Shards with requests that wait.
     waiting: PortSet,
+}
+
+/// The counts of a tenant's fence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FenceStats {
+    /// Writes of connections that have ended which are still under way.
+    pub left: usize,
+    /// Requests that have waited for such writes.
+    pub waited: u64,
 }
 
 /// A request of a client that has ended.
@@ -98,12 +111,30 @@ impl Reach {
 impl Fences {
     /// Of so many tenants, for the shards that `wakers` wakes.
     pub fn new(tenants: usize, wakers: Arc<Wakers>) -> Fences {
-        Fences { tenants: (0..tenants).map(|_| Fence::default()).collect(), wakers }
+        let patience_s = AtomicU32::new(PATIENCE_S);
+        Fences { tenants: (0..tenants).map(|_| Fence::default()).collect(), patience_s, wakers }
     }
 
-    /// Requests of a tenant's ended clients that are under way.
-    pub fn left(&self, tenant: u16) -> usize {
-        self.tenants.get(usize::from(tenant)).map_or(0, |fence| fence.left.load(Ordering::Relaxed))
+    /// Requests wait so long, in whole seconds, from now on.
+    pub fn set_patience(&self, patience: Duration) {
+        let seconds = patience.as_nanos().div_ceil(1_000_000_000);
+        self.patience_s.store(seconds.try_into().unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// The counts of those tenants at whose fences a request has waited or one is left.
+    pub fn stats(&self) -> impl Iterator<Item = (u16, FenceStats)> + '_ {
+        let stats = self.tenants.iter().map(|fence| FenceStats {
+            left: fence.left.load(Ordering::Relaxed),
+            waited: fence.waited.load(Ordering::Relaxed),
+        });
+        (0..).zip(stats).filter(|(_, stats)| *stats != FenceStats::default())
+    }
+
+    /// A tenant's number is another's from now on.
+    pub fn forget(&self, tenant: u16) {
+        if let Some(fence) = self.tenants.get(usize::from(tenant)) {
+            fence.waited.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -133,7 +164,7 @@ pub struct Client {
     shard: PortId,
     /// Its number, once it has ended.
     number: Option<u64>,
-    /// [`Fence::changes`] when its requests that wait were last looked at.
+    /// [`Fence::changes`] when its requests that wait were last tried.
     seen: u64,
 }
 
@@ -186,17 +217,27 @@ impl Client {
         self.fences.wakers.wake_all(shards);
     }
 
+    /// The longest wait of a request of it, in seconds.
+    pub fn patience_s(&self) -> u32 {
+        self.fences.patience_s.load(Ordering::Relaxed)
+    }
+
     /// Whether requests of it may have to wait.
     #[inline]
     pub fn is_fenced(&self) -> bool {
         self.fence().left.load(Ordering::Acquire) != 0
     }
 
-    /// Whether something is over that was not when this was last asked: those of its requests that
-    /// wait are then to be looked at.
+    /// Whether something is over that was not at the last call: those of its requests that wait are
+    /// then to be tried.
     pub fn has_news(&mut self) -> bool {
         let changes = self.fence().changes.load(Ordering::Acquire);
         std::mem::replace(&mut self.seen, changes) != changes
+    }
+
+    /// A request begins to wait.
+    pub fn count(&self) {
+        self.fence().waited.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether a request has to wait; its shard is woken then when that may have changed.
@@ -278,8 +319,11 @@ mod tests {
         assert!(first.waits(bytes(0, 1)) && !second.waits(bytes(0, 1)));
         drop(second);
         assert!(wakers.take_pending(0) && !first.waits(bytes(0, 1)));
-        assert_eq!(fences.left(0), 1);
+        first.count();
+        let stats = |fences: &Fences| fences.stats().collect::<Vec<_>>();
+        assert_eq!(stats(&fences), [(0, FenceStats { left: 1, waited: 1 })]);
         drop(first);
-        assert_eq!(fences.left(0), 0);
+        fences.forget(0);
+        assert_eq!(stats(&fences), []);
     }
 }

@@ -33,12 +33,14 @@ use crate::io::wakers::Wakers;
 use crate::observe::cpu_time::CpuClock;
 use crate::observe::record::Recording;
 use crate::observe::stats::ShardReport;
+use crate::shard::cut::Cut;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::shared::Common;
 use crate::shard::spin::{AWAY_NS, Patience, YIELD_NS};
 use crate::shard::wipe::{Wipe, Wipes};
 
 mod charge;
+pub mod cut;
 pub mod direct;
 pub mod fence;
 pub mod path;
@@ -108,6 +110,8 @@ pub enum Message<D: Device, F: Front> {
     Front(F::Message),
     /// Make a range read as zeroes.
     Wipe(Box<Wipe>),
+    /// Say when no request is beyond this any more.
+    Cut(Cut),
     /// This flow is no more: its ranges are zeroed no further.
     EndWipes(FlowId),
     /// Send a copy of the statistics, with the shard's number.
@@ -191,6 +195,7 @@ pub struct Shard<P, D: Device, F: Front> {
     path: DataPath<P, D>,
     front: F,
     wipes: Wipes,
+    cuts: Vec<Cut>,
     inbox: Receiver<Message<D, F>>,
     wakers: Arc<Wakers>,
     clock: Clock,
@@ -221,6 +226,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
             path,
             front,
             wipes: Wipes::default(),
+            cuts: Vec::new(),
             inbox,
             wakers: common.wakers.clone(),
             clock: common.clock,
@@ -258,6 +264,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             path,
             front,
             wipes,
+            cuts,
             inbox,
             wakers,
             clock,
@@ -273,6 +280,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             path: exchange(path),
             front,
             wipes,
+            cuts,
             inbox,
             wakers,
             clock,
@@ -311,6 +319,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 return Some(self.drain(change));
             }
             let busy = self.turn();
+            if !self.cuts.is_empty() {
+                self.end_cuts();
+            }
             if self.stopping && self.is_stopped() {
                 break;
             }
@@ -400,6 +411,14 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         busy
     }
 
+    /// Says of each cut that no request crosses that this shard has none.
+    #[cold]
+    fn end_cuts(&mut self) {
+        let path = &self.path;
+        let over = self.cuts.extract_if(.., |cut| !path.crosses(cut));
+        over.for_each(Cut::end);
+    }
+
     /// Whether everything taken has been answered and nothing is on its way.
     fn is_stopped(&self) -> bool {
         self.front.is_stopped() && self.wipes.are_over() && self.path.is_idle()
@@ -432,6 +451,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                     );
                 }
                 Message::Wipe(wipe) => self.wipes.push(*wipe),
+                Message::Cut(cut) => self.cuts.push(cut),
                 Message::EndWipes(flow) => {
                     self.wipes.cancel(self.clock.now_ns(), &mut self.path, flow);
                 }

@@ -38,6 +38,7 @@ use crate::observe::interference::Observed;
 use crate::observe::record::{Decision, Kind, Recorder, Recording};
 use crate::observe::stats::{ShardCounters, ShardReport, StoreLoad, TenantStats, Times};
 use crate::shard::charge::{self, Charged, Observation};
+use crate::shard::cut::Cut;
 use crate::shard::fence::{Client, Fences};
 use crate::shard::shared::Common;
 use crate::shard::volume::Order;
@@ -59,7 +60,7 @@ pub struct Finished {
     pub errno: i32,
 }
 
-/// What holds a live request, or has let it go to the device.
+/// The holder of a live request that is not on the device, or has sent it there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     /// The policy.
@@ -647,6 +648,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.counters.bytes += bytes;
         self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
         self.finished.push(Finished { cookie: live.cookie, errno });
+    }
+
+    /// Whether a live request is beyond a cut.
+    pub fn crosses(&self, cut: &Cut) -> bool {
+        self.live.iter().flatten().any(|live| cut.is_crossed_by(live.tenant, &live.command))
     }
 
     /// Takes back those live requests that `is_unwanted` names, by their cookies, and that the

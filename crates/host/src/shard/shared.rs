@@ -25,9 +25,9 @@ pub struct Common<D> {
     pub served: Arc<Served>,
     /// Whose data may be lost.
     pub write_back: Arc<WriteBack>,
-    /// What tenants weigh where they share a shard's CPU.
+    /// The weights by which tenants share a shard's CPU.
     pub weights: Arc<Weights>,
-    /// What clients that have ended left under way.
+    /// The requests that clients which have ended left under way.
     pub fences: Arc<Fences>,
     /// Registered buffers a front end may use.
     pub fixed_buffers: u32,

@@ -11,15 +11,22 @@
 //!
 //! **Names.** Each policy numbers its flows from 0. Tenants have one number each, so the flow that
 //! is known outside is the policy's own with the tenant's number in the slot's place
-//! ([`Names`]): a number is a store's slot for ever, so that a policy's rules about slots (none is
-//! another flow's before all ports have let go) hold for numbers.
+//! ([`Names`]): a number is one store's slot, so that a policy's rules about slots (none is
+//! another flow's before all ports have let go) hold for numbers. Where no number is left, those of
+//! removed tenants that have no request under way are given back, and become slots of any store.
+//! The generations of a number are moved so far that they grow from one flow to the next whatever
+//! slots it has been: the name of a removed tenant's flow is never another's.
+//!
+//! **Example.** Number 3 was slot 2 of store A, last with generation 7. It becomes slot 0 of store
+//! B, whose flow has generation 1 there: outside it is number 3, generation 8.
 //!
 //! *Memory ordering.* A name is stored (Release) before the flow is told to anybody, and loaded
-//! (Acquire) by ports that have been told; it does not change afterwards.
+//! (Acquire) by ports that have been told. A port that has the name of a removed flow loads the
+//! number's old name, none, or a later one, and the policy refuses the flow in each case.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairq_core::{
     FlowId, FlowStats, Growth, Next, Outcome, Port, PortSet, Reason, Request, SubmitError,
@@ -27,47 +34,98 @@ use fairq_core::{
 };
 
 /// No flow.
-const NOTHING: u32 = u32::MAX;
+const NOTHING: u64 = u64::MAX;
 
 /// Which store's flow each number is.
 pub struct Names {
-    /// The store in the upper 16 bits, the slot of its policy in the lower ones.
-    of: Box<[AtomicU32]>,
+    /// The generations that the number is ahead of the slot, in the upper 32 bits; the store in 16
+    /// bits, and the slot of its policy in the lower ones.
+    of: Box<[AtomicU64]>,
     /// Stores that have had a flow, from the first on.
     used: AtomicU32,
-    /// The numbers that are taken, from the first on.
-    assigned: Mutex<BTreeMap<u32, u32>>,
+    numbers: Mutex<Numbers>,
+}
+
+/// The numbers that have been assigned.
+#[derive(Default)]
+struct Numbers {
+    /// That of each store's slot.
+    assigned: BTreeMap<u32, u32>,
+    /// Those that were given back.
+    free: Vec<u32>,
+    /// The generation of the last flow of each number; there are as many as were ever assigned.
+    last: Vec<u32>,
 }
 
 impl Names {
     /// For at most so many numbers.
     pub fn new(most: usize) -> Names {
         Names {
-            of: (0..most).map(|_| AtomicU32::new(NOTHING)).collect(),
+            of: (0..most).map(|_| AtomicU64::new(NOTHING)).collect(),
             used: AtomicU32::new(0),
-            assigned: Mutex::default(),
+            numbers: Mutex::default(),
         }
     }
 
-    /// The number of a slot of a store's policy; `None` if all numbers are taken.
-    pub fn assign(&self, store: u16, slot: usize) -> Option<u32> {
-        let mut assigned = self.assigned.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = u32::from(store) << 16 | slot as u32;
-        if let Some(number) = assigned.get(&name) {
-            return Some(*number);
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The flow by its number, from the flow of a store's policy; `None` if all numbers are taken.
+    pub fn assign(&self, store: u16, flow: FlowId) -> Option<FlowId> {
+        let mut numbers = self.numbers();
+        let Numbers { assigned, free, last } = &mut *numbers;
+        let slot = u32::from(store) << 16 | flow.slot() as u32;
+        let number = match assigned.get(&slot) {
+            Some(&number) => number,
+            None => {
+                let number = free.pop().unwrap_or(last.len() as u32);
+                let name = self.of.get(number as usize)?;
+                let ahead = match last.get(number as usize) {
+                    Some(last) => last.wrapping_add(1).wrapping_sub(flow.generation()),
+                    None => {
+                        last.push(0);
+                        0
+                    }
+                };
+                name.store(u64::from(ahead) << 32 | u64::from(slot), Ordering::Release);
+                self.used.fetch_max(u32::from(store) + 1, Ordering::Release);
+                assigned.insert(slot, number);
+                number
+            }
+        };
+        let ahead = (self.of[number as usize].load(Ordering::Acquire) >> 32) as u32;
+        let generation = flow.generation().wrapping_add(ahead);
+        last[number as usize] = generation;
+        Some(FlowId::new(number, generation))
+    }
+
+    /// Whether [`Self::assign`] has no number for another slot.
+    pub fn is_full(&self) -> bool {
+        let numbers = self.numbers();
+        numbers.free.is_empty() && numbers.last.len() == self.of.len()
+    }
+
+    /// The number may be any store's slot: its flow was removed, and no port has a request of it.
+    pub fn give_back(&self, number: u32) {
+        let mut numbers = self.numbers();
+        let before = numbers.assigned.len();
+        numbers.assigned.retain(|_, assigned| *assigned != number);
+        // One that is free already is not given back twice.
+        if numbers.assigned.len() < before {
+            self.of[number as usize].store(NOTHING, Ordering::Release);
+            numbers.free.push(number);
         }
-        let number = assigned.len();
-        self.of.get(number)?.store(name, Ordering::Release);
-        self.used.fetch_max(u32::from(store) + 1, Ordering::Release);
-        assigned.insert(name, number as u32);
-        Some(number as u32)
     }
 
     /// The store of a flow, and its name in that store's policy.
     #[inline]
     pub fn of(&self, flow: FlowId) -> Option<(usize, FlowId)> {
         let name = self.of.get(flow.slot())?.load(Ordering::Acquire);
-        (name != NOTHING).then(|| ((name >> 16) as usize, flow.at(name & 0xffff)))
+        let generation = flow.generation().wrapping_sub((name >> 32) as u32);
+        (name != NOTHING).then(|| {
+            ((name >> 16 & 0xffff) as usize, FlowId::new(name as u32 & 0xffff, generation))
+        })
     }
 
     /// Stores that have or had a flow, from the first on.
@@ -152,10 +210,8 @@ impl<P: Port> Port for StorePort<P> {
         }
     }
 
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if let Some(port) = self.of_tag(tag) {
-            port.complete(now_ns, tag, outcome, wake);
-        }
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        self.of_tag(tag).is_some_and(|port| port.complete(now_ns, tag, outcome, wake))
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -169,6 +225,13 @@ impl<P: Port> Port for StorePort<P> {
 
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         self.of_tag(tag).is_some_and(|port| port.expedite(now_ns, tag, wake))
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        let (store, flow) = self.names.of(flow).ok_or(SubmitError::NoSuchFlow)?;
+        let of_tag = self.of_tag.get_mut(tag.0 as usize).ok_or(SubmitError::BadTag)?;
+        *of_tag = store as u8;
+        self.ports[store].hold(tag, flow)
     }
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
@@ -225,7 +288,7 @@ mod tests {
             let (policy, mut made) = Sfqd::<Native>::new(&config).unwrap();
             for &weight in weights {
                 let flow = policy.add_flow(Weight::new(weight).unwrap()).unwrap();
-                flows.push(flow.at(names.assign(store as u16, flow.slot()).unwrap()));
+                flows.push(names.assign(store as u16, flow).unwrap());
             }
             ports.push(made.pop().unwrap());
         }
@@ -285,11 +348,25 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_one_slot_for_ever() {
+    fn a_number_is_one_slot_until_it_is_given_back() {
         let names = Names::new(2);
-        assert_eq!(names.assign(0, 5), Some(0));
-        assert_eq!(names.assign(3, 5), Some(1));
-        assert_eq!((names.assign(0, 5), names.assign(1, 0)), (Some(0), None));
-        assert_eq!(names.used(), 4);
+        let assign = |store, slot, generation| names.assign(store, FlowId::new(slot, generation));
+        assert_eq!(assign(0, 5, 1), Some(FlowId::new(0, 1)));
+        assert!(!names.is_full());
+        let second = assign(3, 5, 7).unwrap();
+        assert_eq!((second, names.used(), names.is_full()), (FlowId::new(1, 7), 4, true));
+        assert_eq!((assign(0, 5, 2), assign(1, 0, 1)), (Some(FlowId::new(0, 2)), None));
+        names.give_back(1);
+        names.give_back(1);
+        assert_eq!((names.of(second), names.is_full()), (None, false));
+        let third = assign(1, 0, 1).unwrap();
+        assert_eq!((third, assign(1, 1, 1)), (FlowId::new(1, 8), None), "once, and a later one");
+        assert_eq!(names.of(third), Some((1, FlowId::new(0, 1))));
+        // The flow before it, which a connection may still name, is no flow of that policy.
+        let stale = FlowId::new(0, 0);
+        assert_eq!(names.of(second), Some((1, stale)));
+        assert_eq!(assign(1, 0, 2), Some(FlowId::new(1, 9)));
+        names.give_back(1);
+        assert_eq!(assign(3, 5, 8), Some(FlowId::new(1, 10)), "a slot that had it before");
     }
 }

@@ -15,7 +15,7 @@
 //! then b gives 5 of the first connection, then a 16, then b 5 or 6 of the second.
 //!
 //! **Bounds.** Each round takes at least `QUANTUM` orders, or all that is ready of some tenant,
-//! and looks at each tenant once or twice. Nothing is allocated once each tenant has had as many
+//! and visits each tenant once or twice. Nothing is allocated once each tenant has had as many
 //! connections ready as it ever has.
 
 use std::collections::VecDeque;
@@ -23,15 +23,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use fairq_core::Weight;
 
-/// What the heaviest tenant may give in a round, in orders.
+/// The most orders of the heaviest tenant in a round.
 const QUANTUM: u64 = 16;
-/// The most that a connection gives before the next one of its tenant does, in orders.
+/// The most orders of a connection before the next one of its tenant has its turn.
 const VISIT: u64 = 8;
 /// An order, in units of credit.
 const ORDER: u64 = 1 << 16;
 
-/// What tenants weigh, by number: their weights, or what they weigh beside all others where they
-/// are in groups.
+/// The weights of tenants, by number; for tenants in groups, their weights beside all others.
 pub struct Weights(Box<[AtomicU32]>);
 
 impl Weights {

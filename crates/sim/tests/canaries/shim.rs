@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairq_core::{
     ConfigError, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortSet,
-    Request, Stats, SubmitError, Submitted, Tag, Weight,
+    Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 use fairq_sim::{Promise, Scenario, Subject};
 
@@ -117,11 +117,12 @@ impl<P: Port> Port for ShimPort<P> {
         next
     }
 
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        self.inner.complete(now_ns, tag, outcome, wake);
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        let was_issued = self.inner.complete(now_ns, tag, outcome, wake);
         if self.fault == Fault::LosesWakeUps {
             *wake = PortSet::EMPTY;
         }
+        was_issued
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -130,6 +131,14 @@ impl<P: Port> Port for ShimPort<P> {
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         self.inner.cancel(now_ns, tag, wake)
+    }
+
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        self.inner.expedite(now_ns, tag, wake)
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        self.inner.hold(tag, flow)
     }
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
@@ -150,5 +159,13 @@ impl<P: Port> Port for ShimPort<P> {
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         self.inner.flow_stats(flow)
+    }
+
+    fn barrier(&mut self, flow: FlowId) {
+        self.inner.barrier(flow);
+    }
+
+    fn reason(&self, tag: Option<Tag>) -> Reason {
+        self.inner.reason(tag)
     }
 }

@@ -7,28 +7,37 @@ use fairq_host::server::{GroupStatus, Member, Status, TenantList};
 
 use super::{MOST_TENANTS, Text};
 
-/// What has caps: the word for it in names and labels, and as it is called in help.
+/// What has caps: the word for it in names and labels, as it is called in help, and the label that
+/// its series have beside its name.
 #[derive(Clone, Copy)]
-struct Kind {
+struct Kind<'a> {
     label: &'static str,
     whose: &'static str,
+    device: Option<&'a str>,
+}
+
+/// The labels that all series of a tenant have.
+fn labels<'a>(member: &'a Member, device: &'a str) -> [(&'static str, &'a str); 2] {
+    [("tenant", &member.tenant.name), ("device", device)]
 }
 
 /// Caps, of the tenants and of the groups that have some.
-pub(super) fn caps(text: &mut Text, now: &Status, tenants: &TenantList) {
+pub(super) fn caps(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
     let members = tenants.members().iter().take(MOST_TENANTS);
     let tenants: Vec<(&str, &CapStats)> =
         members.filter_map(|member| Some((&*member.tenant.name, now.caps_of(member)?))).collect();
-    caps_of(text, Kind { label: "tenant", whose: "the tenant" }, &tenants);
+    let kind = Kind { label: "tenant", whose: "the tenant", device: Some(device) };
+    caps_of(text, kind, &tenants);
     let groups = now.groups.iter().take(MOST_TENANTS);
     let groups: Vec<(&str, &CapStats)> =
         groups.filter_map(|of| Some((&*of.group.name, of.caps.as_ref()?))).collect();
-    caps_of(text, Kind { label: "group", whose: "the group's tenants" }, &groups);
+    caps_of(text, Kind { label: "group", whose: "the group's tenants", device: None }, &groups);
 }
 
-fn caps_of(text: &mut Text, kind: Kind, all: &[(&str, &CapStats)]) {
+fn caps_of(text: &mut Text, kind: Kind<'_>, all: &[(&str, &CapStats)]) {
     type Value = fn(&CapStats) -> f64;
-    let Kind { label, whose } = kind;
+    let Kind { label, whose, device } = kind;
+    let device = device.map(|device| ("device", device));
     let families: [(&str, &str, String, Value); 3] = [
         (
             "capped_requests_total",
@@ -57,7 +66,8 @@ fn caps_of(text: &mut Text, kind: Kind, all: &[(&str, &CapStats)]) {
         let name = format!("fairq_{label}_{name}");
         text.family(&name, kind, &help);
         for (who, stats) in all {
-            text.sample(&name, &[(label, who)], value(stats));
+            let labels: Vec<_> = std::iter::once((label, *who)).chain(device).collect();
+            text.sample(&name, &labels, value(stats));
         }
     }
     let name = format!("fairq_{label}_cap");
@@ -66,13 +76,14 @@ fn caps_of(text: &mut Text, kind: Kind, all: &[(&str, &CapStats)]) {
     text.family(&name, "gauge", &help);
     for (who, stats) in all {
         for (key, cap) in listed(&stats.caps) {
-            text.sample(&name, &[(label, who), ("key", key)], cap.per_second() as f64);
+            let labels = std::iter::once((label, *who)).chain(device).chain([("key", key)]);
+            text.sample(&name, &labels.collect::<Vec<_>>(), cap.per_second() as f64);
         }
     }
 }
 
 /// Groups, and the reservations of the tenants that have something kept for them.
-pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList) {
+pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
     type Value = fn(&GroupStatus) -> f64;
     let families: [(&str, &str, Value); 2] = [
         (
@@ -107,22 +118,22 @@ pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList) {
     for (member, stats) in &members {
         let kept = [stats.granted.iops(), stats.granted.bytes()];
         for (key, rate) in KEYS.iter().zip(kept).filter(|(_, rate)| *rate > 0) {
-            let labels = [("tenant", &*member.tenant.name), ("key", key)];
-            text.sample("fairq_tenant_reserved", &labels, rate as f64);
+            let [tenant, device] = labels(member, device);
+            text.sample("fairq_tenant_reserved", &[tenant, device, ("key", key)], rate as f64);
         }
     }
     let help = "1 if the tenant had what is kept for it in the last second, or asked for less.";
     text.family("fairq_tenant_reservation_met", "gauge", help);
     for (member, stats) in &members {
         let is_met = stats.state != ReservationState::Missed;
-        let labels = [("tenant", &*member.tenant.name)];
+        let labels = labels(member, device);
         text.sample("fairq_tenant_reservation_met", &labels, f64::from(u8::from(is_met)));
     }
     let help = "Requests of the tenant that went to the device before all others, since it had \
                 less than is kept for it.";
     text.family("fairq_tenant_ahead_requests_total", "counter", help);
     for (member, stats) in &members {
-        let labels = [("tenant", &*member.tenant.name)];
+        let labels = labels(member, device);
         text.sample("fairq_tenant_ahead_requests_total", &labels, stats.ahead as f64);
     }
     type Part = fn(&ReservedStats) -> u64;
@@ -148,7 +159,7 @@ pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList) {
 }
 
 /// Latency targets, of the tenants that have one.
-pub(super) fn targets(text: &mut Text, now: &Status, tenants: &TenantList) {
+pub(super) fn targets(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
     type Value = fn(&TargetStats) -> f64;
     let families: [(&str, &str, Value); 5] = [
         (
@@ -185,7 +196,7 @@ pub(super) fn targets(text: &mut Text, now: &Status, tenants: &TenantList) {
     for (name, help, value) in families.iter().filter(|_| !members.is_empty()) {
         text.family(name, "gauge", help);
         for (member, stats) in &members {
-            text.sample(name, &[("tenant", &member.tenant.name)], value(stats));
+            text.sample(name, &labels(member, device), value(stats));
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{AGAIN_NS, AT_ONCE, DISCARD_BYTES, is_write};
 use crate::contract::flow::{Caps, Counted, FlowId, Side, Weight};
 use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::Request;
+use crate::contract::port::{Growth, Request, Tag};
 use crate::contract::share::{Group, GroupId};
 use crate::policy::bucket::{Bucket, Time};
 use crate::structures::allocation::boxed;
@@ -28,7 +28,7 @@ const CAPS: u64 = (1 << Caps::COUNT) - 1;
 
 /// What ports and the control side share.
 pub(super) struct Shared<P: Platform> {
-    /// 1 once a flow or a group has had a cap.
+    /// 0 until a flow or a group has a cap; then how often caps have changed.
     is_on: P::U64,
     /// Of each flow and, after them, each group: its [`Word`].
     words: Box<[P::U64]>,
@@ -93,6 +93,17 @@ impl Path {
     }
 }
 
+/// What a flow's own word says of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Own {
+    /// No cap counts it.
+    Uncounted,
+    /// One cap does, and has given what it needs.
+    Taken,
+    /// Its path tells.
+    Unknown,
+}
+
 /// A request may not go yet: when to ask again, and the group whose cap is the last one that holds
 /// it, by its number and one; 0 is the flow's own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,8 +154,16 @@ impl<P: Platform> Shared<P> {
         self.is_on.load(Ordering::Relaxed) != 0
     }
 
-    pub(super) fn turn_on(&self) {
-        self.is_on.store(1, Ordering::Relaxed);
+    /// Caps have changed. Called under the lock.
+    pub(super) fn changes(&self) {
+        let changes = self.is_on.load(Ordering::Relaxed);
+        self.is_on.store(changes.wrapping_add(1).max(1), Ordering::Relaxed);
+    }
+
+    /// How often they have.
+    #[inline]
+    pub(super) fn changed(&self) -> u16 {
+        self.is_on.load(Ordering::Relaxed) as u16
     }
 
     pub(super) fn account(&self, flow: FlowId) -> Option<&Account<P>> {
@@ -178,31 +197,42 @@ impl<P: Platform> Shared<P> {
         Word::unpack(self.words.get(slot).map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
-    /// Whether the flow or a group that it is in has caps; no if the flow is gone.
+    /// What the flow's own word says of the request.
     #[inline]
-    pub(super) fn is_capped(&self, flow: FlowId) -> bool {
-        let Word { caps, above, generation } = self.word(flow.slot());
-        generation == flow.generation() && (caps != 0 || above.is_some())
-    }
-
-    /// Whether the request goes by the flow's own word: no cap counts it, or one does and gives
-    /// what it needs. If not, its path tells.
-    #[inline]
-    pub(super) fn take_own(&self, now: Time, request: &Request) -> bool {
+    pub(super) fn take_own(&self, now: Time, request: &Request) -> Own {
         let Word { caps, above, generation } = self.word(request.flow.slot());
         let caps = caps & counted_by(request.op);
         // A flow that is gone has no caps: the policy refuses its request.
         if generation != request.flow.generation() || (caps == 0 && above.is_none()) {
-            return true;
+            return Own::Uncounted;
         }
         // From several buckets a request takes all or nothing, which is what `take` is for.
         if above.is_some() || !caps.is_power_of_two() {
-            return false;
+            return Own::Unknown;
         }
         let (index, account) = (caps.trailing_zeros() as usize, self.account(request.flow));
-        account
-            .and_then(|account| account.buckets.get(index))
-            .is_none_or(|bucket| bucket.take(now, bucket.cost(amount(index, request))).is_ok())
+        let bucket = account.and_then(|account| account.buckets.get(index));
+        match bucket.map(|bucket| bucket.take(now, bucket.cost(amount(index, request)))) {
+            Some(Ok(())) => Own::Taken,
+            Some(Err(_)) | None => Own::Unknown,
+        }
+    }
+
+    /// The request takes nothing after all.
+    pub(super) fn give_back(&self, request: &Request) {
+        for (index, bucket) in self.buckets(&self.path(request.flow, request.op)) {
+            bucket.give_back(bucket.cost(amount(index, request)));
+        }
+    }
+
+    /// A request of the flow that has passed its caps has grown by this: it is no other request.
+    pub(super) fn owe(&self, now: Time, flow: FlowId, growth: &Growth) {
+        let request = Request::new(Tag(0), flow, growth.op, growth.offset, growth.length);
+        for (index, bucket) in self.buckets(&self.path(flow, growth.op)) {
+            if index & 1 == Counted::Bytes as usize && growth.op != Op::Discard {
+                bucket.owe(now, bucket.cost(amount(index, &request)));
+            }
+        }
     }
 
     /// The caps that count such a request of the flow; none if the flow is gone. A step a level.

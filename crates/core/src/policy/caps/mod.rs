@@ -18,9 +18,8 @@
 //!   its flow's caps and those of all its groups allow it, as `io.max` nests.
 //! - On each port a flow has a *lane* for reads and one for writes, so that a cap on the one does
 //!   not hold back the other. Requests leave a lane in the order in which they came.
-//! - Lanes that wait for the same cap take turns: those of a flow on several ports, so that the
-//!   port that is polled most often does not have all that the cap allows, and those of a group's
-//!   flows by what these weigh at their places in the tree.
+//! - Lanes that wait for the same cap take turns: a flow's on several ports, so that the port that
+//!   is polled most often does not have all that the cap allows, and a group's by its flows' weights.
 //!
 //! **Example.** 1,000 requests a second with a burst of 100: a flow that has rested has 100 at once
 //! and then one each millisecond, so at most 1,100 in any second. A group of 1,000 with flows of
@@ -31,7 +30,12 @@
 //! more. A tick looks at 1,024 flows; a group's first cap and its last one tell all flows.
 //!
 //! **Removal.** A flow that is removed has no caps from then on. What waits here is given to the
-//! device within a tenth of a second without going by the policy, which takes no more of that flow.
+//! device within a tenth of a second before all others, since the policy takes no more of that flow
+//! ([`Port::expedite`]). The policy knows what waits ([`Port::hold`]), so that its tag and its
+//! flow's slot stay in use.
+//!
+//! **Charges.** A request that the policy refuses or that is cancelled pays for nothing; one that
+//! grows when a cap has let it go owes what it has grown by.
 //!
 //! **Cost.** Without caps anywhere `submit` reads one shared word that does not change, and `next`
 //! and `complete` a number of the port's own.
@@ -42,6 +46,7 @@
 mod account;
 #[cfg(all(test, loom))]
 mod models;
+mod port;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod waiting;
@@ -51,20 +56,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Taken, Weight};
+use crate::contract::flow::Taken;
+use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::op::Op;
-use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::contract::port::{
-    Answer, Class, FlowStats, Growth, Held, Next, Outcome, Policy, Port, Reason, Request,
-    SubmitError, Submitted, Tag,
-};
-use crate::contract::port_set::PortSet;
-use crate::contract::share::{CapsOf, Group, GroupId, GroupStats, Share};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
+use crate::contract::port::{Answer, Class, Held};
 use crate::entry::Built;
 use crate::policy::bucket::Time;
 use crate::structures::allocation::{boxed, granted};
-use account::{Account, Path, Shared, Wait, Word};
+use account::{Account, Own, Path, Shared, Wait, Word};
 use waiting::{Lane, Place, Waiter, Waiting};
 
 /// How many lanes are tried in one call.
@@ -92,8 +93,8 @@ pub struct CappedPort<Q, P: Platform = Native> {
     waiting: Waiting,
     /// What waits here, for all lanes together.
     held: u32,
-    /// Issued requests that the policy does not know: their flows were gone.
-    strays: u32,
+    /// What the policy has that caps have paid for.
+    passed: u32,
     /// The policy's last answer was a part of a command.
     is_joining: bool,
 }
@@ -219,7 +220,7 @@ impl<L: Policy, P: Platform> Capped<L, P> {
                 shared: shared.clone(),
                 waiting: Waiting::new(tags, flows),
                 held: 0,
-                strays: 0,
+                passed: 0,
                 is_joining: false,
             };
             let ports = ports.into_iter().map(port).collect();
@@ -238,6 +239,13 @@ impl<L: Policy, P: Platform> Capped<L, P> {
 }
 
 impl<L: Policy, P: Platform> Capped<L, P> {
+    /// What the flow weighs while it has no place in a tree.
+    fn weigh(&self, flow: FlowId, weight: Weight) {
+        if let Some(account) = self.shared.account(flow) {
+            account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
+        }
+    }
+
     /// Looks at what some flows weigh.
     fn look(&self, control: &mut Control) {
         let until = control.used.min(control.cursor.saturating_add(FLOWS_AT_ONCE));
@@ -277,18 +285,31 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
             control.show(slot, &self.shared);
             if let Some(account) = self.shared.account(flow) {
                 account.begin();
-                account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
             }
+            self.weigh(flow, weight);
             Ok(flow)
         })
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.inner.set_weight(flow, weight)?;
-        if let Some(account) = self.shared.account(flow) {
-            account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
-        }
+        self.weigh(flow, weight);
         Ok(())
+    }
+
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        self.inner.set_weights(weights);
+        self.control.with(|control| {
+            for &(flow, weight) in weights {
+                if control.member(flow).is_ok() {
+                    self.weigh(flow, weight);
+                }
+            }
+        });
+    }
+
+    layer::forward_policy! {
+        set_urgent set_target target share tune costs_vary class_weights stats
     }
 
     /// A cap that stays as it is keeps what was taken from it; others start full.
@@ -300,8 +321,8 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
                 fill(account, &old, caps);
             }
             control.show(flow.slot(), &self.shared);
-            if !caps.is_empty() {
-                self.shared.turn_on();
+            if !(caps.is_empty() && old.is_empty()) {
+                self.shared.changes();
             }
             Ok(())
         })
@@ -359,7 +380,9 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
                     .filter(|&id| control.node(id).is_some())
                     .for_each(|id| control.show_group(id, &self.shared));
                 (0..control.used).for_each(|slot| control.show(slot, &self.shared));
-                self.shared.turn_on();
+            }
+            if old != caps {
+                self.shared.changes();
             }
             Ok(())
         })
@@ -375,6 +398,9 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
             self.inner.set_share(flow, share)?;
             control.member(flow)?.group = share.group;
             control.show(flow.slot(), &self.shared);
+            if self.shared.is_on() {
+                self.shared.changes();
+            }
             Ok(())
         })
     }
@@ -417,332 +443,4 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
 
 fn is_write(request: &Request) -> bool {
     request.op != Op::Read
-}
-
-impl<Q: Port, P: Platform> CappedPort<Q, P> {
-    /// Keeps the request until the caps on its path let it go.
-    #[cold]
-    fn hold(&mut self, now: Time, request: &Request, path: &Path, wait: Wait) {
-        let (flow, is_write) = (request.flow, is_write(request));
-        let number = self.waiting.lane(flow, is_write);
-        if number.is_none() {
-            // The slot may have one of a flow that is gone.
-            if let Some(old) = self.waiting.number(flow.slot(), is_write) {
-                self.close(old);
-            }
-            let weight = self.weight(flow);
-            let at_ns = self.shared.again_ns(now, wait, path, request, weight);
-            self.waiting.open(request, at_ns, wait.by);
-            self.count_lane(flow, is_write, path, weight);
-        }
-        let by = self.waiting.push(now.ns(), request);
-        self.held = self.held.saturating_add(1);
-        let group = self.shared.numbered(by);
-        self.shared.account(flow).into_iter().chain(group).for_each(Account::count);
-    }
-
-    /// What a lane of the flow weighs beside others.
-    fn weight(&self, flow: FlowId) -> u64 {
-        self.shared.account(flow).map_or(0, |account| account.weight.load(Ordering::Relaxed))
-    }
-
-    /// Counts the flow's lane where it is: it is new, or its groups or its weight are.
-    fn count_lane(&mut self, flow: FlowId, is_write: bool, path: &Path, weight: u64) {
-        let Some(lane) = self.waiting.lane_mut(flow, is_write) else { return };
-        if (lane.groups, lane.weight) == (path.groups, weight) {
-            return;
-        }
-        self.shared.lane(flow, &lane.groups, is_write, lane.weight, false);
-        (lane.groups, lane.weight) = (path.groups, weight);
-        self.shared.lane(flow, &lane.groups, is_write, lane.weight, true);
-    }
-
-    fn close(&mut self, number: u32) {
-        if let Some(Lane { flow: Some(flow), is_write, groups, weight, .. }) =
-            self.waiting.close(number)
-        {
-            self.shared.lane(flow, &groups, is_write, weight, false);
-        }
-    }
-
-    /// Takes a request that waits out. A lane that is empty then is closed; the number of one that
-    /// is not.
-    fn leave(&mut self, now_ns: u64, request: &Request) -> Option<u32> {
-        let (waiter, lane) = self.waiting.take(request);
-        self.held = self.held.saturating_sub(1);
-        if let Some(Waiter { since_ns, by, .. }) = waiter {
-            let held_ns = now_ns.saturating_sub(since_ns);
-            let group = self.shared.numbered(by);
-            let all = self.shared.account(request.flow).into_iter().chain(group);
-            all.for_each(|account| account.count_off(held_ns));
-        }
-        let (number, is_empty) = lane?;
-        if !is_empty {
-            return Some(number);
-        }
-        self.close(number);
-        None
-    }
-
-    /// Gives the policy what caps let go. What is to be issued at once is the answer.
-    #[cold]
-    fn release(&mut self, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
-        let now = Time::of_ns(now_ns);
-        for _ in 0..AT_ONCE {
-            // Requests of flows that are gone: no cap holds them, and the policy refuses them.
-            let loose = self.waiting.loose.first();
-            if let Some(Waiter { request, .. }) = loose.and_then(|tag| self.waiting.waiter(tag)) {
-                self.leave(now_ns, &request);
-                return Some(self.stray(request.tag));
-            }
-            let (number, request) = self.waiting.first()?;
-            if self.waiting.due_ns().is_none_or(|at_ns| at_ns > now_ns) {
-                return None;
-            }
-            let path = self.shared.path(request.flow, request.op);
-            let weight = self.weight(request.flow);
-            // Weight and groups may have changed while the lane waited, and turns are computed from
-            // them.
-            self.count_lane(request.flow, is_write(&request), &path, weight);
-            if let Err(wait) = self.shared.take(now, &path, &request) {
-                let at_ns = self.shared.again_ns(now, wait, &path, &request, weight);
-                self.waiting.try_at(number, at_ns);
-                self.waiting.is_held_by(number, wait.by);
-                continue;
-            }
-            let is_fenced =
-                self.waiting.lanes.get(number as usize).is_some_and(|lane| lane.is_fenced);
-            if let Some(number) = self.leave(now_ns, &request) {
-                let pace_ns = self.shared.pace_ns(now, &path, &request, weight);
-                self.waiting.sent(number, now_ns, pace_ns);
-            }
-            // The barrier came while the request waited here, and stands on both sides of it.
-            if is_fenced {
-                self.inner.barrier(request.flow);
-            }
-            let submitted = self.inner.submit(now_ns, &request, wake);
-            if is_fenced {
-                self.inner.barrier(request.flow);
-            }
-            match submitted {
-                Ok(Submitted::Staged) => {}
-                Ok(Submitted::Issue { class }) => {
-                    return Some(Next::Issue { tag: request.tag, class });
-                }
-                // Its flow is gone.
-                Err(_) => return Some(self.stray(request.tag)),
-            }
-        }
-        // If more lanes are due, their time is what `next` answers, and its caller comes back at
-        // once.
-        None
-    }
-
-    /// The request is issued without the policy.
-    fn stray(&mut self, tag: Tag) -> Next {
-        if let Some(waiter) = self.waiting.waiter(tag.0) {
-            self.waiting.put(tag, Some(Waiter { place: Place::Stray, ..waiter }));
-            self.strays = self.strays.saturating_add(1);
-        }
-        Next::Issue { tag, class: Class::Medium }
-    }
-
-    /// A request that waits for a cap.
-    fn waiter(&self, tag: Tag) -> Option<Request> {
-        if self.held == 0 || self.waiting.place(tag) != Place::Lane {
-            return None;
-        }
-        self.waiting.waiter(tag.0).map(|waiter| waiter.request)
-    }
-}
-
-impl<Q: Port, P: Platform> CappedPort<Q, P> {
-    /// Some flow has caps. Out of line, as what is next is, so that a verb of a server without caps
-    /// is the policy's own.
-    #[cold]
-    #[inline(never)]
-    fn submit_capped(
-        &mut self,
-        now_ns: u64,
-        request: &Request,
-        wake: &mut PortSet,
-    ) -> Result<Submitted, SubmitError> {
-        // While nothing waits here there is no tag and no lane to look up.
-        if self.held == 0 && self.strays == 0 {
-            if self.shared.take_own(Time::of_ns(now_ns), request) {
-                return self.inner.submit(now_ns, request, wake);
-            }
-        } else if !self.shared.is_capped(request.flow) {
-            if self.waiter(request.tag).is_some() {
-                return Err(SubmitError::BadTag);
-            }
-            return self.inner.submit(now_ns, request, wake);
-        }
-        match self.waiting.tags.get(request.tag.0 as usize).map(waiting::place) {
-            Some(Place::Policy) => {}
-            _ => return Err(SubmitError::BadTag),
-        }
-        let path = self.shared.path(request.flow, request.op);
-        if !path.is_empty() {
-            let now = Time::of_ns(now_ns);
-            // What is in a lane is before it.
-            let may_go = match self.waiting.lane(request.flow, is_write(request)) {
-                None => self.shared.take(now, &path, request),
-                Some(_) => Err(Wait { until: now, by: 0 }),
-            };
-            if let Err(wait) = may_go {
-                self.hold(now, request, &path, wait);
-                return Ok(Submitted::Staged);
-            }
-        }
-        self.inner.submit(now_ns, request, wake)
-    }
-
-    /// Something waits here.
-    #[cold]
-    #[inline(never)]
-    fn next_held(&mut self, now_ns: u64, wake: &mut PortSet) -> Answer {
-        // What follows a `Join` is the policy's.
-        if !self.is_joining
-            && let Some(next) = self.release(now_ns, wake)
-        {
-            return next.into();
-        }
-        let next = self.inner.next(now_ns, wake);
-        self.is_joining = matches!(next, Next::Join { .. });
-        let due_ns = self.waiting.due_ns().unwrap_or(u64::MAX);
-        let next = match next {
-            Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(due_ns)),
-            Next::Blocked | Next::Idle if self.held > 0 => Next::WaitUntil(due_ns),
-            next => next,
-        };
-        next.into()
-    }
-}
-
-impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
-    type Inner = Q;
-
-    fn inner(&self) -> &Q {
-        &self.inner
-    }
-
-    fn inner_mut(&mut self) -> &mut Q {
-        &mut self.inner
-    }
-
-    #[inline(always)]
-    fn submit(
-        &mut self,
-        now_ns: u64,
-        request: &Request,
-        wake: &mut PortSet,
-    ) -> Result<Submitted, SubmitError> {
-        if self.shared.is_on() {
-            return self.submit_capped(now_ns, request, wake);
-        }
-        self.inner.submit(now_ns, request, wake)
-    }
-
-    #[inline(always)]
-    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
-        if self.held == 0 {
-            return self.inner.next(now_ns, wake);
-        }
-        self.next_held(now_ns, wake).into()
-    }
-
-    #[inline(always)]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if self.strays > 0 && self.waiting.place(tag) == Place::Stray {
-            self.waiting.put(tag, None);
-            self.strays -= 1;
-            return;
-        }
-        self.inner.complete(now_ns, tag, outcome, wake);
-    }
-
-    /// What waits for caps has half of the port's tags.
-    fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
-        self.inner.admit(flow)?;
-        let parts = self.waiting.open.saturating_add(1);
-        let part = (self.waiting.tags.len() / 2 / parts).max(1);
-        let count: u32 = self.waiting.lanes(flow).map(|lane| lane.count).sum();
-        if (count as usize) < part { Ok(()) } else { Err(SubmitError::Full) }
-    }
-
-    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        let Some(request) = self.waiter(tag) else {
-            return self.inner.cancel(now_ns, tag, wake);
-        };
-        if let Some(number) = self.leave(now_ns, &request) {
-            // The next one may need less.
-            self.waiting.try_at(number, now_ns);
-        }
-        true
-    }
-
-    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
-        if self.strays > 0 && self.waiting.place(tag) == Place::Stray {
-            // The policy does not know it, so it goes again as it went before.
-            return Some(Submitted::Issue { class: Class::Medium });
-        }
-        self.inner.requeue(now_ns, tag, wake)
-    }
-
-    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
-        if self.waiter(tag).is_none() {
-            return self.inner.grow(now_ns, tag, growth, wake);
-        }
-        if let Some(mut waiter) = self.waiting.waiter(tag.0) {
-            // The caps are asked when it goes, for all of its length; what it costs is computed
-            // then, too.
-            let request = &mut waiter.request;
-            request.offset = request.offset.min(growth.offset);
-            request.length = request.length.saturating_add(growth.length);
-            self.waiting.put(tag, Some(waiter));
-        }
-        true
-    }
-
-    fn has_work(&self) -> bool {
-        self.held > 0 || self.inner.has_work()
-    }
-
-    fn staged(&self, flow: FlowId) -> Option<Tag> {
-        let first = self.waiting.lanes(flow).find_map(|lane| lane.queue.first());
-        first.map(Tag).or_else(|| self.inner.staged(flow))
-    }
-
-    fn flow_stats(&self, flow: FlowId) -> FlowStats {
-        let mut stats = self.inner.flow_stats(flow);
-        for lane in self.waiting.lanes(flow) {
-            stats.staged = stats.staged.saturating_add(lane.count);
-        }
-        stats
-    }
-
-    fn barrier(&mut self, flow: FlowId) {
-        self.inner.barrier(flow);
-        for is_write in [false, true] {
-            if let Some(lane) = self.waiting.lane_mut(flow, is_write) {
-                lane.is_fenced = true;
-            }
-        }
-    }
-
-    fn reason(&self, tag: Option<Tag>) -> Reason {
-        let waits = match tag {
-            Some(tag) => self.waiter(tag).is_some(),
-            None => self.held > 0 && !self.inner.has_work(),
-        };
-        if !waits {
-            return self.inner.reason(tag);
-        }
-        let first = || self.waiting.first().map(|(_, request)| request.tag);
-        let waiter = tag.or_else(first).and_then(|Tag(tag)| self.waiting.waiter(tag));
-        let by_group = waiter.is_some_and(|waiter| waiter.by != 0);
-        let held = if by_group { Held::GroupCap } else { Held::Cap };
-        Reason { held: Some(held), ..Reason::default() }
-    }
 }

@@ -153,7 +153,7 @@ fn ports_of_one_flow_take_turns() {
     }
 }
 
-/// What waits of a flow that is removed is still served, also when its slot is another's.
+/// What waits of a flow that is removed is still served, and its slot is no other flow's before.
 #[test]
 fn what_a_removed_flow_left_is_served() {
     let (policy, mut ports) = over_none(1);
@@ -167,28 +167,23 @@ fn what_a_removed_flow_left_is_served() {
     assert_eq!(port.submit(SECOND, &ask(1, flow, Op::Write, 512), none), Err(SubmitError::BadTag));
     port.complete(SECOND, Tag(0), Outcome::Done, none);
     policy.remove_flow(flow).unwrap();
-    assert_eq!(port.next(SECOND, none), Next::WaitUntil(SECOND + AGAIN_NS));
-    let heir = policy.add_flow(Weight::DEFAULT).unwrap();
-    assert_eq!(heir.slot(), flow.slot());
-    assert!(policy.caps(heir).is_none());
-    policy.set_caps(heir, &caps(Side::Both, Counted::Requests, 1, 1)).unwrap();
-    for tag in 4..6 {
-        port.submit(SECOND, &ask(tag, heir, Op::Write, 512), none).unwrap();
-    }
-    assert!(port.cancel(SECOND, Tag(3), none), "it waits, though its lane is gone");
-    assert_eq!(issued(port, SECOND), [1, 2]);
-    assert_eq!(port.requeue(SECOND, Tag(1), none), Some(Submitted::Issue { class: Class::Medium }));
-    for tag in [1, 2, 4] {
-        port.complete(SECOND, Tag(tag), Outcome::Done, none);
-    }
-    assert_eq!(port.staged(heir), Some(Tag(5)));
-    assert!(port.cancel(SECOND, Tag(5), none));
+    let until_ns = SECOND + AGAIN_NS;
+    assert_eq!(port.next(SECOND, none), Next::WaitUntil(until_ns));
+    let heir = || policy.add_flow(Weight::DEFAULT).unwrap().slot() == flow.slot();
+    assert!(!heir(), "requests wait");
+    assert!(port.cancel(SECOND, Tag(3), none));
+    assert_eq!(issued(port, until_ns), [1, 2]);
+    let again = Some(Submitted::Issue { class: Class::Medium });
+    assert_eq!(port.requeue(until_ns, Tag(1), none), again);
+    assert!(port.complete(until_ns, Tag(1), Outcome::Done, none));
+    assert!(!heir(), "one is on the device");
+    assert!(port.complete(until_ns, Tag(2), Outcome::Done, none) && heir());
     assert!(!port.has_work());
     assert_eq!(policy.set_caps(flow, &Caps::default()), Err(FlowError::NoSuchFlow));
 }
 
 #[test]
-fn what_waits_has_half_of_the_tags() {
+fn what_waits_counts_as_the_flows() {
     let (policy, mut ports) = over_none(1);
     let flow = policy.add_flow(Weight::DEFAULT).unwrap();
     policy.set_caps(flow, &caps(Side::Both, Counted::Requests, 1, 1)).unwrap();
@@ -198,7 +193,7 @@ fn what_waits_has_half_of_the_tags() {
         let is_admitted = port.admit(flow).is_ok();
         is_admitted && port.submit(SECOND, &ask(tag, flow, Op::Read, 512), none).is_ok()
     });
-    assert_eq!(taken.count(), 17, "one on the device, a quarter of the tags in the lane");
+    assert_eq!(taken.count() as u32, TAGS / 2, "half of the tags are for others");
 }
 
 #[derive(Debug, Clone)]
@@ -527,4 +522,68 @@ fn what_a_groups_cap_allows_goes_by_weight() {
             assert!(sent.abs_diff(due) * 20 <= due, "{sent} of {due}, on {} ports", ports.len());
         }
     }
+}
+
+/// 99 submits of a tag that is in use are refused, and the next request of the flow waits for its
+/// cap no longer. Where the cap has nothing left the tag is refused all the same.
+#[test]
+fn a_refused_request_pays_nothing_and_a_live_tag_is_never_taken() {
+    let (policy, mut ports) = over_none(1);
+    let (port, wake) = (&mut ports[0], &mut PortSet::default());
+    let [flow, gone] = [(); 2].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+    let cap = caps(Side::Both, Counted::Requests, 10, 100);
+    [flow, gone].iter().for_each(|&flow| policy.set_caps(flow, &cap).unwrap());
+    policy.remove_flow(gone).unwrap();
+    let mut submit = |tag, flow| port.submit(SECOND, &ask(tag, flow, Op::Read, 512), wake);
+    submit(0, flow).unwrap();
+    for _ in 0..99 {
+        assert_eq!(submit(0, flow), Err(SubmitError::BadTag));
+        assert_eq!(submit(1, gone), Err(SubmitError::NoSuchFlow));
+    }
+    let went = (1..TAGS).take_while(|&tag| submit(tag, flow) != Ok(Submitted::Staged));
+    assert_eq!(went.count(), TAGS as usize - 1, "100 may go at once");
+    (0..TAGS).for_each(|tag| assert!(port.complete(SECOND, Tag(tag), Outcome::Done, wake)));
+    let mut submit = |tag, flow| port.submit(SECOND, &ask(tag, flow, Op::Read, 512), wake);
+    let went = (0..TAGS).take_while(|&tag| submit(tag, flow) != Ok(Submitted::Staged));
+    assert_eq!(went.count() as u32, 100 - TAGS, "and then the cap has nothing left");
+    for tag in 0..=100 - TAGS {
+        assert_eq!(submit(tag, flow), Err(SubmitError::BadTag), "{tag}");
+    }
+}
+
+/// A request that is taken back gives back what it took from its caps, unless it was on the device.
+/// What has grown owes what it has grown by. A request in a lane can go before all others, is the
+/// flow's until it is completed, and can be issued again.
+#[test]
+fn what_is_taken_back_pays_nothing_and_what_grows_pays_more() {
+    let shape = Shape::new(Topology::flat(1), 4, TAGS as usize);
+    let (policy, mut ports) = AnyPolicy::<Native>::new("mqfq", &[("slots", 1)], &shape).unwrap();
+    let (port, wake) = (&mut ports[0], &mut PortSet::default());
+    let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+    policy.set_caps(flow, &caps(Side::Both, Counted::Bytes, 4096, 4 * 4096)).unwrap();
+    let submit = |port: &mut AnyPort, tag| {
+        port.submit(SECOND, &ask(tag, flow, Op::Read, 4096), &mut PortSet::default()).unwrap();
+        port.reason(Some(Tag(tag))).held
+    };
+    assert_eq!([0, 1, 2, 3].map(|tag| submit(port, tag)), [None; 4]);
+    assert_eq!(submit(port, 4), Some(Held::Cap));
+    assert!(port.cancel(SECOND, Tag(4), wake) && port.cancel(SECOND, Tag(3), wake));
+    assert_eq!(submit(port, 3), None, "what was taken back has not paid");
+    assert_eq!(issued(port, SECOND), [0]);
+    assert_eq!(port.requeue(SECOND, Tag(0), wake), Some(Submitted::Staged));
+    assert!(port.cancel(SECOND, Tag(0), wake));
+    assert_eq!(submit(port, 0), Some(Held::Cap), "what was on the device has");
+    let growth = Growth { op: Op::Read, offset: 4096, length: 4 * 4096, cost: 4 * 4096 };
+    assert!(port.grow(SECOND, Tag(1), &growth, wake));
+    let Next::Issue { tag: Tag(1), .. } = port.next(SECOND, wake) else { panic!() };
+    assert_eq!(port.next(SECOND, wake), Next::WaitUntil(SECOND + SECOND / 10));
+    assert_eq!(issued(port, 5 * SECOND), [], "it owes four seconds' worth");
+    assert_eq!(port.flow_stats(flow).in_flight, 1);
+    assert!(port.expedite(5 * SECOND, Tag(0), wake));
+    assert_eq!((port.flow_stats(flow).staged, port.flow_stats(flow).in_flight), (2, 2));
+    assert!(!port.expedite(5 * SECOND, Tag(0), wake) && !port.cancel(5 * SECOND, Tag(0), wake));
+    let again = Some(Submitted::Issue { class: Class::Medium });
+    assert_eq!(port.requeue(5 * SECOND, Tag(0), wake), again);
+    assert!(port.complete(5 * SECOND, Tag(0), Outcome::Done, wake));
+    assert!(!port.complete(5 * SECOND, Tag(2), Outcome::Done, wake), "it is staged");
 }

@@ -20,12 +20,14 @@ const NONE: u32 = u32::MAX;
 /// Where a tag is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Free, or the policy has it.
+    /// Free, or the policy has it and no cap has paid for it.
     Policy,
-    /// In the lane of its flow and side; among the loose ones if there is no such lane.
+    /// In the lane of its flow and side.
     Lane,
-    /// It has been issued without the policy.
-    Stray,
+    /// The policy has it, and caps have paid for it.
+    Passed,
+    /// The same, and it was on the device before.
+    Again,
 }
 
 /// A tag's request while it waits.
@@ -34,15 +36,17 @@ pub(super) struct Waiter {
     pub(super) place: Place,
     pub(super) since_ns: u64,
     pub(super) request: Request,
-    /// Whose cap held its lane when it came, as in [`Wait::by`](super::Wait::by).
+    /// Whose cap held its lane when it came, as in [`Wait::by`](super::Wait::by); of one that has
+    /// passed, how often caps had changed.
     pub(super) by: u16,
 }
 
 /// A waiter in words; zeroes say that the policy has the tag. Memory that is allocated as zeroes
-/// takes no room until it is written, and most tags never wait for a cap.
+/// takes no room until it is written, and most tags never wait for a cap. Of a request that has
+/// passed only the first two words count.
 pub(super) type Packed = [u64; 6];
 
-pub(super) const PLACES: [Place; 3] = [Place::Policy, Place::Lane, Place::Stray];
+pub(super) const PLACES: [Place; 4] = [Place::Policy, Place::Lane, Place::Passed, Place::Again];
 pub(super) const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
 /// The operation's place in [`OPS`]. An operation that is added does not compile without one.
@@ -62,11 +66,11 @@ impl Waiter {
         let [place, op] = [self.place as u64, number(op)];
         let first = u64::from(length) << 32 | u64::from(self.by) << 16 | op << 8 | place;
         let flow = (flow.slot() as u64) << 32 | u64::from(flow.generation());
-        [first, self.since_ns, flow, offset, cost.alone, cost.joined]
+        [first, flow, self.since_ns, offset, cost.alone, cost.joined]
     }
 
     pub(super) fn unpack(tag: Tag, packed: &Packed) -> Waiter {
-        let [first, since_ns, flow, offset, alone, joined] = *packed;
+        let [first, flow, since_ns, offset, alone, joined] = *packed;
         let request = Request {
             tag,
             flow: FlowId::new((flow >> 32) as u32, flow as u32),
@@ -116,8 +120,6 @@ pub(super) struct Waiting {
     /// The lanes by when they are to be tried.
     order: Tournament,
     turns: u64,
-    /// What waited of flows that are gone, and whose slots others have.
-    pub(super) loose: Fifo,
 }
 
 impl Waiting {
@@ -138,7 +140,6 @@ impl Waiting {
             lane_of: boxed(flows, |_| [NONE; 2]),
             order: Tournament::new(lanes),
             turns: 0,
-            loose: Fifo::default(),
         }
     }
 
@@ -148,6 +149,16 @@ impl Waiting {
 
     pub(super) fn waiter(&self, tag: u32) -> Option<Waiter> {
         self.tags.get(tag as usize).map(|packed| Waiter::unpack(Tag(tag), packed))
+    }
+
+    /// The request has passed its caps, which had changed this often.
+    #[inline]
+    pub(super) fn pass(&mut self, request: &Request, changes: u16) {
+        let (place, since_ns) = (Place::Passed, 0);
+        let passed = Waiter { place, since_ns, request: *request, by: changes }.pack();
+        if let Some([first, flow, ..]) = self.tags.get_mut(request.tag.0 as usize) {
+            (*first, *flow) = (passed[0], passed[1]);
+        }
     }
 
     pub(super) fn put(&mut self, tag: Tag, waiter: Option<Waiter>) {
@@ -167,12 +178,6 @@ impl Waiting {
         self.lanes.get_mut(number as usize)
     }
 
-    /// The lane of whatever flow has this slot.
-    pub(super) fn number(&self, slot: usize, is_write: bool) -> Option<u32> {
-        let number = self.lane_of.get(slot)?[usize::from(is_write)];
-        self.lanes.get(number as usize).map(|_| number)
-    }
-
     /// The flow's lanes.
     pub(super) fn lanes(&self, flow: FlowId) -> impl Iterator<Item = &Lane> {
         let lanes = [false, true].map(|is_write| self.lane(flow, is_write));
@@ -181,10 +186,6 @@ impl Waiting {
 
     /// When something is to be tried.
     pub(super) fn due_ns(&self) -> Option<u64> {
-        // No cap holds what is loose: it is due at once.
-        if !self.loose.is_empty() {
-            return Some(0);
-        }
         self.lanes.get(self.order.get()?.tag()).map(|lane| lane.at_ns)
     }
 
@@ -250,32 +251,26 @@ impl Waiting {
         by
     }
 
-    /// Takes a request that waits out of its lane, or from the loose ones. Gives what was
-    /// known of it, and its lane's number and whether it is empty.
+    /// Takes a request that waits out of its lane. Gives what was known of it, and its lane's
+    /// number and whether it is empty.
     pub(super) fn take(&mut self, request: &Request) -> (Option<Waiter>, Option<(u32, bool)>) {
         let tag = request.tag.0;
         let number = self.lane(request.flow, is_write(request));
-        let lane = match number.and_then(|number| self.lanes.get_mut(number as usize)) {
-            Some(lane) => {
-                self.links.remove(&mut lane.queue, tag);
-                lane.count = lane.count.saturating_sub(1);
-                number.map(|number| (number, lane.queue.is_empty()))
-            }
-            None => {
-                self.links.remove(&mut self.loose, tag);
-                None
-            }
-        };
+        let lane = number.and_then(|number| {
+            let lane = self.lanes.get_mut(number as usize)?;
+            self.links.remove(&mut lane.queue, tag);
+            lane.count = lane.count.saturating_sub(1);
+            Some((number, lane.queue.is_empty()))
+        });
         let waiter = self.waiter(tag);
         self.put(request.tag, None);
         (waiter, lane)
     }
 
-    /// The lane is no more; what is in it is loose. Gives what it was.
+    /// The lane, which is empty, is no more. Gives what it was.
     pub(super) fn close(&mut self, number: u32) -> Option<Lane> {
         let lane = self.lanes.get_mut(number as usize)?;
-        let mut lane = core::mem::take(lane);
-        self.links.append(&mut self.loose, &mut lane.queue);
+        let lane = core::mem::take(lane);
         self.order.remove(number as usize);
         self.free_links.push_front(&mut self.free, number);
         self.open = self.open.saturating_sub(1);

@@ -21,7 +21,7 @@ use crate::contract::port::{
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{Normalizer, UNITS, VTime};
 use crate::structures::allocation::boxed;
-use crate::structures::flow_table::PortFlows;
+use crate::structures::port_flows::PortFlows;
 
 /// One shard's port of D2FQ.
 pub struct D2fqPort<P: Platform = Native> {
@@ -112,14 +112,16 @@ impl<P: Platform> Port for D2fqPort<P> {
     }
 
     #[inline]
-    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
-        self.local.account.poll(&self.shared.flows);
+    fn next(&mut self, _now_ns: u64, wake: &mut PortSet) -> Next {
+        self.local.account.poll(&self.shared.flows, wake);
         Next::Idle
     }
 
     #[inline]
-    fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {
-        self.local.complete(&self.shared, now_ns, tag);
+    fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) -> bool {
+        let D2fqPort { shared, local } = self;
+        local.complete(shared, now_ns, tag).is_some()
+            || local.account.complete_ahead(&shared.flows, tag)
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -127,13 +129,27 @@ impl<P: Platform> Port for D2fqPort<P> {
     }
 
     /// Nothing is ever staged.
-    fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
-        false
+    fn cancel(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
+        self.local.account.cancel_held(&self.shared.flows, tag)
+    }
+
+    fn expedite(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
+        self.local.account.expedite_held(tag)
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        let D2fqPort { shared, local } = self;
+        if local.live.get(tag.0 as usize) != Some(&0) {
+            return Err(SubmitError::BadTag);
+        }
+        local.account.hold(&shared.flows, flow, tag, |_, _| ())
     }
 
     /// Its class is chosen anew. It is never urgent: the credit for that, if it was, is spent.
     fn requeue(&mut self, now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
-        let class = self.local.requeue(&self.shared, now_ns, tag)?;
+        let D2fqPort { shared, local } = self;
+        let ahead = local.account.is_ahead(tag).then_some(Class::Medium);
+        let class = local.class_again(shared, now_ns, tag).or(ahead)?;
         Some(Submitted::Issue { class })
     }
 
@@ -143,7 +159,7 @@ impl<P: Platform> Port for D2fqPort<P> {
     }
 
     fn has_work(&self) -> bool {
-        false
+        self.local.account.has_closings(&self.shared.flows)
     }
 
     fn staged(&self, _flow: FlowId) -> Option<Tag> {
@@ -154,8 +170,10 @@ impl<P: Platform> Port for D2fqPort<P> {
         let account = &self.local.account;
         let Some(seat) = account.seat(flow) else { return FlowStats::default() };
         let service = account.kept(seat).copied();
-        FlowStats { in_flight: account.live(seat), service, ..FlowStats::default() }
+        FlowStats { in_flight: account.all(seat), service, ..FlowStats::default() }
     }
+
+    fn barrier(&mut self, _flow: FlowId) {}
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let owner = tag.and_then(|tag| self.local.owner(tag));
@@ -181,7 +199,7 @@ impl Local {
             return Err(SubmitError::BadTag);
         }
         let (weight, seat) =
-            self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+            self.account.admit(&shared.flows, request.flow, request.tag, |_, _| ())?;
         if self.account.live(seat) == 1 {
             self.activate(shared, request.flow, seat, now_ns);
         }
@@ -220,7 +238,12 @@ impl Local {
 
     /// A request that the device has not begun goes to it once more. It is charged when it
     /// completes.
-    fn requeue<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, tag: Tag) -> Option<Class> {
+    fn class_again<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        now_ns: u64,
+        tag: Tag,
+    ) -> Option<Class> {
         let (seat, cost) = unpack(*self.live.get(tag.0 as usize)?)?;
         let flow = self.flows.get_mut(seat)?;
         let slot = flow.owner.slot();
@@ -232,17 +255,18 @@ impl Local {
         Some(class)
     }
 
+    /// `None`: the tag is free.
     #[inline]
-    fn complete<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, tag: Tag) {
-        let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
-        let Some((seat, cost)) = unpack(core::mem::take(live)) else { return };
-        let Some(flow) = self.flows.get_mut(seat) else { return };
+    fn complete<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, tag: Tag) -> Option<()> {
+        let live = self.live.get_mut(tag.0 as usize)?;
+        let (seat, cost) = unpack(core::mem::take(live))?;
+        let flow = self.flows.get_mut(seat)?;
         let weight = shared.flows.weight_in(flow.owner.slot());
         if flow.weight != weight {
             self.reweigh(shared, seat, weight, now_ns);
         }
         let last = self.account.live(seat) == 1;
-        let Some(flow) = self.flows.get_mut(seat) else { return };
+        let flow = self.flows.get_mut(seat)?;
         flow.pending = flow.pending.wrapping_add(cost);
         flow.in_flight = flow.in_flight.wrapping_sub(cost);
         let batch = u64::from(weight.in_256ths()).wrapping_mul(shared.batch >> shared.scale());
@@ -253,6 +277,7 @@ impl Local {
         }
         // Last of all: then the seat may be another flow's.
         self.account.finish(&shared.flows, seat);
+        Some(())
     }
 
     /// The flow has requests here again.

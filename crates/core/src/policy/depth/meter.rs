@@ -132,8 +132,7 @@ impl Meter {
     #[inline]
     pub(super) fn submitted(&mut self, tag: u32, flow: usize, length: u32) {
         if let Some(live) = self.requests.get_mut(tag as usize) {
-            // A tag that completed while nothing was counted is counted as live all along.
-            self.live = self.live.wrapping_add(u64::from(live.flow == 0));
+            self.live = self.live.wrapping_add(1);
             self.most = self.most.max(self.live);
             // A part of a command is not issued by itself, and no time of it is counted.
             *live = Live { issued_ns: u64::MAX, length, flow: flow as u32 + 1 };
@@ -149,11 +148,27 @@ impl Meter {
         }
     }
 
-    /// A staged request was taken back.
-    pub(super) fn cancelled(&mut self, tag: u32) {
+    /// A staged request has become longer.
+    pub(super) fn grown(&mut self, tag: u32, length: u32) {
+        if let Some(live) = self.requests.get_mut(tag as usize) {
+            live.length = live.length.saturating_add(length);
+        }
+    }
+
+    /// Whether requests that were counted when they came are live.
+    #[inline]
+    pub(super) fn has_any(&self) -> bool {
+        self.live > 0
+    }
+
+    /// A request was taken back, or completes while nothing is counted: it is live no longer.
+    pub(super) fn forget<P: Platform>(&mut self, tag: u32, words: &Words<P>) {
         if let Some(live) = self.requests.get_mut(tag as usize).filter(|live| live.flow != 0) {
             live.flow = 0;
             self.live = self.live.wrapping_sub(1);
+            // What the port shows must not stay when this was the last one that it counted.
+            let most = self.most.max(self.most_before);
+            words.live.store(most << 32 | self.live & LOW, Ordering::Relaxed);
         }
     }
 

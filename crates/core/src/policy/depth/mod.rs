@@ -48,14 +48,10 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
-use crate::contract::flow::{FlowError, FlowId, Target, TargetStats, Weight};
+use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
-use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::contract::port::{
-    Held, Next, Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag,
-    TuneError, Tuning,
-};
-use crate::contract::port_set::PortSet;
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
+use crate::contract::port::Held;
 use crate::entry::Built;
 use crate::structures::allocation::{boxed, granted};
 use meter::{Meter, Sum, Words};
@@ -357,6 +353,10 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
         })
     }
 
+    layer::forward_policy! {
+        set_urgent set_caps caps set_group group set_share share class_weights resume_caps
+    }
+
     /// The search waits; or begins again, at the D that it has.
     fn costs_vary(&self, is_much: bool) {
         self.control
@@ -395,6 +395,15 @@ impl<Q: Port, P: Platform> AutoPort<Q, P> {
         if self.shared.watch.is_on() {
             self.watcher.completed(now_ns, tag.0, self.index, &self.shared.watch);
         }
+    }
+
+    /// A request that was counted when it came is no more, and says nothing.
+    #[cold]
+    fn forget(&mut self, tag: Tag) {
+        if let Some(words) = self.shared.ports.get(self.index) {
+            self.meter.forget(tag.0, &**words);
+        }
+        self.watcher.forget(tag.0);
     }
 }
 
@@ -438,21 +447,36 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     }
 
     #[inline(always)]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        self.inner.complete(now_ns, tag, outcome, wake);
-        if self.shared.is_on() {
-            self.count_completed(now_ns, tag);
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        let was_issued = self.inner.complete(now_ns, tag, outcome, wake);
+        if was_issued {
+            if self.shared.is_on() {
+                self.count_completed(now_ns, tag);
+            } else if self.meter.has_any() {
+                self.forget(tag);
+            }
         }
+        was_issued
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.cancel(now_ns, tag, wake);
-        if is_gone {
-            self.meter.cancelled(tag.0);
-            self.watcher.cancelled(tag.0);
+        if is_gone && self.meter.has_any() {
+            self.forget(tag);
         }
         is_gone
     }
+
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        let has_grown = self.inner.grow(now_ns, tag, growth, wake);
+        if has_grown {
+            self.meter.grown(tag.0, growth.length);
+            self.watcher.grown(tag.0, growth.length);
+        }
+        has_grown
+    }
+
+    layer::forward_port! { requeue hold barrier admit has_work staged flow_stats }
 
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.expedite(now_ns, tag, wake);

@@ -7,7 +7,11 @@ use proptest::test_runner::RngSeed;
 
 use super::meter::Sum;
 use super::search::Search;
-use crate::contract::port::DepthState;
+use crate::contract::op::Op;
+use crate::contract::port::{DepthState, Next, Outcome, Policy, Port, Request, Tag, Tuning};
+use crate::contract::port_set::PortSet;
+use crate::registry::Shape as PolicyShape;
+use crate::{AnyPolicy, Native, Topology, Weight};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -440,4 +444,53 @@ proptest! {
             prop_assert!((1..=most).contains(&search.stats().slots));
         }
     }
+}
+
+/// Two flows of depth 1 after 500 requests, during which D is the operator's or not: what was live
+/// when ports stopped counting is not live for ever, so that D and its reason are the same.
+#[test]
+fn what_ended_while_d_was_fixed_is_not_live() {
+    let run = |is_fixed: bool| {
+        let shape = PolicyShape::new(Topology::flat(1), 8, 1024);
+        let (policy, mut ports) = AnyPolicy::<Native>::new("mqfq", &[], &shape).unwrap();
+        let (port, mut wake) = (&mut ports[0], PortSet::default());
+        let flows = [(); 2].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+        let (mut now_ns, mut device) = (SECOND, alloc::collections::VecDeque::new());
+        let mut tick_ns = policy.tick(now_ns, &mut wake);
+        let request = |tag: u32| Request::new(Tag(tag), flows[tag as usize % 2], Op::Read, 0, 4096);
+        for tag in 0..500 {
+            port.submit(now_ns, &request(tag), &mut wake).unwrap();
+        }
+        if is_fixed {
+            policy.tune(Tuning::Slots(64), &mut wake).unwrap();
+        }
+        let mut left = 500;
+        while left > 0 {
+            now_ns += MS / 100;
+            while let Next::Issue { tag, .. } = port.next(now_ns, &mut wake) {
+                assert!(port.complete(now_ns + 5000, tag, Outcome::Done, &mut wake));
+                left -= 1;
+            }
+        }
+        policy.tune(Tuning::AutoSlots, &mut wake).unwrap();
+        let until_ns = now_ns + 5 * SECOND;
+        (0..2).for_each(|tag| _ = port.submit(now_ns, &request(tag), &mut wake).unwrap());
+        while now_ns < until_ns {
+            if tick_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+                tick_ns = policy.tick(now_ns, &mut wake);
+            }
+            while let Next::Issue { tag, .. } = port.next(now_ns, &mut wake) {
+                device.push_back((now_ns + MS / 10, tag));
+            }
+            let Some((at_ns, tag)) = device.pop_front() else { panic!("nothing may go") };
+            now_ns = now_ns.max(at_ns);
+            port.complete(now_ns, tag, Outcome::Done, &mut wake);
+            port.submit(now_ns, &request(tag.0), &mut wake).unwrap();
+        }
+        let depth = policy.stats().depth.unwrap();
+        (depth.slots, depth.state)
+    };
+    let [fixed, never] = [true, false].map(run);
+    assert_eq!(never.1, DepthState::AllDemand);
+    assert_eq!(fixed, never);
 }

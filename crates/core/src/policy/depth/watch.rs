@@ -177,8 +177,17 @@ impl Watcher {
         }
     }
 
-    /// A staged request was taken back.
-    pub(super) fn cancelled(&mut self, tag: u32) {
+    /// A staged request has become longer.
+    pub(super) fn grown(&mut self, tag: u32, more: u32) {
+        if let Some([_, _, word, length]) = self.live.get_mut(tag as usize)
+            && *word != 0
+        {
+            *length = length.saturating_add(more.into());
+        }
+    }
+
+    /// A request was taken back, or completes while nothing is counted.
+    pub(super) fn forget(&mut self, tag: u32) {
         if let Some([_, _, word, _]) = self.live.get_mut(tag as usize) {
             *word = 0;
         }

@@ -10,7 +10,8 @@
 //!   weight (`tree`), and the policy hears of the products by [`Policy::set_weights`]. Virtual time
 //!   is the policy's, and so are all its promises.
 //! - *Reservations.* A flow's reservation is a bucket that fills at its rate, and from which all
-//!   that the flow is given is taken. While there is something in it, the flow has had less than
+//!   that the flow is given is taken; what its weight gives it beyond that is owed, up to
+//!   twice the bucket's size, so that a weight which gives in bursts adds nothing to the reservation. While there is something in it, the flow has had less than
 //!   its reservation: the first of its requests is taken out of the policy, uncharged, and goes
 //!   to the device before all others, beside the policy's D. So a flow whose weight gives it more
 //!   has its share, and the others at least their rate. A direct policy holds nothing that could be
@@ -18,8 +19,8 @@
 //!   nothing.
 //! - *Room on the device.* A flow that keeps `n` requests outstanding has its reservation if no
 //!   more than `n` times what the device does / reservation are on the device (Little's law). A
-//!   tick computes the least of that over all flows; ports ask the policy for nothing more while
-//!   their others have that on the device.
+//!   tick computes the least of that over all flows to which their weights do not give more; ports
+//!   ask the policy for nothing more while their others have that on the device.
 //! - *What the device has.* When all reservations of flows that are active are more than it was
 //!   seen to do, they are granted the same part each (`supply`).
 //!
@@ -53,15 +54,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
-use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
-use crate::contract::port::{Policy, Stats};
-use crate::contract::port_set::PortSet;
-use crate::contract::share::{
-    Group, GroupId, GroupStats, Reservation, ReservationState, Share, ShareStats,
-};
+use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
+use crate::contract::share::{Reservation, ReservationState};
 use crate::entry::Built;
+use crate::policy::bucket::Time;
 use crate::structures::allocation::{boxed, granted, room};
 use shared::{Asked, Level, Shared};
 use supply::Supply;
@@ -137,10 +135,12 @@ impl Member {
     }
 
     /// The most requests that may be on the device for it to have what is granted.
-    fn most(&mut self, now_ns: u64, asked: Asked, supply: &Supply) -> Option<u64> {
+    fn most(&mut self, now_ns: u64, asked: Asked, supply: &Supply, has_more: bool) -> Option<u64> {
         self.peak = asked.live().max(self.peak - self.peak.div_ceil(8));
-        // A flow that rests at times keeps too few requests outstanding for room to help it.
-        let is_to_be = self.is_active && !self.has_rested && now_ns >= self.futile_ns;
+        // A flow that rests at times keeps too few requests outstanding for room to help it, and
+        // one that has more by its weight needs none.
+        let can_be = self.is_active && !self.has_rested && now_ns >= self.futile_ns;
+        let is_to_be = can_be && !has_more;
         let most = supply.most(self.peak.into(), self.granted).filter(|_| is_to_be);
         self.room_ns = most.and(self.room_ns.or(Some(now_ns)));
         most
@@ -320,7 +320,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             self.shared.grant(now_ns, member.flow, before, granted);
             member.count(now_ns, asked, supply.is_short());
             if !granted.is_none() {
-                let most = member.most(now_ns, asked, supply);
+                let has_more = self.shared.has_more(Time::of_ns(now_ns), member.flow);
+                let most = member.most(now_ns, asked, supply, has_more);
                 control.most = control.most.into_iter().chain(most).min();
                 control.live = control.live.saturating_add(asked.live().into());
             }
@@ -450,6 +451,23 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
             let told = control.member(flow)?.told;
             self.inner.set_weight(flow, told)
         })
+    }
+
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        self.control.with(|control| {
+            for &(flow, weight) in weights {
+                // A flow that is gone has no weight.
+                let _ = self.change(control, flow, |member| member.weight = weight);
+                if control.news.len() >= AT_ONCE {
+                    self.tell(control);
+                }
+            }
+            self.tell(control);
+        });
+    }
+
+    layer::forward_policy! {
+        set_urgent set_target target set_caps caps tune costs_vary class_weights resume_caps
     }
 
     fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {

@@ -5,14 +5,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::shared::{Activity, Level, Shared};
-use crate::contract::flow::FlowId;
-use crate::contract::layer;
-use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::{
-    Answer, Class, FlowStats, Held, Next, Outcome, Port, Reason, Request, SubmitError, Submitted,
-    Tag,
-};
-use crate::contract::port_set::PortSet;
+use crate::contract::layer::{self, names::*};
+use crate::contract::platform::{AtomicWord, Ordering};
+use crate::contract::port::{Answer, Class, Held};
 use crate::contract::vtime::VTime;
 use crate::policy::bucket::Time;
 use crate::structures::allocation::boxed;
@@ -78,8 +73,8 @@ impl Entry {
     /// The policy has let it go since there are reservations, and it is on the device.
     const OUT: u64 = 1 << (Self::KINDS + 3);
 
-    fn new(flow: FlowId, length: u32, flags: u64) -> Entry {
-        Entry(u64::from(length) << 32 | flags | (flow.slot() as u64 + 1))
+    fn new(slot: usize, length: u32, flags: u64) -> Entry {
+        Entry(u64::from(length) << 32 | flags | (slot as u64 + 1))
     }
 
     fn is(self, flag: u64) -> bool {
@@ -96,6 +91,12 @@ impl Entry {
 
     fn length(self) -> u32 {
         (self.0 >> 32) as u32
+    }
+
+    /// It has become longer.
+    fn grown(self, more: u32) -> Entry {
+        let length = self.length().saturating_add(more);
+        Entry(u64::from(length) << 32 | u64::from(self.0 as u32))
     }
 }
 
@@ -265,7 +266,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     /// A request has been taken, and is counted: no flow has a reservation.
     #[inline]
     fn came(&mut self, request: &Request) {
-        self.put(request.tag, Entry::new(request.flow, request.length, 0));
+        self.put(request.tag, Entry::new(request.flow.slot(), request.length, 0));
         self.counted = self.counted.saturating_add(1);
         self.count_submitted(request.flow.slot(), true);
     }
@@ -308,7 +309,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             }
             Submitted::Issue { .. } => {}
         }
-        self.put(request.tag, Entry::new(flow, request.length, flags));
+        self.put(request.tag, Entry::new(flow.slot(), request.length, flags));
         self.counted = self.counted.saturating_add(1);
         self.count_submitted(flow.slot(), true);
         self.show();
@@ -377,6 +378,16 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         u64::from(self.others) >= self.shared.room.load(Ordering::Relaxed)
     }
 
+    /// A request that is counted went to the device before all others.
+    fn goes_ahead(&mut self, tag: Tag, slot: usize, kinds: u32) {
+        let entry = self.entry(tag);
+        self.unstaged(entry);
+        let flags = u64::from(kinds) << Entry::KINDS | Entry::AHEAD;
+        self.put(tag, Entry::new(slot, entry.length(), flags));
+        self.ahead = self.ahead.saturating_add(1);
+        self.shared.ahead.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Looks at some flows for those that have requests staged here, since reservations are new.
     #[cold]
     fn look_around(&mut self, now_ns: u64, epoch: u64) {
@@ -437,13 +448,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                 // It was taken when nothing was counted.
                 self.counted = self.counted.saturating_add(1);
                 self.count_submitted(slot, true);
-            } else {
-                self.unstaged(entry);
             }
-            let flags = u64::from(kinds) << Entry::KINDS | Entry::AHEAD;
-            self.put(tag, Entry::new(flow, entry.length(), flags));
-            self.ahead = self.ahead.saturating_add(1);
-            self.shared.ahead.fetch_add(1, Ordering::Relaxed);
+            self.goes_ahead(tag, flow.slot(), kinds);
             self.shared.went_ahead(slot);
             return Some(Next::Issue { tag, class: Class::Medium });
         }
@@ -466,10 +472,6 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             let submitted = self.inner.submit(now_ns, request, wake)?;
             self.came(request);
             return Ok(submitted);
-        }
-        // The policy does not know this request any longer, and would take its tag for free.
-        if self.ahead > 0 && self.entry(request.tag).is(Entry::AHEAD) {
-            return Err(SubmitError::BadTag);
         }
         let mut submitted = self.inner.submit(now_ns, request, wake)?;
         self.taken(now_ns, request, &mut submitted);
@@ -561,12 +563,12 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
     }
 
     #[inline(always)]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
-        if self.counted > 0 {
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
+        let was_issued = self.inner.complete(now_ns, tag, outcome, wake);
+        if was_issued && self.counted > 0 {
             self.completed(tag);
         }
-        // A policy ignores what it does not know, which is what went ahead.
-        self.inner.complete(now_ns, tag, outcome, wake);
+        was_issued
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
@@ -577,10 +579,31 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         is_gone
     }
 
-    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
-        if self.ahead > 0 && self.entry(tag).is(Entry::AHEAD) {
-            return Some(Submitted::Issue { class: Class::Medium });
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let is_gone = self.inner.expedite(now_ns, tag, wake);
+        let entry = self.entry(tag);
+        // Only with reservations does it matter what the policy holds.
+        if is_gone && entry.is(Entry::STAGED) {
+            self.goes_ahead(tag, entry.slot(), entry.kinds());
         }
+        is_gone
+    }
+
+    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
+        let has_grown = self.inner.grow(now_ns, tag, growth, wake);
+        let entry = self.entry(tag);
+        if has_grown && entry != Entry::default() {
+            self.put(tag, entry.grown(growth.length));
+            // It has paid for what it was when it went.
+            if entry.is(Entry::PAID) {
+                let now = Time::of_ns(now_ns);
+                self.shared.spend_bytes(now, entry.slot(), entry.kinds(), growth.length);
+            }
+        }
+        has_grown
+    }
+
+    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         let submitted = self.inner.requeue(now_ns, tag, wake);
         if submitted == Some(Submitted::Staged) && self.shared.level() == Level::Reservations {
             self.came_back(tag);
@@ -593,15 +616,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         may_go || self.inner.has_work()
     }
 
-    fn flow_stats(&self, flow: FlowId) -> FlowStats {
-        let mut stats = self.inner.flow_stats(flow);
-        if self.counted > 0 {
-            // What went before all others is not the policy's.
-            let live = self.activity(flow.slot()).map_or(0, |activity| activity.asked().live());
-            stats.in_flight = stats.in_flight.max(live.saturating_sub(stats.staged));
-        }
-        stats
-    }
+    layer::forward_port! { hold barrier admit staged flow_stats }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let is_reserved = tag.is_some_and(|tag| self.entry(tag).is(Entry::AHEAD | Entry::URGENT));

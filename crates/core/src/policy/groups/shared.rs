@@ -293,6 +293,12 @@ impl<P: Platform> Shared<P> {
         first
     }
 
+    /// Whether the flow has more than its reservation without going before others.
+    pub(super) fn has_more(&self, now: Time, flow: FlowId) -> bool {
+        let kinds = self.kinds(flow);
+        kinds != 0 && self.buckets(flow.slot(), kinds, 0).all(|(bucket, _)| bucket.owes(now))
+    }
+
     /// From when on there is something in one of the flow's buckets.
     pub(super) fn when(&self, now: Time, slot: usize, kinds: u32) -> Time {
         // The request is not known yet: this is for one byte, and `take` asks for all of them.
@@ -303,6 +309,12 @@ impl<P: Platform> Shared<P> {
     /// The request goes anyway.
     pub(super) fn spend(&self, now: Time, slot: usize, kinds: u32, length: u32) {
         self.buckets(slot, kinds, length).for_each(|(bucket, amount)| bucket.spend(now, amount));
+    }
+
+    /// A request that has gone anyway has become longer.
+    pub(super) fn spend_bytes(&self, now: Time, slot: usize, kinds: u32, length: u32) {
+        // The second bucket is that of bytes.
+        self.buckets(slot, kinds & 2, length).for_each(|(bucket, bytes)| bucket.spend(now, bytes));
     }
 
     /// The request has not gone.

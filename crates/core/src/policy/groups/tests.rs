@@ -26,11 +26,12 @@ struct Tenant {
     weight: u16,
     min_iops: u64,
     depth: usize,
+    length: u32,
     ms: (u64, u64),
 }
 
 fn tenant(group: Option<u16>, weight: u16) -> Tenant {
-    Tenant { group, weight, min_iops: 0, depth: 32, ms: (0, u64::MAX) }
+    Tenant { group, weight, min_iops: 0, depth: 32, length: 4096, ms: (0, u64::MAX) }
 }
 
 fn group(parent: Option<u16>, weight: u16) -> Group {
@@ -104,7 +105,8 @@ impl Rig {
                 while is_there && self.outstanding[port][at] < tenant.depth {
                     let tag = self.free[port].pop().unwrap();
                     let offset = self.now_ns << 12 | u64::from(tag) << 20;
-                    let request = Request::new(Tag(tag), self.flows[at], Op::Read, offset, 4096);
+                    let (flow, length) = (self.flows[at], tenant.length);
+                    let request = Request::new(Tag(tag), flow, Op::Read, offset, length);
                     match self.ports[port].submit(self.now_ns, &request, wake).unwrap() {
                         Submitted::Staged => {}
                         Submitted::Issue { .. } => self.device.push_back((port, Tag(tag))),
@@ -161,7 +163,8 @@ const POLICIES: [&str; 4] = ["mqfq", "mqfq-serial", "sfqd", "flashfq"];
 
 /// Acme has 300, its two members the same, beside one of 100.
 const NESTED: [Tenant; 3] =
-    [Tenant { group: Some(0), weight: 100, min_iops: 0, depth: 32, ms: (0, 5000) }; 3];
+    [Tenant { group: Some(0), weight: 100, min_iops: 0, depth: 32, length: 4096, ms: (0, 5000) };
+        3];
 
 fn nested() -> ([Group; 1], [Tenant; 3]) {
     let b = Tenant { ms: (0, u64::MAX), ..NESTED[0] };
@@ -236,16 +239,14 @@ fn a_reservation_holds_whatever_others_weigh() {
             let mut rig = Rig::new(name, ports, &[], &[least, flood, flood]);
             let seconds: Vec<u64> = (0..4).map(|_| rig.run(1000)[0]).collect();
             println!("{name}, {ports}: {seconds:?}");
-            if matches!(*name, "bfq" | "kyber-fair") {
-                // What they give by weight comes in bursts, and is more than a weight of 1 is due.
-                assert!(seconds.iter().all(|&one| one >= 1940), "{name}: {seconds:?}");
-                continue;
-            }
+            // What is a flow's first budget of `bfq` is not measured yet, and goes at once.
+            let later = usize::from(*name == "bfq");
+            let seconds = &seconds[later..];
             let is_held = |&one: &u64| (1940..=2060).contains(&one);
             assert!(seconds.iter().all(is_held), "{name}: {seconds:?}");
             let stats = rig.share(0);
             assert_eq!(stats.state, ReservationState::Met, "{name}: {stats:?}");
-            assert!(stats.ahead > 7500, "{name}: {stats:?}");
+            assert!(stats.ahead > 5500, "{name}: {stats:?}");
         }
     }
 }
@@ -553,6 +554,68 @@ proptest! {
         let due: Vec<f64> = tenants.iter().map(due).collect();
         for (got, due) in got.iter().zip(&due) {
             prop_assert!((got - due).abs() <= 0.015 + due * 0.03, "{got}, {due}: {tenants:?}, {groups:?}");
+        }
+    }
+}
+
+/// Weights that are changed all at once are those of the tree: a group's members divide it by them,
+/// and what is changed later starts from them.
+#[test]
+fn weights_that_change_at_once_are_the_trees() {
+    let member = tenant(Some(0), 100);
+    let mut rig = Rig::new("mqfq", 1, &[group(None, 300)], &[member, member, tenant(None, 100)]);
+    rig.run(1000);
+    let weights = [300, 100, 100].map(|weight| Weight::new(weight).unwrap());
+    let all: Vec<_> = rig.flows.iter().copied().zip(weights).collect();
+    rig.policy.set_weights(&all);
+    rig.run(500);
+    let served = rig.run(2000);
+    let all: u64 = served.iter().sum();
+    for (served, percent) in served.iter().zip([56.25, 18.75, 25.0]) {
+        let part = *served as f64 * 100.0 / all as f64;
+        assert!((part - percent).abs() < 1.0, "{part} and not {percent} %");
+    }
+}
+
+/// A device that does 4,000 requests a second, whatever their length.
+const SLOW_NS: u64 = 250_000;
+
+/// 2,000 of 4,000 for one of weight 100 beside one of 10,000 whose requests are 16 times as long:
+/// what its weight gives it in bursts is part of its reservation, not beside it.
+#[test]
+fn a_reservation_is_not_beside_what_a_weight_gives() {
+    let least = Tenant { min_iops: 2000, ..tenant(None, 100) };
+    let plain = Tenant { length: 65_536, ..tenant(None, 10_000) };
+    for name in ["mqfq", "kyber-fair", "bfq"] {
+        let mut rig = Rig::new(name, 1, &[], &[least, plain]);
+        rig.service_ns = SLOW_NS;
+        rig.run(2000);
+        let served = rig.run(4000);
+        println!("{name}: {served:?}");
+        assert!((7760..=8240).contains(&served[0]), "{name}: {served:?}");
+    }
+}
+
+/// Two flows whose short requests have far more than they reserve take no more of the third one's
+/// than they do without reservations.
+#[test]
+fn a_reservation_below_what_a_weight_gives_costs_nobody_anything() {
+    let plain = Tenant { length: 1 << 20, depth: 16, ..tenant(None, 10_000) };
+    for name in ["mqfq", "kyber-fair", "bfq"] {
+        let served = |min_iops| {
+            let short = Tenant { length: 512, depth: 64, min_iops, ..tenant(None, 100) };
+            let mut rig = Rig::new(name, 1, &[], &[short, short, plain]);
+            rig.service_ns = SLOW_NS;
+            rig.run(2000);
+            rig.run(4000)
+        };
+        let without = served(0);
+        for min_iops in [600, 1200] {
+            let with = served(min_iops);
+            println!("{name}: {without:?}, with {min_iops} {with:?}");
+            if without[0].min(without[1]) >= 4 * min_iops * 11 / 10 {
+                assert!(with[2] * 20 >= without[2] * 17, "{name}: {with:?} of {without:?}");
+            }
         }
     }
 }

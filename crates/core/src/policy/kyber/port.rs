@@ -10,13 +10,13 @@ use super::{KyberConfig, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Growth, Next, Outcome, Port, Request, SubmitError, Submitted, Tag,
+    Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::serial::merge::{Piece, Placed};
 use crate::structures::allocation::boxed;
 use crate::structures::fifo::Links;
-use crate::structures::flow_table::PortFlows;
+use crate::structures::port_flows::PortFlows;
 
 /// One shard's port of Kyber.
 pub struct KyberPort<P: Platform = Native> {
@@ -95,6 +95,43 @@ impl<P: Platform> KyberPort<P> {
         })
     }
 
+    /// Takes back a request that is staged or to be issued again; gives its flow's seat. Nothing
+    /// is learned of the device: it has not done this one.
+    fn take_back(&mut self, tag: Tag, wake: &mut PortSet) -> Option<usize> {
+        let entry = self.entries.get_mut(tag.0 as usize)?;
+        let Entry { seat, domain, state, .. } = *entry;
+        match state {
+            State::Staged => {
+                // A request that was merged with others goes with them (the port's contract).
+                let unit = self.units.alone(tag)?;
+                entry.state = State::Free;
+                self.queues.remove(&mut self.links, domain, unit);
+                self.units.cancel(tag, unit);
+            }
+            State::Again => {
+                entry.state = State::Free;
+                self.again.remove(tag.0);
+                self.give_back(tag, domain, Outcome::Done, wake);
+            }
+            State::Free | State::Issued => return None,
+        }
+        Some(seat as usize)
+    }
+
+    /// A request that was issued is no more. The token is the command's, and comes back with the
+    /// last of its parts.
+    #[inline]
+    fn give_back(&mut self, tag: Tag, domain: Domain, outcome: Outcome, wake: &mut PortSet) {
+        if !self.units.completed(tag, outcome) {
+            return;
+        }
+        let Some(kept) = self.kept.get_mut(domain as usize) else { return };
+        let woken = self.shared.depths.release(domain, self.id, *kept < KEEPS);
+        // Beyond `KEEPS` it makes no difference how often.
+        *kept = if woken.contains(self.id) { (*kept + 1).min(KEEPS) } else { 0 };
+        wake.extend(woken);
+    }
+
     /// What is to be issued again.
     #[inline]
     fn issue_again(&mut self) -> Option<Next> {
@@ -126,7 +163,7 @@ impl<P: Platform> Port for KyberPort<P> {
         let entry =
             self.entries.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
         let (weight, at) =
-            self.account.admit(&self.shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+            self.account.admit(&self.shared.flows, request.flow, request.tag, |_, _| ())?;
         let (domain, seat) = (Domain::of(request.op), at as u32);
         *entry = Entry { submitted_ns: now_ns, issued_ns: 0, seat, domain, state: State::Staged };
         if let Placed::New(unit) = self.units.place(request, at, weight) {
@@ -144,7 +181,7 @@ impl<P: Platform> Port for KyberPort<P> {
         if let Some(next) = self.issue_again() {
             return next;
         }
-        self.account.poll(&self.shared.flows);
+        self.account.poll(&self.shared.flows, wake);
         let mut picked = self.pick();
         if picked.is_none() && !self.queues.is_empty() {
             picked = self.wait();
@@ -157,56 +194,53 @@ impl<P: Platform> Port for KyberPort<P> {
     }
 
     #[inline]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
-        let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else { return };
+        let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else {
+            return self.account.complete_ahead(&self.shared.flows, tag);
+        };
         entry.state = State::Free;
         let Entry { submitted_ns, issued_ns, seat, domain, .. } = *entry;
         self.account.finish(&self.shared.flows, seat as usize);
         let (total_ns, device_ns) =
             (now_ns.saturating_sub(submitted_ns), now_ns.saturating_sub(issued_ns));
         self.shared.latencies.record(self.id, domain, total_ns, device_ns);
-        // The token is the command's, and comes back with the last of its parts.
-        if !self.units.completed(tag, outcome) {
-            return;
-        }
-        let Some(kept) = self.kept.get_mut(domain as usize) else { return };
-        let woken = self.shared.depths.release(domain, self.id, *kept < KEEPS);
-        // Beyond `KEEPS` it makes no difference how often.
-        *kept = if woken.contains(self.id) { (*kept + 1).min(KEEPS) } else { 0 };
-        wake.extend(woken);
+        self.give_back(tag, domain, outcome, wake);
+        true
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
         self.account.has_room(&self.shared.flows, flow)
     }
 
-    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        let Some(entry) = self.entries.get_mut(tag.0 as usize) else { return false };
-        match entry.state {
-            State::Staged => {
-                // A request that was merged with others goes with them (the port's contract).
-                let Some(unit) = self.units.alone(tag) else { return false };
-                entry.state = State::Free;
-                self.queues.remove(&mut self.links, entry.domain, unit);
-                self.units.cancel(tag, unit);
-                let seat = entry.seat as usize;
-                self.account.finish(&self.shared.flows, seat);
-            }
-            State::Again => {
-                // It has a token, so it ends as a request does that completes.
-                entry.state = State::Issued;
-                self.again.remove(tag.0);
-                self.complete(now_ns, tag, Outcome::Done, wake);
-            }
-            State::Free | State::Issued => return false,
+    fn cancel(&mut self, _now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        match self.take_back(tag, wake) {
+            Some(seat) => self.account.finish(&self.shared.flows, seat),
+            None => return self.account.cancel_held(&self.shared.flows, tag),
         }
         true
     }
 
+    fn expedite(&mut self, _now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        match self.take_back(tag, wake) {
+            Some(seat) => self.account.goes_ahead(tag, seat),
+            None => return self.account.expedite_held(tag),
+        }
+        true
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        let free = |entry: &&Entry| entry.state == State::Free;
+        self.entries.get(tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
+        self.account.hold(&self.shared.flows, flow, tag, |_, _| ())
+    }
+
     fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
-        let entry = self.entries.get_mut(tag.0 as usize).filter(issued)?;
+        let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else {
+            let again = Submitted::Issue { class: Class::Medium };
+            return self.account.is_ahead(tag).then_some(again);
+        };
         self.units.alone(tag)?;
         entry.state = State::Again;
         self.again.push(tag.0);
@@ -220,7 +254,10 @@ impl<P: Platform> Port for KyberPort<P> {
     }
 
     fn has_work(&self) -> bool {
-        self.units.is_in_command() || !self.again.is_empty() || !self.queues.is_empty()
+        self.units.is_in_command()
+            || !self.again.is_empty()
+            || !self.queues.is_empty()
+            || self.account.has_closings(&self.shared.flows)
     }
 
     /// Looks through what is staged: its queues are not by flow.
@@ -231,8 +268,12 @@ impl<P: Platform> Port for KyberPort<P> {
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         let Some(seat) = self.account.seat(flow) else { return FlowStats::default() };
         let staged = self.staged_of(flow).count() as u32;
-        let in_flight = self.account.live(seat).saturating_sub(staged);
+        let in_flight = self.account.all(seat).saturating_sub(staged);
         FlowStats { staged, in_flight, ..FlowStats::default() }
+    }
+
+    fn reason(&self, _tag: Option<Tag>) -> Reason {
+        Reason::default()
     }
 
     #[inline]

@@ -23,7 +23,8 @@
 //!
 //! **How fair it is.** A flow that could use more than it was handed gets its tokens in each
 //! period, to within one request and one batch per port; what it uses beyond is paid from the next
-//! ones.
+//! ones. It does not bound what is on the device: a request waits there for all that was sent
+//! before it, so that a flow which asks for little, and seldom, may have less than it asks for.
 //!
 //! **Worked example.** Weights 100 and 300, 4 MiB a period: a gets 1 MiB, b 3 MiB. On a device that
 //! serves both alike a is out of tokens after 2 MiB in all; b has the device to itself for its

@@ -266,7 +266,7 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         let mut wake = PortSet::EMPTY;
         match end {
             End::Completion | End::Shortage => {
-                first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake)
+                assert!(first.complete(PERIOD_NS, Tag(0), Outcome::Done, &mut wake));
             }
             End::RunningOut => _ = first.next(PERIOD_NS, &mut wake),
             End::Busier => policy.tune(Tuning::Slots(2), &mut wake).unwrap(),

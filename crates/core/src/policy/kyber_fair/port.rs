@@ -24,7 +24,7 @@ use super::{KyberFairConfig, Latency, Line, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Growth, Next, Outcome, Port, Request, SubmitError, Submitted, Tag,
+    Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::kyber::domain::{Again, Domain, QueueSet, State};
@@ -32,7 +32,7 @@ use crate::policy::kyber::units::{Units, next_of};
 use crate::policy::serial::merge::{Piece, Placed};
 use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
-use crate::structures::flow_table::PortFlows;
+use crate::structures::port_flows::PortFlows;
 
 /// No request is charged more than this, 1 TiB, before the ratio.
 const MAX_CHARGE: u64 = 1 << 40;
@@ -161,8 +161,9 @@ impl<P: Platform> Port for KyberFairPort<P> {
             .get_mut(request.tag.0 as usize)
             .filter(free)
             .ok_or(SubmitError::BadTag)?;
+        // What the port keeps of a flow by its seat is in `flows`, which `reseat` looks after.
         let (weight, seat) =
-            local.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+            local.account.admit(&shared.flows, request.flow, request.tag, |_, _| ())?;
         let flow = local.flows.get_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         // A seat changes hands only while it is idle.
         if local.account.live(seat) == 1 && flow.owner != request.flow {
@@ -196,7 +197,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
         if let Some(next) = local.issue_again() {
             return next;
         }
-        local.account.poll(&shared.flows);
+        local.account.poll(&shared.flows, wake);
         local.follow(shared);
         for _ in 0..MOST_PERIODS {
             while let Some(seat) = local.ready.first() {
@@ -223,34 +224,23 @@ impl<P: Platform> Port for KyberFairPort<P> {
     }
 
     #[inline]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) {
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
         let KyberFairPort { shared, local } = self;
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
-        let Some(entry) = local.entries.get_mut(tag.0 as usize).filter(issued) else { return };
+        let Some(entry) = local.entries.get_mut(tag.0 as usize).filter(issued) else {
+            return local.account.complete_ahead(&shared.flows, tag);
+        };
         entry.state = State::Free;
         let Entry { issued_ns, seat, domain, .. } = *entry;
         local.account.finish(&shared.flows, seat as usize);
         // A command counts as outstanding until the last of its parts has completed.
-        if !local.units.completed(tag, outcome) {
-            return;
-        }
-        let Some(line) = shared.lines.get(usize::from(local.port.0)) else { return };
-        measure(line, domain, now_ns.saturating_sub(issued_ns));
-        local.outstanding = local.outstanding.wrapping_sub(1);
-        let busy = shared.busy();
-        // They are enough by themselves: no sleeper waits for this, and no order is needed.
-        if local.outstanding >= busy {
-            line.outstanding.store(local.outstanding, Ordering::Relaxed);
-            return;
-        }
-        // Before the sleepers are read: see *Sleepers* in `period`.
-        line.outstanding.store(local.outstanding, Ordering::SeqCst);
-        if let Some(sleeper) = shared.periods.a_sleeper_beside(local.port) {
-            let outstanding = shared.outstanding();
-            if outstanding < busy && shared.periods.calls_for_help(outstanding, now_ns) {
-                local.wake(shared, PortSet::only(sleeper), wake);
+        if local.units.completed(tag, outcome) {
+            if let Some(line) = shared.lines.get(usize::from(local.port.0)) {
+                measure(line, domain, now_ns.saturating_sub(issued_ns));
             }
+            local.left(shared, now_ns, wake);
         }
+        true
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -258,27 +248,42 @@ impl<P: Platform> Port for KyberFairPort<P> {
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        let local = &mut self.local;
-        match local.entries.get(tag.0 as usize).map(|entry| entry.state) {
-            Some(State::Staged) => local.cancel(&self.shared, tag, wake).is_some(),
-            Some(State::Again) => {
-                // It counts as outstanding, and was paid for: it ends as a request does that
-                // completes.
-                local.again.remove(tag.0);
-                if let Some(entry) = local.entries.get_mut(tag.0 as usize) {
-                    entry.state = State::Issued;
-                }
-                self.complete(now_ns, tag, Outcome::Done, wake);
-                true
-            }
-            _ => false,
+        let KyberFairPort { shared, local } = self;
+        match local.take_back(shared, now_ns, tag, wake) {
+            Some(seat) => local.account.finish(&shared.flows, seat),
+            None => return local.account.cancel_held(&shared.flows, tag),
         }
+        true
+    }
+
+    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let KyberFairPort { shared, local } = self;
+        match local.take_back(shared, now_ns, tag, wake) {
+            Some(seat) => local.account.goes_ahead(tag, seat),
+            None => return local.account.expedite_held(tag),
+        }
+        true
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        let KyberFairPort { shared, local } = self;
+        let free = |entry: &&Entry| entry.state == State::Free;
+        local.entries.get(tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
+        local.account.hold(&shared.flows, flow, tag, |_, _| ())?;
+        let seat = local.account.seat(flow).and_then(|seat| local.flows.get_mut(seat));
+        if let Some(seat) = seat.filter(|seat| seat.owner != flow) {
+            shared.reseat(seat, flow);
+        }
+        Ok(())
     }
 
     fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
         let local = &mut self.local;
         let issued = |entry: &&mut Entry| entry.state == State::Issued;
-        let entry = local.entries.get_mut(tag.0 as usize).filter(issued)?;
+        let Some(entry) = local.entries.get_mut(tag.0 as usize).filter(issued) else {
+            let again = Submitted::Issue { class: Class::Medium };
+            return local.account.is_ahead(tag).then_some(again);
+        };
         local.units.alone(tag)?;
         entry.state = State::Again;
         local.again.push(tag.0);
@@ -301,8 +306,13 @@ impl<P: Platform> Port for KyberFairPort<P> {
 
     /// A throttled flow may go as soon as its period's time is over, which `next` is told.
     fn has_work(&self) -> bool {
-        let Local { units, again, ready, throttled, .. } = &self.local;
-        units.is_in_command() || !again.is_empty() || !ready.is_empty() || !throttled.is_empty()
+        let Local { units, again, ready, throttled, account, .. } = &self.local;
+        let is_any = |list: &Fifo| !list.is_empty();
+        units.is_in_command()
+            || !again.is_empty()
+            || is_any(ready)
+            || is_any(throttled)
+            || account.has_closings(&self.shared.flows)
     }
 
     fn staged(&self, flow: FlowId) -> Option<Tag> {
@@ -313,10 +323,14 @@ impl<P: Platform> Port for KyberFairPort<P> {
         let local = &self.local;
         let Some(seat) = local.account.seat(flow) else { return FlowStats::default() };
         let staged = local.staged_of(flow).count() as u32;
-        let in_flight = local.account.live(seat).saturating_sub(staged);
+        let in_flight = local.account.all(seat).saturating_sub(staged);
         let tokens = local.flows.get(seat).map(|flow| flow.tokens);
         let service = local.account.kept(seat).copied();
         FlowStats { staged, in_flight, service, tokens, ..FlowStats::default() }
+    }
+
+    fn reason(&self, _tag: Option<Tag>) -> Reason {
+        Reason::default()
     }
 
     #[inline]
@@ -360,13 +374,60 @@ impl Local {
         again.chain(units.filter_map(|unit| self.units.first(unit)))
     }
 
+    /// Takes back a request that is staged or to be issued again; gives its flow's seat.
+    fn take_back<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        now_ns: u64,
+        tag: Tag,
+        wake: &mut PortSet,
+    ) -> Option<usize> {
+        match self.entries.get(tag.0 as usize)?.state {
+            State::Staged => self.take_staged(shared, tag, wake),
+            State::Again => {
+                // It counts as outstanding, and was paid for; nothing is learned of the device,
+                // which has not done it.
+                self.again.remove(tag.0);
+                let entry = self.entries.get_mut(tag.0 as usize)?;
+                entry.state = State::Free;
+                let seat = entry.seat as usize;
+                if self.units.completed(tag, Outcome::Done) {
+                    self.left(shared, now_ns, wake);
+                }
+                Some(seat)
+            }
+            State::Free | State::Issued => None,
+        }
+    }
+
+    /// A command has left the device.
+    #[inline]
+    fn left<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) {
+        let Some(line) = shared.lines.get(usize::from(self.port.0)) else { return };
+        self.outstanding = self.outstanding.wrapping_sub(1);
+        let busy = shared.busy();
+        // They are enough by themselves: no sleeper waits for this, and no order is needed.
+        if self.outstanding >= busy {
+            line.outstanding.store(self.outstanding, Ordering::Relaxed);
+            return;
+        }
+        // Before the sleepers are read: see *Sleepers* in `period`.
+        line.outstanding.store(self.outstanding, Ordering::SeqCst);
+        if let Some(sleeper) = shared.periods.a_sleeper_beside(self.port) {
+            let outstanding = shared.outstanding();
+            if outstanding < busy && shared.periods.calls_for_help(outstanding, now_ns) {
+                self.wake(shared, PortSet::only(sleeper), wake);
+            }
+        }
+    }
+
     /// Takes back a staged request, for which its flow has not paid yet.
-    fn cancel<P: Platform>(
+    fn take_staged<P: Platform>(
         &mut self,
         shared: &Shared<P>,
         tag: Tag,
         wake: &mut PortSet,
-    ) -> Option<()> {
+    ) -> Option<usize> {
         let unit = self.units.alone(tag)?;
         let entry = self.entries.get_mut(tag.0 as usize)?;
         entry.state = State::Free;
@@ -387,8 +448,7 @@ impl Local {
                 self.wake(shared, PortSet::only(sleeper), wake);
             }
         }
-        self.account.finish(&shared.flows, seat as usize);
-        Some(())
+        Some(seat as usize)
     }
 
     /// Whether the flow has a token in hand, or can take some from its pot.

@@ -70,6 +70,11 @@ pub(super) struct Account {
 }
 
 impl Account {
+    /// What is charged of `units` for what the flow's newest request grows by.
+    pub(super) fn charge(&self, now: VTime, units: u64) -> u64 {
+        self.end.charge(now, units)
+    }
+
     /// How far the end tag is after `start`, in units.
     pub(super) fn since(&self, start: VTime) -> u64 {
         self.end.since(start).max(0).unsigned_abs()
@@ -192,14 +197,15 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         }
         // The word decreases only by what is given back, so what is read first may be stale but
         // seldom too late.
-        let known = VTime::from_word(word.load(Ordering::Relaxed));
+        let raw = word.load(Ordering::Relaxed);
+        let known = VTime::from_word(raw);
         if known.is_before(bound) {
             return None;
         }
         let start = if self.alone() {
             // Only `lift` writes it beside this port, and only what lags: no harm if that is
             // lost.
-            word.store(known.plus(units).to_word(), Ordering::Relaxed);
+            word.store(raw.wrapping_add(VTime::from_units(units).to_word()), Ordering::Relaxed);
             known
         } else {
             let old = VTime::from_word(
@@ -258,6 +264,18 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         }
     }
 
+    /// Charges a flow for all that a port has not charged yet, and for this part of a unit, in
+    /// 256ths. The port keeps nothing of it.
+    pub(super) fn pay(&self, slot: usize, account: &mut Account, part: u64) {
+        // The bits of a word below its units count the parts that ports leave, and carry into them.
+        // The paper's reading compares whole words, and has none.
+        let part = if R::IS_STRICT { 0 } else { part };
+        let owed = VTime::from_units(core::mem::take(&mut account.arrears)).to_word();
+        if let Some(Word(word)) = self.words.get(slot).filter(|_| owed + part > 0) {
+            word.fetch_add(owed.wrapping_add(part), Ordering::Relaxed);
+        }
+    }
+
     /// Takes back what a flow was charged for requests that were cancelled.
     pub(super) fn give_back(&self, slot: usize, account: &mut Account, units: u64) {
         account.end = account.end.minus(units);
@@ -293,7 +311,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
             let base = VTime::from_word(old).plus(account.arrears).max(floor);
             match word.compare_exchange(
                 old,
-                base.plus(units).to_word(),
+                base.plus(units).to_word() | part_of(old),
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
@@ -306,6 +324,11 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
             }
         }
     }
+}
+
+/// What a word has below its units.
+const fn part_of(word: u64) -> u64 {
+    word ^ VTime::from_word(word).to_word()
 }
 
 #[cfg(all(test, not(loom)))]

@@ -35,8 +35,8 @@ use alloc::boxed::Box;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
-use crate::policy::reference::ReferenceWeight;
 use crate::structures::allocation::boxed;
+use crate::structures::reference::ReferenceWeight;
 
 /// How often T is looked at, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;

@@ -108,6 +108,11 @@ impl KeptSlots {
         }
     }
 
+    /// The device has not done the request that it was given: nothing is learned of it.
+    pub(super) fn forgets(&mut self, tag: Tag) {
+        self.sample = self.sample.filter(|(sampled, _)| *sampled != tag);
+    }
+
     /// A request has completed.
     #[inline]
     pub(super) fn completed(&mut self, tag: Tag, now_ns: u64) {

@@ -71,10 +71,10 @@ use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::LIFT_PERIOD_NS;
-use crate::policy::reference::ReferenceWeight;
 use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::mindicator::VirtualTime;
+use crate::structures::reference::ReferenceWeight;
 use end_tags::EndTags;
 use follow::{Count, Follow, Late};
 use slots::Slots;
@@ -224,8 +224,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         let Shared { flows, threshold, .. } = &*self.shared;
         threshold.with(|threshold| {
             // Under the lock, so that the last to write has seen all changes before it.
-            let weights = flows.open_weights().map(|(_, weight)| weight);
-            threshold.reference = ReferenceWeight::of(weights);
+            threshold.reference = flows.reference();
             if self.want_window(threshold) {
                 flows.tell();
             }
@@ -297,10 +296,7 @@ impl<P: Platform, R: Reading> Policy for Mqfq<P, R> {
     }
 
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
-        for &(flow, weight) in weights {
-            // A flow that is gone has no weight.
-            let _ = self.shared.flows.set_weight(flow, weight);
-        }
+        self.shared.flows.set_weights(weights, |_, _| ());
         self.weigh();
     }
 

@@ -1,5 +1,7 @@
 //! One port of MQFQ: the three verbs.
 
+mod publish;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
@@ -15,9 +17,9 @@ use crate::contract::port::{
     Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::contract::vtime::VTime;
+use crate::contract::vtime::{MOST_AT_ONCE, VTime};
 use crate::structures::allocation::boxed;
-use crate::structures::flow_table::PortFlows;
+use crate::structures::port_flows::PortFlows;
 
 /// What the port may do next, in one register. A [`Next`] takes two words, so a call gives it in
 /// memory, where a layer around would read it as a whole while its parts are still on their way:
@@ -134,7 +136,7 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     }
 
     #[inline]
-    fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) {
+    fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) -> bool {
         let MqfqPort { shared, local } = self;
         // Nothing else in a completion asks for the time.
         if R::KEEPS_SLOTS {
@@ -151,12 +153,41 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     fn cancel(&mut self, _now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let MqfqPort { shared, local } = self;
         local.is_asked = true;
-        local.cancel(shared, tag, wake).is_some()
+        match local.take_back(shared, tag, wake) {
+            Some(seat) => local.flows.finish(&shared.flows, seat),
+            None => return local.flows.cancel_held(&shared.flows, tag),
+        }
+        true
+    }
+
+    fn expedite(&mut self, _now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
+        let MqfqPort { shared, local } = self;
+        local.is_asked = true;
+        match local.take_back(shared, tag, wake) {
+            Some(seat) => local.flows.goes_ahead(tag, seat),
+            None => return local.flows.expedite_held(tag),
+        }
+        true
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        let MqfqPort { shared, local } = self;
+        if !local.queue.is_free(tag) {
+            return Err(SubmitError::BadTag);
+        }
+        local.flows.hold(&shared.flows, flow, tag, |old, kept| kept.leave(&shared.ends, old))
     }
 
     fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
-        self.local.is_asked = true;
-        self.local.queue.requeue(tag).then_some(Submitted::Staged)
+        let Local { queue, flows, is_asked, kept, .. } = &mut self.local;
+        *is_asked = true;
+        kept.iter_mut().for_each(|kept| kept.forgets(tag));
+        let again = Submitted::Issue { class: Class::Medium };
+        if queue.requeue(tag) {
+            Some(Submitted::Staged)
+        } else {
+            flows.is_ahead(tag).then_some(again)
+        }
     }
 
     fn grow(&mut self, _now_ns: u64, tag: Tag, growth: &Growth, _wake: &mut PortSet) -> bool {
@@ -170,7 +201,10 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     /// may go too for up to a bucket's width of virtual time before it is woken.
     fn has_work(&self) -> bool {
         let MqfqPort { shared, local } = self;
-        let Some(lead) = local.queue.lead() else { return local.queue.has_again() };
+        let has_closings = local.flows.has_closings(&shared.flows);
+        let Some(lead) = local.queue.lead() else {
+            return local.queue.has_again() || has_closings;
+        };
         let sleeps = local.place.is_some_and(|place| shared.wheel.sleeps(local.port, lead, place))
             && shared.wheel.window().holds_back(lead, shared.time.now());
         let waits = local.enlisted
@@ -190,10 +224,13 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
         let Some(seat) = flows.seat(flow) else { return FlowStats::default() };
         let staged = flows.kept(seat).map_or(0, |local| queue.staged_of(seat, local).1);
         let lead = queue.lead_of(seat).map(|lead| lead.since(*time).max(0).unsigned_abs());
-        let in_flight = flows.live(seat).saturating_sub(staged);
+        let in_flight = flows.all(seat).saturating_sub(staged);
         let service = flows.kept(seat).map(|local| queue.service(seat, local));
         FlowStats { staged, in_flight, lag: lead, service, ..FlowStats::default() }
     }
+
+    /// It joins nothing.
+    fn barrier(&mut self, _flow: FlowId) {}
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let Local { queue, time, enlisted, .. } = &self.local;
@@ -224,17 +261,17 @@ impl Local {
         if !self.queue.is_free(request.tag) {
             return Err(SubmitError::BadTag);
         }
-        let (weight, seat) =
-            self.flows.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+        let leave = |old, kept: &LocalFlow| kept.leave(&shared.ends, old);
+        let (weight, seat) = self.flows.admit(&shared.flows, request.flow, request.tag, leave)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         // A request of no cost would move no end tag: its flow would never be throttled.
         let cost = request.cost.alone.max(1);
-        let units = local.normalizer.units(cost, weight);
+        let units = local.normalizer.units(cost, weight).min(MOST_AT_ONCE);
         // Before the request is tagged, so that it starts where the credit moves the end tag to.
         if local.credit > 0 {
             self.give_back(shared, seat);
         }
-        let start =
+        let (start, units) =
             self.tag(shared, request.flow, seat, units, wake).ok_or(SubmitError::NoSuchFlow)?;
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         self.queue.stage(request.tag, seat, local, start, (cost, units));
@@ -248,9 +285,29 @@ impl Local {
 
     /// The start tag of a new request: the flow's end tag, or virtual time if that is later. The
     /// end tag moves on by the request's cost, and virtual time cannot pass the start tag from now
-    /// on.
+    /// on. Gives that cost, too, which is less where the flow is as far ahead as a tag may be.
     #[inline]
     fn tag<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        flow: FlowId,
+        seat: usize,
+        units: u64,
+        wake: &mut PortSet,
+    ) -> Option<(VTime, u64)> {
+        let start = self.tag_anywhere(shared, flow, seat, units, wake)?;
+        // Virtual time has not passed what this port has published, and does not.
+        let charged = start.charge(self.published.unwrap_or(self.time), units);
+        if charged < units {
+            let local = self.flows.kept_mut(seat)?;
+            shared.ends.give_back(flow.slot(), &mut local.account, units - charged);
+        }
+        Some((start, charged))
+    }
+
+    /// The same start tag, however far ahead.
+    #[inline]
+    fn tag_anywhere<P: Platform, R: Reading>(
         &mut self,
         shared: &Shared<P, R>,
         flow: FlowId,
@@ -349,7 +406,7 @@ impl Local {
         wake: &mut PortSet,
     ) -> Found {
         // First of all, so that nothing goes beyond a smaller D or by an old W that was heard of.
-        if self.flows.poll(&shared.flows) {
+        if self.flows.poll(&shared.flows, wake) {
             self.hear(shared, wake);
         }
         // It holds its slot, and goes before anything else (the port's contract).
@@ -497,29 +554,31 @@ impl Local {
         shared: &Shared<P, R>,
         tag: Tag,
         wake: &mut PortSet,
-    ) {
-        let Some((seat, slot)) = self.queue.finish(tag) else { return };
+    ) -> bool {
+        let Some((seat, slot)) = self.queue.finish(tag) else {
+            return self.flows.complete_ahead(&shared.flows, tag);
+        };
         let is_kept = R::KEEPS_SLOTS && self.anticipates(shared, tag, seat, slot);
         self.flows.finish(&shared.flows, seat);
         if !is_kept {
             self.release(shared, slot, wake);
         }
+        true
     }
 
-    /// Takes back a request that is staged, or is to be issued again.
-    fn cancel<P: Platform, R: Reading>(
+    /// Takes back a request that is staged, or is to be issued again; gives its flow's seat.
+    fn take_back<P: Platform, R: Reading>(
         &mut self,
         shared: &Shared<P, R>,
         tag: Tag,
         wake: &mut PortSet,
-    ) -> Option<()> {
+    ) -> Option<usize> {
         let Cancelled { seat, slot } = self.queue.cancel(&mut self.flows, tag)?;
         self.give_back(shared, seat);
-        self.flows.finish(&shared.flows, seat);
         if let Some(slot) = slot {
             self.release(shared, slot, wake);
         }
-        Some(())
+        Some(seat)
     }
 
     /// Moves the flow's end tag back by what cancelled requests had cost, as far as its next
@@ -553,7 +612,8 @@ impl Local {
         let slot = self.flows.owner(seat)?.slot();
         let local = self.flows.kept_mut(seat)?;
         let cost = cost.max(1);
-        let units = local.normalizer.units(cost, shared.flows.weight_in(slot));
+        let units = local.normalizer.units(cost, shared.flows.weight_in(slot)).min(MOST_AT_ONCE);
+        let units = local.account.charge(self.published.unwrap_or(self.time), units);
         shared.ends.charge(slot, &mut local.account, units, shared.wheel.window().units());
         self.queue.grow(tag, local, (cost, units));
         Some(())
@@ -687,77 +747,6 @@ impl Local {
         if self.enlisted {
             self.enlisted = false;
             shared.slots.delist(self.port);
-        }
-    }
-
-    /// Makes the port's leaf say `lead`, which is not before what it says.
-    #[inline]
-    fn publish<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        lead: Option<VTime>,
-        wake: &mut PortSet,
-    ) {
-        if self.published != lead {
-            self.published = lead;
-            self.raise(shared, wake);
-        }
-    }
-
-    /// Writes the leaf; if that moves virtual time on, turns the wheel.
-    #[inline]
-    fn raise<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
-        if R::IS_TIMED {
-            let moved = shared.time.raise(self.port, self.published);
-            self.turn(shared, moved, wake);
-        }
-    }
-
-    /// Turns the wheel if virtual time has moved on, to `moved`.
-    #[inline]
-    fn turn<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        moved: Option<VTime>,
-        wake: &mut PortSet,
-    ) {
-        if let Some(now) = moved {
-            self.time = now;
-            if shared.polling.is_none() {
-                let free = shared.wheel.turn(now);
-                // Only counted by, so the order does not matter: one that comes before it is told
-                // counts nothing.
-                free.filter_map(|port| shared.counters.get(usize::from(port.0)))
-                    .for_each(|counters| counters.free_ns.store(self.now_ns, Ordering::Relaxed));
-                self.wake(shared, free, wake);
-            }
-        }
-    }
-
-    /// Adds the ports to those the caller is to wake.
-    #[inline]
-    fn wake<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        ports: PortSet,
-        wake: &mut PortSet,
-    ) {
-        if !ports.is_empty() {
-            wake.extend(ports);
-            self.wakes += ports.len() as u64;
-            self.count(shared);
-        }
-    }
-
-    /// Shows the port's counters.
-    #[cold]
-    fn count<P: Platform, R: Reading>(&self, shared: &Shared<P, R>) {
-        if let Some(counters) = shared.counters.get(usize::from(self.port.0)) {
-            // Written by this port alone and only read for statistics.
-            counters.throttles.store(self.throttles, Ordering::Relaxed);
-            counters.blocks.store(self.blocks, Ordering::Relaxed);
-            counters.wakes.store(self.wakes, Ordering::Relaxed);
-            counters.late_ns.store(self.late_ns, Ordering::Relaxed);
         }
     }
 }

@@ -14,12 +14,15 @@
 
 use alloc::boxed::Box;
 
-use super::end_tags::Account;
+use super::end_tags::{Account, EndTags};
+use super::reading::Reading;
+use crate::contract::flow::FlowId;
+use crate::contract::platform::Platform;
 use crate::contract::port::Tag;
 use crate::contract::vtime::{Normalizer, VTime};
 use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
-use crate::structures::flow_table::PortFlows;
+use crate::structures::port_flows::PortFlows;
 use crate::structures::tournament::{Key, Tournament};
 
 /// The end of a list.
@@ -86,6 +89,15 @@ impl LocalFlow {
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.newest != NONE
+    }
+
+    /// The port keeps nothing of the flow from now on: what it has not charged yet, or has not
+    /// given back, goes to the flow's end tag. Nothing of the flow is staged here.
+    #[cold]
+    pub(super) fn leave<P: Platform, R: Reading>(&self, ends: &EndTags<P, R>, flow: FlowId) {
+        let mut account = self.account;
+        ends.give_back(flow.slot(), &mut account, self.credit);
+        ends.pay(flow.slot(), &mut account, self.normalizer.rest());
     }
 }
 
@@ -319,7 +331,7 @@ impl Queue {
     }
 
     /// Takes back a request that is staged, for which its flow has credit then, or that is to be
-    /// issued again.
+    /// issued again: its tag is free.
     pub(super) fn cancel(
         &mut self,
         flows: &mut PortFlows<LocalFlow>,
@@ -381,8 +393,8 @@ impl Queue {
 mod tests {
     use super::*;
     use crate::Native;
-    use crate::contract::flow::{FlowId, Weight};
-    use crate::contract::port_set::PortId;
+    use crate::contract::flow::Weight;
+    use crate::contract::port_set::{PortId, PortSet};
     use crate::structures::flow_table::FlowTable;
     use proptest::prelude::*;
     use std::vec::Vec;
@@ -406,7 +418,8 @@ mod tests {
         }
 
         fn stage(&mut self, tag: u32, flow: usize, start: VTime, units: u64) {
-            let (_, seat) = self.flows.admit(&self.table, self.ids[flow]).unwrap();
+            let (_, seat) =
+                self.flows.admit(&self.table, self.ids[flow], Tag(tag), |_, _| ()).unwrap();
             let local = self.flows.kept_mut(seat).unwrap();
             self.queue.stage(Tag(tag), seat, local, start, (units, units));
         }
@@ -539,7 +552,7 @@ mod tests {
     fn a_new_flow_in_the_same_slot_does_not_pay_the_old_ones_remainder() {
         let mut bench = Bench::new(1, 1);
         let units = |bench: &mut Bench, id| {
-            let (_, seat) = bench.flows.admit(&bench.table, id).unwrap();
+            let (_, seat) = bench.flows.admit(&bench.table, id, Tag(0), |_, _| ()).unwrap();
             let units = bench.flows.kept_mut(seat).unwrap().normalizer.units(199, Weight::MAX);
             bench.flows.finish(&bench.table, seat);
             units
@@ -547,7 +560,7 @@ mod tests {
         let old = bench.ids[0];
         assert_eq!([units(&mut bench, old), units(&mut bench, old)], [1, 2], "it keeps it");
         bench.table.close(old).unwrap();
-        bench.flows.poll(&bench.table);
+        bench.flows.poll(&bench.table, &mut PortSet::default());
         let new = bench.table.add(None, Weight::DEFAULT, |_| ()).unwrap();
         assert_eq!((new.slot(), new == old), (0, false));
         assert_eq!(units(&mut bench, new), 1);

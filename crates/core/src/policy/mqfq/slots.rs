@@ -24,12 +24,12 @@
 //!
 //! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and
 //! requests are outstanding that nobody can take back. So D becomes less by a *debt*: as long as
-//! there is one, whoever takes a token ([`Slots::acquire_owing`]) pays with it and takes the next;
-//! the first one that finds nothing owed is used. Ports learn that there may be a debt from a word
-//! that they read anyway, and ask no more once they have found it paid. Tokens, less the debt, and
-//! the requests outstanding add up to the new D at once; whoever has heard of the change sends
-//! nothing beyond it. D becomes greater by cancelling debt and putting the rest in the root and
-//! waking who is ready.
+//! there is one, whoever takes tokens ([`Slots::acquire_owing`]) pays with them, with all of a node
+//! at once; the first one that finds nothing owed is used. Ports learn that there may be a debt
+//! from a word that they read anyway, and ask no more once they have found it paid. Tokens, less
+//! the debt, and the requests outstanding add up to the new D at once; whoever has heard of the
+//! change sends nothing beyond it. D becomes greater by cancelling debt and putting the rest in the
+//! root and waking who is ready.
 //!
 //! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
 //! bitmap: each slot is a bit, the bits are spread over cache lines as Linux spreads them, and a
@@ -128,19 +128,7 @@ impl<P: Platform> Slots<P> {
 
     /// Takes up to `most` off the debt; gives how much.
     fn forgive(&self, most: u64) -> u64 {
-        let mut owed = self.debt.load(Ordering::SeqCst);
-        loop {
-            let less = owed.min(most);
-            match self.debt.compare_exchange(
-                owed,
-                owed.wrapping_sub(less),
-                Ordering::SeqCst,
-                Ordering::SeqCst,
-            ) {
-                Ok(_) => return less,
-                Err(now) => owed = now,
-            }
-        }
+        take_up_to(&*self.debt, most)
     }
 
     /// Puts new tokens where all can take them; claims all ready ports, and gives them to be woken.
@@ -161,12 +149,71 @@ impl<P: Platform> Slots<P> {
     /// go on asking: nothing is owed any more if not.
     #[cold]
     pub(super) fn acquire_owing(&self, port: PortId, hint: &mut u32) -> (Option<u32>, bool) {
-        while let Some(slot) = self.acquire(port, hint) {
-            if !take_one(&*self.debt) {
-                return (Some(slot), false);
+        // A step a node: more tokens than that are found only while others lay some down.
+        for _ in 0..=self.tree.nodes() {
+            let owed = self.debt.load(Ordering::SeqCst);
+            if owed == 0 {
+                return (self.acquire(port, hint), false);
+            }
+            let found = self.acquire_many(port, owed);
+            if found == 0 {
+                return (None, true);
+            }
+            // The tokens first: one that pays is taken before the debt is less, so that no port
+            // uses it.
+            let left = found.wrapping_sub(self.forgive(found));
+            if left > 0 {
+                // Others have paid meanwhile, or D is greater. One is for this port, which runs and
+                // so answers for the rest as for what lies in its leaf.
+                self.keep(port, left.wrapping_sub(1));
+                return (Some(0), false);
             }
         }
         (None, true)
+    }
+
+    /// Takes up to `most` tokens from the first node that has any, as [`Self::acquire`] finds one.
+    fn acquire_many(&self, port: PortId, most: u64) -> u64 {
+        let words = match &self.kind {
+            Kind::Tree(words) => words,
+            Kind::Counter(word) => return take_up_to(&**word, most),
+            // It is built for its D and owes nothing.
+            Kind::Bitmap(_) => return 0,
+        };
+        let mut node = self.tree.leaf(port);
+        if let Some(leaf) = words.get(node) {
+            let tokens = leaf.load(Ordering::Relaxed);
+            if tokens != 0 {
+                let taken = tokens.min(most);
+                // No other port writes the leaf.
+                leaf.store(tokens.wrapping_sub(taken), Ordering::Relaxed);
+                return taken;
+            }
+        }
+        let take = |word: &CachePadded<P::U64>| Some(take_up_to(&**word, most)).filter(|&n| n > 0);
+        while node != Tree::ROOT {
+            node = self.tree.parent(node);
+            if let Some(taken) = words.get(node).and_then(take) {
+                return taken;
+            }
+        }
+        let elsewhere = words.get(1..self.tree.inner()).unwrap_or_default();
+        let elsewhere = elsewhere.iter().filter(|_| self.looks_elsewhere).find_map(take);
+        elsewhere.unwrap_or(0)
+    }
+
+    /// The port has these tokens, too.
+    fn keep(&self, port: PortId, tokens: u64) {
+        match &self.kind {
+            Kind::Tree(words) => {
+                if let Some(leaf) = words.get(self.tree.leaf(port)) {
+                    let before = leaf.load(Ordering::Relaxed);
+                    leaf.store(before.wrapping_add(tokens), Ordering::Relaxed);
+                }
+            }
+            Kind::Counter(word) => _ = word.fetch_add(tokens, Ordering::SeqCst),
+            Kind::Bitmap(_) => {}
+        }
     }
 
     /// Takes a slot. `hint` is where the port last found one.
@@ -370,6 +417,22 @@ impl<P: Platform> Slots<P> {
             claimed.insert(target);
         }
         claimed
+    }
+}
+
+/// Takes up to `most` off a counter; gives how much.
+fn take_up_to<A: AtomicWord>(word: &A, most: u64) -> u64 {
+    let mut tokens = word.load(Ordering::SeqCst);
+    loop {
+        let taken = tokens.min(most);
+        if taken == 0 {
+            return 0;
+        }
+        let rest = tokens.wrapping_sub(taken);
+        match word.compare_exchange(tokens, rest, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return taken,
+            Err(now) => tokens = now,
+        }
     }
 }
 

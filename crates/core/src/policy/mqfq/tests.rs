@@ -567,3 +567,31 @@ fn weights_divide_a_busy_device() {
         assert!(served.abs_diff(ideal) <= 30, "{served} for {ideal}");
     }
 }
+
+/// A flow has requests on one port that cost as much as any can, at weight 1: more of them than the
+/// window of virtual time has room for. They are all ahead of virtual time, so that the flow's next
+/// request on another port is, too.
+#[test]
+fn a_flow_has_its_debt_however_large() {
+    let (tags, live) = (16_384, 10_000);
+    let config = MqfqConfig { slots: 1, ..MqfqConfig::new(Topology::flat(2), 2, tags) };
+    let (policy, mut ports) = Mqfq::<Native>::new(config).unwrap();
+    let [heavy, light] =
+        [1, 10_000].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+    let wake = &mut PortSet::default();
+    let mut submit = |port: &mut MqfqPort, tag: u32, flow, cost| {
+        let request = Request::new(Tag(tag), flow, Op::Read, 0, 4096);
+        let cost = crate::Cost::bytes(cost);
+        port.submit(0, &Request { cost, ..request }, wake).unwrap();
+    };
+    for tag in 0..live {
+        submit(&mut ports[0], tag, heavy, crate::CostModel::MAX_COST);
+    }
+    submit(&mut ports[1], 0, heavy, 4096);
+    submit(&mut ports[1], 1, light, 4096);
+    let lag = |port: &MqfqPort, flow| port.flow_stats(flow).lag.unwrap();
+    let most = crate::vtime::MOST_AHEAD + u64::from(live);
+    assert!((1 << 53..=most).contains(&lag(&ports[1], heavy)), "{}", lag(&ports[1], heavy));
+    let next = ports[1].next(0, &mut PortSet::default());
+    assert!(matches!(next, Next::Issue { tag: Tag(1), .. }), "{next:?}");
+}

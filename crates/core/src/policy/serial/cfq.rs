@@ -49,7 +49,6 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
@@ -58,6 +57,7 @@ use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
 use crate::structures::allocation::{boxed, granted};
+use crate::structures::reference::ReferenceWeight;
 
 /// No slice is shorter, in nanoseconds.
 pub const LEAST_SLICE_NS: u64 = 1_000_000;

@@ -45,7 +45,6 @@ use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::contract::vtime::{Lift, Normalizer, VTime};
 use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::anticipation::{Anticipation, IDLE};
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
@@ -54,6 +53,7 @@ use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
 use crate::structures::allocation::{boxed, granted};
+use crate::structures::reference::ReferenceWeight;
 
 /// FlashFQ behind the port contract.
 pub type FlashFq<P = Native> = Serial<FlashFqScheduler, P>;
@@ -237,9 +237,10 @@ impl SerialPolicy for FlashFqScheduler {
         // compared.
         let start = self.virtual_time.minus(flow.shift).max(flow.end);
         let cost = arrival.cost.saturating_add(self.config.request_bytes.into());
-        flow.end = start.plus(flow.normalizer.units(cost, arrival.weight));
+        let units = flow.normalizer.units(cost, arrival.weight);
+        let units = start.plus(flow.shift).charge(self.virtual_time, units);
+        flow.end = start.plus(units);
         let read = arrival.op == Op::Read;
-        let units = flow.end.since(start).unsigned_abs();
         let kept = JobState { start, units, grown: 0, arrival: self.arrivals, read };
         self.staged.push(slot, arrival.job, kept);
         if alone {
@@ -313,7 +314,10 @@ impl SerialPolicy for FlashFqScheduler {
         let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
         if let Some(flow) = self.flows.get_mut(slot) {
             flow.anticipation.served(if kept.read { Op::Read } else { Op::Write });
-            flow.shift = flow.shift.saturating_add(kept.grown);
+            if kept.grown > 0 {
+                let grown = flow.end.plus(flow.shift).charge(self.virtual_time, kept.grown);
+                flow.shift = flow.shift.saturating_add(grown);
+            }
             if self.staged.is_empty(slot) {
                 flow.end = flow.end.plus(core::mem::take(&mut flow.shift));
             }

@@ -67,8 +67,8 @@ use crate::contract::port::{
     SubmitError, Submitted, Tag, TuneError, Tuning,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::policy::reference::ReferenceWeight;
-use crate::structures::flow_table::{FlowTable, PortFlows};
+use crate::structures::flow_table::FlowTable;
+use crate::structures::port_flows::PortFlows;
 
 use crate::structures::allocation::{boxed, granted};
 use crate::structures::fifo::{Fifo, Links};
@@ -257,11 +257,8 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         let shared = &*self.shared;
         shared.with(|core| {
-            for &(flow, weight) in weights {
-                if shared.flows.set_weight(flow, weight).is_ok() {
-                    core.policy.set_weight(flow.slot(), weight);
-                }
-            }
+            let changed = |flow: FlowId, weight| core.policy.set_weight(flow.slot(), weight);
+            shared.flows.set_weights(weights, changed);
             core.weigh(&shared.flows);
         });
     }
@@ -322,7 +319,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
             self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
         let shared = &*self.shared;
         let (weight, seat) =
-            self.account.admit(&shared.flows, request.flow).ok_or(SubmitError::NoSuchFlow)?;
+            self.account.admit(&shared.flows, request.flow, request.tag, |_, _| ())?;
         let arrival = Arrival {
             job: shared.job(self.id, request.tag),
             flow: request.flow.slot(),
@@ -348,7 +345,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let shared = &*self.shared;
-        self.account.poll(&shared.flows);
+        self.account.poll(&shared.flows, wake);
         let staged = self.staged;
         match shared.with(|core| core.turn(now_ns, self.id, staged, wake)) {
             Turn::Issue(tag) => {
@@ -366,16 +363,18 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     }
 
     #[inline]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, _wake: &mut PortSet) {
-        let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
+    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, _wake: &mut PortSet) -> bool {
         // A completion of a tag that is not on the device is ignored, as the contract has it.
-        let Live::Issued(seat) = *live else { return };
+        let Some(live @ &mut Live::Issued(seat)) = self.live.get_mut(tag.0 as usize) else {
+            return self.account.complete_ahead(&self.shared.flows, tag);
+        };
         *live = Live::Free;
         let shared = &*self.shared;
         let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
         shared.with(|core| core.completed(now_ns, job, slot, outcome));
         // Last, because it may give the flow's slot to its next life.
         self.account.finish(&shared.flows, seat as usize);
+        true
     }
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -383,20 +382,39 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
-        let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else { return false };
-        let shared = &*self.shared;
-        let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
-        if !shared.with(|core| core.cancel(now_ns, self.id, job, slot)) {
-            return false;
+        let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else {
+            return self.account.cancel_held(&self.shared.flows, tag);
+        };
+        let is_gone = self.take_back(now_ns, tag, seat);
+        if is_gone {
+            self.account.finish(&self.shared.flows, seat as usize);
         }
-        self.unstage(tag, Live::Free);
-        self.account.finish(&self.shared.flows, seat as usize);
-        true
+        is_gone
+    }
+
+    fn expedite(&mut self, now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
+        let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) else {
+            return self.account.expedite_held(tag);
+        };
+        let is_gone = self.take_back(now_ns, tag, seat);
+        if is_gone {
+            self.account.goes_ahead(tag, seat as usize);
+        }
+        is_gone
+    }
+
+    fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError> {
+        if self.live.get(tag.0 as usize) != Some(&Live::Free) {
+            return Err(SubmitError::BadTag);
+        }
+        self.account.hold(&self.shared.flows, flow, tag, |_, _| ())
     }
 
     fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
-        let live = self.live.get_mut(tag.0 as usize)?;
-        let Live::Issued(seat) = *live else { return None };
+        let Some(live @ &mut Live::Issued(seat)) = self.live.get_mut(tag.0 as usize) else {
+            let again = Submitted::Issue { class: Class::Medium };
+            return self.account.is_ahead(tag).then_some(again);
+        };
         let job = self.shared.job(self.id, tag);
         self.shared.with(|core| core.requeue(self.id, job)).then(|| {
             *live = Live::Staged(seat);
@@ -427,7 +445,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
     }
 
     fn has_work(&self) -> bool {
-        self.staged > 0
+        self.staged > 0 || self.account.has_closings(&self.shared.flows)
     }
 
     fn staged(&self, flow: FlowId) -> Option<Tag> {
@@ -438,7 +456,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let Some(seat) = self.account.seat(flow) else { return FlowStats::default() };
         let Some(here) = self.account.kept(seat) else { return FlowStats::default() };
         let (staged, service) = (here.count, Some(here.service));
-        let in_flight = self.account.live(seat).saturating_sub(staged);
+        let in_flight = self.account.all(seat).saturating_sub(staged);
         FlowStats { staged, in_flight, service, ..FlowStats::default() }
     }
 
@@ -462,6 +480,17 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
 }
 
 impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
+    /// Takes back a staged request of the flow in the seat; its tag is free then.
+    fn take_back(&mut self, now_ns: u64, tag: Tag, seat: u32) -> bool {
+        let shared = &*self.shared;
+        let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
+        let is_gone = shared.with(|core| core.cancel(now_ns, self.id, job, slot));
+        if is_gone {
+            self.unstage(tag, Live::Free);
+        }
+        is_gone
+    }
+
     /// A request of this port goes to the device.
     #[inline]
     fn leaves(&mut self, tag: Tag) {
@@ -537,8 +566,7 @@ impl<S: SerialPolicy> Core<S> {
 
     /// Flows or weights have changed.
     fn weigh<P: Platform>(&mut self, flows: &FlowTable<P>) {
-        let weights = flows.open_weights().map(|(_, weight)| weight);
-        self.policy.set_reference(ReferenceWeight::of(weights));
+        self.policy.set_reference(flows.reference());
     }
 
     /// A request arrives, as a part of another if that is possible, to whose cost it then adds

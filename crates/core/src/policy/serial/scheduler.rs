@@ -7,7 +7,7 @@ use crate::contract::flow::Weight;
 use crate::contract::op::Op;
 use crate::contract::port::Outcome;
 use crate::entry::knobs::changeable;
-use crate::policy::reference::ReferenceWeight;
+use crate::structures::reference::ReferenceWeight;
 
 /// A live request of any port: an index below [`SerialConfig::jobs`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -142,7 +142,8 @@ impl SerialPolicy for SfqdScheduler {
         // The flow's tags are kept without `shift`, which is added to all of them when they are
         // compared.
         let start = self.virtual_time.minus(flow.shift).max(flow.end);
-        let finish = start.plus(flow.normalizer.units(arrival.cost, arrival.weight));
+        let units = flow.normalizer.units(arrival.cost, arrival.weight);
+        let finish = start.plus(start.plus(flow.shift).charge(self.virtual_time, units));
         *job = JobState { start, finish, grown: 0, arrival: self.arrivals };
         flow.end = finish;
         let newly_backlogged = flow.staged.is_empty();
@@ -183,7 +184,10 @@ impl SerialPolicy for SfqdScheduler {
             // The later of the two: a flow that was shut out for a while is served behind virtual
             // time.
             self.virtual_time = self.virtual_time.max(state.start.plus(flow.shift));
-            flow.shift = flow.shift.saturating_add(state.grown);
+            if state.grown > 0 {
+                let grown = flow.end.plus(flow.shift).charge(self.virtual_time, state.grown);
+                flow.shift = flow.shift.saturating_add(grown);
+            }
             self.max_finish = self.max_finish.max(state.finish.plus(flow.shift));
         }
         let shift = flow.shift;

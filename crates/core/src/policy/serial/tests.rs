@@ -73,7 +73,7 @@ fn slots_change_while_requests_are_outstanding() {
         port.complete(0, Tag(tag), Outcome::Done, &mut wake);
         assert_eq!(issued(port, &mut wake), more, "five are out where three may be");
     }
-    (3..6).for_each(|tag| port.complete(0, Tag(tag), Outcome::Done, &mut wake));
+    (3..6).for_each(|tag| assert!(port.complete(0, Tag(tag), Outcome::Done, &mut wake)));
     assert_eq!(policy.stats().free_slots, Some(3));
     assert_eq!(policy.tune(Tuning::Slots(0), &mut wake), Err(ConfigError::Slots(0).into()));
     assert_eq!(policy.tune(Tuning::Threshold(1), &mut wake), Err(TuneError::Fixed));

@@ -132,21 +132,24 @@ impl Files {
         opened.map(|backing| (number, backing))
     }
 
-    /// A file that nobody wanted is taken back if it is the one that is wanted.
+    /// A file that nobody wanted is taken back if it is the one that is wanted, in the same store;
+    /// in another store it has to be opened again when it is closed.
     fn revive(&self, spec: &FileSpec) -> Result<Option<(u16, Arc<Backing>)>, DeviceError> {
         // The file system is asked without the lock, for which queues wait.
         let Some(identity) = identity_at(&spec.path) else { return Ok(None) };
         let mut slots = self.slots();
         let is_it = |slot: &Slot| match slot {
-            Slot::Lingering(backing) | Slot::Retired(backing) => backing.is(identity),
+            Slot::Lingering(backing) | Slot::Retired(backing) => {
+                backing.is(identity) && backing.store.key.is_of(spec)
+            }
             _ => false,
         };
         let Some(number) = slots.iter().position(is_it) else { return Ok(None) };
         let Some(backing) = slots[number].backing().cloned() else { return Ok(None) };
-        if let Some(wanted) = spec.create_size.filter(|&wanted| wanted != backing.size) {
+        if let Some(wanted) = spec.create_size.filter(|&wanted| wanted != backing.size()) {
             return Err(DeviceError::OtherSize {
                 path: spec.path.clone(),
-                actual: backing.size,
+                actual: backing.size(),
                 wanted,
             });
         }

@@ -117,7 +117,7 @@ impl FileDevice {
             if files.len() > 1 { format!(" and {} more", files.len() - 1) } else { String::new() };
         let info = Info {
             name: format!("{kind} {}{others}", files[0].path.display()),
-            sizes: backings.iter().map(|backing| backing.size).collect(),
+            sizes: backings.iter().map(|backing| backing.size()).collect(),
             block_size: backings.iter().map(|backing| backing.block).max().unwrap_or(1),
             preferred_size: backings
                 .iter()
@@ -146,10 +146,10 @@ impl FileDevice {
         spec.create_size.map_or(Ok(()), &suits)?;
         let open = || {
             let backing = Backing::open(spec, *direct, stores)?;
-            suits(backing.size).map(|()| backing)
+            suits(backing.size()).map(|()| backing)
         };
         let (number, backing) = files.add(spec, open)?;
-        Ok((number, backing.size))
+        Ok((number, backing.size()))
     }
 
     /// Gives the file up: it is retired when no command names it.
@@ -170,6 +170,11 @@ impl FileDevice {
     /// another file's.
     pub fn close(&self, number: u16) -> bool {
         self.shared.files.close(number)
+    }
+
+    /// The size of a file as it was when it was last looked at, in bytes.
+    pub fn size_of(&self, number: u16) -> Option<u64> {
+        self.shared.files.get(number).map(|backing| backing.size())
     }
 
     /// Stores that there may be.
@@ -199,7 +204,7 @@ impl Device for FileDevice {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let backing = backing.ok_or_else(invalid)?;
         let end =
-            offset.checked_add(length).filter(|&end| end <= backing.size).ok_or_else(invalid)?;
+            offset.checked_add(length).filter(|&end| end <= backing.size()).ok_or_else(invalid)?;
         if backing.is_block_device || length == 0 {
             return Ok(vec![Extent { length, is_hole: false }]);
         }
@@ -238,19 +243,12 @@ impl Device for FileDevice {
     fn inspect(&self) {
         let mut of_stores: [Vec<Arc<Backing>>; MAX_STORES] = Default::default();
         for backing in self.shared.files.all() {
-            // The end of a block device is not told in this way: only reading finds it.
-            if !backing.is_block_device {
-                of_stores[usize::from(backing.store.number)].push(backing);
-            }
+            of_stores[usize::from(backing.store.number)].push(backing);
         }
         for files in of_stores {
             let Some(store) = files.first().map(|backing| backing.store.clone()) else { continue };
             store.inspect(move || {
-                for backing in files {
-                    if let Ok(metadata) = backing.file.metadata() {
-                        backing.note_end(metadata.len());
-                    }
-                }
+                files.iter().for_each(|backing| backing.inspect());
             });
         }
     }

@@ -70,8 +70,8 @@ pub enum Direct {
 pub(super) struct Backing {
     pub(super) path: PathBuf,
     pub(super) file: File,
-    /// Bytes when it was opened.
-    pub(super) size: u64,
+    /// Bytes when it was opened, or when it was last found to have grown.
+    size: AtomicU64,
     /// Bytes at its start that it has been found to have kept.
     intact: AtomicU64,
     pub(super) is_block_device: bool,
@@ -151,13 +151,27 @@ impl Backing {
         self.intact.load(Ordering::Relaxed)
     }
 
+    /// Its size in bytes.
+    #[inline]
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
     /// It ends at `end` now.
     pub(super) fn note_end(&self, end: u64) {
+        let (size, whole) = (self.size(), end / u64::from(self.block) * u64::from(self.block));
+        // What was lost and comes again is zeroes in the lost data's place.
+        if whole > size && self.intact() == size {
+            self.size.store(whole, Ordering::Relaxed);
+            self.intact.store(whole, Ordering::Relaxed);
+            tracing::info!(path = %self.path.display(), from = size, to = whole, "a file has grown");
+            return;
+        }
         let before = self.intact.fetch_min(end, Ordering::Relaxed);
         if end < before {
             tracing::error!(
                 path = %self.path.display(),
-                size = self.size,
+                size,
                 intact = end,
                 "a file became shorter while it was served: what was behind its end is lost, and \
                  requests there fail with EIO; restore the file from a backup and restart fairq"
@@ -187,9 +201,21 @@ impl Backing {
             )
     }
 
+    /// Looks where it ends.
+    pub(super) fn inspect(&self) {
+        // A block device's length is where it ends; the position that this moves nobody uses.
+        let end = match self.is_block_device {
+            true => rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).ok(),
+            false => self.file.metadata().ok().map(|metadata| metadata.len()),
+        };
+        if let Some(end) = end.filter(|end| !self.is_block_device || *end > self.size()) {
+            self.note_end(end);
+        }
+    }
+
     /// What it has lost.
     pub(super) fn cut_off(&self) -> Option<CutOff> {
-        let (size, intact) = (self.size, self.intact());
+        let (size, intact) = (self.size(), self.intact());
         (intact < size).then(|| CutOff { path: self.path.clone(), size, intact })
     }
 
@@ -296,7 +322,7 @@ impl Backing {
         };
         Ok(Backing {
             path: path.into(),
-            size,
+            size: AtomicU64::new(size),
             intact: AtomicU64::new(size),
             is_block_device,
             block,

@@ -491,7 +491,7 @@ impl Queue for FileQueue {
         };
         let end = command.offset.checked_add(u64::from(command.length));
         if command.op != Op::Flush && end.is_none_or(|end| end > backing.intact()) {
-            let is_lost = end.is_some_and(|end| end <= backing.size);
+            let is_lost = end.is_some_and(|end| end <= backing.size());
             let errno = if is_lost { libc::EIO } else { libc::EINVAL };
             self.done.push(Completion { tag: command.tag, errno });
             return;

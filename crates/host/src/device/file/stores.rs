@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::error::DeviceError;
+use crate::device::file::open::FileSpec;
 use crate::device::file::workers::{Job, Workers};
 
 /// Stores of a device.
@@ -22,6 +23,17 @@ pub(super) enum Key {
     Named(String),
     /// The device, as `stat` numbers it.
     Device(u64),
+}
+
+impl Key {
+    /// Whether a file on this store's device belongs to it, by its specification.
+    pub(super) fn is_of(&self, spec: &FileSpec) -> bool {
+        match (self, &spec.store) {
+            (Key::Named(name), Some(wanted)) => name == wanted,
+            (Key::Device(_), None) => true,
+            _ => false,
+        }
+    }
 }
 
 impl std::fmt::Display for Key {

@@ -5,14 +5,20 @@
 //! `client-cert.pem` and `client-key.pem`.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use percent_encoding::percent_decode_str;
-use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    Timeout, set_socket_send_buffer_size, set_socket_timeout, set_tcp_nodelay,
+};
+use rustix::net::{
+    RecvFlags, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
+    send, socket_with,
+};
 use rustls::ClientConnection;
 
 use crate::measure::client::channel::Channel;
@@ -24,8 +30,6 @@ use crate::nbd::wire::proto::magic;
 /// allows. So much that a server finds the next large request there while the client is woken for
 /// the reply to the last.
 const SEND_BUFFER: usize = 512 << 10;
-/// How long connecting and the handshake may take.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest answer to an option.
 const ANSWER_MAX: u32 = 65_536;
 
@@ -123,42 +127,113 @@ impl Target {
 trait Transport: Read + Write {}
 impl<T: Read + Write> Transport for T {}
 
-/// Connects and opens the export; gives the connection and the export's size.
-pub(super) fn connect(target: &Target) -> io::Result<(Channel, u64)> {
-    let opened = match &target.server {
-        Server::Unix(path) => UnixStream::connect(path).and_then(|mut stream| {
-            stream.set_read_timeout(Some(PATIENCE))?;
-            let (session, size) = open(&mut stream, target)?;
-            stream.set_read_timeout(None)?;
-            set_socket_send_buffer_size(&stream, SEND_BUFFER)?;
-            Ok((Channel::new(OwnedFd::from(stream), session), size))
-        }),
-        Server::Tcp(host, port) => {
-            TcpStream::connect((host.as_str(), *port)).and_then(|mut stream| {
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
-                let (session, size) = open(&mut stream, target)?;
-                stream.set_read_timeout(None)?;
-                Ok((Channel::new(OwnedFd::from(stream), session), size))
-            })
+/// A socket during the handshake, which ends at a deadline however slowly the server sends.
+struct Timed {
+    socket: OwnedFd,
+    deadline: Instant,
+}
+
+impl Timed {
+    /// Connects a socket of this kind to an address.
+    fn connect(address: &SocketAddrAny, deadline: Instant) -> io::Result<Timed> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(address.address_family(), SocketType::STREAM, flags, None)?;
+        let timed = Timed { socket, deadline };
+        // The timeout for sending bounds `connect`, too.
+        timed.bound(Timeout::Send)?;
+        match connect(&timed.socket, address) {
+            Err(Errno::INPROGRESS | Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+            result => Ok(result.map(|()| timed)?),
         }
-    };
-    opened.map_err(|error: io::Error| {
+    }
+
+    /// Bounds the next call by the time that is left.
+    fn bound(&self, direction: Timeout) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // The kernel takes 0 for no bound, and counts in microseconds.
+        let left = left.max(Duration::from_micros(1));
+        Ok(set_socket_timeout(&self.socket, direction, Some(left))?)
+    }
+}
+
+/// A call that its bound ended.
+fn timed_out(error: Errno) -> io::Error {
+    if error == Errno::AGAIN { io::ErrorKind::TimedOut.into() } else { error.into() }
+}
+
+impl Read for Timed {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.bound(Timeout::Recv)?;
+        rustix::io::retry_on_intr(|| recv(&self.socket, &mut *into, RecvFlags::empty()))
+            .map(|(_, count)| count)
+            .map_err(timed_out)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bound(Timeout::Send)?;
+        rustix::io::retry_on_intr(|| send(&self.socket, bytes, SendFlags::NOSIGNAL))
+            .map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Connects and opens the export within this time; gives the connection and the export's size.
+pub(super) fn connect_to(target: &Target, timeout: Duration) -> io::Result<(Channel, u64)> {
+    try_connect(target, Instant::now() + timeout).map_err(|error| {
         let at = match &target.server {
             Server::Unix(path) => path.display().to_string(),
             Server::Tcp(host, port) => format!("{host}:{port}"),
         };
-        let cure = match error.kind() {
+        let (text, cure) = match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                ": no server listens there: start it, or correct the address"
+                (error.to_string(), ": no server listens there: start it, or correct the address")
             }
-            _ => "",
+            io::ErrorKind::TimedOut => (
+                format!("the handshake did not end within {timeout:.2?}"),
+                ": the server hangs, or it takes longer: see its log, or allow more with --timeout",
+            ),
+            _ => (error.to_string(), ""),
         };
-        io::Error::new(
-            error.kind(),
-            format!("cannot open export '{}' at {at}: {error}{cure}", target.export),
-        )
+        let export = &target.export;
+        io::Error::new(error.kind(), format!("cannot open export '{export}' at {at}: {text}{cure}"))
     })
+}
+
+fn try_connect(target: &Target, deadline: Instant) -> io::Result<(Channel, u64)> {
+    let mut stream = match &target.server {
+        Server::Unix(path) => {
+            let stream = Timed::connect(&SocketAddrUnix::new(path)?.into(), deadline)?;
+            set_socket_send_buffer_size(&stream.socket, SEND_BUFFER)?;
+            stream
+        }
+        Server::Tcp(host, port) => {
+            let stream = connect_tcp(host, *port, deadline)?;
+            set_tcp_nodelay(&stream.socket, true)?;
+            stream
+        }
+    };
+    let (session, size) = open(&mut stream, target)?;
+    Ok((Channel::new(stream.socket, session), size))
+}
+
+/// Connects to the first of the host's addresses that answers.
+fn connect_tcp(host: &str, port: u16, deadline: Instant) -> io::Result<Timed> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match Timed::connect(&address.into(), deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 fn invalid(what: &str) -> io::Error {

@@ -96,7 +96,9 @@ impl<P: Port, D: Device> Client<P, D> {
         }
         while let Ok(message) = self.inbox.try_recv() {
             match message {
-                Message::Front(()) | Message::Wipe(_) | Message::EndWipes(_) => {}
+                Message::Front(begins_ns) => self.front.begin(begins_ns),
+                Message::Wipe(_) | Message::EndWipes(_) => {}
+                Message::Cut(cut) => drop(cut),
                 // The asker may have gone away meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
                 Message::Forget(_) | Message::Record(_) => {}

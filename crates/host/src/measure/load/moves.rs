@@ -26,34 +26,34 @@ const LOOK_AGAIN_NS: u64 = 20_000;
 pub(super) struct Moves {
     interval_ns: u64,
     shards: usize,
-    /// From when to when each is there.
+    /// From when to when each is there, after the measurement has begun; one that starts at 0 is
+    /// there during the warm-up, too.
     lives_ns: Vec<(u64, u64)>,
     /// How many requests each may still send.
     spare: Box<[CachePadded<AtomicU32>]>,
 }
 
 impl Moves {
-    /// Jobs that are placed anew at such intervals, in a run whose measurement begins then.
-    pub(super) fn new(jobs: &[Job], shards: usize, interval_ns: u64, begins_ns: u64) -> Moves {
-        let life = |job: &Job| {
-            let starts_ns =
-                if job.starts_ns == 0 { 0 } else { begins_ns.saturating_add(job.starts_ns) };
-            (starts_ns, begins_ns.saturating_add(job.stops_ns))
-        };
+    /// Jobs that are placed anew at such intervals.
+    pub(super) fn new(jobs: &[Job], shards: usize, interval_ns: u64) -> Moves {
         let spare = |job: &Job| CachePadded::new(AtomicU32::new(job.depth.into()));
         Moves {
             interval_ns: interval_ns.max(1),
             shards: shards.max(1),
-            lives_ns: jobs.iter().map(life).collect(),
+            lives_ns: jobs.iter().map(|job| (job.starts_ns, job.stops_ns)).collect(),
             spare: jobs.iter().map(spare).collect(),
         }
     }
 
-    /// Each job's shard during the interval that `now_ns` is in.
-    fn homes(&self, now_ns: u64) -> Vec<usize> {
+    /// Each job's shard during the interval that `now_ns` is in, in a run whose measurement begins
+    /// at `begins_ns`.
+    fn homes(&self, now_ns: u64, begins_ns: u64) -> Vec<usize> {
         let mut rng = SmallRng::seed_from_u64(now_ns / self.interval_ns);
-        let is_here =
-            |job: &usize| (self.lives_ns[*job].0..self.lives_ns[*job].1).contains(&now_ns);
+        let is_here = |job: &usize| {
+            let (starts_ns, stops_ns) = self.lives_ns[*job];
+            (starts_ns == 0 || begins_ns.saturating_add(starts_ns) <= now_ns)
+                && now_ns < begins_ns.saturating_add(stops_ns)
+        };
         let (mut here, mut away): (Vec<usize>, Vec<usize>) =
             (0..self.lives_ns.len()).partition(is_here);
         let mut shards: Vec<usize> = (0..self.shards).collect();
@@ -87,10 +87,10 @@ impl Homes {
 
     /// Learns who is at home now.
     #[inline]
-    pub(super) fn look(&mut self, now_ns: u64) {
+    pub(super) fn look(&mut self, now_ns: u64, begins_ns: u64) {
         self.now_ns = now_ns;
         if now_ns >= self.until_ns {
-            self.homes = self.moves.homes(now_ns);
+            self.homes = self.moves.homes(now_ns, begins_ns);
             self.until_ns = (now_ns / self.moves.interval_ns + 1) * self.moves.interval_ns;
         }
     }
@@ -135,9 +135,9 @@ mod tests {
             let flow = policy.add_flow(Weight::DEFAULT).unwrap();
             let later = crate::measure::load::Job { starts_ns: u64::MAX - 1, ..job(flow) };
             let all: Vec<_> = (0..jobs).map(|_| job(flow)).chain((0..late).map(|_| later.clone())).collect();
-            let moves = Moves::new(&all, shards, 1000, 0);
-            let homes = moves.homes(interval * 1000);
-            prop_assert_eq!(&homes, &moves.homes(interval * 1000 + 999));
+            let moves = Moves::new(&all, shards, 1000);
+            let homes = moves.homes(interval * 1000, 0);
+            prop_assert_eq!(&homes, &moves.homes(interval * 1000 + 999, 0));
             let here = |shard: usize| homes[..jobs].iter().filter(|&&home| home == shard).count();
             prop_assert!((0..shards).all(|shard| (jobs / shards..=jobs.div_ceil(shards)).contains(&here(shard))));
         }
@@ -147,12 +147,12 @@ mod tests {
     fn a_job_sends_at_home_alone_and_never_more_than_its_depth() {
         let (policy, _ports) = NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let moves = Arc::new(Moves::new(&[job(flow)], 2, 1000, 0));
+        let moves = Arc::new(Moves::new(&[job(flow)], 2, 1000));
         let mut shards = [0, 1].map(|shard| Homes::new(moves.clone(), shard));
         let mut homes = [0; 2];
         let depth = u32::from(job(flow).depth);
         for interval in 0..100 {
-            shards.iter_mut().for_each(|shard| shard.look(interval * 1000));
+            shards.iter_mut().for_each(|shard| shard.look(interval * 1000, 0));
             let sent: Vec<u32> = shards
                 .iter()
                 .map(|shard| (0..).take_while(|_| shard.take(0)).count() as u32)

@@ -122,7 +122,8 @@ pub struct Conn {
     style: ReplyStyle,
     volume: Volume,
     client: Client,
-    /// Where it waits until all shards have looked which clients of its tenant have ended.
+    /// Over when all shards have found out which clients of its tenant have ended; until then it
+    /// takes nothing in.
     gate: Option<Arc<Meeting>>,
     region: Region,
     incoming: Incoming,
@@ -228,6 +229,12 @@ impl Conn {
             was_used: false,
             is_cancelled: false,
         }
+    }
+
+    /// What it serves ends at this many bytes now. Its client finds that out by an error, or when
+    /// it connects again.
+    pub(super) fn shrink(&mut self, size: u64) {
+        self.volume.size = self.volume.size.min(size);
     }
 
     /// It takes nothing in before this meeting is over.
@@ -734,10 +741,12 @@ impl Conn {
         match result {
             _ if self.state == State::Dead => {}
             // With both directions closed no answer can be read. With one, a client may still read.
-            // What has come before is taken in first.
+            // The bytes before the end are taken in first.
             0 => {
                 self.is_received = true;
-                self.farewell = Farewell::EndOfStream;
+                if self.farewell == Farewell::None {
+                    self.farewell = Farewell::EndOfStream;
+                }
                 self.leave();
                 if self.closed() == Some(Closed::Both) {
                     self.has_gone();

@@ -51,8 +51,8 @@ pub struct Pass {
     pub shown: Vec<CertificateId>,
     /// Its place among its tenant's connections.
     pub place: Option<Place>,
-    /// Over when every shard has looked which clients of the tenant have ended; what it asks for
-    /// waits until then.
+    /// Over when every shard has found out which clients of the tenant have ended; requests of this
+    /// one wait until then.
     pub gate: Option<Arc<Meeting>>,
 }
 
@@ -68,9 +68,16 @@ pub enum Message {
         /// Whatever they wait for.
         cut_off: bool,
     },
-    /// A client of this flow connects to the shard of this number: look which others have ended,
-    /// so that its requests wait for theirs. Its gate is told when that is done.
-    Look {
+    /// The range of this flow's tenant ends at this many bytes now: requests beyond are refused.
+    Shrink {
+        /// The flow.
+        flow: FlowId,
+        /// The range's size in bytes.
+        size: u64,
+    },
+    /// A client of this flow connects to the shard of this number: find out which others have
+    /// ended, so that its requests wait for theirs, then arrive at its gate.
+    CheckEnds {
         /// The flow.
         flow: FlowId,
         /// The shard.
@@ -234,6 +241,10 @@ impl Front for NbdFront {
                 });
                 self.take_finished(now_ns, path);
             }
+            Message::Shrink { flow, size } => {
+                let conns = self.conns.iter_mut().flatten().filter(|conn| conn.is_of(flow));
+                conns.for_each(|conn| conn.shrink(size));
+            }
             Message::Second => {
                 let mut allowance = GIVEN_BACK;
                 for index in 0..self.conns.len() {
@@ -273,9 +284,9 @@ impl Front for NbdFront {
                     }
                 }
             }
-            Message::Look { flow, shard, gate } => {
+            Message::CheckEnds { flow, shard, gate } => {
                 let conns = self.conns.iter_mut().flatten();
-                conns.filter(|conn| conn.is_of(flow)).for_each(Conn::look);
+                conns.filter(|conn| conn.is_of(flow)).for_each(Conn::check_end);
                 if gate.arrive() {
                     path.wake(shard);
                 }
@@ -314,9 +325,11 @@ impl Front for NbdFront {
         while path.has_room()
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
+            // A policy that stages has room for all, and orders them itself.
+            let most = if P::IS_DIRECT { orders } else { u32::MAX };
             let conn = self.conns[connection as usize].as_mut();
             let (given, has_more) =
-                conn.map_or((0, false), |conn| conn.take_turn(now_ns, ring, path, orders));
+                conn.map_or((0, false), |conn| conn.take_turn(now_ns, ring, path, most));
             self.turns.end(given, has_more);
         }
         if cancels {

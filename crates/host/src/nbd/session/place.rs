@@ -19,6 +19,11 @@ impl Connections {
         Arc::new(Connections { all: AtomicUsize::new(0), on })
     }
 
+    /// None yet, on as many shards.
+    pub(crate) fn anew(&self) -> Arc<Connections> {
+        Connections::on(self.on.len())
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.all.load(Ordering::Relaxed)

@@ -8,8 +8,8 @@ use crate::device::Device;
 use crate::io::ring::Ring;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Takes the requests from the port that wait for a cap. Nobody waits for those, since a cap
-    /// may let them go in an hour: [`Self::resubmit`] gives them to the port after this one.
+    /// Takes the requests from the port that wait for a cap, which may take an hour:
+    /// [`Self::resubmit`] gives them to the port after this one.
     #[cold]
     pub fn withdraw(&mut self, now_ns: u64) {
         for index in 0..self.live.len() {

@@ -4,7 +4,7 @@ use std::io;
 
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::{Sfqd, SfqdPort};
-use fairq_core::{FlowId, FlowStats, Growth, Native, Policy, SubmitError, Weight};
+use fairq_core::{FlowId, FlowStats, Growth, Native, Policy, Reason, SubmitError, Weight};
 
 use super::*;
 use crate::device::store::Store;
@@ -213,7 +213,9 @@ impl Port for Spy {
         Next::Idle
     }
 
-    fn complete(&mut self, _now_ns: u64, _tag: Tag, _outcome: Outcome, _wake: &mut PortSet) {}
+    fn complete(&mut self, _now_ns: u64, _tag: Tag, _outcome: Outcome, _: &mut PortSet) -> bool {
+        true
+    }
 
     fn admit(&self, _flow: FlowId) -> Result<(), SubmitError> {
         Ok(())
@@ -221,6 +223,14 @@ impl Port for Spy {
 
     fn cancel(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
         false
+    }
+
+    fn expedite(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> bool {
+        false
+    }
+
+    fn hold(&mut self, _tag: Tag, _flow: FlowId) -> Result<(), SubmitError> {
+        Ok(())
     }
 
     fn requeue(&mut self, _now_ns: u64, _tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
@@ -241,6 +251,12 @@ impl Port for Spy {
 
     fn flow_stats(&self, _flow: FlowId) -> FlowStats {
         FlowStats::default()
+    }
+
+    fn barrier(&mut self, _flow: FlowId) {}
+
+    fn reason(&self, _tag: Option<Tag>) -> Reason {
+        Reason::default()
     }
 }
 

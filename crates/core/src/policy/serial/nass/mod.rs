@@ -54,11 +54,11 @@ use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
 use crate::entry::knobs::{self, Configure, Knob, Knobs, changeable};
-use crate::policy::reference::ReferenceWeight;
 use crate::policy::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
 use crate::structures::allocation::granted;
+use crate::structures::reference::ReferenceWeight;
 
 use control::Control;
 

@@ -3,8 +3,6 @@
 
 use super::*;
 
-use crate::shard::fence::PATIENCE_S;
-
 /// The key of the part of the client's stream that is not yet read. Those of ops are their indexes.
 const STREAM: u32 = u32::MAX;
 
@@ -12,7 +10,7 @@ const STREAM: u32 = u32::MAX;
 pub(super) struct Behind {
     op: u16,
     /// For how many seconds.
-    waited_s: u8,
+    waited_s: u32,
 }
 
 impl Conn {
@@ -46,6 +44,7 @@ impl Conn {
         let waits =
             op.errno == 0 && op.reach(&self.volume).is_some_and(|reach| self.client.waits(reach));
         if waits {
+            self.client.count();
             self.behind.push_back(Behind { op: index, waited_s: 0 });
         }
         waits
@@ -73,11 +72,11 @@ impl Conn {
 
     /// A second has passed: fails those that have waited for too long. True if there were any.
     pub(super) fn fail_late(&mut self) -> bool {
-        let mut failed = 0;
+        let (mut failed, patience_s) = (0, self.client.patience_s());
         let (ops, to_submit) = (&mut self.ops, &mut self.to_submit);
         self.behind.retain_mut(|behind| {
             behind.waited_s = behind.waited_s.saturating_add(1);
-            if behind.waited_s <= PATIENCE_S {
+            if behind.waited_s <= patience_s {
                 return true;
             }
             ops[usize::from(behind.op)].is_late = true;
@@ -91,7 +90,7 @@ impl Conn {
                 connection = self.index,
                 tenant = self.volume.tenant,
                 requests = failed,
-                waited_s = PATIENCE_S,
+                waited_s = patience_s,
                 "requests fail with EIO: writes of an earlier connection of the tenant to the same \
                  bytes have not ended, and would land after them; see to the storage"
             );

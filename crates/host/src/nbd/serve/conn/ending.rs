@@ -10,9 +10,9 @@
 //! | ends its stream or says good-bye behind requests that have no room, and does not read | is \
 //! given up after [`FAREWELL_S`] without a byte taken |
 //!
-//! A connection whose next request has no room receives nothing, so its end is looked for once a
-//! second, and whenever another client of the tenant connects. After a second without room it
-//! receives what its buffer takes, to find a good-bye there.
+//! A connection whose next request has no room receives nothing, so its socket is polled for the
+//! end once a second, and whenever another client of the tenant connects. After a second without
+//! room it receives what its buffer takes, to find a good-bye there.
 //!
 //! TCP cannot tell the last two apart before an answer has been refused. What is given up and
 //! staged is cancelled; what is on the device runs to its end, since the device has its memory, and
@@ -87,7 +87,7 @@ impl Conn {
         }
     }
 
-    /// What the client has closed, if anything.
+    /// The directions that the client has closed, if any.
     pub(super) fn closed(&self) -> Option<Closed> {
         let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
         // The kernel reports errors and the end of both directions in any case.
@@ -99,7 +99,7 @@ impl Conn {
     }
 
     /// Another client of the tenant has come, whose requests wait for this one's if it has ended.
-    pub fn look(&mut self) {
+    pub fn check_end(&mut self) {
         if !self.client.has_ended() && (self.closed().is_some() || self.has_good_bye_ahead()) {
             self.leave();
         }
@@ -121,9 +121,9 @@ impl Conn {
         false
     }
 
-    /// Looks for the end of a client whose next request has no room; a receive that is under way
-    /// tells of it otherwise.
-    fn look_for_end(&mut self) {
+    /// Detects the end of a client whose next request has no room; otherwise a receive is under
+    /// way, and ends with it.
+    fn detect_end(&mut self) {
         let is_stalled = self.state == State::Open && self.is_stalled();
         if self.is_unread || !(is_stalled || self.state == State::Draining) {
             return;
@@ -156,7 +156,7 @@ impl Conn {
             self.outbox.shrink();
         }
         let was = (self.state, self.is_unread);
-        self.look_for_end();
+        self.detect_end();
         let has_taken = std::mem::take(&mut self.has_taken);
         let is_late = match self.farewell {
             Farewell::None => false,

@@ -1,0 +1,654 @@
+//! The record on storage.
+//!
+//! | pool | place of the record |
+//! |---|---|
+//! | a regular file | `FILE.layout` beside it |
+//! | a block device | the last MiB of the device |
+//! | a block device whose last MiB is a tenant's | the state directory, by the device's identity |
+//!
+//! A file and its record have the same identifier, the file as an extended attribute
+//! ([`ATTRIBUTE`]). Nothing ties a device to a record in the state directory: elsewhere the device
+//! is to be adopted.
+//!
+//! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is
+//! adopted then: its tenants are where that version's rule places them, and keep what is there. A
+//! block device is adopted by itself only if it is blank, since one that has grown looks the same.
+//! Any trace that does not fit is refused: half of a pool must not pass for a new one.
+//!
+//! **Bounds.** The record of a block device that has grown while no server had it is looked for
+//! near the end for [`SEARCH`].
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, XattrFlags};
+use rustix::io::Errno;
+
+use super::place::{Placed, place};
+use super::record::{COPY, Copied, Held, Record, SPACE, decode, encode, newest};
+use crate::device::SECTOR;
+use crate::refusal::Refusal;
+use crate::tenant::{Tenant, layout};
+use crate::units::exact_size;
+
+/// The extended attribute with the identifier of a file's record.
+const ATTRIBUTE: &str = "user.fairq.layout";
+/// An identifier that the file could not take: its file system has no such attributes.
+const UNMARKED: &str = "unmarked-";
+/// Where the kernel says which device one is, in its folder in sysfs: disks, the disks of
+/// partitions, volumes, files behind loop devices.
+const IDENTITY: [&str; 10] = [
+    "wwid",
+    "device/wwid",
+    "serial",
+    "dm/uuid",
+    "loop/backing_file",
+    "start",
+    "../wwid",
+    "../device/wwid",
+    "../serial",
+    "../loop/backing_file",
+];
+/// How long the record of a device that has grown is looked for.
+const SEARCH: Duration = Duration::from_secs(2);
+/// Tries at intervals of a MiB before the search goes on at intervals of [`FAR`].
+const NEAR: u64 = 4096;
+/// The extents of LVM, in bytes.
+const FAR: u64 = 4 << 20;
+/// How often and with what pause it is tried to get a pool alone.
+const TRIES: u32 = 25;
+const PAUSE: Duration = Duration::from_millis(20);
+/// Bytes at the start of a range and at the end of a device that are zero on one that is blank.
+const BLANK: u64 = 1 << 20;
+/// Records begin at multiples of this.
+const ALIGNED: u64 = 4096;
+
+/// A file or block device that tenants share.
+pub struct Media {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    size: u64,
+}
+
+/// A record, and where it is kept.
+pub struct Pool {
+    path: PathBuf,
+    /// The file that the record is in, and its first byte there.
+    file: File,
+    at: u64,
+    is_block_device: bool,
+    record: Record,
+    sequence: u64,
+}
+
+/// What there is of a record.
+pub enum Found {
+    /// No trace.
+    Nothing,
+    /// A record that belongs to the pool.
+    Whole(Box<Pool>),
+    /// Something that does not fit: what, and the record, if there is one.
+    Trouble(String, Option<Box<Pool>>),
+}
+
+/// How a server begins on a pool.
+pub struct Start {
+    /// The record, on storage.
+    pub pool: Pool,
+    /// Where everybody is.
+    pub placed: Placed,
+    /// The pool had data and no record: what it was taken for.
+    pub adopted: bool,
+}
+
+fn fault(path: &Path, what: &str, error: &io::Error) -> Refusal {
+    Refusal::new(format!("{}: cannot {what}: {error}", path.display()))
+}
+
+fn identifier() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned())
+}
+
+/// Where records are kept that have no room on their device.
+fn state_directory() -> PathBuf {
+    let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    // The service manager may name several, of which the first is the one for this.
+    if let Some(list) = of("STATE_DIRECTORY") {
+        return list.to_string_lossy().split(':').next().map(PathBuf::from).unwrap_or_default();
+    }
+    let of_service = Path::new("/var/lib/fairq");
+    if of_service.is_dir() {
+        return of_service.into();
+    }
+    let home = || PathBuf::from(of("HOME").unwrap_or_default()).join(".local/state");
+    of("XDG_STATE_HOME").map_or_else(home, PathBuf::from).join("fairq")
+}
+
+impl Media {
+    /// Opens a pool's file beside whoever else has it open.
+    pub fn open(path: &Path) -> Result<Media, Refusal> {
+        let open = || {
+            let real = std::fs::canonicalize(path)?;
+            let file = File::options().read(true).write(true).open(&real)?;
+            let (metadata, size) =
+                (file.metadata()?, rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?);
+            Ok(Media { path: real, file, metadata, size })
+        };
+        open().map_err(|error| fault(path, "open it for its layout record", &error))
+    }
+
+    /// The same, which no server may have, nor get as long as this lives.
+    pub fn open_alone(path: &Path) -> Result<Media, Refusal> {
+        let mut media = Media::open(path)?;
+        let taken = || {
+            Refusal::new(format!(
+                "{} is in use: stop the server that has it, or use fairq ctl",
+                path.display()
+            ))
+        };
+        if media.is_block_device() {
+            let mut options = File::options();
+            let options = options.read(true).write(true).custom_flags(libc_o_excl());
+            media.file =
+                options.open(&media.path).map_err(|error| match Errno::from_io_error(&error) {
+                    Some(Errno::BUSY) => taken(),
+                    _ => fault(path, "open it alone", &error),
+                })?;
+        }
+        // The kernel takes a moment to let go of the files of a server that has been killed.
+        for _ in 0..TRIES {
+            match rustix::fs::flock(&media.file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+                Err(error) => return Err(fault(path, "lock it", &error.into())),
+                Ok(()) => return Ok(media),
+            }
+        }
+        Err(taken())
+    }
+
+    /// The same, of whose file no more than these bytes are served.
+    #[must_use]
+    pub fn within(mut self, served: u64) -> Media {
+        // The record at a device's end is found by its true size.
+        if !self.is_block_device() {
+            self.size = self.size.min(served);
+        }
+        self
+    }
+
+    fn is_block_device(&self) -> bool {
+        self.metadata.file_type().is_block_device()
+    }
+
+    /// The first byte of the record at the end of the device.
+    fn tail(size: u64) -> u64 {
+        size.saturating_sub(SPACE) / ALIGNED * ALIGNED
+    }
+
+    /// Bytes for tenants, with the record in its usual place.
+    fn room(&self) -> u64 {
+        if self.is_block_device() { Media::tail(self.size) } else { self.size / SECTOR * SECTOR }
+    }
+
+    fn beside(&self) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".layout");
+        path.into()
+    }
+
+    fn in_state(&self) -> PathBuf {
+        let digest = ring::digest::digest(&ring::digest::SHA256, self.identity().as_bytes());
+        let name: String =
+            digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        state_directory().join(format!("{name}.layout"))
+    }
+
+    /// A block device by the names that it has wherever it is attached; by its path without any.
+    fn identity(&self) -> String {
+        let number = self.metadata.rdev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let read = |name: &&str| {
+            let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}"));
+            text.ok().map(|text| format!("{name} {}", text.trim()))
+        };
+        let names: Vec<String> = IDENTITY.iter().filter_map(read).collect();
+        if names.is_empty() { self.path.display().to_string() } else { names.join("\n") }
+    }
+
+    /// The identifier that the file has.
+    fn mark(&self) -> Option<String> {
+        let mut bytes = [0; 128];
+        let length = rustix::fs::fgetxattr(&self.file, ATTRIBUTE, &mut bytes[..]).ok()?;
+        String::from_utf8(bytes.get(..length)?.to_vec()).ok()
+    }
+
+    fn pool(&self, file: File, at: u64, record: Record, sequence: u64) -> Box<Pool> {
+        let (path, is_block_device) = (self.path.clone(), self.is_block_device());
+        Box::new(Pool { path, file, at, is_block_device, record, sequence })
+    }
+
+    /// Finds the record.
+    pub fn find(&self) -> Result<Found, Refusal> {
+        let cannot = |error: io::Error| fault(&self.path, "read its layout record", &error);
+        if self.is_block_device() {
+            return self.find_on_device().map_err(cannot);
+        }
+        let (mark, beside) = (self.mark(), self.beside());
+        let file = match File::options().read(true).write(true).open(&beside) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(match mark {
+                    None => Found::Nothing,
+                    Some(id) => {
+                        let beside = beside.display();
+                        Found::Trouble(format!("its layout record {beside} ({id}) is lost"), None)
+                    }
+                });
+            }
+            Err(error) => return Err(fault(&beside, "open it", &error)),
+        };
+        let trouble = |what: &str| format!("its layout record {} {what}", beside.display());
+        Ok(match read(&file, 0).map_err(cannot)? {
+            Copied::Nothing => Found::Trouble(trouble("is empty or something else"), None),
+            Copied::Damaged(why) => Found::Trouble(trouble(&format!("is damaged: {why}")), None),
+            Copied::Whole(record, sequence) => {
+                let id = record.id.clone();
+                let pool = self.pool(file, 0, *record, sequence);
+                match mark {
+                    Some(mark) if mark == id.trim_start_matches(UNMARKED) => Found::Whole(pool),
+                    None if id.starts_with(UNMARKED) => Found::Whole(pool),
+                    None => Found::Trouble(
+                        trouble(&format!(
+                            "is that of a file with the identifier {id}, and this file has none: \
+                             it was copied, restored or made anew"
+                        )),
+                        Some(pool),
+                    ),
+                    Some(mark) => Found::Trouble(
+                        trouble(&format!("is that of {id}, and this file is {mark}")),
+                        Some(pool),
+                    ),
+                }
+            }
+        })
+    }
+
+    fn find_on_device(&self) -> io::Result<Found> {
+        let (tail, beside) = (Media::tail(self.size), self.in_state());
+        let own = match read(&self.file, tail)? {
+            Copied::Nothing => self.search()?,
+            found => Some((tail, found)),
+        };
+        let of_state = match File::options().read(true).write(true).open(&beside) {
+            Ok(file) => Some((read(&file, 0)?, file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let again = || self.file.try_clone();
+        Ok(match (own, of_state) {
+            (None, None) => Found::Nothing,
+            (Some((at, Copied::Whole(record, sequence))), None) => {
+                Found::Whole(self.pool(again()?, at, *record, sequence))
+            }
+            (None, Some((Copied::Whole(record, sequence), file))) if record.size == self.size => {
+                Found::Whole(self.pool(file, 0, *record, sequence))
+            }
+            (Some((at, Copied::Whole(record, sequence))), Some(_)) => Found::Trouble(
+                format!("it has two layout records: in its last MiB, and {}", beside.display()),
+                Some(self.pool(again()?, at, *record, sequence)),
+            ),
+            (None, Some((Copied::Whole(record, sequence), file))) => Found::Trouble(
+                format!(
+                    "its layout record {} is that of a device of {}, and this one has {}",
+                    beside.display(),
+                    exact_size(record.size),
+                    exact_size(self.size)
+                ),
+                Some(self.pool(file, 0, *record, sequence)),
+            ),
+            (Some((_, Copied::Damaged(why))), _) | (None, Some((Copied::Damaged(why), _))) => {
+                Found::Trouble(format!("its layout record is damaged: {why}"), None)
+            }
+            (_, Some(_)) => {
+                let beside = beside.display();
+                Found::Trouble(format!("its layout record {beside} is no record"), None)
+            }
+            (Some((_, Copied::Nothing)), None) => Found::Nothing,
+        })
+    }
+
+    /// Looks for the record of a device that has grown.
+    fn search(&self) -> io::Result<Option<(u64, Copied)>> {
+        let until = Instant::now() + SEARCH;
+        let (mut step, mut end, mut tries) = (1 << 20, self.size, 0);
+        let mut head = [0; 8];
+        while end > SPACE && Instant::now() < until {
+            end = (end - 1) / step * step;
+            let at = Media::tail(end);
+            self.file.read_exact_at(&mut head, at)?;
+            if head == super::record::MAGIC
+                && let found @ Copied::Whole(..) = read(&self.file, at)?
+            {
+                return Ok(Some((at, found)));
+            }
+            tries += 1;
+            step = if tries < NEAR { 1 << 20 } else { FAR };
+        }
+        Ok(None)
+    }
+
+    /// Whether the file has no data at all.
+    fn is_all_hole(&self) -> bool {
+        matches!(rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(0)), Err(Errno::NXIO))
+    }
+
+    /// Whether nothing is at the start of any of these ranges, and at the device's end.
+    fn is_blank(&self, record: &Record) -> Result<bool, Refusal> {
+        let starts = record.ranges().iter().map(|held| held.offset);
+        let starts = starts.chain([Media::tail(self.size)]);
+        let mut bytes = vec![0; BLANK as usize];
+        for start in starts {
+            let length = BLANK.min(self.size - start) as usize;
+            self.file
+                .read_exact_at(&mut bytes[..length], start)
+                .map_err(|error| fault(&self.path, "read it", &error))?;
+            if bytes[..length].iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes the record in its usual place; in the state directory if `is_full`.
+    fn create(&self, mut record: Record, is_full: bool) -> Result<Pool, Refusal> {
+        if self.is_block_device() && !is_full {
+            let file = self.file.try_clone().map_err(|error| fault(&self.path, "open it", &error));
+            let mut pool = *self.pool(file?, Media::tail(self.size), record, 0);
+            pool.save_own()?;
+            return Ok(pool);
+        }
+        let path = if is_full { self.in_state() } else { self.beside() };
+        let cannot = |error: io::Error| {
+            let path = path.display();
+            Refusal::new(format!(
+                "{path}: cannot write the layout record: {error}: the server keeps there which \
+                 range is whose, so its user must be able to: touch {path} and give it to that user"
+            ))
+        };
+        if is_full {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            std::fs::create_dir_all(folder).map_err(cannot)?;
+        }
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(cannot)?;
+        // Made by root for the user who has the pool; anybody else has it already.
+        let (uid, gid) = (self.metadata.uid(), self.metadata.gid());
+        let _ = std::os::unix::fs::fchown(file.as_fd(), Some(uid), Some(gid));
+        if !is_full {
+            // Until the file has its mark the record says so: either way it is found again.
+            record.id = format!("{UNMARKED}{}", record.id);
+        }
+        let mut pool = *self.pool(file, 0, record, 0);
+        pool.save_own()?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = File::open(folder.unwrap_or(Path::new("."))).and_then(|it| it.sync_all());
+        folder.map_err(cannot)?;
+        self.mark_as(&mut pool)?;
+        Ok(pool)
+    }
+
+    /// Gives the file its record's identifier, where that can be done and has not been.
+    fn mark_as(&self, pool: &mut Pool) -> Result<(), Refusal> {
+        let Some(id) = pool.record.id.strip_prefix(UNMARKED).map(str::to_owned) else {
+            return Ok(());
+        };
+        let marked = match rustix::fs::fsetxattr(
+            &self.file,
+            ATTRIBUTE,
+            id.as_bytes(),
+            XattrFlags::empty(),
+        ) {
+            Ok(()) => self.file.sync_all(),
+            Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(()),
+            Err(error) => Err(error.into()),
+        };
+        marked.map_err(|error| fault(&self.path, "mark it with its identifier", &error))?;
+        pool.record.id = id;
+        pool.save_own()
+    }
+
+    /// A record of these tenants by version 0.1.0's rule, in which all keep what is there; and
+    /// whether it needs the device's last MiB.
+    pub fn adopt(
+        &self,
+        tenants: &[Tenant],
+        own: &[u64],
+        is_new: bool,
+    ) -> Result<(Record, bool), Refusal> {
+        let id = identifier().map_err(|error| fault(&self.path, "make an identifier", &error))?;
+        let room = self.room();
+        let all = if is_new { room } else { self.size / SECTOR * SECTOR };
+        let ranges = layout(tenants, Some(all), own)?;
+        let shared = || tenants.iter().zip(&ranges).filter(|(tenant, _)| tenant.path.is_none());
+        let is_full = shared().any(|(_, range)| range.offset + range.size > room);
+        // What a pool with data has held is not known, nor what is on a device.
+        let is_zero = is_new && !self.is_block_device();
+        let size = if is_full { all } else { room };
+        let mut record = Record::new(id, size, if is_zero { 0 } else { size });
+        let held = shared().map(|(tenant, range)| Held {
+            name: tenant.name.clone(),
+            offset: range.offset,
+            size: range.size,
+            zeroed: true,
+        });
+        record.claim_all(held).map_err(|error| {
+            Refusal::new(format!("{}: the layout: {error}", self.path.display()))
+        })?;
+        Ok((record, is_full))
+    }
+
+    /// Writes an adopted record, in place of whatever there is.
+    pub fn write(&self, record: Record, is_full: bool) -> Result<Pool, Refusal> {
+        let old = match self.find()? {
+            Found::Whole(pool) | Found::Trouble(_, Some(pool)) => pool.sequence,
+            _ => 0,
+        };
+        let mut pool = self.create(record, is_full)?;
+        pool.sequence = pool.sequence.max(old);
+        pool.save_own()?;
+        Ok(pool)
+    }
+
+    /// Keeps a record that was found, and ties it to this pool.
+    pub fn bind(&self, pool: Pool) -> Result<Pool, Refusal> {
+        if self.is_block_device() {
+            return Ok(pool);
+        }
+        let id = identifier().map_err(|error| fault(&self.path, "make an identifier", &error))?;
+        let mut record = pool.record;
+        record.id = id;
+        self.write(record, false)
+    }
+
+    /// The refusal of a start on a pool whose record does not fit.
+    fn refuse(&self, what: &str, kept: Option<&Pool>, tenants: &[Tenant], own: &[u64]) -> Refusal {
+        let path = self.path.display();
+        let would = match kept {
+            Some(pool) => format!(
+                "`fairq layout adopt {path}` would keep that record for this pool:{}\nand `fairq \
+                 layout adopt {path} --config FILE` would place the tenants by the configuration, \
+                 as version 0.1.0 did; a pool that is new needs no record: remove {}",
+                lines(&pool.record),
+                if self.is_block_device() { self.in_state() } else { self.beside() }.display()
+            ),
+            None => match self.adopt(tenants, own, false) {
+                Ok((record, _)) => format!(
+                    "`fairq layout adopt {path} --config FILE` would place the tenants by the \
+                     configuration, as version 0.1.0 did, and zero nothing:{}\nthat is right only \
+                     if this is where their data are; or restore the record from a backup",
+                    lines(&record)
+                ),
+                Err(error) => format!("it cannot be adopted: {error}"),
+            },
+        };
+        Refusal::new(format!("{path}: {what}; nothing was changed. {would}"))
+    }
+
+    /// What a server does first: finds the record or makes it, and places its tenants. `is_made`
+    /// says that the server has just made the file.
+    pub fn start(&self, is_made: bool, tenants: &[Tenant], own: &[u64]) -> Result<Start, Refusal> {
+        let path = self.path.display().to_string();
+        let (mut pool, adopted) = match self.find()? {
+            Found::Trouble(what, kept) => {
+                return Err(self.refuse(&what, kept.as_deref(), tenants, own));
+            }
+            Found::Whole(mut pool) => {
+                if !self.is_block_device() {
+                    self.mark_as(&mut pool)?;
+                }
+                (*pool, false)
+            }
+            Found::Nothing if self.is_block_device() => {
+                // Tenants whose sizes take all of the device have its last MiB, too.
+                let (record, is_full) =
+                    self.adopt(tenants, own, true).or_else(|_| self.adopt(tenants, own, false))?;
+                if !self.is_blank(&record)? {
+                    let what = "it has data and no layout record: it was laid out by version \
+                                0.1.0, or has grown, or is something else";
+                    return Err(self.refuse(what, None, tenants, own));
+                }
+                (self.create(record, is_full)?, false)
+            }
+            Found::Nothing => {
+                let is_new = is_made || self.is_all_hole();
+                (self.create(self.adopt(tenants, own, is_new)?.0, false)?, !is_new)
+            }
+        };
+        pool.fit(self.size)?;
+        let placed = place(&path, tenants, &pool.record, own, &[])?;
+        if placed.record != pool.record {
+            pool.save(&placed.record)
+                .map_err(|error| fault(&self.path, "write its layout record", &error))?;
+        }
+        Ok(Start { pool, placed, adopted })
+    }
+}
+
+/// `O_EXCL`, which asks for a block device alone.
+fn libc_o_excl() -> i32 {
+    rustix::fs::OFlags::EXCL.bits() as i32
+}
+
+/// A line for each range.
+pub fn lines(record: &Record) -> String {
+    record.ranges().iter().map(|held| format!("\n  {held}")).collect()
+}
+
+/// Reads the record at a place.
+fn read(file: &File, at: u64) -> io::Result<Copied> {
+    let copy = |index: u64| -> io::Result<Copied> {
+        let mut bytes = vec![0; COPY];
+        let mut length = 0;
+        while length < COPY {
+            let place = at + index * COPY as u64 + length as u64;
+            match file.read_at(&mut bytes[length..], place) {
+                Ok(0) => break,
+                Ok(count) => length += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(decode(&bytes[..length]))
+    };
+    Ok(newest([copy(0)?, copy(1)?]))
+}
+
+impl Pool {
+    /// The record as it is on storage.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The pool's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the record is in the device's last MiB.
+    fn is_in_tail(&self) -> bool {
+        self.is_block_device && self.at > 0
+    }
+
+    /// Puts a record on stable storage in place of this one.
+    pub fn save(&mut self, record: &Record) -> io::Result<()> {
+        let sequence = self.sequence + 1;
+        let mut bytes = encode(record, sequence).map_err(io::Error::other)?;
+        bytes.resize(bytes.len().next_multiple_of(ALIGNED as usize), 0);
+        for copy in 0..2 {
+            self.file.write_all_at(&bytes, self.at + copy * COPY as u64)?;
+            self.file.sync_data()?;
+        }
+        (self.record, self.sequence) = (record.clone(), sequence);
+        Ok(())
+    }
+
+    fn save_own(&mut self) -> Result<(), Refusal> {
+        let record = self.record.clone();
+        self.save(&record).map_err(|error| fault(&self.path, "write its layout record", &error))
+    }
+
+    /// The pool's file has this size now: what has come is free, and the record is at the end.
+    /// True if that is a change.
+    pub fn fit(&mut self, size: u64) -> Result<bool, Refusal> {
+        let refused =
+            |error| Refusal::new(format!("{}: the layout record: {error}", self.path.display()));
+        let (at, room) = match self.is_in_tail() {
+            true => (Media::tail(size), Media::tail(size)),
+            false => (0, size / SECTOR * SECTOR),
+        };
+        if room == self.record.size {
+            return Ok(false);
+        }
+        let mut record = self.record.clone();
+        record.set_size(room, !self.is_block_device).map_err(refused)?;
+        let before = std::mem::replace(&mut self.at, at);
+        if let Err(error) = self.save(&record) {
+            self.at = before;
+            return Err(fault(&self.path, "write its layout record", &error));
+        }
+        // The old one is in free space, where no search may find it.
+        if self.is_in_tail() && before + SPACE <= at {
+            for copy in 0..2 {
+                let _ = self.file.write_all_at(&[0; 512], before + copy * COPY as u64);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Refuses to write over a pool.
+pub fn refuse_pool(path: &Path, may_overwrite: bool) -> Result<(), Refusal> {
+    if may_overwrite || !path.exists() {
+        return Ok(());
+    }
+    let has_record = Media::open(path).and_then(|media| media.find());
+    match has_record {
+        Ok(Found::Whole(_) | Found::Trouble(..)) => Err(Refusal::new(format!(
+            "{} is a pool with tenants' data (fairq layout show {0}): use another file or device, \
+             or add --overwrite if they may be lost",
+            path.display()
+        ))),
+        // A file that cannot be opened is refused by whoever opens it to use it.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;

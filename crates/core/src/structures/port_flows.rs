@@ -1,0 +1,446 @@
+//! What a port keeps of the flows that have requests there: which seat each has, and how many
+//! requests.
+
+use alloc::boxed::Box;
+
+use crate::contract::flow::{FlowId, Weight};
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::contract::port::{SubmitError, Tag};
+use crate::contract::port_set::{PortId, PortSet};
+use crate::structures::allocation::{boxed, zeroes};
+use crate::structures::fifo::{Fifo, Links};
+use crate::structures::flow_table::FlowTable;
+
+/// One port's private account of flows: how many requests of each it holds, and what else its
+/// policy keeps of them, a `T`.
+///
+/// **Memory.** A port keeps a *seat* for each flow that has requests there, and for those that had
+/// some lately: as many seats as tags, or as flows if those are fewer, and a word for each flow. A
+/// flow that comes to a port where all seats are taken gets the one that has been idle longest.
+/// There is one: a live request takes a tag, so at least one seat is idle before the tag of the
+/// request that comes is taken. What was kept of the seat's flow starts from `T::default()` when
+/// that flow comes back; what the flow is still to be charged the policy takes over in `left`.
+///
+/// **Outside.** A request that waits in front of the policy ([`hold`](crate::Port::hold)), or that
+/// went to the device before all others ([`expedite`](crate::Port::expedite)), is not the policy's.
+/// The account has its tag, and counts it for its flow: the seat is not idle and the slot is not
+/// free before it is gone.
+///
+/// **Alignment.** Every policy's port contains one, and so its alignment, two cache lines
+/// (processors fetch them in pairs), becomes the port's. Ports are handed out side by side and each
+/// is written by its own thread at every verb: without it two of them would share a line, which
+/// cost more than all that they share on purpose.
+#[repr(align(128))]
+pub(crate) struct PortFlows<T = ()> {
+    port: PortId,
+    /// The seat of each flow's slot, [`NONE`] without one; empty if each slot has a seat of the
+    /// same number.
+    seats: Box<[u32]>,
+    records: Box<[Record<T>]>,
+    /// The seats whose flows have no request, the longest idle first; unused if each slot has a
+    /// seat.
+    idle: Fifo,
+    idle_links: Links,
+    /// How many flows have requests.
+    in_use: u32,
+    tags: u32,
+    /// How many requests are outside, and of each tag its seat and why; 0 for none.
+    outside: u32,
+    outsiders: Box<[u32]>,
+    /// The value of the table's `news` that this port has acted on, and of its `closings`.
+    news_seen: u64,
+    closings_seen: u64,
+}
+
+/// No seat.
+const NONE: u32 = u32::MAX;
+
+/// How many removals a port acts on in one verb: for what is left the port wakes itself.
+const CLOSINGS_AT_ONCE: u64 = 64;
+
+/// Why a tag is outside, below its seat: it waits in front of the policy, or went before all
+/// others.
+const HELD: u32 = 1;
+const AHEAD: u32 = 2;
+const WHY: u32 = 3;
+
+/// No flow's word: slots are below 2^24.
+const NO_OWNER: u64 = u64::MAX;
+
+/// A flow's name in one word.
+#[inline]
+fn word(flow: FlowId) -> u64 {
+    (flow.slot() as u64) << 32 | u64::from(flow.generation())
+}
+
+/// The flow of a word.
+#[inline]
+fn flow_of(word: u64) -> Option<FlowId> {
+    (word != NO_OWNER).then(|| FlowId::new((word >> 32) as u32, word as u32))
+}
+
+/// What a port keeps of a flow.
+struct Record<T> {
+    /// The flow's name in one word, so that a verb compares it at once; [`NO_OWNER`] without one.
+    owner: u64,
+    /// Live requests of the policy.
+    live: u32,
+    /// Those outside; and [`CLOSING`].
+    outside: u32,
+    kept: T,
+}
+
+/// The flow was removed, and the table waits for this port.
+const CLOSING: u32 = 1 << 31;
+
+impl<T: Default> Record<T> {
+    fn new() -> Self {
+        Record { owner: NO_OWNER, live: 0, outside: 0, kept: T::default() }
+    }
+
+    /// All requests of the flow.
+    #[inline]
+    fn all(&self) -> u32 {
+        self.live.wrapping_add(self.outside & !CLOSING)
+    }
+}
+
+impl<T: Default> PortFlows<T> {
+    /// The account of `port`, which has `tags` tags, for `table`.
+    pub(crate) fn new<P: Platform>(port: PortId, table: &FlowTable<P>, tags: usize) -> Self {
+        let (flows, seats) = (table.capacity(), table.capacity().min(tags));
+        let is_pooled = seats < flows;
+        let mut account = PortFlows {
+            port,
+            seats: boxed(if is_pooled { flows } else { 0 }, |_| NONE),
+            records: boxed(seats, |_| Record::new()),
+            idle: Fifo::default(),
+            idle_links: Links::new(if is_pooled { seats } else { 0 }),
+            in_use: 0,
+            tags: tags as u32,
+            outside: 0,
+            outsiders: zeroes(tags),
+            news_seen: 0,
+            closings_seen: 0,
+        };
+        if is_pooled {
+            (0..seats as u32).for_each(|seat| account.idle_links.push(&mut account.idle, seat));
+        }
+        account
+    }
+
+    /// How many seats there are; all are below.
+    pub(crate) fn seats(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Counts a request of `flow`, whose tag the policy has free; gives the flow's weight and its
+    /// seat. `left` is given what was kept of the seat's last flow, if that was another one.
+    #[inline(always)]
+    pub(crate) fn admit<P: Platform>(
+        &mut self,
+        table: &FlowTable<P>,
+        flow: FlowId,
+        tag: Tag,
+        left: impl FnOnce(FlowId, &T),
+    ) -> Result<(Weight, usize), SubmitError> {
+        let weight = table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
+        if self.outside > 0 {
+            self.take_in(tag)?;
+        }
+        let seat = self.enter(table, flow, left).ok_or(SubmitError::NoSuchFlow)?;
+        let record = self.records.get_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
+        record.live += 1;
+        Ok((weight, seat))
+    }
+
+    /// The seat of an open flow of which there will be a request.
+    #[inline(always)]
+    fn enter<P: Platform>(
+        &mut self,
+        table: &FlowTable<P>,
+        flow: FlowId,
+        left: impl FnOnce(FlowId, &T),
+    ) -> Option<usize> {
+        let seat = if self.seats.is_empty() { flow.slot() } else { self.sit(flow)? };
+        let record = self.records.get_mut(seat)?;
+        // While the flow has requests here its seat cannot have changed hands.
+        if record.live == 0 && record.outside == 0 {
+            self.in_use += 1;
+            if record.owner != word(flow) {
+                // The old flow is there as long as it is open: this port has not let go of it, and
+                // does not in the midst of a verb. One that is gone leaves nothing.
+                if let Some(old) = flow_of(record.owner)
+                    && table.weight(old).is_some()
+                {
+                    left(old, &record.kept);
+                }
+                *record = Record { owner: word(flow), ..Record::new() };
+            }
+        }
+        Some(seat)
+    }
+
+    /// The seat for a request of the flow, where there are fewer than flows: it is not idle from
+    /// now on. Out of line, so that there is room for the rest in the verbs.
+    #[inline(never)]
+    fn sit(&mut self, flow: FlowId) -> Option<usize> {
+        let seat = *self.seats.get(flow.slot())?;
+        if let Some(record) = self.records.get(seat as usize) {
+            if record.live == 0 && record.outside == 0 {
+                self.idle_links.remove(&mut self.idle, seat);
+            }
+            return Some(seat as usize);
+        }
+        let seat = self.idle_links.pop(&mut self.idle)?;
+        if let Some(old) = self.owner(seat as usize)
+            && let Some(place) = self.seats.get_mut(old.slot())
+        {
+            *place = NONE;
+        }
+        *self.seats.get_mut(flow.slot())? = seat;
+        Some(seat as usize)
+    }
+
+    /// The tag is to be the policy's: it is outside no longer, or was not. Refused if it is on the
+    /// device.
+    #[cold]
+    #[inline(never)]
+    fn take_in(&mut self, tag: Tag) -> Result<(), SubmitError> {
+        let Some(place) = self.outsiders.get_mut(tag.0 as usize) else { return Ok(()) };
+        match *place & WHY {
+            0 => Ok(()),
+            HELD => {
+                let seat = core::mem::take(place) >> 2;
+                self.outside = self.outside.saturating_sub(1);
+                if let Some(record) = self.records.get_mut(seat as usize) {
+                    // Its flow is open, so it is not closing.
+                    record.outside = record.outside.saturating_sub(1);
+                    if record.live == 0 && record.outside == 0 {
+                        self.rest(seat as usize);
+                    }
+                }
+                Ok(())
+            }
+            _ => Err(SubmitError::BadTag),
+        }
+    }
+
+    /// Counts a request that waits in front of the policy, which has its tag free.
+    pub(crate) fn hold<P: Platform>(
+        &mut self,
+        table: &FlowTable<P>,
+        flow: FlowId,
+        tag: Tag,
+        left: impl FnOnce(FlowId, &T),
+    ) -> Result<(), SubmitError> {
+        if self.outsiders.get(tag.0 as usize).is_none_or(|&outside| outside != 0) {
+            return Err(SubmitError::BadTag);
+        }
+        table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
+        let seat = self.enter(table, flow, left).ok_or(SubmitError::NoSuchFlow)?;
+        self.put_outside(tag, seat, HELD);
+        Ok(())
+    }
+
+    fn put_outside(&mut self, tag: Tag, seat: usize, why: u32) {
+        if let Some(place) = self.outsiders.get_mut(tag.0 as usize)
+            && let Some(record) = self.records.get_mut(seat)
+        {
+            *place = (seat as u32) << 2 | why;
+            record.outside = record.outside.wrapping_add(1);
+            self.outside = self.outside.wrapping_add(1);
+        }
+    }
+
+    fn why(&self, tag: Tag) -> u32 {
+        self.outsiders.get(tag.0 as usize).map_or(0, |place| place & WHY)
+    }
+
+    /// A request of the seat's flow that the policy had goes before all others.
+    pub(crate) fn goes_ahead(&mut self, tag: Tag, seat: usize) {
+        if let Some(record) = self.records.get_mut(seat) {
+            record.live = record.live.saturating_sub(1);
+        }
+        self.put_outside(tag, seat, AHEAD);
+    }
+
+    /// A request that the policy does not have goes before all others; `false` if it is not held.
+    pub(crate) fn expedite_held(&mut self, tag: Tag) -> bool {
+        let is_held = self.why(tag) == HELD;
+        if let Some(place) = self.outsiders.get_mut(tag.0 as usize).filter(|_| is_held) {
+            *place ^= HELD ^ AHEAD;
+        }
+        is_held
+    }
+
+    /// Takes a request that waits in front of the policy back; `false` if it is not held.
+    pub(crate) fn cancel_held<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
+        self.why(tag) == HELD && self.leave_outside(table, tag)
+    }
+
+    /// Whether the request went before all others.
+    pub(crate) fn is_ahead(&self, tag: Tag) -> bool {
+        self.outside > 0 && self.why(tag) == AHEAD
+    }
+
+    /// A request that the policy does not have is completed; `false` if it did not go before all
+    /// others.
+    #[inline]
+    pub(crate) fn complete_ahead<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
+        self.is_ahead(tag) && self.leave_outside(table, tag)
+    }
+
+    #[cold]
+    fn leave_outside<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
+        let Some(place) = self.outsiders.get_mut(tag.0 as usize) else { return false };
+        let seat = (core::mem::take(place) >> 2) as usize;
+        self.outside = self.outside.saturating_sub(1);
+        if let Some(record) = self.records.get_mut(seat) {
+            record.outside = record.outside.wrapping_sub(1);
+            if record.live == 0 {
+                self.end(table, seat);
+            }
+        }
+        true
+    }
+
+    /// The flow's seat, if it has one.
+    #[inline]
+    pub(crate) fn seat(&self, flow: FlowId) -> Option<usize> {
+        let seat = match self.seats.is_empty() {
+            true => flow.slot(),
+            false => *self.seats.get(flow.slot())? as usize,
+        };
+        (self.records.get(seat)?.owner == word(flow)).then_some(seat)
+    }
+
+    /// Whether the flow may stage another request here ([`Port::admit`](crate::Port::admit)).
+    pub(crate) fn has_room<P: Platform>(
+        &self,
+        table: &FlowTable<P>,
+        flow: FlowId,
+    ) -> Result<(), SubmitError> {
+        table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
+        let live = self.seat(flow).map_or(0, |seat| self.all(seat));
+        // `in_use` counts this flow only while it has requests. One part is for a flow to come.
+        let parts = self.in_use.saturating_add(u32::from(live == 0) + 1);
+        let part = self.tags.checked_div(parts).unwrap_or(0).max(1);
+        if live < part { Ok(()) } else { Err(SubmitError::Full) }
+    }
+
+    /// Whose seat it is.
+    #[inline]
+    pub(crate) fn owner(&self, seat: usize) -> Option<FlowId> {
+        flow_of(self.records.get(seat)?.owner)
+    }
+
+    /// What is kept of the flow in the seat.
+    #[inline]
+    pub(crate) fn kept(&self, seat: usize) -> Option<&T> {
+        self.records.get(seat).map(|record| &record.kept)
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub(crate) fn kept_mut(&mut self, seat: usize) -> Option<&mut T> {
+        self.records.get_mut(seat).map(|record| &mut record.kept)
+    }
+
+    /// How many requests of the seat's flow the policy has.
+    #[inline]
+    pub(crate) fn live(&self, seat: usize) -> u32 {
+        self.records.get(seat).map_or(0, |record| record.live)
+    }
+
+    /// Those, and the ones outside.
+    pub(crate) fn all(&self, seat: usize) -> u32 {
+        self.records.get(seat).map_or(0, Record::all)
+    }
+
+    /// Counts a request of the seat's flow as gone.
+    #[inline]
+    pub(crate) fn finish<P: Platform>(&mut self, table: &FlowTable<P>, seat: usize) {
+        let Some(record) = self.records.get_mut(seat) else { return };
+        record.live = record.live.saturating_sub(1);
+        if record.live > 0 {
+            return;
+        }
+        match record.outside {
+            0 => self.rest(seat),
+            _ => self.end(table, seat),
+        }
+    }
+
+    /// The seat's flow has no request any longer.
+    #[inline]
+    fn rest(&mut self, seat: usize) {
+        self.in_use = self.in_use.saturating_sub(1);
+        if !self.seats.is_empty() {
+            self.idle_links.push(&mut self.idle, seat as u32);
+        }
+    }
+
+    /// The policy has no request of the seat's flow, which may be closing or have some outside.
+    #[cold]
+    #[inline(never)]
+    fn end<P: Platform>(&mut self, table: &FlowTable<P>, seat: usize) {
+        let Some(record) = self.records.get_mut(seat) else { return };
+        if record.all() > 0 {
+            return;
+        }
+        let is_closing = core::mem::take(&mut record.outside) != 0;
+        if let Some(flow) = flow_of(record.owner).filter(|_| is_closing) {
+            table.release(self.port, flow.slot());
+        }
+        self.rest(seat);
+    }
+
+    /// Acts on removals since the last call: one load when there were none. True if there was news
+    /// of any kind. What is left to do has the port woken.
+    #[inline]
+    pub(crate) fn poll<P: Platform>(&mut self, table: &FlowTable<P>, wake: &mut PortSet) -> bool {
+        let news = table.news.load(Ordering::Acquire);
+        let is_news = news != self.news_seen;
+        if is_news {
+            self.answer(table, news, wake);
+        }
+        is_news
+    }
+
+    /// Whether the next call of [`PortFlows::poll`] has news.
+    pub(crate) fn has_news<P: Platform>(&self, table: &FlowTable<P>) -> bool {
+        table.news.load(Ordering::Acquire) != self.news_seen
+    }
+
+    /// Whether flows were removed that the port has not acted on.
+    pub(crate) fn has_closings<P: Platform>(&self, table: &FlowTable<P>) -> bool {
+        table.closings.load(Ordering::Acquire) != self.closings_seen
+    }
+
+    /// Lets go of flows that were removed, some at a time.
+    #[cold]
+    fn answer<P: Platform>(&mut self, table: &FlowTable<P>, news: u64, wake: &mut PortSet) {
+        let closings = table.closings.load(Ordering::Acquire);
+        let last = closings.min(self.closings_seen.saturating_add(CLOSINGS_AT_ONCE));
+        for closing in self.closings_seen..last {
+            let Some(flow) = table.closed(closing) else { continue };
+            let record = self.seat(flow).and_then(|seat| self.records.get_mut(seat));
+            match record.filter(|record| record.all() > 0) {
+                Some(record) => record.outside |= CLOSING,
+                None => table.release(self.port, flow.slot()),
+            }
+        }
+        self.closings_seen = last;
+        // News stay unseen until all names are read, so that the next call, which the port asks for
+        // itself, goes on here.
+        if last == closings {
+            self.news_seen = news;
+        } else {
+            wake.insert(self.port);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
