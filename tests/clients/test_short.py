@@ -69,6 +69,7 @@ def fill(where, how):
         check(a.ask(nbd.TRIM, 0, 16 * MI)[0] == 0, "a gives room back")
         check(a.ask(nbd.WRITE, 63 * MI, data=b"z" * MI)[0] == 0, "and can write again")
     os.remove(path)
+    os.remove(path + ".layout")
     return fitted
 
 

@@ -13,8 +13,8 @@ use fairq_core::{AnyPolicy, Native, Policy, Topology, Weight};
 const PORTS: usize = 64;
 const FLOWS: usize = 10_000;
 const TAGS: usize = 512;
-/// In KiB: less than 20 bytes for each pair of a flow and a port.
-const BOUND_KIB: u64 = 12_000;
+/// In KiB: 20 bytes for each pair of a flow and a port.
+const BOUND_KIB: u64 = 12_500;
 /// The same for the layers that keep caps and groups, which the registry puts around each policy:
 /// 52 bytes for each pair, of which 16 count what the flow has asked for and been given there.
 const LAYERS_KIB: u64 = 33_000;

@@ -214,7 +214,8 @@ impl Console {
         }
     }
 
-    /// Removes a tenant; its range is reserved under its name if `keep`, and free otherwise.
+    /// Removes a tenant; its range is reserved under its name if `keep`, and free otherwise. The
+    /// range of a tenant that is not served is freed in the same way.
     pub(super) fn remove(
         &mut self,
         admin: &mut dyn Admin,
@@ -224,14 +225,21 @@ impl Console {
         // Looked up before the removal, after which the list does not know the tenant.
         let file = admin.tenants().find(name).map(|member| member.tenant.file);
         let has_own = file.is_some_and(|file| self.own.values().any(|own| own.0 == file));
-        admin.remove(name).map_err(Fault::refused)?;
+        let is_reserved = file.is_none()
+            && self.layout.as_ref().is_some_and(|layout| layout.record().find(name).is_some());
+        if !is_reserved {
+            admin.remove(name).map_err(Fault::refused)?;
+        }
         if let Some(file) = file {
             self.close_own(admin, file);
         }
         self.settings.tenant.retain(|table| table.get_ref().name != name);
         if !keep && !has_own {
             self.disown(name).map_err(|error| {
-                Fault::refused(format!("{name} is removed, but its range stays reserved: {error}"))
+                Fault::refused(format!(
+                    "{name} is removed, but its range stays reserved, until the same command \
+                     succeeds: {error}"
+                ))
             })?;
         }
         Ok(json!({ "tenant": name, "kept": keep || has_own }))

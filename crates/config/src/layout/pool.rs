@@ -25,6 +25,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ring::rand::{SecureRandom, SystemRandom};
 use rustix::fs::{FlockOperation, XattrFlags};
 use rustix::io::Errno;
 
@@ -110,8 +111,12 @@ fn fault(path: &Path, what: &str, error: &io::Error) -> Refusal {
     Refusal::new(format!("{}: cannot {what}: {error}", path.display()))
 }
 
+/// A new identifier. From the system's random numbers, since a service may not see `/proc/sys`.
 fn identifier() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned())
+    let mut bytes = [0; 16];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|_| io::Error::other("the system gives no random numbers"))?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
 /// Where records are kept that have no room on their device.

@@ -34,10 +34,12 @@ const MAX_COST: u64 = CostModel::MAX_COST;
 /// The most that a tag may be ahead of virtual time, in units: half of the window, the rest of
 /// which is for tags that lag.
 pub const MOST_AHEAD: u64 = 1 << 54;
-/// The most that one request is charged where ports charge at the same time, in units: all of the
-/// ports that there can be, each with one beyond [`MOST_AHEAD`], stay within the window. It is 32
-/// TiB at weight 100, and 5 GiB at a 64th.
-pub(crate) const MOST_AT_ONCE: u64 = MOST_AHEAD >> 9;
+/// The most that one request is charged where this many ports charge at the same time, in units: a
+/// request of each port, each beyond [`MOST_AHEAD`], and the tag stays within the window. For the
+/// 256 ports that there can be it is 32 TiB at weight 100, and 5 GiB at a 64th.
+pub(crate) fn most_at_once(ports: usize) -> u64 {
+    (MOST_AHEAD / 2).checked_div(ports as u64).unwrap_or(MOST_AHEAD)
+}
 
 /// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;

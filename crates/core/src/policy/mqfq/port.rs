@@ -17,7 +17,7 @@ use crate::contract::port::{
     Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::contract::vtime::{MOST_AT_ONCE, VTime};
+use crate::contract::vtime::{VTime, most_at_once};
 use crate::structures::allocation::boxed;
 use crate::structures::port_flows::PortFlows;
 
@@ -50,6 +50,8 @@ struct Local {
     time: VTime,
     /// Where the port sleeps, if it does.
     place: Option<Place>,
+    /// The most that one request is charged, in units.
+    at_once: u64,
     /// Whether the port has marked itself as ready; another port may have claimed it since.
     enlisted: bool,
     /// Where the port last found a slot.
@@ -83,6 +85,7 @@ impl<P: Platform, R: Reading> MqfqPort<P, R> {
             published: None,
             time: VTime::ZERO,
             place: None,
+            at_once: most_at_once(shared.counters.len()),
             enlisted: false,
             hint: u32::from(port.0),
             owes: false,
@@ -266,7 +269,7 @@ impl Local {
         let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         // A request of no cost would move no end tag: its flow would never be throttled.
         let cost = request.cost.alone.max(1);
-        let units = local.normalizer.units(cost, weight).min(MOST_AT_ONCE);
+        let units = local.normalizer.units(cost, weight).min(self.at_once);
         // Before the request is tagged, so that it starts where the credit moves the end tag to.
         if local.credit > 0 {
             self.give_back(shared, seat);
@@ -612,7 +615,7 @@ impl Local {
         let slot = self.flows.owner(seat)?.slot();
         let local = self.flows.kept_mut(seat)?;
         let cost = cost.max(1);
-        let units = local.normalizer.units(cost, shared.flows.weight_in(slot)).min(MOST_AT_ONCE);
+        let units = local.normalizer.units(cost, shared.flows.weight_in(slot)).min(self.at_once);
         let units = local.account.charge(self.published.unwrap_or(self.time), units);
         shared.ends.charge(slot, &mut local.account, units, shared.wheel.window().units());
         self.queue.grow(tag, local, (cost, units));
