@@ -173,7 +173,7 @@ fn a_reader_has_half_of_a_device_that_has_been_written_over() {
 /// What each of two tenants has of what it has alone, by bytes and by the device's time: the table
 /// of decision 41.
 #[test]
-#[ignore = "takes some minutes: a step of tests/long"]
+#[ignore = "a step of tests/long: ignored"]
 fn by_the_devices_time_the_one_that_has_less_has_no_less_than_by_bytes() {
     let rows: [(&str, State, [Tenant; 2]); 5] = [
         (

@@ -498,7 +498,7 @@ fn play_on(device: &str, limit: Duration) -> u32 {
 
 #[test]
 fn whatever_clients_do_each_gets_what_is_its_own() {
-    let limit = seconds(15) / 3;
+    let limit = seconds(6) / 3;
     for device in [
         "ram,size=16M",
         "file,path=FOLDERdisk.img,size=16M,create",

@@ -298,30 +298,12 @@ laws! {
     mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots
         evicted_flows_are_not_ahead;
     mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => scale all_of_mqfq;
-    mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
-        slots virtual_time bounded_unfairness work_conserving taking_back_keeps_slots;
-    /// Without virtual time only slots are kept, which is what it is measured for.
-    mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests slots absence
-        work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
-    /// Where it is not, tokens may lie where a port that waits does not look: for ever, if the
-    /// ports below them send nothing more or are throttled, since a request that waits holds
-    /// virtual time back. So it owes neither that all is served nor that the device has work. What
-    /// it issues it issues as it should.
-    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => scale
-        requests_that_go slots virtual_time bounded_unfairness taking_back_keeps_slots
-        taking_back_is_free crowds_keep_slots;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
     d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence work_conserving
         crowds;
-    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests taking_back absence work_conserving;
     d2fq_mindicator: D2fqSubject(TrackerKind::Mindicator, false), [0] => requests taking_back absence
         work_conserving crowds;
-    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests taking_back absence work_conserving;
-    d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests taking_back absence
-        work_conserving;
-    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests taking_back absence
-        work_conserving;
     /// It has depths by domain instead of D (there are more requests outstanding than D; its own
     /// tests look at its depths), no virtual time and no shares.
     kyber: KyberSubject, [0] => requests taking_back absence work_conserving two_shards_at_depth_one
@@ -331,10 +313,7 @@ laws! {
     /// keeps the device busy.
     kyber_fair: FEW, [0] => requests taking_back shares_after_absence work_conserving two_shards_at_depth_one
         five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots crowds;
-    /// The same with fewer tokens and with more.
-    kyber_fair_one_token: KyberFairSubject(1), [0] => requests taking_back absence work_conserving;
     kyber_fair_short: KyberFairSubject(10_000), [0] => requests taking_back taking_back_is_free work_conserving merging_without_slots;
-    kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests absence work_conserving;
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
     kyber_fair_patient: PATIENT, [0] => requests taking_back never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
         merging_without_slots;
@@ -362,8 +341,6 @@ laws! {
     flashfq: FlashFqSubject { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum
         scaling_weights_changes_nothing remainders_are_kept;
-    /// With room to run ahead of a flow that it waits for.
-    flashfq_ahead: FlashFqSubject { idle_ns: IDLE_NS }, [16_384, 46_080] => scale;
     /// It anticipates and lends no turn, so one that sends one request at a time has the device
     /// alone.
     bfq: BfqSubject { idle_ns: IDLE_NS }, [0] => scale keeping returning_starves_nobody one_at_a_time_beside_a_flood
@@ -372,10 +349,6 @@ laws! {
     /// quantum: while others wait it leaves slots free.
     cfq_na: CfqSubject { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one crowds crowds_keep_slots;
     cfq: CfqSubject { idle_ns: IDLE_NS }, [0] => keeping;
-    /// With slices as long as on a real device.
-    cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] => scale;
-    cfq_linux_idles: CfqConfigured(CfqConfig::default()), [0] => scale;
-    nass_cfq_linux: AROUND_SLICES, [0] => scale;
     /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
     /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5
     /// as 1:5.1 (with 32 places its own tests have them within a sixtieth), and are set anew when a
@@ -387,6 +360,64 @@ laws! {
         two_shards_at_depth_one scaling_weights_changes_nothing crowds crowds_keep_slots;
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing crowds crowds_keep_slots;
+    /// It knows no weights. It is there by a module and a line of the registry.
+    toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
+        taking_back_keeps_slots taking_back_conserves_work;
+    /// Requests that go ahead for a reservation are beside D, and out of any order.
+    mqfq_reserving: Reserving("mqfq"), [0] => requests taking_back;
+    kyber_fair_reserving: Reserving("kyber-fair"), [0] => requests taking_back;
+    sfqd_reserving: Reserving("sfqd"), [0] => requests taking_back;
+    d2fq_reserving: Reserving("d2fq"), [0] => requests taking_back;
+    cfq_reserving: Reserving("cfq"), [0] => requests taking_back;
+    /// All layers at once, while what each of them keeps changes.
+    none_every_layer: Every("none"), [0] => layers;
+    mqfq_every_layer: Every("mqfq"), [0] => layers;
+    kyber_every_layer: Every("kyber"), [0] => layers;
+    kyber_fair_every_layer: Every("kyber-fair"), [0] => layers;
+    d2fq_every_layer: Every("d2fq"), [0] => layers;
+    sfqd_every_layer: Every("sfqd"), [0] => layers;
+    nass_bfq_every_layer: Every("nass+bfq"), [0] => layers;
+    /// All layers at once, each with something to do.
+    mqfq_layered: Layered("mqfq"), [46_080] => absence;
+    kyber_fair_layered: Layered("kyber-fair"), [0] => absence;
+    sfqd_layered: Layered("sfqd"), [0] => absence;
+    d2fq_layered: Layered("d2fq"), [0] => absence;
+    nass_bfq_layered: Layered("nass+bfq"), [0] => absence;
+    nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
+        scaling_weights_changes_nothing;
+}
+
+/// Other readings of the papers and other settings, which the laboratory compares. All of their
+/// laws are applied by `tests/long laws`.
+#[cfg(feature = "long")]
+laws! {
+    mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
+        slots virtual_time bounded_unfairness work_conserving taking_back_keeps_slots;
+    /// Without virtual time only slots are kept, which is what it is measured for.
+    mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests slots absence
+        work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
+    /// Where it is not, tokens may lie where a port that waits does not look: for ever, if the
+    /// ports below them send nothing more or are throttled, since a request that waits holds
+    /// virtual time back. So it owes neither that all is served nor that the device has work. What
+    /// it issues it issues as it should.
+    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => scale
+        requests_that_go slots virtual_time bounded_unfairness taking_back_keeps_slots
+        taking_back_is_free crowds_keep_slots;
+    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests taking_back absence work_conserving;
+    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests taking_back absence work_conserving;
+    d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests taking_back absence
+        work_conserving;
+    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests taking_back absence
+        work_conserving;
+    /// The same with fewer tokens and with more.
+    kyber_fair_one_token: KyberFairSubject(1), [0] => requests taking_back absence work_conserving;
+    kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests absence work_conserving;
+    /// With room to run ahead of a flow that it waits for.
+    flashfq_ahead: FlashFqSubject { idle_ns: IDLE_NS }, [16_384, 46_080] => scale;
+    /// With slices as long as on a real device.
+    cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] => scale;
+    cfq_linux_idles: CfqConfigured(CfqConfig::default()), [0] => scale;
+    nass_cfq_linux: AROUND_SLICES, [0] => scale;
     /// NASS to the letter of Algorithm 1: the device is never idle while a request waits, and where
     /// no limit is reached the scheduler inside decides. It does not promise
     /// - work conservation: limits stay that were set for more workloads (line 5) or halved (line
@@ -413,31 +444,27 @@ laws! {
     nass_strict_paper_cfq: Strictly::new(AROUND_CFQ), [0] => keeping never_idle
         two_shards_at_depth_one crowds crowds_keep_slots;
     nass_strict_paper_cfq_linux: Strictly::new(AROUND_SLICES), [0] => scale;
-    /// It knows no weights. It is there by a module and a line of the registry.
-    toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
-        taking_back_keeps_slots taking_back_conserves_work;
-    /// Requests that go ahead for a reservation are beside D, and out of any order.
-    mqfq_reserving: Reserving("mqfq"), [0] => requests taking_back;
-    kyber_fair_reserving: Reserving("kyber-fair"), [0] => requests taking_back;
-    sfqd_reserving: Reserving("sfqd"), [0] => requests taking_back;
-    d2fq_reserving: Reserving("d2fq"), [0] => requests taking_back;
-    cfq_reserving: Reserving("cfq"), [0] => requests taking_back;
-    /// All layers at once, while what each of them keeps changes.
-    none_every_layer: Every("none"), [0] => layers;
-    mqfq_every_layer: Every("mqfq"), [0] => layers;
-    kyber_every_layer: Every("kyber"), [0] => layers;
-    kyber_fair_every_layer: Every("kyber-fair"), [0] => layers;
-    d2fq_every_layer: Every("d2fq"), [0] => layers;
-    sfqd_every_layer: Every("sfqd"), [0] => layers;
-    nass_bfq_every_layer: Every("nass+bfq"), [0] => layers;
-    /// All layers at once, each with something to do.
-    mqfq_layered: Layered("mqfq"), [46_080] => absence;
-    kyber_fair_layered: Layered("kyber-fair"), [0] => absence;
-    sfqd_layered: Layered("sfqd"), [0] => absence;
-    d2fq_layered: Layered("d2fq"), [0] => absence;
-    nass_bfq_layered: Layered("nass+bfq"), [0] => absence;
-    nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
-        scaling_weights_changes_nothing;
+}
+#[cfg(not(feature = "long"))]
+laws! {
+    mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests;
+    mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests;
+    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => requests_that_go slots;
+    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests;
+    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests;
+    d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests;
+    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests;
+    kyber_fair_one_token: KyberFairSubject(1), [0] => requests;
+    kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests;
+    flashfq_ahead: FlashFqSubject { idle_ns: IDLE_NS }, [16_384, 46_080] => requests;
+    cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] => requests;
+    cfq_linux_idles: CfqConfigured(CfqConfig::default()), [0] => requests;
+    nass_cfq_linux: AROUND_SLICES, [0] => requests;
+    nass_strict_paper_flashfq: Strictly::new(AROUND_FLASHFQ), [0] => requests;
+    nass_strict_paper_fiops: Strictly::new(AROUND_FIOPS), [0] => requests;
+    nass_strict_paper_bfq: Strictly::new(AROUND_BFQ), [0] => requests;
+    nass_strict_paper_cfq: Strictly::new(AROUND_CFQ), [0] => requests;
+    nass_strict_paper_cfq_linux: Strictly::new(AROUND_SLICES), [0] => requests;
 }
 
 /// Each policy of the registry as it is without keys: what is owed by all, and D by those that say

@@ -262,7 +262,7 @@ fn troubled(seed: u64) -> Tamper {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn ram_is_an_array(batches in batches()) {

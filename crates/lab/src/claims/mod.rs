@@ -603,6 +603,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "a step of tests/long: ignored"]
     fn a_row_is_decided_at_both_ends_of_each_constant_that_can_matter() {
         let extent = Extent { band: true, ..Extent::one(1) };
         let found = answer(&named("M-P.2"), extent, 2, |_| true).rows.remove(0);

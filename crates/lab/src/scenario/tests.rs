@@ -51,7 +51,7 @@ fn the_device_tells_what_its_parts_did() {
 /// As a server has them; and what a cap holds when all stop asking is served, not lost.
 #[test]
 fn caps_reservations_and_groups_hold_in_a_simulation() {
-    let text = "device = \"p3700\"\ncores = 1\nduration = \"2s\"\nwarmup = \"1s\"\n[[group]]\nname = \
+    let text = "device = \"p3700\"\ncores = 1\nduration = \"1300ms\"\nwarmup = \"300ms\"\n[[group]]\nname = \
                 \"acme\"\nmax-iops = 40000\n[[tenant]]\nname = \"capped\"\nmax-iops = 100\ndepth = \
                 1000\n[[tenant]]\nname = \"kept\"\nweight = 1\nmin-iops = 100000\ndepth = 64\n\
                 [[tenant]]\nname = \"a\"\nweight = 300\ngroup = \"acme\"\ndepth = 64\n[[tenant]]\nname \

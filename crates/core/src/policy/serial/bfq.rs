@@ -605,7 +605,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(48))]
+        #![proptest_config(ProptestConfig::with_cases(16))]
         /// The bound of the header, at every moment and for every pair of flows that are always
         /// backlogged.
         #[test]

@@ -542,7 +542,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(8))]
         /// Whatever their requests cost, flows get time in proportion to their weights.
         #[test]
         fn slices_are_proportional_to_weights(weights in prop::collection::vec(20u16..500, 2..5), idle in any::<bool>()) {
