@@ -5,8 +5,8 @@
 //! without making progress show after one absence and not after another. So each policy goes
 //! through absences of every magnitude from a microsecond to 73 years: of one flow while the other
 //! sends, and of both; with a tick at each deadline, as a server has them, and without any, as when
-//! the machine is suspended. Of the ticks the first 5,625 are made, and at some magnitudes (one, but
-//! for `tests/long`) the first 180,000 (five hours at ten a second: nearly three rounds of a 16-bit
+//! the machine is suspended. Of the ticks the first 5,625 are made, and at one magnitude (at seven
+//! in `tests/long`) the first 180,000 (five hours at ten a second: nearly three rounds of a 16-bit
 //! number).
 
 use crate::canary::{self, Fault, Misbehave, caught};
