@@ -7,7 +7,7 @@
 //! | a block device whose last MiB is a tenant's | the state directory, by the device's identity |
 //!
 //! A file and its record have the same identifier, the file as an extended attribute
-//! ([`ATTRIBUTE`]). Nothing ties a device to a record in the state directory: elsewhere the device
+//! (`ATTRIBUTE`). Nothing ties a device to a record in the state directory: elsewhere the device
 //! is to be adopted.
 //!
 //! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is
@@ -16,7 +16,7 @@
 //! Any trace that does not fit is refused: half of a pool must not pass for a new one.
 //!
 //! **Bounds.** The record of a block device that has grown while no server had it is looked for
-//! near the end for [`SEARCH`].
+//! near the end for `SEARCH`.
 
 use std::fs::{File, Metadata};
 use std::io;

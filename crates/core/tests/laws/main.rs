@@ -287,12 +287,14 @@ macro_rules! variants_of_mqfq {
 #[cfg(feature = "long")]
 variants_of_mqfq!(scale all_of_mqfq);
 #[cfg(not(feature = "long"))]
-variants_of_mqfq!(requests slots virtual_time work_conserving bounded_unfairness taking_back_all order_of_sfq);
+variants_of_mqfq!(requests slots virtual_time work_conserving bounded_unfairness taking_back_all
+    order_of_sfq);
 
 laws! {
     /// It stages nothing and promises no fairness.
     none: None, [0] => requests absence work_conserving taking_back crowds;
-    sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging merged_requests_are_paid_for
+    sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging
+        merged_requests_are_paid_for
         taking_back_all all_of_crowds;
     mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead;
     mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots
@@ -300,9 +302,11 @@ laws! {
     mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => scale all_of_mqfq;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
-    d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence work_conserving
+    d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence
+        work_conserving
         crowds;
-    d2fq_mindicator: D2fqSubject(TrackerKind::Mindicator, false), [0] => requests taking_back absence
+    d2fq_mindicator: D2fqSubject(TrackerKind::Mindicator, false), [0] => requests taking_back
+        absence
         work_conserving crowds;
     /// It has depths by domain instead of D (there are more requests outstanding than D; its own
     /// tests look at its depths), no virtual time and no shares.
@@ -311,14 +315,18 @@ laws! {
     /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is
     /// bounded by what a period hands out (`law_periods`, below). Work conserving with D as what
     /// keeps the device busy.
-    kyber_fair: FEW, [0] => requests taking_back shares_after_absence work_conserving two_shards_at_depth_one
+    kyber_fair: FEW, [0] => requests taking_back shares_after_absence work_conserving
+        two_shards_at_depth_one
         five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots crowds;
-    kyber_fair_short: KyberFairSubject(10_000), [0] => requests taking_back taking_back_is_free work_conserving merging_without_slots;
+    kyber_fair_short: KyberFairSubject(10_000), [0] => requests taking_back taking_back_is_free
+        work_conserving merging_without_slots;
     /// With patience somebody may wait beside places that are free, for a 64th of the time.
-    kyber_fair_patient: PATIENT, [0] => requests taking_back never_idle five_to_one_over_two_ports three_to_one_whatever_the_sum
+    kyber_fair_patient: PATIENT, [0] => requests taking_back never_idle five_to_one_over_two_ports
+        three_to_one_whatever_the_sum
         merging_without_slots;
     /// With as many tokens as it predicts.
-    kyber_fair_predicting: KyberFairPredicting, [0] => requests crowds shares_some_periods_after_absence shares_at_any_rate;
+    kyber_fair_predicting: KyberFairPredicting, [0] => requests crowds
+        shares_some_periods_after_absence shares_at_any_rate;
     /// Shares do not change with the scale; waits are whole periods, and which one a request is in
     /// hangs on single tokens.
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
@@ -331,34 +339,43 @@ laws! {
     /// looked at in orders and to a thousandth.
     bfq_na: BfqSubject { idle_ns: 0 }, [0] => scale keeping shares_after_absence work_conserving
         bounded_unfairness_of_steady_flows
-        returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
+        returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one
+        five_to_one_over_two_ports
         three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for
         taking_back_conserves_work taking_back_is_free crowds crowds_keep_slots;
     /// Looked at with requests that cost their length.
-    flashfq_na: FlashFqSubject { idle_ns: 0 }, [0, 16_384] => scale all merging merged_requests_are_paid_for
+    flashfq_na: FlashFqSubject { idle_ns: 0 }, [0, 16_384] => scale all merging
+        merged_requests_are_paid_for
         taking_back_all crowds crowds_keep_slots;
     /// What anticipates is not work conserving; its dispatches are as fair as without.
-    flashfq: FlashFqSubject { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap bounded_unfairness returning_starves_nobody
-        one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports three_to_one_whatever_the_sum
+    flashfq: FlashFqSubject { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap
+        bounded_unfairness returning_starves_nobody
+        one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
+        three_to_one_whatever_the_sum
         scaling_weights_changes_nothing remainders_are_kept;
     /// It anticipates and lends no turn, so one that sends one request at a time has the device
     /// alone.
-    bfq: BfqSubject { idle_ns: IDLE_NS }, [0] => scale keeping returning_starves_nobody one_at_a_time_beside_a_flood
+    bfq: BfqSubject { idle_ns: IDLE_NS }, [0] => scale keeping returning_starves_nobody
+        one_at_a_time_beside_a_flood
         five_to_one_over_two_ports three_to_one_whatever_the_sum scaling_weights_on_two_ports;
     /// It shares time, which scripts do not have (its own tests look at its shares), and has a
     /// quantum: while others wait it leaves slots free.
-    cfq_na: CfqSubject { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one crowds crowds_keep_slots;
+    cfq_na: CfqSubject { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one crowds
+        crowds_keep_slots;
     cfq: CfqSubject { idle_ns: IDLE_NS }, [0] => keeping;
     /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
     /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5
     /// as 1:5.1 (with 32 places its own tests have them within a sixtieth), and are set anew when a
     /// flow comes. Around CFQ shares are of time.
     nass_cfq: AROUND_CFQ, [0] => keeping one_at_a_time_beside_a_flood two_shards_at_depth_one;
-    nass_bfq: AROUND_BFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
+    nass_bfq: AROUND_BFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
+        two_shards_at_depth_one
         scaling_weights_on_two_ports crowds crowds_keep_slots;
-    nass_flashfq: AROUND_FLASHFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
+    nass_flashfq: AROUND_FLASHFQ, [0] => scale keeping returning_is_soon_even
+        one_at_a_time_beside_a_flood
         two_shards_at_depth_one scaling_weights_changes_nothing crowds crowds_keep_slots;
-    nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
+    nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even
+        one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing crowds crowds_keep_slots;
     /// It knows no weights. It is there by a module and a line of the registry.
     toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
@@ -383,7 +400,8 @@ laws! {
     sfqd_layered: Layered("sfqd"), [0] => absence;
     d2fq_layered: Layered("d2fq"), [0] => absence;
     nass_bfq_layered: Layered("nass+bfq"), [0] => absence;
-    nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood two_shards_at_depth_one
+    nass_mqfq: AROUND_MQFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
+        two_shards_at_depth_one
         scaling_weights_changes_nothing;
 }
 
@@ -403,11 +421,14 @@ laws! {
     mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => scale
         requests_that_go slots virtual_time bounded_unfairness taking_back_keeps_slots
         taking_back_is_free crowds_keep_slots;
-    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests taking_back absence work_conserving;
-    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests taking_back absence work_conserving;
+    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests taking_back absence
+        work_conserving;
+    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests taking_back absence
+        work_conserving;
     d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests taking_back absence
         work_conserving;
-    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests taking_back absence
+    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests taking_back
+        absence
         work_conserving;
     /// The same with fewer tokens and with more.
     kyber_fair_one_token: KyberFairSubject(1), [0] => requests taking_back absence work_conserving;
@@ -449,7 +470,8 @@ laws! {
 laws! {
     mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests;
     mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests;
-    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => requests_that_go slots;
+    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => requests_that_go
+        slots;
     d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests;
     d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests;
     d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests;
@@ -457,7 +479,8 @@ laws! {
     kyber_fair_one_token: KyberFairSubject(1), [0] => requests;
     kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests;
     flashfq_ahead: FlashFqSubject { idle_ns: IDLE_NS }, [16_384, 46_080] => requests;
-    cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] => requests;
+    cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] =>
+        requests;
     cfq_linux_idles: CfqConfigured(CfqConfig::default()), [0] => requests;
     nass_cfq_linux: AROUND_SLICES, [0] => requests;
     nass_strict_paper_flashfq: Strictly::new(AROUND_FLASHFQ), [0] => requests;

@@ -3,7 +3,7 @@
 //! **Problem.** A process can be without a CPU for seconds: it is stopped, its virtual machine is
 //! paused, or others compute. A window that ends at a time planned in advance is then over when it
 //! begins, and a few requests divided by some microseconds give any rate. **Model.** The window
-//! begins when the warm-up has ended, and then lasts as long as was requested. A [`Watch`] notes by
+//! begins when the warm-up has ended, and then lasts as long as was requested. A `Watch` notes by
 //! how much its thread ran later than planned, and a [`Disturbance`] is the reason for which the
 //! figures of a window must not be used; the caller measures again. **Bounds.** A rate is never
 //! overstated: the window counts from before the first reading to after the last one.
