@@ -33,6 +33,9 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     if matches!(args.command, CtlCommand::Add { .. }) {
         wait_for_tenant(&mut server, &string(&result["tenant"]))?;
     }
+    if let Some(warning) = result["warning"].as_str().filter(|_| !args.json) {
+        eprintln!("warning: {warning}");
+    }
     let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")?;
     Ok(())
