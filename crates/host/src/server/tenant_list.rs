@@ -6,6 +6,7 @@
 //! another flow only when no shard holds a request of the old one, so nothing of the old tenant can
 //! be counted for the new one.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use fairq_core::FlowId;
@@ -50,9 +51,13 @@ impl Member {
 #[derive(Clone, Debug)]
 pub struct TenantList {
     members: Vec<Member>,
+    /// The place of each name among the members.
+    places: Arc<HashMap<String, usize>>,
     exports: Exports,
     /// The member of each export.
-    open: Vec<usize>,
+    open: Arc<[usize]>,
+    /// The members that may not be opened yet.
+    preparing: Arc<[usize]>,
 }
 
 impl TenantList {
@@ -66,12 +71,28 @@ impl TenantList {
             blocks: BlockSizes { preferred, ..BlockSizes::default() },
             ..Export::new(&tenant.name, tenant.size)
         };
-        let open: Vec<usize> =
-            (0..members.len()).filter(|&member| members[member].preparing.is_none()).collect();
+        let (open, preparing): (Vec<usize>, Vec<usize>) =
+            (0..members.len()).partition(|&member| members[member].preparing.is_none());
         let list: Vec<Export> = open.iter().map(|&member| export(&members[member])).collect();
         let default = if list.is_empty() { None } else { Some(0) };
         let exports = Exports::new(list, default)?;
-        Ok(TenantList { members, exports, open })
+        let name = |(place, member): (usize, &Member)| (member.tenant.name.clone(), place);
+        let places = Arc::new(members.iter().enumerate().map(name).collect());
+        let (open, preparing) = (open.into(), preparing.into());
+        Ok(TenantList { members, places, exports, open, preparing })
+    }
+
+    /// The same tenants at the same places, with other settings that their exports do not show.
+    /// This costs a copy of the members and no new exports.
+    pub(super) fn with(&self, members: Vec<Member>) -> TenantList {
+        debug_assert_eq!(self.members.len(), members.len());
+        TenantList {
+            members,
+            places: self.places.clone(),
+            exports: self.exports.clone(),
+            open: self.open.clone(),
+            preparing: self.preparing.clone(),
+        }
     }
 
     /// The tenants, in the order in which they came.
@@ -81,12 +102,22 @@ impl TenantList {
 
     /// The tenant of this name.
     pub fn find(&self, name: &str) -> Option<&Member> {
-        self.members.iter().find(|member| member.tenant.name == name)
+        self.place_of(name).map(|place| &self.members[place])
+    }
+
+    /// The place of the tenant of this name among the members.
+    pub(super) fn place_of(&self, name: &str) -> Option<usize> {
+        self.places.get(name).copied()
     }
 
     /// Whose an export is.
     pub(super) fn member_of(&self, export: usize) -> &Member {
         &self.members[self.open[export]]
+    }
+
+    /// The tenants that may not be opened yet.
+    pub(super) fn preparing(&self) -> impl Iterator<Item = &Member> {
+        self.preparing.iter().map(|&member| &self.members[member])
     }
 
     /// What clients see: those that may be opened.

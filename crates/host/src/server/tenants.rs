@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairq_core::{CapStats, Caps, FlowId, Target, TargetStats, Weight};
+use fairq_core::{CapStats, FlowError, FlowId, TargetStats};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -16,7 +16,8 @@ use crate::nbd::session::place::Connections;
 use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    AdminError, Member, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError, Tenant, TenantList,
+    AdminError, Change, Member, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError, Tenant,
+    TenantList,
 };
 use crate::shard::Message;
 use crate::shard::volume::Volume;
@@ -119,51 +120,53 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// See [`crate::server::Admin::set_weight`].
-    pub(super) fn set_tenant_weight(
+    /// See [`crate::server::Admin::change`].
+    pub(super) fn change_tenants(
         &mut self,
-        name: &str,
-        weight: Weight,
-    ) -> Result<(), AdminError> {
+        changes: &[(String, Change)],
+    ) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
         let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
-        let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.schedulers.set_weight(member.flow, weight).map_err(refused)?;
-        self.weights.set(member.number(), weight);
-        member.tenant.weight = weight;
-        self.server.set_roster(TenantList::new(members, self.preferred)?);
-        Ok(())
+        let mut make = |(name, change): &(String, Change)| {
+            let place = tenants.place_of(name);
+            let place = place.ok_or_else(|| AdminError::NoSuchTenant(name.clone()))?;
+            let Member { tenant, flow, .. } = &mut members[place];
+            self.change_tenant(tenant, *flow, change)
+                .map_err(|error| AdminError::Flow { name: name.clone(), error })
+        };
+        let made = changes.iter().map(&mut make).collect();
+        // One list for all changes: a list has as many entries as there are tenants.
+        self.server.set_roster(tenants.with(members));
+        made
     }
 
-    /// See [`crate::server::Admin::set_target`].
-    pub(super) fn set_tenant_target(
+    /// Makes a change, in the policy first: a tenant that it refuses stays as it is.
+    fn change_tenant(
         &mut self,
-        name: &str,
-        target: Option<Target>,
-    ) -> Result<(), AdminError> {
-        let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
-        let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.schedulers.set_target(member.flow, target).map_err(refused)?;
-        member.tenant.target = target;
-        self.server.set_roster(TenantList::new(members, self.preferred)?);
-        Ok(())
-    }
-
-    /// See [`crate::server::Admin::set_caps`].
-    pub(super) fn set_tenant_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {
-        let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
-        let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.schedulers.set_caps(member.flow, caps).map_err(refused)?;
-        member.tenant.caps = *caps;
-        self.server.set_roster(TenantList::new(members, self.preferred)?);
+        tenant: &mut Tenant,
+        flow: FlowId,
+        change: &Change,
+    ) -> Result<(), FlowError> {
+        match change {
+            Change::Weight(weight) => {
+                self.schedulers.set_weight(flow, *weight)?;
+                self.weights.set(flow.slot() as u16, *weight);
+                tenant.weight = *weight;
+            }
+            Change::Target(target) => {
+                self.schedulers.set_target(flow, *target)?;
+                tenant.target = *target;
+            }
+            Change::Caps(caps) => {
+                self.schedulers.set_caps(flow, caps)?;
+                tenant.caps = *caps;
+            }
+            Change::Place { group, reservation } => {
+                let (group, reservation) = (group.clone(), *reservation);
+                self.schedulers.set_share(flow, group.as_deref(), reservation)?;
+                (tenant.group, tenant.reservation) = (group, reservation);
+            }
+        }
         Ok(())
     }
 
@@ -180,7 +183,7 @@ impl ControlThread<'_> {
     }
 
     /// How the tenants that have a target do.
-    pub(super) fn targets(&self) -> Vec<(u16, TargetStats)> {
+    pub(super) fn targets(&self) -> HashMap<u16, TargetStats> {
         let tenants = self.server.tenants();
         let members = tenants.members().iter().filter(|member| member.tenant.target.is_some());
         members
@@ -219,7 +222,7 @@ impl ControlThread<'_> {
     /// Whether a tenant's range is being prepared.
     fn is_preparing(&self) -> bool {
         // A range that could not be zeroed stays closed: nothing is left to be done about it.
-        self.server.tenants().members().iter().any(|member| {
+        self.server.tenants().preparing().any(|member| {
             member
                 .preparing
                 .as_ref()
@@ -233,23 +236,24 @@ impl ControlThread<'_> {
             self.begin_wipes();
         }
         let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
-        let mut is_changed = false;
-        for member in &mut members {
-            if member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0) {
-                tracing::info!(
-                    tenant = member.tenant.name,
-                    "the tenant's range is free and zeroed: it can be opened"
-                );
-                member.preparing = None;
-                is_changed = true;
-            }
+        let is_ready = |member: &Member| {
+            member.preparing.as_ref().and_then(|wiping| wiping.outcome()) == Some(0)
+        };
+        // Mostly none is: the list, which may be long, is copied only for those that are.
+        if !tenants.preparing().any(is_ready) {
+            return;
         }
-        if is_changed {
-            match TenantList::new(members, self.preferred) {
-                Ok(tenants) => self.server.set_roster(tenants),
-                Err(error) => tracing::error!(%error, "cannot open a tenant's export"),
-            }
+        let mut members = tenants.members().to_vec();
+        for member in members.iter_mut().filter(|member| is_ready(member)) {
+            tracing::info!(
+                tenant = member.tenant.name,
+                "the tenant's range is free and zeroed: it can be opened"
+            );
+            member.preparing = None;
+        }
+        match TenantList::new(members, self.preferred) {
+            Ok(tenants) => self.server.set_roster(tenants),
+            Err(error) => tracing::error!(%error, "cannot open a tenant's export"),
         }
     }
 
