@@ -9,8 +9,8 @@ use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, 
 use super::*;
 
 /// An NBD client that does one thing after the other.
-struct Client {
-    stream: UnixStream,
+pub(super) struct Client {
+    pub(super) stream: UnixStream,
     size: u64,
 }
 
@@ -32,11 +32,11 @@ fn open(server: &Server, export: &str) -> Option<Client> {
 }
 
 impl Client {
-    fn of(server: &Server, export: &str) -> Client {
+    pub(super) fn of(server: &Server, export: &str) -> Client {
         until("the export can be opened", || open(server, export))
     }
 
-    fn ask(&mut self, command: Command, flags: CommandFlags, offset: u64, length: u64) {
+    pub(super) fn ask(&mut self, command: Command, flags: CommandFlags, offset: u64, length: u64) {
         let request = Request { flags, command, cookie: 7, offset, length };
         let mut bytes = [0; EXTENDED_REQUEST_LEN];
         let count = request.encode(false, &mut bytes);
@@ -44,7 +44,7 @@ impl Client {
     }
 
     /// The error of a reply: 0, or as NBD has it.
-    fn answer(&mut self) -> u32 {
+    pub(super) fn answer(&mut self) -> u32 {
         let mut bytes = [0; 16];
         self.stream.read_exact(&mut bytes).unwrap();
         u32::from_be_bytes(bytes[4..8].try_into().unwrap())
