@@ -19,6 +19,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use toml::Spanned;
 
+use crate::access::{Directory, List};
 use crate::device::{DeviceConfig, DeviceTable, Kind};
 use crate::files::read_text;
 use crate::group::{self, Group, GroupTable};
@@ -440,11 +441,19 @@ pub struct Plan {
 }
 
 impl Settings {
-    /// Fills in the defaults and refuses what does not fit together.
+    /// Fills in the defaults and refuses what does not fit together. Looks users and groups up, and
+    /// may wait for that.
     pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
         let cgroup_root = self.cgroups().root;
-        let groups = self.complete_groups()?;
-        let tenants = self.complete_tenants(&cgroup_root, &groups)?;
+        let directory = Directory::default();
+        let mut groups = self.complete_groups()?;
+        let tables = || self.tenant.iter().map(Spanned::get_ref);
+        let users = tables().flat_map(|table| &table.user).flat_map(|List(names)| names);
+        let named = tables().flat_map(|table| &table.group).flat_map(|List(names)| names);
+        let groups_named = named.chain(groups.iter().map(|group| &group.name));
+        directory.learn(users.map(String::as_str), groups_named.map(String::as_str));
+        group::mark_ambiguous(&mut groups, &directory);
+        let tenants = self.complete_tenants(&cgroup_root, &groups, &directory)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         // Without a device the demo's is meant, unless tenants bring files, which it has no place
         // for.
@@ -520,7 +529,12 @@ impl Settings {
         })
     }
 
-    fn complete_tenants(&self, cgroups: &Path, groups: &[Group]) -> Result<Vec<Tenant>, Refusal> {
+    fn complete_tenants(
+        &self,
+        cgroups: &Path,
+        groups: &[Group],
+        directory: &Directory,
+    ) -> Result<Vec<Tenant>, Refusal> {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
@@ -550,7 +564,7 @@ impl Settings {
                 )));
             }
         }
-        tables.into_iter().map(|table| table.complete(cgroups, groups)).collect()
+        tables.into_iter().map(|table| table.complete(cgroups, groups, directory)).collect()
     }
 
     /// Where it is said, or beside the default socket if that is used.

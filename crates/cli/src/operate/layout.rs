@@ -5,6 +5,7 @@
 //! device may hang; a change waits for [`PATIENCE`], and is refused and taken back after that.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use fairq_config::device::SECTOR;
 use fairq_config::layout::pool::Pool;
 use fairq_config::layout::record::{Held, LayoutError, Record};
 use fairq_config::refusal::Refusal;
-use fairq_config::tenant::{Range, Tenant};
+use fairq_config::tenant::{Range, Tenant, TenantTable};
 use fairq_config::units::{Size, exact_size};
 use fairq_host::server::{self, Admin};
 use serde_json::{Value, json};
@@ -33,8 +34,8 @@ enum Job {
 
 /// The record as it is in force, and the thread that writes it.
 pub(super) struct Keeper {
-    path: String,
-    record: Record,
+    path: Arc<str>,
+    record: Arc<Record>,
     jobs: Sender<Job>,
     done: Receiver<Result<Record, String>>,
     /// Jobs whose end has not been taken.
@@ -47,7 +48,8 @@ pub(super) struct Keeper {
 
 impl Keeper {
     pub(super) fn new(mut pool: Pool) -> std::io::Result<Keeper> {
-        let (path, record) = (pool.path().display().to_string(), pool.record().clone());
+        let path = pool.path().display().to_string().into();
+        let record = Arc::new(pool.record().clone());
         let (jobs, work) = channel::<Job>();
         let (report, done) = channel();
         let write = move || {
@@ -80,10 +82,10 @@ impl Keeper {
         &mut self,
         change: impl FnOnce(&mut Record) -> Result<T, LayoutError>,
     ) -> Result<T, Refusal> {
-        let mut next = self.record.clone();
+        let mut next = Record::clone(&self.record);
         let value =
             change(&mut next).map_err(|error| Refusal::new(format!("{}: {error}", self.path)))?;
-        if next != self.record {
+        if next != *self.record {
             self.work(Job::Save(next))?;
         }
         Ok(value)
@@ -124,14 +126,14 @@ impl Keeper {
             Ok(result) => {
                 self.under_way -= 1;
                 match result {
-                    Ok(record) => self.record = record,
+                    Ok(record) => self.record = Arc::new(record),
                     Err(error) => return Err(refused(&error)),
                 }
                 Ok(())
             }
             Err(RecvTimeoutError::Timeout) => {
                 // What is under way is taken back by what comes after it.
-                if self.jobs.send(Job::Save(self.record.clone())).is_ok() {
+                if self.jobs.send(Job::Save(Record::clone(&self.record))).is_ok() {
                     self.under_way += 1;
                 }
                 Err(refused("the device does not answer"))
@@ -140,20 +142,29 @@ impl Keeper {
         }
     }
 
-    /// The ranges of names that are not served.
-    pub(super) fn reserved(&self, is_served: impl Fn(&str) -> bool) -> Vec<&Held> {
-        self.record.ranges().iter().filter(|held| !is_served(&held.name)).collect()
+    /// The record in force, as it is shown.
+    pub(super) fn shown(&self) -> Shown {
+        Shown { path: self.path.clone(), record: self.record.clone() }
     }
+}
 
-    /// For `status`.
+/// A record as `status` shows it.
+pub(super) struct Shown {
+    path: Arc<str>,
+    record: Arc<Record>,
+}
+
+impl Shown {
+    /// For `status`; ranges of names that are not served are reserved.
     pub(super) fn json(&self, is_served: impl Fn(&str) -> bool) -> Value {
+        let reserved = self.record.ranges().iter().filter(|held| !is_served(&held.name));
         let range =
-            |held: &&Held| json!({ "name": held.name, "offset": held.offset, "size": held.size });
+            |held: &Held| json!({ "name": held.name, "offset": held.offset, "size": held.size });
         json!({
-            "path": self.path,
+            "path": &*self.path,
             "id": self.record.id,
             "size": self.record.size,
-            "reserved": self.reserved(is_served).iter().map(range).collect::<Vec<_>>(),
+            "reserved": reserved.map(range).collect::<Vec<_>>(),
         })
     }
 }
@@ -200,16 +211,20 @@ impl Console {
                 return false;
             }
         }
-        let tables = self.settings.tenant.iter_mut().map(Spanned::get_mut);
-        for table in tables.filter(|table| table.name == tenant.name && table.size.is_some()) {
-            table.size = Some(Size(tenant.size));
+        let size = Some(Size(tenant.size));
+        let is_other = |table: &Spanned<TenantTable>| {
+            let TenantTable { name, size: before, .. } = table.get_ref();
+            *name == tenant.name && before.is_some() && *before != size
+        };
+        if let Some(place) = self.settings.tenant.iter().position(is_other) {
+            Arc::make_mut(&mut self.settings).tenant[place].get_mut().size = size;
         }
         true
     }
 
     /// The record with the sizes that tenants are about to have.
     pub(super) fn planned(&self, admin: &dyn Admin) -> Option<Record> {
-        let mut record = self.layout.as_ref()?.record().clone();
+        let mut record = Record::clone(self.layout.as_ref()?.record());
         for member in admin.tenants().members() {
             let to = member.resizing.as_ref().map_or(0, |resizing| resizing.to);
             if to > member.tenant.size {
@@ -310,13 +325,16 @@ impl Console {
             layout.change(|record| record.rename(tenant, name))?;
         }
         admin.rename(tenant, name).map_err(Fault::refused)?;
-        let tables = self.settings.tenant.iter_mut().map(Spanned::get_mut);
+        let settings = Arc::make_mut(&mut self.settings);
+        let tables = settings.tenant.iter_mut().map(Spanned::get_mut);
         tables.filter(|table| table.name == tenant).for_each(|table| table.name = name.to_owned());
-        if let Some(default) = self.plan.default.as_mut().filter(|of| of.name == tenant) {
-            default.name = name.to_owned();
+        if settings.default_tenant.as_deref() == Some(tenant) {
+            settings.default_tenant = Some(name.to_owned());
         }
-        if self.settings.default_tenant.as_deref() == Some(tenant) {
-            self.settings.default_tenant = Some(name.to_owned());
+        if self.plan.default.as_ref().is_some_and(|default| default.name == tenant)
+            && let Some(default) = &mut Arc::make_mut(&mut self.plan).default
+        {
+            default.name = name.to_owned();
         }
         Ok(json!({ "from": tenant, "to": name }))
     }
