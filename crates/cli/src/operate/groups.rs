@@ -22,6 +22,7 @@ use crate::parts::server_group;
 const OFF: &str = "off";
 
 /// A tenant's group and reservation, as they are to be.
+#[derive(Clone)]
 pub(super) struct Place {
     pub(super) group: Option<String>,
     pub(super) reservation: group::Written,

@@ -132,7 +132,7 @@ impl Console {
         if let Err(error) = admin.add(tenant.clone(), wipe) {
             self.close_own(admin, tenant.file);
             if wipe {
-                self.disown(&tenant.name)?;
+                self.disown_later(&tenant.name);
             }
             return Err(Refusal::new(error.to_string()));
         }
@@ -250,14 +250,19 @@ impl Console {
         }
         if let Some(file) = file {
             self.close_own(admin, file);
+            if let Some(layout) = &mut self.layout {
+                layout.forget(name);
+            }
         }
         Arc::make_mut(&mut self.settings).tenant.retain(|table| table.get_ref().name != name);
         if !keep && !has_own {
             self.disown(name).map_err(|error| {
-                Fault::refused(format!(
+                let text = format!(
                     "{name} is removed, but its range stays reserved, until the same command \
                      succeeds: {error}"
-                ))
+                );
+                self.forget_look();
+                if error.is_temporary() { Fault::unfinished(text) } else { Fault::refused(text) }
             })?;
         }
         Ok(json!({ "tenant": name, "kept": keep || has_own }))

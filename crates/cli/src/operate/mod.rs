@@ -28,6 +28,7 @@ use sd_notify::NotifyState;
 use crate::status::{self, Row};
 
 use background::Background;
+use keeper::Keeper;
 
 mod background;
 mod caps;
@@ -35,6 +36,7 @@ mod changes;
 mod cpu_waits;
 mod failures;
 mod groups;
+mod keeper;
 mod latency;
 mod layout;
 mod methods;
@@ -82,7 +84,7 @@ pub(crate) struct Console {
     /// The size of what is shared, in memory; a file's is in its record.
     shared: u64,
     /// The layout record of the file that is shared.
-    layout: Option<layout::Keeper>,
+    layout: Option<Keeper>,
     /// The files of tenants that are open, their numbers and sizes.
     own: HashMap<PathBuf, (u16, u64)>,
     /// What every policy of this server is built for.
@@ -166,7 +168,7 @@ impl Console {
 
     /// Keeps the layout record of the file that is shared from now on.
     pub(crate) fn keep(&mut self, pool: Option<Pool>) -> anyhow::Result<()> {
-        self.layout = pool.map(layout::Keeper::new).transpose()?;
+        self.layout = pool.map(Keeper::new).transpose()?;
         Ok(())
     }
 
@@ -294,6 +296,9 @@ impl Operator for Console {
     }
 
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> server::Reply {
+        if let Some(layout) = &mut self.layout {
+            layout.wait_longer(rpc::is_batch(line));
+        }
         rpc::answer(line, |method, params| self.call_method(admin, method, params))
     }
 
@@ -312,6 +317,9 @@ impl Operator for Console {
     fn stopping(&mut self) {
         notify(&[NotifyState::Stopping]);
         tracing::info!("ending: finishing what is in flight");
+        if let Some(layout) = &mut self.layout {
+            layout.end();
+        }
         if std::io::stdout().is_terminal() && self.plan.source != Source::Stdio {
             println!("finishing what is in flight");
         }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::Console;
 use super::methods::by_name;
 use super::storage::{cut_off_files, stores, write_back_errors};
-use super::{caps, groups, latency, layout, metrics};
+use super::{caps, groups, keeper, latency, metrics};
 use crate::look::Look;
 use crate::status::Row;
 
@@ -27,7 +27,7 @@ pub(super) struct View {
     listening: Vec<Listen>,
     unassigned: u64,
     /// The layout record of the file that is shared.
-    layout: Option<layout::Shown>,
+    layout: Option<keeper::Shown>,
     /// Each tenant's last second.
     second: Arc<HashMap<FlowId, Row>>,
     /// Interference when the time began over which it is told.
@@ -77,7 +77,7 @@ impl Console {
             settings: self.settings.clone(),
             now,
             unassigned: self.unassigned(&tenants),
-            layout: self.layout.as_ref().map(layout::Keeper::shown),
+            layout: self.layout.as_ref().map(keeper::Keeper::shown),
             tenants,
             listening: admin.listening(),
             second: self.second.clone(),

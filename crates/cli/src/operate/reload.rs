@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use fairq_config::caps::{self, KEYS};
@@ -23,6 +23,7 @@ use toml::Spanned;
 use super::Console;
 use super::changes::{self, Change};
 use super::groups::Place;
+use super::keeper::{GivenUp, Keeper};
 use super::latency;
 use super::methods::by_name;
 use crate::parts::{default_tenant, tls_mode};
@@ -31,7 +32,7 @@ use crate::parts::{default_tenant, tls_mode};
 const LINES_MAX: usize = 200;
 /// The key of the one reading that goes on.
 const READING: &str = "config.reload";
-/// How often a thread finds the differences anew since the configuration has changed meanwhile.
+/// How often a thread finds all differences anew since groups have changed meanwhile.
 const COMPARISONS: u32 = 3;
 
 /// What a reload may do beyond what the file says.
@@ -55,19 +56,30 @@ struct Contents {
 pub(super) struct Reading {
     contents: Arc<Contents>,
     /// The configuration that it was compared with.
-    in_force: Weak<Settings>,
-    /// How often this contents had been compared with another configuration before.
+    in_force: Arc<Settings>,
+    /// How often these contents had been compared with another configuration before.
     earlier: u32,
-    differ: Vec<Change>,
+    /// The groups of that configuration.
+    old_groups: Vec<group::Group>,
     /// Groups that are new or differ.
     groups: Vec<group::Group>,
+    differences: Differences,
+}
+
+/// The differences of tenants between two configurations.
+#[derive(Clone)]
+struct Differences {
+    /// Those of other keys, too.
+    keys: Vec<Change>,
     /// Tenants that the file does not name.
     missing: Vec<String>,
+    /// Tenants that are new.
     come: Vec<(TenantTable, Tenant)>,
     steps: Vec<Step>,
 }
 
 /// A change of a tenant that stays.
+#[derive(Clone)]
 struct Step {
     name: String,
     change: server::Change,
@@ -75,6 +87,7 @@ struct Step {
 }
 
 /// What the table of the tenant says after a change.
+#[derive(Clone)]
 enum Written {
     Weight(WeightSource),
     Latency(latency::Written),
@@ -116,25 +129,79 @@ impl Reading {
         earlier: u32,
     ) -> Result<Arc<Reading>, Refusal> {
         let Contents { wanted, plan, .. } = &*contents;
-        let in_force = &**with;
-        let differ = changes::between(&comparable(in_force, tenants, wanted), wanted);
-        let (old, new) = (by_name(in_force), by_name(wanted));
-        let old_groups = in_force.complete_groups()?;
+        let old_groups = with.complete_groups()?;
         let groups = plan.groups.iter().filter(|group| !is_among(group, &old_groups));
         let groups = groups.cloned().collect();
+        let planned: Vec<&Tenant> = plan.tenants.iter().collect();
+        let groups_of = (&*old_groups, &*plan.groups);
+        let differences = Differences::between(with, tenants, wanted, &planned, groups_of)?;
+        let in_force = with.clone();
+        Ok(Arc::new(Reading { contents, in_force, earlier, old_groups, groups, differences }))
+    }
+
+    /// The same for a configuration that has the same groups. Only the tenants that differ from
+    /// what was compared before are compared again, so that the control thread can do it.
+    fn compared_again(
+        &self,
+        with: &Arc<Settings>,
+        tenants: &TenantList,
+    ) -> Result<Arc<Reading>, Refusal> {
+        let Contents { wanted, plan, .. } = &*self.contents;
+        let (before, now) = (by_name(&self.in_force), by_name(with));
+        let names = before.keys().chain(now.keys()).copied();
+        let changed: HashSet<&str> =
+            names.filter(|name| before.get(name) != now.get(name)).collect();
+        let is_changed = |name: &str| changed.contains(name);
+        let (part, wanted) = (with.of_tenants(is_changed), wanted.of_tenants(is_changed));
+        let planned = plan.tenants.iter().filter(|tenant| is_changed(&tenant.name));
+        let planned: Vec<&Tenant> = planned.collect();
+        let groups_of = (&*self.old_groups, &*plan.groups);
+        let mut all = self.differences.clone();
+        all.keys.retain(|change| tenant_of(&change.key).is_some_and(|(name, _)| !is_changed(name)));
+        all.missing.retain(|name| !is_changed(name));
+        all.come.retain(|(table, _)| !is_changed(&table.name));
+        all.steps.retain(|step| !is_changed(&step.name));
+        let Differences { keys, missing, come, steps } =
+            Differences::between(&part, tenants, &wanted, &planned, groups_of)?;
+        all.keys.extend(keys);
+        all.keys.sort_by(|a, b| a.key.cmp(&b.key));
+        all.missing.extend(missing);
+        all.come.extend(come);
+        all.steps.extend(steps);
+        Ok(Arc::new(Reading {
+            contents: self.contents.clone(),
+            in_force: with.clone(),
+            earlier: self.earlier,
+            old_groups: self.old_groups.clone(),
+            groups: self.groups.clone(),
+            differences: all,
+        }))
+    }
+}
+
+impl Differences {
+    /// What `wanted`, whose tenants are `planned` when they are complete, changes in `in_force`.
+    fn between(
+        in_force: &Settings,
+        tenants: &TenantList,
+        wanted: &Settings,
+        planned: &[&Tenant],
+        (old_groups, groups): (&[group::Group], &[group::Group]),
+    ) -> Result<Differences, Refusal> {
+        let keys = changes::between(&comparable(in_force, tenants, wanted), wanted);
+        let (old, new) = (by_name(in_force), by_name(wanted));
         let missing = old.keys().filter(|name| !new.contains_key(*name));
         let missing = missing.map(|name| (*name).to_owned()).collect();
-        let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(&plan.tenants);
+        let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(planned.iter().copied());
         let come = pairs().filter(|(table, _)| !old.contains_key(&*table.name));
         let come = come.map(|(table, tenant)| (table.clone(), tenant.clone())).collect();
         let mut steps = Vec::new();
         for (table, tenant) in pairs() {
             if let Some(old) = old.get(&*table.name) {
-                steps_of(old, table, tenant, (&old_groups, &plan.groups), &mut steps)?;
+                steps_of(old, table, tenant, (old_groups, groups), &mut steps)?;
             }
         }
-        let in_force = Arc::downgrade(with);
-        Ok(Arc::new(Reading { in_force, earlier, differ, groups, missing, come, steps, contents }))
+        Ok(Differences { keys, missing, come, steps })
     }
 }
 
@@ -202,11 +269,9 @@ fn comparable(in_force: &Settings, tenants: &TenantList, wanted: &Settings) -> S
     in_force
 }
 
-/// The tenant whose key this is, if it is one of these. Names may have dots.
-fn tenant_of<'a>(key: &'a str, names: &HashSet<&str>) -> Option<&'a str> {
-    let of_tenant = key.strip_prefix("tenant.")?;
-    let mut ends = of_tenant.match_indices('.').map(|(end, _)| end);
-    ends.find_map(|end| of_tenant.get(..end).filter(|name| names.contains(name)))
+/// The tenant whose key this is, and what of it; names may have dots, the rest has none.
+fn tenant_of(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix("tenant.")?.rsplit_once('.')
 }
 
 /// Makes one difference of all keys of each of these tenants, with this note.
@@ -214,15 +279,11 @@ fn note_whole(differ: &mut Vec<Change>, notes: &HashMap<&str, String>) {
     if notes.is_empty() {
         return;
     }
-    let names: HashSet<&str> = notes.keys().copied().collect();
     differ.retain_mut(|change| {
-        let Some(name) = tenant_of(&change.key, &names) else { return true };
-        let is_name = change
-            .key
-            .strip_prefix("tenant.")
-            .is_some_and(|key| key.strip_prefix(name).is_some_and(|key| key == ".name"));
-        change.note = notes.get(name).cloned();
-        is_name
+        let Some((name, key)) = tenant_of(&change.key) else { return true };
+        let Some(note) = notes.get(name) else { return true };
+        change.note = Some(note.clone());
+        key == "name"
     });
 }
 
@@ -248,8 +309,9 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[&str], come: &[(TenantTable
 /// Notes how a tenant's size is changed, which a reload does not do.
 fn note_sizes(differ: &mut [Change]) {
     for change in differ {
-        let name = change.key.strip_prefix("tenant.").and_then(|key| key.strip_suffix(".size"));
-        if let (Some(name), Some(to), Some(_)) = (name, &change.to, &change.from) {
+        if let (Some((name, "size")), Some(to), Some(_)) =
+            (tenant_of(&change.key), &change.to, &change.from)
+        {
             change.note = Some(format!("run fairq ctl resize {name} {to}"));
         }
     }
@@ -367,11 +429,14 @@ impl Console {
         };
         let what = format!("reading {}", file.display());
         let reading = self.reading.result(READING, &what, move || start.read())??;
-        if Weak::as_ptr(&reading.in_force) == Arc::as_ptr(&self.settings) {
+        if Arc::ptr_eq(&reading.in_force, &self.settings) {
             return Ok(reading);
         }
         // A call that changed the configuration meanwhile makes the differences wrong. They are
-        // found anew by a thread; but such calls could outrun that for ever.
+        // not found by beginning anew, which such calls could outrun for ever.
+        if reading.in_force.group == self.settings.group {
+            return reading.compared_again(&self.settings, &admin.tenants());
+        }
         let (contents, earlier) = (reading.contents.clone(), reading.earlier + 1);
         let (settings, tenants) = (self.settings.clone(), admin.tenants());
         let again = move || Reading::compared(contents, &settings, &tenants, earlier);
@@ -389,7 +454,8 @@ impl Console {
         reading: &'a Reading,
         asked: &Asked,
     ) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
-        let missing: HashSet<&str> = reading.missing.iter().map(String::as_str).collect();
+        let missing: HashSet<&str> =
+            reading.differences.missing.iter().map(String::as_str).collect();
         let wanted = &reading.contents.wanted.tenant;
         for name in asked.remove.iter().filter(|name| !missing.contains(&***name)) {
             let is_wanted = wanted.iter().any(|table| table.get_ref().name == *name);
@@ -403,7 +469,7 @@ impl Console {
         let is_named: HashSet<&str> = asked.remove.iter().map(String::as_str).collect();
         let in_memory = self.plan.device.is_in_memory();
         let goes = |name: &&str| in_memory || is_named.contains(name);
-        Ok(reading.missing.iter().map(String::as_str).partition(goes))
+        Ok(reading.differences.missing.iter().map(String::as_str).partition(goes))
     }
 
     /// What a reload would do, and nothing is done.
@@ -414,17 +480,21 @@ impl Console {
         asked: &Asked,
     ) -> Result<Vec<Change>, Refusal> {
         let (gone, staying) = self.missing(reading, asked)?;
-        let mut differ = reading.differ.clone();
-        note_staying(&mut differ, &staying, &reading.come);
+        let mut differ = reading.differences.keys.clone();
+        note_staying(&mut differ, &staying, &reading.differences.come);
         note_sizes(&mut differ);
-        let goes = |name: &&'_ str| {
-            format!(
+        let gone = gone.iter().map(|name| {
+            let note = format!(
                 "tenant {name} would be removed: its clients are disconnected, and its range is \
                  free for others, who find it zeroed"
-            )
-        };
-        let gone = gone.iter().map(|name| (*name, goes(name)));
-        let come = reading.come.iter().map(|(_, new)| (&*new.name, self.foretell_new(admin, new)));
+            );
+            (*name, note)
+        });
+        let come = reading
+            .differences
+            .come
+            .iter()
+            .map(|(_, new)| (&*new.name, self.foretell_new(admin, new)));
         note_whole(&mut differ, &gone.chain(come).collect());
         Ok(differ)
     }
@@ -456,13 +526,23 @@ impl Console {
         reading: &Reading,
         asked: &Asked,
     ) -> Result<Vec<Change>, Refusal> {
-        let Reading { contents, come, .. } = reading;
+        let Reading { contents, differences: Differences { come, .. }, .. } = reading;
         let Contents { wanted, plan, tls, cgroups } = &**contents;
         let (mut done, mut warnings) = (Done::default(), Warnings::default());
         let (gone, staying) = self.missing(reading, asked)?;
         // What may be refused as a whole comes first: then nothing has changed.
         self.prepare_files(admin, come)?;
-        self.make_policy(admin, plan.policy.clone(), wanted).map_err(Refusal::new)?;
+        // The layout record is the first to have the ranges of tenants that come. Then it is in
+        // force, and adding a tenant does not wait for it.
+        let claims = self.claims(admin, &gone, come.iter().map(|(_, tenant)| tenant));
+        if let Some(layout) = &mut self.layout {
+            layout.written(&claims, GivenUp::TakenBack)?;
+        }
+        if let Err(error) = self.make_policy(admin, plan.policy.clone(), wanted) {
+            self.layout.iter_mut().for_each(Keeper::give_up);
+            return Err(Refusal::new(error));
+        }
+        self.layout.iter_mut().for_each(|layout| layout.commit(&claims));
         done.add("policy");
         admin.set_tls(tls.clone());
         self.cgroups = cgroups.clone();
@@ -485,7 +565,12 @@ impl Console {
         for (table, tenant) in come {
             match self.add_table(admin, table.clone(), tenant) {
                 Ok(_) => done.add(format!("tenant.{}", table.name)),
-                Err(error) => drop(refused.insert(&*table.name, error.to_string())),
+                Err(error) => {
+                    refused.insert(&*table.name, error.to_string());
+                    if claims.iter().any(|edit| edit.is_claim_of(&table.name)) {
+                        self.disown_later(&table.name);
+                    }
+                }
             }
         }
         self.take_steps(admin, reading, &mut done, &mut warnings);
@@ -496,7 +581,7 @@ impl Console {
         self.take_default(admin, contents);
         done.add("default");
         warnings.end();
-        let mut differ = reading.differ.clone();
+        let mut differ = reading.differences.keys.clone();
         note_staying(&mut differ, &staying, come);
         note_sizes(&mut differ);
         note_whole(&mut differ, &refused);
@@ -530,7 +615,7 @@ impl Console {
         done: &mut Done,
         warnings: &mut Warnings,
     ) {
-        let Reading { steps, contents, .. } = reading;
+        let Reading { contents, differences: Differences { steps, .. }, .. } = reading;
         let change = |step: &Step| (step.name.clone(), step.change.clone());
         let changes: Vec<(String, server::Change)> = steps.iter().map(change).collect();
         let made = admin.change(&changes);

@@ -86,6 +86,11 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
         .map_err(|error| Fault::params(fairq_config::pairs::explain(&error.to_string())))
 }
 
+/// Whether a line is a batch, whose calls are made once.
+pub(crate) fn is_batch(line: &str) -> bool {
+    line.trim_start().starts_with('[')
+}
+
 /// Answers a line. A batch is never unfinished: its other calls must not be made twice.
 pub(crate) fn answer(
     line: &str,

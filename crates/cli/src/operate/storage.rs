@@ -126,8 +126,10 @@ impl Console {
             );
             // What was its own before stays its own.
             let keep = self.is_ready(tenant);
-            if let Err(fault) = self.remove(admin, tenant, keep) {
+            if let Err(fault) = self.remove(admin, tenant, true) {
                 tracing::error!(tenant, "cannot be removed again: {}", fault.message());
+            } else if !keep {
+                self.disown_later(tenant);
             }
         }
     }
