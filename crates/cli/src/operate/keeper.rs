@@ -203,9 +203,9 @@ impl Keeper {
         record
     }
 
-    /// Calls from here on wait longer if they are made only `once`.
-    pub(super) fn wait_longer(&mut self, once: bool) {
-        self.patience = if once { PATIENCE } else { MOMENT };
+    /// Whether calls from here on are made only once; these wait longer.
+    pub(super) fn set_once(&mut self, is_once: bool) {
+        self.patience = if is_once { PATIENCE } else { MOMENT };
     }
 
     /// Makes changes of the record. They are in force when this gives `Ok`. It gives a temporary
@@ -258,9 +258,11 @@ impl Keeper {
         }
     }
 
-    /// The call that has changes written is not made again.
-    pub(super) fn give_up(&mut self) {
-        if let Some(writing) = &mut self.writing {
+    /// The call that has these changes written is not made again.
+    pub(super) fn give_up(&mut self, edits: &[Edit]) {
+        if self.waits_for(edits)
+            && let Some(writing) = &mut self.writing
+        {
             writing.wanted = None;
         }
     }
@@ -553,11 +555,11 @@ mod tests {
         };
         while keeper.written(&claim("a", 0), GivenUp::TakenBack).is_err() {}
         assert!(on_disk("a"));
-        keeper.give_up();
+        keeper.give_up(&claim("a", 0));
         wait(&mut keeper);
         assert!(!on_disk("a") && keeper.record().ranges().is_empty());
         while keeper.written(&claim("b", 0), GivenUp::Stands).is_err() {}
-        keeper.give_up();
+        keeper.give_up(&claim("b", 0));
         wait(&mut keeper);
         assert!(on_disk("b") && keeper.record().find("b").is_some());
     }

@@ -95,10 +95,10 @@ impl Console {
     /// start would zero what its clients have written. False if that cannot be written down now.
     pub(super) fn note_zeroed(&mut self, tenant: &server::Tenant) -> bool {
         let is_own = self.own.values().any(|own| own.0 == tenant.file);
-        if let Some(layout) = self.layout.as_mut().filter(|_| !is_own) {
-            if !layout.note_zeroed(&tenant.name, tenant.size) {
-                return false;
-            }
+        if let Some(layout) = self.layout.as_mut().filter(|_| !is_own)
+            && !layout.note_zeroed(&tenant.name, tenant.size)
+        {
+            return false;
         }
         let size = Some(Size(tenant.size));
         let is_other = |table: &Spanned<TenantTable>| {

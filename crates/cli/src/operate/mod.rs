@@ -296,10 +296,10 @@ impl Operator for Console {
     }
 
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> server::Reply {
-        if let Some(layout) = &mut self.layout {
-            layout.wait_longer(rpc::is_batch(line));
-        }
-        rpc::answer(line, |method, params| self.call_method(admin, method, params))
+        self.layout.iter_mut().for_each(|layout| layout.set_once(rpc::is_batch(line)));
+        let reply = rpc::answer(line, |method, params| self.call_method(admin, method, params));
+        self.layout.iter_mut().for_each(|layout| layout.set_once(false));
+        reply
     }
 
     fn http(

@@ -23,7 +23,7 @@ use toml::Spanned;
 use super::Console;
 use super::changes::{self, Change};
 use super::groups::Place;
-use super::keeper::{GivenUp, Keeper};
+use super::keeper::GivenUp;
 use super::latency;
 use super::methods::by_name;
 use crate::parts::{default_tenant, tls_mode};
@@ -457,7 +457,7 @@ impl Console {
         let missing: HashSet<&str> =
             reading.differences.missing.iter().map(String::as_str).collect();
         let wanted = &reading.contents.wanted.tenant;
-        for name in asked.remove.iter().filter(|name| !missing.contains(&***name)) {
+        if let Some(name) = asked.remove.iter().find(|name| !missing.contains(&***name)) {
             let is_wanted = wanted.iter().any(|table| table.get_ref().name == *name);
             return Err(Refusal::new(match is_wanted {
                 true => format!(
@@ -539,7 +539,7 @@ impl Console {
             layout.written(&claims, GivenUp::TakenBack)?;
         }
         if let Err(error) = self.make_policy(admin, plan.policy.clone(), wanted) {
-            self.layout.iter_mut().for_each(Keeper::give_up);
+            self.layout.iter_mut().for_each(|layout| layout.give_up(&claims));
             return Err(Refusal::new(error));
         }
         self.layout.iter_mut().for_each(|layout| layout.commit(&claims));

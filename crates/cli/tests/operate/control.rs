@@ -21,14 +21,20 @@ struct Resolver {
     folder: tempfile::TempDir,
 }
 
+/// Makes a library of a source beside this file that comes before the C library.
+fn library(source: &str, folder: &Path) -> PathBuf {
+    let library = folder.join("before.so");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library);
+    compiler.arg(format!("{}/tests/operate/{source}", env!("CARGO_MANIFEST_DIR")));
+    assert!(compiler.status().unwrap().success(), "cc cannot make a library");
+    library
+}
+
 impl Resolver {
     fn new() -> Resolver {
         let folder = tempfile::tempdir().unwrap();
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/operate/resolver.c");
-        let library = folder.path().join("resolver.so");
-        let mut compiler = Command::new("cc");
-        compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source);
-        assert!(compiler.status().unwrap().success(), "cc cannot make a library");
+        library("resolver.c", folder.path());
         Resolver { folder }
     }
 
@@ -39,7 +45,7 @@ impl Resolver {
     /// A server that looks names up here.
     fn serve(&self, config: &str, flags: &[&str]) -> Server {
         let set = |command: &mut Command| {
-            command.env("LD_PRELOAD", self.path("resolver.so"));
+            command.env("LD_PRELOAD", self.path("before.so"));
             command.env("FAIRQ_LOOKUPS", self.path("lookups"));
         };
         Server::start_with(set, Stdio::null(), config, flags)
@@ -125,6 +131,85 @@ fn names_are_looked_up_once_and_never_in_the_control_thread() {
         resolver.wait(true);
     }
     resolver.wait(false);
+}
+
+/// A disk may take its time to write the layout record.
+#[test]
+fn a_layout_record_that_is_not_written_yet_keeps_nobody_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let library = library("slow_record.c", folder.path());
+    std::fs::File::create(path("pool")).unwrap().set_len(64 << 20).unwrap();
+    let pool = path("pool").display().to_string();
+    let config = |tenants: &[&str]| {
+        let table = |name: &&str| format!("[[tenant]]\nname = {name:?}\nsize = \"8M\"\n");
+        let tenants: String = tenants.iter().map(table).collect();
+        format!("shards = 1\ndevice = \"file,path={pool}\"\n{tenants}")
+    };
+    let set = |command: &mut Command| {
+        command.env("LD_PRELOAD", library).env("FAIRQ_RECORD", path("record"));
+    };
+    let server = Server::start_with(set, Stdio::null(), &config(&["a", "b"]), &[]);
+    std::fs::write(server.path("fairq.toml"), config(&["a", "d", "e"])).unwrap();
+    let control = server.path("ctl").display().to_string();
+    let reload = "config reload --remove b2 --remove c";
+    for words in ["add c=8M", "rename b b2", reload, "remove d"] {
+        std::fs::write(path("record.wait"), "").unwrap();
+        let args: Vec<&str> =
+            ["ctl", "--control", &control].into_iter().chain(words.split(' ')).collect();
+        let mut call = fairq(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        until("the record is written", || path("record").exists().then_some(()));
+        server.said(&["weight", "a", "7"]);
+        assert_eq!(Client::of(&server, "a").read(0, 4096).unwrap()[0], 0);
+        assert!(call.try_wait().unwrap().is_none(), "{words}: it does not wait for the record");
+        std::fs::remove_file(path("record.wait")).unwrap();
+        let output = call.wait_with_output().unwrap();
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+        until("the thread has gone on", || {
+            let _ = std::fs::remove_file(path("record"));
+            (!path("record").exists()).then_some(())
+        });
+    }
+    let names: Vec<(String, u64)> =
+        server.tenants().into_iter().map(|(name, _, offset, _)| (name, offset)).collect();
+    assert_eq!(names, [("a".into(), 0), ("e".into(), 16)]);
+    let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
+    assert_eq!(status["layout"]["reserved"], json!([]));
+}
+
+/// Another client changes the configuration all the time.
+#[test]
+fn a_reload_is_not_outrun() {
+    let config = |weight: u32| {
+        let table = |name| format!("[[tenant]]\nname = \"t{name}\"\nweight = {weight}\n");
+        format!("device = \"ram,size=1G\"\n{}", (0..300).map(table).collect::<String>())
+    };
+    let server = Server::start(&config(100), &[]);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
+            for weight in (1..1000).cycle().take_while(|_| !over.load(Ordering::Relaxed)) {
+                let params = json!({ "tenant": "t0", "weight": weight });
+                let call =
+                    json!({ "jsonrpc": "2.0", "id": 1, "method": "weight", "params": params });
+                writeln!(stream.get_mut(), "{call}").unwrap();
+                stream.read_line(&mut String::new()).unwrap();
+            }
+        });
+        for weight in [200, 300, 400] {
+            std::fs::write(server.path("fairq.toml"), config(weight)).unwrap();
+            let output = server.ctl(&["config", "reload"]);
+            if !output.status.success() || server.weight("t299") != u64::from(weight) {
+                over.store(true, Ordering::Relaxed);
+                panic!("{weight}: {}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    server.ctl(&["config", "reload"]);
+    assert!(server.tenants().iter().all(|tenant| tenant.1 == 400));
+    assert!(server.said(&["config", "reload"]).contains("nothing differs"));
 }
 
 /// A process that never accepts is not waited for.
