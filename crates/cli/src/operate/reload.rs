@@ -75,15 +75,27 @@ struct Differences {
     missing: Vec<String>,
     /// Tenants that are new.
     come: Vec<(TenantTable, Tenant)>,
-    steps: Vec<Step>,
+    steps: Steps,
 }
 
-/// A change of a tenant that stays.
-#[derive(Clone)]
-struct Step {
-    name: String,
-    change: server::Change,
-    written: Written,
+/// The changes of tenants that stay; those of a tenant follow each other.
+#[derive(Clone, Default)]
+struct Steps {
+    changes: Vec<(String, server::Change)>,
+    written: Vec<Written>,
+}
+
+impl Steps {
+    fn push(&mut self, name: &str, change: server::Change, written: Written) {
+        self.changes.push((name.to_owned(), change));
+        self.written.push(written);
+    }
+
+    fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        let Steps { changes, written } = std::mem::take(self);
+        let pairs = changes.into_iter().zip(written);
+        (self.changes, self.written) = pairs.filter(|((name, _), _)| is_kept(name)).unzip();
+    }
 }
 
 /// What the table of the tenant says after a change.
@@ -160,14 +172,15 @@ impl Reading {
         all.keys.retain(|change| tenant_of(&change.key).is_some_and(|(name, _)| !is_changed(name)));
         all.missing.retain(|name| !is_changed(name));
         all.come.retain(|(table, _)| !is_changed(&table.name));
-        all.steps.retain(|step| !is_changed(&step.name));
+        all.steps.retain(|name| !is_changed(name));
         let Differences { keys, missing, come, steps } =
             Differences::between(&part, tenants, &wanted, &planned, groups_of)?;
         all.keys.extend(keys);
         all.keys.sort_by(|a, b| a.key.cmp(&b.key));
         all.missing.extend(missing);
         all.come.extend(come);
-        all.steps.extend(steps);
+        all.steps.changes.extend(steps.changes);
+        all.steps.written.extend(steps.written);
         Ok(Arc::new(Reading {
             contents: self.contents.clone(),
             in_force: with.clone(),
@@ -195,7 +208,7 @@ impl Differences {
         let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(planned.iter().copied());
         let come = pairs().filter(|(table, _)| !old.contains_key(&*table.name));
         let come = come.map(|(table, tenant)| (table.clone(), tenant.clone())).collect();
-        let mut steps = Vec::new();
+        let mut steps = Steps::default();
         for (table, tenant) in pairs() {
             if let Some(old) = old.get(&*table.name) {
                 steps_of(old, table, tenant, (old_groups, groups), &mut steps)?;
@@ -217,9 +230,9 @@ fn steps_of(
     table: &TenantTable,
     tenant: &Tenant,
     (old_groups, groups): (&[group::Group], &[group::Group]),
-    steps: &mut Vec<Step>,
+    steps: &mut Steps,
 ) -> Result<(), Refusal> {
-    let mut step = |change, written| steps.push(Step { name: table.name.clone(), change, written });
+    let mut step = |change, written| steps.push(&table.name, change, written);
     let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
     if source(old) != source(table) {
         step(server::Change::Weight(tenant.weight), Written::Weight(source(table)));
@@ -288,7 +301,7 @@ fn note_whole(differ: &mut Vec<Change>, notes: &HashMap<&str, String>) {
 }
 
 /// Notes of tenants that stay although the file does not name them.
-fn note_staying(differ: &mut Vec<Change>, staying: &[&str], come: &[(TenantTable, Tenant)]) {
+fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTable, Tenant)]) {
     let note = |name: &str| {
         let renamed = match come {
             [(only, _)] => format!(
@@ -303,7 +316,7 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[&str], come: &[(TenantTable
              config reload --remove {name}{renamed}"
         )
     };
-    note_whole(differ, &staying.iter().map(|name| (*name, note(name))).collect());
+    note_whole(differ, &staying.iter().map(|name| (&**name, note(name))).collect());
 }
 
 /// Notes how a tenant's size is changed, which a reload does not do.
@@ -314,6 +327,56 @@ fn note_sizes(differ: &mut [Change]) {
         {
             change.note = Some(format!("run fairq ctl resize {name} {to}"));
         }
+    }
+}
+
+impl Written {
+    /// The tenant's keys that hold when the change has been made.
+    fn keys(&self) -> Vec<&'static str> {
+        match self {
+            Written::Weight(_) => vec!["weight"],
+            Written::Latency(_) => vec!["latency", "latency-percentile", "floor"],
+            Written::Place(_, false) => group::KEYS.to_vec(),
+            Written::Place(_, true) => group::KEYS.into_iter().chain(["group"]).collect(),
+            Written::Caps(_) => KEYS.to_vec(),
+            Written::Nothing => Vec::new(),
+        }
+    }
+}
+
+/// What a reload has changed, or would change. The answer is made of it by another thread than the
+/// control thread, since it takes much longer than the changes where there are thousands.
+pub(super) struct Outcome {
+    reading: Arc<Reading>,
+    /// Tenants that stay although the file does not name them.
+    staying: Vec<String>,
+    /// Notes of tenants that come and go.
+    notes: HashMap<String, String>,
+    done: Done,
+    /// Which of the steps have been made.
+    made: Vec<bool>,
+    is_dry_run: bool,
+}
+
+impl Outcome {
+    /// The keys that differ, and what has become of each; they go to the log.
+    pub(super) fn changes(mut self) -> Vec<Change> {
+        let Differences { keys, come, steps, .. } = &self.reading.differences;
+        let mut differ = keys.clone();
+        let notes: HashMap<&str, String> =
+            self.notes.iter().map(|(name, note)| (&**name, note.clone())).collect();
+        note_staying(&mut differ, &self.staying, come);
+        note_sizes(&mut differ);
+        note_whole(&mut differ, &notes);
+        let steps = steps.changes.iter().zip(&steps.written).zip(&self.made);
+        for (((name, _), written), _) in steps.filter(|(_, made)| **made) {
+            self.done.tenant(name, &written.keys());
+        }
+        differ.iter_mut().for_each(|change| change.done = self.done.has(&change.key));
+        if !self.is_dry_run {
+            log_changes(&differ);
+        }
+        differ
     }
 }
 
@@ -369,22 +432,22 @@ impl Warnings {
 }
 
 impl Console {
-    /// Reads the file again and makes its changes, which go to the log; or says what they would be.
+    /// Reads the file again and makes its changes, or finds out what they would be.
     pub(super) fn reload_told(
         &mut self,
         admin: &mut dyn Admin,
         asked: &Asked,
-    ) -> Result<Vec<Change>, Refusal> {
+    ) -> Result<Outcome, Refusal> {
         let result = self.reading(admin).and_then(|reading| match asked.dry_run {
-            true => self.foretell(admin, &reading, asked),
-            false => self.apply(admin, &reading, asked),
+            true => self.foretell(admin, reading, asked),
+            false => self.apply(admin, reading, asked),
         });
         if !result.as_ref().is_err_and(Refusal::is_temporary) {
             self.reading.forget(READING);
         }
         match &result {
             _ if asked.dry_run => {}
-            Ok(changes) => log_changes(changes),
+            Ok(_) => {}
             // Each try of a slow file comes here: only the last one is an error to tell.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
@@ -406,7 +469,14 @@ impl Console {
                 tracing::error!("cannot reload, nothing has changed: {error}");
                 false
             }
-            _ => false,
+            Ok(outcome) => {
+                let log = std::thread::Builder::new().name("fairq-config".into());
+                if let Err(error) = log.spawn(move || drop(outcome.changes())) {
+                    tracing::warn!("read the configuration again; changes are not logged: {error}");
+                }
+                false
+            }
+            Err(_) => false,
         };
         self.reload_since = Some(since).filter(|_| is_unfinished);
         is_unfinished
@@ -476,27 +546,23 @@ impl Console {
     fn foretell(
         &self,
         admin: &dyn Admin,
-        reading: &Reading,
+        reading: Arc<Reading>,
         asked: &Asked,
-    ) -> Result<Vec<Change>, Refusal> {
-        let (gone, staying) = self.missing(reading, asked)?;
-        let mut differ = reading.differences.keys.clone();
-        note_staying(&mut differ, &staying, &reading.differences.come);
-        note_sizes(&mut differ);
+    ) -> Result<Outcome, Refusal> {
+        let (gone, staying) = self.missing(&reading, asked)?;
         let gone = gone.iter().map(|name| {
             let note = format!(
                 "tenant {name} would be removed: its clients are disconnected, and its range is \
                  free for others, who find it zeroed"
             );
-            (*name, note)
+            ((*name).to_owned(), note)
         });
-        let come = reading
-            .differences
-            .come
-            .iter()
-            .map(|(_, new)| (&*new.name, self.foretell_new(admin, new)));
-        note_whole(&mut differ, &gone.chain(come).collect());
-        Ok(differ)
+        let come = reading.differences.come.iter();
+        let come = come.map(|(_, new)| (new.name.clone(), self.foretell_new(admin, new)));
+        let notes = gone.chain(come).collect();
+        let staying = staying.into_iter().map(str::to_owned).collect();
+        let (done, made) = (Done::default(), Vec::new());
+        Ok(Outcome { reading, staying, notes, done, made, is_dry_run: true })
     }
 
     /// What would become of a tenant that is new in the file.
@@ -523,13 +589,14 @@ impl Console {
     fn apply(
         &mut self,
         admin: &mut dyn Admin,
-        reading: &Reading,
+        reading: Arc<Reading>,
         asked: &Asked,
-    ) -> Result<Vec<Change>, Refusal> {
-        let Reading { contents, differences: Differences { come, .. }, .. } = reading;
+    ) -> Result<Outcome, Refusal> {
+        let Reading { contents, differences: Differences { come, .. }, .. } = &*reading;
         let Contents { wanted, plan, tls, cgroups } = &**contents;
         let (mut done, mut warnings) = (Done::default(), Warnings::default());
-        let (gone, staying) = self.missing(reading, asked)?;
+        let (gone, staying) = self.missing(&reading, asked)?;
+        let staying = staying.into_iter().map(str::to_owned).collect();
         // What may be refused as a whole comes first: then nothing has changed.
         self.prepare_files(admin, come)?;
         // The layout record is the first to have the ranges of tenants that come. Then it is in
@@ -561,19 +628,19 @@ impl Console {
                 Err(fault) => warnings.add(&fault.message()),
             }
         }
-        let mut refused = HashMap::new();
+        let mut notes = HashMap::new();
         for (table, tenant) in come {
             match self.add_table(admin, table.clone(), tenant) {
                 Ok(_) => done.add(format!("tenant.{}", table.name)),
                 Err(error) => {
-                    refused.insert(&*table.name, error.to_string());
+                    notes.insert(table.name.clone(), error.to_string());
                     if claims.iter().any(|edit| edit.is_claim_of(&table.name)) {
                         self.disown_later(&table.name);
                     }
                 }
             }
         }
-        self.take_steps(admin, reading, &mut done, &mut warnings);
+        let made = self.take_steps(admin, &reading, &mut warnings);
         self.drop_groups(admin, wanted).iter().for_each(|name| done.add(format!("group.{name}")));
         if self.move_listeners(admin, wanted) {
             done.add("listen");
@@ -581,12 +648,7 @@ impl Console {
         self.take_default(admin, contents);
         done.add("default");
         warnings.end();
-        let mut differ = reading.differences.keys.clone();
-        note_staying(&mut differ, &staying, come);
-        note_sizes(&mut differ);
-        note_whole(&mut differ, &refused);
-        differ.iter_mut().for_each(|change| change.done = done.has(&change.key));
-        Ok(differ)
+        Ok(Outcome { reading, staying, notes, done, made, is_dry_run: false })
     }
 
     /// Makes the file's tenant for clients that name none the server's.
@@ -607,54 +669,54 @@ impl Console {
         }
     }
 
-    /// Changes the tenants that stay, and writes down each change that was made.
+    /// Changes the tenants that stay, and writes down each change that was made; gives which were.
     fn take_steps(
         &mut self,
         admin: &mut dyn Admin,
         reading: &Reading,
-        done: &mut Done,
         warnings: &mut Warnings,
-    ) {
+    ) -> Vec<bool> {
         let Reading { contents, differences: Differences { steps, .. }, .. } = reading;
-        let change = |step: &Step| (step.name.clone(), step.change.clone());
-        let changes: Vec<(String, server::Change)> = steps.iter().map(change).collect();
-        let made = admin.change(&changes);
-        let tables = Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut);
-        let mut tables: HashMap<String, &mut TenantTable> =
-            tables.map(|table| (table.name.clone(), table)).collect();
-        for (Step { name, written, change }, made) in steps.iter().zip(made) {
-            if let Err(error) = made {
-                warnings.add(&error);
-                continue;
-            }
-            let Some(table) = tables.get_mut(name) else { continue };
-            match written {
-                Written::Weight(source) => {
-                    table.weight = Some(source.clone());
-                    done.tenant(name, &["weight"]);
+        let Steps { changes, written } = steps;
+        let results = admin.change(changes);
+        let mut made = vec![false; changes.len()];
+        // In reverse, so that the first step of a tenant is the one that stays.
+        let names = changes.iter().map(|(name, _)| &**name).enumerate().rev();
+        let first: HashMap<&str, usize> = names.map(|(step, name)| (name, step)).collect();
+        for error in results.iter().filter_map(|result| result.as_ref().err()) {
+            warnings.add(error);
+        }
+        for table in Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut) {
+            let Some(&first) = first.get(&*table.name) else { continue };
+            for step in first..changes.len() {
+                let (name, change) = &changes[step];
+                if *name != table.name {
+                    break;
                 }
-                Written::Latency(said) => {
-                    (table.latency, table.latency_percentile, table.floor) = *said;
-                    done.tenant(name, &["latency", "latency-percentile", "floor"]);
+                if results[step].is_err() {
+                    continue;
                 }
-                Written::Place(place, same_users) => {
-                    let reservation = place.reservation;
-                    (table.min_iops, table.min_bandwidth) =
-                        (reservation.iops, reservation.bandwidth);
-                    table.set_group(place.group.as_deref(), &contents.plan.groups);
-                    done.tenant(name, &group::KEYS);
-                    if *same_users {
-                        done.tenant(name, &["group"]);
+                made[step] = true;
+                match &written[step] {
+                    Written::Weight(source) => table.weight = Some(source.clone()),
+                    Written::Latency(said) => {
+                        (table.latency, table.latency_percentile, table.floor) = *said;
                     }
+                    Written::Place(place, _) => {
+                        let reservation = place.reservation;
+                        (table.min_iops, table.min_bandwidth) =
+                            (reservation.iops, reservation.bandwidth);
+                        table.set_group(place.group.as_deref(), &contents.plan.groups);
+                    }
+                    Written::Caps(said) => {
+                        table.set_caps(said);
+                        warnings.of_caps(&format!("tenant {name}"), change);
+                    }
+                    Written::Nothing => {}
                 }
-                Written::Caps(said) => {
-                    table.set_caps(said);
-                    warnings.of_caps(&format!("tenant {name}"), change);
-                    done.tenant(name, &KEYS);
-                }
-                Written::Nothing => {}
             }
         }
+        made
     }
 
     /// Listens where `wanted` says. True if that holds now.

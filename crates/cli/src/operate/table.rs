@@ -28,10 +28,15 @@ pub(crate) struct Method {
     run: Run,
 }
 
+/// What makes an answer of what a method has done.
+type Rest = Box<dyn FnOnce() -> Value + Send>;
+
 /// What carries a method out.
 enum Run {
     /// The control thread.
     Does(fn(&mut Console, &mut dyn Admin, Given) -> Result<Value, Fault>),
+    /// The control thread, and then another one, which makes the answer.
+    Begins(fn(&mut Console, &mut dyn Admin, Given) -> Result<Rest, Fault>),
     /// Another thread, which turns the server as it is now into an answer.
     Shows(fn(&View) -> Value),
     /// The same for the answer that is made once a second.
@@ -136,7 +141,8 @@ impl Console {
             Effect::ChangesIfGiven => !given.0.is_empty(),
         };
         let result = match method.run {
-            Run::Does(run) => run(self, admin, given),
+            Run::Does(run) => run(self, admin, given).map(Answer::Ready),
+            Run::Begins(run) => run(self, admin, given).map(Answer::Later),
             Run::Shows(show) => {
                 let view = self.view(admin);
                 return Ok(Answer::Later(Box::new(move || show(&view))));
@@ -150,10 +156,10 @@ impl Console {
         if method.effect != Effect::Reads && !result.as_ref().is_err_and(Fault::is_unfinished) {
             self.forget_look();
         }
-        if let (true, Ok(result)) = (is_logged, &result) {
+        if let (true, Ok(Answer::Ready(result))) = (is_logged, &result) {
             tracing::info!(method = name, params = text, %result, "changed by the control socket");
         }
-        result.map(Answer::Ready)
+        result
     }
 }
 
@@ -470,11 +476,11 @@ pub(crate) const METHODS: &[Method] = &[
         ],
         result: "what differs, from what, to what, and whether it holds now or needs a restart or \
                  what its note says",
-        run: Run::Does(|console, admin, mut given| {
+        run: Run::Begins(|console, admin, mut given| {
             let remove = given.take::<Option<_>>("remove")?.unwrap_or_default();
             let dry_run = given.take::<Option<bool>>("dry_run")? == Some(true);
-            let changes = console.reload_told(admin, &Asked { remove, dry_run })?;
-            Ok(json!({ "changes": changes }))
+            let outcome = console.reload_told(admin, &Asked { remove, dry_run })?;
+            Ok(Box::new(move || json!({ "changes": outcome.changes() })))
         }),
     },
     Method {
