@@ -1,10 +1,9 @@
 //! Drivers for the NBD protocol: arbitrary bytes in, and laws that hold whatever they are.
 
-use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
-use std::rc::Rc;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -48,20 +47,20 @@ pub fn play(setting: Setting, script: &[u8]) {
         2 => TlsMode::Required(tls()),
         _ => TlsMode::Off,
     };
-    let options = HandshakeOptions { tls, timeout: Duration::from_secs(60) };
-    let read = Rc::new(Cell::new(0));
-    let sent = Rc::new(RefCell::new(Vec::new()));
+    let options = HandshakeOptions { tls, timeout: Duration::from_secs(60), tls_threads: None };
+    let read = Arc::new(AtomicUsize::new(0));
+    let sent = Arc::new(Mutex::new(Vec::new()));
     let stream = Script {
-        bytes: script,
-        read: Rc::clone(&read),
-        sent: Rc::clone(&sent),
+        bytes: script.into(),
+        read: Arc::clone(&read),
+        sent: Arc::clone(&sent),
         step: setting.step,
     };
     // Dropped at the end so that no timer of one script is seen by the next.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let result = runtime.block_on(perform(stream, &exports, &options, Peer::default()));
-    let (read, sent) = (&script[..read.get()], sent.borrow());
+    let (read, sent) = (&script[..read.load(Ordering::Relaxed)], sent.lock().expect("no panic"));
     let answers = sent.strip_prefix(b"NBDMAGICIHAVEOPT\0\x03").expect("the greeting comes first");
     let (mut expected, complete) = options_in(read);
     let (finals, rest) = final_answers(answers);
@@ -174,35 +173,35 @@ fn tls() -> Tls {
 
 /// A client that has sent everything and left: reads and writes are never waited for.
 #[derive(Debug)]
-struct Script<'a> {
-    bytes: &'a [u8],
-    read: Rc<Cell<usize>>,
-    sent: Rc<RefCell<Vec<u8>>>,
+struct Script {
+    bytes: Arc<[u8]>,
+    read: Arc<AtomicUsize>,
+    sent: Arc<Mutex<Vec<u8>>>,
     step: usize,
 }
 
-impl AsyncRead for Script<'_> {
+impl AsyncRead for Script {
     fn poll_read(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let rest = &self.bytes[self.read.get()..];
+        let rest = &self.bytes[self.read.load(Ordering::Relaxed)..];
         let count = rest.len().min(buf.remaining()).min(self.step);
         buf.put_slice(&rest[..count]);
-        self.read.set(self.read.get() + count);
+        self.read.fetch_add(count, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Script<'_> {
+impl AsyncWrite for Script {
     fn poll_write(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let count = bytes.len().min(self.step);
-        self.sent.borrow_mut().extend_from_slice(&bytes[..count]);
+        self.sent.lock().expect("no panic").extend_from_slice(&bytes[..count]);
         Poll::Ready(Ok(count))
     }
 

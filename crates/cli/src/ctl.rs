@@ -41,6 +41,9 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     if let CtlCommand::Resize { tenant, size, .. } = &args.command {
         wait_for_size(&mut server, tenant, size.0)?;
     }
+    if let Some(warning) = result["warning"].as_str().filter(|_| !args.json) {
+        eprintln!("warning: {warning}");
+    }
     let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")?;
     Ok(())

@@ -9,6 +9,7 @@
 use std::sync::LazyLock;
 
 use fairq_bench::fiojob;
+use fairq_config::access::Directory;
 use fairq_config::device::SECTOR;
 use fairq_config::engine::{Shape, WithPolicy, with_policy};
 use fairq_config::policy::{PolicyTable, parse_list};
@@ -18,6 +19,7 @@ use fairq_config::units::{Size, exact_size};
 use fairq_core::{
     Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology, Weight,
 };
+use fairq_host::server::Answer;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -302,7 +304,7 @@ proptest! {
         let device = device << 20;
         let tables = texts.iter().enumerate().map(|(at, text)| format!("t{at}{text}").parse::<TenantTable>().unwrap());
         let tenants = tables
-            .map(|table| table.complete("/sys/fs/cgroup".as_ref(), &[]))
+            .map(|table| table.complete("/sys/fs/cgroup".as_ref(), &[], &Directory::default()))
             .collect::<Result<Vec<Tenant>, _>>();
         let Ok(tenants) = tenants else { return Ok(()) };
         let Ok(mut ranges) = layout(&tenants, Some(device), &[]) else { return Ok(()) };
@@ -357,10 +359,10 @@ proptest! {
         ],
     ) {
         let call = |name: &str, given: serde_json::Value| match name {
-            "weight" => rpc::params::<serde_json::Map<String, serde_json::Value>>(given).map(serde_json::Value::from),
+            "weight" => rpc::params::<serde_json::Map<String, serde_json::Value>>(given).map(|given| Answer::Ready(given.into())),
             name => Err(rpc::Fault::no_method(name)),
         };
-        if let Some(answer) = rpc::answer(&line, call).text {
+        if let Some(answer) = rpc::answer(&line, call).text.map(Answer::now) {
             prop_assert!(!answer.contains('\n'));
             let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
             let answers = answer.as_array().cloned().unwrap_or_else(|| vec![answer]);

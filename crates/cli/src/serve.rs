@@ -184,6 +184,7 @@ fn server_config(
         handshake: HandshakeOptions {
             tls: tls_mode(plan.tls.as_ref())?,
             timeout: plan.timeouts.handshake,
+            tls_threads: None,
         },
         timeouts: plan.timeouts.server,
     })

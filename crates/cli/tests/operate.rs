@@ -4,6 +4,8 @@
 #[path = "operate/caps.rs"]
 mod caps;
 mod common;
+#[path = "operate/control.rs"]
+mod control;
 #[path = "operate/doors.rs"]
 mod doors;
 #[path = "operate/groups.rs"]
@@ -73,6 +75,16 @@ impl Server {
 
     /// Likewise, with its standard output there.
     fn start_into(output: Stdio, config: &str, flags: &[&str]) -> Server {
+        Server::start_with(|_| (), output, config, flags)
+    }
+
+    /// Likewise, with what `set` sets.
+    fn start_with(
+        set: impl FnOnce(&mut Command),
+        output: Stdio,
+        config: &str,
+        flags: &[&str],
+    ) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path("fairq.toml"), config).unwrap();
@@ -87,6 +99,7 @@ impl Server {
             &path("ctl"),
         ];
         let mut command = fairq(&[&args, flags].concat());
+        set(&mut command);
         let process = command.stdout(output).stderr(Stdio::piped()).spawn().unwrap();
         let server = Server { process, folder };
         until("the server listens", || UnixStream::connect(server.path("ctl")).ok());

@@ -1,6 +1,9 @@
 //! The users of this machine who may open a tenant's export: its keys `uid`, `user` and `group`.
 
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
@@ -60,33 +63,112 @@ impl<'de, T: FromStr> Deserialize<'de> for List<T> {
     }
 }
 
+/// The machine's users and groups of users by name; each name is looked up once.
+///
+/// A lookup may wait for a directory service for seconds, so that a thread that serves others must
+/// not use one. One of these lasts as long as one configuration is read: the next one finds a user
+/// that was added meanwhile.
+#[derive(Default)]
+pub struct Directory {
+    uids: Looked,
+    gids: Looked,
+}
+
+/// What a lookup gives: a number, or that there is no such name, or why that is not known.
+type Found = Result<Option<u32>, String>;
+type Find = fn(&str) -> io::Result<Option<u32>>;
+
+/// Names that are looked up at a time.
+const THREADS: usize = 16;
+
+#[derive(Default)]
+struct Looked(RefCell<HashMap<String, Found>>);
+
+impl Looked {
+    fn up(&self, name: &str, find: Find) -> Found {
+        let mut known = self.0.borrow_mut();
+        known.entry(name.to_owned()).or_insert_with(|| found(find, name)).clone()
+    }
+
+    fn learn<'a>(&self, names: impl Iterator<Item = &'a str>, find: Find) {
+        let names: BTreeSet<&str> = names.collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        let part = names.len().div_ceil(THREADS).max(1);
+        let look_up = |part: &[&str]| -> Vec<(String, Found)> {
+            part.iter().map(|name| ((*name).to_owned(), found(find, name))).collect()
+        };
+        let all = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                names.chunks(part).map(|part| scope.spawn(move || look_up(part))).collect();
+            // A thread that panicked has found nothing: its names are looked up one by one later.
+            let found = threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default());
+            found.collect::<Vec<_>>()
+        });
+        self.0.borrow_mut().extend(all);
+    }
+}
+
+fn found(find: Find, name: &str) -> Found {
+    find(name).map_err(|error| error.to_string())
+}
+
+impl Directory {
+    fn uid(&self, name: &str) -> Found {
+        self.uids.up(name, uid_of)
+    }
+
+    fn gid(&self, name: &str) -> Found {
+        self.gids.up(name, gid_of)
+    }
+
+    /// Looks these users and groups up, several at a time: a slow directory service is not waited
+    /// for once for each name.
+    pub fn learn<'a>(
+        &self,
+        users: impl Iterator<Item = &'a str>,
+        groups: impl Iterator<Item = &'a str>,
+    ) {
+        self.uids.learn(users, uid_of);
+        // A group has no key of its own for numbers.
+        self.gids.learn(groups.filter(|name| name.parse::<u32>().is_err()), gid_of);
+    }
+
+    /// Whether the machine has a group of users of this name. A failed lookup counts as none.
+    pub fn has_group(&self, name: &str) -> bool {
+        matches!(self.gid(name), Ok(Some(_)))
+    }
+}
+
 /// The users that a tenant names, by number.
 pub fn users(
     uids: Option<&List<u32>>,
     users: Option<&List<String>>,
     groups: Option<&List<String>>,
+    directory: &Directory,
 ) -> Result<Users, String> {
-    let named = |kind: &str, names: Option<&List<String>>, find: fn(&str) -> _| {
-        let number = |name: &String| match (name.parse::<u32>(), find(name)) {
-            // A group has no key of its own for numbers.
-            (Ok(number), _) if kind == "group" => Ok(number),
-            (_, std::io::Result::Ok(Some(number))) => Ok(number),
-            (_, Ok(None)) => {
-                let or =
-                    if kind == "group" { "; a group of tenants needs a [[group]]" } else { "" };
-                Err(format!(
-                    "{kind}: there is no {kind} `{name}` on this machine: `getent {kind}` lists \
-                     them{or}"
-                ))
-            }
-            (_, Err(error)) => Err(format!("{kind}: cannot look `{name}` up: {error}")),
-        };
-        names.map_or(Ok(Vec::new()), |List(names)| names.iter().map(number).collect())
+    let number = |kind: &str, name: &String, found: Found| match found {
+        Ok(Some(number)) => Ok(number),
+        Ok(None) => {
+            let or = if kind == "group" { "; a group of tenants needs a [[group]]" } else { "" };
+            Err(format!(
+                "{kind}: there is no {kind} `{name}` on this machine: `getent {kind}` lists \
+                 them{or}"
+            ))
+        }
+        Err(error) => Err(format!("{kind}: cannot look `{name}` up: {error}")),
+    };
+    let uid = |name: &String| number("user", name, directory.uid(name));
+    // A group has no key of its own for numbers.
+    let gid = |name: &String| match name.parse::<u32>() {
+        Ok(gid) => Ok(gid),
+        Err(_) => number("group", name, directory.gid(name)),
     };
     let mut all = uids.map_or_else(Vec::new, |List(uids)| uids.clone());
-    let by_name: Vec<u32> = named("user", users, uid_of)?;
-    all.extend(by_name);
-    let found = Users { uids: all, gids: named("group", groups, gid_of)? };
+    for name in users.iter().flat_map(|List(names)| names) {
+        all.push(uid(name)?);
+    }
+    let gids = groups.iter().flat_map(|List(names)| names).map(gid).collect::<Result<_, _>>()?;
+    let found = Users { uids: all, gids };
     let any_key = uids.is_some() || users.is_some() || groups.is_some();
     if any_key && found.is_empty() {
         // Without any number the export would be open to all.
@@ -108,7 +190,8 @@ mod tests {
 
     fn read(text: &str) -> Result<Users, String> {
         let row: Row = toml::from_str(text).map_err(|error| error.message().to_owned())?;
-        users(row.uid.as_ref(), row.user.as_ref(), row.group.as_ref())
+        let directory = Directory::default();
+        users(row.uid.as_ref(), row.user.as_ref(), row.group.as_ref(), &directory)
     }
 
     #[test]

@@ -194,9 +194,55 @@ pub fn describe(caps: &Caps) -> String {
     if all.is_empty() { "none".into() } else { all.join(", ") }
 }
 
+/// Requests that Linux keeps under way on a connection (its `nbd` driver), and the bytes of each
+/// when it reads ahead.
+const BACKLOG: u64 = 128;
+const BACKLOG_BYTES: u64 = BACKLOG * (128 << 10);
+/// The time after which Linux reports a request as stuck, or fails it by a usual `-timeout`, in
+/// seconds.
+const CLIENT_TIMEOUT_S: u64 = 30;
+
+/// A warning if a Linux client's backlog waits for these caps longer than its timeout, of 30 s.
+pub fn warning(caps: &Caps) -> Option<String> {
+    let wait_s = |(key, cap): (&'static str, Cap)| {
+        let backlog = if key.ends_with("iops") { BACKLOG } else { BACKLOG_BYTES };
+        let after_burst = backlog.saturating_sub(cap.burst());
+        (key, backlog, after_burst / cap.per_second().max(1))
+    };
+    let (key, backlog, wait_s) = listed(caps).map(wait_s).max_by_key(|of| of.2)?;
+    if wait_s < CLIENT_TIMEOUT_S {
+        return None;
+    }
+    let enough = backlog.div_ceil(CLIENT_TIMEOUT_S);
+    let enough = match key.ends_with("iops") {
+        true => Count(enough).to_string(),
+        false => Bandwidth(enough.next_multiple_of(1 << 10)).to_string(),
+    };
+    Some(format!(
+        "{key} is so low that the last of {BACKLOG} requests, as many as a Linux client has under \
+         way, waits {wait_s} s: a client with a shorter timeout (nbd-client -timeout) fails its \
+         disk then; raise the cap to {enough}, or give its clients a timeout above {wait_s} s"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cap_that_outlasts_a_clients_timeout_is_warned_of() {
+        let warned = |said: Written| warning(&said.caps().unwrap());
+        let iops = |rate| Written { iops: [None, Some(Count(rate)), None], ..Written::default() };
+        let text = warned(iops(2)).unwrap();
+        assert!(text.starts_with("read-max-iops is so low"), "{text}");
+        assert!(text.contains("waits 64 s") && text.contains("raise the cap to 5,"), "{text}");
+        assert_eq!((warned(iops(5)), warned(Written::default())), (None, None));
+        let slow = Some(Bandwidth(256 << 10));
+        let text = warned(Written { bandwidth: [slow, None, None], ..iops(1000) }).unwrap();
+        assert!(text.starts_with("max-bandwidth is so low"), "{text}");
+        let burst = Written { burst: Some(Burst::Requests(100)), ..iops(2) };
+        assert_eq!(warned(burst), None, "a burst lets most of them through");
+    }
 
     fn written(iops: [&str; 3], bandwidth: [&str; 3], burst: &str) -> Result<Caps, String> {
         fn said<T: FromStr<Err = String>>(text: &str) -> Option<T> {

@@ -7,10 +7,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use fairq_core::{Cap, Caps, Counted, Group as Settings, Reservation, Side, Target, Weight};
-use fairq_host::nbd::session::users::gid_of;
 use serde::{Deserialize, Serialize};
 
-use crate::access::List;
+use crate::access::{Directory, List};
 use crate::caps::{self, Burst};
 use crate::caps_of;
 use crate::name::{Origin, check_name};
@@ -60,7 +59,8 @@ pub struct Group {
     pub caps: Caps,
     /// The target of each tenant in it that has none of its own and no nearer group's.
     pub target: Option<Target>,
-    /// This machine has a group of users of this name, too.
+    /// This machine has a group of users of this name, too. False until [`mark_ambiguous`] has
+    /// looked the name up.
     pub is_ambiguous: bool,
 }
 
@@ -195,9 +195,7 @@ impl GroupTable {
         let own = if self.cgroup.is_some() { Caps::default() } else { caps };
         let reservation = self.reservation().reservation(&own)?;
         let target = latency::target(self.latency, self.latency_percentile, self.floor)?;
-        // Asked once a group: there may be thousands of tenants.
-        let is_ambiguous = matches!(gid_of(&self.name), Ok(Some(_)));
-        let name = self.name.clone();
+        let (name, is_ambiguous) = (self.name.clone(), false);
         Ok(Group { name, weight, reservation, caps, target, is_ambiguous })
     }
 
@@ -249,6 +247,13 @@ pub fn complete<'a>(
         }
     };
     tables.iter().map(group).collect()
+}
+
+/// Looks up which of these groups have the name of a group of users.
+pub fn mark_ambiguous(groups: &mut [Group], directory: &Directory) {
+    for group in groups {
+        group.is_ambiguous = directory.has_group(&group.name);
+    }
 }
 
 /// The latency target of this group, or of the nearest one that it is in and that has one.
@@ -371,7 +376,9 @@ mod tests {
     fn groups(texts: &[&str]) -> Result<Vec<Group>, String> {
         let tables: Vec<GroupTable> =
             texts.iter().map(|text| text.parse()).collect::<Result<_, String>>()?;
-        complete(&tables, None).map_err(|refusal| refusal.to_string())
+        let mut groups = complete(&tables, None).map_err(|refusal| refusal.to_string())?;
+        mark_ambiguous(&mut groups, &Directory::default());
+        Ok(groups)
     }
 
     #[test]

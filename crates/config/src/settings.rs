@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use toml::Spanned;
 
+use crate::access::{Directory, List};
 use crate::device::{DeviceConfig, DeviceTable, Kind};
 use crate::files::read_text;
 use crate::group::{self, Group, GroupTable};
@@ -33,6 +34,10 @@ use crate::units::{Size, exact_size};
 use crate::weight::Cgroups;
 use crate::{keys, weight};
 
+mod cpus;
+
+pub use cpus::CpuList;
+
 /// Shards are ports of a policy, of which there are at most so many.
 const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
 /// The least memory of a connection: room for a request of the largest size.
@@ -43,48 +48,6 @@ const TENANTS_MAX: usize = 10_000;
 const NAMED_MAX: usize = 20;
 /// The tenants that are served if none is named, with their weights.
 const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
-
-/// A list of CPUs: `0-3,6`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CpuList(pub Vec<usize>);
-
-impl FromStr for CpuList {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<CpuList, String> {
-        let refuse = || format!("`{text}` is not a list of CPUs: write 0, 0-3 or 0-3,6");
-        let mut cpus = Vec::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| {
-                // The bound keeps a slip such as 0-99999999999 from filling memory with numbers.
-                text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 4096).ok_or_else(refuse)
-            };
-            let (first, last) = (number(first)?, number(last)?);
-            if last < first {
-                return Err(refuse());
-            }
-            cpus.extend(first..=last);
-        }
-        Ok(CpuList(cpus))
-    }
-}
-
-impl serde::Serialize for CpuList {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
-    }
-}
-
-impl<'de> Deserialize<'de> for CpuList {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CpuList, D::Error> {
-        let text = crate::units::TextOrNumber {
-            expecting: "a list of CPUs such as \"0-3,6\"",
-            parse: str::parse,
-        };
-        deserializer.deserialize_any(text)
-    }
-}
 
 /// Whether clients must use TLS.
 #[derive(
@@ -330,6 +293,32 @@ impl Settings {
             log: flags.log.or(self.log),
         }
     }
+
+    /// The same with only those of the tenants whose names `is_wanted` says yes to.
+    pub fn of_tenants(&self, is_wanted: impl Fn(&str) -> bool) -> Settings {
+        let tenants = self.tenant.iter().filter(|tenant| is_wanted(&tenant.get_ref().name));
+        Settings {
+            device: self.device.clone(),
+            policy: self.policy.clone(),
+            tenant: tenants.cloned().collect(),
+            group: self.group.clone(),
+            default_tenant: self.default_tenant.clone(),
+            listen: self.listen.clone(),
+            control: self.control.clone(),
+            metrics: self.metrics.clone(),
+            metrics_host: self.metrics_host.clone(),
+            web_token: self.web_token.clone(),
+            cgroup_root: self.cgroup_root.clone(),
+            stdio: self.stdio,
+            shards: self.shards,
+            cpus: self.cpus.clone(),
+            tls: self.tls.clone(),
+            limits: self.limits.clone(),
+            timeouts: self.timeouts.clone(),
+            status: self.status,
+            log: self.log.clone(),
+        }
+    }
 }
 
 /// What the machine offers; an argument, so that tests can say.
@@ -440,11 +429,19 @@ pub struct Plan {
 }
 
 impl Settings {
-    /// Fills in the defaults and refuses what does not fit together.
+    /// Fills in the defaults and refuses what does not fit together. Looks users and groups up, and
+    /// may wait for that.
     pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
         let cgroup_root = self.cgroups().root;
-        let groups = self.complete_groups()?;
-        let tenants = self.complete_tenants(&cgroup_root, &groups)?;
+        let directory = Directory::default();
+        let mut groups = self.complete_groups()?;
+        let tables = || self.tenant.iter().map(Spanned::get_ref);
+        let users = tables().flat_map(|table| &table.user).flat_map(|List(names)| names);
+        let named = tables().flat_map(|table| &table.group).flat_map(|List(names)| names);
+        let groups_named = named.chain(groups.iter().map(|group| &group.name));
+        directory.learn(users.map(String::as_str), groups_named.map(String::as_str));
+        group::mark_ambiguous(&mut groups, &directory);
+        let tenants = self.complete_tenants(&cgroup_root, &groups, &directory)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         // Without a device the demo's is meant, unless tenants bring files, which it has no place
         // for.
@@ -520,7 +517,12 @@ impl Settings {
         })
     }
 
-    fn complete_tenants(&self, cgroups: &Path, groups: &[Group]) -> Result<Vec<Tenant>, Refusal> {
+    fn complete_tenants(
+        &self,
+        cgroups: &Path,
+        groups: &[Group],
+        directory: &Directory,
+    ) -> Result<Vec<Tenant>, Refusal> {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
@@ -550,7 +552,7 @@ impl Settings {
                 )));
             }
         }
-        tables.into_iter().map(|table| table.complete(cgroups, groups)).collect()
+        tables.into_iter().map(|table| table.complete(cgroups, groups, directory)).collect()
     }
 
     /// Where it is said, or beside the default socket if that is used.

@@ -10,7 +10,7 @@ use fairq_host::nbd::session::exports::Identity;
 use fairq_host::nbd::session::users::Users;
 use serde::{Deserialize, Serialize};
 
-use crate::access::{self, List};
+use crate::access::{self, Directory, List};
 use crate::caps::{self, Burst};
 use crate::caps_of;
 use crate::device::SECTOR;
@@ -187,8 +187,18 @@ impl TenantTable {
         Ok(own.or_else(of_group))
     }
 
+    /// Whether it names users or groups, which have to be looked up on this machine.
+    pub fn names_users(&self) -> bool {
+        self.user.is_some() || self.group.is_some()
+    }
+
     /// Refuses what makes no sense by itself, or beside the groups; `cgroups` is their root.
-    pub fn complete(self, cgroups: &Path, groups: &[Group]) -> Result<Tenant, Refusal> {
+    pub fn complete(
+        self,
+        cgroups: &Path,
+        groups: &[Group],
+        directory: &Directory,
+    ) -> Result<Tenant, Refusal> {
         let refuse = |text: String| {
             Err(Refusal::new(format!("{}: tenant {}: {text}", self.origin, self.name)))
         };
@@ -241,7 +251,7 @@ impl TenantTable {
             Err(text) => return refuse(text),
         };
         let users = (self.uid.as_ref(), self.user.as_ref(), user_groups.as_ref());
-        let users = match access::users(users.0, users.1, users.2) {
+        let users = match access::users(users.0, users.1, users.2, directory) {
             Ok(users) => users,
             Err(text) => return refuse(text),
         };
@@ -442,7 +452,7 @@ mod tests {
             .map(|spec| {
                 let table = spec.parse::<TenantTable>()?;
                 table
-                    .complete("/sys/fs/cgroup".as_ref(), &[])
+                    .complete("/sys/fs/cgroup".as_ref(), &[], &Directory::default())
                     .map_err(|refusal| refusal.to_string())
             })
             .collect()

@@ -1,7 +1,9 @@
 //! Caps: changed by the control socket, and shown.
 
-use fairq_core::CapStats;
-use fairq_host::server::Admin;
+use std::sync::Arc;
+
+use fairq_core::{CapStats, Caps};
+use fairq_host::server::{Admin, Change};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -51,16 +53,28 @@ impl Console {
     ) -> Result<Value, Fault> {
         let wanted = said.caps().map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
         let before = admin.tenants().find(name).map(|member| member.tenant.caps);
-        admin.set_caps(name, &wanted).map_err(Fault::refused)?;
-        let mut tables = self.settings.tenant.iter_mut().map(toml::Spanned::get_mut);
+        admin.change_one(name, Change::Caps(wanted)).map_err(Fault::refused)?;
+        let mut tables =
+            Arc::make_mut(&mut self.settings).tenant.iter_mut().map(toml::Spanned::get_mut);
         if let Some(table) = tables.find(|table| table.name == name) {
             table.set_caps(said);
         }
         let before = before.unwrap_or_default();
+        let warning = warn(&format!("tenant {name}"), &wanted);
         Ok(json!({
-            "tenant": name, "from": caps::describe(&before), "to": caps::describe(&wanted),
+            "tenant": name,
+            "from": caps::describe(&before),
+            "to": caps::describe(&wanted),
+            "warning": warning,
         }))
     }
+}
+
+/// Warns in the log of caps for which a client may wait too long; the warning is the caller's, too.
+pub(super) fn warn(whose: &str, caps: &Caps) -> Option<String> {
+    let warning = caps::warning(caps).map(|text| format!("{whose}: {text}"))?;
+    tracing::warn!("{warning}");
+    Some(warning)
 }
 
 /// A tenant's caps and what they have done.

@@ -1,12 +1,16 @@
 //! Groups of tenants and reservations: changed by the control socket and by a reload, and shown.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fairq_config::access::Directory;
 use fairq_config::group::{self, Described, GroupTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::Settings;
 use fairq_config::units::{Bandwidth, Count};
 use fairq_config::{caps, latency};
 use fairq_core::{CapStats, Caps, ReservationState, ReservedStats, ShareStats, Target};
-use fairq_host::server::{Admin, GroupStatus, Member, Status, TenantList};
+use fairq_host::server::{Admin, Change, GroupStatus, Member, Status, TenantList};
 use serde_json::{Map, Value, json};
 use toml::Spanned;
 
@@ -18,6 +22,7 @@ use crate::parts::server_group;
 const OFF: &str = "off";
 
 /// A tenant's group and reservation, as they are to be.
+#[derive(Clone)]
 pub(super) struct Place {
     pub(super) group: Option<String>,
     pub(super) reservation: group::Written,
@@ -51,9 +56,13 @@ impl Console {
             spec += &format!(",{key}={}", text(value));
         }
         let said: GroupTable = spec.parse().map_err(Fault::params)?;
+        let is_known = |table: &Spanned<GroupTable>| table.get_ref().name == said.name;
+        if !self.settings.group.iter().any(is_known) && self.is_of_users(&said.name)? {
+            self.ambiguous.insert(said.name.clone());
+        }
         let known = self.settings.group.iter().map(Spanned::get_ref);
         let old = known.clone().find(|table| table.name == said.name);
-        let cgroups = self.settings.cgroups();
+        let cgroups = self.cgroups.clone();
         let before = old.and_then(|table| table.complete(Some(&cgroups)).ok());
         let mut table = old.cloned().unwrap_or_default().overlaid(said);
         // `off` is no value of a key: it is taken out of what was there before.
@@ -61,7 +70,9 @@ impl Console {
             table.clear(key).map_err(Fault::params)?;
         }
         let others = known.filter(|other| other.name != table.name);
-        let all = group::complete(others.chain([&table]), Some(&cgroups)).map_err(Fault::from)?;
+        let mut all =
+            group::complete(others.chain([&table]), Some(&cgroups)).map_err(Fault::from)?;
+        self.mark_ambiguous(&mut all);
         let is_it = |group: &&group::Group| group.name == table.name;
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
         // Targets can be refused one by one, so they come before the group itself changes.
@@ -70,7 +81,7 @@ impl Console {
             .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));
         if let Err(fault) = changed {
             // Those that were given before go back.
-            let known = self.settings.known_groups().map_err(Fault::from)?;
+            let known = self.known_groups().map_err(Fault::from)?;
             self.settle(admin, &known, None)?;
             return Err(fault);
         }
@@ -78,9 +89,34 @@ impl Console {
             "group": new.name,
             "from": before.as_ref().map(describe),
             "to": describe(new),
+            "warning": super::caps::warn(&format!("group {}", new.name), &new.caps),
         });
         self.write_group(table);
         Ok(result)
+    }
+
+    /// Whether the machine has a group of users of this name. Unfinished while it is looked up.
+    fn is_of_users(&mut self, name: &str) -> Result<bool, Refusal> {
+        let what = format!("group {name}: looking up whether it is one of users (getent group)");
+        let wanted = name.to_owned();
+        let find = move || Directory::default().has_group(&wanted);
+        let is_of_users = self.naming.result(name, &what, find)?;
+        self.naming.forget(name);
+        Ok(is_of_users)
+    }
+
+    /// The groups of tenants: their names, places and targets.
+    pub(super) fn known_groups(&self) -> Result<Vec<group::Group>, Refusal> {
+        let mut groups = self.settings.known_groups()?;
+        self.mark_ambiguous(&mut groups);
+        Ok(groups)
+    }
+
+    /// Marks the groups whose names were found to be those of groups of users, too.
+    fn mark_ambiguous(&self, groups: &mut [group::Group]) {
+        for group in groups {
+            group.is_ambiguous = self.ambiguous.contains(&group.name);
+        }
     }
 
     /// Gives tenants, or this one, the latency targets that they have in these groups.
@@ -92,14 +128,18 @@ impl Console {
     ) -> Result<(), Fault> {
         let tenants = admin.tenants();
         let tables = self.settings.tenant.iter().map(Spanned::get_ref);
+        let mut changes = Vec::new();
         for table in tables.filter(|table| only.is_none_or(|name| table.name == name)) {
             let target = table.target(groups).map_err(Fault::params)?;
             let now = tenants.find(&table.name).map(|member| member.tenant.target);
             if now.is_some_and(|now| now != target) {
-                admin.set_target(&table.name, target).map_err(Fault::refused)?;
+                changes.push((table.name.clone(), Change::Target(target)));
             }
         }
-        Ok(())
+        if changes.is_empty() {
+            return Ok(());
+        }
+        admin.change(&changes).into_iter().try_for_each(|made| made.map_err(Fault::refused))
     }
 
     /// Gives groups that follow cgroups what these have now.
@@ -109,7 +149,7 @@ impl Console {
         if followers.is_empty() {
             return;
         }
-        let cgroups = self.settings.cgroups();
+        let cgroups = self.cgroups.clone();
         for table in followers {
             let group = match table.complete(Some(&cgroups)) {
                 Ok(group) => group,
@@ -137,10 +177,10 @@ impl Console {
     }
 
     fn write_group(&mut self, table: GroupTable) {
-        let mut known = self.settings.group.iter_mut().map(Spanned::get_mut);
-        match known.find(|known| known.name == table.name) {
-            Some(known) => *known = table,
-            None => self.settings.group.push(Spanned::new(0..0, table)),
+        let groups = &mut Arc::make_mut(&mut self.settings).group;
+        match groups.iter_mut().find(|known| known.get_ref().name == table.name) {
+            Some(known) => *known.get_mut() = table,
+            None => groups.push(Spanned::new(0..0, table)),
         }
     }
 
@@ -151,7 +191,7 @@ impl Console {
         name: &str,
     ) -> Result<Value, Fault> {
         admin.remove_group(name).map_err(Fault::refused)?;
-        self.settings.group.retain(|table| table.get_ref().name != name);
+        Arc::make_mut(&mut self.settings).group.retain(|table| table.get_ref().name != name);
         Ok(json!({ "group": name }))
     }
 
@@ -162,7 +202,7 @@ impl Console {
         name: &str,
         keys: &Map<String, Value>,
     ) -> Result<Value, Fault> {
-        let groups = self.settings.known_groups().map_err(Fault::from)?;
+        let groups = self.known_groups().map_err(Fault::from)?;
         let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
         let table = tables.find(|table| table.name == name);
         let table = table.ok_or_else(|| Fault::refused(format!("there is no tenant {name}")))?;
@@ -207,9 +247,10 @@ impl Console {
         // Caps are left out: `share` and a reload's plan have compared them, and a reload may still
         // be about to change them.
         let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
-        admin.set_share(name, to.group.as_deref(), wanted).map_err(Fault::refused)?;
-        let groups = self.settings.known_groups().map_err(Fault::from)?;
-        let mut tables = self.settings.tenant.iter_mut().map(Spanned::get_mut);
+        let change = Change::Place { group: to.group.clone(), reservation: wanted };
+        admin.change_one(name, change).map_err(Fault::refused)?;
+        let groups = self.known_groups().map_err(Fault::from)?;
+        let mut tables = Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut);
         if let Some(table) = tables.find(|table| table.name == name) {
             (table.min_iops, table.min_bandwidth) = (to.reservation.iops, to.reservation.bandwidth);
             table.set_group(to.group.as_deref(), &groups);
@@ -228,25 +269,23 @@ impl Console {
         }))
     }
 
-    /// Adds and changes groups so that they are those of `wanted`; those that are gone stay.
-    /// Gives the names of what has changed.
+    /// Adds these groups or changes them, and writes down those of `wanted`; those that are gone
+    /// stay.
     pub(super) fn put_groups(
         &mut self,
         admin: &mut dyn Admin,
+        groups: &[group::Group],
         wanted: &Settings,
-    ) -> Result<Vec<String>, Refusal> {
-        let (old, new) = (self.settings.complete_groups()?, wanted.complete_groups()?);
-        let mut changed = Vec::new();
-        for group in new.iter().filter(|group| !old.contains(group)) {
+    ) -> Result<(), Refusal> {
+        for group in groups {
             admin
                 .set_group(&server_group(group))
                 .map_err(|error| Refusal::new(error.to_string()))?;
-            changed.push(group.name.clone());
         }
         for table in wanted.group.iter().map(Spanned::get_ref) {
             self.write_group(table.clone());
         }
-        Ok(changed)
+        Ok(())
     }
 
     /// Takes away the groups that `wanted` does not have, inner ones first; gives their names.
@@ -263,23 +302,27 @@ impl Console {
                 false
             }
         });
-        self.settings.group.retain(|table| !gone.contains(&table.get_ref().name));
+        Arc::make_mut(&mut self.settings)
+            .group
+            .retain(|table| !gone.contains(&table.get_ref().name));
         gone
     }
+}
 
-    /// The groups, with their members.
-    pub(super) fn groups(&self, admin: &dyn Admin) -> Value {
-        self.groups_of(admin, &admin.status())
+/// The groups, with their members.
+pub(super) fn shown(settings: &Settings, now: &Status, tenants: &TenantList) -> Value {
+    let known = settings.known_groups().unwrap_or_default();
+    let find = |name: &str| known.iter().find(|group| group.name == name);
+    let target = |name: &str| find(name).and_then(|group| group.target);
+    let mut members: HashMap<&str, Vec<&str>> = HashMap::new();
+    for Member { tenant, .. } in tenants.members() {
+        if let Some(group) = &tenant.group {
+            members.entry(group).or_default().push(&tenant.name);
+        }
     }
-
-    /// The same from a status that is known.
-    pub(super) fn groups_of(&self, admin: &dyn Admin, now: &Status) -> Value {
-        let tenants = admin.tenants();
-        let known = self.settings.known_groups().unwrap_or_default();
-        let find = |name: &str| known.iter().find(|group| group.name == name);
-        let target = |name| find(name).and_then(|group| group.target);
-        now.groups.iter().map(|of| json_of(of, target(&of.group.name), &tenants)).collect()
-    }
+    let members = |name: &str| members.get(name).map(Vec::as_slice).unwrap_or_default();
+    let of = |of: &GroupStatus| json_of(of, target(&of.group.name), members(&of.group.name));
+    now.groups.iter().map(of).collect()
 }
 
 fn describe(group: &group::Group) -> String {
@@ -296,10 +339,7 @@ fn describe(group: &group::Group) -> String {
     text
 }
 
-fn json_of(of: &GroupStatus, target: Option<Target>, tenants: &TenantList) -> Value {
-    let is_in = |member: &&Member| member.tenant.group.as_ref() == Some(&of.group.name);
-    let tenants: Vec<&str> =
-        tenants.members().iter().filter(is_in).map(|member| &*member.tenant.name).collect();
+fn json_of(of: &GroupStatus, target: Option<Target>, tenants: &[&str]) -> Value {
     json!({
         "name": of.group.name,
         "weight": of.group.weight.get(),

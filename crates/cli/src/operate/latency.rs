@@ -4,9 +4,10 @@
 //! has been met for [`CALM`] seconds: in a spell of both nothing more is told.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use fairq_core::{Target, TargetState, TargetStats};
-use fairq_host::server::{Admin, Status, TenantList};
+use fairq_host::server::{Admin, Change, Status, TenantList};
 use serde_json::{Value, json};
 
 use super::Console;
@@ -37,14 +38,15 @@ impl Console {
             .map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
         let member = admin.tenants().find(name).cloned();
         let of_group = || {
-            let groups = self.settings.known_groups().ok()?;
+            let groups = self.known_groups().ok()?;
             group::target(member.as_ref()?.tenant.group.as_deref(), &groups)
         };
         // Without one of its own the tenant falls back to its group's, as at the start.
         let target = own.or_else(of_group);
         let before = admin.tenants().find(name).and_then(|member| member.tenant.target);
-        admin.set_target(name, target).map_err(Fault::refused)?;
-        let mut tables = self.settings.tenant.iter_mut().map(toml::Spanned::get_mut);
+        admin.change_one(name, Change::Target(target)).map_err(Fault::refused)?;
+        let mut tables =
+            Arc::make_mut(&mut self.settings).tenant.iter_mut().map(toml::Spanned::get_mut);
         if let Some(table) = tables.find(|table| table.name == name) {
             (table.latency, table.latency_percentile, table.floor) = said;
         }

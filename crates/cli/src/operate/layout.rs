@@ -1,183 +1,88 @@
-//! The layout record of the file that tenants share, while a server has it.
+//! What a server does with the layout record of the file that tenants share: it claims, frees,
+//! renames and resizes ranges.
 //!
 //! The record is on stable storage before anybody may rely on it: before a tenant can be opened
-//! in a range, and before a change of names or sizes is answered. A thread writes it, since a
-//! device may hang; a change waits for [`PATIENCE`], and is refused and taken back after that.
+//! in a range, and before a change of names or sizes is answered. See [`Keeper`] for how it gets
+//! there without a wait of the control thread.
 
-use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use fairq_config::device::SECTOR;
-use fairq_config::layout::pool::Pool;
-use fairq_config::layout::record::{Held, LayoutError, Record};
+use fairq_config::layout::place::place;
+use fairq_config::layout::record::Record;
 use fairq_config::refusal::Refusal;
-use fairq_config::tenant::{Range, Tenant};
+use fairq_config::tenant::{Range, Tenant, TenantTable};
 use fairq_config::units::{Size, exact_size};
 use fairq_host::server::{self, Admin};
 use serde_json::{Value, json};
 use toml::Spanned;
 
 use super::Console;
+use super::keeper::{Edit, GivenUp};
 use super::rpc::Fault;
-
-/// How long a change waits for the record to be on storage.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What the thread is to do.
-enum Job {
-    Save(Record),
-    /// The pool's file has this size.
-    Fit(u64),
-}
-
-/// The record as it is in force, and the thread that writes it.
-pub(super) struct Keeper {
-    path: String,
-    record: Record,
-    jobs: Sender<Job>,
-    done: Receiver<Result<Record, String>>,
-    /// Jobs whose end has not been taken.
-    under_way: usize,
-    /// The size of the pool's file when its growth was last looked for.
-    seen: u64,
-    /// The last failure that is in the log.
-    failure: Option<String>,
-}
-
-impl Keeper {
-    pub(super) fn new(mut pool: Pool) -> std::io::Result<Keeper> {
-        let (path, record) = (pool.path().display().to_string(), pool.record().clone());
-        let (jobs, work) = channel::<Job>();
-        let (report, done) = channel();
-        let write = move || {
-            for job in work {
-                let result = match job {
-                    Job::Save(record) => pool.save(&record).map_err(|error| error.to_string()),
-                    Job::Fit(size) => pool.fit(size).map(drop).map_err(|error| error.to_string()),
-                };
-                if report.send(result.map(|()| pool.record().clone())).is_err() {
-                    return;
-                }
-            }
-        };
-        std::thread::Builder::new().name("fairq-layout".into()).spawn(write)?;
-        Ok(Keeper { path, record, jobs, done, under_way: 0, seen: 0, failure: None })
-    }
-
-    /// The pool's path.
-    pub(super) fn path(&self) -> &str {
-        &self.path
-    }
-
-    /// The record in force.
-    pub(super) fn record(&self) -> &Record {
-        &self.record
-    }
-
-    /// Changes the record; it is on storage when this gives `Ok`, and as it was otherwise.
-    pub(super) fn change<T>(
-        &mut self,
-        change: impl FnOnce(&mut Record) -> Result<T, LayoutError>,
-    ) -> Result<T, Refusal> {
-        let mut next = self.record.clone();
-        let value =
-            change(&mut next).map_err(|error| Refusal::new(format!("{}: {error}", self.path)))?;
-        if next != self.record {
-            self.work(Job::Save(next))?;
-        }
-        Ok(value)
-    }
-
-    /// Writes to the log that a change which is tried again and again has failed, once.
-    fn note_failure(&mut self, error: &Refusal) {
-        let text = error.to_string();
-        if self.failure.as_ref() != Some(&text) {
-            tracing::error!("{text}");
-            self.failure = Some(text);
-        }
-    }
-
-    /// The pool's file has this size now.
-    fn fit(&mut self, size: u64) -> Result<(), Refusal> {
-        self.work(Job::Fit(size))
-    }
-
-    fn work(&mut self, job: Job) -> Result<(), Refusal> {
-        let refused = |what: &str| {
-            Refusal::new(format!(
-                "{}: the layout record cannot be written: {what}; nothing has changed",
-                self.path
-            ))
-        };
-        while self.under_way > 0 {
-            match self.done.try_recv() {
-                Ok(_) => self.under_way -= 1,
-                Err(_) => return Err(refused("the last change is still being written")),
-            }
-        }
-        if self.jobs.send(job).is_err() {
-            return Err(refused("its thread has ended"));
-        }
-        self.under_way += 1;
-        match self.done.recv_timeout(PATIENCE) {
-            Ok(result) => {
-                self.under_way -= 1;
-                match result {
-                    Ok(record) => self.record = record,
-                    Err(error) => return Err(refused(&error)),
-                }
-                Ok(())
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                // What is under way is taken back by what comes after it.
-                if self.jobs.send(Job::Save(self.record.clone())).is_ok() {
-                    self.under_way += 1;
-                }
-                Err(refused("the device does not answer"))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(refused("its thread has ended")),
-        }
-    }
-
-    /// The ranges of names that are not served.
-    pub(super) fn reserved(&self, is_served: impl Fn(&str) -> bool) -> Vec<&Held> {
-        self.record.ranges().iter().filter(|held| !is_served(&held.name)).collect()
-    }
-
-    /// For `status`.
-    pub(super) fn json(&self, is_served: impl Fn(&str) -> bool) -> Value {
-        let range =
-            |held: &&Held| json!({ "name": held.name, "offset": held.offset, "size": held.size });
-        json!({
-            "path": self.path,
-            "id": self.record.id,
-            "size": self.record.size,
-            "reserved": self.reserved(is_served).iter().map(range).collect::<Vec<_>>(),
-        })
-    }
-}
 
 impl Console {
     /// Takes a range into the record for a new tenant, or finds there that the tenant has it. True
     /// if the range is to be zeroed before the tenant can be opened.
     pub(super) fn claim(&mut self, new: &Tenant, range: &Range) -> Result<bool, Refusal> {
         let Some(layout) = &mut self.layout else { return Ok(!new.keep_data) };
-        layout.change(|record| {
-            if record.find(&new.name).is_none() {
-                record.claim(&new.name, range.offset, range.size, new.keep_data)?;
-            }
-            Ok(record.find(&new.name).is_none_or(|held| !held.zeroed))
-        })
+        if layout.is_freeing(&new.name) {
+            let text = format!("{}: the range of {} is being freed", layout.path(), new.name);
+            return Err(Refusal::temporary(text));
+        }
+        layout.change(&[claim(new, range)], GivenUp::TakenBack)?;
+        Ok(layout.record().find(&new.name).is_none_or(|held| !held.zeroed))
     }
 
-    /// Frees the range of a tenant that is served no more.
+    /// The changes of the record for a reload: these tenants go, and those come. A tenant for which
+    /// there is no range is left out, since adding it will say why.
+    pub(super) fn claims<'a>(
+        &self,
+        admin: &dyn Admin,
+        gone: &[&str],
+        come: impl Iterator<Item = &'a Tenant>,
+    ) -> Vec<Edit> {
+        let come: Vec<&Tenant> = come.filter(|new| new.path.is_none()).collect();
+        let Some(layout) = &self.layout else { return Vec::new() };
+        if gone.is_empty() && come.is_empty() {
+            return Vec::new();
+        }
+        let (mut record, tenants) = (Record::clone(layout.record()), admin.tenants());
+        reserve_growth(&mut record, &tenants);
+        let mut edits = Vec::new();
+        for name in gone.iter().filter(|name| layout.record().find(name).is_some()) {
+            let _ = record.free(name);
+            edits.push(Edit::Free((*name).to_owned()));
+        }
+        let gone: HashSet<&str> = gone.iter().copied().collect();
+        let served = tenants.members().iter().map(|member| &*member.tenant.name);
+        let served: Vec<&str> = served.filter(|name| !gone.contains(name)).collect();
+        for new in come {
+            if record.find(&new.name).is_some() {
+                continue;
+            }
+            if let Ok(placed) =
+                place(layout.path(), std::slice::from_ref(new), &record, &[], &served)
+            {
+                edits.push(claim(new, &placed.ranges[0]));
+                record = placed.record;
+            }
+        }
+        edits
+    }
+
+    /// Frees the range of a tenant that is served no more. Unfinished while that is written.
     pub(super) fn disown(&mut self, name: &str) -> Result<(), Refusal> {
         let Some(layout) = &mut self.layout else { return Ok(()) };
-        layout.change(|record| match record.free(name) {
-            Ok(_) | Err(LayoutError::Unknown(_)) => Ok(()),
-            Err(error) => Err(error),
-        })
+        layout.change(&[Edit::Free(name.to_owned())], GivenUp::Stands)
+    }
+
+    /// The same where no call waits for it.
+    pub(super) fn disown_later(&mut self, name: &str) {
+        if let Some(layout) = &mut self.layout {
+            layout.queue(Edit::Free(name.to_owned()));
+        }
     }
 
     /// Whether the range of a tenant needs no zeroing, by the record.
@@ -190,33 +95,26 @@ impl Console {
     /// start would zero what its clients have written. False if that cannot be written down now.
     pub(super) fn note_zeroed(&mut self, tenant: &server::Tenant) -> bool {
         let is_own = self.own.values().any(|own| own.0 == tenant.file);
-        if let Some(layout) = self.layout.as_mut().filter(|_| !is_own) {
-            let noted = layout.change(|record| {
-                record.resize(&tenant.name, tenant.size)?;
-                record.set_zeroed(&tenant.name)
-            });
-            if let Err(error) = &noted {
-                layout.note_failure(error);
-                return false;
-            }
+        if let Some(layout) = self.layout.as_mut().filter(|_| !is_own)
+            && !layout.note_zeroed(&tenant.name, tenant.size)
+        {
+            return false;
         }
-        let tables = self.settings.tenant.iter_mut().map(Spanned::get_mut);
-        for table in tables.filter(|table| table.name == tenant.name && table.size.is_some()) {
-            table.size = Some(Size(tenant.size));
+        let size = Some(Size(tenant.size));
+        let is_other = |table: &Spanned<TenantTable>| {
+            let TenantTable { name, size: before, .. } = table.get_ref();
+            *name == tenant.name && before.is_some() && *before != size
+        };
+        if let Some(place) = self.settings.tenant.iter().position(is_other) {
+            Arc::make_mut(&mut self.settings).tenant[place].get_mut().size = size;
         }
         true
     }
 
-    /// The record with the sizes that tenants are about to have.
+    /// The record with the ranges and the sizes that tenants are about to have.
     pub(super) fn planned(&self, admin: &dyn Admin) -> Option<Record> {
-        let mut record = self.layout.as_ref()?.record().clone();
-        for member in admin.tenants().members() {
-            let to = member.resizing.as_ref().map_or(0, |resizing| resizing.to);
-            if to > member.tenant.size {
-                // What was found to be free for it is nobody's.
-                let _ = record.resize(&member.tenant.name, to);
-            }
-        }
+        let mut record = self.layout.as_ref()?.with_claims();
+        reserve_growth(&mut record, &admin.tenants());
         Some(record)
     }
 
@@ -271,22 +169,8 @@ impl Console {
 
     /// Finds out whether the file that is shared has grown.
     pub(super) fn look_for_growth(&mut self, admin: &dyn Admin) {
-        let (Some(layout), Some(size)) = (&mut self.layout, admin.size_of(0)) else { return };
-        if size == layout.seen {
-            return;
-        }
-        let before = layout.record().size;
-        match layout.fit(size) {
-            Ok(()) => {
-                layout.seen = size;
-                let now = layout.record().size;
-                if now > before {
-                    let (pool, from, to) = (layout.path(), before, now);
-                    tracing::info!(pool, from, to, "the pool has grown: the new space is free");
-                }
-            }
-            // The next second tries again.
-            Err(error) => layout.note_failure(&error),
+        if let (Some(layout), Some(size)) = (&mut self.layout, admin.size_of(0)) {
+            layout.fit(size);
         }
     }
 
@@ -307,16 +191,20 @@ impl Console {
         }
         let is_own = self.own.values().any(|own| own.0 == member.tenant.file);
         if let Some(layout) = self.layout.as_mut().filter(|_| !is_own) {
-            layout.change(|record| record.rename(tenant, name))?;
+            let (from, to) = (tenant.to_owned(), name.to_owned());
+            layout.change(&[Edit::Rename { from, to }], GivenUp::TakenBack)?;
         }
         admin.rename(tenant, name).map_err(Fault::refused)?;
-        let tables = self.settings.tenant.iter_mut().map(Spanned::get_mut);
+        let settings = Arc::make_mut(&mut self.settings);
+        let tables = settings.tenant.iter_mut().map(Spanned::get_mut);
         tables.filter(|table| table.name == tenant).for_each(|table| table.name = name.to_owned());
-        if let Some(default) = self.plan.default.as_mut().filter(|of| of.name == tenant) {
-            default.name = name.to_owned();
+        if settings.default_tenant.as_deref() == Some(tenant) {
+            settings.default_tenant = Some(name.to_owned());
         }
-        if self.settings.default_tenant.as_deref() == Some(tenant) {
-            self.settings.default_tenant = Some(name.to_owned());
+        if self.plan.default.as_ref().is_some_and(|default| default.name == tenant)
+            && let Some(default) = &mut Arc::make_mut(&mut self.plan).default
+        {
+            default.name = name.to_owned();
         }
         Ok(json!({ "from": tenant, "to": name }))
     }
@@ -326,5 +214,22 @@ impl Console {
         let tables = self.settings.tenant.iter().map(Spanned::get_ref);
         let tenant: Vec<_> = tables.filter(|table| table.name == name).collect();
         toml::to_string(&BTreeMap::from([("tenant", tenant)])).unwrap_or_default()
+    }
+}
+
+/// The range of a new tenant, for the record.
+fn claim(new: &Tenant, range: &Range) -> Edit {
+    let (name, zeroed) = (new.name.clone(), new.keep_data);
+    Edit::Claim { name, offset: range.offset, size: range.size, zeroed }
+}
+
+/// Gives tenants that are growing the sizes that they are about to have.
+fn reserve_growth(record: &mut Record, tenants: &server::TenantList) {
+    for member in tenants.members() {
+        let to = member.resizing.as_ref().map_or(0, |resizing| resizing.to);
+        if to > member.tenant.size {
+            // What was found to be free for it is nobody's.
+            let _ = record.resize(&member.tenant.name, to);
+        }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
+use fairq_config::access::Directory;
 use fairq_config::device::FileConfig;
 use fairq_config::engine::file_spec;
 use fairq_config::layout::place::place;
@@ -17,12 +19,13 @@ use fairq_config::weight::WeightSource;
 use fairq_core::registry::Knob;
 use fairq_core::{TuneError, Weight};
 use fairq_host::device::file::FileSpec;
-use fairq_host::server::{self, Admin, AdminError, Member};
+use fairq_host::server::{self, Admin, AdminError, Change, Member};
 use serde_json::{Value, json};
 use toml::Spanned;
 
 use super::Console;
-use super::changes::{self, Change};
+use super::caps::warn;
+use super::changes;
 use super::overview::policy_state;
 use super::rpc::Fault;
 use crate::parts::{build_policy, server_tenant};
@@ -45,7 +48,7 @@ impl Console {
     /// The configuration with every address and every tenant's place, so that a server started with
     /// it is found where this one is and finds each tenant's data.
     pub(super) fn in_force(&self, admin: &dyn Admin) -> Settings {
-        let mut settings = self.settings.clone();
+        let mut settings = Settings::clone(&self.settings);
         if self.plan.source != Source::Stdio {
             // A socket of the service manager has no address that could be written.
             settings.listen =
@@ -66,49 +69,70 @@ impl Console {
         settings
     }
 
+    /// Adds a tenant as it is written. Unfinished while its users are looked up, or its file is
+    /// opened.
     pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
-        let tenant = self.add_table(admin, table)?;
+        let tenant =
+            self.completed(spec, &table).and_then(|new| self.add_table(admin, table, &new));
+        if !tenant.as_ref().is_err_and(Refusal::is_temporary) {
+            self.adding.forget(spec);
+        }
+        let server::Tenant { name, size, base, weight, caps, .. } = tenant?;
+        let warning = warn(&format!("tenant {name}"), &caps);
         Ok(json!({
-            "tenant": tenant.name,
-            "size": tenant.size,
-            "offset": tenant.base,
-            "weight": tenant.weight.get(),
-            "table": self.table_text(&tenant.name),
+            "tenant": name,
+            "size": size,
+            "offset": base,
+            "weight": weight.get(),
+            "warning": warning,
+            "table": self.table_text(&name),
             "config": self.given.file.as_ref().and_then(|file| file.canonicalize().ok()),
         }))
     }
 
-    /// Adds a tenant as it is written, at a place that nobody has.
+    /// The tenant that a table stands for.
+    fn completed(&mut self, spec: &str, table: &TenantTable) -> Result<Tenant, Refusal> {
+        let groups = self.known_groups()?;
+        let (new, root) = (table.clone(), self.plan.cgroup_root.clone());
+        let complete = move || new.complete(&root, &groups, &Directory::default());
+        if !table.names_users() {
+            return complete();
+        }
+        let what = format!("tenant {}: looking up its users (getent passwd, group)", table.name);
+        self.adding.result(spec, &what, complete)?
+    }
+
+    /// Adds a tenant as it is written, which is `new` when it is complete, at a place that nobody
+    /// has.
     pub(super) fn add_table(
         &mut self,
         admin: &mut dyn Admin,
         table: TenantTable,
+        new: &Tenant,
     ) -> Result<server::Tenant, Refusal> {
-        let groups = self.settings.known_groups()?;
-        let new = table.clone().complete(&self.plan.cgroup_root, &groups)?;
         let refuse =
             |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        settings::check_identities(std::slice::from_ref(&new), self.plan.tls.as_ref())?;
+        settings::check_identities(std::slice::from_ref(new), self.plan.tls.as_ref())?;
         let tenants = admin.tenants();
         if tenants.find(&new.name).is_some() {
             return refuse("there is one already: remove it first or choose another name");
         }
         let range = match &new.path {
-            Some(path) => self.own_file(admin, &new, path)?,
-            None => self.gap(admin, &new)?,
+            Some(path) => self.own_file(admin, new, path)?,
+            None => self.gap(admin, new)?,
         };
-        let tenant = server_tenant(&new, &range);
+        let tenant = server_tenant(new, &range);
         // A part of the shared file may hold what another tenant wrote; a file of its own was named
         // for it.
         let wipe = match new.path {
             Some(_) => false,
-            None => self.claim(&new, &range)?,
+            None => self.claim(new, &range)?,
         };
         if let Err(error) = admin.add(tenant.clone(), wipe) {
             self.close_own(admin, tenant.file);
             if wipe {
-                self.disown(&tenant.name)?;
+                self.disown_later(&tenant.name);
             }
             return Err(Refusal::new(error.to_string()));
         }
@@ -121,7 +145,7 @@ impl Console {
                 ..table
             },
         };
-        self.settings.tenant.push(Spanned::new(0..0, table));
+        Arc::make_mut(&mut self.settings).tenant.push(Spanned::new(0..0, table));
         Ok(tenant)
     }
 
@@ -183,24 +207,18 @@ impl Console {
         Ok(Range { file, offset: 0, size })
     }
 
-    /// Has the files of tenants that are new in `wanted` opened before anything changes.
+    /// Has the files of tenants that are to come opened before anything changes.
     pub(super) fn prepare_files(
         &mut self,
         admin: &mut dyn Admin,
-        wanted: &Settings,
+        come: &[(TenantTable, Tenant)],
     ) -> Result<(), Refusal> {
-        let old = by_name(&self.settings);
-        let groups = wanted.known_groups()?;
-        let come = wanted.tenant.iter().map(Spanned::get_ref);
-        for table in come.filter(|table| !old.contains_key(&*table.name)) {
-            let new = table.clone().complete(&self.plan.cgroup_root, &groups)?;
+        for (_, new) in come {
             // A file that is open is one of a tenant that goes, or is refused later.
             let Some(path) = new.path.as_ref().filter(|path| !self.own.contains_key(*path)) else {
                 continue;
             };
-            admin
-                .prepare_file(&own_spec(&new, path))
-                .map_err(|error| refused_file(&new, &error))?;
+            admin.prepare_file(&own_spec(new, path)).map_err(|error| refused_file(new, &error))?;
         }
         Ok(())
     }
@@ -232,14 +250,19 @@ impl Console {
         }
         if let Some(file) = file {
             self.close_own(admin, file);
+            if let Some(layout) = &mut self.layout {
+                layout.forget(name);
+            }
         }
-        self.settings.tenant.retain(|table| table.get_ref().name != name);
+        Arc::make_mut(&mut self.settings).tenant.retain(|table| table.get_ref().name != name);
         if !keep && !has_own {
             self.disown(name).map_err(|error| {
-                Fault::refused(format!(
+                let text = format!(
                     "{name} is removed, but its range stays reserved, until the same command \
                      succeeds: {error}"
-                ))
+                );
+                self.forget_look();
+                if error.is_temporary() { Fault::unfinished(text) } else { Fault::refused(text) }
             })?;
         }
         Ok(json!({ "tenant": name, "kept": keep || has_own }))
@@ -253,14 +276,16 @@ impl Console {
     ) -> Result<Value, Fault> {
         let weight = source.now(&self.plan.cgroup_root).map_err(Fault::params)?;
         let before = admin.tenants().find(name).map(|member| member.tenant.weight);
-        admin.set_weight(name, weight).map_err(Fault::refused)?;
+        admin.change_one(name, Change::Weight(weight)).map_err(Fault::refused)?;
         self.write_weight(name, source);
         Ok(json!({ "tenant": name, "from": before.map(Weight::get), "to": weight.get() }))
     }
 
     fn write_weight(&mut self, name: &str, source: WeightSource) {
-        if let Some(table) =
-            self.settings.tenant.iter_mut().find(|table| table.get_ref().name == name)
+        if let Some(table) = Arc::make_mut(&mut self.settings)
+            .tenant
+            .iter_mut()
+            .find(|table| table.get_ref().name == name)
         {
             table.get_mut().weight = Some(source);
         }
@@ -275,24 +300,28 @@ impl Console {
                 _ => None,
             }
         });
-        for (name, source) in followed {
+        let (tenants, root) = (admin.tenants(), &self.plan.cgroup_root);
+        let changed = followed.filter_map(|(name, source)| {
             // The last weight stays. At level debug, since it would be said again each second.
-            let Ok(weight) = source
-                .now(&self.plan.cgroup_root)
-                .inspect_err(|error| tracing::debug!(tenant = name, "{error}"))
-            else {
-                continue;
-            };
-            let tenants = admin.tenants();
-            if tenants.find(name).is_some_and(|member| member.tenant.weight != weight) {
-                match admin.set_weight(name, weight) {
-                    Ok(()) => {
-                        tracing::info!(tenant = name, weight = weight.get(), %source, "the \
-                         cgroup's weight changed")
-                    }
-                    Err(error) => {
-                        tracing::warn!(tenant = name, %error, "cannot follow the cgroup's weight")
-                    }
+            let weight = source.now(root).inspect_err(|error| {
+                tracing::debug!(tenant = name, "{error}");
+            });
+            let weight = weight.ok()?;
+            let is_new = tenants.find(name).is_some_and(|member| member.tenant.weight != weight);
+            is_new.then(|| (name.clone(), Change::Weight(weight)))
+        });
+        let changes: Vec<(String, Change)> = changed.collect();
+        if changes.is_empty() {
+            return;
+        }
+        for ((tenant, change), made) in changes.iter().zip(admin.change(&changes)) {
+            match (change, made) {
+                (Change::Weight(weight), Ok(())) => {
+                    tracing::info!(tenant, weight = weight.get(), "the cgroup's weight changed");
+                }
+                (_, Ok(())) => {}
+                (_, Err(error)) => {
+                    tracing::warn!(tenant, %error, "cannot follow the cgroup's weight");
                 }
             }
         }
@@ -327,8 +356,8 @@ impl Console {
     fn change_policy(&mut self, admin: &mut dyn Admin, table: PolicyTable) -> Result<Value, Fault> {
         let wanted = table.clone().complete().map_err(Fault::params)?;
         let before = self.describe_policy();
-        let settings = Settings { policy: Some(table), ..self.settings.clone() };
-        let mut differ = changes::between(&self.settings, &settings);
+        let settings = Settings { policy: Some(table), ..Settings::default() };
+        let mut differ = changes::between(&policy_only(&self.settings), &settings);
         // The usual policy has its name written down from here on; that is no difference.
         differ.retain(|change| {
             change.key != "policy.name" || wanted.policy != self.plan.policy.policy
@@ -346,8 +375,7 @@ impl Console {
         wanted: PolicyConfig,
         settings: &Settings,
     ) -> Result<(), String> {
-        let mut differ = changes::between(&self.settings, settings);
-        differ.retain(|change| change.key.starts_with("policy."));
+        let mut differ = changes::between(&policy_only(&self.settings), &policy_only(settings));
         if wanted.policy == self.plan.policy.policy {
             differ.retain(|change| change.key != "policy.name");
         }
@@ -356,8 +384,8 @@ impl Console {
                 .map_err(|refusal| refusal.to_string())?;
             admin.change_policy(built).map_err(|error| error.to_string())?;
         }
-        self.plan.policy = wanted;
-        self.settings.policy.clone_from(&settings.policy);
+        Arc::make_mut(&mut self.plan).policy = wanted;
+        Arc::make_mut(&mut self.settings).policy.clone_from(&settings.policy);
         Ok(())
     }
 
@@ -365,14 +393,14 @@ impl Console {
     fn tune_all(
         &self,
         admin: &mut dyn Admin,
-        differ: &[Change],
+        differ: &[changes::Change],
         wanted: &PolicyConfig,
     ) -> Result<bool, String> {
         let knobs = wanted.knobs(self.plan.device.default_slots());
         let mut tunings = Vec::new();
         // All are looked up before one is changed: what needs another policy leaves this one as it
         // is.
-        for Change { key, .. } in differ {
+        for changes::Change { key, .. } in differ {
             let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);
             let Some((knob, value)) = knobs.iter().find(changed) else { return Ok(false) };
             let Some(tuning) = knob.tuning else { return Ok(false) };
@@ -398,7 +426,7 @@ impl Console {
         let at: Listen = address.parse().map_err(Fault::params)?;
         let place = admin.listen(&at.clone().into()).map_err(Fault::refused)?;
         // With port 0 the kernel has chosen one: the address that came of it is written down.
-        self.settings.listen.push(place.clone().try_into().unwrap_or(at));
+        Arc::make_mut(&mut self.settings).listen.push(place.clone().try_into().unwrap_or(at));
         Ok(json!({ "address": place.to_string() }))
     }
 
@@ -409,9 +437,14 @@ impl Console {
     ) -> Result<Value, Fault> {
         let at: Listen = address.parse().map_err(Fault::params)?;
         admin.unlisten(&at.clone().into()).map_err(Fault::refused)?;
-        self.settings.listen.retain(|listen| *listen != at);
+        Arc::make_mut(&mut self.settings).listen.retain(|listen| *listen != at);
         Ok(json!({ "address": at.to_string() }))
     }
+}
+
+/// Settings with the policy's keys only.
+fn policy_only(settings: &Settings) -> Settings {
+    Settings { policy: settings.policy.clone(), ..Settings::default() }
 }
 
 /// What is written of each tenant.

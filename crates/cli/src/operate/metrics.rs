@@ -22,6 +22,7 @@ use hdrhistogram::Histogram;
 use super::overview::depth_state;
 use crate::status::Row;
 
+mod control;
 mod promised;
 
 use promised::{caps, groups, targets};
@@ -166,6 +167,7 @@ pub(crate) fn text(
 ) -> String {
     let mut text = Text::default();
     server(&mut text, now, tenants, plan);
+    control::control(&mut text, now);
     log(&mut text);
     let device = plan.device.describe();
     per_tenant(&mut text, &subjects(now, tenants, second), &device);

@@ -6,7 +6,7 @@
 //! checked, made by the server's [`Admin`], and only then written into the configuration that
 //! `config dump` shows.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,20 +17,26 @@ use fairq_config::group::Group;
 use fairq_config::layout::pool::Pool;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{Plan, Settings, Source, Surroundings};
+use fairq_config::tenant::Tenant;
+use fairq_config::weight::Cgroups;
 use fairq_core::FlowId;
 use fairq_host::observe::interference::{Matrix, empty_matrix};
 use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{self, Admin, Operator, Status, TenantList};
 use sd_notify::NotifyState;
-use serde_json::Value;
 
 use crate::status::{self, Row};
 
+use background::Background;
+use keeper::Keeper;
+
+mod background;
 mod caps;
 mod changes;
 mod cpu_waits;
 mod failures;
 mod groups;
+mod keeper;
 mod latency;
 mod layout;
 mod methods;
@@ -62,13 +68,23 @@ pub(crate) struct Given {
 /// What the operator knows; see the module's text.
 pub(crate) struct Console {
     given: Given,
-    plan: Plan,
-    /// The configuration in force.
-    settings: Settings,
+    plan: Arc<Plan>,
+    /// The configuration in force; a thread that reads a new one compares the two.
+    settings: Arc<Settings>,
+    /// Where cgroups are, and the disk whose `io.max` counts.
+    cgroups: Cgroups,
+    /// Groups of tenants that have the name of a group of this machine's users.
+    ambiguous: HashSet<String>,
+    /// Tenants to be added whose users are looked up.
+    adding: Background<Result<Tenant, Refusal>>,
+    /// Whether the machine has a group of users of the name of a new group of tenants.
+    naming: Background<bool>,
+    /// The configuration file as it is read again.
+    reading: Background<Result<Arc<reload::Reading>, Refusal>>,
     /// The size of what is shared, in memory; a file's is in its record.
     shared: u64,
     /// The layout record of the file that is shared.
-    layout: Option<layout::Keeper>,
+    layout: Option<Keeper>,
     /// The files of tenants that are open, their numbers and sizes.
     own: HashMap<PathBuf, (u16, u64)>,
     /// What every policy of this server is built for.
@@ -83,13 +99,15 @@ pub(crate) struct Console {
     /// What groups that follow cgroups were given last.
     followed: HashMap<String, Group>,
     /// What happened in the last second.
-    second: HashMap<FlowId, Row>,
+    second: Arc<HashMap<FlowId, Row>>,
     /// What the server said then, if its tenants are still the same.
-    latest: Option<Status>,
-    /// What those who look are told until the next second, however many they are.
-    look: Option<Value>,
+    latest: Option<Arc<Status>>,
+    /// What those who look, and scrapers, are shown until the next second or change, however many
+    /// they are.
+    looked: Option<Arc<overview::Shared>>,
+    scraped: Option<Arc<overview::Shared>>,
     /// Interference at the last seconds and at the one before them, the oldest first.
-    matrices: VecDeque<Matrix>,
+    matrices: VecDeque<Arc<Matrix>>,
     /// Who may change weights on the web page.
     writers: web::Writers,
     /// Whose requests fail.
@@ -102,8 +120,8 @@ pub(crate) struct Console {
     stuck: storage::Stuck,
     /// Recordings of decisions.
     records: record::Records,
-    /// When SIGHUP asked for a reload that waits for a file system.
-    reload_due: Option<Instant>,
+    /// When SIGHUP began a reload that is not over.
+    reload_since: Option<Instant>,
 }
 
 impl Console {
@@ -121,30 +139,36 @@ impl Console {
             shared: sizes.first().copied().unwrap_or(0),
             layout: None,
             own: own_files(&plan, &sizes),
-            plan,
-            settings,
+            cgroups: settings.cgroups(),
+            ambiguous: ambiguous(&plan.groups),
+            adding: Background::default(),
+            naming: Background::default(),
+            reading: Background::default(),
+            plan: Arc::new(plan),
+            settings: Arc::new(settings),
             shape,
             stores,
             welcome,
             last: (Duration::ZERO, HashMap::new()),
-            second: HashMap::new(),
+            second: Arc::default(),
             idle: Arc::default(),
             followed: HashMap::new(),
             latest: None,
-            look: None,
-            matrices: VecDeque::from([empty_matrix()]),
+            looked: None,
+            scraped: None,
+            matrices: VecDeque::from([Arc::new(empty_matrix())]),
             failures: failures::Failures::default(),
             cpu_waits: cpu_waits::CpuWaits::default(),
             targets: latency::Teller::default(),
             stuck: storage::Stuck::default(),
             records: record::Records::default(),
-            reload_due: None,
+            reload_since: None,
         })
     }
 
     /// Keeps the layout record of the file that is shared from now on.
     pub(crate) fn keep(&mut self, pool: Option<Pool>) -> anyhow::Result<()> {
-        self.layout = pool.map(layout::Keeper::new).transpose()?;
+        self.layout = pool.map(Keeper::new).transpose()?;
         Ok(())
     }
 
@@ -184,12 +208,12 @@ impl Console {
         let stores: Vec<u16> = tenants.members().iter().map(|member| member.store).collect();
         let rows = status::rows(&names, &stores, &counted, seconds);
         let flows = || tenants.members().iter().map(|member| member.flow);
-        self.second = flows().zip(rows.iter().cloned()).collect();
+        self.second = Arc::new(flows().zip(rows.iter().cloned()).collect());
         self.last = (
             now.elapsed,
             flows().zip(tenants.members().iter().map(|member| stats(member).clone())).collect(),
         );
-        self.matrices.push_back(now.totals.matrix.clone());
+        self.matrices.push_back(Arc::new(now.totals.matrix.clone()));
         if self.matrices.len() > INTERFERENCE_S + 1 {
             self.matrices.pop_front();
         }
@@ -228,6 +252,12 @@ impl Operator for Console {
             unassigned = (unassigned > 0).then_some(unassigned),
             "serving"
         );
+        for tenant in self.plan.tenants.iter().filter(|tenant| !tenant.caps.is_empty()) {
+            caps::warn(&format!("tenant {}", tenant.name), &tenant.caps);
+        }
+        for group in self.plan.groups.iter().filter(|group| !group.caps.is_empty()) {
+            caps::warn(&format!("group {}", group.name), &group.caps);
+        }
         notify(&[
             NotifyState::Ready,
             NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}")),
@@ -245,9 +275,6 @@ impl Operator for Console {
         self.trace_expire(admin);
         self.give_up_waiting(admin);
         self.look_for_growth(admin);
-        if let Some(asked) = self.reload_due {
-            self.reload_asked(admin, asked);
-        }
         let (now, tenants) = (admin.status(), admin.tenants());
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);
@@ -260,7 +287,8 @@ impl Operator for Console {
         self.stuck.tell(&now, &tenants);
         self.show(&now, &rows, &counted, seconds);
         // The next viewer makes the look, and a second without viewers costs none.
-        (self.latest, self.look) = (Some(now), None);
+        self.forget_look();
+        self.latest = Some(Arc::new(now));
     }
 
     fn opening(&mut self, tenant: &server::Tenant) -> bool {
@@ -268,7 +296,10 @@ impl Operator for Console {
     }
 
     fn call(&mut self, admin: &mut dyn Admin, line: &str) -> server::Reply {
-        rpc::answer(line, |method, params| self.call_method(admin, method, params))
+        self.layout.iter_mut().for_each(|layout| layout.set_once(rpc::is_batch(line)));
+        let reply = rpc::answer(line, |method, params| self.call_method(admin, method, params));
+        self.layout.iter_mut().for_each(|layout| layout.set_once(false));
+        reply
     }
 
     fn http(
@@ -279,17 +310,26 @@ impl Operator for Console {
         web::answer(self, admin, request)
     }
 
-    fn reload(&mut self, admin: &mut dyn Admin) {
-        self.reload_asked(admin, Instant::now());
+    fn reload(&mut self, admin: &mut dyn Admin) -> bool {
+        self.reload_by_signal(admin)
     }
 
     fn stopping(&mut self) {
         notify(&[NotifyState::Stopping]);
         tracing::info!("ending: finishing what is in flight");
+        if let Some(layout) = &mut self.layout {
+            layout.end();
+        }
         if std::io::stdout().is_terminal() && self.plan.source != Source::Stdio {
             println!("finishing what is in flight");
         }
     }
+}
+
+/// The names of groups of tenants that are those of groups of users, too.
+fn ambiguous(groups: &[Group]) -> HashSet<String> {
+    let ambiguous = groups.iter().filter(|group| group.is_ambiguous);
+    ambiguous.map(|group| group.name.clone()).collect()
 }
 
 /// The files of tenants, their numbers and sizes: they follow the one that is shared.

@@ -1,48 +1,135 @@
 //! What a running server tells of itself: its status, its tenants, and who hurts whom.
 
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use fairq_config::settings::{Plan, Settings};
 use fairq_config::tenant::TenantTable;
-use fairq_core::DepthState;
+use fairq_core::{DepthState, FlowId};
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
-use fairq_host::server::{self, Admin, Member, Status};
+use fairq_host::server::{self, Admin, Bytes, Listen, Member, Status, TenantList};
 use serde_json::{Map, Value, json};
 
 use super::Console;
 use super::methods::by_name;
 use super::storage::{cut_off_files, stores, write_back_errors};
-use super::{caps, groups, latency};
+use super::{caps, groups, keeper, latency, metrics};
 use crate::look::Look;
+use crate::status::Row;
+
+/// The server at one time, as far as it is shown. The control thread copies it, and another thread
+/// makes an answer of it, which takes much longer where there are thousands of tenants.
+pub(super) struct View {
+    plan: Arc<Plan>,
+    settings: Arc<Settings>,
+    now: Arc<Status>,
+    tenants: Arc<TenantList>,
+    listening: Vec<Listen>,
+    unassigned: u64,
+    /// The layout record of the file that is shared.
+    layout: Option<keeper::Shown>,
+    /// Each tenant's last second.
+    second: Arc<HashMap<FlowId, Row>>,
+    /// Interference when the time began over which it is told.
+    earlier: Option<Arc<Matrix>>,
+}
+
+/// A view that many ask for, and what was made of it by the first of them.
+pub(super) struct Shared {
+    view: View,
+    look: OnceLock<Value>,
+    text: OnceLock<Bytes>,
+}
+
+impl Shared {
+    /// The look.
+    pub(super) fn look(&self) -> &Value {
+        self.look.get_or_init(|| self.view.look())
+    }
+
+    /// The same, as the web page reads it.
+    pub(super) fn look_text(&self) -> Bytes {
+        self.text.get_or_init(|| self.look().to_string().into()).clone()
+    }
+
+    /// The metrics.
+    pub(super) fn metrics(&self) -> Bytes {
+        let View { now, tenants, second, plan, .. } = &self.view;
+        self.text.get_or_init(|| metrics::text(now, tenants, second, plan).into()).clone()
+    }
+}
 
 impl Console {
-    /// What is shown next is asked for: something has changed.
+    /// Something has changed: the next that is shown is made anew.
     pub(super) fn forget_look(&mut self) {
-        (self.look, self.latest) = (None, None);
+        (self.looked, self.scraped, self.latest) = (None, None, None);
     }
 
-    /// What is shown of the server on a terminal and on the web page: what was said at the last
-    /// full second, so that neither the shards nor anybody else have more to do however many look.
-    pub(super) fn look(&mut self, admin: &dyn Admin) -> &Value {
-        let look = self.look.take().unwrap_or_else(|| {
-            let asked;
-            let now = match &self.latest {
-                Some(latest) => latest,
-                None => {
-                    asked = admin.status();
-                    &asked
-                }
-            };
-            let whole = json!({
-                "status": self.status(admin, now),
-                "tenants": self.tenants(admin, now),
-                "groups": self.groups_of(admin, now),
-            });
-            serde_json::from_value::<Look>(whole)
-                .expect("what is shown is a part of what is told")
-                .json()
+    /// The server as it is now.
+    pub(super) fn view(&self, admin: &dyn Admin) -> View {
+        self.view_of(admin, admin.status().into())
+    }
+
+    fn view_of(&self, admin: &dyn Admin, now: Arc<Status>) -> View {
+        let tenants = admin.tenants();
+        View {
+            plan: self.plan.clone(),
+            settings: self.settings.clone(),
+            now,
+            unassigned: self.unassigned(&tenants),
+            layout: self.layout.as_ref().map(keeper::Keeper::shown),
+            tenants,
+            listening: admin.listening(),
+            second: self.second.clone(),
+            earlier: self.matrices.front().cloned(),
+        }
+    }
+
+    /// What is shown on a terminal and on the web page: what was said at the last full second, so
+    /// that neither the shards nor anybody else have more to do however many look.
+    pub(super) fn looked(&mut self, admin: &dyn Admin) -> Arc<Shared> {
+        let look = self.looked.take().unwrap_or_else(|| {
+            let now = self.latest.clone().unwrap_or_else(|| admin.status().into());
+            self.view_of(admin, now).into()
         });
-        self.look.insert(look)
+        self.looked.insert(look).clone()
     }
 
-    pub(super) fn status(&self, admin: &dyn Admin, now: &Status) -> Value {
+    /// What is scraped: the server as the first scraper of this second found it.
+    pub(super) fn scraped(&mut self, admin: &dyn Admin) -> Arc<Shared> {
+        let view = self.scraped.take().unwrap_or_else(|| self.view(admin).into());
+        self.scraped.insert(view).clone()
+    }
+
+    pub(super) fn describe_policy(&self) -> String {
+        describe_policy(&self.plan)
+    }
+}
+
+impl From<View> for Arc<Shared> {
+    fn from(view: View) -> Arc<Shared> {
+        Arc::new(Shared { view, look: OnceLock::new(), text: OnceLock::new() })
+    }
+}
+
+fn describe_policy(plan: &Plan) -> String {
+    plan.policy.describe(plan.device.default_slots())
+}
+
+impl View {
+    fn look(&self) -> Value {
+        let whole = json!({
+            "status": self.status(),
+            "tenants": self.tenants(),
+            "groups": self.groups(),
+        });
+        serde_json::from_value::<Look>(whole)
+            .expect("what is shown is a part of what is told")
+            .json()
+    }
+
+    pub(super) fn status(&self) -> Value {
+        let (now, tenants) = (&*self.now, &*self.tenants);
         let shard = |(index, connections): (usize, &usize)| {
             let counters = now.totals.shards[index];
             json!({
@@ -63,37 +150,38 @@ impl Console {
             "pid": std::process::id(),
             "uptime_s": now.elapsed.as_secs_f64(),
             "device": self.plan.device.describe(),
-            "policy": self.describe_policy(),
+            "policy": describe_policy(&self.plan),
             "policy_state": policy_state(now),
             "shards": now.connections.iter().enumerate().map(shard).collect::<Vec<_>>(),
             "connections": now.connections.iter().sum::<usize>(),
             "memory": { "used": now.memory.0, "most": now.memory.1 },
-            "tenants": admin.tenants().members().len(),
-            "listening": admin.listening().iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "tenants": tenants.members().len(),
+            "listening": self.listening.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "draining": now.is_draining,
-            "unassigned": self.unassigned(&admin.tenants()),
-            "write_back_errors": write_back_errors(&admin.tenants(), now),
+            "control": {
+                "turns": now.control.count_all(),
+                "cpu_s": now.control.cpu_ns as f64 * 1e-9,
+                "longest_turn_cpu_s": now.control.longest_ns as f64 * 1e-9,
+            },
+            "unassigned": self.unassigned,
+            "write_back_errors": write_back_errors(tenants, now),
             "cut_off_files": cut_off_files(now),
-            "latency_targets": latency::all(&admin.tenants(), now),
-            "stores": stores(&admin.tenants(), now),
+            "latency_targets": latency::all(tenants, now),
+            "stores": stores(tenants, now),
             "reserved": groups::reserved(now),
             "layout": self.layout.as_ref().map(|layout| {
-                layout.json(|name| admin.tenants().find(name).is_some())
+                layout.json(|name| tenants.find(name).is_some())
             }),
         })
     }
 
-    pub(super) fn describe_policy(&self) -> String {
-        self.plan.policy.describe(self.plan.device.default_slots())
-    }
-
-    pub(super) fn tenants(&self, admin: &dyn Admin, now: &Status) -> Value {
-        let tenants = admin.tenants();
+    pub(super) fn tenants(&self) -> Value {
+        let tenants = &self.tenants;
         let names = group_names(tenants.members());
         let written = by_name(&self.settings);
         let tenant = |member: &Member| {
             let table = written.get(&*member.tenant.name).copied();
-            self.tenant(now, member, table, &names)
+            self.tenant(&self.now, member, table, &names)
         };
         tenants.members().iter().map(tenant).collect()
     }
@@ -108,7 +196,10 @@ impl Console {
         let server::Tenant { name, weight, file, base, size, read_only, identity, users, .. } =
             &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
-        let quantile = |quantile| stats.latency_ns.value_at_quantile(quantile);
+        // Of an empty histogram all counters are added up, and there may be thousands of them.
+        let is_empty = stats.latency_ns.is_empty();
+        let quantile =
+            |quantile| if is_empty { 0 } else { stats.latency_ns.value_at_quantile(quantile) };
         let ended = now.fence_of(member);
         let source = table.and_then(|table| table.weight.clone());
         let last = self.second.get(&member.flow).and_then(|row| row.now).map(|now| {
@@ -177,7 +268,7 @@ impl Console {
 
     /// The parts that others have in a tenant's delay over the last seconds; by number.
     fn parts(&self, victim: usize, now: &Matrix) -> Option<[f64; GROUPS]> {
-        let earlier = self.matrices.front();
+        let earlier = self.earlier.as_ref();
         let since = |other: usize| {
             // A number that went to another tenant counts from 0 again.
             now[victim][other].saturating_sub(earlier.map_or(0, |matrix| matrix[victim][other]))
@@ -198,8 +289,12 @@ impl Console {
         Value::Object(object)
     }
 
-    pub(super) fn interference(&self, admin: &dyn Admin) -> Value {
-        let (now, tenants) = (admin.status(), admin.tenants());
+    pub(super) fn groups(&self) -> Value {
+        groups::shown(&self.settings, &self.now, &self.tenants)
+    }
+
+    pub(super) fn interference(&self) -> Value {
+        let (now, tenants) = (&self.now, &self.tenants);
         let names = group_names(tenants.members());
         let row = |member: &Member| {
             let parts = self.hurt_by(member, &now.totals.matrix, &names);

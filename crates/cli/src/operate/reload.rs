@@ -1,23 +1,39 @@
-//! The configuration file is read again: what has changed in it is changed in the server.
+//! The configuration file is read again, and its changes are made in the server.
+//!
+//! A thread of its own reads the file, looks users up and finds the differences ([`Reading`]); the
+//! control thread then makes them, those of tenants in one call.
 
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-use fairq_config::caps::{KEYS, Written};
+use fairq_config::caps::{self, KEYS};
 use fairq_config::group;
 use fairq_config::refusal::Refusal;
-use fairq_config::settings::{self, Settings};
-use fairq_config::tenant::TenantTable;
+use fairq_config::settings::{self, Plan, Settings, Surroundings, Tls};
+use fairq_config::tenant::{Tenant, TenantTable};
 use fairq_config::units::{Size, exact_size};
-use fairq_config::weight::WeightSource;
-use fairq_host::server::{self, Admin};
+use fairq_config::weight::{Cgroups, WeightSource};
+use fairq_core::Caps;
+use fairq_host::nbd::session::tls::TlsMode;
+use fairq_host::server::{self, Admin, TenantList};
 use toml::Spanned;
 
 use super::Console;
 use super::changes::{self, Change};
 use super::groups::Place;
+use super::keeper::GivenUp;
 use super::latency;
 use super::methods::by_name;
 use crate::parts::{default_tenant, tls_mode};
+
+/// Lines of one reload in the log: thousands of keys may differ, and the log may be slow.
+const LINES_MAX: usize = 200;
+/// The key of the one reading that goes on.
+const READING: &str = "config.reload";
+/// How often a thread finds all differences anew since groups have changed meanwhile.
+const COMPARISONS: u32 = 3;
 
 /// What a reload may do beyond what the file says.
 #[derive(Default)]
@@ -28,35 +44,410 @@ pub(super) struct Asked {
     pub(super) dry_run: bool,
 }
 
+/// The file as it is now.
+struct Contents {
+    wanted: Settings,
+    plan: Plan,
+    tls: TlsMode,
+    cgroups: Cgroups,
+}
+
+/// The file, and what it changes.
+pub(super) struct Reading {
+    contents: Arc<Contents>,
+    /// The configuration that it was compared with.
+    in_force: Arc<Settings>,
+    /// How often these contents had been compared with another configuration before.
+    earlier: u32,
+    /// The groups of that configuration.
+    old_groups: Vec<group::Group>,
+    /// Groups that are new or differ.
+    groups: Vec<group::Group>,
+    differences: Differences,
+}
+
+/// The differences of tenants between two configurations.
+#[derive(Clone)]
+struct Differences {
+    /// Those of other keys, too.
+    keys: Vec<Change>,
+    /// Tenants that the file does not name.
+    missing: Vec<String>,
+    /// Tenants that are new.
+    come: Vec<(TenantTable, Tenant)>,
+    steps: Steps,
+}
+
+/// The changes of tenants that stay; those of a tenant follow each other.
+#[derive(Clone, Default)]
+struct Steps {
+    changes: Vec<(String, server::Change)>,
+    written: Vec<Written>,
+}
+
+impl Steps {
+    fn push(&mut self, name: &str, change: server::Change, written: Written) {
+        self.changes.push((name.to_owned(), change));
+        self.written.push(written);
+    }
+
+    fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        let Steps { changes, written } = std::mem::take(self);
+        let pairs = changes.into_iter().zip(written);
+        (self.changes, self.written) = pairs.filter(|((name, _), _)| is_kept(name)).unzip();
+    }
+}
+
+/// What the table of the tenant says after a change.
+#[derive(Clone)]
+enum Written {
+    Weight(WeightSource),
+    Latency(latency::Written),
+    /// Its place, and whether its users stay: a running server does not change these.
+    Place(Place, bool),
+    Caps(caps::Written),
+    /// The tenant has the target of its group.
+    Nothing,
+}
+
+/// What a reading starts from.
+struct Start {
+    file: PathBuf,
+    flags: Settings,
+    surroundings: Surroundings,
+    in_force: Arc<Settings>,
+    tenants: Arc<TenantList>,
+    /// The files of TLS. They are read again; other files, or another mode, need a restart.
+    tls: Option<Tls>,
+}
+
+impl Start {
+    /// Reads the file. May wait for file systems and for a directory service.
+    fn read(self) -> Result<Arc<Reading>, Refusal> {
+        let wanted = settings::load(&self.file)?.overlaid(self.flags).with_tenants();
+        let plan = wanted.plan(&self.surroundings)?;
+        let tls = tls_mode(self.tls.as_ref())?;
+        let contents = Arc::new(Contents { cgroups: wanted.cgroups(), wanted, plan, tls });
+        Reading::compared(contents, &self.in_force, &self.tenants, 0)
+    }
+}
+
+impl Reading {
+    /// What the file changes in this configuration.
+    fn compared(
+        contents: Arc<Contents>,
+        with: &Arc<Settings>,
+        tenants: &TenantList,
+        earlier: u32,
+    ) -> Result<Arc<Reading>, Refusal> {
+        let Contents { wanted, plan, .. } = &*contents;
+        let old_groups = with.complete_groups()?;
+        let groups = plan.groups.iter().filter(|group| !is_among(group, &old_groups));
+        let groups = groups.cloned().collect();
+        let planned: Vec<&Tenant> = plan.tenants.iter().collect();
+        let groups_of = (&*old_groups, &*plan.groups);
+        let differences = Differences::between(with, tenants, wanted, &planned, groups_of)?;
+        let in_force = with.clone();
+        Ok(Arc::new(Reading { contents, in_force, earlier, old_groups, groups, differences }))
+    }
+
+    /// The same for a configuration that has the same groups. Only the tenants that differ from
+    /// what was compared before are compared again, so that the control thread can do it.
+    fn compared_again(
+        &self,
+        with: &Arc<Settings>,
+        tenants: &TenantList,
+    ) -> Result<Arc<Reading>, Refusal> {
+        let Contents { wanted, plan, .. } = &*self.contents;
+        let (before, now) = (by_name(&self.in_force), by_name(with));
+        let names = before.keys().chain(now.keys()).copied();
+        let changed: HashSet<&str> =
+            names.filter(|name| before.get(name) != now.get(name)).collect();
+        let is_changed = |name: &str| changed.contains(name);
+        let (part, wanted) = (with.of_tenants(is_changed), wanted.of_tenants(is_changed));
+        let planned = plan.tenants.iter().filter(|tenant| is_changed(&tenant.name));
+        let planned: Vec<&Tenant> = planned.collect();
+        let groups_of = (&*self.old_groups, &*plan.groups);
+        let mut all = self.differences.clone();
+        all.keys.retain(|change| tenant_of(&change.key).is_some_and(|(name, _)| !is_changed(name)));
+        all.missing.retain(|name| !is_changed(name));
+        all.come.retain(|(table, _)| !is_changed(&table.name));
+        all.steps.retain(|name| !is_changed(name));
+        let Differences { keys, missing, come, steps } =
+            Differences::between(&part, tenants, &wanted, &planned, groups_of)?;
+        all.keys.extend(keys);
+        all.keys.sort_by(|a, b| a.key.cmp(&b.key));
+        all.missing.extend(missing);
+        all.come.extend(come);
+        all.steps.changes.extend(steps.changes);
+        all.steps.written.extend(steps.written);
+        Ok(Arc::new(Reading {
+            contents: self.contents.clone(),
+            in_force: with.clone(),
+            earlier: self.earlier,
+            old_groups: self.old_groups.clone(),
+            groups: self.groups.clone(),
+            differences: all,
+        }))
+    }
+}
+
+impl Differences {
+    /// What `wanted`, whose tenants are `planned` when they are complete, changes in `in_force`.
+    fn between(
+        in_force: &Settings,
+        tenants: &TenantList,
+        wanted: &Settings,
+        planned: &[&Tenant],
+        (old_groups, groups): (&[group::Group], &[group::Group]),
+    ) -> Result<Differences, Refusal> {
+        let keys = changes::between(&comparable(in_force, tenants, wanted), wanted);
+        let (old, new) = (by_name(in_force), by_name(wanted));
+        let missing = old.keys().filter(|name| !new.contains_key(*name));
+        let missing = missing.map(|name| (*name).to_owned()).collect();
+        let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(planned.iter().copied());
+        let come = pairs().filter(|(table, _)| !old.contains_key(&*table.name));
+        let come = come.map(|(table, tenant)| (table.clone(), tenant.clone())).collect();
+        let mut steps = Steps::default();
+        for (table, tenant) in pairs() {
+            if let Some(old) = old.get(&*table.name) {
+                steps_of(old, table, tenant, (old_groups, groups), &mut steps)?;
+            }
+        }
+        Ok(Differences { keys, missing, come, steps })
+    }
+}
+
+/// Whether a group is one of these; an ambiguous name is no difference.
+fn is_among(group: &group::Group, others: &[group::Group]) -> bool {
+    let is_ambiguous = group.is_ambiguous;
+    others.iter().any(|other| group::Group { is_ambiguous, ..other.clone() } == *group)
+}
+
+/// The changes that make a tenant what `table` says, which is `tenant` when it is completed.
+fn steps_of(
+    old: &TenantTable,
+    table: &TenantTable,
+    tenant: &Tenant,
+    (old_groups, groups): (&[group::Group], &[group::Group]),
+    steps: &mut Steps,
+) -> Result<(), Refusal> {
+    let mut step = |change, written| steps.push(&table.name, change, written);
+    let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
+    if source(old) != source(table) {
+        step(server::Change::Weight(tenant.weight), Written::Weight(source(table)));
+    }
+    let reservation = table.reservation();
+    if old.reservation() != reservation || old.group != table.group {
+        let users = |table: &TenantTable, groups: &[group::Group]| {
+            group::split(table.group.as_ref(), groups).map(|(_, users)| users)
+        };
+        // Caps are left out: the plan has compared them.
+        let wanted = reservation.reservation(&Caps::default()).map_err(Refusal::new)?;
+        let group = tenant.group.clone();
+        let place = Place { group: group.clone(), reservation };
+        step(
+            server::Change::Place { group, reservation: wanted },
+            Written::Place(place, users(old, old_groups) == users(table, groups)),
+        );
+    }
+    // A target of its own comes before its group's, which may have changed too.
+    let target = server::Change::Target(tenant.target);
+    if latency::written(old) != latency::written(table) {
+        step(target, Written::Latency(latency::written(table)));
+    } else if old.target(old_groups).ok() != Some(tenant.target) {
+        step(target, Written::Nothing);
+    }
+    if old.caps() != table.caps() {
+        step(server::Change::Caps(tenant.caps), Written::Caps(table.caps()));
+    }
+    Ok(())
+}
+
+/// The configuration in force, with places of tenants only where `wanted` names them: where
+/// nothing is said, any place will do, and the one that a tenant has is as good as another.
+fn comparable(in_force: &Settings, tenants: &TenantList, wanted: &Settings) -> Settings {
+    let mut in_force = in_force.clone();
+    let wanted = by_name(wanted);
+    for table in &mut in_force.tenant {
+        let table = table.get_mut();
+        if let Some(said) = wanted.get(&*table.name) {
+            let now = tenants.find(&table.name).filter(|_| table.path.is_none());
+            let (offset, size) =
+                now.map(|now| (Size(now.tenant.base), Size(now.tenant.size))).unzip();
+            table.offset = table.offset.or(offset).filter(|_| said.offset.is_some());
+            table.size = table.size.or(size).filter(|_| said.size.is_some());
+        }
+    }
+    in_force
+}
+
+/// The tenant whose key this is, and what of it; names may have dots, the rest has none.
+fn tenant_of(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix("tenant.")?.rsplit_once('.')
+}
+
+/// Makes one difference of all keys of each of these tenants, with this note.
+fn note_whole(differ: &mut Vec<Change>, notes: &HashMap<&str, String>) {
+    if notes.is_empty() {
+        return;
+    }
+    differ.retain_mut(|change| {
+        let Some((name, key)) = tenant_of(&change.key) else { return true };
+        let Some(note) = notes.get(name) else { return true };
+        change.note = Some(note.clone());
+        key == "name"
+    });
+}
+
+/// Notes of tenants that stay although the file does not name them.
+fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTable, Tenant)]) {
+    let note = |name: &str| {
+        let renamed = match come {
+            [(only, _)] => format!(
+                "; if {} is {name} under another name, run fairq ctl rename {name} {0} instead",
+                only.name
+            ),
+            _ => String::new(),
+        };
+        format!(
+            "tenant {name} is not in the file, and stays with its data and clients: write its \
+             table into the file (fairq ctl config dump shows it), or remove it by fairq ctl \
+             config reload --remove {name}{renamed}"
+        )
+    };
+    note_whole(differ, &staying.iter().map(|name| (&**name, note(name))).collect());
+}
+
+/// Notes how a tenant's size is changed, which a reload does not do.
+fn note_sizes(differ: &mut [Change]) {
+    for change in differ {
+        if let (Some((name, "size")), Some(to), Some(_)) =
+            (tenant_of(&change.key), &change.to, &change.from)
+        {
+            change.note = Some(format!("run fairq ctl resize {name} {to}"));
+        }
+    }
+}
+
+impl Written {
+    /// The tenant's keys that hold when the change has been made.
+    fn keys(&self) -> Vec<&'static str> {
+        match self {
+            Written::Weight(_) => vec!["weight"],
+            Written::Latency(_) => vec!["latency", "latency-percentile", "floor"],
+            Written::Place(_, false) => group::KEYS.to_vec(),
+            Written::Place(_, true) => group::KEYS.into_iter().chain(["group"]).collect(),
+            Written::Caps(_) => KEYS.to_vec(),
+            Written::Nothing => Vec::new(),
+        }
+    }
+}
+
+/// What a reload has changed, or would change. The answer is made of it by another thread than the
+/// control thread, since it takes much longer than the changes where there are thousands.
+pub(super) struct Outcome {
+    reading: Arc<Reading>,
+    /// Tenants that stay although the file does not name them.
+    staying: Vec<String>,
+    /// Notes of tenants that come and go.
+    notes: HashMap<String, String>,
+    done: Done,
+    /// Which of the steps have been made.
+    made: Vec<bool>,
+    is_dry_run: bool,
+}
+
+impl Outcome {
+    /// The keys that differ, and what has become of each; they go to the log.
+    pub(super) fn changes(mut self) -> Vec<Change> {
+        let Differences { keys, come, steps, .. } = &self.reading.differences;
+        let mut differ = keys.clone();
+        let notes: HashMap<&str, String> =
+            self.notes.iter().map(|(name, note)| (&**name, note.clone())).collect();
+        note_staying(&mut differ, &self.staying, come);
+        note_sizes(&mut differ);
+        note_whole(&mut differ, &notes);
+        let steps = steps.changes.iter().zip(&steps.written).zip(&self.made);
+        for (((name, _), written), _) in steps.filter(|(_, made)| **made) {
+            self.done.tenant(name, &written.keys());
+        }
+        differ.iter_mut().for_each(|change| change.done = self.done.has(&change.key));
+        if !self.is_dry_run {
+            log_changes(&differ);
+        }
+        differ
+    }
+}
+
+/// The keys that have been changed: each stands for those below it.
+#[derive(Default)]
+struct Done(HashSet<String>);
+
+impl Done {
+    fn add(&mut self, key: impl Into<String>) {
+        self.0.insert(key.into());
+    }
+
+    fn tenant(&mut self, name: &str, keys: &[&str]) {
+        keys.iter().for_each(|key| self.add(format!("tenant.{name}.{key}")));
+    }
+
+    /// Whether this key, or one above it, has been changed.
+    fn has(&self, key: &str) -> bool {
+        let dots = key.match_indices('.').map(|(at, _)| at);
+        dots.chain([key.len()]).any(|end| self.0.contains(&key[..end]))
+    }
+}
+
+/// Warnings of one reload: the first of them, and then how many more there were.
+#[derive(Default)]
+struct Warnings(usize);
+
+impl Warnings {
+    fn add(&mut self, text: &impl std::fmt::Display) {
+        self.0 += 1;
+        if self.0 <= LINES_MAX {
+            tracing::warn!("{text}");
+        }
+    }
+
+    /// Caps for which a client may wait too long.
+    fn of_caps(&mut self, whose: &str, change: &server::Change) {
+        if let server::Change::Caps(caps) = change
+            && let Some(text) = caps::warning(caps)
+        {
+            self.add(&format!("{whose}: {text}"));
+        }
+    }
+
+    fn end(self) {
+        if self.0 > LINES_MAX {
+            tracing::warn!(
+                more = self.0 - LINES_MAX,
+                "further warnings of this reload are left out"
+            );
+        }
+    }
+}
+
 impl Console {
-    /// The same, and it is in the log, whoever asked.
+    /// Reads the file again and makes its changes, or finds out what they would be.
     pub(super) fn reload_told(
         &mut self,
         admin: &mut dyn Admin,
         asked: &Asked,
-    ) -> Result<Vec<Change>, Refusal> {
-        if asked.dry_run {
-            return self.foretell(admin, asked);
+    ) -> Result<Outcome, Refusal> {
+        let result = self.reading(admin).and_then(|reading| match asked.dry_run {
+            true => self.foretell(admin, reading, asked),
+            false => self.apply(admin, reading, asked),
+        });
+        if !result.as_ref().is_err_and(Refusal::is_temporary) {
+            self.reading.forget(READING);
         }
-        let result = self.reload_file(admin, asked);
-        self.forget_look();
         match &result {
-            Ok(changes) => {
-                for Change { key, from, to, done, note } in changes {
-                    let (from, to) = (
-                        from.as_deref().unwrap_or("(nothing)"),
-                        to.as_deref().unwrap_or("(nothing)"),
-                    );
-                    if let Some(note) = note.as_ref().filter(|_| !*done) {
-                        tracing::warn!(key, from, to, "not changed: {note}");
-                    } else if *done {
-                        tracing::info!(key, from, to, "changed");
-                    } else {
-                        tracing::warn!(key, from, to, "not changed: this needs a restart");
-                    }
-                }
-                tracing::info!(changes = changes.len(), "read the configuration again");
-            }
+            _ if asked.dry_run => {}
+            Ok(_) => {}
             // Each try of a slow file comes here: only the last one is an error to tell.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
@@ -64,317 +455,268 @@ impl Console {
         result
     }
 
-    /// Does what SIGHUP asks for, again each second while a file system takes its time.
-    pub(super) fn reload_asked(&mut self, admin: &mut dyn Admin, asked: Instant) {
-        self.reload_due = match self.reload_told(admin, &Asked::default()) {
-            Err(error) if error.is_temporary() && asked.elapsed() < self.plan.timeouts.range => {
-                Some(asked)
-            }
+    /// Does what SIGHUP asks for. True if that is not over: then the server calls it again.
+    pub(super) fn reload_by_signal(&mut self, admin: &mut dyn Admin) -> bool {
+        let since = *self.reload_since.get_or_insert_with(Instant::now);
+        let result = self.reload_told(admin, &Asked::default());
+        if !result.as_ref().is_err_and(Refusal::is_temporary) {
+            self.forget_look();
+        }
+        let longest = self.plan.timeouts.range;
+        let is_unfinished = match result {
+            Err(error) if error.is_temporary() && since.elapsed() < longest => true,
             Err(error) if error.is_temporary() => {
                 tracing::error!("cannot reload, nothing has changed: {error}");
-                None
+                false
             }
-            _ => None,
+            Ok(outcome) => {
+                let log = std::thread::Builder::new().name("fairq-config".into());
+                if let Err(error) = log.spawn(move || drop(outcome.changes())) {
+                    tracing::warn!("read the configuration again; changes are not logged: {error}");
+                }
+                false
+            }
+            Err(_) => false,
         };
+        self.reload_since = Some(since).filter(|_| is_unfinished);
+        is_unfinished
     }
 
-    /// The file as it is now, with the flags.
-    fn wanted(&self) -> Result<Settings, Refusal> {
-        let Some(path) = &self.given.file else {
+    /// The file as it is now, compared with the configuration in force.
+    fn reading(&mut self, admin: &dyn Admin) -> Result<Arc<Reading>, Refusal> {
+        let Some(file) = self.given.file.clone() else {
             return Err(Refusal::new(
                 "there is no file to read again: the server was started without --config",
             ));
         };
-        Ok(settings::load(path)?.overlaid(self.given.flags.clone()).with_tenants())
+        let start = Start {
+            file: file.clone(),
+            flags: self.given.flags.clone(),
+            surroundings: self.given.surroundings.clone(),
+            in_force: self.settings.clone(),
+            tenants: admin.tenants(),
+            tls: self.plan.tls.clone(),
+        };
+        let what = format!("reading {}", file.display());
+        let reading = self.reading.result(READING, &what, move || start.read())??;
+        if Arc::ptr_eq(&reading.in_force, &self.settings) {
+            return Ok(reading);
+        }
+        // A call that changed the configuration meanwhile makes the differences wrong. They are
+        // not found by beginning anew, which such calls could outrun for ever.
+        if reading.in_force.group == self.settings.group {
+            return reading.compared_again(&self.settings, &admin.tenants());
+        }
+        let (contents, earlier) = (reading.contents.clone(), reading.earlier + 1);
+        let (settings, tenants) = (self.settings.clone(), admin.tenants());
+        let again = move || Reading::compared(contents, &settings, &tenants, earlier);
+        if earlier > COMPARISONS {
+            return again();
+        }
+        self.reading.forget(READING);
+        self.reading.result(READING, &what, again)?
     }
 
     /// The tenants that the file does not name: those that are to be removed, and those that stay,
     /// since they have data and nobody has said that they are to go.
-    fn missing(
+    fn missing<'a>(
         &self,
-        wanted: &Settings,
+        reading: &'a Reading,
         asked: &Asked,
-    ) -> Result<(Vec<String>, Vec<String>), Refusal> {
-        let (old, new) = (by_name(&self.settings), by_name(wanted));
-        for name in &asked.remove {
-            if new.contains_key(&**name) {
-                return Err(Refusal::new(format!(
+    ) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
+        let missing: HashSet<&str> =
+            reading.differences.missing.iter().map(String::as_str).collect();
+        let wanted = &reading.contents.wanted.tenant;
+        if let Some(name) = asked.remove.iter().find(|name| !missing.contains(&***name)) {
+            let is_wanted = wanted.iter().any(|table| table.get_ref().name == *name);
+            return Err(Refusal::new(match is_wanted {
+                true => format!(
                     "tenant {name} is in the file: take its table out, or do not have it removed"
-                )));
-            }
-            if !old.contains_key(&**name) {
-                return Err(Refusal::new(format!("there is no tenant {name} to be removed")));
-            }
-        }
-        let missing = old.keys().filter(|name| !new.contains_key(*name));
-        let goes = |name: &String| asked.remove.contains(name) || self.plan.device.is_in_memory();
-        Ok(missing.map(|name| (*name).to_owned()).partition(goes))
-    }
-
-    /// Makes one difference of all keys of a tenant that stays although the file does not name it.
-    fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[TenantTable]) {
-        for name in staying {
-            let key = format!("tenant.{name}");
-            let within = |change: &Change| {
-                change.key.strip_prefix(&*key).is_some_and(|rest| rest.starts_with('.'))
-            };
-            differ.retain(|change| !within(change) || change.key == format!("{key}.name"));
-            let renamed = match come {
-                [only] => format!(
-                    "; if {} is {name} under another name, run fairq ctl rename {name} {0} instead",
-                    only.name
                 ),
-                _ => String::new(),
-            };
-            for change in differ.iter_mut().filter(|change| within(change)) {
-                change.note = Some(format!(
-                    "tenant {name} is not in the file, and stays with its data and clients: write \
-                     its table into the file (fairq ctl config dump shows it), or remove it by \
-                     fairq ctl config reload --remove {name}{renamed}"
-                ));
-            }
+                false => format!("there is no tenant {name} to be removed"),
+            }));
         }
-    }
-
-    /// Notes how a tenant's size is changed, which a reload does not do.
-    fn note_sizes(&self, differ: &mut [Change]) {
-        for change in differ {
-            let name = change.key.strip_prefix("tenant.").and_then(|key| key.strip_suffix(".size"));
-            if let (Some(name), Some(to), Some(_)) = (name, &change.to, &change.from) {
-                change.note = Some(format!("run fairq ctl resize {name} {to}"));
-            }
-        }
+        let is_named: HashSet<&str> = asked.remove.iter().map(String::as_str).collect();
+        let in_memory = self.plan.device.is_in_memory();
+        let goes = |name: &&str| in_memory || is_named.contains(name);
+        Ok(reading.differences.missing.iter().map(String::as_str).partition(goes))
     }
 
     /// What a reload would do, and nothing is done.
-    fn foretell(&mut self, admin: &mut dyn Admin, asked: &Asked) -> Result<Vec<Change>, Refusal> {
-        let wanted = self.wanted()?;
-        wanted.plan(&self.given.surroundings)?;
-        let (gone, staying) = self.missing(&wanted, asked)?;
-        let mut differ = changes::between(&self.comparable(admin, &wanted), &wanted);
-        let old = by_name(&self.settings);
-        let tables = wanted.tenant.iter().map(Spanned::get_ref);
-        let come: Vec<TenantTable> =
-            tables.filter(|table| !old.contains_key(&*table.name)).cloned().collect();
-        Self::note_staying(&mut differ, &staying, &come);
-        self.note_sizes(&mut differ);
-        let mut whole = |name: &str, note: String| {
-            let key = format!("tenant.{name}.");
-            differ.retain(|change| {
-                !change.key.starts_with(&key) || change.key == format!("{key}name")
-            });
-            differ.iter_mut().filter(|change| change.key.starts_with(&key)).for_each(|change| {
-                change.note = Some(note.clone());
-            });
-        };
-        for name in &gone {
-            whole(
-                name,
-                format!(
-                    "tenant {name} would be removed: its clients are disconnected, and its range \
-                     is free for others, who find it zeroed"
-                ),
+    fn foretell(
+        &self,
+        admin: &dyn Admin,
+        reading: Arc<Reading>,
+        asked: &Asked,
+    ) -> Result<Outcome, Refusal> {
+        let (gone, staying) = self.missing(&reading, asked)?;
+        let gone = gone.iter().map(|name| {
+            let note = format!(
+                "tenant {name} would be removed: its clients are disconnected, and its range is \
+                 free for others, who find it zeroed"
             );
-        }
-        for table in &come {
-            whole(&table.name, self.foretell_new(admin, table, &wanted));
-        }
-        Ok(differ)
+            ((*name).to_owned(), note)
+        });
+        let come = reading.differences.come.iter();
+        let come = come.map(|(_, new)| (new.name.clone(), self.foretell_new(admin, new)));
+        let notes = gone.chain(come).collect();
+        let staying = staying.into_iter().map(str::to_owned).collect();
+        let (done, made) = (Done::default(), Vec::new());
+        Ok(Outcome { reading, staying, notes, done, made, is_dry_run: true })
     }
 
     /// What would become of a tenant that is new in the file.
-    fn foretell_new(&self, admin: &dyn Admin, table: &TenantTable, wanted: &Settings) -> String {
-        let groups = wanted.known_groups().unwrap_or_default();
-        let name = &table.name;
-        let place = table.clone().complete(&self.plan.cgroup_root, &groups).and_then(|new| {
-            match &new.path {
-                Some(path) => Ok(format!("with the file {}", path.display())),
-                None => self.gap(admin, &new).map(|range| {
-                    let what = if self
-                        .layout
-                        .as_ref()
-                        .is_some_and(|layout| layout.record().find(name).is_some())
-                    {
-                        "its own range, with its data"
-                    } else {
-                        "a range that reads as zeroes"
-                    };
-                    format!(
-                        "with {what}: {} at {}",
-                        exact_size(range.size),
-                        exact_size(range.offset)
-                    )
-                }),
-            }
-        });
+    fn foretell_new(&self, admin: &dyn Admin, new: &Tenant) -> String {
+        let name = &new.name;
+        let record = self.layout.as_ref().map(|layout| layout.record());
+        let place = match &new.path {
+            Some(path) => Ok(format!("with the file {}", path.display())),
+            None => self.gap(admin, new).map(|range| {
+                let what = match record.is_some_and(|record| record.find(name).is_some()) {
+                    true => "its own range, with its data",
+                    false => "a range that reads as zeroes",
+                };
+                format!("with {what}: {} at {}", exact_size(range.size), exact_size(range.offset))
+            }),
+        };
         match place {
             Ok(place) => format!("tenant {name} would be added {place}"),
             Err(error) => format!("tenant {name} would be refused: {error}"),
         }
     }
 
-    /// Reads the file again and makes the server so, as far as that can be done while it runs.
-    fn reload_file(
+    /// Makes the changes.
+    fn apply(
         &mut self,
         admin: &mut dyn Admin,
+        reading: Arc<Reading>,
         asked: &Asked,
-    ) -> Result<Vec<Change>, Refusal> {
-        let wanted = self.wanted()?;
-        let plan = wanted.plan(&self.given.surroundings)?;
-        let (gone, staying) = self.missing(&wanted, asked)?;
-        let in_force = self.comparable(admin, &wanted);
-        let mut differ = changes::between(&in_force, &wanted);
-        let tables = || wanted.tenant.iter().map(Spanned::get_ref);
-        let old = by_name(&self.settings);
-        let groups = plan.groups.clone();
-        let old_groups = self.settings.known_groups()?;
-        let users = |table: &TenantTable, groups: &[group::Group]| {
-            group::split(table.group.as_ref(), groups).map(|(_, users)| users)
-        };
-        let mut moved: Vec<(String, Place, bool)> = Vec::new();
-        for table in tables() {
-            let Some(old) = old.get(&*table.name) else { continue };
-            if old.reservation() == table.reservation() && old.group == table.group {
-                continue;
-            }
-            let group = table.group_of(&groups).map_err(Refusal::new)?;
-            let reservation = table.reservation();
-            moved.push((
-                table.name.clone(),
-                Place { group, reservation },
-                users(old, &old_groups) == users(table, &groups),
-            ));
+    ) -> Result<Outcome, Refusal> {
+        let Reading { contents, differences: Differences { come, .. }, .. } = &*reading;
+        let Contents { wanted, plan, tls, cgroups } = &**contents;
+        let (mut done, mut warnings) = (Done::default(), Warnings::default());
+        let (gone, staying) = self.missing(&reading, asked)?;
+        let staying = staying.into_iter().map(str::to_owned).collect();
+        // What may be refused as a whole comes first: then nothing has changed.
+        self.prepare_files(admin, come)?;
+        // The layout record is the first to have the ranges of tenants that come. Then it is in
+        // force, and adding a tenant does not wait for it.
+        let claims = self.claims(admin, &gone, come.iter().map(|(_, tenant)| tenant));
+        if let Some(layout) = &mut self.layout {
+            layout.written(&claims, GivenUp::TakenBack)?;
         }
-        let come: Vec<TenantTable> =
-            tables().filter(|table| !old.contains_key(&*table.name)).cloned().collect();
-        Self::note_staying(&mut differ, &staying, &come);
-        self.note_sizes(&mut differ);
-        let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
-        let reweighted: Vec<(String, WeightSource)> = tables()
-            .filter(|table| old.get(&*table.name).is_some_and(|old| source(old) != source(table)))
-            .map(|table| (table.name.clone(), source(table)))
-            .collect();
-        let retargeted: Vec<(String, latency::Written)> = tables()
-            .filter(|table| {
-                let old = old.get(&*table.name);
-                old.is_some_and(|old| latency::written(old) != latency::written(table))
-            })
-            .map(|table| (table.name.clone(), latency::written(table)))
-            .collect();
-        let recapped: Vec<(String, Written)> = tables()
-            .filter(|table| old.get(&*table.name).is_some_and(|old| old.caps() != table.caps()))
-            .map(|table| (table.name.clone(), table.caps()))
-            .collect();
-        // What may be refused as a whole comes first: then nothing has changed. The files of TLS
-        // are read again; other files, or another mode, need a restart, as identities do.
-        let tls = tls_mode(self.plan.tls.as_ref())?;
-        self.prepare_files(admin, &wanted)?;
-        self.make_policy(admin, plan.policy, &wanted).map_err(Refusal::new)?;
-        admin.set_tls(tls);
+        if let Err(error) = self.make_policy(admin, plan.policy.clone(), wanted) {
+            self.layout.iter_mut().for_each(|layout| layout.give_up(&claims));
+            return Err(Refusal::new(error));
+        }
+        self.layout.iter_mut().for_each(|layout| layout.commit(&claims));
+        done.add("policy");
+        admin.set_tls(tls.clone());
+        self.cgroups = cgroups.clone();
+        self.ambiguous = super::ambiguous(&plan.groups);
         // Groups are there before tenants come or move into them, and go when tenants have left.
-        let changed = self.put_groups(admin, &wanted).unwrap_or_else(|error| {
-            tracing::warn!("{error}");
-            Vec::new()
-        });
-        let mut done = |prefix: &str| {
-            let under = |key: &str| {
-                key == prefix || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
-            };
-            differ
-                .iter_mut()
-                .filter(|change| under(&change.key))
-                .for_each(|change| change.done = true);
-        };
-        done("policy");
-        changed.iter().for_each(|name| done(&format!("group.{name}")));
+        match self.put_groups(admin, &reading.groups, wanted) {
+            Ok(()) => {
+                reading.groups.iter().for_each(|group| done.add(format!("group.{}", group.name)));
+            }
+            Err(error) => warnings.add(&error),
+        }
         // Those that go come first: their ranges and files are free for those that come.
         for name in gone {
-            match self.remove(admin, &name, false) {
-                Ok(_) => done(&format!("tenant.{name}")),
-                Err(fault) => tracing::warn!("{}", fault.message()),
+            match self.remove(admin, name, false) {
+                Ok(_) => done.add(format!("tenant.{name}")),
+                Err(fault) => warnings.add(&fault.message()),
             }
         }
-        let mut failed = Vec::new();
-        for table in come {
-            let name = table.name.clone();
-            match self.add_table(admin, table) {
-                Ok(_) => done(&format!("tenant.{name}")),
-                Err(error) => failed.push((format!("tenant.{name}.name"), error.to_string())),
-            }
-        }
-        for (name, source) in reweighted {
-            match self.weight(admin, &name, source) {
-                Ok(_) => done(&format!("tenant.{name}.weight")),
-                Err(fault) => tracing::warn!("{}", fault.message()),
-            }
-        }
-        for (name, said) in retargeted {
-            match self.set_latency(admin, &name, said) {
-                Ok(_) => ["latency", "latency-percentile", "floor"]
-                    .iter()
-                    .for_each(|key| done(&format!("tenant.{name}.{key}"))),
-                Err(fault) => tracing::warn!("{}", fault.message()),
-            }
-        }
-        for (name, place, same_users) in moved {
-            match self.set_place(admin, &name, &place) {
-                Ok(_) => {
-                    // The key names users as well, and a running server does not change these: a
-                    // restart does.
-                    let group = same_users.then_some("group");
-                    let keys = group::KEYS.into_iter().chain(group);
-                    keys.for_each(|key| done(&format!("tenant.{name}.{key}")));
+        let mut notes = HashMap::new();
+        for (table, tenant) in come {
+            match self.add_table(admin, table.clone(), tenant) {
+                Ok(_) => done.add(format!("tenant.{}", table.name)),
+                Err(error) => {
+                    notes.insert(table.name.clone(), error.to_string());
+                    if claims.iter().any(|edit| edit.is_claim_of(&table.name)) {
+                        self.disown_later(&table.name);
+                    }
                 }
-                Err(fault) => tracing::warn!("{}", fault.message()),
             }
         }
-        if let Err(fault) = self.settle(admin, &groups, None) {
-            tracing::warn!("{}", fault.message());
+        let made = self.take_steps(admin, &reading, &mut warnings);
+        self.drop_groups(admin, wanted).iter().for_each(|name| done.add(format!("group.{name}")));
+        if self.move_listeners(admin, wanted) {
+            done.add("listen");
         }
-        self.drop_groups(admin, &wanted).iter().for_each(|name| done(&format!("group.{name}")));
-        for (name, said) in recapped {
-            match self.set_caps(admin, &name, &said) {
-                Ok(_) => KEYS.iter().for_each(|key| done(&format!("tenant.{name}.{key}"))),
-                Err(fault) => tracing::warn!("{}", fault.message()),
-            }
-        }
-        if self.move_listeners(admin, &wanted) {
-            done("listen");
-        }
-        // The only tenant of a new file is not the default of clients that had another one's.
-        let before = self.plan.default.take();
-        self.plan.default = plan.default.filter(|default| {
-            default.is_named || before.is_some_and(|before| before.name == default.name)
-        });
-        if let Err(error) = admin.set_default(self.plan.default.clone().map(default_tenant)) {
-            tracing::warn!("{error}");
-        }
-        self.settings.default_tenant.clone_from(&wanted.default_tenant);
-        done("default");
-        for (key, error) in failed {
-            differ.iter_mut().filter(|change| change.key == key).for_each(|change| {
-                change.note = Some(error.clone());
-            });
-        }
-        Ok(differ)
+        self.take_default(admin, contents);
+        done.add("default");
+        warnings.end();
+        Ok(Outcome { reading, staying, notes, done, made, is_dry_run: false })
     }
 
-    /// The configuration in force, with places of tenants only where `wanted` names them: where
-    /// nothing is said, any place will do, and the one that a tenant has is as good as another.
-    fn comparable(&self, admin: &dyn Admin, wanted: &Settings) -> Settings {
-        let (mut in_force, tenants) = (self.settings.clone(), admin.tenants());
-        let wanted = by_name(wanted);
-        for table in &mut in_force.tenant {
-            let table = table.get_mut();
-            if let Some(said) = wanted.get(&*table.name) {
-                let now = tenants.find(&table.name).filter(|_| table.path.is_none());
-                let (offset, size) =
-                    now.map(|now| (Size(now.tenant.base), Size(now.tenant.size))).unzip();
-                table.offset = table.offset.or(offset).filter(|_| said.offset.is_some());
-                table.size = table.size.or(size).filter(|_| said.size.is_some());
+    /// Makes the file's tenant for clients that name none the server's.
+    fn take_default(&mut self, admin: &mut dyn Admin, Contents { wanted, plan, .. }: &Contents) {
+        // The only tenant of a new file is not the default of clients that had another one's.
+        let before = self.plan.default.as_ref();
+        let default = plan.default.clone().filter(|default| {
+            default.is_named || before.is_some_and(|before| before.name == default.name)
+        });
+        if default != self.plan.default {
+            Arc::make_mut(&mut self.plan).default.clone_from(&default);
+            if let Err(error) = admin.set_default(default.map(default_tenant)) {
+                tracing::warn!("{error}");
             }
         }
-        in_force
+        if self.settings.default_tenant != wanted.default_tenant {
+            Arc::make_mut(&mut self.settings).default_tenant.clone_from(&wanted.default_tenant);
+        }
+    }
+
+    /// Changes the tenants that stay, and writes down each change that was made; gives which were.
+    fn take_steps(
+        &mut self,
+        admin: &mut dyn Admin,
+        reading: &Reading,
+        warnings: &mut Warnings,
+    ) -> Vec<bool> {
+        let Reading { contents, differences: Differences { steps, .. }, .. } = reading;
+        let Steps { changes, written } = steps;
+        let results = admin.change(changes);
+        let mut made = vec![false; changes.len()];
+        // In reverse, so that the first step of a tenant is the one that stays.
+        let names = changes.iter().map(|(name, _)| &**name).enumerate().rev();
+        let first: HashMap<&str, usize> = names.map(|(step, name)| (name, step)).collect();
+        for error in results.iter().filter_map(|result| result.as_ref().err()) {
+            warnings.add(error);
+        }
+        for table in Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut) {
+            let Some(&first) = first.get(&*table.name) else { continue };
+            for step in first..changes.len() {
+                let (name, change) = &changes[step];
+                if *name != table.name {
+                    break;
+                }
+                if results[step].is_err() {
+                    continue;
+                }
+                made[step] = true;
+                match &written[step] {
+                    Written::Weight(source) => table.weight = Some(source.clone()),
+                    Written::Latency(said) => {
+                        (table.latency, table.latency_percentile, table.floor) = *said;
+                    }
+                    Written::Place(place, _) => {
+                        let reservation = place.reservation;
+                        (table.min_iops, table.min_bandwidth) =
+                            (reservation.iops, reservation.bandwidth);
+                        table.set_group(place.group.as_deref(), &contents.plan.groups);
+                    }
+                    Written::Caps(said) => {
+                        table.set_caps(said);
+                        warnings.of_caps(&format!("tenant {name}"), change);
+                    }
+                    Written::Nothing => {}
+                }
+            }
+        }
+        made
     }
 
     /// Listens where `wanted` says. True if that holds now.
@@ -401,9 +743,30 @@ impl Console {
             }
         }
         // What could not be listened on is still a difference, so the next reload tries it again.
-        if all {
-            self.settings.listen.clone_from(&wanted.listen);
+        if all && self.settings.listen != wanted.listen {
+            Arc::make_mut(&mut self.settings).listen.clone_from(&wanted.listen);
         }
         all
     }
+}
+
+/// Writes changes to the log, and of many the first.
+fn log_changes(changes: &[Change]) {
+    for Change { key, from, to, done, note } in changes.iter().take(LINES_MAX) {
+        let (from, to) =
+            (from.as_deref().unwrap_or("(nothing)"), to.as_deref().unwrap_or("(nothing)"));
+        if let Some(note) = note.as_ref().filter(|_| !*done) {
+            tracing::warn!(key, from, to, "not changed: {note}");
+        } else if *done {
+            tracing::info!(key, from, to, "changed");
+        } else {
+            tracing::warn!(key, from, to, "not changed: this needs a restart");
+        }
+    }
+    let rest = changes.get(LINES_MAX..).unwrap_or_default();
+    if !rest.is_empty() {
+        let not_done = rest.iter().filter(|change| !change.done).count();
+        tracing::info!(more = rest.len(), not_done, "further changes: config reload prints all");
+    }
+    tracing::info!(changes = changes.len(), "read the configuration again");
 }

@@ -4,7 +4,7 @@
 //! OpenRPC document, which is made of the table of methods ([`METHODS`]).
 
 use fairq_config::refusal::Refusal;
-use fairq_host::server::Reply;
+use fairq_host::server::{Answer, Reply};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
@@ -60,6 +60,11 @@ impl Fault {
         self.code == -32602
     }
 
+    /// Whether the same call gives the result later.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.is_unfinished
+    }
+
     /// What is wrong.
     pub(crate) fn message(&self) -> &str {
         &self.message
@@ -81,12 +86,20 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
         .map_err(|error| Fault::params(fairq_config::pairs::explain(&error.to_string())))
 }
 
+/// Whether a line is a batch, whose calls are made once.
+pub(crate) fn is_batch(line: &str) -> bool {
+    line.trim_start().starts_with('[')
+}
+
 /// Answers a line. A batch is never unfinished: its other calls must not be made twice.
 pub(crate) fn answer(
     line: &str,
-    mut call: impl FnMut(&str, Value) -> Result<Value, Fault>,
+    mut call: impl FnMut(&str, Value) -> Result<Answer<Value>, Fault>,
 ) -> Reply {
-    let over = |answer: Value| Reply { text: Some(answer.to_string()), is_unfinished: false };
+    let over = |answer: Value| Reply {
+        text: Some(Answer::Ready(answer.to_string())),
+        is_unfinished: false,
+    };
     let parsed: Value = match serde_json::from_str(line) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -101,11 +114,11 @@ pub(crate) fn answer(
             over(failed(Value::Null, &invalid("an empty batch")))
         }
         Value::Array(batch) => {
-            let answers: Vec<Value> =
-                batch.into_iter().filter_map(|request| one(request, &mut call)).collect();
+            let mut made = |request| one(request, &mut call).map(Answer::now);
+            let answers: Vec<Value> = batch.into_iter().filter_map(&mut made).collect();
             // A batch of notifications is not answered at all, not even by an empty list.
             let text = (!answers.is_empty()).then(|| Value::Array(answers).to_string());
-            Reply { text, is_unfinished: false }
+            Reply { text: text.map(Answer::Ready), is_unfinished: false }
         }
         request => {
             let mut is_unfinished = false;
@@ -113,8 +126,20 @@ pub(crate) fn answer(
                 call(method, params)
                     .inspect_err(|fault: &Fault| is_unfinished = fault.is_unfinished)
             });
-            Reply { text: answer.map(|answer| answer.to_string()), is_unfinished }
+            Reply { text: answer.map(|answer| then(answer, |it| it.to_string())), is_unfinished }
         }
+    }
+}
+
+/// What comes of an answer, made where the answer is.
+fn then<T, U>(answer: Answer<T>, make: impl FnOnce(T) -> U + Send + 'static) -> Answer<U>
+where
+    T: 'static,
+    U: 'static,
+{
+    match answer {
+        Answer::Ready(answer) => Answer::Ready(make(answer)),
+        Answer::Later(first) => Answer::Later(Box::new(move || make(first()))),
     }
 }
 
@@ -133,10 +158,10 @@ fn failed(id: Value, fault: &Fault) -> Value {
 /// Carries out one request; one without an id is not answered.
 fn one(
     request: Value,
-    call: &mut impl FnMut(&str, Value) -> Result<Value, Fault>,
-) -> Option<Value> {
+    call: &mut impl FnMut(&str, Value) -> Result<Answer<Value>, Fault>,
+) -> Option<Answer<Value>> {
     let Value::Object(mut request) = request else {
-        return Some(failed(Value::Null, &invalid("this")));
+        return Some(Answer::Ready(failed(Value::Null, &invalid("this"))));
     };
     let id = request.remove("id");
     let valid_id = id.as_ref().is_none_or(|id| id.is_string() || id.is_number() || id.is_null());
@@ -144,14 +169,17 @@ fn one(
     let (Some(Value::String(method)), true, true) = (request.get("method"), version, valid_id)
     else {
         // Section 5: an id that cannot be told is null in the answer.
-        return Some(failed(id.filter(|_| valid_id).unwrap_or(Value::Null), &invalid("this")));
+        let id = id.filter(|_| valid_id).unwrap_or(Value::Null);
+        return Some(Answer::Ready(failed(id, &invalid("this"))));
     };
     let result = call(&method.clone(), request.remove("params").unwrap_or(Value::Null));
     // A notification is carried out like any other call, and its error is lost.
     let id = id?;
     Some(match result {
-        Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
-        Err(fault) => failed(id, &fault),
+        Ok(result) => {
+            then(result, move |result| json!({ "jsonrpc": "2.0", "id": id, "result": result }))
+        }
+        Err(fault) => Answer::Ready(failed(id, &fault)),
     })
 }
 
@@ -185,16 +213,16 @@ pub(crate) fn discover() -> Value {
 mod tests {
     use super::*;
 
-    fn call(method: &str, params: Value) -> Result<Value, Fault> {
+    fn call(method: &str, params: Value) -> Result<Answer<Value>, Fault> {
         match method {
-            "echo" => Ok(params),
-            "discover" => Ok(discover()),
+            "echo" => Ok(Answer::Later(Box::new(|| params))),
+            "discover" => Ok(Answer::Ready(discover())),
             name => Err(Fault::no_method(name)),
         }
     }
 
     fn ask(line: &str) -> Option<Value> {
-        answer(line, call).text.map(|answer| serde_json::from_str(&answer).unwrap())
+        answer(line, call).text.map(|answer| serde_json::from_str(&answer.now()).unwrap())
     }
 
     fn code(line: &str) -> i64 {
@@ -235,7 +263,7 @@ mod tests {
         let single = r#"{"jsonrpc":"2.0","id":1,"method":"add"}"#;
         let said = answer(single, begin);
         assert!(said.is_unfinished);
-        let text: Value = serde_json::from_str(&said.text.unwrap()).unwrap();
+        let text: Value = serde_json::from_str(&said.text.unwrap().now()).unwrap();
         assert_eq!(text["error"]["code"], 1, "as any call that is refused");
         assert!(answer(r#"{"jsonrpc":"2.0","method":"add"}"#, begin).is_unfinished);
         assert!(!answer(&format!("[{single}]"), begin).is_unfinished);

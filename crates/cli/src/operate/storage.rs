@@ -1,5 +1,7 @@
 //! What the operator is told of the storage behind the tenants, and does about it.
 
+use std::collections::HashSet;
+
 use fairq_config::device::SECTOR;
 use fairq_host::server::{Admin, Member, Status, StoreStatus, TenantList};
 use serde_json::{Value, json};
@@ -87,7 +89,8 @@ impl Console {
     /// Bytes of the device's files that are in no tenant's range.
     pub(super) fn unassigned(&self, tenants: &TenantList) -> u64 {
         let own: u64 = self.own.values().map(|&(_, size)| size).sum();
-        let is_own = |member: &&Member| self.own.values().any(|own| own.0 == member.tenant.file);
+        let files: HashSet<u16> = self.own.values().map(|&(file, _)| file).collect();
+        let is_own = |member: &&Member| files.contains(&member.tenant.file);
         let sizes = |of_own| {
             let members = tenants.members().iter().filter(move |member| is_own(member) == of_own);
             members.map(|member| member.tenant.size).sum::<u64>()
@@ -123,8 +126,10 @@ impl Console {
             );
             // What was its own before stays its own.
             let keep = self.is_ready(tenant);
-            if let Err(fault) = self.remove(admin, tenant, keep) {
+            if let Err(fault) = self.remove(admin, tenant, true) {
                 tracing::error!(tenant, "cannot be removed again: {}", fault.message());
+            } else if !keep {
+                self.disown_later(tenant);
             }
         }
     }

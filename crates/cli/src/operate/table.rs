@@ -2,16 +2,17 @@
 //!
 //! An entry of [`METHODS`] has a method's name, its parameters and what runs it. The rest is
 //! derived from it: the refusal of calls that do not fit, `rpc.discover`, the log, and which
-//! answers are kept for viewers. A command line of `fairq ctl` is a variant of
+//! answers other threads make. A command line of `fairq ctl` is a variant of
 //! [`CtlCommand`](crate::args::CtlCommand) whose fields are the parameters, and a test holds each
 //! against this table.
 
 use fairq_config::pairs::explain;
-use fairq_host::server::Admin;
+use fairq_host::server::{Admin, Answer};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Console;
+use super::overview::View;
 use super::reload::Asked;
 use super::rpc::{self, Fault};
 use super::storage::clear_error;
@@ -24,7 +25,22 @@ pub(crate) struct Method {
     pub(crate) params: &'static [Param],
     /// The fields of its answer, in words.
     pub(crate) result: &'static str,
-    run: fn(&mut Console, &mut dyn Admin, Given) -> Result<Value, Fault>,
+    run: Run,
+}
+
+/// What makes an answer of what a method has done.
+type Rest = Box<dyn FnOnce() -> Value + Send>;
+
+/// What carries a method out.
+enum Run {
+    /// The control thread.
+    Does(fn(&mut Console, &mut dyn Admin, Given) -> Result<Value, Fault>),
+    /// The control thread, and then another one, which makes the answer.
+    Begins(fn(&mut Console, &mut dyn Admin, Given) -> Result<Rest, Fault>),
+    /// Another thread, which turns the server as it is now into an answer.
+    Shows(fn(&View) -> Value),
+    /// The same for the answer that is made once a second.
+    Looks,
 }
 
 /// What a method changes.
@@ -115,11 +131,8 @@ impl Console {
         admin: &mut dyn Admin,
         name: &str,
         params: Value,
-    ) -> Result<Value, Fault> {
+    ) -> Result<Answer<Value>, Fault> {
         let method = Method::named(name)?;
-        if method.effect != Effect::Reads {
-            self.forget_look();
-        }
         let text = params.to_string();
         let given = method.given(params)?;
         let is_logged = match method.effect {
@@ -127,8 +140,23 @@ impl Console {
             Effect::Changes => true,
             Effect::ChangesIfGiven => !given.0.is_empty(),
         };
-        let result = (method.run)(self, admin, given);
-        if let (true, Ok(result)) = (is_logged, &result) {
+        let result = match method.run {
+            Run::Does(run) => run(self, admin, given).map(Answer::Ready),
+            Run::Begins(run) => run(self, admin, given).map(Answer::Later),
+            Run::Shows(show) => {
+                let view = self.view(admin);
+                return Ok(Answer::Later(Box::new(move || show(&view))));
+            }
+            Run::Looks => {
+                let shared = self.looked(admin);
+                return Ok(Answer::Later(Box::new(move || shared.look().clone())));
+            }
+        };
+        // A call that is made again until it is over has changed nothing yet.
+        if method.effect != Effect::Reads && !result.as_ref().is_err_and(Fault::is_unfinished) {
+            self.forget_look();
+        }
+        if let (true, Ok(Answer::Ready(result))) = (is_logged, &result) {
             tracing::info!(method = name, params = text, %result, "changed by the control socket");
         }
         result
@@ -143,7 +171,7 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "This list, as an OpenRPC document",
         params: &[],
         result: "the document",
-        run: |_, _, _| Ok(rpc::discover()),
+        run: Run::Does(|_, _, _| Ok(rpc::discover())),
     },
     Method {
         name: "status",
@@ -151,7 +179,7 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "What the server is, and what it does now",
         params: &[],
         result: "version, uptime, device, policy and its state, shards, connections, addresses",
-        run: |console, admin, _| Ok(console.status(admin, &admin.status())),
+        run: Run::Shows(View::status),
     },
     Method {
         name: "tenants",
@@ -160,7 +188,7 @@ pub(crate) const METHODS: &[Method] = &[
          second",
         params: &[],
         result: "a list of tenants",
-        run: |console, admin, _| Ok(console.tenants(admin, &admin.status())),
+        run: Run::Shows(View::tenants),
     },
     Method {
         name: "look",
@@ -168,7 +196,7 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "What `fairq top` and the web page show, as it was at the last full second",
         params: &[],
         result: "parts of status and tenants",
-        run: |console, admin, _| Ok(console.look(admin).clone()),
+        run: Run::Looks,
     },
     Method {
         name: "add",
@@ -185,7 +213,7 @@ pub(crate) const METHODS: &[Method] = &[
         )],
         result: "the tenant's name, size and offset; its table for the configuration file, and \
                  that file's path",
-        run: |console, admin, mut given| console.add(admin, &given.text("tenant")?),
+        run: Run::Does(|console, admin, mut given| console.add(admin, &given.text("tenant")?)),
     },
     Method {
         name: "remove",
@@ -202,10 +230,10 @@ pub(crate) const METHODS: &[Method] = &[
             ),
         ],
         result: "the tenant's name, and whether its data are kept",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             let keep = given.take::<Option<bool>>("keep")? == Some(true);
             console.remove(admin, &given.text("tenant")?, keep)
-        },
+        }),
     },
     Method {
         name: "rename",
@@ -216,9 +244,9 @@ pub(crate) const METHODS: &[Method] = &[
             required("name", "string", "the new one"),
         ],
         result: "the name before and now",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             console.rename(admin, &given.text("tenant")?, &given.text("name")?)
-        },
+        }),
     },
     Method {
         name: "resize",
@@ -233,10 +261,10 @@ pub(crate) const METHODS: &[Method] = &[
             optional("discard", "boolean", "it may become smaller, and lose what is behind"),
         ],
         result: "the tenant's name, and its size before and now",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             let discard = given.take::<Option<bool>>("discard")? == Some(true);
             console.resize(admin, &given.text("tenant")?, given.take("size")?, discard)
-        },
+        }),
     },
     Method {
         name: "weight",
@@ -251,9 +279,9 @@ pub(crate) const METHODS: &[Method] = &[
             ),
         ],
         result: "the tenant's name, and its weight before and now",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             console.weight(admin, &given.text("tenant")?, given.take("weight")?)
-        },
+        }),
     },
     Method {
         name: "latency",
@@ -274,10 +302,10 @@ pub(crate) const METHODS: &[Method] = &[
             ),
         ],
         result: "the tenant's name, and its target before and now",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             let target = (given.take("latency")?, given.take("percentile")?, given.take("floor")?);
             console.set_latency(admin, &given.text("tenant")?, target)
-        },
+        }),
     },
     Method {
         name: "caps",
@@ -292,10 +320,11 @@ pub(crate) const METHODS: &[Method] = &[
                  write-max-bandwidth, burst: as they are written of a tenant; empty for none",
             ),
         ],
-        result: "the tenant's name, and its caps before and now",
-        run: |console, admin, mut given| {
+        result: "the tenant's name, its caps before and now, and a warning if clients may wait for them \
+                 longer than their timeouts",
+        run: Run::Does(|console, admin, mut given| {
             console.caps(admin, &given.text("tenant")?, given.take("caps")?)
-        },
+        }),
     },
     Method {
         name: "groups",
@@ -305,7 +334,7 @@ pub(crate) const METHODS: &[Method] = &[
         result: "a list of name, weight, effective_weight (beside all that are in no group), \
                  min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants, \
                  caps (as of tenants, with what waits for them; null for none), latency",
-        run: |console, admin, _| Ok(console.groups(admin)),
+        run: Run::Shows(View::groups),
     },
     Method {
         name: "group",
@@ -321,9 +350,9 @@ pub(crate) const METHODS: &[Method] = &[
             ),
         ],
         result: "the group's name, and what it has before and now",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             console.group(admin, &given.text("group")?, &given.take("keys")?)
-        },
+        }),
     },
     Method {
         name: "group.remove",
@@ -331,7 +360,9 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "Takes away a group that no tenant or group is in",
         params: &[required("group", "string", "its name")],
         result: "the group's name",
-        run: |console, admin, mut given| console.remove_group(admin, &given.text("group")?),
+        run: Run::Does(|console, admin, mut given| {
+            console.remove_group(admin, &given.text("group")?)
+        }),
     },
     Method {
         name: "share",
@@ -347,9 +378,9 @@ pub(crate) const METHODS: &[Method] = &[
             ),
         ],
         result: "the tenant's name, and its group and reservation before and now",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             console.share(admin, &given.text("tenant")?, &given.take("keys")?)
-        },
+        }),
     },
     Method {
         name: "clear_error",
@@ -359,7 +390,7 @@ pub(crate) const METHODS: &[Method] = &[
                   storage says",
         params: &[required("tenant", "string", "its name")],
         result: "the tenant's name, and the error that is cleared; null if there was none",
-        run: |_, admin, mut given| clear_error(admin, &given.text("tenant")?),
+        run: Run::Does(|_, admin, mut given| clear_error(admin, &given.text("tenant")?)),
     },
     Method {
         name: "policy",
@@ -368,7 +399,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[],
         result: "name, description, params, state; changing_s in it as long as requests wait for \
          the policy before",
-        run: |console, admin, _| Ok(console.policy(admin)),
+        run: Run::Does(|console, admin, _| Ok(console.policy(admin))),
     },
     Method {
         name: "policy.set",
@@ -379,7 +410,9 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[required("policy", "string", "as --policy of serve has it: NAME[:KEY=VALUE,…]")],
         result: "the policy before and now, and what is written differently; it holds when \
          changing_s of policy is null",
-        run: |console, admin, mut given| console.set_policy(admin, &given.text("policy")?),
+        run: Run::Does(|console, admin, mut given| {
+            console.set_policy(admin, &given.text("policy")?)
+        }),
     },
     Method {
         name: "params",
@@ -388,10 +421,12 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[optional("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
         result: "what changed, from what, to what; or each parameter with its value and what it \
          takes",
-        run: |console, admin, mut given| match given.take::<Option<String>>("params")? {
-            Some(text) if !text.is_empty() => console.params(admin, &text),
-            _ => Ok(json!({ "params": console.parameters() })),
-        },
+        run: Run::Does(|console, admin, mut given| {
+            match given.take::<Option<String>>("params")? {
+                Some(text) if !text.is_empty() => console.params(admin, &text),
+                _ => Ok(json!({ "params": console.parameters() })),
+            }
+        }),
     },
     Method {
         name: "listen",
@@ -399,7 +434,7 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "Listens somewhere else too",
         params: &[required("address", "string", "unix:PATH or tcp:ADDRESS:PORT")],
         result: "the address, with the port that was chosen",
-        run: |console, admin, mut given| console.listen(admin, &given.text("address")?),
+        run: Run::Does(|console, admin, mut given| console.listen(admin, &given.text("address")?)),
     },
     Method {
         name: "unlisten",
@@ -407,7 +442,9 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "Listens there no more; connections made there go on",
         params: &[required("address", "string", "as it stands in status")],
         result: "the address",
-        run: |console, admin, mut given| console.unlisten(admin, &given.text("address")?),
+        run: Run::Does(|console, admin, mut given| {
+            console.unlisten(admin, &given.text("address")?)
+        }),
     },
     Method {
         name: "interference",
@@ -416,7 +453,7 @@ pub(crate) const METHODS: &[Method] = &[
          served, over ten seconds",
         params: &[],
         result: "for each tenant that waited, the others' parts of its delay",
-        run: |console, admin, _| Ok(console.interference(admin)),
+        run: Run::Shows(View::interference),
     },
     Method {
         name: "config.dump",
@@ -424,9 +461,9 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "The configuration as it is in force: file, flags, and what was changed since",
         params: &[],
         result: "the TOML text",
-        run: |console, admin, _| {
+        run: Run::Does(|console, admin, _| {
             toml::to_string(&console.in_force(admin)).map(Value::from).map_err(Fault::refused)
-        },
+        }),
     },
     Method {
         name: "config.reload",
@@ -439,12 +476,12 @@ pub(crate) const METHODS: &[Method] = &[
         ],
         result: "what differs, from what, to what, and whether it holds now or needs a restart or \
                  what its note says",
-        run: |console, admin, mut given| {
+        run: Run::Begins(|console, admin, mut given| {
             let remove = given.take::<Option<_>>("remove")?.unwrap_or_default();
             let dry_run = given.take::<Option<bool>>("dry_run")? == Some(true);
-            let changes = console.reload_told(admin, &Asked { remove, dry_run })?;
-            Ok(json!({ "changes": changes }))
-        },
+            let outcome = console.reload_told(admin, &Asked { remove, dry_run })?;
+            Ok(Box::new(move || json!({ "changes": outcome.changes() })))
+        }),
     },
     Method {
         name: "trace.start",
@@ -459,9 +496,9 @@ pub(crate) const METHODS: &[Method] = &[
             optional("events", "number", "decisions that each shard keeps, up to 1048576"),
         ],
         result: "how many each shard keeps",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             console.trace_start(admin, given.take("seconds")?, given.take("events")?)
-        },
+        }),
     },
     Method {
         name: "trace.stop",
@@ -470,7 +507,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[],
         result: "of each shard, how much there is and how much found no room; the tenants' numbers \
          and names",
-        run: |console, admin, _| console.trace_stop(admin),
+        run: Run::Does(|console, admin, _| console.trace_stop(admin)),
     },
     Method {
         name: "trace.read",
@@ -482,7 +519,9 @@ pub(crate) const METHODS: &[Method] = &[
         ],
         result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free \
          slots, virtual time, start tag, why",
-        run: |console, _, mut given| console.trace_read(given.take("shard")?, given.take("from")?),
+        run: Run::Does(|console, _, mut given| {
+            console.trace_read(given.take("shard")?, given.take("from")?)
+        }),
     },
     Method {
         name: "drain",
@@ -494,9 +533,9 @@ pub(crate) const METHODS: &[Method] = &[
             "end as at SIGTERM: finish what is in flight and disconnect the clients that are left",
         )],
         result: "the number of connections that are waited for",
-        run: |console, admin, mut given| {
+        run: Run::Does(|console, admin, mut given| {
             Ok(console.drain(admin, given.take::<Option<bool>>("now")? == Some(true)))
-        },
+        }),
     },
 ];
 

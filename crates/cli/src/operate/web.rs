@@ -19,7 +19,6 @@
 //! another origin caused is refused before the token is looked at. The token is compared in
 //! constant time.
 
-use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -27,7 +26,7 @@ use std::path::Path;
 use fairq_config::refusal::Refusal;
 use fairq_config::weight::{self, WeightSource};
 use fairq_core::Weight;
-use fairq_host::server::{Admin, Door, HttpRequest, HttpResponse};
+use fairq_host::server::{Admin, Answer, Bytes, Door, HttpRequest, HttpResponse};
 use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName,
     HeaderValue, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -38,7 +37,7 @@ use rand::{Rng, TryRngCore};
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
-use super::{Console, metrics, rpc};
+use super::{Console, rpc};
 
 /// Tells the page whether weights can be changed: `token` or `off`.
 const WRITE: HeaderName = HeaderName::from_static("fairq-write");
@@ -185,12 +184,15 @@ fn route(
     let reads = request.method() == Method::GET || request.method() == Method::HEAD;
     let writes = request.method() == Method::POST;
     match request.uri().path() {
-        "/" if reads => made(HTML, page(nonce)),
-        "/look.json" if reads => made(JSON, console.look(admin).to_string()),
-        "/metrics" if reads => made(
-            METRICS,
-            metrics::text(&admin.status(), &admin.tenants(), &console.second, &console.plan),
-        ),
+        "/" if reads => made(HTML, Answer::Ready(page(nonce).into())),
+        "/look.json" if reads => {
+            let shared = console.looked(admin);
+            made(JSON, Answer::Later(Box::new(move || shared.look_text())))
+        }
+        "/metrics" if reads => {
+            let shared = console.scraped(admin);
+            made(METRICS, Answer::Later(Box::new(move || shared.metrics())))
+        }
         "/weight" if writes => set_weight(console, admin, request),
         "/" | "/look.json" | "/metrics" | "/weight" => refuse(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -218,15 +220,15 @@ fn page(nonce: &str) -> String {
         .replace("@script@", include_str!("web/page.js"))
 }
 
-fn made(kind: &'static str, body: String) -> HttpResponse {
-    with(StatusCode::OK, kind, Cow::Owned(body.into_bytes()))
+fn made(kind: &'static str, body: Answer<Bytes>) -> HttpResponse {
+    with(StatusCode::OK, kind, body)
 }
 
 fn refuse(status: StatusCode, text: &str) -> HttpResponse {
-    with(status, JSON, Cow::Owned(json!({ "error": text }).to_string().into_bytes()))
+    with(status, JSON, Answer::Ready(json!({ "error": text }).to_string().into()))
 }
 
-fn with(status: StatusCode, kind: &'static str, body: Cow<'static, [u8]>) -> HttpResponse {
+fn with(status: StatusCode, kind: &'static str, body: Answer<Bytes>) -> HttpResponse {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -274,7 +276,7 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
     match result {
         Ok(result) => {
             tracing::info!(%result, "a weight was changed over HTTP");
-            made(JSON, result.to_string())
+            made(JSON, Answer::Ready(result.to_string().into()))
         }
         Err(fault) if fault.is_params() => refuse(StatusCode::BAD_REQUEST, fault.message()),
         Err(fault) => refuse(StatusCode::CONFLICT, fault.message()),

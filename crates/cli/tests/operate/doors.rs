@@ -95,7 +95,7 @@ fn pages_of_other_names_see_nothing() {
 }
 
 /// An NBD client that does one thing after the other.
-struct Nbd(UnixStream);
+pub(super) struct Nbd(pub(super) UnixStream);
 
 const OPTION: u64 = u64::from_be_bytes(*b"IHAVEOPT");
 const GO: u32 = 7;
@@ -108,7 +108,7 @@ impl Nbd {
     }
 
     /// Connects and reads the greeting; gives up after a time.
-    fn greet(path: &Path, limit: Duration) -> std::io::Result<Nbd> {
+    pub(super) fn greet(path: &Path, limit: Duration) -> std::io::Result<Nbd> {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(limit))?;
         let mut greeting = [0; 18];
@@ -117,14 +117,14 @@ impl Nbd {
         Ok(Nbd(stream))
     }
 
-    fn ask(&mut self, option: u32, data: &[u8]) -> std::io::Result<()> {
+    pub(super) fn ask(&mut self, option: u32, data: &[u8]) -> std::io::Result<()> {
         let length = data.len() as u32;
         let head = [&OPTION.to_be_bytes()[..], &option.to_be_bytes(), &length.to_be_bytes()];
         self.0.write_all(&[&head.concat(), data].concat())
     }
 
     /// The replies to an option, the last included: their kinds and data.
-    fn replies(&mut self) -> std::io::Result<Vec<(u32, Vec<u8>)>> {
+    pub(super) fn replies(&mut self) -> std::io::Result<Vec<(u32, Vec<u8>)>> {
         let mut replies = Vec::new();
         loop {
             let mut head = [0; 20];
@@ -141,7 +141,7 @@ impl Nbd {
     }
 
     /// Opens an export: the kind of the last reply, and what it says.
-    fn go(&mut self, export: &str) -> std::io::Result<(u32, String)> {
+    pub(super) fn go(&mut self, export: &str) -> std::io::Result<(u32, String)> {
         let length = (export.len() as u32).to_be_bytes();
         self.ask(GO, &[&length, export.as_bytes(), &[0, 0]].concat())?;
         let (kind, text) = self.replies()?.pop().unwrap();

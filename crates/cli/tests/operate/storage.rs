@@ -10,7 +10,7 @@ use super::*;
 
 /// An NBD client that does one thing after the other.
 pub(super) struct Client {
-    stream: UnixStream,
+    pub(super) stream: UnixStream,
     pub(super) size: u64,
 }
 
@@ -36,7 +36,7 @@ impl Client {
         until("the export can be opened", || open(server, export))
     }
 
-    fn ask(&mut self, command: Command, flags: CommandFlags, offset: u64, length: u64) {
+    pub(super) fn ask(&mut self, command: Command, flags: CommandFlags, offset: u64, length: u64) {
         let request = Request { flags, command, cookie: 7, offset, length };
         let mut bytes = [0; EXTENDED_REQUEST_LEN];
         let count = request.encode(false, &mut bytes);
@@ -44,7 +44,7 @@ impl Client {
     }
 
     /// The error of a reply: 0, or as NBD has it.
-    fn answer(&mut self) -> u32 {
+    pub(super) fn answer(&mut self) -> u32 {
         let mut bytes = [0; 16];
         self.stream.read_exact(&mut bytes).unwrap();
         u32::from_be_bytes(bytes[4..8].try_into().unwrap())

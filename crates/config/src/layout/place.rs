@@ -160,6 +160,7 @@ fn hint(path: &str, reserved: &[Held], served: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Directory;
     use crate::tenant::TenantTable;
 
     const MIB: u64 = 1 << 20;
@@ -167,7 +168,7 @@ mod tests {
     fn tenants(specs: &[&str]) -> Vec<Tenant> {
         let complete = |spec: &&str| {
             let table = spec.parse::<TenantTable>().unwrap();
-            table.complete("/sys/fs/cgroup".as_ref(), &[]).unwrap()
+            table.complete("/sys/fs/cgroup".as_ref(), &[], &Directory::default()).unwrap()
         };
         specs.iter().map(complete).collect()
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::access::Directory;
 use crate::tenant::TenantTable;
 
 const MIB: u64 = 1 << 20;
@@ -6,7 +7,7 @@ const MIB: u64 = 1 << 20;
 fn tenants(specs: &[&str]) -> Vec<Tenant> {
     let complete = |spec: &&str| {
         let table = spec.parse::<TenantTable>().unwrap();
-        table.complete("/sys/fs/cgroup".as_ref(), &[]).unwrap()
+        table.complete("/sys/fs/cgroup".as_ref(), &[], &Directory::default()).unwrap()
     };
     specs.iter().map(complete).collect()
 }

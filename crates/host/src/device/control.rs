@@ -64,12 +64,17 @@ where
 {
     /// Fits the device to the policy, before any shard runs under it.
     pub fn start(policy: L, device: &'a D, wakers: Arc<Wakers>) -> Result<Self, ControlError> {
-        let mut control = Control { policy, device, wakers, weights: None, next_ns: Some(0) };
-        if control.policy.class_weights().is_some() && !device.info().has_classes {
+        let mut control = Control::new(policy, device, wakers)?;
+        control.fit()?;
+        Ok(control)
+    }
+
+    /// For a policy that may still be refused: the device stays as it is until [`Control::fit`].
+    pub fn new(policy: L, device: &'a D, wakers: Arc<Wakers>) -> Result<Self, ControlError> {
+        if policy.class_weights().is_some() && !device.info().has_classes {
             return Err(ControlError::NoClasses { device: device.info().name.clone() });
         }
-        control.pass_weights()?;
-        Ok(control)
+        Ok(Control { policy, device, wakers, weights: None, next_ns: Some(0) })
     }
 
     /// The policy.
@@ -95,6 +100,12 @@ where
     /// The weights that the device's classes have, if the policy gives them any.
     pub fn class_weights(&self) -> Option<ClassWeights> {
         self.weights
+    }
+
+    /// Gives the device's classes the weights that the policy wants, whatever they have.
+    pub fn fit(&mut self) -> Result<(), ControlError> {
+        self.weights = None;
+        self.pass_weights()
     }
 
     /// Ticks if it is due.

@@ -156,7 +156,7 @@ async fn accept(server: Arc<Server>, listener: Listener) {
     loop {
         match listener.accept(server.config.timeouts.peer).await {
             Ok((stream, peer)) => {
-                let (seat, must_leave) = server.handshakes.enter();
+                let (seat, must_leave) = server.handshakes.enter(stream.source());
                 let server = server.clone();
                 tokio::spawn(async move {
                     // In this order: a handshake that ends in the same moment is not thrown away.
@@ -175,7 +175,7 @@ async fn accept(server: Arc<Server>, listener: Listener) {
 }
 
 /// A stream that becomes a file descriptor for a shard.
-trait IntoFd: AsyncRead + AsyncWrite + Unpin {
+trait IntoFd: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     fn into_fd(self) -> io::Result<OwnedFd>;
 }
 
@@ -213,10 +213,10 @@ impl Server {
     async fn negotiate<S: IntoFd>(&self, stream: Watched<S>, user: Option<User>, peer: String) {
         let tenants = self.tenants();
         let place = Mutex::new(None);
-        let admit = |export| {
+        let admit = |export, is_last_try| {
             let member = tenants.member_of(export);
             let found = self.place(member).inspect_err(|reason| {
-                if STRANGERS.allows() {
+                if is_last_try && STRANGERS.allows() {
                     tracing::warn!(peer, tenant = member.tenant.name, reason, "refused a client");
                 }
             })?;

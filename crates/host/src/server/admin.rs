@@ -19,7 +19,7 @@ use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
 use crate::server::{
-    BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Tenant, TenantList,
+    BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Tenant, TenantList, Turns,
 };
 use crate::shard::fence::FenceStats;
 
@@ -55,7 +55,7 @@ pub struct Status {
     pub fences: Vec<(u16, FenceStats)>,
     /// How the tenants that have a latency target do, by their
     /// [`Member::number`](crate::server::Member::number).
-    pub targets: Vec<(u16, TargetStats)>,
+    pub targets: HashMap<u16, TargetStats>,
     /// What caps have done, by the numbers of the tenants that have some.
     pub caps: HashMap<u16, CapStats>,
     /// The groups of tenants, by name.
@@ -63,6 +63,8 @@ pub struct Status {
     /// What the places and reservations of tenants come to, by their numbers; of none while no
     /// tenant has any.
     pub shares: HashMap<u16, ShareStats>,
+    /// The control thread's turns so far.
+    pub control: Turns,
 }
 
 /// A store: what fails and hangs as one, and is shared by a policy of its own.
@@ -101,8 +103,7 @@ impl Status {
 
     /// How a tenant does beside its latency target; `None` without one.
     pub fn target_of(&self, member: &Member) -> Option<&TargetStats> {
-        let is_its = |(tenant, _): &&(u16, TargetStats)| *tenant == member.number();
-        self.targets.iter().find(is_its).map(|(_, stats)| stats)
+        self.targets.get(&member.number())
     }
 
     /// Writes of a tenant's ended connections, and the requests that waited for them.
@@ -194,6 +195,24 @@ pub enum AdminError {
     NotListening(Listen),
 }
 
+/// A change of a tenant that no client has to notice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Its weight.
+    Weight(Weight),
+    /// Its latency target; `None` for none.
+    Target(Option<Target>),
+    /// Its caps, instead of those it has.
+    Caps(Caps),
+    /// Its group, or none, and its reservation.
+    Place {
+        /// The group.
+        group: Option<String>,
+        /// The least that it has, while the device can.
+        reservation: Reservation,
+    },
+}
+
 /// What can be asked of and changed in a running server. Changes hold at once and interrupt nobody.
 pub trait Admin {
     /// What the server is doing now.
@@ -229,23 +248,17 @@ pub trait Admin {
     fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError>;
     /// The size of a file as it was at the last second, in bytes; `None` if it has none of its own.
     fn size_of(&self, file: u16) -> Option<u64>;
-    /// Changes a weight, for requests that come from now on.
-    fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError>;
-    /// Gives a tenant these caps instead of those it has, from now on.
-    fn set_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError>;
+    /// Makes these changes of tenants, for requests that come from now on; each is made or refused
+    /// by itself. Many in one call cost little more than one.
+    fn change(&mut self, changes: &[(String, Change)]) -> Vec<Result<(), AdminError>>;
+    /// Makes one change of a tenant.
+    fn change_one(&mut self, name: &str, change: Change) -> Result<(), AdminError> {
+        self.change(&[(name.to_owned(), change)]).pop().expect("one result for each change")
+    }
     /// Adds a group of tenants, or changes it; the group that it is in must be there.
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError>;
     /// Takes away a group that has no members.
     fn remove_group(&mut self, name: &str) -> Result<(), AdminError>;
-    /// Puts a tenant into a group, or none, and gives it this reservation, from now on.
-    fn set_share(
-        &mut self,
-        name: &str,
-        group: Option<&str>,
-        reservation: Reservation,
-    ) -> Result<(), AdminError>;
-    /// Gives a tenant a latency target, or takes it away, from now on.
-    fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError>;
     /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,
     /// if there was one.
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;

@@ -19,7 +19,6 @@
 //! for longest, and one of the control socket a descriptor that was kept back for it ([`Reserve`]):
 //! over that socket the operator finds and ends the connections that use descriptors up.
 
-use std::borrow::Cow;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -28,7 +27,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+pub use hyper::body::Bytes;
+use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::io::Errno;
@@ -53,13 +53,39 @@ const HTTP_CONNECTIONS: usize = 128;
 /// Descriptors kept back for the control socket.
 const RESERVE: usize = 4;
 /// How often a call that waits for a file system is made meanwhile.
-const CALL_PERIOD: Duration = Duration::from_millis(20);
+pub(super) const CALL_PERIOD: Duration = Duration::from_millis(20);
+
+/// An answer, or what makes it: a thread of its own does then, since it takes long where there are
+/// thousands of tenants.
+pub enum Answer<T> {
+    /// It is there.
+    Ready(T),
+    /// It is to be made.
+    Later(Box<dyn FnOnce() -> T + Send>),
+}
+
+impl<T: Send + 'static> Answer<T> {
+    /// The answer, made by this thread if need be.
+    pub fn now(self) -> T {
+        match self {
+            Answer::Ready(answer) => answer,
+            Answer::Later(make) => make(),
+        }
+    }
+
+    /// The answer, made by another thread if need be; `None` if that failed.
+    async fn made(self) -> Option<T> {
+        match self {
+            Answer::Ready(answer) => Some(answer),
+            Answer::Later(make) => tokio::task::spawn_blocking(make).await.ok(),
+        }
+    }
+}
 
 /// What came of a line of the control socket.
-#[derive(Debug)]
 pub struct Reply {
     /// The answer; none if the line asked for none.
-    pub text: Option<String>,
+    pub text: Option<Answer<String>>,
     /// Whether the call has begun something that goes on. The same line is then given again, for
     /// [`Timeouts::call`](super::Timeouts::call) at most, and the last answer counts.
     pub is_unfinished: bool,
@@ -75,8 +101,8 @@ pub(super) enum Ask {
 
 /// An HTTP request, whole; one that came over TCP has its [`Door`] among its extensions.
 pub type HttpRequest = Request<Vec<u8>>;
-/// Its answer.
-pub type HttpResponse = Response<Cow<'static, [u8]>>;
+/// Its answer; a body that many ask for is shared by their answers.
+pub type HttpResponse = Response<Answer<Bytes>>;
 
 /// The address of this machine at which a client reached an HTTP address.
 #[derive(Clone, Copy, Debug)]
@@ -182,7 +208,7 @@ async fn called(line: &str, asks: &Asks, longest: Duration) -> Option<String> {
         asks.send(Ask::Call(line.to_owned(), reply)).await.ok()?;
         let Reply { text, is_unfinished } = answer.await.ok()?;
         if !is_unfinished || Instant::now() > deadline {
-            return text;
+            return text?.made().await;
         }
         sleep(CALL_PERIOD).await;
     }
@@ -211,7 +237,7 @@ pub(super) async fn serve_http(listener: Listener, asks: Asks, timeouts: Timeout
                 continue;
             }
         };
-        let (asks, (seat, must_leave)) = (asks.clone(), crowd.enter());
+        let (asks, (seat, must_leave)) = (asks.clone(), crowd.enter(stream.source()));
         tokio::spawn(async move {
             tokio::select! {
                 () = welcome(stream, seat, asks, timeouts.http) => {}
@@ -286,10 +312,11 @@ async fn answer(
     if asks.send(Ask::Http(Box::new(request), reply)).await.is_ok()
         && let Ok(answer) = answer.await
     {
-        return answer.map(|body| match body {
-            Cow::Borrowed(body) => Full::new(Bytes::from_static(body)),
-            Cow::Owned(body) => Full::new(Bytes::from(body)),
-        });
+        let (head, body) = answer.into_parts();
+        return match body.made().await {
+            Some(body) => Response::from_parts(head, Full::new(body)),
+            None => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made\n"),
+        };
     }
     refuse(StatusCode::SERVICE_UNAVAILABLE, "the server is ending\n")
 }

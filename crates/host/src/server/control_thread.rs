@@ -7,17 +7,19 @@
 //! changed meanwhile is changed in the new one: no request is admitted to the old one. Flows keep
 //! their names, so that connections, statistics and the list of tenants need not hear of it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fairq_core::{Caps, FlowId, PortSet, Reservation, Stats, Target, Tuning, Weight};
+use fairq_core::{FlowId, PortSet, Stats, Tuning};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
 use crate::device::write_back::WriteBack;
 use crate::io::wakers::Wakers;
+use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
@@ -26,8 +28,8 @@ use crate::server::closing::Closing;
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, DefaultTenant, Group, Listen, Server, Status, StoreStatus,
-    Tenant, TenantList,
+    Admin, AdminError, BuiltPolicy, Change, DefaultTenant, Group, Listen, Member, Operator, Server,
+    Status, StoreStatus, Tenant, TenantList, Turns,
 };
 use crate::shard::Exchange;
 use crate::shard::fence::Fences;
@@ -80,6 +82,7 @@ pub(super) struct ControlThread<'a> {
     pub(super) drain: Drain,
     /// Records the search for D while decisions are recorded.
     pub(super) depths: Option<DepthRecorder>,
+    pub(super) turns: Turns,
 }
 
 /// The state of the policies of all stores: what can be added up is, and virtual time is the first
@@ -133,6 +136,7 @@ impl Admin for ControlThread<'_> {
             caps: self.caps(),
             groups: self.groups(),
             shares: self.shares(),
+            control: self.turns,
         }
     }
 
@@ -185,8 +189,8 @@ impl Admin for ControlThread<'_> {
         self.device.size_of(file)
     }
 
-    fn set_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {
-        self.set_tenant_caps(name, caps)
+    fn change(&mut self, changes: &[(String, Change)]) -> Vec<Result<(), AdminError>> {
+        self.change_tenants(changes)
     }
 
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError> {
@@ -195,23 +199,6 @@ impl Admin for ControlThread<'_> {
 
     fn remove_group(&mut self, name: &str) -> Result<(), AdminError> {
         self.drop_group(name)
-    }
-
-    fn set_share(
-        &mut self,
-        name: &str,
-        group: Option<&str>,
-        reservation: Reservation,
-    ) -> Result<(), AdminError> {
-        self.set_tenant_share(name, group, reservation)
-    }
-
-    fn set_target(&mut self, name: &str, target: Option<Target>) -> Result<(), AdminError> {
-        self.set_tenant_target(name, target)
-    }
-
-    fn set_weight(&mut self, name: &str, weight: Weight) -> Result<(), AdminError> {
-        self.set_tenant_weight(name, weight)
     }
 
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError> {
@@ -269,16 +256,25 @@ impl ControlThread<'_> {
         // What may fail comes first: until the shards are told, they go on under the old policy.
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
         let mut schedulers =
-            Schedulers::start(policies, self.names.clone(), self.device, &self.wakers)?;
+            Schedulers::new(policies, self.names.clone(), self.device, &self.wakers)?;
         let refused = |error| AdminError::Group { name: "(all)".into(), error };
         schedulers.take_groups(&self.schedulers).map_err(refused)?;
         let tenants = self.server.tenants();
+        let members: HashMap<FlowId, &Member> =
+            tenants.members().iter().map(|member| (member.flow, member)).collect();
         for &flow in &self.flows {
-            let member = tenants.members().iter().find(|member| member.flow == flow);
+            let member = members.get(&flow);
             let name = || member.map_or("(removed)".into(), |member| member.tenant.name.clone());
             schedulers
                 .add_known(flow, member.map(|member| &member.tenant))
                 .map_err(|error| AdminError::Flow { name: name(), error })?;
+        }
+        if let Err(error) = schedulers.fit_device() {
+            // The policy in force stays, and so do its weights.
+            if let Err(error) = self.schedulers.fit_device() {
+                tracing::error!("{error}");
+            }
+            return Err(error.into());
         }
         schedulers.hurry();
         let schedulers = std::mem::replace(&mut self.schedulers, schedulers);
@@ -329,6 +325,17 @@ impl ControlThread<'_> {
                 self.leaving = None;
             }
         }
+    }
+
+    /// A second has passed.
+    pub(super) fn second(&mut self, operator: &mut dyn Operator) {
+        operator.second(self);
+        self.device.inspect();
+        self.close_unclaimed();
+        self.weigh_groups();
+        self.server.tell_failures();
+        self.server.end_expired();
+        self.server.tell_all(|| NbdMessage::Second);
     }
 
     /// Whether it is time to end.

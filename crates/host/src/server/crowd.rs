@@ -3,15 +3,17 @@
 //!
 //! Problem: a crowd that connects and says nothing must not keep an honest client waiting, whatever
 //! its size, and must not hold more memory and descriptors than a bound. Model: every connection is
-//! accepted at once and takes a [`Seat`]. When all seats are taken, the connection that has been
-//! silent for longest loses its own. An honest client answers within a round trip, so in a crowd of
-//! silent ones it is never that one as long as fewer than `most` connections come in that time.
+//! accepted at once and takes a [`Seat`]. When all seats are taken, one of the source (a process of
+//! this machine, or an address) that has the most loses its own: that which has been silent for
+//! longest. So one source keeps no other out; and of a crowd from many sources an honest client
+//! answers within a round trip, so that it is not the one that goes as long as fewer than `most`
+//! connections come in that time.
 //!
 //! A connection that moves bytes is not silent ([`Watched`]). A crowd that trickles bytes therefore
 //! keeps its seats for as long as a handshake may take, and an honest client keeps its own as long
 //! as its round trip is shorter than the crowd's pauses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +22,8 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
+
+use crate::server::listen::Source;
 
 /// The seats of one kind of connection.
 pub(super) struct Crowd {
@@ -31,9 +35,17 @@ pub(super) struct Crowd {
 struct Seats {
     /// The connections that have a seat, by the time of their last bytes: the first was silent for
     /// longest.
-    taken: BTreeMap<u64, oneshot::Sender<()>>,
+    taken: BTreeMap<u64, Taken>,
+    /// The seats of each source.
+    of_source: HashMap<Source, usize>,
     /// The time: moves so far.
     moves: u64,
+}
+
+/// What is known of a connection that has a seat.
+struct Taken {
+    source: Source,
+    leave: oneshot::Sender<()>,
 }
 
 /// A connection's seat; free again when it is dropped.
@@ -49,16 +61,16 @@ impl Crowd {
         Arc::new(Crowd { most, seats: Mutex::default() })
     }
 
-    /// Takes a seat, if need be of the connection that was silent for longest. The receiver hears
-    /// when this one has to go.
-    pub(super) fn enter(self: &Arc<Crowd>) -> (Seat, oneshot::Receiver<()>) {
+    /// Takes a seat for a connection from this source, if need be that of another one. The receiver
+    /// gets a message when this one has to go.
+    pub(super) fn enter(self: &Arc<Crowd>, source: Source) -> (Seat, oneshot::Receiver<()>) {
         let (leave, must_leave) = oneshot::channel();
         let mut seats = self.lock();
         while seats.taken.len() >= self.most {
             seats.send_away();
         }
         let moved = seats.next();
-        seats.taken.insert(moved, leave);
+        seats.take(moved, Taken { source, leave });
         (Seat { crowd: self.clone(), moved: AtomicU64::new(moved) }, must_leave)
     }
 
@@ -78,9 +90,27 @@ impl Seats {
         self.moves
     }
 
+    fn take(&mut self, moved: u64, taken: Taken) {
+        *self.of_source.entry(taken.source).or_default() += 1;
+        self.taken.insert(moved, taken);
+    }
+
+    fn free(&mut self, moved: u64) -> Option<Taken> {
+        let taken = self.taken.remove(&moved)?;
+        let seats = self.of_source.get_mut(&taken.source).expect("it has this seat");
+        *seats -= 1;
+        if *seats == 0 {
+            self.of_source.remove(&taken.source);
+        }
+        Some(taken)
+    }
+
     fn send_away(&mut self) -> bool {
-        // A connection that has ended meanwhile does not hear it, and need not.
-        self.taken.pop_first().map(|(_, leave)| leave.send(())).is_some()
+        let Some(most) = self.of_source.values().copied().max() else { return false };
+        let is_of_most = |(_, taken): &(_, &Taken)| self.of_source[&taken.source] == most;
+        let moved = self.taken.iter().find(is_of_most).map(|(moved, _)| *moved);
+        // A connection that has ended meanwhile does not get the message, and need not.
+        moved.and_then(|moved| self.free(moved)).map(|taken| taken.leave.send(())).is_some()
     }
 }
 
@@ -89,17 +119,17 @@ impl Seat {
     fn touch(&self) {
         let mut seats = self.crowd.lock();
         // Only this seat's own connection changes its key, under the lock.
-        if let Some(leave) = seats.taken.remove(&self.moved.load(Ordering::Relaxed)) {
+        if let Some(taken) = seats.free(self.moved.load(Ordering::Relaxed)) {
             let moved = seats.next();
             self.moved.store(moved, Ordering::Relaxed);
-            seats.taken.insert(moved, leave);
+            seats.take(moved, taken);
         }
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.crowd.lock().taken.remove(&self.moved.load(Ordering::Relaxed));
+        self.crowd.lock().free(self.moved.load(Ordering::Relaxed));
     }
 }
 
@@ -167,9 +197,10 @@ mod tests {
     #[test]
     fn the_one_that_was_silent_for_longest_goes() {
         let crowd = Crowd::new(3);
-        let mut seats: Vec<_> = (0..3).map(|_| crowd.enter()).collect();
+        let enter = |process| crowd.enter(Source::Process(process));
+        let mut seats: Vec<_> = (0..3).map(enter).collect();
         seats[0].0.touch();
-        let (fourth, mut fourth_leaves) = crowd.enter();
+        let (fourth, mut fourth_leaves) = enter(3);
         let gone: Vec<bool> = seats.iter_mut().map(|(_, leave)| leave.try_recv().is_ok()).collect();
         assert_eq!(gone, [false, true, false]);
         // One that has lost its seat has none to give back, and does not get another by moving.
@@ -178,10 +209,22 @@ mod tests {
         assert_eq!(crowd.lock().taken.len(), 3);
         drop(fourth);
         assert!(fourth_leaves.try_recv().is_err(), "it went by itself");
-        let _fifth = crowd.enter();
+        let _fifth = enter(4);
         assert!(seats.iter_mut().all(|(_, leave)| leave.try_recv().is_err()), "there was a seat");
         assert!(crowd.send_one_away() && seats[1].1.try_recv().is_ok());
         drop(seats);
         assert!(crowd.send_one_away() && !crowd.send_one_away());
+    }
+
+    #[test]
+    fn the_source_with_the_most_seats_loses_one() {
+        let crowd = Crowd::new(4);
+        let (_seat, mut honest) = crowd.enter(Source::Process(1));
+        let mut seats: Vec<_> = (0..9).map(|_| crowd.enter(Source::Process(2))).collect();
+        assert!(honest.try_recv().is_err(), "it was silent for longest, and has one seat");
+        let gone = seats.iter_mut().filter_map(|(_, leave)| leave.try_recv().ok()).count();
+        assert_eq!(gone, 6);
+        drop(seats);
+        assert_eq!(crowd.lock().of_source.len(), 1);
     }
 }

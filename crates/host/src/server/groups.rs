@@ -6,8 +6,8 @@ use fairq_core::{
     CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
 };
 
+use crate::server::AdminError;
 use crate::server::control_thread::ControlThread;
-use crate::server::{AdminError, Tenant};
 
 /// A group of tenants.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,13 +58,14 @@ impl Groups {
         self.0.iter().position(is_it).map(|at| GroupId(at as u16))
     }
 
-    /// Where a tenant is, and what it has at least.
-    pub(super) fn share(&self, tenant: &Tenant) -> Result<Share, FlowError> {
-        let group = match &tenant.group {
-            None => None,
-            Some(name) => Some(self.id(name).ok_or(FlowError::NoSuchGroup)?),
-        };
-        Ok(Share { group, reservation: tenant.reservation })
+    /// The place of a tenant in this group, or in none, with what it has at least.
+    pub(super) fn share(
+        &self,
+        group: Option<&str>,
+        reservation: Reservation,
+    ) -> Result<Share, FlowError> {
+        let id = |name| self.id(name).ok_or(FlowError::NoSuchGroup);
+        Ok(Share { group: group.map(id).transpose()?, reservation })
     }
 
     /// The number of the group, old or new, and what policies are told of it.
@@ -109,26 +110,6 @@ impl ControlThread<'_> {
             return Err(refused(FlowError::HasMembers));
         }
         self.schedulers.remove_group(name).map_err(refused)
-    }
-
-    /// See [`crate::server::Admin::set_share`].
-    pub(super) fn set_tenant_share(
-        &mut self,
-        name: &str,
-        group: Option<&str>,
-        reservation: Reservation,
-    ) -> Result<(), AdminError> {
-        let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
-        let before = (member.tenant.group.take(), member.tenant.reservation);
-        (member.tenant.group, member.tenant.reservation) = (group.map(str::to_owned), reservation);
-        if let Err(error) = self.schedulers.set_share(member.flow, &member.tenant) {
-            (member.tenant.group, member.tenant.reservation) = before;
-            return Err(AdminError::Flow { name: name.into(), error });
-        }
-        self.put_members(members)
     }
 
     /// What groups come to.

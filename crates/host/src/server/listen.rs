@@ -2,13 +2,16 @@
 
 use std::fs::Permissions;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
+};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 
 use crate::server::MAX_HANDSHAKES;
@@ -60,6 +63,30 @@ impl Drop for OwnName {
 pub(super) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+}
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Source {
+    /// A process of this machine.
+    Process(i32),
+    /// A machine.
+    Address(IpAddr),
+    /// The kernel does not say.
+    Unknown,
+}
+
+impl Stream {
+    /// Where it comes from.
+    pub(super) fn source(&self) -> Source {
+        let source = match self {
+            Stream::Unix(stream) => {
+                stream.peer_cred().ok().and_then(|of| of.pid()).map(Source::Process)
+            }
+            Stream::Tcp(stream) => stream.peer_addr().ok().map(|at| Source::Address(at.ip())),
+        };
+        source.unwrap_or(Source::Unknown)
+    }
 }
 
 impl Listener {
@@ -151,7 +178,7 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
         if !metadata.file_type().is_socket() {
             return Err("something that is not a socket is there: choose another path".into());
         }
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        if has_listener(path) {
             return Err("another server listens there: stop it or choose another path".into());
         }
         std::fs::remove_file(path)
@@ -173,6 +200,19 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
     };
     let listener = UnixListener::bind(path).map_err(explain)?;
     Ok(Listener::Unix { listener, _name: Some(OwnName(path.to_owned())) })
+}
+
+/// Whether a process listens on this socket. The attempt to connect does not wait: where the
+/// listener's queue is full, the kernel says so at once.
+fn has_listener(path: &Path) -> bool {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (Ok(socket), Ok(address)) =
+        (socket_with(family, kind, flags, None), SocketAddrUnix::new(path))
+    else {
+        return false;
+    };
+    matches!(connect(&socket, &address), Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS))
 }
 
 fn explain_tcp(error: &io::Error) -> String {
@@ -210,7 +250,7 @@ fn listener_of(fd: RawFd) -> io::Result<Listener> {
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&fd, true)?;
     match rustix::net::getsockname(&fd)?.address_family() {
-        rustix::net::AddressFamily::UNIX => {
+        AddressFamily::UNIX => {
             Ok(Listener::Unix { listener: UnixListener::from_std(fd.into())?, _name: None })
         }
         _ => TcpListener::from_std(fd.into()).map(Listener::Tcp),
@@ -226,7 +266,7 @@ pub(super) fn stdio() -> Result<Stream, String> {
     })?;
     rustix::io::ioctl_fionbio(&fd, true).map_err(|error| error.to_string())?;
     let stream = match name.address_family() {
-        rustix::net::AddressFamily::UNIX => UnixStream::from_std(fd.into()).map(Stream::Unix),
+        AddressFamily::UNIX => UnixStream::from_std(fd.into()).map(Stream::Unix),
         _ => TcpStream::from_std(fd.into()).map(Stream::Tcp),
     };
     stream.map_err(|error| error.to_string())

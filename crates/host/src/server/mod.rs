@@ -24,6 +24,7 @@ use fairq_core::{Caps, FlowId, Reservation, Target, Weight};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -37,7 +38,7 @@ use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use crate::nbd::serve::survey::Surveyor;
 use crate::nbd::session::exports::{ExportsError, Identity};
 use crate::nbd::session::handshake::HandshakeOptions;
-use crate::nbd::session::tls::TlsMode;
+use crate::nbd::session::tls::{TlsMode, TlsThreads};
 use crate::nbd::session::users::Users;
 use crate::shard::Message;
 use crate::shard::pool::Shards;
@@ -50,6 +51,7 @@ mod asks;
 mod built;
 mod closing;
 mod control_thread;
+mod control_time;
 mod crowd;
 mod groups;
 mod listen;
@@ -59,9 +61,10 @@ mod schedulers;
 mod tenant_list;
 mod tenants;
 
-pub use admin::{Admin, AdminError, Status, StoreStatus};
-pub use asks::{Door, HttpRequest, HttpResponse, Reply};
+pub use admin::{Admin, AdminError, Change, Status, StoreStatus};
+pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Reply};
 pub use built::BuiltPolicy;
+pub use control_time::{TURN_BOUNDS_NS, Turns};
 pub use groups::{Group, GroupStatus};
 pub use listen::Listen;
 pub use tenant_list::{Member, Resizing, TenantList};
@@ -79,6 +82,8 @@ const MAX_HANDSHAKES: usize = 1024;
 /// Descriptors that a server has for what is not a connection of a shard: handshakes, HTTP and
 /// control connections, files and shards.
 const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
+/// Threads that make answers which take long.
+const MAX_VIEWS: usize = 2;
 /// What the control socket and scrapers have asked for and has not been looked at.
 const MAX_ASKS: usize = 16;
 /// How often a server that drains looks whether its last client has gone.
@@ -223,8 +228,9 @@ pub trait Operator {
     fn opening(&mut self, _tenant: &Tenant) -> bool {
         true
     }
-    /// SIGHUP: the configuration is to be read again.
-    fn reload(&mut self, admin: &mut dyn Admin);
+    /// SIGHUP: the configuration is to be read again. True if that is not over: then this is called
+    /// again soon.
+    fn reload(&mut self, admin: &mut dyn Admin) -> bool;
     /// It was told to end.
     fn stopping(&mut self) {}
 }
@@ -303,7 +309,8 @@ pub fn serve(
     let names = Arc::new(Names::new(most));
     let (policies, ports) = built.split(&names, config.tags);
     let wakers = Arc::new(Wakers::new(shards).map_err(system("cannot make eventfds"))?);
-    let mut schedulers = Schedulers::start(policies, names.clone(), &device, &wakers)?;
+    let mut schedulers = Schedulers::new(policies, names.clone(), &device, &wakers)?;
+    schedulers.fit_device()?;
     // Groups come before tenants: a tenant whose group is not there is refused.
     for group in &config.groups {
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
@@ -347,11 +354,22 @@ pub fn serve(
         .map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        // They make answers that take long; viewers wait for them, and not for each other's CPU.
+        .thread_name("fairq-view")
+        .max_blocking_threads(MAX_VIEWS)
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
     let tenants = Mutex::new(Arc::new(tenants));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
-    let handshake = Mutex::new(Arc::new(config.handshake.clone()));
+    // Without TLS there are no such threads: a running server does not begin to offer it.
+    let tls_threads = match config.handshake.tls {
+        TlsMode::Off => None,
+        TlsMode::Optional(_) | TlsMode::Required(_) => {
+            Some(TlsThreads::start().map_err(system("cannot start the threads for TLS"))?)
+        }
+    };
+    let handshake = HandshakeOptions { tls_threads, ..config.handshake.clone() };
+    let handshake = Mutex::new(Arc::new(handshake));
     let server = Arc::new(Server {
         config,
         tenants,
@@ -384,6 +402,7 @@ pub fn serve(
         started: Instant::now(),
         drain: Drain::No,
         depths: None,
+        turns: Turns::default(),
     };
     let result = runtime.block_on(run(&mut control, common.clock, operator));
     runtime.block_on(end(&mut control, common.clock));
@@ -495,6 +514,44 @@ impl Signals {
     }
 }
 
+/// What the control thread does next.
+enum Event {
+    Tick,
+    Second,
+    Asked(Ask),
+    Reload,
+    Chores,
+    Nothing,
+}
+
+/// The periods of the control thread. They go on through other events: a timer that began anew with
+/// each turn would never be over while events come faster.
+struct Timers {
+    seconds: Interval,
+    drain: Interval,
+    chores: Interval,
+    change: Interval,
+    reload: Interval,
+}
+
+impl Timers {
+    fn new() -> Timers {
+        let every = |period| {
+            let mut interval = tokio::time::interval(period);
+            // What was missed is not made up for: one look is as good as many.
+            interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            interval
+        };
+        Timers {
+            seconds: tokio::time::interval(Duration::from_secs(1)),
+            drain: every(DRAIN_PERIOD),
+            chores: every(PREPARE_PERIOD),
+            change: every(CHANGE_PERIOD),
+            reload: every(asks::CALL_PERIOD),
+        }
+    }
+}
+
 /// Listens, ticks, reports and does what it is asked until a signal comes or nothing is left to
 /// wait for.
 async fn run(
@@ -507,9 +564,10 @@ async fn run(
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
     let places = control.open(&over, &asks)?;
     operator.ready(control, &places);
-    let mut seconds = tokio::time::interval(Duration::from_secs(1));
+    let mut timers = Timers::new();
     // An interval's first tick comes at once, when no second has passed.
-    seconds.tick().await;
+    timers.seconds.tick().await;
+    let mut is_reloading = false;
     while !control.is_over() {
         let deadline_ns = control.deadline_ns();
         let tick = async {
@@ -524,32 +582,38 @@ async fn run(
             }
         };
         let Signals { terminate, interrupt, hangup } = &mut signals;
-        tokio::select! {
-            () = tick => control.tick(clock.now_ns()),
-            _ = seconds.tick() => {
-                operator.second(control);
-                control.device.inspect();
-                control.close_unclaimed();
-                control.weigh_groups();
-                control.server.tell_failures();
-                control.server.end_expired();
-                control.server.tell_all(|| NbdMessage::Second);
-            }
-            Some(ask) = asked.recv() => match ask {
-                // The asker may have gone away meanwhile.
-                Ask::Call(line, reply) => drop(reply.send(operator.call(control, &line))),
-                Ask::Http(request, reply) => drop(reply.send(operator.http(control, &request))),
-            },
-            _ = hangup.recv() => operator.reload(control),
+        let Timers { seconds, drain, chores, change, reload } = &mut timers;
+        let event = tokio::select! {
+            () = tick => Event::Tick,
+            _ = seconds.tick() => Event::Second,
+            Some(ask) = asked.recv() => Event::Asked(ask),
+            _ = hangup.recv() => Event::Reload,
+            _ = reload.tick(), if is_reloading => Event::Reload,
             // The loop's condition looks whether the last client has gone.
-            () = tokio::time::sleep(DRAIN_PERIOD), if control.drain == Drain::Waiting => {}
-            () = tokio::time::sleep(PREPARE_PERIOD), if control.has_chores() => control.do_chores(operator),
+            _ = drain.tick(), if control.drain == Drain::Waiting => Event::Nothing,
+            _ = chores.tick(), if control.has_chores() => Event::Chores,
             // The shards do not tell the control thread that their meeting is over: `tick` looks.
-            () = tokio::time::sleep(CHANGE_PERIOD), if control.leaving.is_some() => control.tick(clock.now_ns()),
+            _ = change.tick(), if control.leaving.is_some() => Event::Tick,
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             Some(()) = is_over.recv() => break,
-        }
+        };
+        let mut turns = control.turns;
+        turns.turn(|| match event {
+            Event::Tick => control.tick(clock.now_ns()),
+            Event::Second => control.second(operator),
+            // The asker may have gone away meanwhile.
+            Event::Asked(Ask::Call(line, reply)) => {
+                drop(reply.send(operator.call(control, &line)));
+            }
+            Event::Asked(Ask::Http(request, reply)) => {
+                drop(reply.send(operator.http(control, &request)));
+            }
+            Event::Reload => is_reloading = operator.reload(control),
+            Event::Chores => control.do_chores(operator),
+            Event::Nothing => {}
+        });
+        control.turns = turns;
     }
     control.server.tell_failures();
     control.drain(true);
@@ -595,5 +659,24 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
         }
         control.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An event every 4 ms, and chores that are due every 5 ms.
+    #[tokio::test]
+    async fn a_timer_goes_on_through_other_events() {
+        let mut timers = Timers::new();
+        let mut chores = 0;
+        for _ in 0..100 {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(4)) => {}
+                _ = timers.chores.tick() => chores += 1,
+            }
+        }
+        assert!(chores > 20, "{chores} of 100 turns");
     }
 }

@@ -55,9 +55,11 @@ impl Server {
         if !self.budget.take(number, Budget::CONNECTION) {
             return Err("no memory is left for another connection: try again later");
         }
-        // By tenant first, so that one with many connections does not crowd some shards.
+        // By tenant first, so that one with many connections does not crowd some shards. Some shard
+        // has room, since not all places are taken.
         let crowd = |shard: &usize| (member.connections.count_on(*shard), load(*shard));
-        let shard = (0..self.counts.len()).min_by_key(crowd).unwrap_or(0);
+        let with_room = |shard: &usize| load(*shard) < self.config.connections;
+        let shard = (0..self.counts.len()).filter(with_room).min_by_key(crowd).unwrap_or(0);
         // Shards count down on their own; only this thread counts up.
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         let counted = self.counts[shard].clone();

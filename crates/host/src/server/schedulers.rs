@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fairq_core::{
-    CapStats, Caps, CapsOf, ClassWeights, FlowError, FlowId, GroupId, Policy, PortSet, Share,
-    ShareStats, Stats, Target, TargetStats, TuneError, Tuning, Weight,
+    CapStats, Caps, CapsOf, ClassWeights, FlowError, FlowId, GroupId, Policy, PortSet, Reservation,
+    Share, ShareStats, Stats, Target, TargetStats, TuneError, Tuning, Weight,
 };
 
 use crate::device::any::AnyDevice;
@@ -23,16 +23,22 @@ pub(super) struct Schedulers<'a> {
 }
 
 impl<'a> Schedulers<'a> {
-    /// Fits the device to them, before any shard runs under them.
-    pub(super) fn start(
+    /// Builds them; the device stays as it is until [`Schedulers::fit_device`].
+    pub(super) fn new(
         policies: Vec<Arc<dyn Policy>>,
         names: Arc<Names>,
         device: &'a AnyDevice,
         wakers: &Arc<Wakers>,
     ) -> Result<Self, ControlError> {
-        let start = |policy| Control::start(policy, device, wakers.clone());
-        let controls = policies.into_iter().map(start).collect::<Result<_, _>>()?;
+        let control = |policy| Control::new(policy, device, wakers.clone());
+        let controls = policies.into_iter().map(control).collect::<Result<_, _>>()?;
         Ok(Schedulers { controls, names, groups: Groups::default() })
+    }
+
+    /// Gives the device's classes the weights that the policies want, before any shard runs under
+    /// them, or again after others had them changed.
+    pub(super) fn fit_device(&mut self) -> Result<(), ControlError> {
+        self.controls.iter_mut().try_for_each(Control::fit)
     }
 
     fn policy(&self, store: usize) -> Result<&dyn Policy, FlowError> {
@@ -85,6 +91,24 @@ impl<'a> Schedulers<'a> {
     pub(super) fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         let (policy, flow) = self.of(flow)?;
         policy.set_weight(flow, weight)
+    }
+
+    /// Changes the weights of flows, by one call of each store's policy. Flows that are gone are
+    /// left out.
+    pub(super) fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        let mut of_stores = vec![Vec::new(); self.controls.len()];
+        for &(flow, weight) in weights {
+            if let Some((store, flow)) = self.names.of(flow)
+                && let Some(of_store) = of_stores.get_mut(store)
+            {
+                of_store.push((flow, weight));
+            }
+        }
+        for (control, weights) in self.controls.iter().zip(&of_stores) {
+            if !weights.is_empty() {
+                control.policy().set_weights(weights);
+            }
+        }
     }
 
     pub(super) fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
@@ -162,9 +186,14 @@ impl<'a> Schedulers<'a> {
         Ok(())
     }
 
-    /// Puts a flow where its tenant says, with its reservation.
-    pub(super) fn set_share(&mut self, flow: FlowId, tenant: &Tenant) -> Result<(), FlowError> {
-        let share = self.groups.share(tenant)?;
+    /// Puts a flow into a group, or none, with this reservation.
+    pub(super) fn set_share(
+        &mut self,
+        flow: FlowId,
+        group: Option<&str>,
+        reservation: Reservation,
+    ) -> Result<(), FlowError> {
+        let share = self.groups.share(group, reservation)?;
         let (policy, flow) = self.of(flow)?;
         policy.set_share(flow, &share)?;
         self.hurry();
@@ -255,7 +284,7 @@ fn add(
     tenant: &Tenant,
     groups: &Groups,
 ) -> Result<FlowId, FlowError> {
-    let share = groups.share(tenant)?;
+    let share = groups.share(tenant.group.as_deref(), tenant.reservation)?;
     let flow = policy.add_flow_as(known, tenant.weight)?;
     let urgent = || if tenant.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
     // A policy that has no targets, caps or groups refuses even to be told that there are none.

@@ -6,6 +6,7 @@
 //! another flow only when no shard holds a request of the old one, so nothing of the old tenant can
 //! be counted for the new one.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -121,9 +122,13 @@ impl Resizing {
 #[derive(Clone, Debug)]
 pub struct TenantList {
     members: Vec<Member>,
+    /// The place of each name among the members.
+    places: Arc<HashMap<String, usize>>,
     exports: Exports,
     /// The member of each export.
-    open: Vec<usize>,
+    open: Arc<[usize]>,
+    /// The members that may not be opened yet, and those whose size is being changed.
+    changing: Arc<[usize]>,
 }
 
 impl TenantList {
@@ -144,15 +149,33 @@ impl TenantList {
             blocks: BlockSizes { preferred, ..BlockSizes::default() },
             ..Export::new(&tenant.name, tenant.size)
         };
-        let open: Vec<usize> =
-            (0..members.len()).filter(|&member| members[member].preparing.is_none()).collect();
+        let is_open = |member: &usize| members[*member].preparing.is_none();
+        let is_changing = |member: &usize| !is_open(member) || members[*member].resizing.is_some();
+        let open: Vec<usize> = (0..members.len()).filter(is_open).collect();
+        let changing: Vec<usize> = (0..members.len()).filter(is_changing).collect();
         let list: Vec<Export> = open.iter().map(|&member| export(&members[member])).collect();
         let default = default.filter(|default| default.is_named || members.len() == 1);
         let default = default.and_then(|default| {
             open.iter().position(|&member| members[member].tenant.name == default.name)
         });
         let exports = Exports::new(list, default)?;
-        Ok(TenantList { members, exports, open })
+        let name = |(place, member): (usize, &Member)| (member.tenant.name.clone(), place);
+        let places = Arc::new(members.iter().enumerate().map(name).collect());
+        let (open, changing) = (open.into(), changing.into());
+        Ok(TenantList { members, places, exports, open, changing })
+    }
+
+    /// The same tenants at the same places, with other settings that their exports do not show.
+    /// This costs a copy of the members and no new exports.
+    pub(super) fn with(&self, members: Vec<Member>) -> TenantList {
+        debug_assert_eq!(self.members.len(), members.len());
+        TenantList {
+            members,
+            places: self.places.clone(),
+            exports: self.exports.clone(),
+            open: self.open.clone(),
+            changing: self.changing.clone(),
+        }
     }
 
     /// The tenants, in the order in which they came.
@@ -162,12 +185,22 @@ impl TenantList {
 
     /// The tenant of this name.
     pub fn find(&self, name: &str) -> Option<&Member> {
-        self.members.iter().find(|member| member.tenant.name == name)
+        self.place_of(name).map(|place| &self.members[place])
+    }
+
+    /// The place of the tenant of this name among the members.
+    pub(super) fn place_of(&self, name: &str) -> Option<usize> {
+        self.places.get(name).copied()
     }
 
     /// Whose an export is.
     pub(super) fn member_of(&self, export: usize) -> &Member {
         &self.members[self.open[export]]
+    }
+
+    /// The tenants that may not be opened yet, and those whose size is being changed.
+    pub(super) fn changing(&self) -> impl Iterator<Item = &Member> {
+        self.changing.iter().map(|&member| &self.members[member])
     }
 
     /// What clients see: those that may be opened.

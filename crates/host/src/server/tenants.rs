@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-use fairq_core::{CapStats, Caps, FlowId, Target, TargetStats, Weight};
+use fairq_core::{CapStats, FlowError, FlowId, TargetStats};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -19,8 +19,8 @@ use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError,
-    Tenant, TenantList,
+    AdminError, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
+    ServerError, Tenant, TenantList,
 };
 use crate::shard::Message;
 use crate::shard::cut::Cut;
@@ -136,49 +136,79 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// See [`crate::server::Admin::set_weight`].
-    pub(super) fn set_tenant_weight(
+    /// See [`crate::server::Admin::change`].
+    pub(super) fn change_tenants(
         &mut self,
-        name: &str,
-        weight: Weight,
-    ) -> Result<(), AdminError> {
+        changes: &[(String, Change)],
+    ) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
         let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
-        let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.schedulers.set_weight(member.flow, weight).map_err(refused)?;
-        self.weights.set(member.number(), weight);
-        member.tenant.weight = weight;
-        self.put_members(members)
+        let made = self.make_changes(&tenants, &mut members, changes);
+        // One list for all changes: a list has as many entries as there are tenants.
+        self.server.set_roster(tenants.with(members));
+        made
     }
 
-    /// See [`crate::server::Admin::set_target`].
-    pub(super) fn set_tenant_target(
+    /// Makes changes of members, in the policies first: a tenant that its policy refuses stays as
+    /// it is. A policy takes all weights in one call, since each call may look at all flows.
+    fn make_changes(
         &mut self,
-        name: &str,
-        target: Option<Target>,
-    ) -> Result<(), AdminError> {
-        let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
-        let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.schedulers.set_target(member.flow, target).map_err(refused)?;
-        member.tenant.target = target;
-        self.put_members(members)
+        tenants: &TenantList,
+        members: &mut [Member],
+        changes: &[(String, Change)],
+    ) -> Vec<Result<(), AdminError>> {
+        let is_weight = |change: &&(String, Change)| matches!(change.1, Change::Weight(_));
+        let has_many = changes.iter().filter(is_weight).nth(1).is_some();
+        let mut weights = Vec::new();
+        let mut make = |(name, change): &(String, Change)| {
+            let place = tenants.place_of(name);
+            let place = place.ok_or_else(|| AdminError::NoSuchTenant(name.clone()))?;
+            let Member { tenant, flow, .. } = &mut members[place];
+            match change {
+                Change::Weight(weight) if has_many => {
+                    weights.push((*flow, *weight));
+                    self.weights.set(flow.slot() as u16, *weight);
+                    tenant.weight = *weight;
+                    Ok(())
+                }
+                change => self
+                    .change_tenant(tenant, *flow, change)
+                    .map_err(|error| AdminError::Flow { name: name.clone(), error }),
+            }
+        };
+        let made = changes.iter().map(&mut make).collect();
+        self.schedulers.set_weights(&weights);
+        made
     }
 
-    /// See [`crate::server::Admin::set_caps`].
-    pub(super) fn set_tenant_caps(&mut self, name: &str, caps: &Caps) -> Result<(), AdminError> {
-        let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
-        let refused = |error| AdminError::Flow { name: name.into(), error };
-        self.schedulers.set_caps(member.flow, caps).map_err(refused)?;
-        member.tenant.caps = *caps;
-        self.put_members(members)
+    /// Makes one change.
+    fn change_tenant(
+        &mut self,
+        tenant: &mut Tenant,
+        flow: FlowId,
+        change: &Change,
+    ) -> Result<(), FlowError> {
+        match change {
+            Change::Weight(weight) => {
+                self.schedulers.set_weight(flow, *weight)?;
+                self.weights.set(flow.slot() as u16, *weight);
+                tenant.weight = *weight;
+            }
+            Change::Target(target) => {
+                self.schedulers.set_target(flow, *target)?;
+                tenant.target = *target;
+            }
+            Change::Caps(caps) => {
+                self.schedulers.set_caps(flow, caps)?;
+                tenant.caps = *caps;
+            }
+            Change::Place { group, reservation } => {
+                let (group, reservation) = (group.clone(), *reservation);
+                self.schedulers.set_share(flow, group.as_deref(), reservation)?;
+                (tenant.group, tenant.reservation) = (group, reservation);
+            }
+        }
+        Ok(())
     }
 
     /// What caps have done, of the tenants that have some or are in a group that may.
@@ -194,7 +224,7 @@ impl ControlThread<'_> {
     }
 
     /// How the tenants that have a target do.
-    pub(super) fn targets(&self) -> Vec<(u16, TargetStats)> {
+    pub(super) fn targets(&self) -> HashMap<u16, TargetStats> {
         let tenants = self.server.tenants();
         let members = tenants.members().iter().filter(|member| member.tenant.target.is_some());
         members
@@ -237,7 +267,7 @@ impl ControlThread<'_> {
     fn is_preparing(&self) -> bool {
         // A range that could not be zeroed stays as it is: nothing is left to be done about it.
         let tenants = self.server.tenants();
-        tenants.members().iter().any(|Member { preparing, resizing, .. }| {
+        tenants.changing().any(|Member { preparing, resizing, .. }| {
             let wiping = preparing.as_ref().map(|wiping| wiping.outcome());
             resizing.is_some() || wiping.is_some_and(|outcome| outcome.is_none_or(|no| no == 0))
         })
@@ -251,7 +281,8 @@ impl ControlThread<'_> {
             member.preparing.as_ref().is_some_and(|wiping| wiping.outcome() == Some(0))
                 || member.resizing.as_ref().is_some_and(|resizing| resizing.outcome().is_some())
         };
-        if !tenants.members().iter().any(is_due) {
+        // Mostly none is: the list, which may be long, is copied only for those that are.
+        if !tenants.changing().any(is_due) {
             return;
         }
         let mut members = tenants.members().to_vec();

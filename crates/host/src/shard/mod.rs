@@ -56,6 +56,11 @@ pub mod wipe;
 /// events can be held back by a device that completes as fast as requests are issued.
 const INNER_TURNS: usize = 8;
 
+/// A shard that ends lets requests wait for the passing of time only if it is so short, as where a
+/// policy anticipates a tenant's next request, and for so long in all; in nanoseconds.
+const SHORT_WAIT_NS: u64 = 20_000_000;
+const SHORT_WAITS_NS: u64 = 1_000_000_000;
+
 /// Where requests come from and replies go to; one per shard.
 pub trait Front: 'static {
     /// What other threads may tell it.
@@ -201,7 +206,8 @@ pub struct Shard<P, D: Device, F: Front> {
     clock: Clock,
     patience: Patience,
     cpu: CpuClock,
-    stopping: bool,
+    /// Since when it takes no more requests.
+    stopping_ns: Option<u64>,
     /// What it has been told to change to.
     change: Option<Change<D, F>>,
     /// While the policy changes: when to wait no longer for stores that do not answer.
@@ -232,7 +238,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
             clock: common.clock,
             patience: Patience::default(),
             cpu: CpuClock::of_this_thread(),
-            stopping: false,
+            stopping_ns: None,
             change: None,
             let_go_ns: None,
         };
@@ -270,7 +276,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             clock,
             patience,
             cpu,
-            stopping,
+            stopping_ns,
             change,
             let_go_ns,
         } = self;
@@ -286,7 +292,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             clock,
             patience,
             cpu,
-            stopping,
+            stopping_ns,
             change,
             let_go_ns,
         }
@@ -318,12 +324,15 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             if let Some(change) = self.change.take() {
                 return Some(self.drain(change));
             }
-            let busy = self.turn();
+            let mut busy = self.turn();
             if !self.cuts.is_empty() {
                 self.end_cuts();
             }
-            if self.stopping && self.is_stopped() {
-                break;
+            if let Some(since_ns) = self.stopping_ns {
+                if self.is_stopped() {
+                    break;
+                }
+                busy |= self.give_up_waits(since_ns);
             }
             self.park(busy);
         }
@@ -331,6 +340,21 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         self.wakers.wake_all(self.path.take_wakes().0);
         tracing::debug!(shard = self.index, "stopped");
         None
+    }
+
+    /// A shard that ends waits for the device, and not for time to pass: requests that a cap holds
+    /// back are answered by an error, since they could take hours. True if there were some. What
+    /// their connections submit next comes here in the next turn.
+    #[cold]
+    fn give_up_waits(&mut self, since_ns: u64) -> bool {
+        let now_ns = self.clock.now_ns();
+        let Some(until_ns) = self.path.waits_until_ns() else { return false };
+        let is_short = until_ns.saturating_sub(now_ns) < SHORT_WAIT_NS;
+        if is_short && now_ns.saturating_sub(since_ns) < SHORT_WAITS_NS {
+            return false;
+        }
+        self.path.cancel(now_ns, libc::ESHUTDOWN, |_| true);
+        self.take_finished(now_ns)
     }
 
     /// Takes nothing in until no shard's port holds a request; gives what goes on. Requests that
@@ -384,12 +408,21 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     #[inline]
     fn reap(&mut self, now_ns: u64) -> bool {
         let reaped = self.path.reap(now_ns, &mut self.ring);
+        self.take_finished(now_ns);
+        reaped
+    }
+
+    /// Takes orders that have ended to those that made them. True if there were any.
+    #[inline]
+    fn take_finished(&mut self, now_ns: u64) -> bool {
+        let mut has_some = false;
         while let Some(finished) = self.path.finished() {
+            has_some = true;
             if !self.wipes.finished(finished) {
                 self.front.finished(now_ns, finished);
             }
         }
-        reaped
+        has_some
     }
 
     /// Completions in, replies and a batch of new commands out; again while the device completes on
@@ -466,7 +499,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 Message::Recorded(reply) => drop(reply.send((self.index, self.path.recorded()))),
                 Message::Change(change) => self.change = Some(change),
                 Message::Stop => {
-                    self.stopping = true;
+                    self.stopping_ns.get_or_insert(self.clock.now_ns());
                     self.wipes.stop();
                     self.front.stop();
                 }

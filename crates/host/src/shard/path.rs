@@ -727,6 +727,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.blocked
     }
 
+    /// When the policy lets the next request go, if nothing but the passing of time holds it back.
+    pub fn waits_until_ns(&self) -> Option<u64> {
+        self.wait_until_ns
+    }
+
     /// When to run again though no event comes.
     pub fn deadline_ns(&self) -> Option<u64> {
         match (self.wait_until_ns, self.queue.deadline_ns()) {

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use fairq_host::nbd::wire::option::{opt, rep};
 use fairq_host::nbd::{
-    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, TlsMode,
-    handshake,
+    Established, Export, Exports, HandshakeError, HandshakeOptions, Outcome, Peer, handshake,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
@@ -159,7 +158,7 @@ pub(crate) async fn play(exports: &Exports, options: &HandshakeOptions, script: 
 
 /// Options without TLS.
 pub(crate) fn plain() -> HandshakeOptions {
-    HandshakeOptions { tls: TlsMode::Off, timeout: Duration::from_secs(5) }
+    HandshakeOptions { timeout: Duration::from_secs(5), ..HandshakeOptions::default() }
 }
 
 /// Two exports: `db`, the default, with a description; and `ro`, read-only with block sizes of its

@@ -6,9 +6,7 @@ use fairq_host::nbd::session::exports::flag;
 use fairq_host::nbd::session::handshake::{MAX_OPTION_DATA, MAX_OPTION_SKIP, MAX_OPTIONS};
 use fairq_host::nbd::wire::option::{info, opt, rep};
 use fairq_host::nbd::wire::proto::{MAX_PAYLOAD, MAX_STRING};
-use fairq_host::nbd::{
-    Exports, HandshakeError, HandshakeOptions, Outcome, Peer, TlsMode, handshake,
-};
+use fairq_host::nbd::{Exports, HandshakeError, HandshakeOptions, Outcome, Peer, handshake};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
@@ -470,7 +468,7 @@ async fn hang_up_at_each_byte() {
 #[tokio::test(start_paused = true)]
 async fn idle_clients_time_out() {
     let limit = Duration::from_secs(7);
-    let options = HandshakeOptions { tls: TlsMode::Off, timeout: limit };
+    let options = HandshakeOptions { timeout: limit, ..HandshakeOptions::default() };
     let silent: &[u8] = &[];
     let stopped = [hello(FIXED), option(opt::LIST, b"")[..9].to_vec()].concat();
     let endless = [hello(FIXED), vec![option(opt::LIST, b""); 20].concat()].concat();

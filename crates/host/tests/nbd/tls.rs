@@ -141,7 +141,7 @@ type Server = JoinHandle<Result<Outcome<DuplexStream>, HandshakeError>>;
 /// Starts a handshake and greets the server.
 async fn connect(tls: TlsMode) -> (DuplexStream, Server) {
     let (mut client, server) = tokio::io::duplex(PIPE);
-    let options = HandshakeOptions { tls, timeout: Duration::from_secs(60) };
+    let options = HandshakeOptions { tls, timeout: Duration::from_secs(60), tls_threads: None };
     let server =
         tokio::spawn(async move { handshake(server, &tenants(), &options, Peer::default()).await });
     greet(&mut client, FIXED | NO_ZEROES).await;
@@ -341,6 +341,7 @@ async fn required_tls_refuses_the_old_way_in() {
     let options = HandshakeOptions {
         tls: TlsMode::Required(authority.server(false)),
         timeout: Duration::from_secs(60),
+        tls_threads: None,
     };
     for flags in [0, FIXED] {
         let script = [hello(flags), option(opt::EXPORT_NAME, b"common")].concat();

@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tracing::{debug, info as note};
 
 use super::exports::{Access, Client, Exports, Identity};
-use super::tls::{Established, Stream, Tls, TlsMode};
+use super::tls::{Established, Stream, Tls, TlsMode, TlsThreads};
 use crate::nbd::session::users::User;
 use crate::nbd::wire::option::{
     self, ContextRequest, InfoRequest, Invalid, greeting, info, opt, rep,
@@ -40,6 +40,11 @@ pub const MAX_OPTION_DATA: u32 = 64 << 10;
 pub const MAX_OPTION_SKIP: u32 = 1 << 20;
 /// How much of a list of exports is held at a time, in bytes; one entry may be longer.
 const LIST_PIECE: usize = 64 << 10;
+/// How often a client for which there is no room is admitted once more, and the pause before that:
+/// connections that are ending have been closed by then, and a client that connects and disconnects
+/// as fast as it can does not keep others out.
+const ROOM_TRIES: u32 = 20;
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
 /// Longest part of a client's bytes that is written to the log.
 const MAX_SHOWN: usize = 64;
 
@@ -50,12 +55,14 @@ pub struct HandshakeOptions {
     pub tls: TlsMode,
     /// How long the whole handshake may take.
     pub timeout: Duration,
+    /// The threads that perform TLS handshakes; without them the caller's thread does.
+    pub tls_threads: Option<TlsThreads>,
 }
 
 impl Default for HandshakeOptions {
     /// No TLS, ten seconds.
     fn default() -> Self {
-        Self { tls: TlsMode::Off, timeout: Duration::from_secs(10) }
+        Self { tls: TlsMode::Off, timeout: Duration::from_secs(10), tls_threads: None }
     }
 }
 
@@ -128,9 +135,9 @@ pub enum HandshakeError {
 pub struct Peer<'a> {
     /// The user at the other end of a Unix socket.
     pub user: Option<&'a User>,
-    /// Asked with the number of the export that the client is about to open; an error is what the
-    /// client is told.
-    pub admit: Option<&'a (dyn Fn(usize) -> Result<(), &'static str> + Sync)>,
+    /// Called with the number of the export that the client is about to open, and whether it is not
+    /// called again if it refuses; an error is what the client is told then.
+    pub admit: Option<&'a (dyn Fn(usize, bool) -> Result<(), &'static str> + Sync)>,
 }
 
 /// Performs the server's side of the handshake on a fresh connection.
@@ -145,7 +152,7 @@ pub async fn handshake<S>(
     peer: Peer<'_>,
 ) -> Result<Outcome<S>, HandshakeError>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let limit = options.timeout;
     let conversation = converse(Stream::Plain(stream), exports, options, peer);
@@ -163,7 +170,7 @@ async fn converse<S>(
     peer: Peer<'_>,
 ) -> Result<Outcome<S>, HandshakeError>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Some(client_flags) = greet(&mut stream).await? else { return Ok(Outcome::Closed) };
     let mut server = Server::new(exports, &options.tls, peer, client_flags);
@@ -178,7 +185,18 @@ where
         }
         let mut data = vec![0; header.length as usize];
         stream.read_exact(&mut data).await.map_err(broken)?;
-        match server.answer(header.option, &data)? {
+        let mut answer = server.answer(header.option, &data);
+        for tries_left in (0..ROOM_TRIES).rev() {
+            if !std::mem::take(&mut server.has_no_room) {
+                break;
+            }
+            tokio::time::sleep(ROOM_PAUSE).await;
+            server.out.clear();
+            server.is_last_try = tries_left == 0;
+            answer = server.answer(header.option, &data);
+        }
+        (server.has_no_room, server.is_last_try) = (false, false);
+        match answer? {
             Next::Option => send(&mut stream, &mut server.out).await?,
             Next::List => {
                 // The list leaves in pieces while it is made: there may be ten thousand exports.
@@ -198,7 +216,8 @@ where
                 send(&mut stream, &mut server.out).await?;
                 // After the acknowledgement the specification knows no way back to plain text: a
                 // failed TLS handshake ends the connection.
-                stream = stream.start_tls(tls).await.map_err(HandshakeError::Tls)?;
+                let threads = options.tls_threads.as_ref();
+                stream = stream.start_tls(tls, threads).await.map_err(HandshakeError::Tls)?;
                 server.tls_started(stream.is_certified(), stream.client_names());
             }
             Next::Transmission(negotiated) => {
@@ -360,6 +379,10 @@ struct Server<'a> {
     tls_running: bool,
     client: Client,
     agreed: Agreed,
+    /// Whether the last option was refused for want of room, and whether this answer is the last
+    /// one that is tried.
+    has_no_room: bool,
+    is_last_try: bool,
     /// Answers that have not been sent.
     out: Vec<u8>,
 }
@@ -380,6 +403,8 @@ impl<'a> Server<'a> {
             tls_running: false,
             client: Client { may_start_tls, user: peer.user.cloned(), ..Client::default() },
             agreed: Agreed::default(),
+            has_no_room: false,
+            is_last_try: false,
             out: Vec::new(),
         }
     }
@@ -627,8 +652,9 @@ impl<'a> Server<'a> {
     }
 
     /// Whether there is room for one more client of an export.
-    fn admit(&self, index: usize) -> Result<(), &'static str> {
-        self.peer.admit.map_or(Ok(()), |admit| admit(index))
+    fn admit(&mut self, index: usize) -> Result<(), &'static str> {
+        let Some(admit) = self.peer.admit else { return Ok(()) };
+        admit(index, self.is_last_try).inspect_err(|_| self.has_no_room = true)
     }
 
     fn chunks(&self) -> bool {

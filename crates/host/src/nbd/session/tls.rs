@@ -12,10 +12,12 @@
 //! vouched for by the authority that the operator configured. A name counts as it stands, without
 //! wildcards.
 
+use std::num::NonZero;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::{fmt, io};
 
@@ -32,12 +34,18 @@ use rustls_pki_types::{
 };
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
 use crate::nbd::session::revoked::Revoked;
+
+/// The most threads that perform handshakes.
+const TLS_THREADS_MAX: usize = 4;
 
 /// Why TLS cannot be set up; each message names the file and what to do.
 #[derive(Debug, Error)]
@@ -422,20 +430,78 @@ pub enum Established<S> {
     },
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
-    /// Performs the server's side of the TLS handshake; the stream is gone if that fails.
-    pub async fn start_tls(self, tls: &Tls) -> io::Result<Self> {
-        match self {
-            Self::Plain(stream) => {
-                let stream = TlsAcceptor::from(Arc::clone(&tls.config)).accept(stream).await?;
-                Ok(Self::Tls(Box::new(stream)))
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream<S> {
+    /// Performs the server's side of the TLS handshake, on `threads` if there are some; the stream
+    /// is gone if that fails.
+    pub async fn start_tls(self, tls: &Tls, threads: Option<&TlsThreads>) -> io::Result<Self> {
+        let Self::Plain(stream) = self else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "TLS has already been started",
+            ));
+        };
+        let accept = TlsAcceptor::from(Arc::clone(&tls.config)).accept(stream);
+        let stream = match threads {
+            None => accept.await?,
+            Some(threads) => {
+                // The set ends its task when it is dropped, as at a handshake's time limit.
+                let mut task = JoinSet::new();
+                task.spawn_on(accept, threads.next());
+                task.join_next().await.expect("it has one task").map_err(io::Error::other)??
             }
-            Self::Tls(_) => {
-                Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS has already been started"))
-            }
-        }
+        };
+        Ok(Self::Tls(Box::new(stream)))
+    }
+}
+
+/// The threads that perform TLS handshakes, so that their signatures, each of which takes
+/// milliseconds with an RSA key, hold up nothing else. As many handshakes compute at a time as
+/// there are threads; those that wait for their clients use none. The threads end when the last
+/// copy of this is dropped.
+#[derive(Clone, Debug)]
+pub struct TlsThreads {
+    threads: Arc<[TlsThread]>,
+    /// Handshakes begun so far.
+    begun: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct TlsThread {
+    runtime: Handle,
+    /// The thread ends when this is dropped.
+    _end: oneshot::Sender<()>,
+}
+
+impl TlsThread {
+    fn start() -> io::Result<TlsThread> {
+        // The sockets belong to the caller's runtime, which has the timers, too.
+        let runtime = Builder::new_current_thread().build()?;
+        let handle = runtime.handle().clone();
+        let (end, ended) = oneshot::channel();
+        let run = move || drop(runtime.block_on(ended));
+        std::thread::Builder::new().name("fairq-tls".into()).spawn(run)?;
+        Ok(TlsThread { runtime: handle, _end: end })
+    }
+}
+
+impl TlsThreads {
+    /// Starts them.
+    pub fn start() -> io::Result<TlsThreads> {
+        // Shards and the control thread need the other CPUs.
+        let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let count = (cpus / 2).clamp(1, TLS_THREADS_MAX);
+        let threads = (0..count).map(|_| TlsThread::start()).collect::<io::Result<_>>()?;
+        Ok(TlsThreads { threads, begun: Arc::default() })
     }
 
+    /// The next one in turn.
+    fn next(&self) -> &Handle {
+        let turn = self.begun.fetch_add(1, Ordering::Relaxed);
+        &self.threads[turn % self.threads.len()].runtime
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
     /// Whether the stream is encrypted.
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::Tls(_))

@@ -1,0 +1,147 @@
+//! Work that may wait or take long, in threads of its own: the control thread serves others.
+//!
+//! A call that needs such work begins it and is refused as unfinished; the server makes the call
+//! again until the work is over. Names of users are looked up this way, since a directory service
+//! may take seconds, and so are configurations read, which may have thousands of tenants.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use fairq_config::refusal::Refusal;
+
+/// How long the control thread waits for work, in which most of it is over.
+const MOMENT: Duration = Duration::from_millis(2);
+/// A result for which no call has come for so long is of a call that was given up.
+const UNFETCHED: Duration = Duration::from_secs(2);
+/// Threads of one kind at a time: each may hang.
+const MOST: usize = 16;
+
+/// Work of one kind, by the call that needs it.
+pub(super) struct Background<T> {
+    jobs: Vec<Job<T>>,
+}
+
+struct Job<T> {
+    key: String,
+    since: Instant,
+    /// When a call wanted the result last.
+    wanted: Instant,
+    thread: Receiver<T>,
+    result: Option<T>,
+}
+
+impl<T> Default for Background<T> {
+    fn default() -> Background<T> {
+        Background { jobs: Vec::new() }
+    }
+}
+
+impl<T> Job<T> {
+    /// Whether it is over within `timeout`.
+    fn is_over(&mut self, timeout: Duration) -> bool {
+        if self.result.is_none() {
+            self.result = match self.thread.recv_timeout(timeout) {
+                Ok(result) => Some(result),
+                Err(RecvTimeoutError::Timeout) => None,
+                // The thread has panicked: the job is dropped, and the next call begins anew.
+                Err(RecvTimeoutError::Disconnected) => return true,
+            };
+        }
+        self.result.is_some()
+    }
+}
+
+impl<T: Clone + Send + 'static> Background<T> {
+    /// The result of `work`, which is begun by the first call with this key. A temporary refusal
+    /// as long as it goes on; `what` names it there. The result stays until it is forgotten.
+    pub(super) fn result(
+        &mut self,
+        key: &str,
+        what: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.jobs
+            .retain_mut(|job| job.wanted.elapsed() < UNFETCHED || !job.is_over(Duration::ZERO));
+        let place = match self.jobs.iter().position(|job| job.key == key) {
+            Some(place) => place,
+            None if self.jobs.len() == MOST => {
+                let text = format!("{what}: {MOST} calls wait for the same: try again later");
+                return Err(Refusal::new(text));
+            }
+            None => {
+                self.begin(key, work)?;
+                self.jobs.len() - 1
+            }
+        };
+        let job = &mut self.jobs[place];
+        job.wanted = Instant::now();
+        if !job.is_over(MOMENT) {
+            let seconds = job.since.elapsed().as_secs();
+            let text = format!("{what}: not over after {seconds} s: try again later");
+            return Err(Refusal::temporary(text));
+        }
+        match &job.result {
+            Some(result) => Ok(result.clone()),
+            None => {
+                self.forget(key);
+                Err(Refusal::new(format!("{what}: its thread has ended: see the log")))
+            }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        key: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<(), Refusal> {
+        let (sender, thread) = channel();
+        // The receiver is gone when the server ends, and nobody waits for the result then.
+        let run = move || drop(sender.send(work()));
+        std::thread::Builder::new()
+            .name("fairq-config".into())
+            .spawn(run)
+            .map_err(|error| Refusal::new(format!("cannot start a thread: {error}")))?;
+        let now = Instant::now();
+        self.jobs.push(Job { key: key.into(), since: now, wanted: now, thread, result: None });
+        Ok(())
+    }
+
+    /// Drops a result that was used; the next call with the key begins anew.
+    pub(super) fn forget(&mut self, key: &str) {
+        self.jobs.retain(|job| job.key != key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn work_is_begun_once_and_its_result_waits_for_the_call() {
+        let (go_on, gate) = channel::<u32>();
+        let mut work = Background::default();
+        let wait = move || gate.recv().unwrap();
+        let error = work.result("a", "a lookup", wait).unwrap_err();
+        assert!(error.is_temporary() && error.to_string().starts_with("a lookup: not over after"));
+        let twice = || unreachable!("it runs already");
+        assert!(work.result("a", "a lookup", twice).unwrap_err().is_temporary());
+        go_on.send(7).unwrap();
+        let answer = loop {
+            match work.result("a", "a lookup", twice) {
+                Err(error) if error.is_temporary() => {}
+                other => break other,
+            }
+        };
+        assert_eq!((answer.unwrap(), work.result("a", "a lookup", twice).unwrap()), (7, 7));
+        work.forget("a");
+        let again = loop {
+            match work.result("a", "a lookup", || 8) {
+                Err(error) if error.is_temporary() => {}
+                other => break other,
+            }
+        };
+        assert_eq!(again.unwrap(), 8);
+    }
+}

@@ -1,0 +1,566 @@
+//! The layout record of the file that tenants share, while a server has it, and the thread that
+//! writes it.
+//!
+//! A change is on stable storage before it is in force. A device may hang, so the control thread
+//! does not wait for it: a call that changes the record has it written and is refused as
+//! unfinished, and the server makes the call again until the record is written. One write is under
+//! way at a time. The write of a call that is not made again is taken back by another one, unless
+//! the change stands for what has happened already.
+//!
+//! Changes that no call waits for, such as a range that has been zeroed, are in a queue. Each write
+//! takes many of them along, so that thousands of them need few writes.
+//!
+//! **Example.** `rename a b` and `rename c d` come at the same time. The first has a record with
+//! `b` written, and the second is told to come again. 20 ms later the first finds the record
+//! written, the record is in force, and the server renames its tenant. Then the second begins.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use fairq_config::layout::pool::Pool;
+use fairq_config::layout::record::{Held, LayoutError, Record};
+use fairq_config::refusal::Refusal;
+use serde_json::{Value, json};
+
+/// How long a call that is made again waits for the record to be written: most disks need less.
+const MOMENT: Duration = Duration::from_millis(2);
+/// How long a call that is made once waits.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A call that has not come for so long was given up.
+const UNFETCHED: Duration = Duration::from_secs(2);
+/// Changes of the queue that a write takes along: each of them looks through the record.
+const ALONG: usize = 256;
+
+/// A change of the record.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Edit {
+    /// A range has no owner any more.
+    Free(String),
+    /// A new name has a range; a name that is there keeps its own.
+    Claim {
+        name: String,
+        offset: u64,
+        size: u64,
+        zeroed: bool,
+    },
+    Rename {
+        from: String,
+        to: String,
+    },
+    /// A range has this size and is zeroed.
+    Zeroed {
+        name: String,
+        size: u64,
+    },
+}
+
+impl Edit {
+    fn make(&self, record: &mut Record) -> Result<(), LayoutError> {
+        match self {
+            Edit::Free(name) => match record.free(name) {
+                Ok(_) | Err(LayoutError::Unknown(_)) => Ok(()),
+                Err(error) => Err(error),
+            },
+            Edit::Claim { name, .. } if record.find(name).is_some() => Ok(()),
+            Edit::Claim { name, offset, size, zeroed } => {
+                record.claim(name, *offset, *size, *zeroed)
+            }
+            Edit::Rename { from, to } => record.rename(from, to),
+            Edit::Zeroed { name, size } => {
+                if record.find(name).is_none_or(|held| held.size != *size) {
+                    record.resize(name, *size)?;
+                }
+                record.set_zeroed(name)
+            }
+        }
+    }
+
+    /// Whether it is a new range of this name.
+    pub(super) fn is_claim_of(&self, tenant: &str) -> bool {
+        matches!(self, Edit::Claim { name, .. } if name == tenant)
+    }
+
+    fn is_of(&self, tenant: &str) -> bool {
+        match self {
+            Edit::Free(name) | Edit::Claim { name, .. } | Edit::Zeroed { name, .. } => {
+                name == tenant
+            }
+            Edit::Rename { from, .. } => from == tenant,
+        }
+    }
+}
+
+/// What becomes of a change whose call is not made again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum GivenUp {
+    /// It is taken back.
+    TakenBack,
+    /// It is in force all the same.
+    Stands,
+}
+
+/// What the thread is to do.
+enum Job {
+    Save(Record),
+    /// The pool's file has this size.
+    Fit(u64),
+}
+
+/// The write that is under way, or that has ended and has not been fetched.
+struct Writing {
+    /// The changes of a call; `None` if no call waits for the write.
+    call: Option<(Vec<Edit>, GivenUp)>,
+    /// The part of the queue that is in it.
+    queued: BTreeSet<Edit>,
+    /// The size of the pool's file, if that is the change.
+    size: Option<u64>,
+    /// When a call wanted it last; `None` if the call was given up.
+    wanted: Option<Instant>,
+    result: Option<Result<Record, String>>,
+}
+
+/// The record as it is in force, and the thread that writes it.
+pub(super) struct Keeper {
+    path: Arc<str>,
+    record: Arc<Record>,
+    jobs: Sender<Job>,
+    done: Receiver<Result<Record, String>>,
+    writing: Option<Writing>,
+    queue: BTreeSet<Edit>,
+    /// On storage is a record that was to be taken back.
+    is_stale: bool,
+    /// The size of the pool's file when its growth was last looked for.
+    seen: u64,
+    /// The last failure that is in the log.
+    failure: Option<String>,
+    /// How long a call waits.
+    patience: Duration,
+}
+
+impl Keeper {
+    pub(super) fn new(mut pool: Pool) -> std::io::Result<Keeper> {
+        let path = pool.path().display().to_string();
+        let record = pool.record().clone();
+        Keeper::writing_by(path, record, move |job| {
+            let result = match job {
+                Job::Save(record) => pool.save(&record).map_err(|error| error.to_string()),
+                Job::Fit(size) => pool.fit(size).map(drop).map_err(|error| error.to_string()),
+            };
+            result.map(|()| pool.record().clone())
+        })
+    }
+
+    fn writing_by(
+        path: String,
+        record: Record,
+        mut write: impl FnMut(Job) -> Result<Record, String> + Send + 'static,
+    ) -> std::io::Result<Keeper> {
+        let (jobs, work) = channel::<Job>();
+        let (report, done) = channel();
+        let run = move || {
+            for job in work {
+                if report.send(write(job)).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("fairq-layout".into()).spawn(run)?;
+        Ok(Keeper {
+            path: path.into(),
+            record: Arc::new(record),
+            jobs,
+            done,
+            writing: None,
+            queue: BTreeSet::new(),
+            is_stale: false,
+            seen: 0,
+            failure: None,
+            patience: MOMENT,
+        })
+    }
+
+    /// The pool's path.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The record in force.
+    pub(super) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The record in force and the ranges that are being claimed: nobody else may have these.
+    pub(super) fn with_claims(&self) -> Record {
+        let mut record = Record::clone(&self.record);
+        let call = self.writing.as_ref().and_then(|writing| writing.call.as_ref());
+        let claims = call.into_iter().flat_map(|(edits, _)| edits);
+        for edit in claims.filter(|edit| matches!(edit, Edit::Claim { .. })) {
+            // A range that a removal in the same write frees is not free yet.
+            let _ = edit.make(&mut record);
+        }
+        record
+    }
+
+    /// Whether calls from here on are made only once; these wait longer.
+    pub(super) fn set_once(&mut self, is_once: bool) {
+        self.patience = if is_once { PATIENCE } else { MOMENT };
+    }
+
+    /// Makes changes of the record. They are in force when this gives `Ok`. It gives a temporary
+    /// refusal as long as the record is being written.
+    pub(super) fn change(&mut self, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
+        self.written(edits, given_up)?;
+        self.commit(edits);
+        Ok(())
+    }
+
+    /// The same, but the changes are in force only after [`commit`](Self::commit).
+    pub(super) fn written(&mut self, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            self.collect(deadline);
+            if self.waits_for(edits) {
+                break;
+            }
+            let mut next = Record::clone(&self.record);
+            self.make(edits, &mut next)?;
+            if next == *self.record {
+                return Ok(());
+            }
+            match &self.writing {
+                None => self.begin(Some((edits.to_vec(), given_up)), next)?,
+                Some(_) if Instant::now() < deadline => {}
+                Some(_) => {
+                    let text = "the last change is still being written";
+                    return Err(Refusal::temporary(self.refusal(text)));
+                }
+            }
+        }
+        let Some(writing) = &mut self.writing else { return Ok(()) };
+        writing.wanted = Some(Instant::now());
+        match writing.result.as_ref().map(|result| result.as_ref().err().cloned()) {
+            None => Err(Refusal::temporary(self.refusal("the device does not answer"))),
+            Some(None) => Ok(()),
+            Some(Some(error)) => {
+                let error = Refusal::new(self.refusal(&error));
+                self.end_write(false);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts changes that are written in force.
+    pub(super) fn commit(&mut self, edits: &[Edit]) {
+        if self.waits_for(edits) {
+            self.end_write(true);
+        }
+    }
+
+    /// The call that has these changes written is not made again.
+    pub(super) fn give_up(&mut self, edits: &[Edit]) {
+        if self.waits_for(edits)
+            && let Some(writing) = &mut self.writing
+        {
+            writing.wanted = None;
+        }
+    }
+
+    /// Makes a change for which no call waits.
+    pub(super) fn queue(&mut self, edit: Edit) {
+        let is_written = self.writing.as_ref().is_some_and(|of| of.queued.contains(&edit));
+        if !is_written {
+            self.queue.insert(edit);
+        }
+        self.tend();
+    }
+
+    /// Whether a range of this name is being freed.
+    pub(super) fn is_freeing(&self, name: &str) -> bool {
+        let free = Edit::Free(name.to_owned());
+        self.queue.contains(&free)
+            || self.writing.as_ref().is_some_and(|writing| {
+                let call = writing.call.as_ref();
+                writing.queued.contains(&free) || call.is_some_and(|of| of.0.contains(&free))
+            })
+    }
+
+    /// A tenant has been removed: what is in the queue of it is over.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.queue.retain(|edit| !edit.is_of(name));
+        if let Some(writing) = &mut self.writing {
+            writing.queued.retain(|edit| !edit.is_of(name));
+        }
+    }
+
+    /// Whether the record says that a tenant's range has this size and is zeroed. If not, that is
+    /// written.
+    pub(super) fn note_zeroed(&mut self, name: &str, size: u64) -> bool {
+        self.collect(Instant::now());
+        let held = self.record.find(name);
+        if held.is_some_and(|held| held.zeroed && held.size == size) {
+            return true;
+        }
+        self.queue(Edit::Zeroed { name: name.to_owned(), size });
+        false
+    }
+
+    /// The pool's file has this size now.
+    pub(super) fn fit(&mut self, size: u64) {
+        self.tend();
+        if size != self.seen && self.writing.is_none() && self.jobs.send(Job::Fit(size)).is_ok() {
+            let (call, queued, wanted) = (None, BTreeSet::new(), Some(Instant::now()));
+            self.writing = Some(Writing { call, queued, size: Some(size), wanted, result: None });
+        }
+    }
+
+    /// Writes what is to be written without a call, if no write is under way.
+    fn tend(&mut self) {
+        self.collect(Instant::now());
+        if self.writing.is_none() && (self.is_stale || !self.queue.is_empty()) {
+            let next = Record::clone(&self.record);
+            // The queue stays, and the next call of this function tries again.
+            let _ = self.begin(None, next);
+        }
+    }
+
+    /// The server ends: what a call has written that will not be made again is taken back, if the
+    /// device does it in time.
+    pub(super) fn end(&mut self) {
+        let call = self.writing.as_ref().and_then(|writing| writing.call.as_ref());
+        if call.is_some_and(|(_, given_up)| *given_up == GivenUp::TakenBack) {
+            let _ = self.jobs.send(Job::Save(Record::clone(&self.record)));
+        }
+    }
+
+    /// Whether this is what a call has written, or is writing.
+    fn waits_for(&self, edits: &[Edit]) -> bool {
+        let call = self.writing.as_ref().and_then(|writing| writing.call.as_ref());
+        call.is_some_and(|(of_call, _)| of_call == edits)
+    }
+
+    fn make(&self, edits: &[Edit], record: &mut Record) -> Result<(), Refusal> {
+        let refused = |error| Refusal::new(format!("{}: {error}", self.path));
+        edits.iter().try_for_each(|edit| edit.make(record)).map_err(refused)
+    }
+
+    fn refusal(&self, what: &str) -> String {
+        format!("{}: the layout record cannot be written: {what}; nothing has changed", self.path)
+    }
+
+    /// Has `next` written, with what is in the queue.
+    fn begin(
+        &mut self,
+        call: Option<(Vec<Edit>, GivenUp)>,
+        mut next: Record,
+    ) -> Result<(), Refusal> {
+        let (mut failed, mut along) = (Vec::new(), BTreeSet::new());
+        while along.len() < ALONG
+            && let Some(edit) = self.queue.pop_first()
+        {
+            match edit.make(&mut next) {
+                Ok(()) => drop(along.insert(edit)),
+                // Its tenant has gone.
+                Err(LayoutError::Unknown(_)) => {}
+                Err(error) => failed.push(error.to_string()),
+            }
+        }
+        failed.into_iter().for_each(|text| self.note_failure(format!("{}: {text}", self.path)));
+        if call.is_none() && !self.is_stale && next == *self.record {
+            return Ok(());
+        }
+        if self.jobs.send(Job::Save(next)).is_err() {
+            self.queue.extend(along);
+            return Err(Refusal::new(self.refusal("its thread has ended")));
+        }
+        let wanted = Some(Instant::now());
+        self.writing = Some(Writing { call, queued: along, size: None, wanted, result: None });
+        Ok(())
+    }
+
+    /// Takes the end of a write in, and waits for it until `deadline`.
+    fn collect(&mut self, deadline: Instant) {
+        let Some(writing) = &mut self.writing else { return };
+        if writing.result.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            writing.result = match left.is_zero() {
+                true => match self.done.try_recv() {
+                    Ok(result) => Some(result),
+                    Err(TryRecvError::Empty) => None,
+                    Err(TryRecvError::Disconnected) => Some(Err("its thread has ended".into())),
+                },
+                false => match self.done.recv_timeout(left) {
+                    Ok(result) => Some(result),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => Some(Err("its thread has ended".into())),
+                },
+            };
+        }
+        if writing.result.is_none() {
+            return;
+        }
+        let is_given_up = writing.wanted.is_none_or(|wanted| wanted.elapsed() > UNFETCHED);
+        match writing.call {
+            None => self.end_write(true),
+            Some((_, GivenUp::Stands)) if is_given_up => self.end_write(true),
+            Some((_, GivenUp::TakenBack)) if is_given_up => {
+                self.is_stale |= writing.result.as_ref().is_some_and(Result::is_ok);
+                self.end_write(false);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Ends a write whose result is there. Its record is in force if `is_in_force`; otherwise its
+    /// part of the queue is to be written again.
+    fn end_write(&mut self, is_in_force: bool) {
+        let Some(Writing { queued, size, result, .. }) = self.writing.take() else { return };
+        match result {
+            Some(Ok(record)) if is_in_force => {
+                if let Some(size) = size {
+                    self.seen = size;
+                    let (pool, from, to) = (&*self.path, self.record.size, record.size);
+                    if to > from {
+                        tracing::info!(pool, from, to, "the pool has grown: the new space is free");
+                    }
+                }
+                self.record = Arc::new(record);
+                self.is_stale = false;
+            }
+            Some(Err(error)) if is_in_force => {
+                self.queue.extend(queued);
+                self.note_failure(self.refusal(&error));
+            }
+            _ => self.queue.extend(queued),
+        }
+    }
+
+    /// Writes to the log that a change which is tried again and again has failed, once.
+    fn note_failure(&mut self, text: String) {
+        if self.failure.as_ref() != Some(&text) {
+            tracing::error!("{text}");
+            self.failure = Some(text);
+        }
+    }
+
+    /// The record in force, as it is shown.
+    pub(super) fn shown(&self) -> Shown {
+        Shown { path: self.path.clone(), record: self.record.clone() }
+    }
+}
+
+/// A record as `status` shows it.
+pub(super) struct Shown {
+    path: Arc<str>,
+    record: Arc<Record>,
+}
+
+impl Shown {
+    /// For `status`; ranges of names that are not served are reserved.
+    pub(super) fn json(&self, is_served: impl Fn(&str) -> bool) -> Value {
+        let reserved = self.record.ranges().iter().filter(|held| !is_served(&held.name));
+        let range =
+            |held: &Held| json!({ "name": held.name, "offset": held.offset, "size": held.size });
+        json!({
+            "path": &*self.path,
+            "id": self.record.id,
+            "size": self.record.size,
+            "reserved": reserved.map(range).collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::SyncSender;
+    use std::sync::{Mutex, PoisonError};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A keeper, a gate through which each write goes, and what is on storage.
+    fn rig() -> (Keeper, SyncSender<Result<(), String>>, Arc<Mutex<Record>>) {
+        let record = Record::new("id".into(), 64 * MIB, 64 * MIB);
+        let disk = Arc::new(Mutex::new(record.clone()));
+        let (gate, open) = std::sync::mpsc::sync_channel(64);
+        let written = disk.clone();
+        let write = move |job| {
+            open.recv().map_err(|error: std::sync::mpsc::RecvError| error.to_string())??;
+            let Job::Save(record) = job else { return Err("no growth here".into()) };
+            *written.lock().unwrap_or_else(PoisonError::into_inner) = record.clone();
+            Ok(record)
+        };
+        (Keeper::writing_by("pool".into(), record, write).unwrap(), gate, disk)
+    }
+
+    fn claim(name: &str, place: u64) -> Vec<Edit> {
+        let (offset, size) = (place * MIB, MIB);
+        vec![Edit::Claim { name: name.into(), offset, size, zeroed: false }]
+    }
+
+    fn names(record: &Record) -> Vec<&str> {
+        record.ranges().iter().map(|held| &*held.name).collect()
+    }
+
+    /// Makes the call until it is over.
+    fn call(keeper: &mut Keeper, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
+        loop {
+            match keeper.change(edits, given_up) {
+                Err(error) if error.is_temporary() => {}
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_is_in_force_when_it_is_written() {
+        let (mut keeper, gate, disk) = rig();
+        let [a, b] = [claim("a", 0), claim("b", 1)];
+        assert!(keeper.change(&a, GivenUp::TakenBack).unwrap_err().is_temporary());
+        assert!(keeper.change(&b, GivenUp::TakenBack).unwrap_err().is_temporary());
+        assert!(keeper.record().ranges().is_empty());
+        assert_eq!(names(&keeper.with_claims()), ["a"], "nobody else may have its range");
+        // What no call waits for goes along with the next write.
+        assert!(!keeper.note_zeroed("a", MIB));
+        (0..2).for_each(|_| gate.send(Ok(())).unwrap());
+        call(&mut keeper, &a, GivenUp::TakenBack).unwrap();
+        call(&mut keeper, &b, GivenUp::TakenBack).unwrap();
+        assert_eq!(
+            (names(keeper.record()), &*disk.lock().unwrap()),
+            (vec!["a", "b"], keeper.record())
+        );
+        assert!(keeper.note_zeroed("a", MIB) && !keeper.record().find("b").unwrap().zeroed);
+        // What holds is not written again.
+        keeper.change(&a, GivenUp::TakenBack).unwrap();
+        gate.send(Err("no space".into())).unwrap();
+        let error = call(&mut keeper, &claim("c", 2), GivenUp::TakenBack).unwrap_err();
+        assert!(error.to_string().contains("cannot be written: no space"), "{error}");
+        assert_eq!(names(keeper.record()), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_change_that_was_given_up_is_taken_back_unless_it_stands() {
+        let (mut keeper, gate, disk) = rig();
+        (0..3).for_each(|_| gate.send(Ok(())).unwrap());
+        let on_disk = |name: &str| {
+            let disk = disk.lock().unwrap();
+            disk.find(name).is_some()
+        };
+        let wait = |keeper: &mut Keeper| {
+            while keeper.writing.is_some() || keeper.is_stale {
+                keeper.tend();
+            }
+        };
+        while keeper.written(&claim("a", 0), GivenUp::TakenBack).is_err() {}
+        assert!(on_disk("a"));
+        keeper.give_up(&claim("a", 0));
+        wait(&mut keeper);
+        assert!(!on_disk("a") && keeper.record().ranges().is_empty());
+        while keeper.written(&claim("b", 0), GivenUp::Stands).is_err() {}
+        keeper.give_up(&claim("b", 0));
+        wait(&mut keeper);
+        assert!(on_disk("b") && keeper.record().find("b").is_some());
+    }
+}

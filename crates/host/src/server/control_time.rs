@@ -1,0 +1,63 @@
+//! The control thread's turns: how much of its CPU each event takes.
+//!
+//! While the thread handles one event, no other is handled, and no handshake goes on. So the CPU
+//! time of the longest turn is the least time for which the server can be unresponsive.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Upper bounds of the classes of turns, in nanoseconds; the last class is above all of them.
+pub const TURN_BOUNDS_NS: [u64; 6] =
+    [1_000_000, 5_000_000, 20_000_000, 50_000_000, 200_000_000, 1_000_000_000];
+
+/// The turns so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Turns {
+    /// Turns by their CPU time, each class without the ones below it.
+    pub classes: [u64; TURN_BOUNDS_NS.len() + 1],
+    /// The CPU time of all of them.
+    pub cpu_ns: u64,
+    /// That of the longest.
+    pub longest_ns: u64,
+}
+
+impl Turns {
+    /// Carries out one turn.
+    pub(super) fn turn<T>(&mut self, turn: impl FnOnce() -> T) -> T {
+        let before = cpu_ns();
+        let result = turn();
+        self.count(cpu_ns().saturating_sub(before));
+        result
+    }
+
+    fn count(&mut self, took_ns: u64) {
+        self.classes[TURN_BOUNDS_NS.partition_point(|bound| *bound < took_ns)] += 1;
+        self.cpu_ns += took_ns;
+        self.longest_ns = self.longest_ns.max(took_ns);
+    }
+
+    /// All turns.
+    pub fn count_all(&self) -> u64 {
+        self.classes.iter().sum()
+    }
+}
+
+/// The CPU time of this thread.
+fn cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_counted_by_their_length() {
+        let mut turns = Turns::default();
+        [1, 1_000_000, 1_000_001, 2_000_000_000].iter().for_each(|&took_ns| turns.count(took_ns));
+        assert_eq!(turns.classes, [2, 1, 0, 0, 0, 0, 1]);
+        assert_eq!((turns.count_all(), turns.longest_ns), (4, 2_000_000_000));
+        turns.turn(|| std::hint::black_box((0..1000).sum::<u64>()));
+        assert!(turns.count_all() == 5 && turns.cpu_ns > 2_002_000_002, "it takes some time");
+    }
+}
