@@ -2,7 +2,7 @@
 //! renames and resizes ranges.
 //!
 //! The record is on stable storage before anybody may rely on it: before a tenant can be opened
-//! in a range, and before a change of names or sizes is answered. See [`Keeper`] for how it gets
+//! in a range, and before a change of names or sizes is answered. [`super::keeper`] says how it gets
 //! there without a wait of the control thread.
 
 use std::collections::{BTreeMap, HashSet};
