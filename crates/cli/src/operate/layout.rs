@@ -2,8 +2,8 @@
 //! renames and resizes ranges.
 //!
 //! The record is on stable storage before anybody may rely on it: before a tenant can be opened
-//! in a range, and before a change of names or sizes is answered. [`super::keeper`] says how it gets
-//! there without a wait of the control thread.
+//! in a range, and before a change of names or sizes is answered. How it gets there without a wait
+//! of the control thread is in [`super::keeper`].
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
