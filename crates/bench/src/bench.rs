@@ -37,7 +37,7 @@ use crate::series::{Life, Series};
 /// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more
 /// than there is.
 const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
-/// How long a server may send nothing where nothing is said.
+/// The default of `--timeout`, in nanoseconds.
 const TIMEOUT_NS: u64 = 10_000_000_000;
 /// How long jobs stay on one shard where nothing is said: as threads in the lab.
 const MOVES_NS: u64 = 120_000_000;
@@ -220,7 +220,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     Ok(Plan { place: Place::Device { device, cpus, path, moves }, policies, jobs, groups, times })
 }
 
-/// How long a server may send nothing.
+/// The value of `--timeout`.
 fn timeout(args: &BenchArgs) -> Result<Duration, Refusal> {
     match args.timeout.unwrap_or(Nanos(TIMEOUT_NS)) {
         Nanos(ns) if ns < 1_000_000 => {
@@ -446,7 +446,7 @@ pub(crate) enum Target {
         cpus: Vec<usize>,
         /// D where a policy's configuration does not say.
         slots: u32,
-        /// What it can do at most.
+        /// The limits that its results cannot exceed.
         limits: Limits,
         /// The way to the device.
         path: load::Path,

@@ -182,7 +182,7 @@ fn check(args: &CalibrateArgs, device: &DeviceConfig) -> Result<(), Refusal> {
     }
 }
 
-/// What measures, under a policy.
+/// A measurement, and the settings with which calibrate repeats it under each policy.
 struct Gauge<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> {
     measure: F,
     times: Times,

@@ -17,7 +17,7 @@ use fairq_host::measure::load::Measured;
 
 use crate::job::Job;
 
-/// No thread makes a request and takes its completion in less than so many nanoseconds.
+/// The least time in nanoseconds that a thread takes to make a request and handle its completion.
 const LEAST_NS: f64 = 5.0;
 /// Latencies are counted to two digits,
 const SLACK: f64 = 1.05;
