@@ -257,12 +257,18 @@ impl Console {
         Arc::make_mut(&mut self.settings).tenant.retain(|table| table.get_ref().name != name);
         if !keep && !has_own {
             self.disown(name).map_err(|error| {
-                let text = format!(
+                self.forget_look();
+                if error.is_temporary() {
+                    // The write goes on, and the keeper puts it in force when it ends.
+                    return Fault::unfinished(format!(
+                        "{name} is removed; its range stays reserved until the device answers, \
+                         which it does not do now, and is free then"
+                    ));
+                }
+                Fault::refused(format!(
                     "{name} is removed, but its range stays reserved, until the same command \
                      succeeds: {error}"
-                );
-                self.forget_look();
-                if error.is_temporary() { Fault::unfinished(text) } else { Fault::refused(text) }
+                ))
             })?;
         }
         Ok(json!({ "tenant": name, "kept": keep || has_own }))
