@@ -31,7 +31,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -171,6 +171,16 @@ impl Server {
         status["connections"].as_u64().unwrap()
     }
 
+    /// Waits until so many connections are open.
+    fn until_connections(&self, wanted: u64) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.connections() != wanted {
+            let tenants = || self.said(&["tenants", "--json"]);
+            assert!(Instant::now() < deadline, "still not {wanted} connections: {}", tenants());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits until the first tenant's load has read more; ends it then.
     fn goes_on(&self, load: &mut Child) {
         let reads = || {
@@ -258,7 +268,7 @@ fn a_removed_tenants_clients_end_and_the_others_go_on() {
     let status = until("the removed tenant's client ends", || web.try_wait().unwrap());
     assert!(!status.success(), "it lost its server");
     server.goes_on(&mut db);
-    until("no connection is left", || (server.connections() == 0).then_some(()));
+    server.until_connections(0);
     // The slot is another's now, and nothing of the old tenant is counted for it.
     server.said(&["add", "new=16M"]);
     let list: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
@@ -341,7 +351,7 @@ fn the_file_of_a_removed_tenant_is_closed() {
         // Nobody reads its log meanwhile.
         let server = Server::start(CONFIG, &["--device", &device, "--log", "warn"]);
         let mut other = server.load("db", "600s");
-        until("it is connected", || (server.connections() == 1).then_some(()));
+        server.until_connections(1);
         let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
         let mut ask = |method: &str, tenant: &str| {
             let call = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": { "tenant": tenant } });
@@ -371,7 +381,7 @@ fn the_file_of_a_removed_tenant_is_closed() {
             ask("add", &spec(round));
             let client = (round % 50 == 7).then(|| {
                 let client = server.load("guest", "60s");
-                until("it is connected", || (server.connections() == 2).then_some(()));
+                server.until_connections(2);
                 client
             });
             ask("remove", "guest");

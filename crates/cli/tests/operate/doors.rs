@@ -386,11 +386,11 @@ fn no_tenant_takes_all_connections() {
         of_web.push(until("there is room", || opened("web").ok()));
     }
     drop(of_db);
-    until("db has gone", || (server.connections() == 4).then_some(()));
+    server.until_connections(4);
     let (_, text) = opened("web").err().unwrap();
     assert!(text.contains("as many connections as it may"), "{text}");
     drop(of_web);
-    until("nothing is left", || (server.connections() == 0).then_some(()));
+    server.until_connections(0);
 }
 
 /// An authority in a folder, its certificates and a server that asks for them.

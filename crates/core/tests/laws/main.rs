@@ -269,8 +269,9 @@ macro_rules! laws {
 
 const T: [u64; 3] = [0, 16_384, 46_080];
 
-/// The laboratory's variants of MQFQ: rows of all its laws (`tests/long laws`), and of those that
-/// hold a variant's own structures. Their order of requests is `mqfq`'s, and so are their shares.
+/// MQFQ over sockets, and the laboratory's variants of MQFQ: rows of all its laws (`tests/long
+/// laws`), and of those that hold a variant's own structures. Their order of requests is `mqfq`'s,
+/// and so are their shares.
 macro_rules! variants_of_mqfq {
     ($($laws:ident)*) => {
         laws! {
@@ -281,6 +282,9 @@ macro_rules! variants_of_mqfq {
             mqfq_serial: MqfqSubject::Serial, T => $($laws)*;
             /// Where a port's path is all of the tree, nothing lies elsewhere.
             mqfq_on_path: MqfqRead::<OnPath>::new(MqfqSubject::Paper), T => $($laws)*;
+            mqfq_sockets: MqfqSubject::Sockets, T => $($laws)* crowds
+                crowds_keep_slots evicted_flows_are_not_ahead;
+            mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => $($laws)*;
         }
     };
 }
@@ -297,9 +301,6 @@ laws! {
         merged_requests_are_paid_for
         taking_back_all all_of_crowds;
     mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead;
-    mqfq_sockets: MqfqSubject::Sockets, T => scale all_of_mqfq crowds crowds_keep_slots
-        evicted_flows_are_not_ahead;
-    mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => scale all_of_mqfq;
     /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
     /// (`tests/d2fq`).
     d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence
