@@ -14,7 +14,7 @@
 //! `b` written, and the second is told to come again. 20 ms later the first finds the record
 //! written, the record is in force, and the server renames its tenant. Then the second begins.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
@@ -63,10 +63,7 @@ impl Edit {
                 Ok(_) | Err(LayoutError::Unknown(_)) => Ok(()),
                 Err(error) => Err(error),
             },
-            Edit::Claim { name, .. } if record.find(name).is_some() => Ok(()),
-            Edit::Claim { name, offset, size, zeroed } => {
-                record.claim(name, *offset, *size, *zeroed)
-            }
+            Edit::Claim { .. } => record.claim_all(self.new_range(record)),
             Edit::Rename { from, to } => record.rename(from, to),
             Edit::Zeroed { name, size } => {
                 if record.find(name).is_none_or(|held| held.size != *size) {
@@ -77,17 +74,23 @@ impl Edit {
         }
     }
 
+    /// The range of a name that has none.
+    fn new_range(&self, record: &Record) -> Option<Held> {
+        let Edit::Claim { name, offset, size, zeroed } = self else { return None };
+        let (name, offset, size, zeroed) = (name.clone(), *offset, *size, *zeroed);
+        record.find(&name).is_none().then_some(Held { name, offset, size, zeroed })
+    }
+
     /// Whether it is a new range of this name.
     pub(super) fn is_claim_of(&self, tenant: &str) -> bool {
         matches!(self, Edit::Claim { name, .. } if name == tenant)
     }
 
-    fn is_of(&self, tenant: &str) -> bool {
+    /// The tenant whose range it changes.
+    fn tenant(&self) -> &str {
         match self {
-            Edit::Free(name) | Edit::Claim { name, .. } | Edit::Zeroed { name, .. } => {
-                name == tenant
-            }
-            Edit::Rename { from, .. } => from == tenant,
+            Edit::Free(name) | Edit::Claim { name, .. } | Edit::Zeroed { name, .. } => name,
+            Edit::Rename { from, .. } => from,
         }
     }
 }
@@ -286,11 +289,11 @@ impl Keeper {
             })
     }
 
-    /// A tenant has been removed: what is in the queue of it is over.
-    pub(super) fn forget(&mut self, name: &str) {
-        self.queue.retain(|edit| !edit.is_of(name));
+    /// Tenants have been removed: what is in the queue of them is over.
+    pub(super) fn forget(&mut self, names: &HashSet<&str>) {
+        self.queue.retain(|edit| !names.contains(edit.tenant()));
         if let Some(writing) = &mut self.writing {
-            writing.queued.retain(|edit| !edit.is_of(name));
+            writing.queued.retain(|edit| !names.contains(edit.tenant()));
         }
     }
 
@@ -342,7 +345,18 @@ impl Keeper {
 
     fn make(&self, edits: &[Edit], record: &mut Record) -> Result<(), Refusal> {
         let refused = |error| Refusal::new(format!("{}: {error}", self.path));
-        edits.iter().try_for_each(|edit| edit.make(record)).map_err(refused)
+        let is_claim = |edit: &Edit| matches!(edit, Edit::Claim { .. });
+        // New ranges are checked against all others, many in one go.
+        let make = |part: &[Edit]| match part {
+            [edit] => edit.make(record),
+            claims => {
+                let new: Vec<Held> =
+                    claims.iter().filter_map(|edit| edit.new_range(record)).collect();
+                record.claim_all(new)
+            }
+        };
+        let mut parts = edits.chunk_by(|a, b| is_claim(a) && is_claim(b));
+        parts.try_for_each(make).map_err(refused)
     }
 
     fn refusal(&self, what: &str) -> String {

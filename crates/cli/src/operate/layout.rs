@@ -31,7 +31,10 @@ impl Console {
             let text = format!("{}: the range of {} is being freed", layout.path(), new.name);
             return Err(Refusal::temporary(text));
         }
-        layout.change(&[claim(new, range)], GivenUp::TakenBack)?;
+        // A reload has taken all ranges into the record at once.
+        if layout.record().find(&new.name).is_none() {
+            layout.change(&[claim(new, range)], GivenUp::TakenBack)?;
+        }
         Ok(layout.record().find(&new.name).is_none_or(|held| !held.zeroed))
     }
 
@@ -58,15 +61,17 @@ impl Console {
         let gone: HashSet<&str> = gone.iter().copied().collect();
         let served = tenants.members().iter().map(|member| &*member.tenant.name);
         let served: Vec<&str> = served.filter(|name| !gone.contains(name)).collect();
-        for new in come {
-            if record.find(&new.name).is_some() {
-                continue;
-            }
-            if let Ok(placed) =
-                place(layout.path(), std::slice::from_ref(new), &record, &[], &served)
-            {
-                edits.push(claim(new, &placed.ranges[0]));
-                record = placed.record;
+        let new: Vec<Tenant> =
+            come.into_iter().filter(|new| record.find(&new.name).is_none()).cloned().collect();
+        let mut take = |new: &[Tenant]| {
+            let placed = place(layout.path(), new, &record, &[], &served).ok()?;
+            edits.extend(new.iter().zip(&placed.ranges).map(|(new, range)| claim(new, range)));
+            record = placed.record;
+            Some(())
+        };
+        if take(&new).is_none() {
+            for one in &new {
+                take(std::slice::from_ref(one));
             }
         }
         edits

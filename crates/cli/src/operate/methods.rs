@@ -1,6 +1,6 @@
 //! The methods of the control socket that change tenants, the policy and addresses.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,8 +73,9 @@ impl Console {
     /// opened.
     pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
-        let tenant =
-            self.completed(spec, &table).and_then(|new| self.add_table(admin, table, &new));
+        let tenant = self.completed(spec, &table).and_then(|new| {
+            self.add_tables(admin, &[(table, new)]).pop().expect("one result for each table")
+        });
         if !tenant.as_ref().is_err_and(Refusal::is_temporary) {
             self.adding.forget(spec);
         }
@@ -103,83 +104,123 @@ impl Console {
         self.adding.result(spec, &what, complete)?
     }
 
-    /// Adds a tenant as it is written, which is `new` when it is complete, at a place that nobody
-    /// has.
-    pub(super) fn add_table(
+    /// Adds tenants as they are written, each of which is complete beside its table, at places that
+    /// nobody has. Many in one call cost little more than one.
+    pub(super) fn add_tables(
         &mut self,
         admin: &mut dyn Admin,
-        table: TenantTable,
-        new: &Tenant,
-    ) -> Result<server::Tenant, Refusal> {
-        let refuse =
-            |text: &str| Err(Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name)));
-        settings::check_identities(std::slice::from_ref(new), self.plan.tls.as_ref())?;
-        let tenants = admin.tenants();
-        if tenants.find(&new.name).is_some() {
-            return refuse("there is one already: remove it first or choose another name");
-        }
-        let range = match &new.path {
-            Some(path) => self.own_file(admin, new, path)?,
-            None => self.gap(admin, new)?,
-        };
-        let tenant = server_tenant(new, &range);
-        // A part of the shared file may hold what another tenant wrote; a file of its own was named
-        // for it.
-        let wipe = match new.path {
-            Some(_) => false,
-            None => self.claim(new, &range)?,
-        };
-        if let Err(error) = admin.add(tenant.clone(), wipe) {
-            self.close_own(admin, tenant.file);
-            if wipe {
-                self.disown_later(&tenant.name);
+        come: &[(TenantTable, Tenant)],
+    ) -> Vec<Result<server::Tenant, Refusal>> {
+        let new = come.iter().map(|(_, new)| new);
+        let checked = new.clone().try_for_each(|new| self.check(admin, new));
+        let gaps = match checked.and_then(|()| self.gaps(admin, new)) {
+            Ok(gaps) => gaps,
+            Err(refusal) if come.len() == 1 => return vec![Err(refusal)],
+            // One that is refused keeps none of the others out.
+            Err(_) => {
+                let one = |one| self.add_tables(admin, std::slice::from_ref(one)).pop();
+                return come.iter().filter_map(one).collect();
             }
-            return Err(Refusal::new(error.to_string()));
-        }
-        // The place is written down, so that a restart finds the tenant's data where they are.
-        let table = match new.path {
-            Some(_) => table,
-            None => TenantTable {
-                offset: Some(Size(range.offset)),
-                size: Some(Size(range.size)),
-                ..table
-            },
         };
-        Arc::make_mut(&mut self.settings).tenant.push(Spanned::new(0..0, table));
-        Ok(tenant)
+        let prepare = |((_, new), gap): (&(_, Tenant), _)| self.prepare(admin, new, gap);
+        let prepared: Vec<Result<(server::Tenant, bool), Refusal>> =
+            come.iter().zip(gaps).map(prepare).collect();
+        let mut added = admin.add(prepared.iter().flatten().cloned().collect()).into_iter();
+        let mut end = |((table, new), prepared): (&(TenantTable, Tenant), _)| {
+            let (tenant, wipe): (server::Tenant, bool) = prepared?;
+            if let Err(error) = added.next().expect("one result for each tenant") {
+                self.close_own(admin, tenant.file);
+                if wipe {
+                    self.disown_later(&tenant.name);
+                }
+                return Err(Refusal::new(error.to_string()));
+            }
+            // The place is written down, so that a restart finds the tenant's data where they are.
+            let (offset, size) = match new.path {
+                Some(_) => (table.offset, table.size),
+                None => (Some(Size(tenant.base)), Some(Size(tenant.size))),
+            };
+            let table = TenantTable { offset, size, ..table.clone() };
+            Arc::make_mut(&mut self.settings).tenant.push(Spanned::new(0..0, table));
+            Ok(tenant)
+        };
+        come.iter().zip(prepared).map(&mut end).collect()
     }
 
-    /// A part of the shared file that nobody has.
-    pub(super) fn gap(&self, admin: &dyn Admin, new: &Tenant) -> Result<Range, Refusal> {
-        if !self.plan.device.has_shared_file() {
-            return Err(Refusal::new(format!(
-                "{}: tenant {}: the device has no file to share: give it one of its own with \
-                 path=FILE",
+    fn check(&self, admin: &dyn Admin, new: &Tenant) -> Result<(), Refusal> {
+        settings::check_identities(std::slice::from_ref(new), self.plan.tls.as_ref())?;
+        match admin.tenants().find(&new.name) {
+            None => Ok(()),
+            Some(_) => Err(Refusal::new(format!(
+                "{}: tenant {}: there is one already: remove it first or choose another name",
                 new.origin, new.name
-            )));
+            ))),
         }
+    }
+
+    /// A tenant with its range, which is its own file's or `gap`, and whether that is to be zeroed.
+    fn prepare(
+        &mut self,
+        admin: &mut dyn Admin,
+        new: &Tenant,
+        gap: Option<Range>,
+    ) -> Result<(server::Tenant, bool), Refusal> {
+        // A part of the shared file may hold what another tenant wrote; a file of its own was named
+        // for it.
+        let (range, wipe) = match (&new.path, gap) {
+            (Some(path), _) => (self.own_file(admin, new, path)?, false),
+            (None, Some(range)) => (range, self.claim(new, &range)?),
+            (None, None) => return Err(no_shared_file(new)),
+        };
+        Ok((server_tenant(new, &range), wipe))
+    }
+
+    /// Parts of the shared file that nobody has, for those of these tenants that have no file of
+    /// their own.
+    pub(super) fn gaps<'a>(
+        &self,
+        admin: &dyn Admin,
+        new: impl Iterator<Item = &'a Tenant> + Clone,
+    ) -> Result<Vec<Option<Range>>, Refusal> {
+        let sharing: Vec<Tenant> = new.clone().filter(|new| new.path.is_none()).cloned().collect();
+        let ranges = match sharing.first() {
+            Some(first) if !self.plan.device.has_shared_file() => {
+                return Err(no_shared_file(first));
+            }
+            Some(first) => self.shared_gaps(admin, first, &sharing)?,
+            None => Vec::new(),
+        };
+        let mut ranges = ranges.into_iter();
+        let gap = |new: &Tenant| if new.path.is_none() { ranges.next() } else { None };
+        Ok(new.map(gap).collect())
+    }
+
+    fn shared_gaps(
+        &self,
+        admin: &dyn Admin,
+        any: &Tenant,
+        new: &[Tenant],
+    ) -> Result<Vec<Range>, Refusal> {
+        let tenants = admin.tenants();
         if let (Some(layout), Some(record)) = (&self.layout, self.planned(admin)) {
-            let tenants = admin.tenants();
             let served: Vec<&str> =
                 tenants.members().iter().map(|member| &*member.tenant.name).collect();
-            let placed = place(layout.path(), std::slice::from_ref(new), &record, &[], &served)?;
-            return Ok(placed.ranges[0]);
+            return Ok(place(layout.path(), new, &record, &[], &served)?.ranges);
         }
         let own: Vec<u16> = self.own.values().map(|&(number, _)| number).collect();
-        let tenants = admin.tenants();
         let of_others =
             tenants.members().iter().filter(|member| !own.contains(&member.tenant.file));
-        // Others stay where they are: `layout` has to find a place around them.
+        // Others stay where they are: `layout` has to find places around them.
         let pinned = |member: &Member| Tenant {
             name: member.tenant.name.clone(),
             size: Some(member.tenant.size),
             offset: Some(member.tenant.base),
-            ..new.clone()
+            ..any.clone()
         };
-        let mut tenants: Vec<Tenant> = of_others.map(pinned).collect();
-        tenants.push(new.clone());
-        let ranges = layout(&tenants, Some(self.shared), &[])?;
-        Ok(*ranges.last().expect("the new one is the last"))
+        let mut all: Vec<Tenant> = of_others.map(pinned).collect();
+        let others = all.len();
+        all.extend_from_slice(new);
+        Ok(layout(&all, Some(self.shared), &[])?.split_off(others))
     }
 
     /// A file of the tenant's own.
@@ -246,15 +287,9 @@ impl Console {
         let is_reserved = file.is_none()
             && self.layout.as_ref().is_some_and(|layout| layout.record().find(name).is_some());
         if !is_reserved {
-            admin.remove(name).map_err(Fault::refused)?;
+            let removed = self.remove_all(admin, &[name]).pop().expect("one result for each name");
+            removed.map_err(Fault::refused)?;
         }
-        if let Some(file) = file {
-            self.close_own(admin, file);
-            if let Some(layout) = &mut self.layout {
-                layout.forget(name);
-            }
-        }
-        Arc::make_mut(&mut self.settings).tenant.retain(|table| table.get_ref().name != name);
         if !keep && !has_own {
             self.disown(name).map_err(|error| {
                 self.forget_look();
@@ -272,6 +307,29 @@ impl Console {
             })?;
         }
         Ok(json!({ "tenant": name, "kept": keep || has_own }))
+    }
+
+    /// Removes tenants; the layout record is left as it is.
+    pub(super) fn remove_all(
+        &mut self,
+        admin: &mut dyn Admin,
+        names: &[&str],
+    ) -> Vec<Result<(), AdminError>> {
+        // Looked up before the removal, after which the list does not have the tenants.
+        let tenants = admin.tenants();
+        let results = admin.remove(names);
+        let pairs = names.iter().copied().zip(&results);
+        let gone: HashSet<&str> =
+            pairs.filter(|(_, result)| result.is_ok()).map(|(name, _)| name).collect();
+        for member in gone.iter().filter_map(|name| tenants.find(name)) {
+            self.close_own(admin, member.tenant.file);
+        }
+        if let Some(layout) = &mut self.layout {
+            layout.forget(&gone);
+        }
+        let is_gone = |table: &Spanned<TenantTable>| gone.contains(&*table.get_ref().name);
+        Arc::make_mut(&mut self.settings).tenant.retain(|table| !is_gone(table));
+        results
     }
 
     pub(super) fn weight(
@@ -466,6 +524,14 @@ fn own_spec(new: &Tenant, path: &Path) -> FileSpec {
         create: new.create,
         store: new.store.clone(),
     })
+}
+
+/// A tenant that has no place on a device without a file.
+pub(super) fn no_shared_file(new: &Tenant) -> Refusal {
+    Refusal::new(format!(
+        "{}: tenant {}: the device has no file to share: give it one of its own with path=FILE",
+        new.origin, new.name
+    ))
 }
 
 fn refused_file(new: &Tenant, error: &AdminError) -> Refusal {

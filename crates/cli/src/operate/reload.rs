@@ -12,7 +12,7 @@ use fairq_config::caps::{self, KEYS};
 use fairq_config::group;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Surroundings, Tls};
-use fairq_config::tenant::{Tenant, TenantTable};
+use fairq_config::tenant::{Range, Tenant, TenantTable};
 use fairq_config::units::{Size, exact_size};
 use fairq_config::weight::{Cgroups, WeightSource};
 use fairq_core::Caps;
@@ -25,7 +25,7 @@ use super::changes::{self, Change};
 use super::groups::Place;
 use super::keeper::GivenUp;
 use super::latency;
-use super::methods::by_name;
+use super::methods::{by_name, no_shared_file};
 use crate::parts::{default_tenant, tls_mode};
 
 /// Lines of one reload in the log: thousands of keys may differ, and the log may be slow.
@@ -557,8 +557,16 @@ impl Console {
             );
             ((*name).to_owned(), note)
         });
-        let come = reading.differences.come.iter();
-        let come = come.map(|(_, new)| (new.name.clone(), self.foretell_new(admin, new)));
+        let come = reading.differences.come.iter().map(|(_, new)| new);
+        let gaps = self.gaps(admin, come.clone());
+        let come = come.enumerate().map(|(place, new)| {
+            let gap = match &gaps {
+                Ok(gaps) => Ok(gaps[place]),
+                // Of these, some have no place.
+                Err(_) => self.gaps(admin, std::iter::once(new)).map(|gaps| gaps[0]),
+            };
+            (new.name.clone(), self.foretell_new(new, gap))
+        });
         let notes = gone.chain(come).collect();
         let staying = staying.into_iter().map(str::to_owned).collect();
         let (done, made) = (Done::default(), Vec::new());
@@ -566,12 +574,12 @@ impl Console {
     }
 
     /// What would become of a tenant that is new in the file.
-    fn foretell_new(&self, admin: &dyn Admin, new: &Tenant) -> String {
+    fn foretell_new(&self, new: &Tenant, gap: Result<Option<Range>, Refusal>) -> String {
         let name = &new.name;
         let record = self.layout.as_ref().map(|layout| layout.record());
         let place = match &new.path {
             Some(path) => Ok(format!("with the file {}", path.display())),
-            None => self.gap(admin, new).map(|range| {
+            None => gap.and_then(|gap| gap.ok_or_else(|| no_shared_file(new))).map(|range| {
                 let what = match record.is_some_and(|record| record.find(name).is_some()) {
                     true => "its own range, with its data",
                     false => "a range that reads as zeroes",
@@ -622,15 +630,15 @@ impl Console {
             Err(error) => warnings.add(&error),
         }
         // Those that go come first: their ranges and files are free for those that come.
-        for name in gone {
-            match self.remove(admin, name, false) {
-                Ok(_) => done.add(format!("tenant.{name}")),
-                Err(fault) => warnings.add(&fault.message()),
+        for (name, result) in gone.iter().zip(self.remove_all(admin, &gone)) {
+            match result {
+                Ok(()) => done.add(format!("tenant.{name}")),
+                Err(error) => warnings.add(&error),
             }
         }
         let mut notes = HashMap::new();
-        for (table, tenant) in come {
-            match self.add_table(admin, table.clone(), tenant) {
+        for ((table, _), result) in come.iter().zip(self.add_tables(admin, come)) {
+            match result {
                 Ok(_) => done.add(format!("tenant.{}", table.name)),
                 Err(error) => {
                     notes.insert(table.name.clone(), error.to_string());

@@ -231,13 +231,14 @@ pub trait Admin {
     /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
     /// way.
     fn close_file(&mut self, file: u16);
-    /// Adds a tenant; no other may have its range. No client may open it before all requests of
-    /// removed tenants that had the range have ended, and, if it is to be wiped, before it reads as
-    /// zeroes ([`Member::preparing`]).
-    fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError>;
-    /// Removes a tenant: its connections are ended when what they have in flight is answered, and
-    /// cut off after five seconds.
-    fn remove(&mut self, name: &str) -> Result<(), AdminError>;
+    /// Adds tenants; no others may have their ranges. No client may open one before all requests of
+    /// removed tenants that had its range have ended, and, if it is to be wiped (`true`), before it
+    /// reads as zeroes ([`Member::preparing`]). Each is added or refused by itself. Many in one
+    /// call cost little more than one.
+    fn add(&mut self, tenants: Vec<(Tenant, bool)>) -> Vec<Result<(), AdminError>>;
+    /// Removes tenants: their connections are ended when what they have in flight is answered, and
+    /// cut off after five seconds. Many in one call cost little more than one.
+    fn remove(&mut self, names: &[&str]) -> Vec<Result<(), AdminError>>;
     /// Gives a tenant another name; its connections and all that it has stay.
     fn rename(&mut self, name: &str, new: &str) -> Result<(), AdminError>;
     /// Gives a tenant's range another end. What it grows by must be free, and is zeroed first if

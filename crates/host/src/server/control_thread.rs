@@ -164,12 +164,12 @@ impl Admin for ControlThread<'_> {
         self.closing.push(Closing::new(file));
     }
 
-    fn add(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError> {
-        self.add_tenant(tenant, wipe)
+    fn add(&mut self, tenants: Vec<(Tenant, bool)>) -> Vec<Result<(), AdminError>> {
+        self.add_tenants(tenants)
     }
 
-    fn remove(&mut self, name: &str) -> Result<(), AdminError> {
-        self.remove_tenant(name)
+    fn remove(&mut self, names: &[&str]) -> Vec<Result<(), AdminError>> {
+        self.remove_tenants(names)
     }
 
     fn rename(&mut self, name: &str, new: &str) -> Result<(), AdminError> {

@@ -50,24 +50,73 @@ fn overlap(a: &Tenant, b: &Tenant) -> bool {
     a.file == b.file && a.base < b.base + b.size && b.base < a.base + a.size
 }
 
+fn no_tenant(name: &str) -> AdminError {
+    AdminError::NoSuchTenant(name.into())
+}
+
+/// Ends the connections of tenants that have been removed: when what they have in flight is
+/// answered, or at once.
+fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
+    for &flow in flows {
+        for shard in 0..server.shards.count() {
+            server.shards.send(shard, Message::EndWipes(flow));
+            server.shards.send(shard, Message::Front(NbdMessage::Detach { flow, cut_off }));
+        }
+    }
+}
+
 impl ControlThread<'_> {
     /// See [`crate::server::Admin::add`].
-    pub(super) fn add_tenant(&mut self, tenant: Tenant, wipe: bool) -> Result<(), AdminError> {
+    pub(super) fn add_tenants(&mut self, new: Vec<(Tenant, bool)>) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
-        let name = tenant.name.clone();
-        if tenants.find(&name).is_some() {
-            return Err(AdminError::TenantExists(name));
+        let mut members = tenants.members().to_vec();
+        let before = members.len();
+        let add = |(tenant, wipe): (Tenant, bool)| {
+            let is_there = |member: &Member| member.tenant.name == tenant.name;
+            if tenants.find(&tenant.name).is_some() || members[before..].iter().any(is_there) {
+                return Err(AdminError::TenantExists(tenant.name));
+            }
+            members.push(self.new_member(tenant, wipe)?);
+            Ok(())
+        };
+        let mut results: Vec<Result<(), AdminError>> = new.into_iter().map(add).collect();
+        let flows: Vec<FlowId> = members[before..].iter().map(|member| member.flow).collect();
+        // One list for all: a list has as many entries as there are tenants.
+        match self.list(members) {
+            Ok(tenants) => {
+                let waits = tenants.changing().map(|member| member.flow);
+                self.waiting.extend(waits.filter(|flow| flows.contains(flow)));
+                // Each shard receives this before it receives a connection of the tenants'.
+                for shard in 0..self.server.shards.count() {
+                    for flow in &flows {
+                        self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
+                    }
+                }
+                self.server.set_roster(tenants);
+            }
+            Err(error) => {
+                flows.iter().for_each(|flow| self.remove_flow(*flow));
+                for result in results.iter_mut().filter(|result| result.is_ok()) {
+                    *result = Err(AdminError::Exports(error.clone()));
+                }
+            }
         }
+        // The answer names those for whom a tenant waits, if it does.
+        self.begin_wipes();
+        results
+    }
+
+    /// A tenant with its flow.
+    fn new_member(&mut self, tenant: Tenant, wipe: bool) -> Result<Member, AdminError> {
         let store = self.device.store_of(tenant.file);
         self.give_numbers_back();
         let flow = self
             .schedulers
             .add(store, &tenant)
-            .map_err(|error| AdminError::Flow { name, error })?;
+            .map_err(|error| AdminError::Flow { name: tenant.name.clone(), error })?;
         self.schedulers.hurry();
         self.note(flow);
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
-        let mut members = tenants.members().to_vec();
         // A range or a file has a new owner only when nothing of the old one can arrive there.
         if self.has_leftovers(&tenant) {
             self.forget_leftovers();
@@ -75,54 +124,45 @@ impl ControlThread<'_> {
         let is_left = self.has_leftovers(&tenant);
         let zeroes = if wipe { tenant.size } else { 0 };
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
-        let waits = preparing.is_some();
         self.weights.set(flow.slot() as u16, tenant.weight);
         self.fences.forget(flow.slot() as u16);
         let connections = Connections::on(self.server.shards.count());
-        members.push(Member { preparing, ..Member::new(tenant, flow, store, connections) });
-        let tenants = self.list(members).inspect_err(|_| self.remove_flow(flow))?;
-        // Each shard hears of this before it hears of a connection of the tenant's.
-        for shard in 0..self.server.shards.count() {
-            self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
-        }
-        self.server.set_roster(tenants);
-        self.waiting.extend(waits.then_some(flow));
-        // Its answer tells for whom it waits, if it does.
-        self.begin_wipes();
-        Ok(())
+        Ok(Member { preparing, ..Member::new(tenant, flow, store, connections) })
     }
 
     /// See [`crate::server::Admin::remove`].
-    pub(super) fn remove_tenant(&mut self, name: &str) -> Result<(), AdminError> {
+    pub(super) fn remove_tenants(&mut self, names: &[&str]) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
-        let Member { flow, tenant, .. } =
-            tenants.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?.clone();
+        let find = |name: &&str| tenants.find(name).cloned().ok_or_else(|| no_tenant(name));
+        let gone: Vec<Result<Member, AdminError>> = names.iter().map(find).collect();
+        let flows: Vec<FlowId> = gone.iter().flatten().map(|member| member.flow).collect();
+        let is_gone: HashSet<FlowId> = flows.iter().copied().collect();
         // The list goes first: a handshake that ends from here on finds that the flow is gone.
-        let rest = tenants.members().iter().filter(|member| member.flow != flow).cloned().collect();
-        self.server.set_roster(self.list(rest)?);
-        let shards = self.server.shards.count();
-        let tell = move |server: &Server, cut_off| {
-            for shard in 0..shards {
-                server.shards.send(shard, Message::EndWipes(flow));
-                server.shards.send(shard, Message::Front(NbdMessage::Detach { flow, cut_off }));
+        let rest = tenants.members().iter().filter(|member| !is_gone.contains(&member.flow));
+        match self.list(rest.cloned().collect()) {
+            Ok(tenants) => self.server.set_roster(tenants),
+            Err(error) => {
+                let refused = |_| Err(AdminError::Exports(error.clone()));
+                return gone.into_iter().map(|one| one.and_then(refused)).collect();
             }
-        };
-        tell(&self.server, false);
-        self.remove_flow(flow);
-        self.waiting.retain(|waiting| *waiting != flow);
-        let flows = &self.flows;
-        self.leftovers.retain(|(_, old)| flows[old.slot()] == *old);
-        self.leftovers.push((tenant, flow));
+        }
+        detach(&self.server, &flows, false);
+        flows.iter().for_each(|flow| self.remove_flow(*flow));
+        self.waiting.retain(|waiting| !is_gone.contains(waiting));
+        let last = &self.flows;
+        self.leftovers.retain(|(_, old)| last[old.slot()] == *old);
+        let members = gone.iter().flatten();
+        self.leftovers.extend(members.map(|member| (member.tenant.clone(), member.flow)));
         let patience = self.server.config.timeouts.answers;
         // The server ends with its last owner, which this task must not be.
         let server = Arc::downgrade(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(patience).await;
             if let Some(server) = server.upgrade() {
-                tell(&server, true);
+                detach(&server, &flows, true);
             }
         });
-        Ok(())
+        gone.into_iter().map(|one| one.map(drop)).collect()
     }
 
     /// The list of these members.
@@ -401,7 +441,7 @@ impl ControlThread<'_> {
         }
         let mut members = tenants.members().to_vec();
         let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        let member = member.ok_or_else(|| no_tenant(name))?;
         member.tenant.name = new.to_owned();
         let number = member.number();
         if let Some(default) = self.default.as_mut().filter(|default| default.name == name) {
@@ -422,7 +462,7 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let mut members = tenants.members().to_vec();
         let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
+        let member = member.ok_or_else(|| no_tenant(name))?;
         if member.preparing.is_some() || member.resizing.is_some() {
             return Err(AdminError::Busy(name.into()));
         }
