@@ -362,7 +362,7 @@ proptest! {
             "weight" => rpc::params::<serde_json::Map<String, serde_json::Value>>(given).map(|given| Answer::Ready(given.into())),
             name => Err(rpc::Fault::no_method(name)),
         };
-        if let Some(answer) = rpc::answer(&line, call).text.map(Answer::now) {
+        if let Some(answer) = rpc::answer(&line, Vec::new(), call).text.map(Answer::now) {
             prop_assert!(!answer.contains('\n'));
             let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
             let answers = answer.as_array().cloned().unwrap_or_else(|| vec![answer]);

@@ -26,8 +26,6 @@ use serde_json::{Value, json};
 
 /// How long a call that is made again waits for the record to be written: most disks need less.
 const MOMENT: Duration = Duration::from_millis(2);
-/// How long a call that is made once waits.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// A call that has not come for so long was given up.
 const UNFETCHED: Duration = Duration::from_secs(2);
 /// Changes of the queue that a write takes along: each of them looks through the record.
@@ -138,8 +136,6 @@ pub(super) struct Keeper {
     seen: u64,
     /// The last failure that is in the log.
     failure: Option<String>,
-    /// How long a call waits.
-    patience: Duration,
 }
 
 impl Keeper {
@@ -180,7 +176,6 @@ impl Keeper {
             is_stale: false,
             seen: 0,
             failure: None,
-            patience: MOMENT,
         })
     }
 
@@ -206,11 +201,6 @@ impl Keeper {
         record
     }
 
-    /// Whether calls from here on are made only once; these wait longer.
-    pub(super) fn set_once(&mut self, is_once: bool) {
-        self.patience = if is_once { PATIENCE } else { MOMENT };
-    }
-
     /// Makes changes of the record. They are in force when this gives `Ok`. It gives a temporary
     /// refusal as long as the record is being written.
     pub(super) fn change(&mut self, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
@@ -221,7 +211,7 @@ impl Keeper {
 
     /// The same, but the changes are in force only after [`commit`](Self::commit).
     pub(super) fn written(&mut self, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + MOMENT;
         loop {
             self.collect(deadline);
             if self.waits_for(edits) {

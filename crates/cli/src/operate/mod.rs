@@ -295,11 +295,8 @@ impl Operator for Console {
         self.note_zeroed(tenant)
     }
 
-    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> server::Reply {
-        self.layout.iter_mut().for_each(|layout| layout.set_once(rpc::is_batch(line)));
-        let reply = rpc::answer(line, |method, params| self.call_method(admin, method, params));
-        self.layout.iter_mut().for_each(|layout| layout.set_once(false));
-        reply
+    fn call(&mut self, admin: &mut dyn Admin, line: &str, made: server::Made) -> server::Reply {
+        rpc::answer(line, made, |method, params| self.call_method(admin, method, params))
     }
 
     fn http(

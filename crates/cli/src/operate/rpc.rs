@@ -3,8 +3,10 @@
 //! A method takes an object with named parameters, or nothing. `rpc.discover` answers with an
 //! OpenRPC document, which is made of the table of methods ([`METHODS`]).
 
+use std::time::{Duration, Instant};
+
 use fairq_config::refusal::Refusal;
-use fairq_host::server::{Answer, Reply};
+use fairq_host::server::{Answer, Made, Reply};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
@@ -86,19 +88,20 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
         .map_err(|error| Fault::params(fairq_config::pairs::explain(&error.to_string())))
 }
 
-/// Whether a line is a batch, whose calls are made once.
-pub(crate) fn is_batch(line: &str) -> bool {
-    line.trim_start().starts_with('[')
-}
+/// How long the control thread makes calls of one batch before it serves others.
+const TURN: Duration = Duration::from_millis(10);
 
-/// Answers a line. A batch is never unfinished: its other calls must not be made twice.
+/// Answers a line. A batch goes on after the calls that were `made` before, and stops where a call
+/// is unfinished, or after some time: no call that is over is made twice.
 pub(crate) fn answer(
     line: &str,
+    made: Made,
     mut call: impl FnMut(&str, Value) -> Result<Answer<Value>, Fault>,
 ) -> Reply {
     let over = |answer: Value| Reply {
         text: Some(Answer::Ready(answer.to_string())),
         is_unfinished: false,
+        made: Made::new(),
     };
     let parsed: Value = match serde_json::from_str(line) {
         Ok(parsed) => parsed,
@@ -113,22 +116,45 @@ pub(crate) fn answer(
         Value::Array(batch) if batch.is_empty() => {
             over(failed(Value::Null, &invalid("an empty batch")))
         }
-        Value::Array(batch) => {
-            let mut made = |request| one(request, &mut call).map(Answer::now);
-            let answers: Vec<Value> = batch.into_iter().filter_map(&mut made).collect();
-            // A batch of notifications is not answered at all, not even by an empty list.
-            let text = (!answers.is_empty()).then(|| Value::Array(answers).to_string());
-            Reply { text: text.map(Answer::Ready), is_unfinished: false }
-        }
+        Value::Array(batch) => answer_batch(batch, made, call),
         request => {
             let mut is_unfinished = false;
             let answer = one(request, &mut |method, params| {
                 call(method, params)
                     .inspect_err(|fault: &Fault| is_unfinished = fault.is_unfinished)
             });
-            Reply { text: answer.map(|answer| then(answer, |it| it.to_string())), is_unfinished }
+            let text = answer.map(|answer| then(answer, |it| it.to_string()));
+            Reply { text, is_unfinished, made }
         }
     }
+}
+
+fn answer_batch(
+    batch: Vec<Value>,
+    mut made: Made,
+    mut call: impl FnMut(&str, Value) -> Result<Answer<Value>, Fault>,
+) -> Reply {
+    let began = Instant::now();
+    let (before, mut over) = (made.len(), made.len());
+    let mut is_unfinished = false;
+    for request in batch.into_iter().skip(before) {
+        let answer = one(request, &mut |method, params| {
+            // One call is made in any case.
+            is_unfinished |= over > before && began.elapsed() > TURN;
+            if is_unfinished {
+                let text = "not made: a call before it in the batch is not over";
+                return Err(Fault::refused(text));
+            }
+            call(method, params).inspect_err(|fault| is_unfinished = fault.is_unfinished)
+        });
+        made.push(answer.map(|answer| answer.now().to_string()));
+        over += usize::from(!is_unfinished);
+    }
+    // A batch of notifications is not answered at all, not even by an empty list.
+    let answers: Vec<&str> = made.iter().flatten().map(String::as_str).collect();
+    let text = (!answers.is_empty()).then(|| Answer::Ready(format!("[{}]", answers.join(","))));
+    made.truncate(over);
+    Reply { text, is_unfinished, made }
 }
 
 /// What comes of an answer, made where the answer is.
@@ -222,7 +248,9 @@ mod tests {
     }
 
     fn ask(line: &str) -> Option<Value> {
-        answer(line, call).text.map(|answer| serde_json::from_str(&answer.now()).unwrap())
+        answer(line, Made::new(), call)
+            .text
+            .map(|answer| serde_json::from_str(&answer.now()).unwrap())
     }
 
     fn code(line: &str) -> i64 {
@@ -258,15 +286,40 @@ mod tests {
     }
 
     #[test]
-    fn a_single_call_may_be_unfinished_and_a_batch_is_not() {
+    fn an_unfinished_call_is_made_again_and_none_that_is_over() {
         let begin = |_: &str, _| Err(Fault::unfinished("a file system does not answer"));
         let single = r#"{"jsonrpc":"2.0","id":1,"method":"add"}"#;
-        let said = answer(single, begin);
+        let said = answer(single, Made::new(), begin);
         assert!(said.is_unfinished);
         let text: Value = serde_json::from_str(&said.text.unwrap().now()).unwrap();
         assert_eq!(text["error"]["code"], 1, "as any call that is refused");
-        assert!(answer(r#"{"jsonrpc":"2.0","method":"add"}"#, begin).is_unfinished);
-        assert!(!answer(&format!("[{single}]"), begin).is_unfinished);
-        assert!(!answer(single, call).is_unfinished);
+        let notification = r#"{"jsonrpc":"2.0","method":"add"}"#;
+        assert!(answer(notification, Made::new(), begin).is_unfinished);
+        assert!(!answer(single, Made::new(), call).is_unfinished);
+        // The first and the third call of a batch are over at once, the second in the third round.
+        let (mut calls, mut rounds) = (Vec::new(), 0);
+        let request = |id: u32| json!({ "jsonrpc": "2.0", "id": id, "method": format!("m{id}") });
+        let batch = json!([request(1), request(2), request(3)]).to_string();
+        let mut made = Made::new();
+        let text = loop {
+            rounds += 1;
+            let said = answer(&batch, made, |method, _| {
+                calls.push(method.to_owned());
+                match method {
+                    "m2" if rounds < 3 => Err(Fault::unfinished("not yet")),
+                    _ => Ok(Answer::Ready(json!(rounds))),
+                }
+            });
+            made = said.made;
+            let text: Value = serde_json::from_str(&said.text.unwrap().now()).unwrap();
+            if !said.is_unfinished {
+                break text;
+            }
+            assert_eq!((&text[0]["result"], &text[1]["error"]["code"]), (&json!(1), &json!(1)));
+            assert!(text[2]["error"]["message"].as_str().unwrap().starts_with("not made"));
+        };
+        assert_eq!(calls, ["m1", "m2", "m2", "m2", "m3"]);
+        let results = text.as_array().unwrap().iter().map(|one| one["result"].clone());
+        assert_eq!(results.collect::<Vec<_>>(), [json!(1), json!(3), json!(3)]);
     }
 }

@@ -170,9 +170,26 @@ fn a_layout_record_that_is_not_written_yet_keeps_nobody_waiting() {
             (!path("record").exists()).then_some(())
         });
     }
+    // The calls of a batch wait in the same way, and each is made once.
+    std::fs::write(path("record.wait"), "").unwrap();
+    let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
+    let rename = |id: u32, tenant: &str, name: &str| {
+        let params = json!({ "tenant": tenant, "name": name });
+        json!({ "jsonrpc": "2.0", "id": id, "method": "rename", "params": params })
+    };
+    let batch = [rename(1, "a", "f"), rename(2, "f", "g"), rename(3, "a", "h")];
+    writeln!(stream.get_mut(), "{}", json!(batch)).unwrap();
+    until("the record is written", || path("record").exists().then_some(()));
+    server.said(&["weight", "a", "8"]);
+    std::fs::remove_file(path("record.wait")).unwrap();
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    let answers: Value = serde_json::from_str(&line).unwrap();
+    assert!(answers[0]["result"].is_object() && answers[1]["result"].is_object(), "{answers}");
+    assert_eq!(answers[2]["error"]["message"], "there is no tenant a");
     let names: Vec<(String, u64)> =
         server.tenants().into_iter().map(|(name, _, offset, _)| (name, offset)).collect();
-    assert_eq!(names, [("a".into(), 0), ("e".into(), 16)]);
+    assert_eq!(names, [("g".into(), 0), ("e".into(), 16)]);
     let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
     assert_eq!(status["layout"]["reserved"], json!([]));
 }

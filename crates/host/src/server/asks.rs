@@ -89,12 +89,17 @@ pub struct Reply {
     /// Whether the call has begun something that goes on. The same line is then given again, for
     /// [`Timeouts::call`](super::Timeouts::call) at most, and the last answer counts.
     pub is_unfinished: bool,
+    /// The answers of those calls of a batch that are over; they are given again with the line.
+    pub made: Made,
 }
+
+/// The answers of the first calls of a batch, without one for a call that asks for none.
+pub type Made = Vec<Option<String>>;
 
 /// Something asked of the control thread.
 pub(super) enum Ask {
-    /// A line of the control socket.
-    Call(String, oneshot::Sender<Reply>),
+    /// A line of the control socket, and what has been made of it.
+    Call(String, Made, oneshot::Sender<Reply>),
     /// An HTTP request.
     Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
 }
@@ -200,13 +205,21 @@ async fn control(stream: &mut UnixStream, asks: Asks, timeouts: Timeouts) -> io:
     }
 }
 
-/// Makes a call, again while it is unfinished and for `longest` at most; the answer.
+/// Makes a call, again while it is unfinished and for `longest` at most, or each call of a batch
+/// for so long; the answer.
 async fn called(line: &str, asks: &Asks, longest: Duration) -> Option<String> {
-    let deadline = Instant::now() + longest;
+    let mut deadline = Instant::now() + longest;
+    let mut before = Made::new();
     loop {
         let (reply, answer) = oneshot::channel();
-        asks.send(Ask::Call(line.to_owned(), reply)).await.ok()?;
-        let Reply { text, is_unfinished } = answer.await.ok()?;
+        let over = before.len();
+        asks.send(Ask::Call(line.to_owned(), before, reply)).await.ok()?;
+        let Reply { text, is_unfinished, made } = answer.await.ok()?;
+        before = made;
+        if is_unfinished && before.len() > over {
+            deadline = Instant::now() + longest;
+            continue;
+        }
         if !is_unfinished || Instant::now() > deadline {
             return text?.made().await;
         }

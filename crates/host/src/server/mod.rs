@@ -62,7 +62,7 @@ mod tenant_list;
 mod tenants;
 
 pub use admin::{Admin, AdminError, Change, Status, StoreStatus};
-pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Reply};
+pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
 pub use control_time::{TURN_BOUNDS_NS, Turns};
 pub use groups::{Group, GroupStatus};
@@ -220,7 +220,7 @@ pub trait Operator {
     /// A second has passed.
     fn second(&mut self, admin: &mut dyn Admin);
     /// A line came on the control socket.
-    fn call(&mut self, admin: &mut dyn Admin, line: &str) -> Reply;
+    fn call(&mut self, admin: &mut dyn Admin, line: &str, made: Made) -> Reply;
     /// A request came on an HTTP address.
     fn http(&mut self, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse;
     /// A tenant's range has been zeroed, and no client has opened it yet. It stays closed for now
@@ -603,8 +603,8 @@ async fn run(
             Event::Tick => control.tick(clock.now_ns()),
             Event::Second => control.second(operator),
             // The asker may have gone away meanwhile.
-            Event::Asked(Ask::Call(line, reply)) => {
-                drop(reply.send(operator.call(control, &line)));
+            Event::Asked(Ask::Call(line, made, reply)) => {
+                drop(reply.send(operator.call(control, &line, made)));
             }
             Event::Asked(Ask::Http(request, reply)) => {
                 drop(reply.send(operator.http(control, &request)));
