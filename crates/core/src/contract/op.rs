@@ -1,7 +1,10 @@
 //! What a request does.
 
+use bytemuck::Zeroable;
+
 /// What a request does.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Zeroable)]
+#[repr(u8)]
 pub enum Op {
     /// Reads `length` bytes at `offset`.
     Read,

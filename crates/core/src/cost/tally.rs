@@ -10,10 +10,12 @@
 
 use alloc::boxed::Box;
 
+use bytemuck::Zeroable;
+
 use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::Request;
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::{boxed, zeroes};
 
 /// How far from the last end a sequential request may begin, in bytes.
 const NEAR: u64 = 1 << 20;
@@ -139,7 +141,8 @@ impl<P: Platform> Words<P> {
 }
 
 /// Where a request is.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
+#[repr(u8)]
 enum Place {
     /// Nowhere.
     #[default]
@@ -152,7 +155,7 @@ enum Place {
 }
 
 /// A request that the port has.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Zeroable)]
 struct Live {
     length: u32,
     /// The flow's.
@@ -179,7 +182,7 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn new(tags: usize, flows: usize) -> Self {
         Tally {
-            live: boxed(tags, |_| Live::default()),
+            live: zeroes(tags),
             ends: boxed(flows.clamp(1, CURSORS), |_| (0, u32::MAX)),
             counts: [0; CLASSES],
             classes: 0,

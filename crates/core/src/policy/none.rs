@@ -19,7 +19,7 @@ use crate::contract::port::{
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::{Configure, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape};
-use crate::structures::allocation::{boxed, granted};
+use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
 
@@ -76,7 +76,7 @@ impl<P: Platform> NonePolicy<P> {
         let port = |index: usize| NonePort {
             flows: table.clone(),
             account: PortFlows::new(PortId(index as u8), &table, tags),
-            live: boxed(tags, |_| 0),
+            live: zeroes(tags),
         };
         let ports = boxed(ports, port).into_vec();
         (NonePolicy { flows: table }, ports)

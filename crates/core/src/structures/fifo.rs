@@ -4,8 +4,11 @@
 //! Every number below the capacity is in at most one list at a time, so one link per number is
 //! enough for any number of lists.
 
-use crate::structures::allocation::boxed;
 use alloc::boxed::Box;
+
+use bytemuck::Zeroable;
+
+use crate::structures::allocation::zeroes;
 
 const NONE: u32 = u32::MAX;
 
@@ -27,8 +30,9 @@ pub struct Links {
     links: Box<[Link]>,
 }
 
-/// A number's neighbours in its queue. The first one's `before` is never read.
-#[derive(Clone, Copy)]
+/// A number's neighbours in its queue. The first one's `before` is never read, nor is the link of a
+/// number that is in no queue.
+#[derive(Clone, Copy, Zeroable)]
 struct Link {
     before: u32,
     after: u32,
@@ -37,8 +41,7 @@ struct Link {
 impl Links {
     /// Links for the numbers `0..capacity`.
     pub fn new(capacity: usize) -> Self {
-        let link = Link { before: NONE, after: NONE };
-        Links { links: boxed(capacity, |_| link) }
+        Links { links: zeroes(capacity) }
     }
 
     /// Appends `number`, which is in no queue; ignored if it is not below the capacity.

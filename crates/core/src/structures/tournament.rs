@@ -17,13 +17,15 @@
 
 use alloc::boxed::Box;
 
+use bytemuck::Zeroable;
+
 use crate::contract::port::Tag;
 use crate::contract::vtime::{STAMP_BITS, VTime};
 use crate::structures::allocation::boxed;
 
 /// A request's place in the order: start tag, then arrival. From the top: the start tag's 56 bits
 /// of units, 48 bits of arrival number, 24 bits of tag.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Zeroable)]
 pub(crate) struct Key(u128);
 
 const TAG_BITS: u32 = 24;
@@ -33,8 +35,6 @@ const UNITS_SHIFT: u32 = START_SHIFT + STAMP_BITS;
 const ARRIVAL_MASK: u64 = (1 << (UNITS_SHIFT - TAG_BITS)) - 1;
 
 impl Key {
-    pub(crate) const NONE: Key = Key(0);
-
     pub(crate) fn new(start: VTime, arrival: u64, tag: Tag) -> Key {
         Key(u128::from(start.to_word()) << START_SHIFT
             | u128::from(arrival & ARRIVAL_MASK) << TAG_BITS

@@ -20,7 +20,7 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{Normalizer, UNITS, VTime};
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::port_flows::PortFlows;
 
 /// One shard's port of D2FQ.
@@ -88,7 +88,7 @@ impl<P: Platform> D2fqPort<P> {
         let local = Local {
             port,
             account,
-            live: boxed(tags, |_| 0),
+            live: zeroes(tags),
             flows: boxed(seats, |_| UNUSED),
             leads: matches!(shared.tracker.way(), Way::Mindicator(_))
                 .then(|| Box::new(Leads::new(seats))),

@@ -7,8 +7,10 @@
 
 use alloc::boxed::Box;
 
+use bytemuck::Zeroable;
+
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::zeroes;
 
 /// What all ports have counted since the start, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -94,7 +96,7 @@ impl<P: Platform> Words<P> {
 }
 
 /// A request that the port has.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Zeroable)]
 struct Live {
     issued_ns: u64,
     length: u32,
@@ -125,7 +127,7 @@ fn add(word: &impl AtomicWord, more: u64) {
 
 impl Meter {
     pub(super) fn new(tags: usize) -> Self {
-        let requests = boxed(tags, |_| Live::default());
+        let requests = zeroes(tags);
         Meter { requests, live: 0, others: 0, last: 0, most: 0, most_before: 0, recent: 0 }
     }
 

@@ -4,13 +4,15 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use bytemuck::Zeroable;
+
 use super::shared::{Activity, Level, Shared};
 use crate::contract::layer::{self, names::*};
 use crate::contract::platform::{AtomicWord, Ordering};
 use crate::contract::port::{Answer, Class, Held};
 use crate::contract::vtime::VTime;
 use crate::policy::bucket::Time;
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::tournament::{Key, Tournament};
 
@@ -55,7 +57,7 @@ pub struct GroupedPort<Q, P: Platform> {
 
 /// A live request in a word: its flow's slot and one, flags, and its length; 0 if it is not
 /// counted.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Zeroable)]
 struct Entry(u64);
 
 impl Entry {
@@ -201,7 +203,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         GroupedPort {
             inner,
             index,
-            live: boxed(tags, |_| Entry::default()),
+            live: zeroes(tags),
             counted: 0,
             staged: 0,
             reserved: 0,

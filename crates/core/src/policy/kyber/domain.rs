@@ -4,11 +4,14 @@
 //! robin, so that the device sees runs of the same kind while no domain waits for ever. The queues
 //! of all sets of a port are threaded through one array of links, by tag.
 
+use bytemuck::Zeroable;
+
 use crate::contract::op::Op;
 use crate::structures::fifo::{Fifo, Links};
 
 /// What kind of request it is: each kind has its own depth and queue.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Zeroable)]
+#[repr(u8)]
 pub enum Domain {
     /// Reads.
     Read,
@@ -21,7 +24,8 @@ pub enum Domain {
 }
 
 /// Where a port's tag is.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Zeroable)]
+#[repr(u8)]
 pub(in crate::policy) enum State {
     Free,
     Staged,

@@ -3,6 +3,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use bytemuck::Zeroable;
+
 use super::depths::KEEPS;
 use super::domain::{Again, DOMAINS, Domain, QueueSet, State};
 use super::units::{Units, next_of};
@@ -14,7 +16,7 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::serial::merge::{Piece, Placed};
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::zeroes;
 use crate::structures::fifo::Links;
 use crate::structures::port_flows::PortFlows;
 
@@ -32,8 +34,8 @@ pub struct KyberPort<P: Platform = Native> {
     kept: [u32; DOMAINS],
 }
 
-/// What the port knows of a tag.
-#[derive(Clone, Copy)]
+/// What the port knows of a tag. One of zeroes is free.
+#[derive(Clone, Copy, Zeroable)]
 struct Entry {
     submitted_ns: u64,
     issued_ns: u64,
@@ -45,21 +47,13 @@ struct Entry {
 
 impl<P: Platform> KyberPort<P> {
     pub(super) fn new(id: PortId, config: &KyberConfig, shared: Arc<Shared<P>>) -> Self {
-        let free = Entry {
-            submitted_ns: 0,
-            issued_ns: 0,
-            seat: 0,
-            domain: Domain::Other,
-            state: State::Free,
-        };
         let account = PortFlows::new(id, &shared.flows, config.tags);
-        let entries = boxed(config.tags, |_| free);
         let units = Units::new(account.seats(), config.tags, config.merge_bytes);
         KyberPort {
             shared,
             id,
             account,
-            entries,
+            entries: zeroes(config.tags),
             links: Links::new(units.bound()),
             units,
             queues: QueueSet::default(),

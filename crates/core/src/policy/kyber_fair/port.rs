@@ -18,6 +18,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use bytemuck::Zeroable;
+
 use super::period::{Period, Taken};
 use super::predict::Ratio;
 use super::{KyberFairConfig, Latency, Line, Shared};
@@ -30,7 +32,7 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::kyber::domain::{Again, Domain, QueueSet, State};
 use crate::policy::kyber::units::{Units, next_of};
 use crate::policy::serial::merge::{Piece, Placed};
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::port_flows::PortFlows;
 
@@ -71,8 +73,8 @@ struct Local {
     wakes: u64,
 }
 
-/// What the port knows of a tag.
-#[derive(Clone, Copy)]
+/// What the port knows of a tag. One of zeroes is free.
+#[derive(Clone, Copy, Zeroable)]
 struct Entry {
     cost: u64,
     issued_ns: u64,
@@ -118,15 +120,13 @@ impl<P: Platform> KyberFairPort<P> {
         let account = PortFlows::new(port, &shared.flows, tags);
         let seats = account.seats();
         let units = Units::new(seats, tags, config.merge_bytes);
-        let free =
-            Entry { cost: 0, issued_ns: 0, seat: 0, domain: Domain::Other, state: State::Free };
         // Generations begin at 1.
         let nobody = || LocalFlow::new(FlowId::new(0, 0), 0);
         let period = shared.periods.now();
         let local = Local {
             port,
             account,
-            entries: boxed(tags, |_| free),
+            entries: zeroes(tags),
             links: Links::new(units.bound()),
             units,
             flows: boxed(seats, |_| nobody()),

@@ -14,13 +14,15 @@
 
 use alloc::boxed::Box;
 
+use bytemuck::Zeroable;
+
 use super::end_tags::{Account, EndTags};
 use super::reading::Reading;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::Platform;
 use crate::contract::port::Tag;
 use crate::contract::vtime::{Normalizer, VTime};
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::zeroes;
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::port_flows::PortFlows;
 use crate::structures::tournament::{Key, Tournament};
@@ -28,8 +30,8 @@ use crate::structures::tournament::{Key, Tournament};
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// One tag, but for its [`Key`].
-#[derive(Clone, Copy, Debug)]
+/// One tag, but for its [`Key`]. One of zeroes is free.
+#[derive(Clone, Copy, Debug, Zeroable)]
 struct Entry {
     /// The flow's seat and, in the upper two bits, whether the tag is free, staged, issued, or to
     /// be issued again.
@@ -46,7 +48,7 @@ const AGAIN: u32 = 3 << 30;
 const STATE: u32 = 3 << 30;
 
 /// What is looked at only when a request is cancelled, or for statistics.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Zeroable)]
 struct Past {
     /// The flow's request before it on this port when it was staged, which may have left since.
     before: u32,
@@ -125,11 +127,10 @@ pub(super) struct Queue {
 impl Queue {
     /// A queue for flows in `seats` seats, and for the tags `0..tags`.
     pub(super) fn new(seats: usize, tags: usize) -> Self {
-        let free = Entry { flow: FREE, link: NONE };
         Queue {
-            entries: boxed(tags, |_| free),
-            keys: boxed(tags, |_| Key::NONE),
-            past: boxed(tags, |_| Past { before: NONE, cost: 0, units: 0 }),
+            entries: zeroes(tags),
+            keys: zeroes(tags),
+            past: zeroes(tags),
             first: Tournament::new(seats),
             arrivals: 0,
             again: Fifo::default(),

@@ -36,10 +36,12 @@
 
 use alloc::boxed::Box;
 
+use bytemuck::Zeroable;
+
 use super::{Arrival, Job, SerialConfig};
 use crate::contract::op::Op;
 use crate::contract::port::Outcome;
-use crate::structures::allocation::boxed;
+use crate::structures::allocation::{boxed, zeroes};
 
 /// The most requests of one command.
 pub const MOST_PARTS: u32 = 128;
@@ -68,7 +70,8 @@ pub(crate) struct Merger {
     cursors: Box<[u32]>,
 }
 
-#[derive(Clone, Copy)]
+/// One of zeroes is not staged, so hints at it fit nothing.
+#[derive(Clone, Copy, Zeroable)]
 struct Unit {
     offset: u64,
     length: u32,
@@ -85,7 +88,7 @@ struct Unit {
 }
 
 /// A request: its unit, and the one after it in that.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Zeroable)]
 struct Part {
     unit: u32,
     after: u32,
@@ -109,30 +112,17 @@ pub(crate) struct Piece {
 impl Merger {
     pub(crate) fn new(config: &SerialConfig) -> Merger {
         let jobs = config.jobs();
-        let unused = Unit {
-            offset: 0,
-            length: 0,
-            flow: 0,
-            port: 0,
-            barrier: 0,
-            op: Op::Flush,
-            is_staged: false,
-            failed: false,
-            live: 0,
-            first: NONE,
-            last: NONE,
-        };
         // Twice as many entries as requests: live units fill half of a table at most.
         let entries = jobs.next_power_of_two().saturating_mul(2);
         Merger {
             most_bytes: config.merge_bytes,
             tag_bits: config.tag_bits(),
-            units: boxed(jobs, |_| unused),
+            units: zeroes(jobs),
             stock: boxed(jobs, |job| (jobs - 1 - job) as u32),
             spare: jobs,
-            parts: boxed(jobs, |_| Part { unit: NONE, after: NONE }),
-            ends: boxed(entries, |_| NONE),
-            starts: boxed(entries, |_| NONE),
+            parts: zeroes(jobs),
+            ends: zeroes(entries),
+            starts: zeroes(entries),
             table_bits: entries.trailing_zeros(),
             barriers: boxed(config.flows, |_| 0),
             cursors: boxed(config.ports, |_| NONE),

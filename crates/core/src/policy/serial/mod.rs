@@ -57,6 +57,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytemuck::Zeroable;
 use crossbeam_utils::CachePadded;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
@@ -70,7 +71,7 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
 
-use crate::structures::allocation::{boxed, granted};
+use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::fifo::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
 
@@ -106,7 +107,8 @@ struct Here {
 }
 
 /// What a port knows of one of its tags.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Zeroable)]
+#[repr(u8)]
 enum Live {
     Free,
     /// Of the flow in this seat, not issued.
@@ -203,7 +205,7 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             merger: (config.merge_bytes > 0).then(|| Merger::new(config)),
             links: Links::new(config.jobs()),
             outboxes: boxed(config.ports, |_| Fifo::default()),
-            chosen: boxed(config.jobs(), |_| false),
+            chosen: zeroes(config.jobs()),
             throttles: 0,
             blocks: 0,
             wakes: 0,
@@ -222,8 +224,8 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             account: PortFlows::new(PortId(index as u8), &shared.flows, config.tags),
             staged_links: Links::new(config.tags),
             id: PortId(index as u8),
-            live: boxed(config.tags, |_| Live::Free),
-            costs: boxed(config.tags, |_| 0),
+            live: zeroes(config.tags),
+            costs: zeroes(config.tags),
             staged: 0,
         };
         let ports = boxed(config.ports, port).into_vec();
