@@ -11,7 +11,8 @@ use fairq_core::{Native, Policy};
 use fairq_host::nbd::session::tls;
 use fairq_host::server::{self, BuiltPolicy};
 
-/// A policy for the server's shards: one for each of `stores` stores.
+/// A policy for the server's shards: that of the first of at most `stores` stores, and others like
+/// it as stores come.
 pub(crate) fn build_policy(
     config: &PolicyConfig,
     shape: &Shape,
@@ -30,8 +31,10 @@ pub(crate) fn build_policy(
         }
     }
 
-    let build = || with_policy::<Native, _>(config, shape.clone(), Build);
-    (1..stores).try_fold(build()?, |built, _| Ok(built.and(build()?)))
+    let (config, shape) = (config.clone(), shape.clone());
+    let build = move || with_policy::<Native, _>(&config, shape.clone(), Build);
+    let first = build()?;
+    Ok(first.for_stores(stores, move || build().map_err(|refusal| refusal.to_string())))
 }
 
 /// A tenant as the server knows it.

@@ -18,6 +18,8 @@ mod interface;
 mod latency;
 #[path = "operate/layout.rs"]
 mod layout;
+#[path = "operate/memory.rs"]
+mod memory;
 #[path = "operate/policies.rs"]
 mod policies;
 #[path = "operate/storage.rs"]

@@ -305,6 +305,30 @@ fn a_file_that_is_added_again_belongs_to_the_store_that_is_named() {
     }
 }
 
+/// The policy of a store is built when its first tenant comes.
+#[test]
+fn a_store_that_comes_later_is_scheduled_as_the_others_are() {
+    let disk = tempfile::tempdir().unwrap();
+    let config = format!("policy = \"mqfq\"\n{}[[group]]\nname = \"g\"\n", two_stores(disk.path()));
+    let server = Server::start(&config, &[]);
+    let slots = || -> Vec<Value> {
+        let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
+        status["stores"].as_array().unwrap().iter().map(|store| store["slots"].clone()).collect()
+    };
+    for slots in ["slots=auto", "slots=7"] {
+        server.said(&["params", slots]);
+    }
+    let path = disk.path().join("z").display().to_string();
+    // Adding it would fail if the new policy did not have the group.
+    server.said(&["add", &format!("z,path={path},size=1M,create,store=C,group=g")]);
+    assert_eq!(slots(), [7, 7, 7]);
+    let mut client = Client::of(&server, "z");
+    assert_eq!(client.write(0, &[b'z'; 4096]), 0);
+    server.said(&["policy", "sfqd"]);
+    assert_eq!(client.read(0, 4096), Ok(vec![b'z'; 4096]));
+    server.said(&["remove", "z"]);
+}
+
 /// By their length these zeroes would wait for a quarter of an hour.
 #[test]
 fn zeroes_by_the_map_of_a_file_count_little_for_a_cap() {

@@ -1,4 +1,5 @@
-//! Policies that are built and not in force yet: one for each store, with a port for each shard.
+//! Policies that are built and not in force yet: that of the first store with a port for each
+//! shard, and how those of other stores are built when they come.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,12 +9,17 @@ use fairq_core::{Policy, Port};
 use crate::device::any::AnyDevice;
 use crate::nbd::serve::front::NbdFront;
 use crate::shard::pool::{PolicyLoops, policy_loops};
-use crate::shard::stores::{Names, StorePort};
+use crate::shard::stores::{Names, Stock, StorePort};
 
-/// A policy, built for the server's shards; or several of one kind, one for each store.
+/// Builds the policy of one more store, or says why it cannot.
+type Build = Box<dyn Fn() -> Result<BuiltPolicy, String> + Send>;
+
+/// A policy, built for the server's shards.
 pub struct BuiltPolicy {
-    pub(super) policies: Vec<Arc<dyn Policy>>,
+    pub(super) policy: Arc<dyn Policy>,
     ports: Box<dyn Ports>,
+    /// How many stores there may be, and how those after the first are built.
+    more: Option<(usize, Build)>,
 }
 
 impl BuiltPolicy {
@@ -22,14 +28,19 @@ impl BuiltPolicy {
     where
         L::Port: 'static,
     {
-        BuiltPolicy { policies: vec![Arc::new(policy)], ports: Box::new(vec![ports]) }
+        BuiltPolicy { policy: Arc::new(policy), ports: Box::new(ports), more: None }
     }
 
-    /// With another store's, which has been built by the same configuration.
+    /// For a device that may have so many stores: when another one than the first has a tenant,
+    /// `build` builds its policy by the same configuration.
     #[must_use]
-    pub fn and(mut self, other: BuiltPolicy) -> BuiltPolicy {
-        self.policies.extend(other.policies);
-        self.ports.append(other.ports);
+    pub fn for_stores(
+        mut self,
+        stores: usize,
+        build: impl Fn() -> Result<BuiltPolicy, String> + Send + 'static,
+    ) -> BuiltPolicy {
+        // With one store there is nothing to choose between, and `StorePort` would cost each verb.
+        self.more = (stores > 1).then(|| (stores, Box::new(build) as Build));
         self
     }
 
@@ -43,49 +54,92 @@ impl BuiltPolicy {
         self,
         names: &Arc<Names>,
         tags: usize,
-    ) -> (Vec<Arc<dyn Policy>>, PolicyLoops<AnyDevice, NbdFront>) {
-        (self.policies, self.ports.policy_loops(names, tags))
-    }
-}
-
-/// Ports of one type, by store and shard.
-trait Ports: Any + Send {
-    fn append(&mut self, other: Box<dyn Ports>);
-    fn shards(&self) -> usize;
-    fn policy_loops(
-        self: Box<Self>,
-        names: &Arc<Names>,
-        tags: usize,
-    ) -> PolicyLoops<AnyDevice, NbdFront>;
-}
-
-impl<P: Port + 'static> Ports for Vec<Vec<P>> {
-    fn append(&mut self, other: Box<dyn Ports>) {
-        let other: Box<dyn Any> = other;
-        let other = other.downcast::<Self>().expect("the same configuration gives the same type");
-        self.extend(*other);
-    }
-
-    fn shards(&self) -> usize {
-        self[0].len()
-    }
-
-    fn policy_loops(
-        self: Box<Self>,
-        names: &Arc<Names>,
-        tags: usize,
-    ) -> PolicyLoops<AnyDevice, NbdFront> {
-        let mut stores = *self;
-        // With one store there is nothing to choose between, and `StorePort` would cost each verb.
-        if stores.len() == 1 {
-            return policy_loops(stores.swap_remove(0));
+    ) -> (Policies, PolicyLoops<AnyDevice, NbdFront>) {
+        let BuiltPolicy { policy: first, ports, more } = self;
+        match more {
+            None => (Policies { first, later: None }, ports.alone()),
+            Some((most, build)) => {
+                let (loops, stock) = ports.among(most, names, tags);
+                (Policies { first, later: Some(Later { most, build, stock }) }, loops)
+            }
         }
-        let mut stores: Vec<_> = stores.into_iter().map(Vec::into_iter).collect();
-        let shards = stores[0].len();
-        let of_shard = |_| {
-            let ports = stores.iter_mut().filter_map(Iterator::next).collect();
-            StorePort::new(ports, names.clone(), tags)
+    }
+}
+
+/// The first store's policy, and where those of others come from.
+pub(super) struct Policies {
+    pub(super) first: Arc<dyn Policy>,
+    /// `None` for a device that has one store.
+    pub(super) later: Option<Later>,
+}
+
+/// The policies of stores after the first.
+pub(super) struct Later {
+    /// How many stores there may be.
+    pub(super) most: usize,
+    build: Build,
+    stock: Box<dyn AnyStock>,
+}
+
+impl Later {
+    /// The next store's policy, which goes to [`Self::put`] when it is ready for flows.
+    pub(super) fn build(&self) -> Result<BuiltPolicy, String> {
+        (self.build)()
+    }
+
+    /// Gives shards the next store's ports.
+    pub(super) fn put(&self, built: BuiltPolicy) {
+        self.stock.put(built.ports);
+    }
+}
+
+/// Ports of one type, by shard.
+trait Ports: Any + Send {
+    fn shards(&self) -> usize;
+    /// As the ports of the only store.
+    fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, NbdFront>;
+    /// As those of the first of at most so many stores, and where the others' are put.
+    fn among(
+        self: Box<Self>,
+        stores: usize,
+        names: &Arc<Names>,
+        tags: usize,
+    ) -> (PolicyLoops<AnyDevice, NbdFront>, Box<dyn AnyStock>);
+}
+
+/// Where the ports of later stores are put.
+trait AnyStock {
+    fn put(&self, ports: Box<dyn Ports>);
+}
+
+impl<P: Port + 'static> Ports for Vec<P> {
+    fn shards(&self) -> usize {
+        self.len()
+    }
+
+    fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, NbdFront> {
+        policy_loops(*self)
+    }
+
+    fn among(
+        self: Box<Self>,
+        stores: usize,
+        names: &Arc<Names>,
+        tags: usize,
+    ) -> (PolicyLoops<AnyDevice, NbdFront>, Box<dyn AnyStock>) {
+        let stock = Arc::new(Stock::new(self.len()));
+        let of_shard = |(shard, port)| {
+            StorePort::new(port, (stock.clone(), shard), names.clone(), (stores, tags))
         };
-        policy_loops((0..shards).map(of_shard).collect())
+        let ports = self.into_iter().enumerate().map(of_shard).collect();
+        (policy_loops(ports), Box::new(stock))
+    }
+}
+
+impl<P: Port + 'static> AnyStock for Arc<Stock<P>> {
+    fn put(&self, ports: Box<dyn Ports>) {
+        let ports: Box<dyn Any> = ports;
+        let ports = ports.downcast().expect("the same configuration gives the same type");
+        Stock::put(self, *ports);
     }
 }

@@ -258,7 +258,7 @@ impl ControlThread<'_> {
         let mut schedulers =
             Schedulers::new(policies, self.names.clone(), self.device, &self.wakers)?;
         let refused = |error| AdminError::Group { name: "(all)".into(), error };
-        schedulers.take_groups(&self.schedulers).map_err(refused)?;
+        schedulers.take_stores_and_groups(&self.schedulers).map_err(refused)?;
         let tenants = self.server.tenants();
         let members: HashMap<FlowId, &Member> =
             tenants.members().iter().map(|member| (member.flow, member)).collect();

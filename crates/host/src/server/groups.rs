@@ -87,6 +87,13 @@ impl Groups {
         self.0[at] = group;
     }
 
+    /// All, each after the one that it is in, as policies are told of them.
+    pub(super) fn outer_first(&self) -> Vec<&Group> {
+        let mut all: Vec<&Group> = self.all().map(|(_, group)| group).collect();
+        all.sort_by_key(|group| group.name.matches('/').count());
+        all
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = (GroupId, &Group)> {
         let numbered = self.0.iter().zip(0..);
         numbered.filter_map(|(group, id)| Some((GroupId(id), group.as_ref()?)))

@@ -316,7 +316,7 @@ pub fn serve(
         let refused = |error| ServerError::Group { name: group.name.clone(), error };
         schedulers.set_group(group).map_err(refused)?;
     }
-    let members = add_flows(&schedulers, &device, &config, shards)?;
+    let members = add_flows(&mut schedulers, &device, &config, shards)?;
     let waiting: Vec<FlowId> =
         members.iter().filter(|member| member.preparing.is_some()).map(|one| one.flow).collect();
     let tenants = TenantList::new(members, preferred, config.default.as_ref())?;

@@ -1,5 +1,7 @@
 //! The policies in force: one for each store, all of the same kind.
 
+use std::fmt::Display;
+use std::mem::discriminant;
 use std::sync::Arc;
 
 use fairq_core::{
@@ -11,6 +13,7 @@ use crate::device::any::AnyDevice;
 use crate::device::control::{Control, ControlError};
 use crate::io::wakers::Wakers;
 use crate::observe::record::DepthRecorder;
+use crate::server::built::{Later, Policies};
 use crate::server::groups::{Groups, together};
 use crate::server::{Group, GroupStatus, Tenant};
 use crate::shard::stores::Names;
@@ -18,21 +21,55 @@ use crate::shard::stores::Names;
 /// What ticks the policies and keeps their flows.
 pub(super) struct Schedulers<'a> {
     controls: Vec<Control<'a, Arc<dyn Policy>, AnyDevice>>,
+    later: Option<Later>,
+    device: &'a AnyDevice,
+    wakers: Arc<Wakers>,
     names: Arc<Names>,
     groups: Groups,
+    /// What was tuned in all of them, the last of each kind; later ones are tuned alike.
+    tunings: Vec<Tuning>,
 }
 
 impl<'a> Schedulers<'a> {
-    /// Builds them; the device stays as it is until [`Schedulers::fit_device`].
+    /// With that of the first store; the device stays as it is until [`Schedulers::fit_device`].
     pub(super) fn new(
-        policies: Vec<Arc<dyn Policy>>,
+        Policies { first, later }: Policies,
         names: Arc<Names>,
         device: &'a AnyDevice,
         wakers: &Arc<Wakers>,
     ) -> Result<Self, ControlError> {
-        let control = |policy| Control::new(policy, device, wakers.clone());
-        let controls = policies.into_iter().map(control).collect::<Result<_, _>>()?;
-        Ok(Schedulers { controls, names, groups: Groups::default() })
+        let (wakers, groups) = (wakers.clone(), Groups::default());
+        let controls = vec![Control::new(first, device, wakers.clone())?];
+        Ok(Schedulers { controls, later, device, wakers, names, groups, tunings: Vec::new() })
+    }
+
+    /// Builds the policies that there are not yet, up to a store's.
+    fn build_to(&mut self, store: usize) -> Result<(), FlowError> {
+        while self.controls.len() <= store {
+            let number = self.controls.len();
+            let later = self.later.as_ref().filter(|later| number < later.most);
+            let later = later.ok_or(FlowError::Full)?;
+            let refused = |error: &dyn Display| {
+                tracing::error!(store = number, %error, "the scheduler of another store cannot be \
+                 built, and its tenants are refused: give the server what the error names");
+                FlowError::Full
+            };
+            let built = later.build().map_err(|error| refused(&error))?;
+            let control = Control::new(built.policy.clone(), self.device, self.wakers.clone())
+                .map_err(|error| refused(&error))?;
+            for group in self.groups.outer_first() {
+                let (id, settings) = self.groups.place(group)?;
+                control.policy().set_group(id, Some(&settings))?;
+            }
+            for &tuning in &self.tunings {
+                // No shard runs under it yet that could wait.
+                let tuned = control.policy().tune(tuning, &mut PortSet::EMPTY.clone());
+                tuned.map_err(|error| refused(&error))?;
+            }
+            later.put(built);
+            self.controls.push(control);
+        }
+        Ok(())
     }
 
     /// Gives the device's classes the weights that the policies want, before any shard runs under
@@ -42,7 +79,6 @@ impl<'a> Schedulers<'a> {
     }
 
     fn policy(&self, store: usize) -> Result<&dyn Policy, FlowError> {
-        // Ports are built when shards begin: there are policies for so many stores only.
         self.controls.get(store).map(Control::policy).ok_or(FlowError::Full)
     }
 
@@ -52,7 +88,8 @@ impl<'a> Schedulers<'a> {
     }
 
     /// Adds a tenant's flow to its store's policy.
-    pub(super) fn add(&self, store: u16, tenant: &Tenant) -> Result<FlowId, FlowError> {
+    pub(super) fn add(&mut self, store: u16, tenant: &Tenant) -> Result<FlowId, FlowError> {
+        self.build_to(store.into())?;
         let policy = self.policy(store.into())?;
         let flow = add(policy, None, tenant, &self.groups)?;
         self.names.assign(store, flow).ok_or_else(|| {
@@ -64,7 +101,7 @@ impl<'a> Schedulers<'a> {
 
     /// Whether a store's slot may find no number. With one store each slot has its own.
     pub(super) fn lack_numbers(&self) -> bool {
-        self.controls.len() > 1 && self.names.is_full()
+        self.later.is_some() && self.names.is_full()
     }
 
     /// The number of a flow that was removed, and of which no request is under way, may be any
@@ -127,12 +164,13 @@ impl<'a> Schedulers<'a> {
         policy.caps(flow)
     }
 
-    /// Takes over the groups of the schedulers before these, whose policies are built alike.
-    pub(super) fn take_groups(&mut self, before: &Schedulers<'_>) -> Result<(), FlowError> {
-        // Groups go by number: each is told after the one that it is in.
-        let mut all: Vec<&Group> = before.groups.all().map(|(_, group)| group).collect();
-        all.sort_by_key(|group| group.name.matches('/').count());
-        all.into_iter().try_for_each(|group| self.set_group(group))
+    /// Takes over the stores and groups of the schedulers before these.
+    pub(super) fn take_stores_and_groups(
+        &mut self,
+        before: &Schedulers<'_>,
+    ) -> Result<(), FlowError> {
+        before.groups.outer_first().into_iter().try_for_each(|group| self.set_group(group))?;
+        self.build_to(before.controls.len() - 1)
     }
 
     /// Takes over, when it is called, what was taken from the caps of flows and groups under the
@@ -240,8 +278,11 @@ impl<'a> Schedulers<'a> {
     }
 
     /// Changes a parameter in all of them; they are of one kind, so that all take it or none.
-    pub(super) fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
-        self.controls.iter().try_for_each(|control| control.policy().tune(tuning, wake))
+    pub(super) fn tune(&mut self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
+        self.controls.iter().try_for_each(|control| control.policy().tune(tuning, wake))?;
+        self.tunings.retain(|other| discriminant(other) != discriminant(&tuning));
+        self.tunings.push(tuning);
+        Ok(())
     }
 
     /// The state of a store's policy.

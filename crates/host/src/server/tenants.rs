@@ -28,7 +28,7 @@ use crate::shard::volume::Volume;
 use crate::shard::wipe::{Wipe, Wiping};
 
 pub(super) fn add_flows(
-    schedulers: &Schedulers<'_>,
+    schedulers: &mut Schedulers<'_>,
     device: &AnyDevice,
     config: &Config,
     shards: usize,

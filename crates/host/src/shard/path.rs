@@ -97,8 +97,12 @@ pub struct DataPath<P, D: Device> {
     /// The device's block, in bytes.
     block: u32,
     queue: D::Queue,
-    live: Box<[Option<Live>]>,
+    /// By tag, as many as have been used: those that never were take no memory.
+    live: Vec<Option<Live>>,
+    /// The tags that have been used and are free.
     free: Vec<Tag>,
+    /// How many tags there are.
+    tags: usize,
     /// How many live requests no policy knows: those that the device has ([`Self::let_go`]), and
     /// those that go to the next one ([`Self::withdraw`]).
     orphans: usize,
@@ -146,8 +150,9 @@ impl<D: Device> DataPath<(), D> {
             device: common.device.clone(),
             block: common.device.info().block_size,
             queue,
-            live: vec![None; tags].into_boxed_slice(),
-            free: (0..tags as u32).rev().map(Tag).collect(),
+            live: Vec::with_capacity(tags),
+            free: Vec::with_capacity(tags),
+            tags,
             orphans: 0,
             withdrawn: 0,
             joined: Vec::with_capacity(tags),
@@ -190,6 +195,7 @@ impl<P, D: Device> DataPath<P, D> {
             queue,
             live,
             free,
+            tags,
             orphans,
             withdrawn,
             joined,
@@ -210,6 +216,7 @@ impl<P, D: Device> DataPath<P, D> {
             queue,
             live,
             free,
+            tags,
             orphans,
             withdrawn,
             joined,
@@ -262,7 +269,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
 
     /// Whether to `submit` now: there is a tag, and the batch is not full.
     pub fn has_room(&self) -> bool {
-        !self.free.is_empty() && self.batch < BATCH
+        (!self.free.is_empty() || self.live.len() < self.tags) && self.batch < BATCH
     }
 
     /// Whether no request is live, and neither the port nor the device's queue has something to do
@@ -369,6 +376,17 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
+    /// A free tag, of which there must be one: the last that became free, or else one that was never
+    /// used.
+    #[inline]
+    fn take_tag(&mut self) -> Tag {
+        self.free.pop().unwrap_or_else(|| {
+            assert!(self.live.len() < self.tags, "the front end asked has_room first");
+            self.live.push(None);
+            Tag(self.live.len() as u32 - 1)
+        })
+    }
+
     /// Takes an order. Fails if its flow is gone; there must be room.
     ///
     /// # Safety
@@ -380,7 +398,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         ring: &mut Ring,
         order: &Order,
     ) -> Result<(), SubmitError> {
-        let tag = self.free.pop().expect("the front end asked has_room first");
+        let tag = self.take_tag();
         let mut live = Live {
             // The policy names the class when it lets the request go.
             command: order.command(tag, Class::Medium),

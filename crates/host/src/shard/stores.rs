@@ -7,7 +7,8 @@
 //! has a port of each. [`StorePort`] is these ports together: a request goes to the port of its
 //! flow's store, `next` asks one store after the other, and a completion goes back to where its tag
 //! came from. So a shard's loop is one, whatever the number of stores, and a device with one store
-//! has its policy's port itself and pays nothing.
+//! has its policy's port itself and pays nothing. A store's policy is built when its first tenant
+//! comes; its ports wait in a [`Stock`] until each shard finds that there is another store.
 //!
 //! **Names.** Each policy numbers its flows from 0. Tenants have one number each, so the flow that
 //! is known outside is the policy's own with the tenant's number in the slot's place
@@ -24,7 +25,7 @@
 //! (Acquire) by ports that have been told. A port that has the name of a removed flow loads the
 //! number's old name, none, or a later one, and the policy refuses the flow in each case.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -135,9 +136,34 @@ impl Names {
     }
 }
 
+/// Ports of stores that have come while shards run, until each shard takes its own.
+pub struct Stock<P>(Box<[Mutex<VecDeque<P>>]>);
+
+impl<P> Stock<P> {
+    /// Nothing, for so many shards.
+    pub fn new(shards: usize) -> Stock<P> {
+        Stock((0..shards).map(|_| Mutex::default()).collect())
+    }
+
+    /// The ports of the next store, one for each shard. A flow of that store is named
+    /// ([`Names::assign`]) after this.
+    pub fn put(&self, ports: Vec<P>) {
+        for (of_shard, port) in self.0.iter().zip(ports) {
+            of_shard.lock().unwrap_or_else(PoisonError::into_inner).push_back(port);
+        }
+    }
+
+    fn take(&self, shard: usize) -> Option<P> {
+        self.0[shard].lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+}
+
 /// One shard's ports of all stores.
 pub struct StorePort<P> {
-    ports: Box<[P]>,
+    /// One for each store, from the first on, as far as the shard has taken them.
+    ports: Vec<P>,
+    stock: Arc<Stock<P>>,
+    shard: usize,
     names: Arc<Names>,
     /// The store of each live request.
     of_tag: Box<[u8]>,
@@ -147,10 +173,39 @@ pub struct StorePort<P> {
 }
 
 impl<P: Port> StorePort<P> {
-    /// These, one for each store, for at most `tags` live requests.
-    pub fn new(ports: Vec<P>, names: Arc<Names>, tags: usize) -> StorePort<P> {
+    /// That of the first of at most `stores` stores; the shard's others come from `stock`. For at
+    /// most `tags` live requests.
+    pub fn new(
+        port: P,
+        (stock, shard): (Arc<Stock<P>>, usize),
+        names: Arc<Names>,
+        (stores, tags): (usize, usize),
+    ) -> StorePort<P> {
+        // No verb allocates, not even the one that takes a port.
+        let mut ports = Vec::with_capacity(stores);
+        ports.push(port);
         let of_tag = vec![0; tags].into_boxed_slice();
-        StorePort { ports: ports.into_boxed_slice(), names, of_tag, first: 0, last: 0 }
+        StorePort { ports, stock, shard, names, of_tag, first: 0, last: 0 }
+    }
+
+    /// The port of a store that has a flow, unless the flow is another policy's: while policies
+    /// change, stores come to the next one.
+    #[inline]
+    fn of_store(&mut self, store: usize) -> Option<&mut P> {
+        if store >= self.ports.len() {
+            self.take_ports();
+        }
+        self.ports.get_mut(store)
+    }
+
+    /// Takes the ports of stores that have come.
+    #[cold]
+    fn take_ports(&mut self) {
+        while self.ports.len() < self.ports.capacity()
+            && let Some(port) = self.stock.take(self.shard)
+        {
+            self.ports.push(port);
+        }
     }
 
     #[inline]
@@ -172,11 +227,16 @@ impl<P: Port> Port for StorePort<P> {
         let (store, flow) = self.names.of(request.flow).ok_or(SubmitError::NoSuchFlow)?;
         let of_tag = self.of_tag.get_mut(request.tag.0 as usize).ok_or(SubmitError::BadTag)?;
         *of_tag = store as u8;
-        self.ports[store].submit(now_ns, &Request { flow, ..*request }, wake)
+        let port = self.of_store(store).ok_or(SubmitError::NoSuchFlow)?;
+        port.submit(now_ns, &Request { flow, ..*request }, wake)
     }
 
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
-        let used = self.names.used().min(self.ports.len());
+        let used = self.names.used();
+        if used > self.ports.len() {
+            self.take_ports();
+        }
+        let used = used.min(self.ports.len());
         let (mut until, mut is_blocked) = (None::<u64>, false);
         for step in 0..used {
             let store =
@@ -216,7 +276,8 @@ impl<P: Port> Port for StorePort<P> {
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
         let (store, flow) = self.names.of(flow).ok_or(SubmitError::NoSuchFlow)?;
-        self.ports[store].admit(flow)
+        // A port that the shard has not taken yet has all its tags.
+        self.ports.get(store).map_or(Ok(()), |port| port.admit(flow))
     }
 
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
@@ -231,7 +292,7 @@ impl<P: Port> Port for StorePort<P> {
         let (store, flow) = self.names.of(flow).ok_or(SubmitError::NoSuchFlow)?;
         let of_tag = self.of_tag.get_mut(tag.0 as usize).ok_or(SubmitError::BadTag)?;
         *of_tag = store as u8;
-        self.ports[store].hold(tag, flow)
+        self.of_store(store).ok_or(SubmitError::NoSuchFlow)?.hold(tag, flow)
     }
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
@@ -248,17 +309,19 @@ impl<P: Port> Port for StorePort<P> {
 
     fn staged(&self, flow: FlowId) -> Option<Tag> {
         let (store, flow) = self.names.of(flow)?;
-        self.ports[store].staged(flow)
+        self.ports.get(store)?.staged(flow)
     }
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
-        let of = self.names.of(flow);
-        of.map_or_else(FlowStats::default, |(store, flow)| self.ports[store].flow_stats(flow))
+        let stats = |(store, flow): (usize, _)| Some(self.ports.get(store)?.flow_stats(flow));
+        self.names.of(flow).and_then(stats).unwrap_or_default()
     }
 
     fn barrier(&mut self, flow: FlowId) {
-        if let Some((store, flow)) = self.names.of(flow) {
-            self.ports[store].barrier(flow);
+        if let Some((store, flow)) = self.names.of(flow)
+            && let Some(port) = self.of_store(store)
+        {
+            port.barrier(flow);
         }
     }
 
@@ -281,8 +344,8 @@ mod tests {
 
     /// Two stores with a flow each (or `flows` on the first), and the port of one shard.
     fn two(weights: [&[u16]; 2]) -> (impl Port, Vec<FlowId>) {
-        let names = Arc::new(Names::new(8));
-        let (mut ports, mut flows) = (Vec::new(), Vec::new());
+        let (names, stock) = (Arc::new(Names::new(8)), Arc::new(Stock::new(1)));
+        let (mut first, mut flows) = (None, Vec::new());
         for (store, weights) in weights.into_iter().enumerate() {
             let config = SerialConfig::new(1, 4, 64).with(|config| config.slots = SLOTS);
             let (policy, mut made) = Sfqd::<Native>::new(&config).unwrap();
@@ -290,9 +353,12 @@ mod tests {
                 let flow = policy.add_flow(Weight::new(weight).unwrap()).unwrap();
                 flows.push(names.assign(store as u16, flow).unwrap());
             }
-            ports.push(made.pop().unwrap());
+            match first {
+                None => first = made.pop(),
+                Some(_) => stock.put(made),
+            }
         }
-        (StorePort::new(ports, names, 64), flows)
+        (StorePort::new(first.unwrap(), (stock, 0), names, (2, 64)), flows)
     }
 
     fn submit(port: &mut impl Port, flow: FlowId, tag: u32) {
