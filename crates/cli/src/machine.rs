@@ -1,7 +1,10 @@
-//! What the machine has.
+//! What the machine has, and what this process is to it.
 
 use std::fs;
 use std::path::Path;
+
+use rustix::process::configure_io_flusher_behavior;
+use rustix::thread::{CapabilitySet, capabilities, clear_ambient_capability_set, set_capabilities};
 
 /// Memory that is taken for granted where the system does not tell, in bytes.
 const MEMORY: u64 = 2 << 30;
@@ -21,6 +24,31 @@ pub(crate) fn memory() -> u64 {
             .ok()
     });
     limits.chain(machine).min().unwrap_or(MEMORY)
+}
+
+/// Marks this thread, and those that it starts from now on, as I/O flushers: the kernel gives them
+/// memory without waiting for disks. If the kernel of this machine is a client, it waits for memory
+/// that only this server can free by writing, and the server must not wait for the same. Then gives
+/// up the capability that this takes.
+pub(crate) fn become_io_flusher() {
+    if let Err(error) = configure_io_flusher_behavior(true) {
+        tracing::info!(
+            %error,
+            "not marked as an I/O flusher, which takes CAP_SYS_RESOURCE: where this machine itself \
+             uses the disks that are served here, it can stall when its memory is short"
+        );
+    }
+    let given_up = || {
+        clear_ambient_capability_set()?;
+        let mut sets = capabilities(None)?;
+        for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
+            set.remove(CapabilitySet::SYS_RESOURCE);
+        }
+        set_capabilities(None, sets)
+    };
+    if let Err(error) = given_up() {
+        tracing::warn!(%error, "cannot give up CAP_SYS_RESOURCE");
+    }
 }
 
 /// `MemTotal` of `/proc/meminfo`, in bytes.

@@ -48,6 +48,8 @@ pub(crate) fn settings(args: ServeArgs) -> Result<Sources, Refusal> {
 /// Serves until told to end.
 pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let Sources { given, settings } = sources;
+    // Before there are threads, which have it from this one.
+    machine::become_io_flusher();
     let plan = settings.plan(&given.surroundings)?;
     let shared = plan.device.shared_file().map(|file| file.path.clone());
     // Empty files are given their size as missing ones are made.

@@ -751,7 +751,10 @@ fn logs_are_json_where_nobody_looks() {
     assert_eq!(server.end(), 0);
     let mut log = String::new();
     server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut lines: Vec<Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // It depends on who runs the tests.
+    lines.retain(|line| !line["message"].as_str().unwrap().contains("I/O flusher"));
     let [serving, connected, ..] = &lines[..] else { panic!("{log}") };
     assert_eq!((&serving["message"], &serving["tenants"]), (&json!("serving"), &json!(2)));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The memory that a server takes while nothing is asked of it.
+//! The memory that a server takes while nothing is asked of it, and how it gets some.
 
 use super::*;
 
@@ -48,4 +48,33 @@ fn an_idle_server_takes_memory_for_what_it_uses() {
     drop(one);
     let three = own(&idle(disk.path(), 3));
     assert!(three < alone + 24 * MIB, "{alone} bytes with a shard and {three} with three");
+}
+
+/// A kernel that is a client of a server on its own machine waits for memory that the server frees
+/// by writing: the server's threads must not wait for the same.
+#[test]
+fn threads_are_io_flushers_or_the_log_says_that_they_are_not() {
+    const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;
+    const CAP_SYS_RESOURCE: u64 = 1 << 24;
+    let mut server = Server::start(CONFIG, &[]);
+    let process = PathBuf::from(format!("/proc/{}", server.process.id()));
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    let tasks = std::fs::read_dir(process.join("task")).unwrap().map(|task| {
+        let stat = read(task.unwrap().path().join("stat"));
+        let flags = stat.rsplit(')').next().unwrap().split_whitespace().nth(6).unwrap();
+        flags.parse::<u64>().unwrap() & PF_MEMALLOC_NOIO != 0
+    });
+    let marked: Vec<bool> = tasks.collect();
+    let status = read(process.join("status"));
+    for set in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"] {
+        let line = status.lines().find_map(|line| line.strip_prefix(set)).unwrap();
+        let kept = u64::from_str_radix(line.trim(), 16).unwrap();
+        assert_eq!(kept & CAP_SYS_RESOURCE, 0, "{set} {line}");
+    }
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(), 0);
+    let mut log = String::new();
+    server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let is_said = log.contains("not marked as an I/O flusher");
+    assert!(marked.iter().all(|marked| *marked != is_said), "{marked:?}: {log}");
 }
