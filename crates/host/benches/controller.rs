@@ -95,6 +95,7 @@ impl<Q: Queue> Submitter<Q> {
             file: 0,
             offset: 0,
             length: 4096,
+            span: 0,
             fua: false,
             no_hole: false,
             fast_only: false,

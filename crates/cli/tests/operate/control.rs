@@ -22,7 +22,7 @@ struct Resolver {
 }
 
 /// Makes a library of a source beside this file that comes before the C library.
-fn library(source: &str, folder: &Path) -> PathBuf {
+pub(super) fn library(source: &str, folder: &Path) -> PathBuf {
     let library = folder.join("before.so");
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library);

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, Request};
 
@@ -346,4 +347,60 @@ fn zeroes_by_the_map_of_a_file_count_little_for_a_cap() {
     }
     let tenants: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
     assert_eq!(tenants[0]["capped"]["waiting"], 0, "{tenants}");
+}
+
+/// A tenant may write into the page cache what the disk writes in half a second. The rest waits for
+/// the disk, and nobody else waits for the rest.
+#[test]
+fn a_tenant_that_fills_the_page_cache_waits_for_the_disk_and_its_neighbour_does_not() {
+    const WRITES: usize = 64;
+    const PIECE: usize = 64 << 10;
+    // Where a file system in memory is unlikely: it has no disk that is waited for.
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |name: &str| disk.path().join(name);
+    let library = super::control::library("slow_cache.c", disk.path());
+    std::fs::File::create(path("pool")).unwrap().set_len(17 << 20).unwrap();
+    let tenants =
+        ["big", "small"].map(|name| format!("[[tenant]]\nname = {name:?}\nsize = \"8M\"\n"));
+    let config = format!(
+        "shards = 1\ndevice = \"file,path={},direct=off\"\n{}",
+        path("pool").display(),
+        tenants.concat()
+    );
+    let set = |command: &mut std::process::Command| {
+        command.env("LD_PRELOAD", library).env("FAIRQ_DISK", path("disk"));
+    };
+    let server = Server::start_with(set, Stdio::null(), &config, &[]);
+    let [mut big, mut small] = ["big", "small"].map(|name| Client::of(&server, name));
+    std::fs::write(path("disk.wait"), "").unwrap();
+    let answered = AtomicUsize::new(0);
+    let mut sender = Client { stream: big.stream.try_clone().unwrap(), size: big.size };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for at in 0..WRITES {
+                let (offset, length) = ((at * PIECE) as u64, PIECE as u64);
+                sender.ask(Command::Write, CommandFlags(0), offset, length);
+                sender.stream.write_all(&[7; PIECE]).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..WRITES {
+                assert_eq!(big.answer(), 0);
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        until("a writeback waits for the disk", || path("disk").exists().then_some(()));
+        for block in 0..20 {
+            assert_eq!(small.write(block * 4096, &[8; 4096]), 0);
+            small.ask(Command::Flush, CommandFlags(0), 0, 0);
+            assert_eq!(small.answer(), 0);
+        }
+        // The least bound is 1 MiB.
+        let dirty = answered.load(Ordering::Relaxed) * PIECE;
+        assert!(dirty <= 1 << 20, "{dirty} bytes are dirty");
+        std::fs::remove_file(path("disk.wait")).unwrap();
+    });
+    assert_eq!(answered.load(Ordering::Relaxed), WRITES);
+    assert_eq!(big.read(((WRITES - 1) * PIECE) as u64, PIECE), Ok(vec![7; PIECE]));
+    assert_eq!(small.read(0, 4096), Ok(vec![8; 4096]));
 }

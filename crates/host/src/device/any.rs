@@ -11,7 +11,7 @@ use crate::device::null::{NullDevice, NullQueue};
 use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
-use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue};
+use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue, WriteOutJob};
 use crate::io::memory::Memory;
 use crate::io::ring::{Event, Ring};
 
@@ -189,6 +189,10 @@ impl Device for AnyDevice {
         each!(AnyDevice, self, device => device.write_back_failed(file))
     }
 
+    fn write_out(&self, file: u16, job: WriteOutJob) {
+        each!(AnyDevice, self, device => device.write_out(file, job))
+    }
+
     fn inspect(&self) {
         each!(AnyDevice, self, device => device.inspect())
     }
@@ -263,6 +267,11 @@ impl Queue for AnyQueue {
 
     fn store_of(&self, file: u16) -> u16 {
         each!(AnyQueue, self, queue => queue.store_of(file))
+    }
+
+    #[inline]
+    fn is_cached(&self, file: u16) -> bool {
+        each!(AnyQueue, self, queue => queue.is_cached(file))
     }
 
     #[inline]

@@ -19,8 +19,8 @@ pub(crate) type Tamper = Box<dyn FnMut(Event) -> Event>;
 /// A command without data or flags.
 pub(crate) fn command(op: Op, offset: u64, length: u32) -> Command {
     let (tag, class, memory) = (Tag(0), Class::Medium, Memory::NONE);
-    let (file, fua, no_hole, fast_only) = (0, false, false, false);
-    Command { tag, op, class, file, offset, length, fua, no_hole, fast_only, memory }
+    let (file, span, fua, no_hole, fast_only) = (0, 0, false, false, false);
+    Command { tag, op, class, file, offset, length, span, fua, no_hole, fast_only, memory }
 }
 
 /// Shard `port` of a run with `ports`.

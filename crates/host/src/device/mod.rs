@@ -11,6 +11,7 @@
 //! belong to the device.
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -68,8 +69,11 @@ pub struct Command {
     pub file: u16,
     /// Where in the file, in bytes; any alignment.
     pub offset: u64,
-    /// How much, in bytes; any alignment.
+    /// How much, in bytes; any alignment. 0 for a flush.
     pub length: u32,
+    /// For a flush: the bytes from `offset` on that are to be on stable storage; 0 stands for the
+    /// whole file.
+    pub span: u64,
     /// For writes: the data must be on stable storage before the completion.
     pub fua: bool,
     /// For writing zeroes: keep the range allocated.
@@ -120,6 +124,11 @@ pub struct Place {
     pub wakers: Arc<Wakers>,
 }
 
+/// Writes a range of a file to its disk, and waits for that if the second argument says so.
+pub type WriteOut<'a> = dyn FnMut(Range<u64>, bool) + 'a;
+/// See [`Device::write_out`].
+pub type WriteOutJob = Box<dyn FnOnce(&mut WriteOut<'_>) + Send>;
+
 /// A storage device, shared by all shards.
 pub trait Device: Send + Sync + 'static {
     /// One shard's queue.
@@ -148,6 +157,12 @@ pub trait Device: Send + Sync + 'static {
     /// not wait. Callers take turns at asking and at what they do about it.
     fn write_back_failed(&self, _file: u16) -> bool {
         false
+    }
+
+    /// Has a thread that may wait call `job` with a function that writes ranges of a cached file to
+    /// its disk ([`Queue::is_cached`]).
+    fn write_out(&self, _file: u16, job: WriteOutJob) {
+        job(&mut |_, _| {});
     }
 
     /// Has files looked at, whether they have become shorter or longer; waits for nothing.
@@ -250,6 +265,11 @@ pub trait Queue: 'static {
     /// Which store a file of commands on their way is in; see [`Device::store_of`].
     fn store_of(&self, _file: u16) -> u16 {
         0
+    }
+
+    /// Whether writes to a file end when a cache has them, whose dirty bytes have to be bounded.
+    fn is_cached(&self, _file: u16) -> bool {
+        false
     }
 
     /// When to call `reap` again, if that is a matter of time and not of an event.

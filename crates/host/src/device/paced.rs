@@ -378,7 +378,7 @@ mod tests {
 
     fn command(tag: u32, op: Op, memory: Memory) -> Command {
         let (file, offset, length) = (0, 0, memory.length);
-        let (fua, no_hole, fast_only) = (false, false, false);
+        let (span, fua, no_hole, fast_only) = (0, false, false, false);
         Command {
             tag: Tag(tag),
             op,
@@ -386,6 +386,7 @@ mod tests {
             file,
             offset,
             length,
+            span,
             fua,
             no_hole,
             fast_only,

@@ -45,7 +45,8 @@ pub fn group(tenant: u16) -> usize {
     usize::from(tenant).min(GROUPS - 1)
 }
 
-/// What each shard has served to each group, in bytes.
+/// The bytes that each shard has served to each group, and in the last row those that were written
+/// from the page cache to the disk: a write into the cache is served when the disk has it.
 pub struct Served {
     shards: Box<[CachePadded<[AtomicU64; GROUPS]>]>,
 }
@@ -54,13 +55,18 @@ impl Served {
     /// Nothing yet, for so many shards.
     pub fn new(shards: usize) -> Served {
         let none = |_| CachePadded::new([const { AtomicU64::new(0) }; GROUPS]);
-        Served { shards: (0..shards).map(none).collect() }
+        Served { shards: (0..=shards).map(none).collect() }
+    }
+
+    /// Bytes of a tenant were written from the page cache to the disk. One caller at a time.
+    pub fn written(&self, tenant: u16, bytes: u64) {
+        self.add(self.shards.len() - 1, group(tenant), bytes);
     }
 
     #[inline]
     fn add(&self, shard: usize, group: usize, bytes: u64) {
         let counter = &self.shards[shard][group];
-        // The shard is the only one that writes it.
+        // Each row has one writer at a time.
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
     }
 
@@ -91,7 +97,7 @@ pub struct Observed {
 impl Observed {
     /// Of this shard.
     pub fn new(served: Arc<Served>, shard: usize) -> Observed {
-        let period_ns = PERIOD_NS * served.shards.len().div_ceil(8) as u64;
+        let period_ns = PERIOD_NS * (served.shards.len() - 1).div_ceil(8) as u64;
         let before = Box::new([0; GROUPS]);
         Observed { served, shard, period_ns, next_ns: 0, tag: None, before, matrix: empty_matrix() }
     }

@@ -42,6 +42,7 @@ use crate::shard::wipe::{Wipe, Wipes};
 mod charge;
 pub mod cut;
 pub mod direct;
+pub mod dirty;
 pub mod fence;
 pub mod path;
 pub mod pool;
@@ -432,6 +433,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         for _ in 0..INNER_TURNS {
             let now_ns = self.clock.now_ns();
             let reaped = self.reap(now_ns);
+            self.path.unthrottle(now_ns, &mut self.ring);
             self.front.arrivals(now_ns, &mut self.ring, &mut self.path);
             self.wipes.submit(now_ns, &mut self.ring, &mut self.path);
             let has_more = self.front.flush(now_ns, &mut self.ring);

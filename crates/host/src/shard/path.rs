@@ -24,6 +24,7 @@
 //! stock, so the requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates
 //! once a shard runs.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use fairq_core::{
@@ -39,8 +40,10 @@ use crate::observe::record::{Decision, Kind, Recorder, Recording};
 use crate::observe::stats::{ShardCounters, ShardReport, StoreLoad, TenantStats, Times};
 use crate::shard::charge::{self, Charged, Observation};
 use crate::shard::cut::Cut;
+use crate::shard::dirty::Dirty;
 use crate::shard::fence::{Client, Fences};
 use crate::shard::shared::Common;
+use crate::shard::turns::Weights;
 use crate::shard::volume::Order;
 
 /// Requests issued before completions are looked at and replies leave again: so much that a send
@@ -67,6 +70,8 @@ enum Holder {
     Policy,
     /// Nothing: it waited for a cap of the policy that is being replaced, and goes to the next one.
     Nothing,
+    /// The shard: the tenant's dirty bytes leave no room for a write.
+    Throttle,
     /// The device has it, and the policy that let it go is gone, or will be.
     Device,
 }
@@ -85,6 +90,8 @@ struct Live {
     held_by: Holder,
     /// Of a flush: the tenant's writes that had ended when it came.
     covers: u64,
+    /// Bytes that [`Dirty`] counts: a write's until it has ended, those that a flush writes back.
+    dirty: u64,
     /// The one after it in its command.
     after: Option<Tag>,
 }
@@ -128,6 +135,14 @@ pub struct DataPath<P, D: Device> {
     loads_ns: u64,
     write_back: Arc<WriteBack>,
     fences: Arc<Fences>,
+    dirty: Arc<Dirty>,
+    weights: Arc<Weights>,
+    /// Writes that wait for room for dirty bytes, by tenant, in the order in which they came, and
+    /// how many they are.
+    throttled: BTreeMap<u16, VecDeque<Tag>>,
+    throttled_count: usize,
+    /// [`Dirty::changes`] when they were last tried.
+    throttle_seen: u64,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
     /// What `next` said last: when to call it again though nothing has happened.
@@ -170,6 +185,11 @@ impl<D: Device> DataPath<(), D> {
             loads_ns: 0,
             write_back: common.write_back.clone(),
             fences: common.fences.clone(),
+            dirty: common.dirty.clone(),
+            weights: common.weights.clone(),
+            throttled: BTreeMap::new(),
+            throttled_count: 0,
+            throttle_seen: 0,
             recorder: None,
             wait_until_ns: None,
             blocked: false,
@@ -207,6 +227,7 @@ impl<P, D: Device> DataPath<P, D> {
         } = self;
         let DataPath { finished, stats, changed, counters, observed, .. } = self;
         let DataPath { charges, loads, loads_ns, write_back, fences, recorder, .. } = self;
+        let DataPath { dirty, weights, throttled, throttled_count, throttle_seen, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
         let path = DataPath {
             port,
@@ -234,6 +255,11 @@ impl<P, D: Device> DataPath<P, D> {
             loads_ns,
             write_back,
             fences,
+            dirty,
+            weights,
+            throttled,
+            throttled_count,
+            throttle_seen,
             recorder,
             blocked,
             wait_until_ns,
@@ -276,12 +302,13 @@ impl<P: Port, D: Device> DataPath<P, D> {
     /// for other shards. A port behind a lock that waits for a time may be the only one that was
     /// told so, and others' requests wait with it.
     pub fn is_idle(&self) -> bool {
-        self.orphans == 0 && self.withdrawn == 0 && self.is_free_of_port()
+        self.orphans + self.withdrawn + self.throttled_count == 0 && self.is_free_of_port()
     }
 
     /// The same, but for requests that the port does not know.
     pub fn is_free_of_port(&self) -> bool {
-        self.free.len() + self.orphans + self.withdrawn == self.live.len()
+        let unknown = self.orphans + self.withdrawn + self.throttled_count;
+        self.free.len() + unknown == self.live.len()
             && self.wait_until_ns.is_none()
             && self.queue.is_idle()
     }
@@ -410,9 +437,10 @@ impl<P: Port, D: Device> DataPath<P, D> {
             is_void: order.is_void(),
             held_by: Holder::Policy,
             covers: 0,
+            dirty: 0,
             after: None,
         };
-        let submitted = match self.give(now_ns, tag, &live) {
+        let submitted = match self.admit(now_ns, tag, &mut live) {
             Ok(submitted) => submitted,
             Err(error) => {
                 self.free.push(tag);
@@ -578,10 +606,13 @@ impl<P: Port, D: Device> DataPath<P, D> {
         // The command is copied before its class is changed. A wide load that covers a narrow store
         // which is still in the store buffer stalls until that buffer is empty, and the data of the
         // last command may be in it.
-        let command = Command { class, ..live.command };
+        let mut command = Command { class, ..live.command };
         live.command.class = class;
         live.issued_ns = now_ns;
         self.stats[usize::from(live.tenant)].issue(now_ns);
+        if command.op == Op::Flush && !live.is_void && self.queue.is_cached(command.file) {
+            command.span = self.flush_dirty(tag);
+        }
         self.counters.issued[class as usize] += 1;
         self.issued = true;
         if self.recorder.is_some() {
@@ -643,6 +674,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let Command { op, length, .. } = live.command;
             self.charges.ended(live.tenant, op, length, now_ns.saturating_sub(live.issued_ns));
         }
+        match live.command.op {
+            _ if live.dirty == 0 => {}
+            Op::Flush => self.dirty.written(live.command.file, live.tenant, live.dirty),
+            _ => self.dirtied(&live, errno == 0),
+        }
         let failed = errno != 0;
         // Before the request is gone: a decision is recorded with what it was about.
         if self.recorder.is_some() {
@@ -664,7 +700,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
         self.counters.completed += 1;
         self.counters.bytes += bytes;
-        self.observed.ended(tag, live.tenant, bytes, times.latency_ns());
+        // Bytes in the page cache are served when the disk has them.
+        let served = if live.dirty > 0 { 0 } else { bytes };
+        self.observed.ended(tag, live.tenant, served, times.latency_ns());
         self.finished.push(Finished { cookie: live.cookie, errno });
     }
 
@@ -680,6 +718,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {
         // Tags are used again from the lowest on, so that few places are looked at in vain.
         let mut left = self.live.len() - self.free.len();
+        let mut has_throttled = false;
         for index in 0..self.live.len() {
             if left == 0 {
                 break;
@@ -696,11 +735,18 @@ impl<P: Port, D: Device> DataPath<P, D> {
                     self.withdrawn -= 1;
                     true
                 }
+                Holder::Throttle => {
+                    has_throttled = true;
+                    true
+                }
                 Holder::Device => false,
             };
             if is_back {
                 self.cancelled(now_ns, tag, &live, errno);
             }
+        }
+        if has_throttled {
+            self.forget_throttled();
         }
     }
 
@@ -711,6 +757,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         // A write that never began is as good as one that has ended: nothing of it can be lost.
         self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
+        if live.dirty > 0 && live.held_by != Holder::Throttle {
+            self.dirtied(live, false);
+        }
         self.live[tag.0 as usize] = None;
         self.free.push(tag);
         self.stats[usize::from(live.tenant)].cancel(now_ns);
@@ -762,3 +811,4 @@ impl<P: Port, D: Device> DataPath<P, D> {
 mod change;
 #[cfg(test)]
 mod tests;
+mod throttle;

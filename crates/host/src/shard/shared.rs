@@ -6,6 +6,7 @@ use crate::device::write_back::WriteBack;
 use crate::io::clock::Clock;
 use crate::io::wakers::Wakers;
 use crate::observe::interference::Served;
+use crate::shard::dirty::Dirty;
 use crate::shard::fence::Fences;
 use crate::shard::turns::Weights;
 
@@ -25,6 +26,8 @@ pub struct Common<D> {
     pub served: Arc<Served>,
     /// Whose data may be lost.
     pub write_back: Arc<WriteBack>,
+    /// The bytes in the page cache that are not on the disk.
+    pub dirty: Arc<Dirty>,
     /// The weights by which tenants share a shard's CPU.
     pub weights: Arc<Weights>,
     /// The requests that clients which have ended left under way.
@@ -38,12 +41,14 @@ impl<D> Common<D> {
     /// many tenants; without registered buffers.
     pub fn new(device: Arc<D>, wakers: Arc<Wakers>, tags: usize, tenants: usize) -> Common<D> {
         let shards = wakers.count();
+        let served = Arc::new(Served::new(shards));
         Common {
             device,
             clock: Clock::default(),
             tags,
             tenants,
-            served: Arc::new(Served::new(shards)),
+            dirty: Arc::new(Dirty::new(wakers.clone(), served.clone())),
+            served,
             write_back: Arc::new(WriteBack::new(shards, tenants)),
             weights: Arc::new(Weights::new(tenants)),
             fences: Arc::new(Fences::new(tenants, wakers.clone())),
@@ -58,6 +63,7 @@ impl<D> Clone for Common<D> {
         let (device, wakers) = (self.device.clone(), self.wakers.clone());
         let (served, write_back) = (self.served.clone(), self.write_back.clone());
         let (weights, fences) = (self.weights.clone(), self.fences.clone());
-        Common { device, wakers, served, write_back, weights, fences, ..*self }
+        let dirty = self.dirty.clone();
+        Common { device, wakers, served, write_back, dirty, weights, fences, ..*self }
     }
 }

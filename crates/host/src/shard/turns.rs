@@ -47,7 +47,8 @@ impl Weights {
         }
     }
 
-    fn get(&self, tenant: u16) -> u64 {
+    /// A tenant's weight, in 256ths.
+    pub(crate) fn get(&self, tenant: u16) -> u64 {
         self.0.get(usize::from(tenant)).map_or(1, |place| place.load(Ordering::Relaxed).into())
     }
 }

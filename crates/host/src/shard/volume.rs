@@ -89,7 +89,8 @@ impl Volume {
     #[inline]
     pub fn order(&self, piece: &Piece) -> Result<Order, PieceError> {
         let &Piece { op, offset, length, fua, no_hole, fast_only, memory, cookie } = piece;
-        let (offset, length) = if op == Op::Flush { (0, 0) } else { (offset, length) };
+        let (offset, length, span) =
+            if op == Op::Flush { (0, 0, self.size) } else { (offset, length, 0) };
         if offset.checked_add(u64::from(length)).is_none_or(|end| end > self.size) {
             return Err(PieceError::Outside);
         }
@@ -107,6 +108,7 @@ impl Volume {
             file,
             offset,
             length,
+            span,
             fua,
             no_hole,
             fast_only,
@@ -186,6 +188,12 @@ impl Order {
     #[inline]
     pub fn length(&self) -> u32 {
         self.command.length
+    }
+
+    /// See [`Command::span`].
+    #[inline]
+    pub fn span(&self) -> u64 {
+        self.command.span
     }
 
     /// See [`Command::fua`].

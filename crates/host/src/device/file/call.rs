@@ -70,10 +70,25 @@ pub(super) enum Pieces {
 
 /// One call.
 pub(super) enum Call {
-    Read { pieces: Pieces, offset: u64 },
-    Write { pieces: Pieces, offset: u64, is_durable: bool },
-    Sync,
-    Allocate { mode: i32, offset: u64, length: u64 },
+    Read {
+        pieces: Pieces,
+        offset: u64,
+    },
+    Write {
+        pieces: Pieces,
+        offset: u64,
+        is_durable: bool,
+    },
+    /// Of a range, or of the whole file if the length is 0.
+    Sync {
+        offset: u64,
+        length: u64,
+    },
+    Allocate {
+        mode: i32,
+        offset: u64,
+        length: u64,
+    },
 }
 
 // SAFETY: the memory that a call points to is the operation's, which is left alone until the reply
@@ -114,7 +129,9 @@ impl Call {
                 // device's.
                 unsafe { at_once::write(file, pieces.list(), *offset, flags) }
             }
-            Call::Sync => rustix::fs::fdatasync(file).map_or_else(|e| -e.raw_os_error(), |()| 0),
+            &Call::Sync { offset, length } => {
+                backing.sync(offset, length).map_or_else(|e| -e.raw_os_error(), |()| 0)
+            }
             Call::Allocate { mode, offset, length } => {
                 let (offset, length) = (*offset as i64, *length as i64);
                 // SAFETY: plain numbers.

@@ -12,7 +12,8 @@
 //! done on the spot where that takes no waiting (`at_once`). Calls that may wait are made by
 //! threads of the file's store (`workers`). Discards shrink to whole blocks.
 //!
-//! **Durability.** A flush is `fdatasync`, and FUA is `RWF_DSYNC` on each write of the command (an
+//! **Durability.** A flush is `fdatasync`, through the page cache of the tenant's range alone
+//! (`msync` does that), and FUA is `RWF_DSYNC` on each write of the command (an
 //! `fdatasync` at the end for writing zeroes). Both are acknowledged only when the kernel has
 //! answered, which it does once the device has the data on stable storage; this process caches no
 //! data of its own. So nothing that was flushed or written with FUA is lost when the process is
@@ -35,7 +36,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::device::error::DeviceError;
-use crate::device::{CutOff, Device, Extent, Info, Place};
+use crate::device::{CutOff, Device, Extent, Info, Place, WriteOutJob};
 use crate::io::ring::Ring;
 
 mod at_once;
@@ -238,6 +239,13 @@ impl Device for FileDevice {
 
     fn write_back_failed(&self, file: u16) -> bool {
         self.shared.files.get(file).is_some_and(|backing| backing.write_back_failed())
+    }
+
+    fn write_out(&self, file: u16, job: WriteOutJob) {
+        // Nothing of a file that is closed is dirty: it was put on stable storage before.
+        let Some(backing) = self.shared.files.get(file) else { return job(&mut |_, _| {}) };
+        let store = backing.store.clone();
+        store.push(Box::new(move || job(&mut |range, waits| backing.write_out(range, waits))));
     }
 
     fn inspect(&self) {

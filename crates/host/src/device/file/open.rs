@@ -12,6 +12,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -201,6 +202,43 @@ impl Backing {
             )
     }
 
+    /// Whether its writes end when the page cache has them, and the disk does not. Without the
+    /// witness the error of a writeback would be known only to the thread that starts it.
+    #[inline]
+    pub(super) fn is_cached(&self) -> bool {
+        self.witness.is_some() && !self.is_in_memory
+    }
+
+    /// Has the kernel write a range to the disk, and waits for that. An error is known to all that
+    /// have opened the file, the witness among them, so it is no loss that it is not taken here.
+    pub(super) fn write_out(&self, range: Range<u64>, waits: bool) {
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        let flags = if waits { all } else { libc::SYNC_FILE_RANGE_WRITE };
+        let (start, length) = (range.start as i64, (range.end - range.start) as i64);
+        // SAFETY: plain numbers, and a file that is open.
+        unsafe { libc::sync_file_range(self.file.as_raw_fd(), start, length, flags) };
+    }
+
+    /// Puts a range, or the whole file if its length is 0, on stable storage.
+    pub(super) fn sync(&self, offset: u64, length: u64) -> rustix::io::Result<()> {
+        match self.map(offset, length) {
+            Some(map) => map.sync(),
+            None => rustix::fs::fdatasync(&self.file),
+        }
+    }
+
+    /// Maps a range that is cached. Nothing, if that is not possible or of no use.
+    fn map(&self, offset: u64, length: u64) -> Option<Map> {
+        let start = offset / PAGE as u64 * PAGE as u64;
+        let length = (offset - start).checked_add(length)?;
+        if length == 0 || !self.is_cached() {
+            return None;
+        }
+        Map::new(&self.file, start, length.try_into().ok()?)
+    }
+
     /// Looks where it ends.
     pub(super) fn inspect(&self) {
         // A block device's length is where it ends; the position that this moves nobody uses.
@@ -338,6 +376,36 @@ impl Backing {
             zero_range: Support::default(),
             file,
         })
+    }
+}
+
+/// A range of a file as addresses that nobody reads or writes. The kernel has no `fdatasync` of a
+/// range other than the `msync` of a mapping.
+struct Map {
+    address: *mut std::ffi::c_void,
+    length: usize,
+}
+
+impl Map {
+    fn new(file: &File, start: u64, length: usize) -> Option<Map> {
+        let address = std::ptr::null_mut();
+        let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::NORESERVE;
+        let protection = rustix::mm::ProtFlags::empty();
+        // SAFETY: the kernel chooses the addresses.
+        let mapped = unsafe { rustix::mm::mmap(address, length, protection, flags, file, start) };
+        mapped.ok().map(|address| Map { address, length })
+    }
+
+    fn sync(&self) -> rustix::io::Result<()> {
+        // SAFETY: the addresses are this map's.
+        unsafe { rustix::mm::msync(self.address, self.length, rustix::mm::MsyncFlags::SYNC) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the addresses are this map's, and nobody has a reference to them.
+        let _ = unsafe { rustix::mm::munmap(self.address, self.length) };
     }
 }
 

@@ -121,7 +121,11 @@ impl Operation {
     /// The call for what is left of the part.
     pub(super) fn call(&self, backing: &Backing) -> Call {
         match self.step {
-            Step::Sync => Call::Sync,
+            Step::Sync => {
+                let Command { op, offset, length, span, .. } = self.command;
+                let length = if op == Op::Flush { span } else { length.into() };
+                Call::Sync { offset, length }
+            }
             Step::Punch | Step::ZeroRange => {
                 let kind = if self.step == Step::Punch {
                     libc::FALLOC_FL_PUNCH_HOLE

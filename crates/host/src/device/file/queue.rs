@@ -590,6 +590,12 @@ impl Queue for FileQueue {
         open.map_or(0, |open| open.backing.store.number)
     }
 
+    #[inline]
+    fn is_cached(&self, file: u16) -> bool {
+        let open = self.files.get(usize::from(file)).and_then(Option::as_ref);
+        open.is_some_and(|open| open.backing.is_cached())
+    }
+
     fn deadline_ns(&self) -> Option<u64> {
         if self.has_new_writes || !self.news.is_empty() || self.replies.is_some() {
             return Some(0);

@@ -404,6 +404,43 @@ fn writes_that_follow_each_other_are_gathered() {
     assert_eq!(pages("two", 13, 18), [0, 4, 6, 7, 0]);
 }
 
+/// Dirty bytes of a range of a file, or nothing if this kernel does not count them.
+fn dirty(file: &std::fs::File, offset: u64, length: u64) -> Option<u64> {
+    use std::os::fd::AsRawFd;
+    const CACHESTAT: i64 = 451;
+    let (range, mut counts) = ([offset, length], [0_u64; 5]);
+    let (from, to) = (range.as_ptr(), counts.as_mut_ptr());
+    // SAFETY: the kernel reads two words and writes five.
+    let result = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), from, to, 0) };
+    (result == 0).then_some(counts[1])
+}
+
+#[test]
+fn a_flush_of_a_range_writes_that_range_alone() {
+    let scratch = scratch();
+    let path = scratch.path().join("disk");
+    let (device, mut driver) = open(&path, 1 << 20, Direct::Off);
+    let file = std::fs::File::open(&path).unwrap();
+    if device.shared.files.get(0).unwrap().is_in_memory || dirty(&file, 0, 1).is_none() {
+        return eprintln!("skipped: this kernel does not say here what is dirty");
+    }
+    let flush = Command { span: 300_000, ..command(Op::Flush, 500_123, 0) };
+    let since = std::time::Instant::now();
+    // The kernel may write everything at any time, but not each time.
+    loop {
+        driver.write(0, &[7; 65_536]);
+        driver.write(500_123, &[8; 65_536]);
+        assert_eq!(driver.run(flush, &[]).errno, 0);
+        assert_eq!(dirty(&file, 500_123, 300_000), Some(0), "its own range");
+        if dirty(&file, 0, 65_536) > Some(0) {
+            break;
+        }
+        assert!(since.elapsed().as_secs() < 60, "the other range was written as well");
+    }
+    assert_eq!(driver.run(command(Op::Flush, 0, 0), &[]).errno, 0);
+    assert_eq!(dirty(&file, 0, 1 << 20), Some(0), "without a length it is about all of the file");
+}
+
 /// Something that a test has set up as root and that is undone in the end.
 struct Undo(Vec<&'static str>, PathBuf);
 

@@ -52,6 +52,7 @@ impl Slot {
             file: file as u16,
             offset: 0,
             length: 0,
+            span: 0,
             fua: sqe.cdw12 & nvm::FUA != 0 && matches!(op, Op::Write | Op::WriteZeroes),
             no_hole: sqe.cdw12 & nvm::DEALLOCATE == 0,
             fast_only: sqe.cdw12 & nvm::LIMITED_RETRY != 0 && op == Op::WriteZeroes,

@@ -748,6 +748,7 @@ impl Slot {
             file: 0,
             offset: 0,
             length: 0,
+            span: 0,
             fua: false,
             no_hole: false,
             fast_only: false,
