@@ -62,6 +62,8 @@ pub struct Group {
     /// This machine has a group of users of this name, too. False until [`mark_ambiguous`] has
     /// looked the name up.
     pub is_ambiguous: bool,
+    /// Why nothing of its cgroup's `io.max` counts, although that limits some disk.
+    pub unused: Option<String>,
 }
 
 impl Group {
@@ -178,10 +180,11 @@ impl GroupTable {
             return Err("cgroup says its caps (io.max): leave them out, or cgroup".into());
         }
         let mut caps = said.caps()?;
-        let mut weight = Weight::DEFAULT;
+        let (mut weight, mut unused) = (Weight::DEFAULT, None);
         match (&self.cgroup, &self.weight, cgroups) {
             (Some(path), _, Some(cgroups)) => {
-                (weight, caps) = (cgroups.weight(path)?, cgroups.caps(path)?);
+                let said = cgroups.io_max(path)?;
+                (weight, caps, unused) = (cgroups.weight(path)?, said.caps, said.unused);
             }
             (_, Some(source @ WeightSource::Cgroup(_)), Some(cgroups)) => {
                 weight = source.now(&cgroups.root)?;
@@ -196,7 +199,7 @@ impl GroupTable {
         let reservation = self.reservation().reservation(&own)?;
         let target = latency::target(self.latency, self.latency_percentile, self.floor)?;
         let (name, is_ambiguous) = (self.name.clone(), false);
-        Ok(Group { name, weight, reservation, caps, target, is_ambiguous })
+        Ok(Group { name, weight, reservation, caps, target, is_ambiguous, unused })
     }
 
     fn place(&self) -> String {

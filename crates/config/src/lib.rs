@@ -20,6 +20,7 @@
 pub mod access;
 pub mod caps;
 pub mod device;
+pub mod disks;
 pub mod engine;
 pub mod files;
 pub mod flags;

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::caps::Written;
+use crate::disks::Disks;
 use crate::units::{Bandwidth, Count, TextOrNumber};
 
 /// Where the kernel shows cgroups of version 2: alone, or beside those of version 1.
@@ -107,71 +108,93 @@ pub fn cgroup_root() -> PathBuf {
     ROOTS.iter().find(is_cgroup2).unwrap_or(&ROOTS[0]).into()
 }
 
-/// Where cgroups are, and the device whose lines count.
+/// Where cgroups are, and the disks whose lines count.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cgroups {
     /// Their root.
     pub root: PathBuf,
-    /// The number of the server's disk, as `io.max` has it; `None`: it has none.
-    pub disk: Option<(u32, u32)>,
+    /// The disks of the server, as `io.max` has them; `None`: it has no device of its own.
+    pub disks: Option<Disks>,
+}
+
+/// What a cgroup's `io.max` says.
+#[derive(Debug, Default)]
+pub(crate) struct IoMax {
+    /// For the server's disks; of several lines the least of each value.
+    pub(crate) caps: Caps,
+    /// Why none of its lines counts, if it has lines.
+    pub(crate) unused: Option<String>,
 }
 
 impl Cgroups {
     /// Below this root, for a server of this device: a disk, a part of one, or a file on one.
     pub fn new(root: PathBuf, device: Option<&Path>) -> Cgroups {
-        // A file that is to be made is where its folder is.
-        let disk = device.and_then(|path| disk_of(path).or_else(|| disk_of(path.parent()?)));
-        Cgroups { root, disk }
+        Cgroups { root, disks: device.map(Disks::of) }
     }
 
-    /// A cgroup's weight.
+    /// A cgroup's weight. A kernel that has caps and no weights gives all cgroups the same one.
     pub(crate) fn weight(&self, path: &Path) -> Result<Weight, String> {
-        read(&self.root, path)
+        match read(&self.root, path) {
+            Err(_) if lacks_weights(&self.root, path) => Ok(Weight::DEFAULT),
+            weight => weight,
+        }
     }
 
-    /// A cgroup's caps: those of `io.max` for the disk. A cgroup without that file, as the root
-    /// one is, has none.
-    pub(crate) fn caps(&self, path: &Path) -> Result<Caps, String> {
-        let Some((major, minor)) = self.disk else { return Ok(Caps::default()) };
+    /// A cgroup's caps: those of `io.max` for the server's disks. A cgroup without that file, as
+    /// the root one is, has none.
+    pub(crate) fn io_max(&self, path: &Path) -> Result<IoMax, String> {
+        let Some(disks) = &self.disks else { return Ok(IoMax::default()) };
         let name = below(&self.root, path).join("io.max");
-        let refuse =
-            |error: io::Error| format!("cgroup: {}: {error}", self.root.join(&name).display());
+        let place = self.root.join(&name);
+        let refuse = |error: io::Error| format!("cgroup: {}: {error}", place.display());
         // The root has no io.max, and a cgroup whose parent hands on no I/O has none either: no
         // caps.
         let text = match open_below(&self.root, &name) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Caps::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(IoMax::default()),
             file => file.and_then(|file| read_at_most(file, IO_MAX_MAX)).map_err(refuse)?,
         };
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{major}:{minor} ")));
-        line.map_or(Ok(Caps::default()), |line| {
-            parse_io_max(line).ok_or_else(|| {
+        let (mut least, mut others) = (None::<Written>, Vec::new());
+        for line in text.lines() {
+            let Some((number, limits)) = line.split_once(' ') else { continue };
+            let is_own = |(major, minor): &(u32, u32)| number == format!("{major}:{minor}");
+            if !disks.numbers().iter().any(is_own) {
+                others.push(number);
+                continue;
+            }
+            let said = parse_io_max(limits).ok_or_else(|| {
                 refuse(io::Error::other(format!("`{line}` is not rbps=, wbps=, riops=, wiops=")))
-            })
-        })
+            })?;
+            least = Some(least.map_or(said, |least| tighter(least, said)));
+        }
+        let unused = (least.is_none() && !others.is_empty())
+            .then(|| format!("{} limits {}, and {disks}", place.display(), others.join(", ")));
+        let caps = least.unwrap_or_default().caps().map_err(|text| format!("cgroup: {text}"))?;
+        Ok(IoMax { caps, unused })
     }
 }
 
-/// The number of the disk that a file is on, or that it is or is a part of.
-fn disk_of(path: &Path) -> Option<(u32, u32)> {
-    let stat = rustix::fs::stat(path).ok()?;
-    let is_disk = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-    let number = if is_disk { stat.st_rdev } else { stat.st_dev };
-    let number = (rustix::fs::major(number), rustix::fs::minor(number));
-    // A part of a disk is limited as the disk.
-    let known = PathBuf::from(format!("/sys/dev/block/{}:{}", number.0, number.1));
-    if !known.join("partition").exists() {
-        return Some(number);
+/// The least of each limit.
+fn tighter(one: Written, other: Written) -> Written {
+    let mut least = one;
+    for side in 0..least.iops.len() {
+        let (iops, bandwidth) = (other.iops[side], other.bandwidth[side]);
+        least.iops[side] = [one.iops[side], iops].into_iter().flatten().min();
+        least.bandwidth[side] = [one.bandwidth[side], bandwidth].into_iter().flatten().min();
     }
-    let text = std::fs::read_to_string(known.canonicalize().ok()?.parent()?.join("dev")).ok()?;
-    let (major, minor) = text.trim().split_once(':')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
+    least
+}
+
+/// Whether a cgroup is there and its kernel has `io.max` and no `io.weight`.
+fn lacks_weights(root: &Path, path: &Path) -> bool {
+    let has = |name| open_below(root, &below(root, path).join(name)).is_ok();
+    has("io.max") && !has("io.weight")
 }
 
 /// The caps of a line of `io.max`, behind the disk's number: the kernel's own, with the burst that
 /// caps usually have.
-fn parse_io_max(line: &str) -> Option<Caps> {
+fn parse_io_max(limits: &str) -> Option<Written> {
     let mut said = Written::default();
-    for pair in line.split_whitespace() {
+    for pair in limits.split_whitespace() {
         let (key, value) = pair.split_once('=')?;
         let value: Option<u64> = if value == "max" { None } else { Some(value.parse().ok()?) };
         // What is more than a cap can say is none.
@@ -184,7 +207,7 @@ fn parse_io_max(line: &str) -> Option<Caps> {
             _ => return None,
         }
     }
-    said.caps().ok()
+    Some(said)
 }
 
 /// The name of a cgroup below the root: the path of its directory is as good as its name.
@@ -203,6 +226,10 @@ fn read(root: &Path, path: &Path) -> Result<Weight, String> {
     let refuse = |text: &str| format!("weight: {}: {text}", root.join(&file).display());
     let text = open_below(root, &file).and_then(|file| read_at_most(file, IO_WEIGHT_MAX));
     let text = text.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NOENT) if lacks_weights(root, path) => refuse(
+            "this kernel has no io.weight, only io.max (CONFIG_BLK_CGROUP_IOCOST is off, and BFQ \
+             has io.bfq.weight): write a number",
+        ),
         Some(Errno::XDEV) => refuse("it is not below the root of the cgroups, or not a cgroup's"),
         Some(Errno::LOOP) => refuse("a symbolic link is on the way: write the cgroup's own name"),
         _ => refuse(&format!(
@@ -307,26 +334,46 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let acme = root.path().join("acme");
         std::fs::create_dir(&acme).unwrap();
-        let cgroups = Cgroups { root: root.path().into(), disk: Some((8, 16)) };
-        let caps = || cgroups.caps("/acme".as_ref()).map(|caps| crate::caps::describe(&caps));
+        let cgroups = Cgroups::new(root.path().into(), Some(root.path()));
+        let disks = cgroups.disks.clone().unwrap();
+        let Some(&(major, minor)) = disks.numbers().first() else {
+            return eprintln!("skipped: {disks}");
+        };
+        let own = format!("{major}:{minor}");
+        let said = || cgroups.io_max("/acme".as_ref());
+        let caps = || said().map(|said| crate::caps::describe(&said.caps));
         assert_eq!(caps(), Ok("none".into()), "without the file");
-        let lines = "8:0 rbps=1 wbps=max riops=max wiops=max\n\
-                     8:16 rbps=2097152 wbps=max riops=max wiops=120\n";
+        assert_eq!(cgroups.weight("/acme".as_ref()).map_err(|_| ()), Err(()), "nor the weight");
+        let lines = format!(
+            "4095:7 rbps=1 wbps=max riops=max wiops=max\n\
+             {own} rbps=2097152 wbps=max riops=max wiops=120\n"
+        );
         std::fs::write(acme.join("io.max"), lines).unwrap();
         assert_eq!(caps(), Ok("write-max-iops=120, read-max-bandwidth=2M/s".into()));
-        std::fs::write(acme.join("io.max"), "8:16 riops=many\n").unwrap();
+        assert_eq!(cgroups.weight("/acme".as_ref()), Ok(Weight::DEFAULT), "this kernel has none");
+        let refused = WeightSource::Cgroup("/acme".into()).now(root.path()).unwrap_err();
+        assert!(refused.contains("this kernel has no io.weight, only io.max"), "{refused}");
+        std::fs::write(acme.join("io.max"), format!("{own} riops=many\n")).unwrap();
         assert!(
-            caps().unwrap_err().contains("`riops=many` is not rbps="),
-            "{caps:?}",
-            caps = caps()
+            said().unwrap_err().contains("riops=many` is not rbps="),
+            "{said:?}",
+            said = said()
         );
-        std::fs::write(acme.join("io.max"), "8:1 riops=5\n").unwrap();
-        assert_eq!(caps(), Ok("none".into()), "another disk's");
-        let own = disk_of(root.path()).unwrap();
-        let device = Cgroups::new(root.path().into(), Some(root.path()));
-        std::fs::write(acme.join("io.max"), format!("{}:{} riops=5\n", own.0, own.1)).unwrap();
-        let riops = device.caps(&acme).map(|caps| crate::caps::describe(&caps));
-        assert_eq!(riops, Ok("read-max-iops=5".into()));
+        std::fs::write(acme.join("io.max"), "4095:7 riops=5\n4095:8 riops=6\n").unwrap();
+        assert_eq!(caps(), Ok("none".into()), "other disks'");
+        let unused = said().unwrap().unused.unwrap();
+        let place = acme.join("io.max");
+        assert_eq!(unused, format!("{} limits 4095:7, 4095:8, and {disks}", place.display()));
+    }
+
+    #[test]
+    fn of_several_disks_the_tightest_limit_counts() {
+        let said = |text| parse_io_max(text).unwrap();
+        let both = tighter(said("rbps=5000 wiops=max"), said("rbps=max riops=70 wiops=9"));
+        assert_eq!(
+            crate::caps::describe(&both.caps().unwrap()),
+            "read-max-iops=70, write-max-iops=9, read-max-bandwidth=5000/s"
+        );
     }
 
     #[test]

@@ -161,6 +161,13 @@ impl Console {
             if self.followed.get(&group.name) == Some(&group) {
                 continue;
             }
+            let before = self.followed.get(&group.name).and_then(|before| before.unused.as_ref());
+            if let Some(unused) = group.unused.as_ref().filter(|unused| before != Some(*unused)) {
+                tracing::warn!(
+                    group = table.name,
+                    "the group has no caps: {unused}; limit one of these disks, or set caps here"
+                );
+            }
             match admin.set_group(&server_group(&group)) {
                 Ok(()) => {
                     let now = describe(&group);

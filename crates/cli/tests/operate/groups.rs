@@ -217,7 +217,7 @@ fn a_group_follows_a_cgroup() {
         root.path(),
         format!("{},direct=off", disk.display())
     );
-    let server = Server::start(&config, &[]);
+    let mut server = Server::start(&config, &[]);
     let told = || server.said(&["groups"]);
     assert!(told().contains("acme: weight 250, read-max-iops 70; "), "{}", told());
     write(400, "max");
@@ -228,4 +228,13 @@ fn a_group_follows_a_cgroup() {
     assert!(refused.contains("cgroup says its caps (io.max)"), "{refused}");
     let (_, refused) = server.refused(&["group", "other", "cgroup=/none"]);
     assert!(refused.contains("No such file"), "{refused}");
+    // A kernel without weights, and limits for other disks alone.
+    std::fs::write(cgroup.join("io.max"), "4095:7 riops=5\n").unwrap();
+    until("the default weight", || {
+        server.said(&["groups"]).contains("acme: weight 100; ").then_some(())
+    });
+    server.signal(rustix::process::Signal::TERM);
+    let log = std::io::read_to_string(server.process.stderr.take().unwrap()).unwrap();
+    let said = format!("io.max limits 4095:7, and {} is on ", disk.display());
+    assert!(log.contains(&said), "{log}");
 }
