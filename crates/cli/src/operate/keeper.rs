@@ -461,9 +461,19 @@ pub(super) struct Shown {
 }
 
 impl Shown {
+    /// The file or block device.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Ranges of names that are not served.
+    pub(super) fn reserved(&self, is_served: impl Fn(&str) -> bool) -> impl Iterator<Item = &Held> {
+        self.record.ranges().iter().filter(move |held| !is_served(&held.name))
+    }
+
     /// For `status`; ranges of names that are not served are reserved.
     pub(super) fn json(&self, is_served: impl Fn(&str) -> bool) -> Value {
-        let reserved = self.record.ranges().iter().filter(|held| !is_served(&held.name));
+        let reserved = self.reserved(is_served);
         let range =
             |held: &Held| json!({ "name": held.name, "offset": held.offset, "size": held.size });
         json!({

@@ -19,10 +19,12 @@ use fairq_host::server::{Member, Status, StoreStatus, TenantList};
 use fairq_host::shard::fence::FenceStats;
 use hdrhistogram::Histogram;
 
+use super::keeper::Shown;
 use super::overview::depth_state;
 use crate::status::Row;
 
 mod control;
+mod layout;
 mod promised;
 
 use promised::{caps, groups, targets};
@@ -159,15 +161,18 @@ fn ended(text: &mut Text, now: &Status, tenants: &TenantList) {
 }
 
 /// All metrics.
-pub(crate) fn text(
+pub(super) fn text(
     now: &Status,
     tenants: &TenantList,
     second: &HashMap<FlowId, Row>,
     plan: &Plan,
+    shown: Option<&Shown>,
 ) -> String {
     let mut text = Text::default();
     server(&mut text, now, tenants, plan);
     control::control(&mut text, now);
+    layout::reserved(&mut text, shown, tenants);
+    layout::outdated(&mut text, tenants);
     log(&mut text);
     let device = plan.device.describe();
     per_tenant(&mut text, &subjects(now, tenants, second), &device);

@@ -54,8 +54,9 @@ impl Shared {
 
     /// The metrics.
     pub(super) fn metrics(&self) -> Bytes {
-        let View { now, tenants, second, plan, .. } = &self.view;
-        self.text.get_or_init(|| metrics::text(now, tenants, second, plan).into()).clone()
+        let View { now, tenants, second, plan, layout, .. } = &self.view;
+        let text = || metrics::text(now, tenants, second, plan, layout.as_ref()).into();
+        self.text.get_or_init(text).clone()
     }
 }
 

@@ -44,6 +44,13 @@ impl Pool {
         Server::start(&self.config(tenants), &[])
     }
 
+    /// The same with metrics; gives their address.
+    fn watch(&self, tenants: &[&str]) -> (Server, String) {
+        let address = http::free_address();
+        let flags = ["--metrics", &format!("tcp:{address}")];
+        (Server::start(&self.config(tenants), &flags), address)
+    }
+
     /// What a server says that does not start with this configuration.
     fn refused(&self, tenants: &[&str]) -> String {
         let config = self.0.path().join("refused.toml");
@@ -103,11 +110,16 @@ fn an_edit_of_the_file_moves_nobody() {
     fill(&server, &[("a", b'A'), ("b", b'B'), ("c", b'C')]);
     end(server);
     // One is gone, one is new and stands before the others, which have changed places.
-    let server = pool.serve(&["new=16", "c=16", "a"]);
+    let (server, address) = pool.watch(&["new=16", "c=16", "a"]);
     assert_eq!(bytes(&server, &["a", "c", "new"]), [b'A', b'C', 0]);
     let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
     let reserved = &status["layout"]["reserved"];
     assert_eq!(reserved[0]["name"], "b", "{reserved}");
+    let (_, metrics) = get(&address, "/metrics");
+    for (name, value) in [("ranges", 1), ("bytes", 8 * MIB)] {
+        let line = format!("fairq_layout_reserved_{name}{{file=\"{}\"}} {value}\n", pool.path());
+        assert!(metrics.contains(&line), "{metrics}");
+    }
     fill(&server, &[("new", b'N')]);
     // What the record reserves is not given to anybody who comes later, but to its owner.
     let (_, said) = server.refused(&["add", "d=16M"]);
@@ -250,7 +262,7 @@ fn a_client_without_a_name_is_never_moved_to_another_disk() {
 fn a_tenant_is_resized_with_its_clients_attached() {
     let pool = Pool::new();
     pool.set_size(48);
-    let server = pool.serve(&["a=16", "b=16"]);
+    let (server, address) = pool.watch(&["a=16", "b=16"]);
     fill(&server, &[("a", b'A'), ("b", b'B')]);
     assert_eq!(Client::of(&server, "b").write(16 * MIB - PAGE as u64, &[b'E'; PAGE]), 0);
     let (_, said) = server.refused(&["resize", "a", "24M"]);
@@ -263,6 +275,10 @@ fn a_tenant_is_resized_with_its_clients_attached() {
     until("one has not seen the new size", || {
         let outdated = json!([{ "size": 16 * MIB, "connections": 1 }]);
         (tenants()[1]["outdated"] == outdated).then_some(())
+    });
+    until("the metrics say so", || {
+        let (_, metrics) = get(&address, "/metrics");
+        metrics.contains("fairq_tenant_outdated_connections{tenant=\"b\"} 1\n").then_some(())
     });
     assert!(client.read(16 * MIB, PAGE).is_err(), "it has not seen the new size");
     assert_eq!(Client::of(&server, "b").size, 32 * MIB);
