@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes the seeds: what real clients send, as the drivers in src/ want it. Run it in this directory."""
 
+import json
 import struct
 from pathlib import Path
 
@@ -77,6 +78,20 @@ transmission("endless", 0b000010, 0x00, compact(WRITE, 0, 0xFFFFFFFF))
 # Found by the fuzzer: extents that together are longer than 64 bits can say.
 transmission("extents-overflow", 0b010101, 0x00, extended(STATUS, 0, (1 << 64) - 1),
              b"\5" + struct.pack(">Q", 1 << 63), b"\0" + struct.pack(">Q", 1 << 63))
+
+
+
+def layout(name, *ranges, size=64 << 20, fresh=None, first=1, **more):
+    body = {"id": "id-1", "size": size, "fresh": size if fresh is None else fresh, "ranges": ranges, **more}
+    save("layout_record", name, bytes([first]) + json.dumps(body, separators=(",", ":")).encode())
+
+
+layout("empty", fresh=0)
+layout("two", ["a", 0, 16 << 20, True], ["b", 16 << 20, 16 << 20, False], fresh=32 << 20)
+layout("renamed", ["b", 512, 512, True], size=1 << 63, former={"b": "a"})
+layout("overlap", ["a", 0, 1024, True], ["b", 512, 512, True])
+layout("end", ["a", (1 << 64) - 512, 512, True], size=(1 << 64) - 1)
+save("layout_record", "cut-off", b"\0fairqlay\1\0\0\0\xff\xff\xff\xff" + bytes(48))
 
 
 BUS = 0x10000

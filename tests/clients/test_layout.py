@@ -208,10 +208,8 @@ class World:
         self.note("start", self.file)
         if not self.start():
             # As the message says: each tenant with the size that it has, and nobody for whom there is no room.
-            self.file = [(name, self.held[name].size) for name, _ in self.file if name in self.held] or [("t0", 1)]
-            if self.file == [("t0", 1)] and "t0" not in self.held:
-                for name in sorted(self.held)[:-1] or []:
-                    self.without_a_server(name, "forget")
+            known = [name for name, _ in self.file if name in self.held] or sorted(self.held)
+            self.file = [(name, self.held[name].size) for name in known] or [("t0", 1)]
             check(self.start(), f"the server does not start: {self.log[-1]}")
 
     def without_a_server(self, name, what=None):

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fairq_config::engine::available_cpus;
 use fairq_config::files::write_out;
-use fairq_config::layout::place::place;
+use fairq_config::layout::place;
 use fairq_config::layout::pool::{Found, Media, Pool, lines};
 use fairq_config::layout::record::{LayoutError, Record};
 use fairq_config::listen;
@@ -91,7 +91,7 @@ fn check(device: &Path, config: Option<&Path>) -> anyhow::Result<()> {
     };
     let (plan, own) = plan(config)?;
     let path = device.display().to_string();
-    let placed = place(&path, &plan.tenants, pool.record(), &own, &[])?;
+    let placed = place::start(&path, &plan.tenants, pool.record(), &own)?;
     let mut text = String::new();
     let shared = plan.tenants.iter().zip(&placed.ranges).filter(|(of, _)| of.path.is_none());
     for (tenant, range) in shared {

@@ -17,6 +17,10 @@
 //!
 //! The commands are in `fairq-bench`, `fairq-lab` and `fairq`; this crate is what they share.
 
+// The laws of the fuzz targets name this crate.
+#[cfg(test)]
+extern crate self as fairq_config;
+
 pub mod access;
 pub mod caps;
 pub mod device;

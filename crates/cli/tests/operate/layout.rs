@@ -193,6 +193,33 @@ fn a_start_that_contradicts_the_record_is_refused() {
     assert_eq!(bytes(&server, &["mail", "next"]), [b'B', 0]);
 }
 
+/// A file that was not edited after a rename must not give an empty range to the old name.
+#[test]
+fn a_start_with_the_former_name_of_a_range_is_refused() {
+    let pool = Pool::new();
+    pool.set_size(64);
+    let rename = |tenants: &[&str]| {
+        let server = pool.serve(tenants);
+        fill(&server, &[("a", b'A')]);
+        let said = server.said(&["rename", "a", "b"]);
+        assert!(said.contains("write the new name into the configuration"), "{said}");
+        end(server);
+    };
+    rename(&["a=16", "c=16"]);
+    let said = pool.refused(&["a=16", "c=16"]);
+    let cure = format!("fairq layout rename {} b a", pool.path());
+    for part in ["was renamed to b", "name = \\\"b\\\"\\n  size = \\\"16M\\\"", &cure] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(pool.layout(&["rename", "POOL", "b", "a"]).0);
+    assert_eq!(bytes(&pool.serve(&["a", "c"]), &["a"]), *b"A");
+    rename(&["a", "c"]);
+    assert_eq!(bytes(&pool.serve(&["b=16", "c"]), &["b"]), *b"A");
+    // A start has seen b, so that the file means another tenant by a.
+    let server = pool.serve(&["a=16", "c"]);
+    assert_eq!(bytes(&server, &["a"]), [0]);
+}
+
 #[test]
 fn a_reload_removes_nobody_who_is_not_named() {
     let pool = Pool::new();

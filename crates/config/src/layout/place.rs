@@ -30,6 +30,34 @@ pub struct Placed {
     pub reserved: Vec<Held>,
 }
 
+/// The same as [`place`] for a server that starts: a tenant must not begin without its data since
+/// its range has another name.
+pub fn start(
+    path: &str,
+    tenants: &[Tenant],
+    record: &Record,
+    own: &[u64],
+) -> Result<Placed, Refusal> {
+    let shared: Vec<&Tenant> = tenants.iter().filter(|tenant| tenant.path.is_none()).collect();
+    for tenant in &shared {
+        let Some(held) = record.formerly(&tenant.name) else { continue };
+        if shared.iter().any(|other| other.name == held.name) {
+            continue;
+        }
+        let (origin, old, new) = (&tenant.origin, &tenant.name, &held.name);
+        return Err(Refusal::new(format!(
+            "{origin}: tenant {old}: its range in {path} was renamed to {new}, and a tenant of \
+             the name {old} would begin without its data: write{}\n\
+             or give it its name again: fairq layout rename {path} {new} {old}\n\
+             (for an empty tenant {old}, write both once, or: fairq layout forget {path} {new})",
+            written(held)
+        )));
+    }
+    let mut placed = place(path, tenants, record, own, &[])?;
+    shared.iter().for_each(|tenant| placed.record.confirm(&tenant.name));
+    Ok(placed)
+}
+
 /// Gives each tenant its range. `path` is the pool's, for messages; `own` are the sizes of files of
 /// tenants that have their own. `served` are names of the record that a server has beside
 /// `tenants`: a refusal does not list their ranges as reserved.

@@ -29,7 +29,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use rustix::fs::{FlockOperation, XattrFlags};
 use rustix::io::Errno;
 
-use super::place::{Placed, place};
+use super::place::{self, Placed};
 use super::record::{COPY, Copied, Held, Record, SPACE, decode, encode, newest};
 use crate::device::SECTOR;
 use crate::refusal::Refusal;
@@ -536,7 +536,7 @@ impl Media {
             }
         };
         pool.fit(self.size)?;
-        let placed = place(&path, tenants, &pool.record, own, &[])?;
+        let placed = place::start(&path, tenants, &pool.record, own)?;
         if placed.record != pool.record {
             pool.save(&placed.record)
                 .map_err(|error| fault(&self.path, "write its layout record", &error))?;

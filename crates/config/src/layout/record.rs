@@ -9,6 +9,9 @@
 //! before its tenant may be opened. No tenant has ever held a byte at or behind `fresh`, and these
 //! bytes are zero: a range there needs no zeroing.
 //!
+//! A name that was renamed keeps its *former* name until a start sees the new one: a configuration
+//! that still has the former name must not pass for one with a new tenant.
+//!
 //! **Bytes.** A record is written twice, in two places of [`COPY`] bytes, one after the other, each
 //! put on stable storage before the next begins. Each copy has a sequence number and a checksum. A
 //! write that is torn at any moment leaves one whole copy: the old record, or the new one. Of two
@@ -21,6 +24,7 @@
 //! **Bounds.** A copy holds some 10,000 tenants; [`encode`] refuses a record that does not fit.
 //! Whatever is read is checked here, once: names, order, overlaps and ends.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use ring::digest::{Context, SHA256};
@@ -93,6 +97,9 @@ pub struct Record {
     pub fresh: u64,
     /// In the order of their offsets, none overlapping another.
     ranges: Vec<Held>,
+    /// The names that configurations may still have, by the names of today.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    former: BTreeMap<String, String>,
 }
 
 /// Why a record is not changed in this way.
@@ -141,7 +148,8 @@ pub enum LayoutError {
 impl Record {
     /// A pool in which all is free. Bytes from `fresh` on are zero.
     pub fn new(id: String, size: u64, fresh: u64) -> Record {
-        Record { id, size, fresh: fresh.min(size), ranges: Vec::new() }
+        let (ranges, former) = (Vec::new(), BTreeMap::new());
+        Record { id, size, fresh: fresh.min(size), ranges, former }
     }
 
     /// The ranges, in the order of their offsets.
@@ -152,6 +160,17 @@ impl Record {
     /// The range of a name.
     pub fn find(&self, name: &str) -> Option<&Held> {
         self.ranges.iter().find(|held| held.name == name)
+    }
+
+    /// The range whose former name this is.
+    pub fn formerly(&self, name: &str) -> Option<&Held> {
+        let (now, _) = self.former.iter().find(|(_, former)| *former == name)?;
+        self.find(now)
+    }
+
+    /// A configuration has this name, so that nobody needs its former one.
+    pub fn confirm(&mut self, name: &str) {
+        self.former.remove(name);
     }
 
     fn place(&self, name: &str) -> Result<usize, LayoutError> {
@@ -177,6 +196,8 @@ impl Record {
         for held in new {
             let end = held.offset.saturating_add(held.size).min(self.size);
             next.fresh = next.fresh.max(end);
+            // Another range has this name from now on.
+            next.former.retain(|_, former| *former != held.name);
             next.ranges.push(Held { zeroed: held.zeroed || held.offset >= self.fresh, ..held });
         }
         next.ranges.sort_by_key(|held| held.offset);
@@ -195,6 +216,7 @@ impl Record {
     /// Frees the range of a name: another may have it, zeroed.
     pub fn free(&mut self, name: &str) -> Result<Held, LayoutError> {
         let place = self.place(name)?;
+        self.former.remove(name);
         Ok(self.ranges.remove(place))
     }
 
@@ -206,6 +228,11 @@ impl Record {
             return Err(LayoutError::Exists(new.into()));
         }
         self.ranges[place].name = new.into();
+        let former = self.former.remove(old).unwrap_or_else(|| old.into());
+        self.former.retain(|_, former| former != new);
+        if former != new {
+            self.former.insert(new.into(), former);
+        }
         Ok(())
     }
 
@@ -290,6 +317,12 @@ impl Record {
                 return Err(LayoutError::Overlap { wanted, held });
             }
         }
+        for (now, former) in &self.former {
+            check_name(former).map_err(LayoutError::Invalid)?;
+            if !names.contains(&**now) || names.contains(&**former) {
+                return invalid(format!("{former} is no former name of {now}"));
+            }
+        }
         let last = self.ranges.last().map_or(0, Held::end);
         if self.fresh < last {
             return invalid("a range lies where none was ever held".into());
@@ -311,16 +344,21 @@ pub fn encode(record: &Record, sequence: u64) -> Result<Vec<u8>, LayoutError> {
             body.len()
         )));
     }
+    Ok(seal(&body, sequence))
+}
+
+/// A copy with this body, whatever the body is.
+pub fn seal(body: &[u8], sequence: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + body.len());
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&sequence.to_le_bytes());
-    let checksum = checksum(&bytes, &body);
+    let checksum = checksum(&bytes, body);
     bytes.extend_from_slice(checksum.as_ref());
     bytes.resize(HEADER, 0);
-    bytes.extend_from_slice(&body);
-    Ok(bytes)
+    bytes.extend_from_slice(body);
+    bytes
 }
 
 fn checksum(head: &[u8], body: &[u8]) -> ring::digest::Digest {

@@ -136,6 +136,67 @@ fn a_torn_write_loses_nothing() {
     }
 }
 
+#[test]
+fn a_former_name_is_kept_until_the_new_one_is_confirmed() {
+    let formerly = |record: &Record, name| record.formerly(name).map(|held| held.name.clone());
+    let mut record = three();
+    record.rename("a", "d").unwrap();
+    record.rename("d", "e").unwrap();
+    assert_eq!(formerly(&record, "a").as_deref(), Some("e"), "the name that configurations have");
+    assert_eq!(formerly(&record, "d"), None);
+    let Copied::Whole(read, _) = decode(&encode(&record, 1).unwrap()) else {
+        panic!("it is whole")
+    };
+    assert_eq!(*read, record);
+    record.rename("e", "a").unwrap();
+    assert_eq!(record, three(), "it has its name again");
+    record.rename("a", "e").unwrap();
+    record.confirm("e");
+    assert_eq!(formerly(&record, "a"), None);
+    record.rename("b", "x").unwrap();
+    record.claim("b", 48 * MIB, MIB, false).unwrap();
+    assert_eq!(formerly(&record, "b"), None, "another range has that name");
+    record.rename("c", "y").unwrap();
+    record.rename("b", "c").unwrap();
+    assert_eq!(formerly(&record, "c"), None);
+    record.free("c").unwrap();
+    assert_eq!(formerly(&record, "b"), None);
+    record.former.insert("x".into(), "y".into());
+    assert!(encode(&record, 1).is_err(), "y is a name of today");
+}
+
+#[path = "../../../../fuzz/src/layout.rs"]
+#[allow(unreachable_pub, reason = "the fuzz target has another crate")]
+mod driver;
+
+#[test]
+fn seeds_of_records() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/seeds/layout_record");
+    let seeds = std::fs::read_dir(folder).unwrap();
+    let seeds = seeds.map(|entry| driver::record(&std::fs::read(entry.unwrap().path()).unwrap()));
+    assert!(seeds.count() > 0);
+}
+
+proptest! {
+    /// A sound body with some bytes changed, added and left out.
+    #[test]
+    fn any_bytes_as_a_record(
+        first in any::<u8>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..6),
+    ) {
+        let mut bytes = serde_json::to_vec(&three()).unwrap();
+        for (at, byte, how) in changes {
+            let at = at.index(bytes.len());
+            match how {
+                0 => bytes[at] = byte,
+                1 => bytes.insert(at, b"0123456789,[]\"a"[usize::from(byte) % 15]),
+                _ => drop(bytes.remove(at)),
+            }
+        }
+        driver::record(&[&[first][..], &bytes].concat());
+    }
+}
+
 /// One change, with small numbers so that changes meet.
 #[derive(Clone, Debug)]
 enum Change {
