@@ -182,6 +182,12 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
             ("share", json!({ "tenant": tenant, "keys": object_of(keys, "min-iops=500")? }))
         }
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
+        // The server may have another folder.
+        CtlCommand::Upgrade { program: Some(program) } => {
+            let whole = std::path::absolute(program)
+                .map_err(|error| Refusal::new(format!("{}: {error}", program.display())))?;
+            ("upgrade", json!({ "program": whole }))
+        }
         CtlCommand::Policy { name: Some(name), keys } => {
             let policy = match keys.join(",") {
                 keys if keys.is_empty() => name.clone(),
@@ -309,6 +315,10 @@ fn text(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Unlisten { .. } => {
             format!("listens no more on {}\n", string(&result["address"]))
         }
+        CtlCommand::Upgrade { .. } => {
+            let [from, to, program] = ["from", "to", "program"].map(|key| string(&result[key]));
+            format!("{from} -> {to}: {program} serves\n")
+        }
         CtlCommand::Drain { .. } => {
             format!("draining: {} left\n", connections(&result["connections"]))
         }
@@ -359,6 +369,15 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
+/// How often another program has taken over, if one has.
+fn upgrades(count: &Value) -> String {
+    match count.as_u64() {
+        None | Some(0) => String::new(),
+        Some(1) => ", 1 upgrade".into(),
+        Some(n) => format!(", {n} upgrades"),
+    }
+}
+
 fn status(result: &Value) -> String {
     let list = |key: &str| {
         let items = result[key].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -367,7 +386,7 @@ fn status(result: &Value) -> String {
     let state = &result["policy_state"];
     let mut lines = vec![
         ("server", format!("fairq {}, process {}", string(&result["version"]), result["pid"])),
-        ("up", format!("{:.0} s", number(&result["uptime_s"]))),
+        ("up", format!("{:.0} s", number(&result["uptime_s"])) + &upgrades(&result["upgrades"])),
         ("device", string(&result["device"])),
         (
             "policy",

@@ -32,22 +32,26 @@ mod operate;
 mod parts;
 mod serve;
 mod status;
+mod take_over;
 #[cfg(feature = "top")]
 mod top;
 mod trace;
 mod unread;
 
 fn main() -> ExitCode {
+    take_over::begin();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return misunderstood(&error),
     };
     // A server's log is one JSON object a line where no person reads it, its last words too.
-    let is_json = matches!(cli.command, Command::Serve(_)) && !std::io::stderr().is_terminal();
+    let is_server = matches!(&cli.command, Command::Serve(args) if !args.check_upgrade);
+    let is_json = is_server && !std::io::stderr().is_terminal();
     match run(cli, is_json) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let said = in_words(&error);
+            take_over::fall_back(&said);
             // A configuration is refused before the log has begun: it begins for this line.
             if !is_json
                 || (!tracing::dispatcher::has_been_set()
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
 
 /// The command line cannot be used, or asks for help only.
 fn misunderstood(error: &clap::Error) -> ExitCode {
+    take_over::fall_back("it does not know an argument of the server's");
     let is_server = std::env::args_os().any(|word| word == "serve");
     let is_json = is_server && error.use_stderr() && !std::io::stderr().is_terminal();
     // Help and version go to standard output, and a person on a terminal reads clap's own words.
@@ -98,9 +103,10 @@ fn is_refusal(error: &anyhow::Error) -> bool {
 fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
+            let predecessor = args.take_over;
             let sources = serve::settings(*args)?;
             logging::start(cli.log.or(sources.settings.log.clone()), "info", is_json)?;
-            serve::run(sources)
+            serve::run(sources, take_over::before(predecessor)?)
         }
         Command::Ctl(args) => ctl::run(args),
         Command::Kernel(args) => kernel::run(args),

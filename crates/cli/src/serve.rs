@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
 use fairq_config::layout::pool::{Media, Start};
@@ -16,23 +16,28 @@ use fairq_config::units::{exact_size, show_percent};
 use fairq_host::device::Device;
 use fairq_host::nbd::serve::conn;
 use fairq_host::nbd::session::handshake::HandshakeOptions;
-use fairq_host::server;
+use fairq_host::server::handover::{LeftTenant, State};
+use fairq_host::server::{self, Before};
 
 use crate::args::ServeArgs;
 use crate::machine;
 use crate::operate::{Console, Given};
 use crate::parts::{build_policy, default_tenant, server_group, server_tenant, tls_mode};
+use crate::take_over::{self, Left};
 
 /// The configuration of a server, and where it comes from.
 pub(crate) struct Sources {
     given: Given,
     /// File and flags together.
     pub(crate) settings: Settings,
+    /// The program is only to say whether it could take a server over.
+    is_check: bool,
 }
 
 /// Reads the configuration.
 pub(crate) fn settings(args: ServeArgs) -> Result<Sources, Refusal> {
     let file = args.config.clone();
+    let (is_check, failure) = (args.check_upgrade, args.after_failure.clone());
     let flags = args.settings();
     let written = file.as_deref().map(settings::load).transpose()?.unwrap_or_default();
     let settings = written.overlaid(flags.clone()).with_tenants();
@@ -42,21 +47,62 @@ pub(crate) fn settings(args: ServeArgs) -> Result<Sources, Refusal> {
         default_socket: listen::default_socket(),
         default_control: listen::default_control(),
     };
-    Ok(Sources { given: Given { file, flags, surroundings }, settings })
+    Ok(Sources { given: Given { file, flags, surroundings, failure }, settings, is_check })
 }
 
-/// Serves until told to end.
-pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
-    let Sources { given, settings } = sources;
-    // Before there are threads, which have it from this one.
-    machine::become_io_flusher();
-    let plan = settings.plan(&given.surroundings)?;
+/// Whether this program could go on with the state of a server: what it would do, without what
+/// changes something.
+fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
+    let state = take_over::state_to_check()?;
+    let plan = Left::plan(&Left::of(&state)?.settings()?, &state, &given.surroundings)?;
+    tls_mode(plan.tls.as_ref())?;
+    let written = written.plan(&given.surroundings)?;
+    if written.device != plan.device {
+        bail!(
+            "the configuration names another device ({}) than the one that is served ({}): \
+             restart the server instead",
+            written.device.describe(),
+            plan.device.describe()
+        );
+    }
+    for file in &state.device.files {
+        if !file.is_there() {
+            bail!(
+                "{} is not the file that is served: it was moved or replaced; put it back, or \
+                 restart the server",
+                file.path.display()
+            );
+        }
+    }
+    take_over::fits();
+    Ok(())
+}
+
+/// Serves until told to end; `before` is what another program in this process has left.
+pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Result<()> {
+    let Sources { given, mut settings, is_check } = sources;
+    if is_check {
+        return check(&given, &settings);
+    }
+    let left = before.as_ref().map(|before| Left::of(&before.state)).transpose()?;
+    if let Some(left) = &left {
+        settings = left.settings()?;
+    }
+    // Before there are threads, which have it from this one; the next program keeps it.
+    if before.is_none() {
+        machine::become_io_flusher();
+    }
+    let plan = match &before {
+        Some(before) => Left::plan(&settings, &before.state, &given.surroundings)?,
+        None => settings.plan(&given.surroundings)?,
+    };
     let shared = plan.device.shared_file().map(|file| file.path.clone());
     // Empty files are given their size as missing ones are made.
     let is_made =
         shared.as_ref().is_some_and(|path| path.metadata().is_ok_and(|file| file.len() == 0))
             || shared.as_ref().is_some_and(|path| !path.exists());
-    let device = plan.device.open(own_files(&plan.tenants))?;
+    let inherited = before.as_mut().map(Before::device).transpose()?.unwrap_or_default();
+    let device = plan.device.open_after(own_files(&plan.tenants), inherited)?;
     let sizes = device.info().sizes.clone();
     let (ranges, pool) = match (&shared, &*sizes) {
         (Some(path), [size, own @ ..]) => {
@@ -66,8 +112,18 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
         }
         _ => (ranges(&plan, &sizes)?, None),
     };
+    if let Some(before) = &before {
+        check_places(&plan, &ranges, &before.state)?;
+    }
     let record = pool.as_ref().map(|pool| pool.record());
-    let config = server_config(&plan, &ranges, record, given.surroundings.inherited_sockets)?;
+    let mut config = server_config(&plan, &ranges, record, given.surroundings.inherited_sockets)?;
+    if let Some(before) = &before {
+        let state = &before.state;
+        let zero = state.tenants.iter().filter(|left| left.zero).map(|left| left.name.clone());
+        config.zero = zero.collect();
+        let default = state.default.clone();
+        config.default = default.map(|(name, is_named)| server::DefaultTenant { name, is_named });
+    }
     let flows = config.most_tenants;
     let stores: Vec<u16> = ranges.iter().map(|range| device.store_of(range.file)).collect();
     let welcome = Welcome::new(&plan, &ranges, stores);
@@ -78,8 +134,26 @@ pub(crate) fn run(sources: Sources) -> anyhow::Result<()> {
     let policy = build_policy(&plan.policy, &shape, stores)?;
     let mut console = Console::new(given, plan, settings, sizes, (shape, stores), welcome)?;
     console.keep(pool)?;
-    server::serve(policy, device, config, &mut console)?;
+    if let (Some(left), Some(before)) = (left, &before) {
+        console.follow(left, &before.state);
+    }
+    server::serve(policy, device, config, before, &mut console)?;
     tracing::info!("ended: what was answered is on stable storage");
+    Ok(())
+}
+
+/// Whether tenants stay where they are, which their connections rely on.
+fn check_places(plan: &Plan, ranges: &[Range], state: &State) -> Result<(), Refusal> {
+    for (tenant, range) in plan.tenants.iter().zip(ranges) {
+        let left = state.tenants.iter().find(|left| left.name == tenant.name);
+        let left = left.map(|LeftTenant { base, size, .. }| (*base, *size));
+        if left != Some((range.offset, range.size)) {
+            return Err(Refusal::new(format!(
+                "tenant {} would have {} bytes at {}, and has {left:?}",
+                tenant.name, range.size, range.offset
+            )));
+        }
+    }
     Ok(())
 }
 

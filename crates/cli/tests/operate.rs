@@ -26,6 +26,8 @@ mod policies;
 mod storage;
 #[path = "operate/toy.rs"]
 mod toy;
+#[path = "operate/upgrade.rs"]
+mod upgrade;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fairq_core::{Platform, Topology, registry};
-use fairq_host::device::any::{AnyDevice, DeviceSpec};
+use fairq_host::device::any::{AnyDevice, DeviceSpec, Inherited};
 use fairq_host::device::file::{self, FileSpec};
 use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
 use fairq_host::device::paced::Pace;
@@ -148,6 +148,15 @@ impl DeviceConfig {
     ///
     /// `own` are the files of tenants, which follow the shared one.
     pub fn open(&self, own: Vec<FileConfig>) -> anyhow::Result<Arc<AnyDevice>> {
+        self.open_after(own, Inherited::default())
+    }
+
+    /// The same after another program in this process, which has left this.
+    pub fn open_after(
+        &self,
+        own: Vec<FileConfig>,
+        left: Inherited,
+    ) -> anyhow::Result<Arc<AnyDevice>> {
         let spec = match self {
             &DeviceConfig::Null { size } => DeviceSpec::Null { size },
             &DeviceConfig::Ram { size } => DeviceSpec::Ram { size },
@@ -163,7 +172,7 @@ impl DeviceConfig {
                 DeviceSpec::NvmeSoft(Box::new(nvme_spec(config, own)?))
             }
         };
-        Ok(Arc::new(spec.open()?))
+        Ok(Arc::new(spec.open_after(left)?))
     }
 
     /// D if nobody says: what fits inside a paced device or a controller's window, 64 otherwise.

@@ -262,7 +262,7 @@ fn what_a_client_has_staged_goes_with_it() {
     let rig = Rig::new();
     let mut client = rig.connect();
     client.ask_often(Command::Trim, DEPTH.into(), 200 << 20);
-    rig.until("all has come", |rig| rig.in_flight() == DEPTH.into());
+    rig.until("all has come", |rig| rig.in_flight() == u64::from(DEPTH));
     drop(client);
     rig.only_what_is_on_the_device_is_waited_for();
 }
@@ -284,9 +284,9 @@ fn a_client_at_its_bound_is_missed_within_a_second() {
     let rig = Rig::new();
     let mut client = rig.connect();
     client.ask_often(Command::Trim, 2 * u64::from(DEPTH), 200 << 20);
-    rig.until("its bound is reached", |rig| rig.in_flight() == DEPTH.into());
+    rig.until("its bound is reached", |rig| rig.in_flight() == u64::from(DEPTH));
     rig.seconds(MANY_SECONDS);
-    rig.until("it is not missed while it lives", |rig| rig.in_flight() == DEPTH.into());
+    rig.until("it is not missed while it lives", |rig| rig.in_flight() == u64::from(DEPTH));
     drop(client);
     rig.seconds(1);
     rig.only_what_is_on_the_device_is_waited_for();
@@ -297,7 +297,7 @@ fn a_reset_of_a_tcp_client_is_noticed() {
     let rig = Rig::new();
     let mut client = rig.connect_tcp();
     client.ask_often(Command::Trim, DEPTH.into(), 200 << 20);
-    rig.until("all has come", |rig| rig.in_flight() == DEPTH.into());
+    rig.until("all has come", |rig| rig.in_flight() == u64::from(DEPTH));
     rustix::net::sockopt::set_socket_linger(&client.0, Some(Duration::ZERO)).unwrap();
     drop(client);
     rig.only_what_is_on_the_device_is_waited_for();
@@ -309,7 +309,7 @@ fn a_tcp_client_that_ends_without_good_bye_has_some_seconds() {
     let rig = Rig::new();
     let mut client = rig.connect_tcp();
     client.ask_often(Command::Trim, DEPTH.into(), 200 << 20);
-    rig.until("all has come", |rig| rig.in_flight() == DEPTH.into());
+    rig.until("all has come", |rig| rig.in_flight() == u64::from(DEPTH));
     drop(client);
     let deadline = Instant::now() + PATIENCE;
     while rig.in_flight() > 1 {

@@ -218,6 +218,19 @@ pub(crate) enum CtlCommand {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Have another version of the program take the server over, without its clients noticing
+    ///
+    /// The server's process executes the program, which goes on with all connections, data and
+    /// settings. It is first run beside the server, to see whether it can: if not, nothing changes.
+    /// Connections with TLS end, and their clients connect again.
+    ///
+    /// Examples: `fairq ctl upgrade` after a package was installed; `fairq ctl upgrade
+    /// /opt/fairq-0.2.0/bin/fairq`; the same with the old path goes back.
+    Upgrade {
+        /// The program [default: the path from which the server was started]
+        #[arg(value_name = "PATH")]
+        program: Option<PathBuf>,
+    },
     /// Take no more connections, and end when the last client has gone
     Drain {
         /// End at once: finish what is in flight, and disconnect the clients that are left

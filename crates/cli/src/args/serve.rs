@@ -14,6 +14,7 @@ use fairq_config::settings::{LimitsTable, Settings, TlsMode, TlsTable};
 use fairq_config::tenant::TenantTable;
 use fairq_config::timeouts::TimeoutsTable;
 use fairq_config::units::Size;
+use fairq_host::server::handover::Predecessor;
 use toml::Spanned;
 
 /// `fairq serve`.
@@ -129,6 +130,15 @@ pub(crate) struct ServeArgs {
     /// Print the status each second even if standard output is not a terminal
     #[arg(long)]
     pub(crate) status: bool,
+    /// Say whether this program could go on with the state on standard input; see `ctl upgrade`
+    #[arg(long, hide = true)]
+    pub(crate) check_upgrade: bool,
+    /// Go on where the program before in this process has stood
+    #[arg(long, hide = true, value_name = "PROGRAM:STATE")]
+    pub(crate) take_over: Option<Predecessor>,
+    /// Why the program that was to go on could not
+    #[arg(long, hide = true, value_name = "REASON")]
+    pub(crate) after_failure: Option<String>,
 }
 
 impl ServeArgs {

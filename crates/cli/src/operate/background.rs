@@ -60,8 +60,7 @@ impl<T: Clone + Send + 'static> Background<T> {
         what: &str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        self.jobs
-            .retain_mut(|job| job.wanted.elapsed() < UNFETCHED || !job.is_over(Duration::ZERO));
+        self.drop_unfetched();
         let place = match self.jobs.iter().position(|job| job.key == key) {
             Some(place) => place,
             None if self.jobs.len() == MOST => {
@@ -87,6 +86,19 @@ impl<T: Clone + Send + 'static> Background<T> {
                 Err(Refusal::new(format!("{what}: its thread has ended: see the log")))
             }
         }
+    }
+
+    /// Whether a call with this key has begun work whose result is not forgotten; the next call
+    /// for it is about to come.
+    pub(super) fn is_begun(&mut self, key: &str) -> bool {
+        self.drop_unfetched();
+        let job = self.jobs.iter_mut().find(|job| job.key == key);
+        job.map(|job| job.wanted = Instant::now()).is_some()
+    }
+
+    fn drop_unfetched(&mut self) {
+        self.jobs
+            .retain_mut(|job| job.wanted.elapsed() < UNFETCHED || !job.is_over(Duration::ZERO));
     }
 
     fn begin(

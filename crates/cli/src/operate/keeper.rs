@@ -260,6 +260,11 @@ impl Keeper {
         }
     }
 
+    /// Whether something is written, or is to be.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.is_some() || !self.queue.is_empty()
+    }
+
     /// Makes a change for which no call waits.
     pub(super) fn queue(&mut self, edit: Edit) {
         let is_written = self.writing.as_ref().is_some_and(|of| of.queued.contains(&edit));

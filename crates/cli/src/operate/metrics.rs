@@ -199,6 +199,12 @@ fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
         "Time since the server started.",
         now.elapsed.as_secs_f64(),
     );
+    text.one(
+        "fairq_upgrades_total",
+        "counter",
+        "Times that another program has taken the server over (fairq ctl upgrade).",
+        now.upgrades as f64,
+    );
     text.one("fairq_tenants", "gauge", "Tenants being served.", tenants.members().len() as f64);
     text.one(
         "fairq_draining",

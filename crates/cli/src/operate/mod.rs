@@ -47,6 +47,7 @@ mod reload;
 pub(crate) mod rpc;
 mod storage;
 pub(crate) mod table;
+mod upgrade;
 mod web;
 
 /// Seconds over which interference is told.
@@ -63,6 +64,8 @@ pub(crate) struct Given {
     pub(crate) flags: Settings,
     /// The machine.
     pub(crate) surroundings: Surroundings,
+    /// Why the program that was to follow this one has failed, if it has.
+    pub(crate) failure: Option<String>,
 }
 
 /// What the operator knows; see the module's text.
@@ -81,6 +84,9 @@ pub(crate) struct Console {
     naming: Background<bool>,
     /// The configuration file as it is read again.
     reading: Background<Result<Arc<reload::Reading>, Refusal>>,
+    /// Whether the next program can take over.
+    checking: Background<Result<(), String>>,
+    upgrades: upgrade::Upgrades,
     /// The size of what is shared, in memory; a file's is in its record.
     shared: u64,
     /// The layout record of the file that is shared.
@@ -144,6 +150,8 @@ impl Console {
             adding: Background::default(),
             naming: Background::default(),
             reading: Background::default(),
+            checking: Background::default(),
+            upgrades: upgrade::Upgrades::new(),
             plan: Arc::new(plan),
             settings: Arc::new(settings),
             shape,
@@ -267,6 +275,16 @@ impl Operator for Console {
             // A closed standard output is no reason not to serve.
             let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
         }
+    }
+
+    fn took_over(&mut self, admin: &dyn Admin) -> bool {
+        crate::take_over::commit();
+        // What was counted before is not the next second's.
+        let now = admin.status();
+        self.matrices = VecDeque::from([Arc::new(now.totals.matrix.clone())]);
+        self.count(&now, &admin.tenants());
+        notify(&[NotifyState::Ready]);
+        self.has_followed()
     }
 
     fn second(&mut self, admin: &mut dyn Admin) {

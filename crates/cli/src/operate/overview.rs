@@ -150,6 +150,7 @@ impl View {
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uptime_s": now.elapsed.as_secs_f64(),
+            "upgrades": now.upgrades,
             "device": self.plan.device.describe(),
             "policy": describe_policy(&self.plan),
             "policy_state": policy_state(now),

@@ -41,6 +41,13 @@ pub(super) struct Records {
     depths: Vec<DepthChange>,
 }
 
+impl Records {
+    /// Whether there is a recording that was not read to its end.
+    pub(super) fn is_recording(&self) -> bool {
+        self.until.is_some()
+    }
+}
+
 impl Console {
     /// Begins a recording, in place of any other.
     pub(super) fn trace_start(

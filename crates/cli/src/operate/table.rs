@@ -524,6 +524,20 @@ pub(crate) const METHODS: &[Method] = &[
         }),
     },
     Method {
+        name: "upgrade",
+        effect: Effect::Reloads,
+        summary: "Executes another program in the server's process, which goes on with all \
+                  connections, data and settings; clients wait for less than a second; not over \
+                  HTTP. The answer comes from that program",
+        params: &[optional(
+            "program",
+            "string",
+            "its whole path; the one from which the server was started if none is said",
+        )],
+        result: "the versions before (from) and now (to), and the program's path",
+        run: Run::Does(|console, admin, mut given| console.upgrade(admin, given.take("program")?)),
+    },
+    Method {
         name: "drain",
         effect: Effect::Changes,
         summary: "Takes no more connections and ends when the last client has gone",

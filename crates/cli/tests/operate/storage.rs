@@ -10,15 +10,20 @@ use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, 
 use super::*;
 
 /// An NBD client that does one thing after the other.
-pub(super) struct Client {
-    pub(super) stream: UnixStream,
+pub(super) struct Client<S = UnixStream> {
+    pub(super) stream: S,
     pub(super) size: u64,
 }
 
 /// Socket and pages of a client whose export may be opened; `None` if the server refuses it.
 pub(super) fn open(server: &Server, export: &str) -> Option<Client> {
-    let mut stream = UnixStream::connect(server.path("sock")).unwrap();
+    let stream = UnixStream::connect(server.path("sock")).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    open_on(stream, export)
+}
+
+/// The same on this connection.
+pub(super) fn open_on<S: Read + Write>(mut stream: S, export: &str) -> Option<Client<S>> {
     stream.read_exact(&mut [0; 18]).unwrap();
     let mut hello = 3u32.to_be_bytes().to_vec();
     hello.extend(b"IHAVEOPT");
@@ -36,7 +41,9 @@ impl Client {
     pub(super) fn of(server: &Server, export: &str) -> Client {
         until("the export can be opened", || open(server, export))
     }
+}
 
+impl<S: Read + Write> Client<S> {
     pub(super) fn ask(&mut self, command: Command, flags: CommandFlags, offset: u64, length: u64) {
         let request = Request { flags, command, cookie: 7, offset, length };
         let mut bytes = [0; EXTENDED_REQUEST_LEN];

@@ -254,6 +254,18 @@ pub struct CapStats {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken(pub(crate) [u64; Caps::COUNT]);
 
+impl Taken {
+    /// The times, for a program that goes on with them in the same process, by the same clock.
+    pub const fn to_words(self) -> [u64; Caps::COUNT] {
+        self.0
+    }
+
+    /// What [`Taken::to_words`] has given.
+    pub const fn from_words(words: [u64; Caps::COUNT]) -> Taken {
+        Taken(words)
+    }
+}
+
 /// How long a flow's requests are to take, from submission to completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {

@@ -4,14 +4,17 @@
 use std::io;
 
 use fairq_core::{ClassWeights, PortSet};
+use serde::{Deserialize, Serialize};
 
 use crate::device::error::DeviceError;
-use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, Unsettled};
+use crate::device::file::{Direct, FileDevice, FileQueue, FileSpec, LeftFile, OpenFile, Unsettled};
 use crate::device::null::{NullDevice, NullQueue};
 use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
+use crate::device::store::Store;
 use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue, WriteOutJob};
+use crate::io::area::{Area, Span, SpanReader};
 use crate::io::memory::Memory;
 use crate::io::ring::{Event, Ring};
 
@@ -77,6 +80,23 @@ pub enum AnyQueue {
 impl DeviceSpec {
     /// Opens the device.
     pub fn open(&self) -> Result<AnyDevice, DeviceError> {
+        self.open_after(Inherited::default())
+    }
+
+    /// The same after another program in this process, which has left this.
+    pub fn open_after(&self, left: Inherited) -> Result<AnyDevice, DeviceError> {
+        let Inherited { files: open, memory: parts } = left;
+        let device = self.opened(open)?;
+        let (AnyDevice::Ram(_) | AnyDevice::Paced(_)) = &device else { return Ok(device) };
+        let size = device.info().sizes.first().copied().unwrap_or(0);
+        for (at, part) in parts {
+            let store = device.store().expect("it keeps its data in memory");
+            store.take(at, part).map_err(|source| DeviceError::Memory { size, source })?;
+        }
+        Ok(device)
+    }
+
+    fn opened(&self, open: Vec<OpenFile>) -> Result<AnyDevice, DeviceError> {
         let memory = |size| move |source| DeviceError::Memory { size, source };
         Ok(match self {
             &DeviceSpec::Null { size } => AnyDevice::Null(NullDevice::new(size)),
@@ -87,14 +107,70 @@ impl DeviceSpec {
                 AnyDevice::Paced(PacedDevice::new(size, pace).map_err(memory(size))?)
             }
             DeviceSpec::File { files, direct } => {
-                AnyDevice::File(FileDevice::open(files, *direct)?)
+                AnyDevice::File(FileDevice::open_after(files, *direct, open)?)
             }
             DeviceSpec::NvmeSoft(spec) => AnyDevice::NvmeSoft(NvmeSoft::open(spec)?),
         })
     }
 }
 
+/// What a device leaves for the next program in this process.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Left {
+    /// Its files.
+    pub files: Vec<LeftFile>,
+    /// Parts of its memory, and where each begins.
+    pub memory: Vec<(u64, Span)>,
+}
+
+/// The same in the next program.
+#[derive(Default)]
+pub struct Inherited {
+    pub(crate) files: Vec<OpenFile>,
+    pub(crate) memory: Vec<(u64, SpanReader)>,
+}
+
+/// The most memory that goes from one program to the next, in bytes: it is copied twice while
+/// clients wait, which takes some 0.3 s.
+const LEFT_MAX: u64 = 256 << 20;
+
 impl AnyDevice {
+    /// What keeps the data of a device in memory.
+    fn store(&self) -> Option<&Store> {
+        match self {
+            AnyDevice::Ram(device) => Some(device.store()),
+            AnyDevice::Paced(device) => Some(device.store()),
+            _ => None,
+        }
+    }
+
+    /// Why the next program in this process cannot have it, if so.
+    pub fn refuses_to_leave(&self) -> Option<String> {
+        if let AnyDevice::NvmeSoft(_) = self {
+            return Some("the state of a software controller does not go over".into());
+        }
+        let used = self.store().map_or(0, Store::used);
+        (used > LEFT_MAX).then(|| {
+            format!(
+                "the device in memory holds {} MiB, and at most {} MiB go over",
+                used >> 20,
+                LEFT_MAX >> 20
+            )
+        })
+    }
+
+    /// What it leaves for the next program; no command may be under way.
+    pub fn leave(&self, area: &Area) -> io::Result<Left> {
+        let memory = self.store().map(|store| store.leave(area)).transpose()?.unwrap_or_default();
+        Ok(Left { memory, ..self.leave_files() })
+    }
+
+    /// The same without what is in memory.
+    pub fn leave_files(&self) -> Left {
+        let files = if let AnyDevice::File(device) = self { device.leave() } else { Vec::new() };
+        Left { files, memory: Vec::new() }
+    }
+
     /// Opens one more file while the device is used, or keeps one that was to be closed; gives its
     /// number and its size in bytes.
     pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {

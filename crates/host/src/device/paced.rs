@@ -101,6 +101,13 @@ impl PacedDevice {
     }
 }
 
+impl PacedDevice {
+    /// What keeps its data.
+    pub(super) fn store(&self) -> &Store {
+        &self.shared.store
+    }
+}
+
 impl Device for PacedDevice {
     type Queue = PacedQueue;
 

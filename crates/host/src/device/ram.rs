@@ -32,6 +32,13 @@ impl RamDevice {
     }
 }
 
+impl RamDevice {
+    /// What keeps its data.
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
 /// What devices that keep their data in a [`Store`] say of themselves.
 pub(crate) fn memory_info(name: &str, size: u64) -> Info {
     Info {

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fairq_core::Op;
 
 use crate::device::{Command, Extent};
+use crate::io::area::{Area, Piece, Span, SpanReader};
 use crate::io::memory::Memory;
 
 /// The granularity of holes.
@@ -33,6 +34,9 @@ const PAGE: u64 = 4096;
 const BITS: u64 = usize::BITS as u64;
 /// The most that one look for extents covers: reading the bitmap of this much takes some 100 us.
 const EXTENTS_AT_ONCE: u64 = 64 << 30;
+
+/// What is copied at a time for the next program.
+const PART: usize = 1 << 20;
 
 /// Sparse shared memory of a fixed size.
 pub(crate) struct Store {
@@ -204,6 +208,49 @@ impl Store {
             act(self.word(page).0, usize::MAX >> (BITS - (until - page)) << (page % BITS));
             page = until;
         }
+    }
+
+    /// Bytes of pages that may hold data.
+    pub(crate) fn used(&self) -> u64 {
+        let pages = |word: &AtomicUsize| u64::from(word.load(Ordering::Relaxed).count_ones());
+        self.present.iter().map(pages).sum::<u64>() * PAGE
+    }
+
+    /// Writes what it holds down for the next program in this process: parts of it, and where each
+    /// begins. No command may be under way.
+    pub(crate) fn leave(&self, area: &Area) -> io::Result<Vec<(u64, Span)>> {
+        let (mut parts, mut at) = (Vec::new(), 0);
+        let mut bytes = vec![0; PART];
+        while at < self.size {
+            let (is_present, page) = self.run(at / PAGE, self.size.div_ceil(PAGE));
+            let until = (page * PAGE).min(self.size);
+            while is_present && at < until {
+                let length = (until - at).min(PART as u64) as usize;
+                // SAFETY: the range is inside the mapping, and the buffer is long enough.
+                unsafe {
+                    copy(self.base.as_ptr().add(at as usize), bytes.as_mut_ptr(), length);
+                }
+                parts.push((at, area.add(&[Piece::Bytes(bytes[..length].into())])?));
+                at += length as u64;
+            }
+            at = until;
+        }
+        Ok(parts)
+    }
+
+    /// Takes one of these parts.
+    pub(crate) fn take(&self, at: u64, mut part: SpanReader) -> io::Result<()> {
+        let (mut at, mut bytes) = (at, vec![0; PART]);
+        while !part.is_empty() {
+            let length = part.read(&mut bytes)?;
+            let end = at.checked_add(length as u64).filter(|&end| end <= self.size);
+            end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+            // SAFETY: the range was just found to be inside the mapping.
+            unsafe { copy(bytes.as_ptr(), self.base.as_ptr().add(at as usize), length) };
+            self.mark(at, length as u64);
+            at += length as u64;
+        }
+        Ok(())
     }
 
     fn word(&self, page: u64) -> (&AtomicUsize, usize) {

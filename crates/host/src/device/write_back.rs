@@ -166,6 +166,27 @@ impl WriteBack {
         self.accounts().get_mut(usize::from(tenant))?.failed.take()
     }
 
+    /// Whether a tenant has written what is not known to be on stable storage, and the error that
+    /// it has failed with: for the next program in this process.
+    pub(crate) fn left(&self, tenant: u16) -> (bool, Option<i32>) {
+        let accounts = self.accounts();
+        let account = accounts.get(usize::from(tenant));
+        account.map_or((false, None), |account| {
+            (self.begun(tenant.into()) != account.settled, account.failed)
+        })
+    }
+
+    /// What [`WriteBack::left`] was in the program before this one; before any shard runs.
+    pub(crate) fn go_on(&self, tenant: u16, (is_dirty, failed): (bool, Option<i32>)) {
+        if is_dirty && let Some(writes) = self.writes.first() {
+            add_one(&writes[usize::from(tenant)].begun);
+            add_one(&writes[usize::from(tenant)].ended);
+        }
+        if let Some(account) = self.accounts().get_mut(usize::from(tenant)) {
+            account.failed = failed;
+        }
+    }
+
     fn begun(&self, tenant: usize) -> u64 {
         self.sum(tenant, |writes| &writes.begun)
     }

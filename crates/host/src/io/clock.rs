@@ -1,7 +1,10 @@
 //! The time that shards and devices go by.
 
-use std::sync::LazyLock;
-use std::time::Instant;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// When the first clock was made.
+static START: OnceLock<Instant> = OnceLock::new();
 
 /// Nanoseconds since the first clock was made: one time for all shards, devices and runs of a
 /// process, so that a device that works in time may be used by one run after the other.
@@ -12,8 +15,7 @@ pub struct Clock {
 
 impl Default for Clock {
     fn default() -> Self {
-        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        Clock { start: *START }
+        Clock { start: *START.get_or_init(Instant::now) }
     }
 }
 
@@ -23,4 +25,26 @@ impl Clock {
     pub fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
+
+    /// The time of the machine at which this clock was 0, in nanoseconds.
+    pub fn origin_ns(&self) -> u64 {
+        machine_ns().saturating_sub(self.now_ns())
+    }
+
+    /// Has all clocks of this process go on with those of the program that it was, by what
+    /// [`Clock::origin_ns`] was there. To be called before the first clock is made.
+    pub fn go_on_from(origin_ns: u64) {
+        let since = Duration::from_nanos(machine_ns().saturating_sub(origin_ns));
+        let start = Instant::now().checked_sub(since);
+        let _ = START.set(start.unwrap_or_else(Instant::now));
+    }
+}
+
+/// The machine's monotonic time, in nanoseconds.
+fn machine_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is writable for the length of the call.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    assert_eq!(result, 0, "Linux has this clock");
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

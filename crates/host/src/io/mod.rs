@@ -1,5 +1,6 @@
 //! What lies between the kernel and everything else: the ring, memory, wake-ups, and time.
 
+pub mod area;
 pub mod budget;
 pub mod clock;
 pub mod memory;

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use io_uring::{IoUring, cqueue, squeue, types};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 /// Entries of the submission queue; a full queue is submitted and refilled, so this bounds a batch,
 /// not the load.
@@ -129,6 +129,14 @@ impl Ring {
             // The queue is full: hand it to the kernel and try again.
             self.enter(0, None);
         }
+    }
+
+    /// Has the kernel cancel an operation, whose event comes in any case. `name` is the
+    /// cancellation's own.
+    pub fn cancel(&mut self, operation: UserData, name: UserData) {
+        let entry = opcode::AsyncCancel::new(operation.to_word()).build();
+        // SAFETY: a cancellation names no memory.
+        unsafe { self.push(entry, name) };
     }
 
     /// Hands queued operations to the kernel, waiting for `want` events or until `timeout_ns` has

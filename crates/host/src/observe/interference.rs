@@ -158,6 +158,12 @@ impl Observed {
     pub fn matrix(&self) -> &Matrix {
         &self.matrix
     }
+
+    /// Adds what another has seen.
+    pub fn add(&mut self, other: &Matrix) {
+        let cells = self.matrix.iter_mut().flatten().zip(other.iter().flatten());
+        cells.for_each(|(own, other)| *own += other);
+    }
 }
 
 #[cfg(test)]

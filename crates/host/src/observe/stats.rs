@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use fairq_core::Op;
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 use crate::observe::cpu_time::CpuTime;
 use crate::observe::interference::{Matrix, empty_matrix};
@@ -39,7 +40,7 @@ impl Times {
 }
 
 /// What one tenant got on one shard, or on several together; counters since the start.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TenantStats {
     /// Reads completed.
     pub reads: u64,
@@ -63,19 +64,53 @@ pub struct TenantStats {
     /// shard, added up.
     pub starved_ns: u64,
     /// Requests taken in and not yet completed.
+    #[serde(skip)]
     pub in_flight: u64,
     /// Those of them that wait in the scheduler.
+    #[serde(skip)]
     pub staged: u64,
     /// Since when the tenant is starved; [`NOT_STARVED`] if it is not.
+    #[serde(skip, default = "not_starved")]
     starved_since_ns: u64,
     /// From a request's arrival to its completion, in nanoseconds, two significant digits.
+    #[serde(with = "sparse")]
     pub latency_ns: Histogram<u64>,
+}
+
+fn not_starved() -> u64 {
+    NOT_STARVED
+}
+
+fn no_latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(100, MAX_LATENCY_NS, 2).expect("the bounds are valid")
+}
+
+/// A histogram as the values that it has, and how many of each.
+mod sparse {
+    use hdrhistogram::Histogram;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        histogram: &Histogram<u64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let values = histogram.iter_recorded();
+        serializer.collect_seq(values.map(|at| (at.value_iterated_to(), at.count_at_value())))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Histogram<u64>, D::Error> {
+        let mut histogram = super::no_latencies();
+        for (value, count) in Vec::<(u64, u64)>::deserialize(deserializer)? {
+            histogram.saturating_record_n(value, count);
+        }
+        Ok(histogram)
+    }
 }
 
 impl Default for TenantStats {
     fn default() -> Self {
-        let latency_ns =
-            Histogram::new_with_bounds(100, MAX_LATENCY_NS, 2).expect("the bounds are valid");
         TenantStats {
             reads: 0,
             writes: 0,
@@ -90,7 +125,7 @@ impl Default for TenantStats {
             in_flight: 0,
             staged: 0,
             starved_since_ns: NOT_STARVED,
-            latency_ns,
+            latency_ns: no_latencies(),
         }
     }
 }
@@ -232,7 +267,7 @@ impl TenantStats {
 }
 
 /// What one shard did; counters since the start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ShardCounters {
     /// Requests sent to the device, by class: urgent, high, medium, low.
     pub issued: [u64; 4],
@@ -248,7 +283,31 @@ pub struct ShardCounters {
     /// Times it slept.
     pub sleeps: u64,
     /// What it had of its CPU, if the kernel tells.
+    #[serde(skip)]
     pub cpu: Option<CpuTime>,
+}
+
+impl ShardCounters {
+    /// Adds what another counted; the CPU time is the shard's own.
+    pub fn add(&mut self, other: &ShardCounters) {
+        self.issued.iter_mut().zip(other.issued).for_each(|(own, other)| *own += other);
+        self.joined += other.joined;
+        self.completed += other.completed;
+        self.bytes += other.bytes;
+        self.turns += other.turns;
+        self.sleeps += other.sleeps;
+    }
+}
+
+/// What was counted by the program before this one in the same process.
+#[derive(Default)]
+pub struct Counted {
+    /// Of tenants, by number.
+    pub tenants: Vec<(u16, TenantStats)>,
+    /// Of the shard.
+    pub counters: ShardCounters,
+    /// Who hurt whom.
+    pub matrix: Option<Matrix>,
 }
 
 /// What a shard answers when it is asked.

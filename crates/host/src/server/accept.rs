@@ -6,7 +6,8 @@
 //! however many they are.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +26,8 @@ use crate::nbd::session::users::User;
 use crate::observe::log_limit::STRANGERS;
 use crate::server::control_thread::ControlThread;
 use crate::server::crowd::{Seat, Watched};
-use crate::server::listen::{self, Listener, Stream};
+use crate::server::handover::{LeftDoor, Role};
+use crate::server::listen::{self, Listener, OwnName, Stream};
 use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
 use crate::shard::volume::Volume;
 use crate::shard::{Meeting, Message};
@@ -44,6 +46,34 @@ pub(super) struct Listening {
     /// The service manager has it too: connections would wait there for ever.
     is_inherited: bool,
     pub(super) task: AbortHandle,
+    /// The socket, for the next program in this process, and its name, if it is to vanish with it.
+    socket: OwnedFd,
+    name: Option<Arc<OwnName>>,
+}
+
+impl Listening {
+    /// Accepts clients in a task of its own, in place of the one before.
+    pub(super) fn accept(&mut self, server: &Arc<Server>) -> io::Result<()> {
+        let listener = Listener::of(self.socket.try_clone()?)?;
+        self.task = tokio::spawn(accept(server.clone(), listener)).abort_handle();
+        Ok(())
+    }
+
+    /// For the next program in this process.
+    pub(super) fn left(&self, role: Role) -> LeftDoor {
+        LeftDoor {
+            at: self.at.clone(),
+            role,
+            fd: self.socket.as_raw_fd(),
+            is_inherited: self.is_inherited,
+            name: self.name.as_ref().map(|name| name.0.clone()),
+        }
+    }
+
+    /// Has the name of its socket vanish with it.
+    pub(super) fn own(&mut self, name: &Path) {
+        self.name = Some(Arc::new(OwnName(name.into())));
+    }
 }
 
 impl ControlThread<'_> {
@@ -53,14 +83,45 @@ impl ControlThread<'_> {
         let mut place = at.clone();
         for listener in listen::bind(at).map_err(fail)? {
             place = listener.place(at).map_err(|error| fail(error.to_string()))?;
-            let task = tokio::spawn(accept(self.server.clone(), listener)).abort_handle();
-            self.listeners.push(Listening {
-                at: place.clone(),
-                is_inherited: *at == Listen::Inherited,
-                task,
-            });
+            self.open_clients(&place, *at == Listen::Inherited, listener)
+                .map_err(|error| fail(error.to_string()))?;
         }
         Ok(place)
+    }
+
+    /// Accepts clients in a task of its own.
+    fn open_clients(
+        &mut self,
+        at: &Listen,
+        is_inherited: bool,
+        listener: Listener,
+    ) -> io::Result<()> {
+        let (socket, name) = (listener.copy()?, listener.name());
+        let task = tokio::spawn(accept(self.server.clone(), listener)).abort_handle();
+        self.listeners.push(Listening { at: at.clone(), is_inherited, task, socket, name });
+        Ok(())
+    }
+
+    /// Serves the connections of a listener in a task of its own.
+    pub(super) fn open_door(
+        &mut self,
+        role: Role,
+        at: &Listen,
+        is_inherited: bool,
+        listener: Listener,
+        asks: &asks::Asks,
+    ) -> io::Result<()> {
+        let (socket, name) = (listener.copy()?, listener.name());
+        let (asks, timeouts) = (asks.clone(), self.server.config.timeouts);
+        let task = match role {
+            Role::Clients => return self.open_clients(at, is_inherited, listener),
+            Role::Http => tokio::spawn(asks::serve_http(listener, asks, timeouts)),
+            Role::Control => tokio::spawn(asks::serve_control(listener, asks, timeouts)),
+        };
+        let task = task.abort_handle();
+        let at = at.clone();
+        self.others.push((role, Listening { at, is_inherited, task, socket, name }));
+        Ok(())
     }
 
     /// See [`crate::server::Admin::unlisten`].
@@ -134,17 +195,16 @@ impl ControlThread<'_> {
                 _ => listen::bind(at).map_err(fail)?,
             };
             for listener in listeners {
-                tokio::spawn(asks::serve_http(listener, asks.clone(), config.timeouts));
+                self.open_door(Role::Http, at, false, listener, asks)
+                    .map_err(|error| fail(error.to_string()))?;
             }
         }
         // The last: a program that reaches the control socket finds all the others.
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
-            tokio::spawn(asks::serve_control(
-                listen::bind_private(path).map_err(fail)?,
-                asks.clone(),
-                config.timeouts,
-            ));
+            let listener = listen::bind_private(path).map_err(fail)?;
+            self.open_door(Role::Control, &Listen::Unix(path.clone()), false, listener, asks)
+                .map_err(|error| fail(error.to_string()))?;
         }
         places.extend(self.listeners.iter().map(|listening| listening.at.clone()));
         Ok(places)
@@ -282,7 +342,7 @@ impl Server {
             let shard = PortId(shard as u8);
             self.tell_all(|| NbdMessage::CheckEnds { flow: *flow, shard, gate: gate.clone() });
         }
-        let pass = Pass { until, shown, place: Some(place.handed_over()), gate };
+        let pass = Pass { until, shown, place: Some(place.handed_over()), gate, ..Pass::default() };
         let connect = Connect { fd, tls, negotiated, volume, pass };
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
     }

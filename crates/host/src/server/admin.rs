@@ -1,6 +1,7 @@
 //! What can be asked of and changed in a running server.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,8 @@ use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
 use crate::server::{
-    BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Tenant, TenantList, Turns,
+    BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Successor, Tenant, TenantList,
+    Turns,
 };
 use crate::shard::fence::FenceStats;
 
@@ -65,6 +67,8 @@ pub struct Status {
     pub shares: HashMap<u16, ShareStats>,
     /// The control thread's turns so far.
     pub control: Turns,
+    /// How often a program has followed another in this process.
+    pub upgrades: u64,
 }
 
 /// A store: what fails and hangs as one, and is shared by a policy of its own.
@@ -190,6 +194,9 @@ pub enum AdminError {
          clients would wait for ever"
     )]
     Inherited(Listen),
+    /// The next program.
+    #[error("not upgraded, and nothing has changed: {0}")]
+    Upgrade(String),
     /// It does not listen there.
     #[error("does not listen on {0}")]
     NotListening(Listen),
@@ -279,6 +286,15 @@ pub trait Admin {
     fn record(&mut self, events: usize);
     /// Ends that; what each shard recorded, and what D was.
     fn recorded(&mut self) -> (Vec<Recording>, Vec<DepthChange>);
+    /// What [`Admin::upgrade`] hands over, without connections and memory: for the next program to
+    /// see whether it can go on with that.
+    fn upgrade_state(&self, operator: serde_json::Value) -> Result<File, AdminError>;
+    /// Accepts no more clients, which wait, until the upgrade or for two seconds. Whether no
+    /// handshake is under way any more, or they have had their time.
+    fn is_ready_for_upgrade(&mut self) -> bool;
+    /// Executes another program in this process, which goes on where this one stands. Gives why
+    /// that has failed; everything goes on as before then.
+    fn upgrade(&mut self, successor: &Successor, operator: serde_json::Value) -> AdminError;
     /// Takes no more connections and ends when the last has gone; or as at SIGTERM, `now`.
     fn drain(&mut self, now: bool);
 }

@@ -22,7 +22,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -39,6 +39,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Timeouts;
 use super::crowd::{Crowd, Seat, Watched};
+use super::handover::Caller;
 use super::listen::{Listener, Stream};
 use crate::observe::log_limit::STRANGERS;
 
@@ -98,8 +99,8 @@ pub type Made = Vec<Option<String>>;
 
 /// Something asked of the control thread.
 pub(super) enum Ask {
-    /// A line of the control socket, and what has been made of it.
-    Call(String, Made, oneshot::Sender<Reply>),
+    /// A line of the control socket, what has been made of it, and where the answer goes.
+    Call(Caller, oneshot::Sender<Reply>),
     /// An HTTP request.
     Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
 }
@@ -181,9 +182,31 @@ async fn control(stream: &mut UnixStream, asks: Asks, timeouts: Timeouts) -> io:
     if !is_ours(stream)? {
         return Ok(());
     }
+    calls(stream, None, asks, timeouts).await
+}
+
+/// Goes on with a connection of the control socket that the program before this one has left, and
+/// whose last line it has not answered.
+pub(super) async fn go_on(mut stream: UnixStream, caller: Caller, asks: Asks, timeouts: Timeouts) {
+    if let Err(error) = calls(&mut stream, Some(caller), asks, timeouts).await {
+        tracing::debug!(%error, "a control connection ended");
+    }
+}
+
+/// Answers the lines of a connection, the first of which may have come already.
+async fn calls(
+    stream: &mut UnixStream,
+    mut first: Option<Caller>,
+    asks: Asks,
+    timeouts: Timeouts,
+) -> io::Result<()> {
+    let fd = stream.as_raw_fd();
     let (reader, mut writer) = stream.split();
     let mut reader = BufReader::new(reader);
     loop {
+        if let Some(caller) = first.take() {
+            answer_call(Caller { fd, ..caller }, &mut writer, &asks, timeouts).await?;
+        }
         if reader.fill_buf().await?.is_empty() {
             return Ok(());
         }
@@ -197,26 +220,36 @@ async fn control(stream: &mut UnixStream, asks: Asks, timeouts: Timeouts) -> io:
         if line.trim().is_empty() {
             continue;
         }
-        // Without an answer the server is ending, or none is wanted.
-        if let Some(mut answer) = called(&line, &asks, timeouts.call).await {
-            answer.push('\n');
-            timeout(timeouts.http, writer.write_all(answer.as_bytes())).await??;
-        }
+        let caller = Caller { fd, line: line.into_owned(), made: Made::new() };
+        answer_call(caller, &mut writer, &asks, timeouts).await?;
     }
+}
+
+async fn answer_call(
+    caller: Caller,
+    writer: &mut (impl AsyncWrite + Unpin),
+    asks: &Asks,
+    timeouts: Timeouts,
+) -> io::Result<()> {
+    // Without an answer the server is ending, or none is wanted.
+    if let Some(mut answer) = called(caller, asks, timeouts.call).await {
+        answer.push('\n');
+        timeout(timeouts.http, writer.write_all(answer.as_bytes())).await??;
+    }
+    Ok(())
 }
 
 /// Makes a call, again while it is unfinished and for `longest` at most, or each call of a batch
 /// for so long; the answer.
-async fn called(line: &str, asks: &Asks, longest: Duration) -> Option<String> {
+async fn called(mut caller: Caller, asks: &Asks, longest: Duration) -> Option<String> {
     let mut deadline = Instant::now() + longest;
-    let mut before = Made::new();
     loop {
         let (reply, answer) = oneshot::channel();
-        let over = before.len();
-        asks.send(Ask::Call(line.to_owned(), before, reply)).await.ok()?;
+        let over = caller.made.len();
+        asks.send(Ask::Call(caller.clone(), reply)).await.ok()?;
         let Reply { text, is_unfinished, made } = answer.await.ok()?;
-        before = made;
-        if is_unfinished && before.len() > over {
+        caller.made = made;
+        if is_unfinished && caller.made.len() > over {
             deadline = Instant::now() + longest;
             continue;
         }

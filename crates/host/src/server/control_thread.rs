@@ -8,6 +8,7 @@
 //! their names, so that connections, statistics and the list of tenants need not hear of it.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
+use crate::server::handover::{Caller, Role, Successor};
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
 use crate::server::{
@@ -78,6 +80,14 @@ pub(super) struct ControlThread<'a> {
     /// The device's preferred size of a transfer.
     pub(super) preferred: u32,
     pub(super) listeners: Vec<Listening>,
+    /// While an upgrade waits for handshakes, no client is accepted: when that ends.
+    pub(super) accepts_again: Option<Instant>,
+    /// Those of HTTP and of the control socket.
+    pub(super) others: Vec<(Role, Listening)>,
+    /// How often a program has followed another in this process.
+    pub(super) upgrades: u64,
+    /// The connection of the control socket whose line is being carried out.
+    pub(super) caller: Option<Caller>,
     pub(super) started: Instant,
     pub(super) drain: Drain,
     /// Records the search for D while decisions are recorded.
@@ -137,6 +147,7 @@ impl Admin for ControlThread<'_> {
             groups: self.groups(),
             shares: self.shares(),
             control: self.turns,
+            upgrades: self.upgrades,
         }
     }
 
@@ -242,6 +253,18 @@ impl Admin for ControlThread<'_> {
         (self.server.shards.recorded(), changes)
     }
 
+    fn upgrade_state(&self, operator: serde_json::Value) -> Result<File, AdminError> {
+        self.state_to_check(operator)
+    }
+
+    fn is_ready_for_upgrade(&mut self) -> bool {
+        self.pause_accepting()
+    }
+
+    fn upgrade(&mut self, successor: &Successor, operator: serde_json::Value) -> AdminError {
+        self.hand_over(successor, operator)
+    }
+
     fn drain(&mut self, now: bool) {
         self.listeners.drain(..).for_each(|listening| listening.task.abort());
         self.drain = if now { Drain::Now } else { Drain::Waiting };
@@ -330,6 +353,7 @@ impl ControlThread<'_> {
     /// A second has passed.
     pub(super) fn second(&mut self, operator: &mut dyn Operator) {
         operator.second(self);
+        self.accept_after_all();
         self.device.inspect();
         self.close_unclaimed();
         self.weigh_groups();

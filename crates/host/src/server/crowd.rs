@@ -74,6 +74,11 @@ impl Crowd {
         (Seat { crowd: self.clone(), moved: AtomicU64::new(moved) }, must_leave)
     }
 
+    /// Whether no seat is taken.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().taken.is_empty()
+    }
+
     /// Sends the connection away that was silent for longest; false if there is none.
     pub(super) fn send_one_away(&self) -> bool {
         self.lock().send_away()

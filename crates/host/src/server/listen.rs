@@ -3,21 +3,23 @@
 use std::fs::Permissions;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
 };
+use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 
 use crate::server::MAX_HANDSHAKES;
 
 /// Where to listen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listen {
     /// A Unix socket.
     Unix(PathBuf),
@@ -45,13 +47,13 @@ pub(super) enum Listener {
     /// Its name is removed at the end if we have made it.
     Unix {
         listener: UnixListener,
-        _name: Option<OwnName>,
+        name: Option<Arc<OwnName>>,
     },
     Tcp(TcpListener),
 }
 
 /// The name of a socket that this process has made.
-pub(super) struct OwnName(PathBuf);
+pub(super) struct OwnName(pub(super) PathBuf);
 
 impl Drop for OwnName {
     fn drop(&mut self) {
@@ -104,6 +106,33 @@ impl Listener {
                 notice_death(&stream, peer_timeout);
                 Ok((Stream::Tcp(stream), peer.to_string()))
             }
+        }
+    }
+
+    /// A socket that listens already.
+    pub(super) fn of(fd: OwnedFd) -> io::Result<Listener> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        match rustix::net::getsockname(&fd)?.address_family() {
+            AddressFamily::UNIX => {
+                Ok(Listener::Unix { listener: UnixListener::from_std(fd.into())?, name: None })
+            }
+            _ => TcpListener::from_std(fd.into()).map(Listener::Tcp),
+        }
+    }
+
+    /// The name that this process has made for it.
+    pub(super) fn name(&self) -> Option<Arc<OwnName>> {
+        match self {
+            Listener::Unix { name, .. } => name.clone(),
+            Listener::Tcp(_) => None,
+        }
+    }
+
+    /// Another descriptor of it.
+    pub(super) fn copy(&self) -> io::Result<OwnedFd> {
+        match self {
+            Listener::Unix { listener, .. } => listener.as_fd().try_clone_to_owned(),
+            Listener::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
         }
     }
 
@@ -199,7 +228,7 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
         _ => error.to_string(),
     };
     let listener = UnixListener::bind(path).map_err(explain)?;
-    Ok(Listener::Unix { listener, _name: Some(OwnName(path.to_owned())) })
+    Ok(Listener::Unix { listener, name: Some(Arc::new(OwnName(path.to_owned()))) })
 }
 
 /// Whether a process listens on this socket. The attempt to connect does not wait: where the
@@ -248,13 +277,7 @@ fn listener_of(fd: RawFd) -> io::Result<Listener> {
     // uses it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&fd, true)?;
-    match rustix::net::getsockname(&fd)?.address_family() {
-        AddressFamily::UNIX => {
-            Ok(Listener::Unix { listener: UnixListener::from_std(fd.into())?, _name: None })
-        }
-        _ => TcpListener::from_std(fd.into()).map(Listener::Tcp),
-    }
+    Listener::of(fd)
 }
 
 /// The connection on standard input.

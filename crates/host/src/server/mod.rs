@@ -54,6 +54,7 @@ mod control_thread;
 mod control_time;
 mod crowd;
 mod groups;
+pub mod handover;
 mod listen;
 mod opening;
 mod places;
@@ -66,6 +67,7 @@ pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
 pub use control_time::{TURN_BOUNDS_NS, Turns};
 pub use groups::{Group, GroupStatus};
+pub use handover::{Before, Successor};
 pub use listen::Listen;
 pub use tenant_list::{Member, Resizing, TenantList};
 
@@ -217,6 +219,11 @@ pub trait Operator {
     /// It accepts connections; `listening` is where, with the port that was chosen if it was left
     /// open.
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
+    /// It goes on where another program in this process has stood; from now on that cannot be
+    /// executed again. False if it is the one that was there before an upgrade that has failed.
+    fn took_over(&mut self, _admin: &dyn Admin) -> bool {
+        true
+    }
     /// A second has passed.
     fn second(&mut self, admin: &mut dyn Admin);
     /// A line came on the control socket.
@@ -293,11 +300,13 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
     move |error| ServerError::System { what, error }
 }
 
-/// Serves until told to end; see the module's text.
+/// Serves until told to end; see the module's text. `before` is what another program in this
+/// process has left.
 pub fn serve(
     built: BuiltPolicy,
     device: Arc<AnyDevice>,
     config: Config,
+    before: Option<Before>,
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     ignore_file_size_signal();
@@ -346,9 +355,18 @@ pub fn serve(
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
         common.weights.set(flow.slot() as u16, tenant.weight);
     }
-    // What a server before this one wrote and did not flush may be lost, and no client has heard.
-    for (file, error) in device.sync() {
-        common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
+    match &before {
+        // The files were not closed, and the next flush gets the errors.
+        Some(before) => {
+            before.state.resume_data(&tenants, &common.write_back, &common.fences);
+        }
+        // What a server before this one wrote and did not flush may be lost, and no client has
+        // heard.
+        None => {
+            for (file, error) in device.sync() {
+                common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
+            }
+        }
     }
     let shards = Shards::start(ports, &common, &config.cpus, front)
         .map_err(system("cannot start the shards"))?;
@@ -399,12 +417,16 @@ pub fn serve(
         next_look: (Instant::now(), PREPARE_PERIOD),
         preferred,
         listeners: Vec::new(),
+        accepts_again: None,
+        others: Vec::new(),
+        upgrades: 0,
+        caller: None,
         started: Instant::now(),
         drain: Drain::No,
         depths: None,
         turns: Turns::default(),
     };
-    let result = runtime.block_on(run(&mut control, common.clock, operator));
+    let result = runtime.block_on(run(&mut control, common.clock, before, operator));
     runtime.block_on(end(&mut control, common.clock));
     drop(control);
     // A thread that waits for a store is not waited for.
@@ -557,13 +579,27 @@ impl Timers {
 async fn run(
     control: &mut ControlThread<'_>,
     clock: Clock,
+    before: Option<Before>,
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     let mut signals = Signals::new().map_err(system("cannot handle signals"))?;
+    // They are held back while one program takes over from another.
+    handover::unblock_signals();
     let (over, mut is_over) = mpsc::channel(1);
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
-    let places = control.open(&over, &asks)?;
-    operator.ready(control, &places);
+    match before {
+        None => {
+            let places = control.open(&over, &asks)?;
+            operator.ready(control, &places);
+        }
+        Some(mut before) => {
+            control.open_left(&mut before, &asks)?;
+            control.resume(&before);
+            let is_next = operator.took_over(control);
+            control.upgrades += u64::from(is_next);
+            control.take_over(before, &asks);
+        }
+    }
     let mut timers = Timers::new();
     // An interval's first tick comes at once, when no second has passed.
     timers.seconds.tick().await;
@@ -603,8 +639,10 @@ async fn run(
             Event::Tick => control.tick(clock.now_ns()),
             Event::Second => control.second(operator),
             // The asker may have gone away meanwhile.
-            Event::Asked(Ask::Call(line, made, reply)) => {
-                drop(reply.send(operator.call(control, &line, made)));
+            Event::Asked(Ask::Call(caller, reply)) => {
+                control.caller = Some(caller.clone());
+                drop(reply.send(operator.call(control, &caller.line, caller.made)));
+                control.caller = None;
             }
             Event::Asked(Ask::Http(request, reply)) => {
                 drop(reply.send(operator.http(control, &request)));

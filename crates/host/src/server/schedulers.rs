@@ -206,6 +206,38 @@ impl<'a> Schedulers<'a> {
         }
     }
 
+    /// Goes on with what was taken from a flow's caps by the policies of the program before this
+    /// one; `left` gives it, of what they are now.
+    pub(super) fn resume_caps(&self, flow: FlowId, left: impl FnOnce(&CapStats) -> CapStats) {
+        if let Ok((policy, flow)) = self.of(flow)
+            && let Some(now) = policy.caps(flow)
+        {
+            policy.resume_caps(CapsOf::Flow(flow), &left(&now));
+        }
+    }
+
+    /// The same of a group in a store.
+    pub(super) fn resume_group(
+        &self,
+        name: &str,
+        store: usize,
+        left: impl FnOnce(&CapStats) -> CapStats,
+    ) {
+        let Some((id, policy)) = self.groups.id(name).zip(self.policy(store).ok()) else { return };
+        if let Some(now) = policy.group(id).and_then(|group| group.caps) {
+            policy.resume_caps(CapsOf::Group(id), &left(&now));
+        }
+    }
+
+    /// What the caps of each group have done in each store.
+    pub(super) fn caps_of_groups(&self) -> Vec<(String, Vec<Option<CapStats>>)> {
+        let caps = |id| {
+            let groups = self.controls.iter().map(move |of| of.policy().group(id));
+            groups.map(|group| group.and_then(|group| group.caps)).collect()
+        };
+        self.groups.all().map(|(id, group)| (group.name.clone(), caps(id))).collect()
+    }
+
     /// Adds a group to all policies, or changes it.
     pub(super) fn set_group(&mut self, group: &Group) -> Result<(), FlowError> {
         let (id, settings) = self.groups.place(group)?;

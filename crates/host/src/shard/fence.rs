@@ -130,6 +130,13 @@ impl Fences {
         (0..).zip(stats).filter(|(_, stats)| *stats != FenceStats::default())
     }
 
+    /// So many of a tenant's requests have waited under the program before this one.
+    pub fn count_before(&self, tenant: u16, waited: u64) {
+        if let Some(fence) = self.tenants.get(usize::from(tenant)) {
+            fence.waited.fetch_add(waited, Ordering::Relaxed);
+        }
+    }
+
     /// A tenant's number is another's from now on.
     pub fn forget(&self, tenant: u16) {
         if let Some(fence) = self.tenants.get(usize::from(tenant)) {

@@ -32,8 +32,9 @@ use crate::io::ring::{Asker, Event, Ring, UserData};
 use crate::io::wakers::Wakers;
 use crate::observe::cpu_time::CpuClock;
 use crate::observe::record::Recording;
-use crate::observe::stats::ShardReport;
+use crate::observe::stats::{Counted, ShardReport};
 use crate::shard::cut::Cut;
+use crate::shard::halt::Halt;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::shared::Common;
 use crate::shard::spin::{AWAY_NS, Patience, YIELD_NS};
@@ -44,6 +45,7 @@ pub mod cut;
 pub mod direct;
 pub mod dirty;
 pub mod fence;
+pub mod halt;
 pub mod path;
 pub mod pool;
 pub mod shared;
@@ -102,6 +104,15 @@ pub trait Front: 'static {
     /// submitted.
     fn resume(&mut self);
 
+    /// Starts no more operations on the ring until [`Front::go_on`], and cancels those that it has
+    /// there if `cancel`. True if it has none.
+    fn halt(&mut self, _ring: &mut Ring, _cancel: bool) -> bool {
+        true
+    }
+
+    /// Goes on after [`Front::halt`].
+    fn go_on(&mut self, _ring: &mut Ring) {}
+
     /// Takes no more requests.
     fn stop(&mut self);
 
@@ -130,6 +141,12 @@ pub enum Message<D: Device, F: Front> {
     Recorded(Sender<(usize, Recording)>),
     /// Finish everything under this policy and go on under another.
     Change(Change<D, F>),
+    /// Stand still; see [`halt`].
+    Halt(Halt),
+    /// Go on after that.
+    GoOn,
+    /// Begin with these counts, which the program before this one left.
+    Count(Box<Counted>),
     /// Take no more requests, finish those in flight and end.
     Stop,
 }
@@ -211,6 +228,8 @@ pub struct Shard<P, D: Device, F: Front> {
     stopping_ns: Option<u64>,
     /// What it has been told to change to.
     change: Option<Change<D, F>>,
+    /// It stands still.
+    halt: Option<Halt>,
     /// While the policy changes: when to wait no longer for stores that do not answer.
     let_go_ns: Option<u64>,
 }
@@ -241,6 +260,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
             cpu: CpuClock::of_this_thread(),
             stopping_ns: None,
             change: None,
+            halt: None,
             let_go_ns: None,
         };
         shard.arm_eventfd();
@@ -279,6 +299,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             cpu,
             stopping_ns,
             change,
+            halt,
             let_go_ns,
         } = self;
         Shard {
@@ -295,6 +316,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             cpu,
             stopping_ns,
             change,
+            halt,
             let_go_ns,
         }
     }
@@ -324,6 +346,11 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             self.take_messages();
             if let Some(change) = self.change.take() {
                 return Some(self.drain(change));
+            }
+            if self.halt.is_some() {
+                let busy = self.halted_turn();
+                self.park(busy);
+                continue;
             }
             let mut busy = self.turn();
             if !self.cuts.is_empty() {
@@ -500,6 +527,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 Message::Record(events) => self.path.record(events),
                 Message::Recorded(reply) => drop(reply.send((self.index, self.path.recorded()))),
                 Message::Change(change) => self.change = Some(change),
+                Message::Halt(halt) => self.halt = Some(halt),
+                Message::GoOn => self.go_on(),
+                Message::Count(counted) => self.path.count_before(*counted),
                 Message::Stop => {
                     self.stopping_ns.get_or_insert(self.clock.now_ns());
                     self.wipes.stop();
@@ -569,7 +599,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
 
     /// How long the shard may sleep; forever if `None`.
     fn sleep_ns(&self) -> Option<u64> {
-        let deadlines = [self.path.deadline_ns(), self.front.deadline_ns(), self.let_go_ns];
+        let halt_ns = self.halt.as_ref().and_then(Halt::deadline_ns);
+        let deadlines =
+            [self.path.deadline_ns(), self.front.deadline_ns(), self.let_go_ns, halt_ns];
         let deadline = deadlines.into_iter().flatten().min();
         deadline.map(|deadline_ns| deadline_ns.saturating_sub(self.clock.now_ns()))
     }

@@ -59,6 +59,8 @@ pub use stores::{LATER_STORES, MAX_STORES};
 use crate::device::guard::Guard;
 use files::Files;
 use open::Backing;
+pub use open::LeftFile;
+pub(super) use open::OpenFile;
 use stores::Stores;
 
 /// Files that an open device may have beyond those it was opened with.
@@ -105,13 +107,25 @@ struct Shared {
 impl FileDevice {
     /// Opens (or creates) all files.
     pub fn open(files: &[FileSpec], direct: Direct) -> Result<FileDevice, DeviceError> {
+        FileDevice::open_after(files, direct, Vec::new())
+    }
+
+    /// The same after another program in this process, which has left these open.
+    pub(super) fn open_after(
+        files: &[FileSpec],
+        direct: Direct,
+        mut left: Vec<OpenFile>,
+    ) -> Result<FileDevice, DeviceError> {
         if files.is_empty() || files.len() > usize::from(u16::MAX) + 1 {
             return Err(DeviceError::FileCount(files.len()));
         }
         let mut stores = Stores::new(MAX_STORES);
         let backings = files
             .iter()
-            .map(|spec| Backing::open(spec, direct, &stores))
+            .map(|spec| match left.iter().position(|open| open.path == spec.path) {
+                Some(place) => Backing::take(spec, left.swap_remove(place), direct, &stores),
+                None => Backing::open(spec, direct, &stores),
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let kind = if backings[0].is_block_device { "block device" } else { "file" };
         let others =
@@ -151,6 +165,11 @@ impl FileDevice {
         };
         let (number, backing) = files.add(spec, open)?;
         Ok((number, backing.size()))
+    }
+
+    /// All files, for the next program in this process.
+    pub(super) fn leave(&self) -> Vec<LeftFile> {
+        self.shared.files.all().iter().map(|backing| backing.leave()).collect()
     }
 
     /// Gives the file up: it is retired when no command names it.

@@ -13,7 +13,7 @@
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, StatxFlags};
+use serde::{Deserialize, Serialize};
 
 use crate::device::CutOff;
 use crate::device::error::DeviceError;
@@ -53,6 +54,41 @@ impl FileSpec {
         let create = create_size.is_some();
         FileSpec { path: path.into(), create_size, create, store: None }
     }
+}
+
+/// A file that a program leaves open for the next one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LeftFile {
+    /// Where it was opened.
+    pub path: PathBuf,
+    /// Its descriptor.
+    pub file: RawFd,
+    /// That of its other opening.
+    pub witness: Option<RawFd>,
+    size: u64,
+    intact: u64,
+    identity: (u64, u64),
+}
+
+impl LeftFile {
+    /// Whether its path leads to it.
+    pub fn is_there(&self) -> bool {
+        identity_at(&self.path) == Some(self.identity)
+    }
+
+    /// With these descriptors, which are its own.
+    pub(crate) fn open(&self, file: File, witness: Option<File>) -> OpenFile {
+        OpenFile { path: self.path.clone(), file, witness, size: self.size, intact: self.intact }
+    }
+}
+
+/// The same in the next program.
+pub(crate) struct OpenFile {
+    pub(super) path: PathBuf,
+    file: File,
+    witness: Option<File>,
+    size: u64,
+    intact: u64,
 }
 
 /// Whether the page cache is passed by (`O_DIRECT`).
@@ -298,6 +334,32 @@ impl Backing {
             return Err(DeviceError::OtherSize { path: path.clone(), actual: size, wanted });
         }
         Backing::prepare(spec, file, size, direct, stores)
+    }
+
+    /// Goes on with a file that the program before this one has left open, and locked.
+    pub(super) fn take(
+        spec: &FileSpec,
+        open: OpenFile,
+        direct: Direct,
+        stores: &Stores,
+    ) -> Result<Backing, DeviceError> {
+        let backing = Backing::prepare(spec, open.file, open.size, direct, stores)?;
+        backing.intact.store(open.intact, Ordering::Relaxed);
+        // Another opening would not be told of what has failed before it.
+        let witness = open.witness.or(backing.witness);
+        Ok(Backing { witness, ..backing })
+    }
+
+    /// For the next program.
+    pub(super) fn leave(&self) -> LeftFile {
+        LeftFile {
+            path: self.path.clone(),
+            file: self.file.as_raw_fd(),
+            witness: self.witness.as_ref().map(AsRawFd::as_raw_fd),
+            size: self.size(),
+            intact: self.intact(),
+            identity: self.identity,
+        }
     }
 
     fn create(spec: &FileSpec, direct: Direct, stores: &Stores) -> Result<Backing, DeviceError> {

@@ -104,6 +104,9 @@ impl<P: Port, D: Device> Client<P, D> {
                 Message::Forget(_) | Message::Record(_) => {}
                 Message::Recorded(reply) => drop(reply.send((self.index, Recording::default()))),
                 Message::Change(_) => unreachable!("a load keeps its policy"),
+                Message::Halt(_) | Message::GoOn | Message::Count(_) => {
+                    unreachable!("a load ends with its program")
+                }
                 Message::Stop => self.front.stop(),
             }
         }

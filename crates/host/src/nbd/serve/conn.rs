@@ -47,9 +47,11 @@ use crate::shard::volume::Volume;
 
 mod behind;
 mod ending;
+mod packed;
 
 use behind::Behind;
 use ending::{Closed, Farewell};
+pub use packed::{Packed, Rest};
 
 /// Extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
@@ -163,6 +165,8 @@ pub struct Conn {
     was_used: bool,
     /// What it has staged has been cancelled, as far as that was possible.
     is_cancelled: bool,
+    /// It starts no operation on the ring.
+    is_halted: bool,
 }
 
 /// Kinds of ring operations of a connection, in the low bits of their user data.
@@ -170,6 +174,8 @@ const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
 /// What a receive waits for before it begins; nothing waits for its end.
 const PAUSE: u64 = 2;
+/// The cancellation of one of these; nothing waits for its end, either.
+const CANCEL: u64 = 3;
 
 /// The user data's value of an operation of connection `index`.
 fn event_value(index: u32, kind: u64) -> u64 {
@@ -228,6 +234,7 @@ impl Conn {
             is_detached: false,
             was_used: false,
             is_cancelled: false,
+            is_halted: false,
         }
     }
 
@@ -675,7 +682,8 @@ impl Conn {
     /// Asks for more bytes, if there is room for them and use: at once, or when the client has read
     /// most of its replies.
     fn receive(&mut self, ring: &mut Ring) {
-        if self.state != State::Open || self.incoming.in_ring || self.is_received {
+        let has_more = self.incoming.in_ring || self.incoming.replay().is_some();
+        if self.state != State::Open || has_more || self.is_received {
             return;
         }
         let payload = match self.intake {
@@ -724,15 +732,19 @@ impl Conn {
 
     /// Takes the event of a ring operation.
     pub fn event(&mut self, ring: &mut Ring, value: u64, result: i32) {
-        if value & 3 == PAUSE {
+        if matches!(value & 3, PAUSE | CANCEL) {
             return;
         }
         if value & 3 == SEND {
             self.has_taken |= result > 0;
+            if self.is_halted && matches!(-result, libc::ECANCELED | libc::EINTR | libc::EAGAIN) {
+                self.outbox.in_ring = false;
+                return;
+            }
             if self.outbox.event(result).is_err() || self.state == State::Dead {
                 self.sent();
                 self.has_gone();
-            } else {
+            } else if !self.is_halted {
                 self.send(ring);
             }
             return;

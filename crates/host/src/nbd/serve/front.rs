@@ -1,16 +1,19 @@
 //! The NBD front end of a shard: its connections.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 
 use fairq_core::{FlowId, Port, PortId};
 
 use crate::device::Device;
+use crate::io::area::Area;
 use crate::io::budget::Budget;
 use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
-use crate::nbd::serve::conn::{self, Conn, Limits};
+use crate::nbd::serve::conn::{self, Conn, Limits, Packed, Rest};
 use crate::nbd::serve::survey::SurveyClient;
 use crate::nbd::session::place::Place;
 use crate::nbd::session::revoked::{CertificateId, Revoked};
@@ -54,6 +57,8 @@ pub struct Pass {
     /// Over when every shard has found out which clients of the tenant have ended; requests of this
     /// one wait until then.
     pub gate: Option<Arc<Meeting>>,
+    /// What the program before this one has left of it.
+    pub rest: Option<Rest>,
 }
 
 /// What an NBD front end can be told.
@@ -92,6 +97,22 @@ pub enum Message {
     Revoke(Arc<Revoked>),
     /// Give up the connections that are left, whatever they wait for.
     HangUp,
+    /// Write down all connections for the next program, while the shard stands still.
+    Pack {
+        /// Where.
+        area: Arc<Area>,
+        /// Gets them, and the shard's number.
+        reply: Sender<(usize, io::Result<Vec<Packed>>)>,
+        /// The shard's number.
+        shard: usize,
+    },
+    /// All connections that the program before this one has left are here: arrive at their gate.
+    Arrive {
+        /// The gate.
+        gate: Arc<Meeting>,
+        /// How many shards there are.
+        shards: usize,
+    },
     /// A second has passed: what clients do not do in time, and that they have gone where nothing
     /// else would tell, is looked for.
     Second,
@@ -188,7 +209,9 @@ impl NbdFront {
         }
         let mut pass = std::mem::take(&mut connect.pass);
         let (client, gate) = (path.client(connect.volume.tenant), pass.gate.take());
-        let conn = Conn::new(index as u32, connect, client, region, self.limits).after(gate);
+        let rest = pass.rest.take();
+        let conn = Conn::new(index as u32, connect, client, region, self.limits);
+        let conn = conn.after(gate).with_rest(rest);
         self.passes[index] = pass;
         self.conns[index] = Some(conn);
         self.touch(index);
@@ -199,6 +222,29 @@ impl NbdFront {
         while let Some(finished) = path.finished() {
             self.finished(now_ns, finished);
         }
+    }
+
+    /// Writes down the connections that go on under the next program, and ends the others.
+    fn pack<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        area: &Area,
+    ) -> io::Result<Vec<Packed>> {
+        let packed = self.conns.iter().flatten().filter_map(|conn| conn.pack(area).transpose());
+        let packed = packed.collect::<io::Result<Vec<_>>>()?;
+        if self.conns.iter().flatten().any(Conn::is_bound) {
+            let conns = &self.conns;
+            path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
+                let conn = conns.get(conn::cookie_index(cookie)).and_then(Option::as_ref);
+                conn.is_some_and(Conn::is_bound)
+            });
+            self.take_finished(now_ns, path);
+            let bound = self.conns.iter_mut().flatten().filter(|conn| conn.is_bound());
+            bound.for_each(|conn| conn.end_bound(now_ns, ring, path));
+        }
+        Ok(packed)
     }
 
     /// Notes that something has happened to a connection; gives it, if it still is there.
@@ -291,6 +337,15 @@ impl Front for NbdFront {
                     path.wake(shard);
                 }
             }
+            Message::Pack { area, reply, shard } => {
+                let packed = self.pack(now_ns, ring, path, &area);
+                let _ = reply.send((shard, packed));
+            }
+            Message::Arrive { gate, shards } => {
+                if gate.arrive() {
+                    (0..shards).for_each(|shard| path.wake(PortId(shard as u8)));
+                }
+            }
             Message::Connect(connect) => self.connect(ring, path, *connect),
         }
     }
@@ -379,6 +434,18 @@ impl Front for NbdFront {
         for index in 0..self.conns.len() {
             self.touch(index);
         }
+    }
+
+    fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
+        let mut is_quiet = true;
+        for conn in self.conns.iter_mut().flatten() {
+            is_quiet &= conn.halt(ring, cancel);
+        }
+        is_quiet
+    }
+
+    fn go_on(&mut self, ring: &mut Ring) {
+        self.conns.iter_mut().flatten().for_each(|conn| conn.go_on(ring));
     }
 
     fn stop(&mut self) {

@@ -224,23 +224,30 @@ impl LiveRequest {
         })
     }
 
+    /// All data of a read or write, as far as they are there.
+    pub(super) fn data(&self) -> Option<&[u8]> {
+        self.buffer.as_ref().map(Buffer::bytes)
+    }
+
+    /// The parts of its reply.
+    pub(super) fn answer(&self) -> impl Iterator<Item = &[u8]> {
+        let (header, data) = match &self.reply {
+            Reply::Pending => unreachable!("an op without a reply is not ready"),
+            Reply::Header(header) => (header.as_bytes(), None),
+            Reply::Bytes(bytes) => (&bytes[..], None),
+            Reply::Data(header) => (header.as_bytes(), self.data()),
+        };
+        std::iter::once(header).chain(data)
+    }
+
     /// Puts its reply in the outbox.
     ///
     /// # Safety
     /// It stays where it is, and as it is, until the outbox has been cleared.
     pub(super) unsafe fn add_reply(&self, outbox: &mut Outbox) {
-        let (header, data) = match &self.reply {
-            Reply::Pending => unreachable!("an op without a reply is not ready"),
-            Reply::Header(header) => (header.as_bytes(), None),
-            Reply::Bytes(bytes) => (&bytes[..], None),
-            Reply::Data(header) => (header.as_bytes(), self.buffer.as_ref()),
-        };
-        // SAFETY: both are parts of this op, or its own, for which the caller vouches.
-        unsafe {
-            outbox.add(header);
-            if let Some(buffer) = data {
-                outbox.add(buffer.bytes());
-            }
+        for part in self.answer() {
+            // SAFETY: it is a part of this op, or its own, for which the caller vouches.
+            unsafe { outbox.add(part) };
         }
     }
 }

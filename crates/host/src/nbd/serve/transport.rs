@@ -9,6 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use io_uring::{opcode, squeue, types};
 use rustls::ServerConnection;
 
+use crate::io::area::SpanReader;
+
 /// Bytes of requests that may wait to be consumed: hundreds of small requests, or the start of a
 /// large payload.
 const INCOMING: usize = 64 << 10;
@@ -28,6 +30,8 @@ pub(super) struct Incoming {
     start: usize,
     end: usize,
     tls: Option<Tls>,
+    /// What comes before the socket's bytes.
+    replay: Option<SpanReader>,
     /// A receive is under way.
     pub(super) in_ring: bool,
     /// The first so many bytes of the receive go to a payload buffer, not here.
@@ -69,6 +73,7 @@ impl Incoming {
                 end: 0,
                 is_closed: false,
             }),
+            replay: None,
             in_ring: false,
             direct: 0,
             // SAFETY: all-zero is a valid message header and are valid pieces: no address, no
@@ -133,10 +138,27 @@ impl Incoming {
         }
     }
 
+    /// Has these bytes come before the socket's, which is not to be read until they have come.
+    pub(super) fn replay_first(&mut self, bytes: SpanReader) {
+        self.replay = Some(bytes).filter(|bytes| !bytes.is_empty());
+    }
+
+    /// Those that have not come yet.
+    pub(super) fn replay(&self) -> Option<&SpanReader> {
+        self.replay.as_ref()
+    }
+
     /// Gets more bytes out of TLS, if it holds any; true if it did. An error is of records that
     /// came earlier and had to wait, since TLS held as much plain text as it may.
     pub(super) fn refill(&mut self) -> Result<bool, rustls::Error> {
         self.compact();
+        if let Some(replay) = &mut self.replay {
+            let read = replay.read(&mut self.plain[self.end..]);
+            let count = read.map_err(|error| rustls::Error::General(error.to_string()))?;
+            self.end += count;
+            self.replay.take_if(|replay| replay.is_empty());
+            return Ok(count > 0);
+        }
         let Some(tls) = &mut self.tls else { return Ok(false) };
         tls.decrypt()?;
         // Without an error there is what there is, or nothing yet.
@@ -252,6 +274,16 @@ unsafe impl Send for Outbox {}
 impl Outbox {
     pub(super) fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.cipher.is_empty()
+    }
+
+    /// The replies in it, as far as they have not left; without TLS.
+    pub(super) fn unsent(&self) -> Vec<&[u8]> {
+        // SAFETY: who added the pieces keeps them in place, and as they are, until the outbox has
+        // been cleared, and this borrows it.
+        let piece = |piece: &libc::iovec| unsafe {
+            std::slice::from_raw_parts(piece.iov_base.cast::<u8>().cast_const(), piece.iov_len)
+        };
+        self.pieces[self.first..].iter().map(piece).collect()
     }
 
     /// How much the replies in it are, in bytes.

@@ -363,7 +363,7 @@ impl NbdError {
 }
 
 /// The block sizes of an export, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BlockSizes {
     /// Offsets and lengths are multiples of this; a power of two, at most 64 KiB.
     pub min: u32,
@@ -382,7 +382,7 @@ impl Default for BlockSizes {
 }
 
 /// What the handshake agreed on: all that the transmission phase has to know.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Negotiated {
     /// Index of the export in the list that the handshake was given.
     pub export: usize,

@@ -6,6 +6,7 @@ use fairq_core::{Class, Held, Port, Submitted, Tag};
 use super::{DataPath, Holder, Live};
 use crate::device::Device;
 use crate::io::ring::Ring;
+use crate::observe::stats::Counted;
 
 impl<P: Port, D: Device> DataPath<P, D> {
     /// Takes the requests from the port that wait for a cap, which may take an hour:
@@ -76,6 +77,34 @@ impl<P: Port, D: Device> DataPath<P, D> {
             } else {
                 self.issue_alone(now_ns, ring, tag);
             }
+        }
+    }
+
+    /// Issues nothing until the next [`DataPath::dispatch`], for which no time is set.
+    #[cold]
+    pub fn halt(&mut self) {
+        (self.wait_until_ns, self.blocked) = (None, false);
+    }
+
+    /// Whether the device has a request.
+    #[cold]
+    pub fn is_on_device(&self) -> bool {
+        self.live.iter().flatten().any(|live| live.issued_ns != 0)
+    }
+
+    /// Adds what was counted by the program before this one.
+    #[cold]
+    pub fn count_before(&mut self, counted: Counted) {
+        let Counted { tenants, counters, matrix } = counted;
+        for (tenant, stats) in tenants {
+            if let Some(own) = self.stats.get_mut(usize::from(tenant)) {
+                own.add(&stats);
+                self.changed[usize::from(tenant)] = true;
+            }
+        }
+        self.counters.add(&counters);
+        if let Some(matrix) = matrix {
+            self.observed.add(&matrix);
         }
     }
 }

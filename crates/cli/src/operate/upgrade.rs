@@ -1,0 +1,106 @@
+//! `upgrade`: the next program takes the server over; see [`crate::take_over`].
+
+use std::path::PathBuf;
+
+use fairq_host::server::Admin;
+use fairq_host::server::handover::State;
+use serde_json::{Value, json};
+
+use super::Console;
+use super::rpc::Fault;
+use crate::take_over::{self, Left};
+
+/// What is known of upgrades.
+#[derive(Default)]
+pub(super) struct Upgrades {
+    /// The path from which the server was started.
+    program: PathBuf,
+    /// What has come of the call that waits for its answer.
+    outcome: Option<Result<Value, String>>,
+}
+
+impl Upgrades {
+    /// Of a server that is being started.
+    pub(super) fn new() -> Upgrades {
+        // Found out now: another file may have the path later.
+        let program = std::env::current_exe().unwrap_or_else(|_| "fairq".into());
+        Upgrades { program, outcome: None }
+    }
+}
+
+impl Console {
+    /// Goes on where another program has stood.
+    pub(crate) fn follow(&mut self, left: Left, state: &State) {
+        let upgrades = &mut self.upgrades;
+        upgrades.outcome = Some(match self.given.failure.take() {
+            Some(why) => {
+                upgrades.program = left.program;
+                Err(why)
+            }
+            None => Ok(json!({
+                "from": state.program,
+                "to": env!("CARGO_PKG_VERSION"),
+                "program": upgrades.program,
+            })),
+        });
+    }
+
+    /// Whether this program has followed another one, and not failing one of its own successors.
+    pub(super) fn has_followed(&self) -> bool {
+        self.upgrades.outcome.as_ref().is_some_and(Result::is_ok)
+    }
+
+    /// Has the program at this path, or where the server was started, take over. The call is
+    /// answered by that program.
+    pub(super) fn upgrade(
+        &mut self,
+        admin: &mut dyn Admin,
+        program: Option<PathBuf>,
+    ) -> Result<Value, Fault> {
+        if let Some(outcome) = self.upgrades.outcome.take() {
+            return outcome.map_err(|why| {
+                Fault::refused(format!(
+                    "not upgraded: the program that was to take over has failed, and the one \
+                     before goes on: {why}"
+                ))
+            });
+        }
+        let program = program.unwrap_or_else(|| self.upgrades.program.clone());
+        if program.is_relative() {
+            let shown = program.display();
+            return Err(Fault::params(format!("`program`: {shown}: write the whole path")));
+        }
+        if self.layout.as_ref().is_some_and(|layout| layout.is_writing()) {
+            return Err(Fault::unfinished("the layout record is being written: try again later"));
+        }
+        if self.records.is_recording() {
+            return Err(Fault::refused(
+                "decisions are being recorded: try again when that is over",
+            ));
+        }
+        let settings = toml::to_string(&*self.settings).map_err(Fault::refused)?;
+        let left = Left::new(settings, self.upgrades.program.clone());
+        let operator = serde_json::to_value(left).map_err(Fault::refused)?;
+        let key = program.display().to_string();
+        let what = format!("upgrade: {key} checks the configuration and the state");
+        if !self.checking.is_begun(&key) {
+            let state = admin.upgrade_state(operator).map_err(Fault::refused)?;
+            let checked = program.clone();
+            self.checking.result(&key, &what, move || take_over::check(&checked, state)).ok();
+            // The call is made again in any case: the calls before it in a batch, whose answers go
+            // over, are not to be made again by the next program.
+            return Err(Fault::unfinished(format!("{what}: try again")));
+        }
+        let never = || Err("the check has not begun".into());
+        let result = self.checking.result(&key, &what, never)?;
+        if result.is_ok() && !admin.is_ready_for_upgrade() {
+            return Err(Fault::unfinished("clients are connecting: try again"));
+        }
+        self.checking.forget(&key);
+        result.map_err(|why| {
+            Fault::refused(format!("not upgraded, and nothing has changed: {why}"))
+        })?;
+        tracing::info!(program = key, "another program takes over");
+        Err(Fault::refused(admin.upgrade(&take_over::successor(program), operator)))
+    }
+}

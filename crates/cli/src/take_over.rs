@@ -1,0 +1,214 @@
+//! One program goes on where another in the same process has stood: `fairq ctl upgrade`.
+//!
+//! The server that is to go runs the next program twice: as a child, which sees whether it could go
+//! on (`serve --check-upgrade`, with the state on its standard input), and then in its own process
+//! (`serve --take-over`). These arguments follow those that the server was started with. If the
+//! next program fails before it serves, it executes the one before again (`--after-failure`), by a
+//! descriptor, since another program may have its path by now.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairq_config::refusal::Refusal;
+use fairq_config::settings::{self, Plan, Settings, Surroundings};
+use fairq_config::units::Size;
+use fairq_host::server::handover::{Predecessor, State};
+use fairq_host::server::{Before, Successor};
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use crate::logging;
+
+const CHECK: &str = "--check-upgrade";
+const TAKE_OVER: &str = "--take-over=";
+const AFTER_FAILURE: &str = "--after-failure=";
+
+/// What a program prints that could go on.
+const FITS: &str = "fits";
+/// How long it may take to find that out.
+const CHECK_TIME: Duration = Duration::from_secs(6);
+
+/// The program before this one, as long as that can go on.
+static PREDECESSOR: Mutex<Option<Predecessor>> = Mutex::new(None);
+
+/// What the operator leaves for the next program.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Left {
+    /// The configuration in force, as TOML.
+    pub(crate) settings: String,
+    /// The path from which the server was started.
+    pub(crate) program: PathBuf,
+    /// Its arguments.
+    pub(crate) args: Vec<OsString>,
+}
+
+impl Left {
+    /// Of this program.
+    pub(crate) fn new(settings: String, program: PathBuf) -> Left {
+        Left { settings, program, args: own_args() }
+    }
+
+    /// Of a server's state.
+    pub(crate) fn of(state: &State) -> Result<Left, Refusal> {
+        serde_json::from_value(state.operator.clone())
+            .map_err(|error| Refusal::new(format!("the server's state: {error}")))
+    }
+
+    pub(crate) fn settings(&self) -> Result<Settings, Refusal> {
+        let mut settings = settings::parse(&self.settings, "the configuration in force")?;
+        // A default that is not there now would be refused; the state has it.
+        settings
+            .default_tenant
+            .take_if(|name| settings.tenant.iter().all(|one| one.get_ref().name != *name));
+        Ok(settings)
+    }
+
+    /// What these settings come to, with each tenant where it is.
+    pub(crate) fn plan(
+        settings: &Settings,
+        state: &State,
+        surroundings: &Surroundings,
+    ) -> Result<Plan, Refusal> {
+        let mut settings = settings.clone();
+        let tables = settings.tenant.iter_mut().map(Spanned::get_mut);
+        for table in tables.filter(|table| table.path.is_none()) {
+            if let Some(left) = state.tenants.iter().find(|left| left.name == table.name) {
+                (table.size, table.offset) = (Some(Size(left.size)), Some(Size(left.base)));
+            }
+        }
+        settings.plan(surroundings)
+    }
+}
+
+/// The arguments of this program, without those of an upgrade.
+fn own_args() -> Vec<OsString> {
+    let is_own = |arg: &OsString| {
+        let text = arg.to_string_lossy();
+        text != CHECK && !text.starts_with(TAKE_OVER) && !text.starts_with(AFTER_FAILURE)
+    };
+    std::env::args_os().skip(1).filter(is_own).collect()
+}
+
+fn own_name() -> OsString {
+    std::env::args_os().next().unwrap_or_else(|| "fairq".into())
+}
+
+/// The program at this path, as it is to go on.
+pub(crate) fn successor(program: PathBuf) -> Successor {
+    let mut args = own_args();
+    args.push(TAKE_OVER.into());
+    Successor { program, name: own_name(), args }
+}
+
+/// Whether the program at this path could go on with the state in this file.
+pub(crate) fn check(program: &Path, state: File) -> Result<(), String> {
+    let shown = program.display();
+    let mut command = Command::new(program);
+    command.args(own_args()).arg(CHECK);
+    let child = command.stdin(state).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(|error| format!("cannot execute {shown}: {error}"))?;
+    let since = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if since.elapsed() < CHECK_TIME => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let seconds = CHECK_TIME.as_secs();
+                return Err(format!("{shown} has not checked the state within {seconds} s"));
+            }
+            Err(error) => return Err(format!("{shown}: {error}")),
+        }
+    };
+    let read = |from: Option<&mut dyn Read>| {
+        let mut bytes = Vec::new();
+        if let Some(from) = from {
+            let _ = from.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).trim().to_owned()
+    };
+    let said = read(child.stdout.as_mut().map(|from| from as &mut dyn Read));
+    if status.success() && said == FITS {
+        return Ok(());
+    }
+    let why = read(child.stderr.as_mut().map(|from| from as &mut dyn Read));
+    Err(match status.success() {
+        true => format!("{shown} is no fairq that can go on with the state of this one"),
+        false if why.is_empty() => format!("{shown} cannot go on: it ended with {status}"),
+        false => format!("{shown} cannot go on: {}", why.trim_start_matches("fairq: ")),
+    })
+}
+
+/// Says that this program could go on.
+pub(crate) fn fits() {
+    println!("{FITS}");
+}
+
+/// The state on standard input, for a check.
+pub(crate) fn state_to_check() -> anyhow::Result<State> {
+    use std::os::fd::AsFd;
+    let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+    Ok(State::read(&File::from(input))?)
+}
+
+/// Finds out whether this program follows another one, which is executed again if this one panics.
+pub(crate) fn begin() {
+    let given = std::env::args_os()
+        .find_map(|arg| arg.to_str()?.strip_prefix(TAKE_OVER).and_then(|text| text.parse().ok()));
+    let is_last = std::env::args_os().any(|arg| arg.to_string_lossy().starts_with(AFTER_FAILURE));
+    if given.is_none() || is_last {
+        return;
+    }
+    *lock() = given;
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        fall_back("it panicked");
+    }));
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Option<Predecessor>> {
+    PREDECESSOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Executes the program before this one again, if there is one that can go on; returns if not.
+pub(crate) fn fall_back(why: &str) {
+    let Some(predecessor) = lock().take() else { return };
+    say(&format!("cannot take over: {why}: the program before goes on"));
+    // This program's arguments may be what is wrong.
+    let left = predecessor.state().ok().and_then(|state| Left::of(&state).ok());
+    let mut args = left.map_or_else(own_args, |left| left.args);
+    args.push(format!("{TAKE_OVER}{predecessor}").into());
+    args.push(format!("{AFTER_FAILURE}{why}").into());
+    let error = predecessor.execute(OsStr::new(&own_name()), &args);
+    say(&format!("cannot execute the program before again: {error}"));
+}
+
+/// Writes to the log, which may not have begun.
+fn say(text: &str) {
+    let has_begun = tracing::dispatcher::has_been_set();
+    let is_json = !std::io::stderr().is_terminal();
+    if has_begun || (is_json && logging::start(None, "error", true).is_ok()) {
+        tracing::error!("{text}");
+    } else {
+        eprintln!("fairq: {text}");
+    }
+}
+
+/// This program serves: the one before cannot go on.
+pub(crate) fn commit() {
+    lock().take();
+}
+
+/// What a program has left for this one.
+pub(crate) fn before(predecessor: Option<Predecessor>) -> anyhow::Result<Option<Before>> {
+    Ok(predecessor.map(Before::new).transpose()?)
+}

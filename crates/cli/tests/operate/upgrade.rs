@@ -1,0 +1,210 @@
+//! Another program takes the server over, and no client notices.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+
+use fairq_host::nbd::wire::proto::{Command, CommandFlags};
+
+use super::storage::{Client, open_on};
+use super::*;
+
+const PAGE: usize = 4096;
+const MIB: u64 = 1 << 20;
+
+fn json(server: &Server, words: &[&str]) -> Value {
+    serde_json::from_str(&server.said(&[words, &["--json"]].concat())).unwrap()
+}
+
+/// A tenant as `ctl tenants` shows it.
+fn tenant(server: &Server, name: &str) -> Value {
+    let tenants = json(server, &["tenants"]);
+    let mut tenants = tenants.as_array().unwrap().iter();
+    tenants.find(|tenant| tenant["name"] == name).unwrap().clone()
+}
+
+/// Sends a write and does not wait for its answer.
+fn send<S: Read + Write>(client: &mut Client<S>, offset: u64, data: &[u8]) {
+    client.ask(Command::Write, CommandFlags(0), offset, data.len() as u64);
+    client.stream.write_all(data).unwrap();
+}
+
+/// Upgrades a server, again while a busy machine does not let its shards stand still in time.
+fn upgrade(server: &Server) {
+    until("the server is upgraded", || {
+        let Output { status, stdout, stderr } = server.ctl(&["upgrade"]);
+        let said = String::from_utf8([stdout, stderr].concat()).unwrap();
+        let is_late = said.contains("within");
+        assert!(status.success() || is_late, "{said}");
+        (!is_late).then(|| assert!(said.contains("serves"), "{said}"))
+    });
+}
+
+/// A server with a pool of 64 MiB, and the pool's folder.
+fn with_pool(tenants: &str) -> (Server, tempfile::TempDir) {
+    let disk = tempfile::tempdir().unwrap();
+    let path = disk.path().join("pool");
+    std::fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    let config = format!("device = \"file,path={}\"\nshards = 2\n{tenants}", path.display());
+    (Server::start(&config, &[]), disk)
+}
+
+const TWO: &str = "[[tenant]]\nname = \"db\"\nsize = \"16M\"\n\
+                   [[tenant]]\nname = \"web\"\nsize = \"16M\"\n";
+
+/// Every state that a connection can be in: requests that wait for a cap, a write of which a half
+/// has come, a reply of which a half has left, and nothing at all, over TCP.
+#[test]
+fn clients_do_not_notice_an_upgrade() {
+    let (server, _disk) = with_pool(TWO);
+    let address = server.said(&["listen", "tcp:127.0.0.1:0"]);
+    let address = address.trim().rsplit_once("tcp:").unwrap().1.to_owned();
+    let pattern: Vec<u8> =
+        (0..8 * MIB as usize / 2).flat_map(|n| (n as u16).to_be_bytes()).collect();
+
+    let mut tcp = open_on(TcpStream::connect(&address).unwrap(), "web").unwrap();
+    assert_eq!(tcp.write(0, &pattern), 0);
+    let mut slow = Client::of(&server, "web");
+    slow.ask(Command::Read, CommandFlags(0), 0, 8 * MIB);
+    // The first bytes of the reply are there, so the others fill the socket.
+    assert_eq!(slow.answer(), 0);
+    let mut half = Client::of(&server, "web");
+    half.ask(Command::Write, CommandFlags(0), 9 * MIB, 1 << 20);
+    half.stream.write_all(&pattern[..300_000]).unwrap();
+    server.said(&["caps", "db", "max-iops=1"]);
+    let mut staged = Client::of(&server, "db");
+    for page in 0..8 {
+        send(&mut staged, page * PAGE as u64, &[b'a' + page as u8; PAGE]);
+    }
+    until("requests wait for the cap", || {
+        (tenant(&server, "db")["in_flight"].as_u64()? > 4).then_some(())
+    });
+
+    server.said(&["weight", "web", "700"]);
+    server.said(&["add", "new=8M"]);
+    server.said(&["params", "T=128k"]);
+    let (web, db) = (tenant(&server, "web"), tenant(&server, "db"));
+    let params = json(&server, &["policy"])["params"].clone();
+    let pid = server.process.id();
+    for count in 1..=2 {
+        upgrade(&server);
+        assert_eq!(json(&server, &["status"])["upgrades"], count);
+    }
+    assert_eq!(server.process.id(), pid);
+    assert!(UnixStream::connect(server.path("ctl")).is_ok());
+
+    half.stream.write_all(&pattern[300_000..MIB as usize]).unwrap();
+    assert_eq!(half.answer(), 0);
+    let mut reply = vec![0; 8 * MIB as usize];
+    slow.stream.read_exact(&mut reply).unwrap();
+    assert!(reply == pattern, "the reply is whole");
+    assert!(slow.read(9 * MIB, 1 << 20).unwrap() == pattern[..1 << 20], "the write is whole");
+    assert!(tcp.read(0, PAGE).unwrap() == pattern[..PAGE]);
+
+    let (now, before) = (tenant(&server, "web"), web);
+    for key in ["weight", "offset", "size"] {
+        assert_eq!(now[key], before[key]);
+    }
+    assert!(now["written_bytes"].as_u64() >= before["written_bytes"].as_u64());
+    assert_eq!(tenant(&server, "db")["caps"], db["caps"]);
+    assert_eq!(json(&server, &["policy"])["params"], params);
+    assert_eq!(Client::of(&server, "new").size, 8 * MIB);
+    assert_eq!(tenant(&server, "db")["in_flight"].as_u64().map(|left| left > 2), Some(true));
+    server.said(&["caps", "db", "off"]);
+    for _ in 0..8 {
+        assert_eq!(staged.answer(), 0);
+    }
+    for page in 0..8 {
+        assert_eq!(staged.read(page * PAGE as u64, PAGE).unwrap(), [b'a' + page as u8; PAGE]);
+    }
+    let again = open_on(TcpStream::connect(&address).unwrap(), "db").unwrap();
+    assert_eq!(again.size, 16 * MIB);
+}
+
+/// What is in memory, places that only `ctl` has given, and no default that there was not before.
+#[test]
+fn an_upgrade_keeps_what_is_in_memory_where_it_is() {
+    let server = Server::start(CONFIG, &[]);
+    let mut web = Client::of(&server, "web");
+    assert_eq!(web.write(5 * MIB + 7, b"kept"), 0);
+    server.said(&["remove", "db"]);
+    server.said(&["add", "small=4M"]);
+    let mut small = Client::of(&server, "small");
+    assert_eq!(small.write(0, b"too"), 0);
+    let before = server.tenants();
+    upgrade(&server);
+    assert_eq!(server.tenants(), before);
+    assert_eq!(web.read(5 * MIB + 7, 4).unwrap(), b"kept");
+    assert_eq!((small.read(0, 3).unwrap(), small.read(9, 3).unwrap()), (b"too".into(), vec![0; 3]));
+}
+
+/// A program that this server executes instead of the next one.
+fn script(server: &Server, text: &str) -> String {
+    let path = server.path("next");
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
+    let (server, disk) = with_pool(TWO);
+    let fairq = env!("CARGO_BIN_EXE_fairq");
+    let mut client = Client::of(&server, "db");
+    let mut serves = |server: &Server, byte: u8| {
+        assert_eq!(client.write(0, &[byte; PAGE]), 0);
+        assert_eq!(client.read(0, PAGE).unwrap(), [byte; PAGE]);
+        assert_eq!(json(server, &["status"])["upgrades"], 0);
+    };
+    for (program, why) in [
+        ("/bin/false", "cannot go on: it ended with"),
+        ("/bin/true", "is no fairq that can go on"),
+        ("/nowhere", "cannot execute /nowhere"),
+    ] {
+        let (code, said) = server.refused(&["upgrade", program]);
+        assert!(code == 1 && said.contains(why), "{said}");
+        serves(&server, 1);
+    }
+    // One that could go on, and then does not know its arguments.
+    let next = script(
+        &server,
+        &format!(
+            "case \"$*\" in *--check-*) exec {fairq} \"$@\";; esac\n\
+                  exec {fairq} \"$@\" --no-such-argument"
+        ),
+    );
+    let (code, said) = server.refused(&["upgrade", &next]);
+    assert!(code == 1 && said.contains("the program that was to take over has failed"), "{said}");
+    serves(&server, 2);
+    // The configuration.
+    let config = std::fs::read_to_string(server.path("fairq.toml")).unwrap();
+    std::fs::write(server.path("fairq.toml"), format!("{config}nonsense = 1\n")).unwrap();
+    let (_, said) = server.refused(&["upgrade"]);
+    assert!(said.contains("nonsense"), "{said}");
+    let other = config.replace("/pool", "/other");
+    std::fs::write(server.path("fairq.toml"), other).unwrap();
+    let (_, said) = server.refused(&["upgrade"]);
+    assert!(said.contains("names another device"), "{said}");
+    std::fs::write(server.path("fairq.toml"), &config).unwrap();
+    // The device.
+    let (pool, moved) = (disk.path().join("pool"), disk.path().join("moved"));
+    std::fs::rename(&pool, &moved).unwrap();
+    let (_, said) = server.refused(&["upgrade"]);
+    assert!(said.contains("is not the file that is served"), "{said}");
+    serves(&server, 3);
+    std::fs::rename(&moved, &pool).unwrap();
+    upgrade(&server);
+    assert_eq!(client.read(0, PAGE).unwrap(), [3; PAGE]);
+}
+
+#[test]
+fn an_upgrade_does_not_wait_for_a_device_that_does_not_answer() {
+    let server = Server::start("device = \"paced,size=64M,latency=4s\"\nshards = 2\n", &[]);
+    let mut client = Client::of(&server, "gold");
+    send(&mut client, 0, b"late");
+    let (code, said) = server.refused(&["upgrade"]);
+    assert!(code == 1 && said.contains("has not answered its requests"), "{said}");
+    assert_eq!(client.answer(), 0);
+    upgrade(&server);
+    client.ask(Command::Flush, CommandFlags(0), 0, 0);
+    assert_eq!(client.answer(), 0);
+}

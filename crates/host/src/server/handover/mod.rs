@@ -1,0 +1,262 @@
+//! The next program: it is executed in this process, and goes on where this one stands.
+//!
+//! **Problem.** A program is replaced while it has clients, and none of them may notice. **Model.**
+//! The shards stand still ([`crate::shard::halt`]): nothing is on the device or in a ring. What is
+//! known is written to a file in memory (`leave`), descriptors stay open, and the process executes
+//! the next program. That builds its server from the state, and only then begins to read sockets
+//! (`take`). Up to there everything is as it was left: each program uses copies of the descriptors,
+//! so that the one before can be executed again and go on.
+//!
+//! ```text
+//!   head: mark, version, where the text is │ bytes of connections and memory │ text: State
+//! ```
+//!
+//! **Bounds.** The device has [`PATIENCE`] to answer what it has; otherwise all goes on as before.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairq_core::{CapStats, Taken};
+use serde::{Deserialize, Serialize};
+
+use crate::device::any::{Inherited, Left};
+use crate::io::area::{Area, Piece, Span, SpanReader};
+use crate::io::clock::Clock;
+use crate::nbd::serve::conn::Packed;
+use crate::observe::stats::{ShardCounters, TenantStats};
+use crate::server::{Listen, Made};
+
+mod leave;
+mod take;
+
+pub(super) use leave::unblock_signals;
+pub use leave::{Predecessor, Successor};
+
+/// How long the device may take to answer what it has.
+pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+/// The version of the state; a program refuses any other.
+const VERSION: u32 = 1;
+/// What a state begins with.
+const MARK: &[u8; 8] = b"fairq-up";
+/// Mark, version, and the span of the text.
+const HEAD: usize = 32;
+
+/// All that a program leaves for the next one.
+#[derive(Serialize, Deserialize)]
+pub struct State {
+    /// The version of the program.
+    pub program: String,
+    /// What the operator has to know.
+    pub operator: serde_json::Value,
+    /// How often a program has followed another in this process.
+    pub upgrades: u64,
+    /// What the device leaves.
+    pub device: Left,
+    /// The tenants in their order.
+    pub tenants: Vec<LeftTenant>,
+    /// The tenant of clients that name none, and whether the operator has named it.
+    pub default: Option<(String, bool)>,
+    clock_origin_ns: u64,
+    elapsed: Duration,
+    doors: Vec<LeftDoor>,
+    groups: Vec<LeftGroup>,
+    connections: Vec<Packed>,
+    shards: Vec<ShardCounters>,
+    interference: Vec<(u8, u8, u64)>,
+    caller: Option<Caller>,
+}
+
+/// A tenant.
+#[derive(Serialize, Deserialize)]
+pub struct LeftTenant {
+    /// Its name.
+    pub name: String,
+    /// Where in its file its range begins, in bytes.
+    pub base: u64,
+    /// The size of its range, in bytes.
+    pub size: u64,
+    /// Its range is to be zeroed before it can be opened.
+    pub zero: bool,
+    number: u16,
+    caps: Option<LeftCaps>,
+    /// Whether it has unsynced data, and its error.
+    write_back: (bool, Option<i32>),
+    waited: u64,
+    stats: TenantStats,
+}
+
+/// A group: its caps in each store.
+#[derive(Serialize, Deserialize)]
+struct LeftGroup {
+    name: String,
+    caps: Vec<Option<LeftCaps>>,
+}
+
+/// What was taken from caps.
+#[derive(Serialize, Deserialize)]
+struct LeftCaps {
+    held: u64,
+    held_ns: u64,
+    taken: Vec<u64>,
+}
+
+impl LeftCaps {
+    fn of(stats: &CapStats) -> LeftCaps {
+        let CapStats { held, held_ns, taken, .. } = *stats;
+        LeftCaps { held, held_ns, taken: taken.to_words().to_vec() }
+    }
+
+    fn stats(&self, now: &CapStats) -> CapStats {
+        let mut taken = Taken::default().to_words();
+        taken.iter_mut().zip(&self.taken).for_each(|(word, left)| *word = *left);
+        let taken = Taken::from_words(taken);
+        CapStats { held: self.held, held_ns: self.held_ns, taken, ..*now }
+    }
+}
+
+/// What connects at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum Role {
+    Clients,
+    Http,
+    Control,
+}
+
+/// A listening socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct LeftDoor {
+    pub(super) at: Listen,
+    pub(super) role: Role,
+    pub(super) fd: RawFd,
+    pub(super) is_inherited: bool,
+    /// The name of a Unix socket that this process has made.
+    pub(super) name: Option<PathBuf>,
+}
+
+/// A connection of the control socket, its line, and what has been made of that.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Caller {
+    pub(super) fd: RawFd,
+    pub(super) line: String,
+    pub(super) made: Made,
+}
+
+impl State {
+    /// Reads what a program has written.
+    pub fn read(file: &File) -> io::Result<State> {
+        let mut head = [0; HEAD];
+        file.read_exact_at(&mut head, 0)?;
+        let word = |at: usize| {
+            head[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+        };
+        if !head.starts_with(MARK) {
+            return Err(io::Error::other("this is not the state of a fairq server"));
+        }
+        let version = word(8);
+        if version != u64::from(VERSION) {
+            return Err(io::Error::other(format!(
+                "the server's state has version {version}, and this program reads version \
+                 {VERSION}: restart the server instead"
+            )));
+        }
+        let text =
+            SpanReader::new(Arc::new(file.try_clone()?), Span { at: word(16), length: word(24) });
+        Ok(serde_json::from_slice(&text.rest()?)?)
+    }
+
+    fn write(&self, area: &Area) -> io::Result<()> {
+        let span = area.add(&[Piece::Bytes(serde_json::to_vec(self)?.into())])?;
+        let words = [u64::from(VERSION), span.at, span.length].map(u64::to_le_bytes);
+        area.set_head(&[&MARK[..], words.as_flattened()].concat())
+    }
+
+    /// All descriptors that are named.
+    fn descriptors(&self) -> Vec<RawFd> {
+        let files = self.device.files.iter().flat_map(|file| [Some(file.file), file.witness]);
+        let doors = self.doors.iter().map(|door| door.fd);
+        let connections = self.connections.iter().map(|one| one.fd);
+        let caller = self.caller.iter().map(|caller| caller.fd);
+        files.flatten().chain(doors).chain(connections).chain(caller).collect()
+    }
+}
+
+/// What the program before this one has left, until this one serves.
+pub struct Before {
+    /// The state.
+    pub state: State,
+    area: Arc<File>,
+    predecessor: Predecessor,
+    /// The descriptors by their numbers before. These are copies: the program before may need the
+    /// ones that it has left.
+    copies: HashMap<RawFd, OwnedFd>,
+    /// The numbers of those.
+    left: Vec<RawFd>,
+}
+
+impl Before {
+    /// Takes over what a program has left in this process.
+    pub fn new(predecessor: Predecessor) -> io::Result<Before> {
+        let area = File::from(copy(predecessor.state)?);
+        let state = State::read(&area)?;
+        let left = state.descriptors();
+        let mut copies = HashMap::new();
+        for &fd in &left {
+            copies.insert(fd, copy(fd)?);
+        }
+        Clock::go_on_from(state.clock_origin_ns);
+        Ok(Before { state, area: Arc::new(area), predecessor, copies, left })
+    }
+
+    /// What the device has left.
+    pub fn device(&mut self) -> io::Result<Inherited> {
+        let mut files = Vec::new();
+        for left in &self.state.device.files {
+            let file = take_copy(&mut self.copies, left.file)?;
+            let witness = left.witness.map(|fd| take_copy(&mut self.copies, fd)).transpose()?;
+            files.push(left.open(file.into(), witness.map(File::from)));
+        }
+        let part = |&(at, span): &(u64, Span)| (at, SpanReader::new(self.area.clone(), span));
+        Ok(Inherited { files, memory: self.state.device.memory.iter().map(part).collect() })
+    }
+
+    /// This program serves: what the one before needed is closed.
+    fn commit(&mut self) {
+        let Predecessor { program, state } = self.predecessor;
+        for fd in self.left.drain(..).chain([program, state]) {
+            // SAFETY: it was left for this program, which uses a copy of it; nothing else in the
+            // process knows it.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+}
+
+/// Another descriptor of what a program has left open.
+fn copy(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: a question whether the descriptor is open, which names no memory.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, as was just found, and nothing closes it before this program serves.
+    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
+}
+
+fn take_copy(copies: &mut HashMap<RawFd, OwnedFd>, fd: RawFd) -> io::Result<OwnedFd> {
+    copies.remove(&fd).ok_or_else(|| io::Error::other("a descriptor is named twice"))
+}
+
+/// Keeps descriptors open when another program is executed, or closes them again.
+fn keep_open(fds: impl IntoIterator<Item = RawFd>, keep: bool) -> io::Result<()> {
+    let flags = if keep { rustix::io::FdFlags::empty() } else { rustix::io::FdFlags::CLOEXEC };
+    for fd in fds {
+        // SAFETY: the server has it open, and closes nothing while it is being packed.
+        let open = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::io::fcntl_setfd(open, flags)?;
+    }
+    Ok(())
+}

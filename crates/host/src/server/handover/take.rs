@@ -1,0 +1,232 @@
+//! What a program does with what the one before has left.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tokio::net::UnixStream;
+
+use crate::device::write_back::WriteBack;
+use crate::io::area::SpanReader;
+use crate::io::budget::Budget;
+use crate::nbd::serve::conn::{Packed, Rest};
+use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
+use crate::nbd::session::place::{Connections, Place};
+use crate::observe::interference::{Matrix, empty_matrix};
+use crate::observe::stats::Counted;
+use crate::server::control_thread::ControlThread;
+use crate::server::handover::{Before, LeftDoor, LeftTenant, State, take_copy};
+use crate::server::listen::Listener;
+use crate::server::{Member, ServerError, TenantList, asks, system};
+use crate::shard::fence::Fences;
+use crate::shard::pool::Shards;
+use crate::shard::volume::Volume;
+use crate::shard::{Meeting, Message};
+
+impl State {
+    /// The tenants with those that they are now.
+    fn with_members<'a>(
+        &'a self,
+        tenants: &'a TenantList,
+    ) -> impl Iterator<Item = (&'a LeftTenant, &'a Member)> {
+        self.tenants.iter().filter_map(|left| Some((left, tenants.find(&left.name)?)))
+    }
+
+    /// How long the server had been there.
+    pub(in crate::server) fn started(&self) -> Instant {
+        Instant::now().checked_sub(self.elapsed).unwrap_or_else(Instant::now)
+    }
+
+    /// Goes on with what is known of tenants' data; before any shard runs.
+    pub(in crate::server) fn resume_data(
+        &self,
+        tenants: &TenantList,
+        write_back: &WriteBack,
+        fences: &Fences,
+    ) {
+        for (left, member) in self.with_members(tenants) {
+            write_back.go_on(member.number(), left.write_back);
+            fences.count_before(member.number(), left.waited);
+        }
+    }
+
+    /// Goes on with what was counted.
+    fn resume_counts<D: crate::device::Device, F: crate::shard::Front + Send>(
+        &self,
+        tenants: &TenantList,
+        shards: &Shards<D, F>,
+    ) {
+        let tenants: Vec<_> = self.with_members(tenants).collect();
+        let are_same = tenants.iter().all(|(left, member)| left.number == member.number());
+        for shard in 0..shards.count() {
+            let counters = self.shards.get(shard).copied().unwrap_or_default();
+            let mut counted = Counted { counters, ..Counted::default() };
+            if shard == 0 {
+                let stats =
+                    |(left, member): &(&LeftTenant, &Member)| (member.number(), left.stats.clone());
+                counted.tenants = tenants.iter().map(stats).collect();
+                // It goes by the tenants' numbers.
+                counted.matrix = are_same.then(|| self.matrix());
+            }
+            shards.send(shard, Message::Count(Box::new(counted)));
+        }
+    }
+
+    fn matrix(&self) -> Matrix {
+        let mut matrix = empty_matrix();
+        for &(row, column, ns) in &self.interference {
+            let cell = matrix.get_mut(usize::from(row));
+            if let Some(cell) = cell.and_then(|row| row.get_mut(usize::from(column))) {
+                *cell = ns;
+            }
+        }
+        matrix
+    }
+}
+
+impl ControlThread<'_> {
+    /// Goes on with what was taken from caps, and with what was counted.
+    pub(in crate::server) fn resume(&mut self, before: &Before) {
+        let (state, tenants) = (&before.state, self.server.tenants());
+        for (left, member) in state.with_members(&tenants) {
+            if let Some(caps) = &left.caps {
+                self.schedulers.resume_caps(member.flow, |now| caps.stats(now));
+            }
+        }
+        for group in &state.groups {
+            for (store, caps) in group.caps.iter().enumerate() {
+                if let Some(caps) = caps {
+                    self.schedulers.resume_group(&group.name, store, |now| caps.stats(now));
+                }
+            }
+        }
+        state.resume_counts(&tenants, &self.server.shards);
+        (self.started, self.upgrades) = (state.started(), state.upgrades);
+    }
+
+    /// Listens on the sockets that were left; they have their names when this program serves.
+    pub(in crate::server) fn open_left(
+        &mut self,
+        before: &mut Before,
+        asks: &asks::Asks,
+    ) -> Result<(), ServerError> {
+        for LeftDoor { at, role, fd, is_inherited, .. } in before.state.doors.clone() {
+            let listener = take_copy(&mut before.copies, fd).and_then(Listener::of);
+            let opened = listener
+                .and_then(|listener| self.open_door(role, &at, is_inherited, listener, asks));
+            opened.map_err(system("cannot take over a listening socket"))?;
+        }
+        Ok(())
+    }
+
+    /// This program serves from here on: takes over the connections.
+    pub(in crate::server) fn take_over(&mut self, mut before: Before, asks: &asks::Asks) {
+        before.commit();
+        for door in &before.state.doors {
+            let Some(path) = &door.name else { continue };
+            let others = self.others.iter_mut().map(|(_, listening)| listening);
+            let mut all = self.listeners.iter_mut().chain(others);
+            if let Some(listening) = all.find(|listening| listening.at == door.at) {
+                listening.own(path);
+            }
+        }
+        self.take_connections(&mut before);
+        if let Some(caller) = before.state.caller.take()
+            && let Ok(fd) = take_copy(&mut before.copies, caller.fd)
+            && let Ok(stream) = UnixStream::from_std(fd.into())
+        {
+            let timeouts = self.server.config.timeouts;
+            tokio::spawn(asks::go_on(stream, caller, asks.clone(), timeouts));
+        }
+    }
+
+    fn take_connections(&mut self, before: &mut Before) {
+        let gate = Arc::new(Meeting::new(self.server.shards.count()));
+        let mut members = self.server.tenants().members().to_vec();
+        let tenants = self.server.tenants();
+        let left = before.state.tenants.iter();
+        let places: HashMap<u16, usize> =
+            left.filter_map(|left| Some((left.number, tenants.place_of(&left.name)?))).collect();
+        let (mut taken, mut lost) = (0, 0);
+        for packed in std::mem::take(&mut before.state.connections) {
+            // The tenant of a connection that is not there was removed, and its connections end.
+            let fd = take_copy(&mut before.copies, packed.fd);
+            let member = places.get(&packed.tenant).map(|&place| &mut members[place]);
+            match (fd, member) {
+                (Ok(fd), Some(member)) => {
+                    match self.take_connection(before, fd, packed, member, &gate) {
+                        true => taken += 1,
+                        false => lost += 1,
+                    }
+                }
+                _ => lost += 1,
+            }
+        }
+        let shards = self.server.shards.count();
+        self.server.tell_all(|| NbdMessage::Arrive { gate: gate.clone(), shards });
+        if let Err(error) = self.put_members(members) {
+            tracing::error!(%error, "cannot list the tenants");
+        }
+        tracing::info!(connections = taken, lost, "this program has taken over from the last one");
+    }
+
+    fn take_connection(
+        &self,
+        before: &Before,
+        fd: OwnedFd,
+        packed: Packed,
+        member: &mut Member,
+        gate: &Arc<Meeting>,
+    ) -> bool {
+        let Packed { negotiated, input, output, has_ended, .. } = packed;
+        let reader = |span| SpanReader::new(before.area.clone(), span);
+        let Ok(output) = reader(output).rest() else { return false };
+        let counted = counted_for(member, negotiated.size).clone();
+        let Some((shard, place)) = self.server.place_again(member, counted) else { return false };
+        let rest = Rest { input: reader(input), output: output.into(), has_ended };
+        let volume = member.volume(negotiated.blocks.min);
+        let volume = Volume { size: negotiated.size.min(volume.size), ..volume };
+        // What a client that has ended has sent is known to stand before the others' requests
+        // before any of these is read.
+        let gate = (!has_ended).then(|| gate.clone());
+        let place = Some(place.handed_over());
+        let pass = Pass { place, gate, rest: Some(rest), ..Pass::default() };
+        let connect = Connect { fd, tls: None, negotiated, volume, pass };
+        let message = NbdMessage::Connect(Box::new(connect));
+        self.server.shards.send(shard, Message::Front(message));
+        true
+    }
+}
+
+/// Where a connection whose client has seen this size is counted.
+fn counted_for(member: &mut Member, size: u64) -> &Arc<Connections> {
+    if size == member.tenant.size {
+        return &member.connections;
+    }
+    let place = member.outdated.iter().position(|(seen, _)| *seen == size);
+    let place = place.unwrap_or_else(|| {
+        member.outdated.push((size, member.connections.anew()));
+        member.outdated.len() - 1
+    });
+    &member.outdated[place].1
+}
+
+impl crate::server::Server {
+    /// A place for a connection that has had one, whatever the tenant's bound is now.
+    fn place_again(&self, member: &Member, counted: Arc<Connections>) -> Option<(usize, Place)> {
+        let number = member.number();
+        let load = |shard: usize| self.counts[shard].load(Ordering::Relaxed);
+        let crowd = |shard: &usize| (counted.count_on(*shard), load(*shard));
+        let with_room = |shard: &usize| load(*shard) < self.config.connections;
+        let shard = (0..self.counts.len()).filter(with_room).min_by_key(crowd)?;
+        if !self.budget.take(number, Budget::CONNECTION) {
+            tracing::error!(tenant = member.tenant.name, "no memory is left for a connection");
+            return None;
+        }
+        self.counts[shard].fetch_add(1, Ordering::Relaxed);
+        let on_shard = self.counts[shard].clone();
+        Some((shard, Place::new(counted, shard, self.budget.clone(), number, on_shard)))
+    }
+}
