@@ -115,6 +115,36 @@ def test_tls():
                 check(run("nbdinfo", "--size", clear, ok=False).returncode != 0, f"{clear} opened without TLS")
 
 
+def test_tls_ends_with_an_upgrade():
+    """What waits for a cap is answered ESHUTDOWN, the session ends in order, and the client connects again to its data."""
+    need("openssl")
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        ours, port, control = Authority(folder, "ours"), free_port(), os.path.join(folder, "c")
+        host = ours.issue("localhost", "DNS:localhost,IP:127.0.0.1", "serverAuth", "server")
+        context = ssl.create_default_context(cafile=ours.cert)
+        context.check_hostname = False
+        with serve("--device", "ram,size=64M", "--tenant", "db=32M,max-iops=1", "--listen", f"tcp:127.0.0.1:{port}",
+                   "--control", control, "--tls-cert", f"{host}/server-cert.pem", "--tls-key", f"{host}/server-key.pem"):  # fmt: skip
+
+            def ctl(*words):
+                return json.loads(run(fairq(), "ctl", "--control", control, "--json", *words).stdout)
+
+            client = nbd.Client(("127.0.0.1", port), "db", tls=context)
+            check(client.ask(nbd.WRITE, 0, data=b"kept")[0] == 0, "a write")
+            for _ in range(16):
+                client.send(nbd.READ, 0, 4)
+            until(lambda: ctl("tenants")[0]["in_flight"] >= 8, 60, "requests wait for the cap")
+            ctl("upgrade")
+            errors = []
+            with contextlib.suppress(nbd.Gone):
+                while True:
+                    errors.append(client.receive()[1])
+            check(errors.count(108) >= 8 and len(errors) == 16, f"errors {errors}")
+            ctl("caps", "db", "off")
+            again = nbd.Client(("127.0.0.1", port), "db", tls=context)
+            check(again.ask(nbd.READ, 0, 4) == (0, b"kept"), "what was written")
+
+
 def test_tls_key_lengths():
     """A certificate for an RSA key of a length that cannot be used is refused for that reason, the server's and a client's."""
     need("openssl", "nbdinfo")

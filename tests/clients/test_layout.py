@@ -196,6 +196,24 @@ class World:
             self.note("grow", self.mib)
             os.truncate(self.pool, self.mib * MI)
 
+    def upgrade(self):
+        """The next program, which is the same one, goes on; a client of before has a write that comes in two halves."""
+        name = self.some_name()
+        if not self.served or self.held[name].size == 0:
+            return
+        client = nbd.Client(f"{self.folder}/s", name)
+        self.stamp += 1
+        page = struct.pack("<Q", self.stamp) * (PAGE // 8)
+        client.s.sendall(struct.pack(">IHHQQI", nbd.REQUEST, 0, nbd.WRITE, 1, 0, PAGE) + page[:100])
+        said = self.call("upgrade")
+        self.note("upgrade", said)
+        check(isinstance(said, dict), f"no upgrade: {said}")
+        client.lengths[1] = (nbd.WRITE, PAGE)
+        client.s.sendall(page[100:])
+        check(client.receive()[1] == 0, f"{name} writes over an upgrade")
+        self.held[name].pages[0] = page
+        client.s.close()
+
     def restart(self):
         self.stop(self.random.choice([signal.SIGTERM, signal.SIGKILL]))
         if self.random.random() < 0.3:
@@ -262,7 +280,7 @@ def test_no_tenant_reads_what_is_not_its_own():
     with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         world = World(folder, seed)
         kinds = [world.write] * 6 + [world.add] * 3 + [world.remove] * 2 + [world.rename, world.grow]
-        kinds += [world.resize] * 3 + [world.reload] * 3 + [world.restart] * 3
+        kinds += [world.resize] * 3 + [world.reload] * 3 + [world.restart] * 3 + [world.upgrade] * 2
         try:
             check(world.start(), "the first start")
             world.check()
