@@ -1,10 +1,7 @@
 //! What a request does.
 
-use bytemuck::Zeroable;
-
 /// What a request does.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Zeroable)]
-#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// Reads `length` bytes at `offset`.
     Read,

@@ -78,7 +78,8 @@ struct Unit {
     flow: u32,
     port: u32,
     barrier: u64,
-    op: Op,
+    /// An [`Op`].
+    op: u8,
     is_staged: bool,
     failed: bool,
     /// Parts that have not completed.
@@ -175,7 +176,7 @@ impl Merger {
                 flow: arrival.flow as u32,
                 port: job.wrapping_shr(self.tag_bits),
                 barrier,
-                op: arrival.op,
+                op: arrival.op as u8,
                 is_staged: true,
                 failed: false,
                 live: 1,
@@ -205,7 +206,7 @@ impl Merger {
         unit.is_staged
             && is_adjacent
             && unit.flow == arrival.flow as u32
-            && unit.op == arrival.op
+            && unit.op == arrival.op as u8
             && unit.port == arrival.job.0.wrapping_shr(self.tag_bits)
             && self.barriers.get(arrival.flow) == Some(&unit.barrier)
             && length <= self.most_bytes
