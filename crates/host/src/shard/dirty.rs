@@ -3,7 +3,7 @@
 //! **Problem.** A write into the page cache ends when the kernel has a copy. One tenant can fill
 //! the cache with gigabytes, and every flush of another tenant waits behind their writeback.
 //!
-//! **Model.** Each cached file has a *bound*: the bytes that its disk writes in [`TARGET`]. Each
+//! **Model.** Each cached file has a *bound*: the bytes that its disk writes in half a second. Each
 //! tenant with dirty bytes has a part of it by its weight. A write for which the part has no room
 //! waits in its shard, before the scheduler, so that it takes no slot of the device's
 //! ([`Dirty::admit`]). A tenant without dirty bytes may always write.
@@ -210,8 +210,8 @@ impl Dirty {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Has these shards try again. A shard is in the set before it reads [`Self::changes`] again, so
-    /// it either reads the new number or is woken.
+    /// Has these shards try again. A shard is in the set before it reads [`Self::changes`] again,
+    /// so it either reads the new number or is woken.
     fn wake(&self, shards: PortSet) {
         if !shards.is_empty() {
             self.changes.fetch_add(1, Ordering::Release);
@@ -268,8 +268,8 @@ impl Dirty {
     }
 
     /// A flush of a tenant begins, and writes back its dirty bytes: how many they are, and the end
-    /// of what the tenant has written. That may lie behind the end that the flush's client knows, if
-    /// the tenant has grown.
+    /// of what the tenant has written. That may lie behind the end that the flush's client knows,
+    /// if the tenant has grown.
     pub fn flush(&self, file: u16, tenant: u16) -> (u64, u64) {
         let mut files = self.files();
         let Some(of) = files.get_mut(&file) else { return (0, 0) };
