@@ -103,10 +103,10 @@ fn is_refusal(error: &anyhow::Error) -> bool {
 fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => {
-            let predecessor = args.take_over;
-            let sources = serve::settings(*args)?;
+            let before = take_over::before(args.take_over)?;
+            let sources = serve::settings(*args, before.as_ref())?;
             logging::start(cli.log.or(sources.settings.log.clone()), "info", is_json)?;
-            serve::run(sources, take_over::before(predecessor)?)
+            serve::run(sources, before)
         }
         Command::Ctl(args) => ctl::run(args),
         Command::Kernel(args) => kernel::run(args),

@@ -34,13 +34,18 @@ pub(crate) struct Sources {
     is_check: bool,
 }
 
-/// Reads the configuration.
-pub(crate) fn settings(args: ServeArgs) -> Result<Sources, Refusal> {
+/// Reads the configuration: what is written, or what is in force in the program before this one.
+pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> Result<Sources, Refusal> {
     let file = args.config.clone();
     let (is_check, failure) = (args.check_upgrade, args.after_failure.clone());
     let flags = args.settings();
-    let written = file.as_deref().map(settings::load).transpose()?.unwrap_or_default();
-    let settings = written.overlaid(flags.clone()).with_tenants();
+    let settings = match before {
+        Some(before) => Left::of(&before.state)?.settings()?,
+        None => {
+            let written = file.as_deref().map(settings::load).transpose()?.unwrap_or_default();
+            written.overlaid(flags.clone()).with_tenants()
+        }
+    };
     let surroundings = Surroundings {
         cpus: available_cpus(),
         inherited_sockets: inherited_sockets(),
@@ -80,13 +85,9 @@ fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
 
 /// Serves until told to end; `before` is what another program in this process has left.
 pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Result<()> {
-    let Sources { given, mut settings, is_check } = sources;
+    let Sources { given, settings, is_check } = sources;
     if is_check {
         return check(&given, &settings);
-    }
-    let left = before.as_ref().map(|before| Left::of(&before.state)).transpose()?;
-    if let Some(left) = &left {
-        settings = left.settings()?;
     }
     // Before there are threads, which have it from this one; the next program keeps it.
     if before.is_none() {
@@ -134,8 +135,8 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
     let policy = build_policy(&plan.policy, &shape, stores)?;
     let mut console = Console::new(given, plan, settings, sizes, (shape, stores), welcome)?;
     console.keep(pool)?;
-    if let (Some(left), Some(before)) = (left, &before) {
-        console.follow(left, &before.state);
+    if let Some(before) = &before {
+        console.follow(Left::of(&before.state)?, &before.state);
     }
     server::serve(policy, device, config, before, &mut console)?;
     tracing::info!("ended: what was answered is on stable storage");

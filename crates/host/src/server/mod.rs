@@ -594,7 +594,7 @@ async fn run(
         }
         Some(mut before) => {
             control.open_left(&mut before, &asks)?;
-            control.resume(&before);
+            control.resume(&mut before);
             let is_next = operator.took_over(control);
             control.upgrades += u64::from(is_next);
             control.take_over(before, &asks);

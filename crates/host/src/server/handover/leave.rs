@@ -20,7 +20,7 @@ use crate::nbd::serve::conn::Packed;
 use crate::nbd::serve::front::Message as NbdMessage;
 use crate::server::control_thread::{ControlThread, Drain};
 use crate::server::handover::{
-    HEAD, LeftCaps, LeftDoor, LeftGroup, LeftTenant, PATIENCE, Role, State, copy, keep_open,
+    Counts, HEAD, LeftCaps, LeftDoor, LeftGroup, LeftTenant, PATIENCE, Role, State, copy, keep_open,
 };
 use crate::server::{AdminError, Listen};
 use crate::shard::Message;
@@ -270,6 +270,8 @@ impl ControlThread<'_> {
         let tenant = |member: &crate::server::Member| {
             let number = member.number();
             let preparing = member.preparing.as_ref();
+            let stats = &totals.tenants[usize::from(number)];
+            let has_counted = stats.operations() > 0 || stats.starved_ns > 0;
             LeftTenant {
                 name: member.tenant.name.clone(),
                 base: member.tenant.base,
@@ -279,9 +281,7 @@ impl ControlThread<'_> {
                 caps: self.schedulers.caps(member.flow).map(|stats| LeftCaps::of(&stats)),
                 write_back: self.write_back.left(number),
                 waited: waited.get(&number).copied().unwrap_or(0),
-                stats: crate::observe::stats::TenantStats::clone(
-                    &totals.tenants[usize::from(number)],
-                ),
+                counts: has_counted.then(|| Counts(stats.clone())),
             }
         };
         let cells = (0u8..).zip(totals.matrix.iter()).flat_map(|(row, cells)| {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairq_core::{CapStats, Taken};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::device::any::{Inherited, Left};
 use crate::io::area::{Area, Piece, Span, SpanReader};
@@ -88,7 +88,23 @@ pub struct LeftTenant {
     /// Whether it has unsynced data, and its error.
     write_back: (bool, Option<i32>),
     waited: u64,
-    stats: TenantStats,
+    /// Nothing for a tenant that has done nothing.
+    counts: Option<Counts>,
+}
+
+/// What was counted of a tenant.
+struct Counts(Arc<TenantStats>);
+
+impl Serialize for Counts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Counts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Counts, D::Error> {
+        TenantStats::deserialize(deserializer).map(|stats| Counts(Arc::new(stats)))
+    }
 }
 
 /// A group: its caps in each store.

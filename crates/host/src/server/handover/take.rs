@@ -17,7 +17,7 @@ use crate::nbd::session::place::{Connections, Place};
 use crate::observe::interference::{Matrix, empty_matrix};
 use crate::observe::stats::Counted;
 use crate::server::control_thread::ControlThread;
-use crate::server::handover::{Before, LeftDoor, LeftTenant, State, take_copy};
+use crate::server::handover::{Before, Counts, LeftDoor, LeftTenant, State, take_copy};
 use crate::server::listen::Listener;
 use crate::server::{Member, ServerError, TenantList, asks, system};
 use crate::shard::fence::Fences;
@@ -54,19 +54,22 @@ impl State {
 
     /// Goes on with what was counted.
     fn resume_counts<D: crate::device::Device, F: crate::shard::Front + Send>(
-        &self,
+        &mut self,
         tenants: &TenantList,
         shards: &Shards<D, F>,
     ) {
-        let tenants: Vec<_> = self.with_members(tenants).collect();
-        let are_same = tenants.iter().all(|(left, member)| left.number == member.number());
+        let mut left = self.with_members(tenants);
+        let are_same = left.all(|(left, member)| left.number == member.number());
+        drop(left);
         for shard in 0..shards.count() {
             let counters = self.shards.get(shard).copied().unwrap_or_default();
             let mut counted = Counted { counters, ..Counted::default() };
             if shard == 0 {
-                let stats =
-                    |(left, member): &(&LeftTenant, &Member)| (member.number(), left.stats.clone());
-                counted.tenants = tenants.iter().map(stats).collect();
+                let stats = |left: &mut LeftTenant| {
+                    let Counts(stats) = left.counts.take()?;
+                    Some((tenants.find(&left.name)?.number(), Arc::unwrap_or_clone(stats)))
+                };
+                counted.tenants = self.tenants.iter_mut().filter_map(stats).collect();
                 // It goes by the tenants' numbers.
                 counted.matrix = are_same.then(|| self.matrix());
             }
@@ -88,8 +91,8 @@ impl State {
 
 impl ControlThread<'_> {
     /// Goes on with what was taken from caps, and with what was counted.
-    pub(in crate::server) fn resume(&mut self, before: &Before) {
-        let (state, tenants) = (&before.state, self.server.tenants());
+    pub(in crate::server) fn resume(&mut self, before: &mut Before) {
+        let (state, tenants) = (&mut before.state, self.server.tenants());
         for (left, member) in state.with_members(&tenants) {
             if let Some(caps) = &left.caps {
                 self.schedulers.resume_caps(member.flow, |now| caps.stats(now));
