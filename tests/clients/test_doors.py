@@ -288,6 +288,43 @@ def test_socket_activation():
                 server.kill()
 
 
+def test_sockets_survive_a_crash():
+    """The service manager has the listening socket in its store: who comes between two servers waits, and is served by the next."""
+    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+        path, notify = os.path.join(folder, "s"), os.path.join(folder, "notify")
+        argv, env = [fairq(), "serve", *TWO, "--listen", f"unix:{path}"], {**os.environ, "NOTIFY_SOCKET": notify}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(notify)
+            manager.settimeout(60)
+
+            def told(what):
+                while True:
+                    text, fds, _, _ = socket.recv_fds(manager, 4096, 4)
+                    if what in text:
+                        return dict(line.split("=", 1) for line in text.decode().splitlines()), fds
+
+            server = Process(argv, folder, env=env)
+            said, fds = told(b"FDSTORE=1")
+            until(lambda: greets(path), 60, "the server greets")
+            server.kill()
+            client = socket.socket(socket.AF_UNIX)
+            client.settimeout(60)
+            client.connect(path)
+            script = 'exec 3<&"$1"; shift; LISTEN_PID=$$ exec "$@"'
+            spare = os.dup2(fds[0], 50, inheritable=True)
+            server = Process(["bash", "-c", script, "bash", str(spare), *argv], folder, pass_fds=[spare],
+                             env={**env, "LISTEN_FDS": "1", "LISTEN_FDNAMES": said["FDNAME"]})  # fmt: skip
+            for fd in (*fds, spare):
+                os.close(fd)
+            try:
+                check(client.recv(8) == b"NBDMAGIC", "the next server serves a client that came before it")
+                check(server.terminate() == 0, f"SIGTERM: {server.said()[-400:]}")
+                check(told(b"FDSTOREREMOVE=1")[0]["FDNAME"] == said["FDNAME"], "it takes the socket out when it ends")
+                check(not os.path.exists(path), "the socket's name is its own")
+            finally:
+                server.kill()
+
+
 def test_socket_activation_libnbd():
     """libnbd starts the server itself, with its own idea of socket activation."""
     need("nbdkit", "nbdcopy")

@@ -720,6 +720,7 @@ fn the_service_manager_is_told() {
         .unwrap();
     let mut server = Server { process, folder: tempfile::tempdir().unwrap() };
     assert_eq!(said(), format!("READY=1\nSTATUS=serving 2 tenants at {listen}"));
+    assert!(said().starts_with("FDSTORE=1\nFDNAME=listen-unix-"));
     assert_eq!(said(), "WATCHDOG=1");
     server.signal(Signal::TERM);
     assert_eq!(

@@ -491,6 +491,7 @@ impl Console {
         let place = admin.listen(&at.clone().into()).map_err(Fault::refused)?;
         // With port 0 the kernel has chosen one: the address that came of it is written down.
         Arc::make_mut(&mut self.settings).listen.push(place.clone().try_into().unwrap_or(at));
+        self.stored.put(admin);
         Ok(json!({ "address": place.to_string() }))
     }
 
@@ -502,6 +503,7 @@ impl Console {
         let at: Listen = address.parse().map_err(Fault::params)?;
         admin.unlisten(&at.clone().into()).map_err(Fault::refused)?;
         Arc::make_mut(&mut self.settings).listen.retain(|listen| *listen != at);
+        self.stored.keep(&admin.listening());
         Ok(json!({ "address": at.to_string() }))
     }
 }

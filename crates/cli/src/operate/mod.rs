@@ -46,6 +46,7 @@ mod record;
 mod reload;
 pub(crate) mod rpc;
 mod storage;
+mod stored;
 pub(crate) mod table;
 mod upgrade;
 mod web;
@@ -87,6 +88,7 @@ pub(crate) struct Console {
     /// Whether the next program can take over.
     checking: Background<Result<(), String>>,
     upgrades: upgrade::Upgrades,
+    stored: stored::Stored,
     /// The size of what is shared, in memory; a file's is in its record.
     shared: u64,
     /// The layout record of the file that is shared.
@@ -152,6 +154,7 @@ impl Console {
             reading: Background::default(),
             checking: Background::default(),
             upgrades: upgrade::Upgrades::new(),
+            stored: stored::Stored::default(),
             plan: Arc::new(plan),
             settings: Arc::new(settings),
             shape,
@@ -270,6 +273,7 @@ impl Operator for Console {
             NotifyState::Ready,
             NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}")),
         ]);
+        self.stored.put(admin);
         // On standard output only if it is not the connection itself.
         if self.plan.source != Source::Stdio {
             // A closed standard output is no reason not to serve.
@@ -284,6 +288,7 @@ impl Operator for Console {
         self.matrices = VecDeque::from([Arc::new(now.totals.matrix.clone())]);
         self.count(&now, &admin.tenants());
         notify(&[NotifyState::Ready]);
+        self.stored.put(admin);
         self.has_followed()
     }
 
@@ -331,6 +336,7 @@ impl Operator for Console {
 
     fn stopping(&mut self) {
         notify(&[NotifyState::Stopping]);
+        self.stored.keep(&[]);
         tracing::info!("ending: finishing what is in flight");
         if let Some(layout) = &mut self.layout {
             layout.end();

@@ -6,7 +6,7 @@
 //! however many they are.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -70,6 +70,11 @@ impl Listening {
         }
     }
 
+    /// Its socket, unless the service manager has made it.
+    pub(super) fn own_socket(&self) -> Option<(Listen, BorrowedFd<'_>)> {
+        (!self.is_inherited).then(|| (self.at.clone(), self.socket.as_fd()))
+    }
+
     /// Has the name of its socket vanish with it.
     pub(super) fn own(&mut self, name: &Path) {
         self.name = Some(Arc::new(OwnName(name.into())));
@@ -81,9 +86,13 @@ impl ControlThread<'_> {
     pub(super) fn listen_at(&mut self, at: &Listen) -> Result<Listen, AdminError> {
         let fail = |cause: String| AdminError::Listen { at: at.clone(), cause };
         let mut place = at.clone();
-        for listener in listen::bind(at).map_err(fail)? {
+        let listeners = match at {
+            Listen::Inherited => listen::inherited().map_err(|error| fail(error.to_string()))?,
+            _ => listen::bind(at).map_err(fail)?.into_iter().map(|one| (one, true)).collect(),
+        };
+        for (listener, is_own) in listeners {
             place = listener.place(at).map_err(|error| fail(error.to_string()))?;
-            self.open_clients(&place, *at == Listen::Inherited, listener)
+            self.open_clients(&place, !is_own, listener)
                 .map_err(|error| fail(error.to_string()))?;
         }
         Ok(place)

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -228,6 +229,8 @@ pub trait Admin {
     fn tenants(&self) -> Arc<TenantList>;
     /// Where it listens.
     fn listening(&self) -> Vec<Listen>;
+    /// The sockets where it listens for clients, but for those that the service manager has made.
+    fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)>;
     /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; gives its
     /// number and its size in bytes. [`AdminError::Opening`] if that takes longer than a moment:
     /// it goes on, and the same call gives what has come of it.

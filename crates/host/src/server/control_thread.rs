@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -157,6 +158,10 @@ impl Admin for ControlThread<'_> {
 
     fn listening(&self) -> Vec<Listen> {
         self.listeners.iter().map(|listening| listening.at.clone()).collect()
+    }
+
+    fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)> {
+        self.listeners.iter().filter_map(Listening::own_socket).collect()
     }
 
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {

@@ -158,8 +158,7 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
             let listener = bind_tcp(*address).map_err(|error| explain_tcp(&error))?;
             Ok(vec![Listener::Tcp(listener)])
         }
-        Listen::Inherited => inherited().map_err(|error| error.to_string()),
-        Listen::Stdio => Err("standard input is no address to listen on".into()),
+        Listen::Inherited | Listen::Stdio => Err(format!("{at} is no address to listen on")),
     }
 }
 
@@ -259,9 +258,12 @@ fn explain_tcp(error: &io::Error) -> String {
     }
 }
 
+/// What the names of sockets begin with that a server has put into the service manager's store.
+pub const STORED: &str = "listen-";
+
 /// The listening sockets that the service manager has passed, by its protocol: descriptors from 3
-/// on.
-fn inherited() -> io::Result<Vec<Listener>> {
+/// on; and whether each is of a server before this one, which has put it into the store.
+pub(super) fn inherited() -> io::Result<Vec<(Listener, bool)>> {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
     let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id());
     let count = number("LISTEN_FDS").filter(|&count| ours && count > 0).ok_or_else(|| {
@@ -269,7 +271,21 @@ fn inherited() -> io::Result<Vec<Listener>> {
             "no sockets were passed: LISTEN_FDS and LISTEN_PID are not set for this process",
         )
     })?;
-    (3..3 + count as RawFd).map(listener_of).collect()
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names = names.split(':').chain(std::iter::repeat(""));
+    let listener = |(fd, name): (RawFd, &str)| {
+        let mut listener = listener_of(fd)?;
+        let is_stored = name.starts_with(STORED);
+        if let Listener::Unix { listener, name } = &mut listener
+            && is_stored
+        {
+            // The server before this one has made the name, and has not removed it.
+            let path = listener.local_addr()?.as_pathname().map(Path::to_owned);
+            *name = path.map(|path| Arc::new(OwnName(path)));
+        }
+        Ok((listener, is_stored))
+    };
+    (3..3 + count as RawFd).zip(names).map(listener).collect()
 }
 
 fn listener_of(fd: RawFd) -> io::Result<Listener> {

@@ -68,7 +68,7 @@ pub use built::BuiltPolicy;
 pub use control_time::{TURN_BOUNDS_NS, Turns};
 pub use groups::{Group, GroupStatus};
 pub use handover::{Before, Successor};
-pub use listen::Listen;
+pub use listen::{Listen, STORED};
 pub use tenant_list::{Member, Resizing, TenantList};
 
 use accept::Failures;

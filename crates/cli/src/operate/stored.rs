@@ -1,0 +1,75 @@
+//! The service manager's store of descriptors: it has the sockets where the server listens, so that
+//! clients wait, and are not refused, while it starts the server again after a crash. The sockets
+//! of a socket unit are the service manager's in any case.
+//!
+//! A server that ends in order takes its sockets out: the next one listens where its configuration
+//! says.
+
+use std::collections::BTreeSet;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use fairq_host::server::{Admin, Listen, STORED};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use sd_notify::NotifyState;
+
+/// The longest name of a descriptor is 255 bytes.
+const NAME: usize = 200;
+
+/// The names of what is in the store.
+#[derive(Default)]
+pub(super) struct Stored(BTreeSet<String>);
+
+impl Stored {
+    /// Puts sockets into the store that are not there.
+    pub(super) fn put(&mut self, admin: &dyn Admin) {
+        for (at, socket) in admin.sockets() {
+            let name = name(&at);
+            if self.0.contains(&name) {
+                continue;
+            }
+            if let Err(error) = store(&name, socket) {
+                tracing::debug!(%error, "the service manager does not take a socket");
+            }
+            self.0.insert(name);
+        }
+    }
+
+    /// Takes those out where the server does not listen any more.
+    pub(super) fn keep(&mut self, listening: &[Listen]) {
+        let kept: BTreeSet<String> = listening.iter().map(name).collect();
+        for gone in self.0.difference(&kept) {
+            let name = format!("FDNAME={gone}");
+            super::notify(&[NotifyState::Custom("FDSTOREREMOVE=1"), NotifyState::Custom(&name)]);
+        }
+        self.0.retain(|name| kept.contains(name));
+    }
+}
+
+/// Puts a descriptor into the store, if there is a service manager.
+fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let Some(manager) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    let address = match manager.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        _ => SocketAddr::from_pathname(&manager)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let text = format!("FDSTORE=1\nFDNAME={name}");
+    sendmsg(&socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::empty())?;
+    Ok(())
+}
+
+/// A colon ends a name.
+fn name(at: &Listen) -> String {
+    let name: String = at.to_string().replace(':', "-").chars().take(NAME).collect();
+    format!("{STORED}{name}")
+}
