@@ -131,7 +131,7 @@ pub struct Inherited {
 }
 
 /// The most memory that goes from one program to the next, in bytes: it is copied twice while
-/// clients wait, which takes some 0.3 s.
+/// clients wait.
 const LEFT_MAX: u64 = 256 << 20;
 
 impl AnyDevice {
