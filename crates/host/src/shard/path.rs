@@ -711,63 +711,6 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.live.iter().flatten().any(|live| cut.is_crossed_by(live.tenant, &live.command))
     }
 
-    /// Takes back those live requests that `is_unwanted` names, by their cookies, and that the
-    /// policy still holds: they end with `errno`, and no tenant is charged. The others, which
-    /// the device has or the policy has merged, run to their end. Their memory is in use until
-    /// [`Self::finished`] has given them back, as always.
-    pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {
-        // Tags are used again from the lowest on, so that few places are looked at in vain.
-        let mut left = self.live.len() - self.free.len();
-        let mut has_throttled = false;
-        for index in 0..self.live.len() {
-            if left == 0 {
-                break;
-            }
-            let Some(live) = self.live[index] else { continue };
-            left -= 1;
-            let tag = Tag(index as u32);
-            if !is_unwanted(live.cookie) {
-                continue;
-            }
-            let is_back = match live.held_by {
-                Holder::Policy => self.port.cancel(now_ns, tag, &mut self.wake),
-                Holder::Nothing => {
-                    self.withdrawn -= 1;
-                    true
-                }
-                Holder::Throttle => {
-                    has_throttled = true;
-                    true
-                }
-                Holder::Device => false,
-            };
-            if is_back {
-                self.cancelled(now_ns, tag, &live, errno);
-            }
-        }
-        if has_throttled {
-            self.forget_throttled();
-        }
-    }
-
-    /// The policy has given a request back.
-    fn cancelled(&mut self, now_ns: u64, tag: Tag, live: &Live, errno: i32) {
-        if self.recorder.is_some() {
-            self.note(now_ns, Kind::Cancel, tag);
-        }
-        // A write that never began is as good as one that has ended: nothing of it can be lost.
-        self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
-        if live.dirty > 0 && live.held_by != Holder::Throttle {
-            self.dirtied(live, false);
-        }
-        self.live[tag.0 as usize] = None;
-        self.free.push(tag);
-        self.stats[usize::from(live.tenant)].cancel(now_ns);
-        self.changed[usize::from(live.tenant)] = true;
-        self.observed.cancelled(tag);
-        self.finished.push(Finished { cookie: live.cookie, errno });
-    }
-
     /// What to answer to a flush or a durable write that the device has ended.
     #[cold]
     fn synced(&self, live: &Live, errno: i32) -> i32 {
@@ -808,6 +751,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 }
 
+mod cancel;
 mod change;
 #[cfg(test)]
 mod tests;
