@@ -11,7 +11,7 @@
 //!   head: mark, version, where the text is │ bytes of connections and memory │ text: State
 //! ```
 //!
-//! **Bounds.** The device has [`PATIENCE`] to answer what it has; otherwise all goes on as before.
+//! **Bounds.** The device has 500 ms to answer what it has; otherwise all goes on as before.
 
 use std::collections::HashMap;
 use std::fs::File;
