@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, bail};
 use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
-use fairq_config::layout::pool::{Media, Start};
+use fairq_config::layout::pool::{Found, Media, Start};
 use fairq_config::layout::record::Record;
 use fairq_config::listen::{self, Listen};
 use fairq_config::refusal::Refusal;
@@ -21,7 +21,7 @@ use fairq_host::server::{self, Before};
 
 use crate::args::ServeArgs;
 use crate::machine;
-use crate::operate::{Console, Given};
+use crate::operate::{self, Console, Given};
 use crate::parts::{build_policy, default_tenant, server_group, server_tenant, tls_mode};
 use crate::take_over::{self, Left};
 
@@ -61,6 +61,7 @@ fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
     let state = take_over::state_to_check()?;
     let plan = Left::plan(&Left::of(&state)?.settings()?, &state, &given.surroundings)?;
     tls_mode(plan.tls.as_ref())?;
+    operate::check_web_token(plan.web_token.as_deref())?;
     let written = written.plan(&given.surroundings)?;
     if written.device != plan.device {
         bail!(
@@ -78,6 +79,14 @@ fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
                 file.path.display()
             );
         }
+    }
+    if let Some(FileConfig { path, .. }) = plan.device.shared_file()
+        && !matches!(Media::open(path)?.find()?, Found::Whole(_))
+    {
+        bail!(
+            "the layout record of {0} is not there, or damaged: fairq layout check {0} says more",
+            path.display()
+        );
     }
     take_over::fits();
     Ok(())

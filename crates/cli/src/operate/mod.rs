@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -132,6 +132,11 @@ pub(crate) struct Console {
     reload_since: Option<Instant>,
 }
 
+/// Refuses a file for `web-token` that a server could not use.
+pub(crate) fn check_web_token(file: Option<&Path>) -> Result<(), Refusal> {
+    web::Writers::new(file).map(drop)
+}
+
 impl Console {
     pub(crate) fn new(
         given: Given,
@@ -141,9 +146,17 @@ impl Console {
         (shape, stores): (Shape, usize),
         welcome: Greeting,
     ) -> Result<Console, Refusal> {
+        let writers = web::Writers::new(plan.web_token.as_deref()).or_else(|refusal| {
+            // A server that goes on after a failed upgrade has clients, and read its token before.
+            if given.failure.is_none() {
+                return Err(refusal);
+            }
+            tracing::error!("{refusal}: nothing can be changed over HTTP");
+            web::Writers::new(None)
+        })?;
         Ok(Console {
             given,
-            writers: web::Writers::new(plan.web_token.as_deref())?,
+            writers,
             shared: sizes.first().copied().unwrap_or(0),
             layout: None,
             own: own_files(&plan, &sizes),

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use fairq_host::nbd::wire::proto::{Command, CommandFlags};
 
+use super::http::free_address;
 use super::storage::{Client, open_on};
 use super::*;
 
@@ -147,7 +148,13 @@ fn script(server: &Server, text: &str) -> String {
 
 #[test]
 fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
-    let (server, disk) = with_pool(TWO);
+    let keys = tempfile::tempdir().unwrap();
+    let token = keys.path().join("token");
+    std::fs::write(&token, "a-token-for-the-web").unwrap();
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let address = free_address();
+    let web = format!("metrics = [\"tcp:{address}\"]\nweb-token = {token:?}\n");
+    let (server, disk) = with_pool(&format!("{web}{TWO}"));
     let fairq = env!("CARGO_BIN_EXE_fairq");
     let mut client = Client::of(&server, "db");
     let mut serves = |server: &Server, byte: u8| {
@@ -164,17 +171,22 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
         assert!(code == 1 && said.contains(why), "{said}");
         serves(&server, 1);
     }
-    // One that could go on, and then does not know its arguments.
+    // One that could go on, and then does not know its arguments; and the token has gone, which the
+    // program before has read.
+    let hidden = keys.path().join("hidden");
     let next = script(
         &server,
         &format!(
             "case \"$*\" in *--check-*) exec {fairq} \"$@\";; esac\n\
-                  exec {fairq} \"$@\" --no-such-argument"
+                  mv {} {}; exec {fairq} \"$@\" --no-such-argument",
+            token.display(),
+            hidden.display()
         ),
     );
     let (code, said) = server.refused(&["upgrade", &next]);
     assert!(code == 1 && said.contains("the program that was to take over has failed"), "{said}");
     serves(&server, 2);
+    std::fs::rename(&hidden, &token).unwrap();
     // The configuration.
     let config = std::fs::read_to_string(server.path("fairq.toml")).unwrap();
     std::fs::write(server.path("fairq.toml"), format!("{config}nonsense = 1\n")).unwrap();
@@ -192,6 +204,18 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
     assert!(said.contains("is not the file that is served"), "{said}");
     serves(&server, 3);
     std::fs::rename(&moved, &pool).unwrap();
+    // What a server reads at its start beside them: the token and the layout record.
+    std::fs::rename(&token, &hidden).unwrap();
+    let (_, said) = server.refused(&["upgrade"]);
+    assert!(said.contains("web-token"), "{said}");
+    serves(&server, 3);
+    std::fs::rename(&hidden, &token).unwrap();
+    let (record, away) = (disk.path().join("pool.layout"), disk.path().join("away"));
+    std::fs::rename(&record, &away).unwrap();
+    let (_, said) = server.refused(&["upgrade"]);
+    assert!(said.contains("layout record"), "{said}");
+    serves(&server, 3);
+    std::fs::rename(&away, &record).unwrap();
     upgrade(&server);
     assert_eq!(client.read(0, PAGE).unwrap(), [3; PAGE]);
 }
