@@ -369,7 +369,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
-/// How often another program has taken over, if one has.
+/// The number of upgrades, in words; empty if there was none.
 fn upgrades(count: &Value) -> String {
     match count.as_u64() {
         None | Some(0) => String::new(),

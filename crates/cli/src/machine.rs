@@ -1,4 +1,4 @@
-//! What the machine has, and what this process is to it.
+//! The machine's memory, and the process's mark as an I/O flusher.
 
 use std::fs;
 use std::path::Path;

@@ -105,7 +105,7 @@ impl Console {
     }
 
     /// Adds tenants as they are written, each of which is complete beside its table, at places that
-    /// nobody has. Many in one call cost little more than one.
+    /// nobody has. One call for many tenants costs little more than one for a single tenant.
     pub(super) fn add_tables(
         &mut self,
         admin: &mut dyn Admin,
@@ -175,7 +175,7 @@ impl Console {
         Ok((server_tenant(new, &range), wipe))
     }
 
-    /// Parts of the shared file that nobody has, for those of these tenants that have no file of
+    /// Finds free parts of the shared file for those of these tenants that have no file of
     /// their own.
     pub(super) fn gaps<'a>(
         &self,

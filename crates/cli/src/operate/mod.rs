@@ -296,7 +296,7 @@ impl Operator for Console {
 
     fn took_over(&mut self, admin: &dyn Admin) -> bool {
         crate::take_over::commit();
-        // What was counted before is not the next second's.
+        // Counts of the program before this one are no part of the next second's rates.
         let now = admin.status();
         self.matrices = VecDeque::from([Arc::new(now.totals.matrix.clone())]);
         self.count(&now, &admin.tenants());

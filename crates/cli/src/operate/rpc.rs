@@ -88,7 +88,7 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
         .map_err(|error| Fault::params(fairq_config::pairs::explain(&error.to_string())))
 }
 
-/// How long the control thread makes calls of one batch before it serves others.
+/// The time after which the control thread interrupts a batch and serves other clients.
 const TURN: Duration = Duration::from_millis(10);
 
 /// Answers a line. A batch goes on after the calls that were `made` before, and stops where a call

@@ -39,7 +39,7 @@ impl Stored {
         }
     }
 
-    /// Takes those out where the server does not listen any more.
+    /// Removes the sockets of addresses at which the server no longer listens from the store.
     pub(super) fn keep(&mut self, listening: &[Listen]) {
         let kept: BTreeSet<String> = listening.iter().map(name).collect();
         for gone in self.0.difference(&kept) {

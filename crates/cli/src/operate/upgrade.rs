@@ -10,7 +10,7 @@ use super::Console;
 use super::rpc::Fault;
 use crate::take_over::{self, Left};
 
-/// What is known of upgrades.
+/// The state of upgrades.
 #[derive(Default)]
 pub(super) struct Upgrades {
     /// The path from which the server was started.

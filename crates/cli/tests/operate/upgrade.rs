@@ -197,25 +197,19 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
     let (_, said) = server.refused(&["upgrade"]);
     assert!(said.contains("names another device"), "{said}");
     std::fs::write(server.path("fairq.toml"), &config).unwrap();
-    // The device.
-    let (pool, moved) = (disk.path().join("pool"), disk.path().join("moved"));
-    std::fs::rename(&pool, &moved).unwrap();
-    let (_, said) = server.refused(&["upgrade"]);
-    assert!(said.contains("is not the file that is served"), "{said}");
-    serves(&server, 3);
-    std::fs::rename(&moved, &pool).unwrap();
-    // What a server reads at its start beside them: the token and the layout record.
-    std::fs::rename(&token, &hidden).unwrap();
-    let (_, said) = server.refused(&["upgrade"]);
-    assert!(said.contains("web-token"), "{said}");
-    serves(&server, 3);
-    std::fs::rename(&hidden, &token).unwrap();
-    let (record, away) = (disk.path().join("pool.layout"), disk.path().join("away"));
-    std::fs::rename(&record, &away).unwrap();
-    let (_, said) = server.refused(&["upgrade"]);
-    assert!(said.contains("layout record"), "{said}");
-    serves(&server, 3);
-    std::fs::rename(&away, &record).unwrap();
+    // The files that a server opens or reads at its start.
+    let (pool, record) = (disk.path().join("pool"), disk.path().join("pool.layout"));
+    for (path, why) in [
+        (&pool, "is not the file that is served"),
+        (&record, "layout record"),
+        (&token, "web-token"),
+    ] {
+        std::fs::rename(path, &hidden).unwrap();
+        let (_, said) = server.refused(&["upgrade"]);
+        assert!(said.contains(why), "{said}");
+        serves(&server, 3);
+        std::fs::rename(&hidden, path).unwrap();
+    }
     upgrade(&server);
     assert_eq!(client.read(0, PAGE).unwrap(), [3; PAGE]);
 }
