@@ -1,5 +1,6 @@
 //! Costs by the device's time, in the lab.
 
+use super::changed;
 use fairq_core::cost::{CostConfig, CostKind, Costs};
 use fairq_core::depth::AutoDepth;
 use fairq_core::mqfq::Mqfq;
@@ -29,18 +30,6 @@ impl<P: Platform> Subject<P> for Costed {
     fn promise(&self) -> Promise {
         Promise::NONE
     }
-}
-
-/// A profile with some of its lines changed.
-fn changed(name: &str, lines: &[(&str, &str)]) -> Profile {
-    let (_, text) =
-        fairq_device::profile::BUILT_IN.into_iter().find(|(known, _)| *known == name).unwrap();
-    let mut text = text[..text.find("[[point]]").unwrap()].to_owned();
-    for (from, to) in lines {
-        assert!(text.contains(from), "{from}");
-        text = text.replacen(from, to, 1);
-    }
-    Profile::parse(&text).unwrap()
 }
 
 /// 4,000 requests a second, 16 of them at a time.

@@ -5,6 +5,7 @@
 //! list is 64 KiB on the Z-SSD, which two requests fill: a tenant of depth 2 that has both on the
 //! device has none to send when one of them completes, so the best fixed D gives 2.5 there, too.
 
+use super::changed;
 use fairq_core::depth::AutoDepth;
 use fairq_core::kyber_fair::{KyberFair, Totals};
 use fairq_core::mqfq::Mqfq;
@@ -131,18 +132,6 @@ fn weights_hold_on_all_devices() {
     check("980-pro", None, Load(4096, 100, 96));
     check("p4500", Some(Load(65536, 100, 8)), Load(4096, 100, 96));
     check("z-ssd", Some(Load(4096, 100, 128)), Load(4096, 0, 12));
-}
-
-/// A profile with some of its lines changed.
-fn changed(name: &str, lines: &[(&str, &str)]) -> Profile {
-    let (_, text) =
-        fairq_device::profile::BUILT_IN.into_iter().find(|(known, _)| *known == name).unwrap();
-    let mut text = text[..text.find("[[point]]").unwrap()].to_owned();
-    for (from, to) in lines {
-        assert!(text.contains(from), "{from}");
-        text = text.replacen(from, to, 1);
-    }
-    Profile::parse(&text).unwrap()
 }
 
 /// As the paced device of the clients' tests: a link of 16 MB/s, 16 commands inside.
