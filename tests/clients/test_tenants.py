@@ -71,6 +71,20 @@ def test_late_writes():
         check(ended["writes"] == 0 and ended["waited"] > 0, f"nothing is left, and requests have waited: {ended}")
 
 
+def test_good_bye_behind_more_requests_than_have_room():
+    """A client says good-bye and closes its socket while the server has no room for its next request. The first answer finds
+    nobody, before the good-bye is read, and the requests are done all the same."""
+    requests = 540
+    with rig.serve("--device", "paced,size=64M,iops=100k", "--tenant", "a=64M,max-iops=1000,burst=1", "--shards", "2") as server:
+        old = nbd.Client(server.socket, "a")
+        for block in range(requests):
+            old.send(nbd.WRITE, block * 4096, data=b"A" * 4096)
+        old.send(nbd.DISC)
+        old.s.close()
+        new = nbd.Client(server.socket, "a")
+        check(new.ask(nbd.READ, 0, requests * 4096)[1] == b"A" * requests * 4096, "requests before a disconnect are done")
+
+
 def test_tenants_bring_files_of_their_own():
     need("qemu-io", "nbdinfo")
     with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:

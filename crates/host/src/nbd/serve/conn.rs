@@ -688,7 +688,7 @@ impl Conn {
         }
         let payload = match self.intake {
             // A socket that is not read fills, and its client waits: this is the back pressure.
-            Intake::Stalled(_) if !self.reads_ahead => return,
+            Intake::Stalled(_) if !self.reads_ahead && !self.is_unread => return,
             // TLS has to decrypt first, and bytes that wait in `incoming` come before the socket's.
             Intake::Payload { op }
                 if !self.incoming.is_tls() && self.incoming.bytes().is_empty() =>
@@ -768,7 +768,12 @@ impl Conn {
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
             // The time limit of the pause ran out, which cancels the receive that is chained to it.
             errno if errno == -libc::ECANCELED => self.pacing.gave_up(),
-            errno if errno < 0 => self.hang_up(),
+            // A reset: what has come before it is all there is.
+            errno if errno < 0 => {
+                self.is_received = true;
+                self.leave();
+                self.has_gone();
+            }
             count => {
                 let payload = self.incoming.direct.min(count as usize);
                 if payload > 0

@@ -5,14 +5,17 @@
 //! | says good-bye and reads | is done and answered, however long the device takes |
 //! | says good-bye and does not read | is given up after [`FAREWELL_S`] without a byte taken |
 //! | says good-bye and has gone | is done for [`FAREWELL_S`], as the protocol demands of a good-bye |
-//! | has gone without a word | is given up at once |
+//! | has gone without a word | is given up when its stream has been read to its end |
 //! | ends its stream, and may still read | is done and answered for [`FAREWELL_S`] |
 //! | ends its stream or says good-bye behind requests that have no room, and does not read | is \
 //! given up after [`FAREWELL_S`] without a byte taken |
 //!
+//! A refused answer says only that the client does not read: its good-bye may be among the bytes
+//! that are still to be received, so the stream is read on, and nothing more is answered.
+//!
 //! A connection whose next request has no room receives nothing, so its socket is polled for the
 //! end once a second, and whenever another client of the tenant connects. After a second without
-//! room it receives what its buffer takes, to find a good-bye there.
+//! room, or after a refused answer, it receives what its buffer takes, to find a good-bye there.
 //!
 //! TCP cannot tell the last two apart before an answer has been refused. What is given up and
 //! staged is cancelled; what is on the device runs to its end, since the device has its memory, and
@@ -78,9 +81,21 @@ impl Conn {
         }
     }
 
-    /// The client neither sends nor reads any more.
+    /// The client reads no more answers. It may have said good-bye all the same, in bytes that are
+    /// still to be received or that wait behind a request without room.
     pub(super) fn has_gone(&mut self) {
-        if self.farewell == Farewell::GoodBye && self.state != State::Dead {
+        if self.state == State::Dead {
+            return;
+        }
+        if self.state == State::Open && !self.is_received {
+            self.is_unread = true;
+            if self.farewell == Farewell::None {
+                self.farewell = Farewell::EndOfStream;
+            }
+            return self.leave();
+        }
+        if self.farewell == Farewell::GoodBye || self.has_good_bye_ahead() {
+            self.farewell = Farewell::GoodBye;
             self.is_unread = true;
         } else {
             self.hang_up();
