@@ -20,7 +20,7 @@ const CHANGE: Duration = Duration::from_secs(60);
 /// Carries out a command.
 pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     if let CtlCommand::Trace(trace) = &args.command {
-        return crate::trace::run(&mut Connection::open(&socket(args.control))?, trace);
+        return crate::trace::run(&socket(args.control), trace);
     }
     let (method, params) = call_of(&args.command)?;
     let mut server = Connection::open(&socket(args.control))?;

@@ -20,8 +20,8 @@ use crate::unread::{self, Lost};
 
 /// One tenant in one second.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Row {
-    pub(crate) name: String,
+pub(crate) struct Row<'a> {
+    pub(crate) name: &'a str,
     /// `None` while it is idle.
     pub(crate) now: Option<Now>,
 }
@@ -43,12 +43,12 @@ pub(crate) struct Now {
 
 /// Derives each tenant's row from what was counted in `seconds`; `stores` is the store of each:
 /// shares are of what the store's tenants got.
-pub(crate) fn rows(
-    tenants: &[(String, u16)],
+pub(crate) fn rows<'a>(
+    tenants: &[(&'a str, u16)],
     stores: &[u16],
     counted: &[Arc<TenantStats>],
     seconds: f64,
-) -> Vec<Row> {
+) -> Vec<Row<'a>> {
     let is_active = |stats: &TenantStats| stats.operations() > 0 || stats.in_flight > 0;
     // Of each store, the weights of those that are active, and what all got.
     let mut sums: HashMap<u16, (f64, u64)> = HashMap::new();
@@ -63,7 +63,7 @@ pub(crate) fn rows(
         .zip(counted)
         .map(|(((name, weight), store), stats)| (name, weight, stats, sums[store]))
         .map(|(name, weight, stats, (weights, bytes))| Row {
-            name: name.clone(),
+            name,
             now: is_active(stats).then(|| Now {
                 entitled: f64::from(*weight) / weights,
                 // A tenant may be active without a byte, as one that flushes or waits.
@@ -80,11 +80,11 @@ pub(crate) fn rows(
 }
 
 /// The table: at most `most` tenants, those who move most if there are more.
-pub(crate) fn table(rows: &[Row], most: usize, summary: &str) -> String {
-    let mut shown: Vec<&Row> = rows.iter().collect();
+pub(crate) fn table(rows: &[Row<'_>], most: usize, summary: &str) -> String {
+    let mut shown: Vec<&Row<'_>> = rows.iter().collect();
     let hidden = rows.len().saturating_sub(most);
     if hidden > 0 {
-        let moved = |row: &&Row| row.now.map_or(0.0, |now| now.bytes_per_s);
+        let moved = |row: &&Row<'_>| row.now.map_or(0.0, |now| now.bytes_per_s);
         shown.sort_by(|a, b| moved(b).total_cmp(&moved(a)));
         shown.truncate(most);
     }
@@ -101,7 +101,7 @@ pub(crate) fn table(rows: &[Row], most: usize, summary: &str) -> String {
             ],
             None => ["–".into(), "–".into(), "–".into(), "–".into(), "–".into()],
         };
-        table.add_row([vec![row.name.clone()], cells.to_vec()].concat());
+        table.add_row([vec![row.name.to_owned()], cells.to_vec()].concat());
     }
     align_right(&mut table);
     // Widths that stay from one second to the next keep the eye still.
@@ -122,8 +122,8 @@ pub(crate) fn table(rows: &[Row], most: usize, summary: &str) -> String {
 }
 
 /// One line for each tenant, for files and pipes: names and plain numbers.
-pub(crate) fn lines(rows: &[Row], elapsed: Duration) -> String {
-    let line = |row: &Row| match row.now {
+pub(crate) fn lines(rows: &[Row<'_>], elapsed: Duration) -> String {
+    let line = |row: &Row<'_>| match row.now {
         Some(now) => format!(
             "status seconds={} tenant={} entitled={:.4} share={:.4} iops={:.0} bytes_per_s={:.0} \
              p99_us={:.0}\n",
@@ -213,9 +213,8 @@ mod tests {
         stats
     }
 
-    fn three() -> Vec<Row> {
-        let tenants = [("gold", 300), ("silver", 100), ("lead", 100)]
-            .map(|(name, weight)| (name.to_owned(), weight));
+    fn three() -> Vec<Row<'static>> {
+        let tenants = [("gold", 300), ("silver", 100), ("lead", 100)];
         rows(
             &tenants,
             &[0; 3],
@@ -236,7 +235,7 @@ mod tests {
         assert_eq!(rows[2].now, None);
         let mut waiting = stats(0, 0);
         waiting.in_flight = 1;
-        let tenants = [("a".to_owned(), 100), ("b".to_owned(), 300)];
+        let tenants = [("a", 100), ("b", 300)];
         let rows = super::rows(&tenants, &[0; 2], &[stats(10, 1000), waiting].map(Arc::new), 1.0);
         assert_eq!(rows[1].now.unwrap().entitled, 0.75, "who waits is active");
     }
@@ -282,7 +281,7 @@ mod tests {
 
     #[test]
     fn shares_are_those_of_a_store() {
-        let tenants = [("a".to_owned(), 300), ("b".to_owned(), 100), ("c".to_owned(), 7)];
+        let tenants = [("a", 300), ("b", 100), ("c", 7)];
         let counted = [stats(30, 1000), stats(10, 1000), stats(500, 1000)].map(Arc::new);
         let rows = super::rows(&tenants, &[0, 0, 1], &counted, 1.0);
         let entitled: Vec<f64> = rows.iter().map(|row| row.now.unwrap().entitled).collect();

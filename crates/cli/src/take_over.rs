@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::logging;
+use crate::operate::record;
 
 const CHECK: &str = "--check-upgrade";
 const TAKE_OVER: &str = "--take-over=";
@@ -45,12 +46,15 @@ pub(crate) struct Left {
     pub(crate) program: PathBuf,
     /// Its arguments.
     pub(crate) args: Vec<OsString>,
+    /// The recording that goes on.
+    #[serde(default)]
+    pub(crate) recording: Option<record::Left>,
 }
 
 impl Left {
     /// Of this program.
     pub(crate) fn new(settings: String, program: PathBuf) -> Left {
-        Left { settings, program, args: own_args() }
+        Left { settings, program, args: own_args(), recording: None }
     }
 
     /// Of a server's state.

@@ -89,13 +89,15 @@ struct StoppedShard {
 }
 
 /// Records for a while and writes what there is.
-pub(crate) fn run(server: &mut Connection, args: &TraceArgs) -> anyhow::Result<()> {
+pub(crate) fn run(control: &Path, args: &TraceArgs) -> anyhow::Result<()> {
     let seconds = args.seconds.0 as f64 / 1e9;
     let output = Output::open_if_named(args.output.as_deref())?;
-    server.call("trace.start", json!({ "seconds": seconds, "events": args.events }))?;
+    let start = json!({ "seconds": seconds, "events": args.events });
+    Connection::open(control)?.call("trace.start", start)?;
     let until = Instant::now() + Duration::from_nanos(args.seconds.0);
     std::thread::sleep(until - Instant::now());
-    let recorded = fetch(server)?;
+    // An upgrade meanwhile would have ended a connection.
+    let recorded = fetch(&mut Connection::open(control)?)?;
     match output {
         Some(output) => {
             output.write(|file| write(&recorded, args.format, BufWriter::new(file)))?;

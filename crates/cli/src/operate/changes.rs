@@ -1,10 +1,12 @@
 //! What differs between two configurations, key by key.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use fairq_config::settings::Settings;
 use serde::Serialize;
-use serde_json::Value;
+use toml::{Spanned, Value};
+
+use super::methods::by_name;
 
 /// One key that differs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -24,51 +26,97 @@ pub(crate) struct Change {
 
 /// The keys in which `to` differs from `from`, in order; none is done yet.
 pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
-    let (from, to) = (flat(from), flat(to));
-    let keys: std::collections::BTreeSet<&String> = from.keys().chain(to.keys()).collect();
-    let change = |key: &String| {
-        let (from, to) = (from.get(key).cloned(), to.get(key).cloned());
-        (from != to).then(|| Change { key: key.clone(), from, to, done: false, note: None })
+    // Nearly all of thousands of tenants are the same in both: only the others are written out.
+    let old = by_name(from);
+    let tables = to.tenant.iter().map(Spanned::get_ref);
+    let same: HashSet<&str> = tables
+        .filter(|table| old.get(&*table.name) == Some(table))
+        .map(|table| &*table.name)
+        .collect();
+    let written = |settings: &Settings| {
+        let rest = settings.of_tenants(|name| !same.contains(name));
+        Value::try_from(rest).expect("settings are texts, switches, numbers and lists of these")
     };
-    keys.into_iter().filter_map(change).collect()
+    let mut changes = Vec::new();
+    compare("", Some(&written(from)), Some(&written(to)), &mut changes);
+    // The order of their tables is another one where names have dots.
+    changes.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+    changes
 }
 
-/// Each key with its value as text. Tenants and groups go by their names.
-fn flat(settings: &Settings) -> BTreeMap<String, String> {
-    let mut keys = BTreeMap::new();
-    let value = serde_json::to_value(settings).expect("settings are plain data");
-    put("", &value, &mut keys);
-    keys
-}
-
-fn put(key: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
-    let under = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
-    match value {
-        // An option that is not written is null here; a change tells it as absent.
-        Value::Null => {}
-        Value::Object(fields) => {
-            fields.iter().for_each(|(name, value)| put(&under(name), value, keys))
-        }
-        // By its place in the list each tenant behind a removed one would differ.
-        Value::Array(list) if key == "tenant" || key == "group" => {
-            for tenant in list {
-                let name = tenant["name"].as_str().unwrap_or_default();
-                put(&under(name), tenant, keys);
-            }
-        }
-        // An empty list is what a file without the key has: it is no key either.
-        Value::Array(list) if list.is_empty() => {}
-        Value::Array(list) => {
-            keys.insert(key.to_owned(), list.iter().map(text).collect::<Vec<_>>().join(", "));
-        }
-        value => {
-            keys.insert(key.to_owned(), text(value));
-        }
+/// Adds the differences of what is written under a key.
+fn compare(key: &str, from: Option<&Value>, to: Option<&Value>, changes: &mut Vec<Change>) {
+    if from == to {
+        return;
+    }
+    let (old, new) = (fields(key, from), fields(key, to));
+    let names: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
+    for name in names {
+        let under = if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
+        compare(&under, old.get(name).copied(), new.get(name).copied(), changes);
+    }
+    let (from, to) = (text(key, from), text(key, to));
+    if from != to {
+        changes.push(Change { key: key.to_owned(), from, to, done: false, note: None });
     }
 }
 
-fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+/// The tables whose entries are named, not numbered: by its number each tenant behind one that is
+/// removed would differ.
+fn is_named(key: &str) -> bool {
+    matches!(key, "tenant" | "group")
+}
+
+/// What a table holds, by name.
+fn fields<'a>(key: &str, value: Option<&'a Value>) -> BTreeMap<&'a str, &'a Value> {
+    match value {
+        Some(Value::Table(table)) => table.iter().map(|(name, value)| (&**name, value)).collect(),
+        Some(Value::Array(list)) if is_named(key) => {
+            let name = |table: &'a Value| table.get("name").and_then(Value::as_str);
+            list.iter().map(|table| (name(table).unwrap_or_default(), table)).collect()
+        }
+        _ => BTreeMap::new(),
+    }
+}
+
+/// A value that is no table, as text. An empty list is what a file without the key has.
+fn text(key: &str, value: Option<&Value>) -> Option<String> {
+    let one = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match value? {
+        Value::Table(_) => None,
+        Value::Array(list) if is_named(key) || list.is_empty() => None,
+        Value::Array(list) => Some(list.iter().map(one).collect::<Vec<_>>().join(", ")),
+        value => Some(one(value)),
+    }
+}
+
+/// The tenant whose key this is, and what of it; names may have dots, the rest has none.
+pub(super) fn tenant_of(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix("tenant.")?.rsplit_once('.')
+}
+
+/// Makes one difference of all keys of each of these tenants, with this note.
+pub(super) fn note_whole(differ: &mut Vec<Change>, notes: &HashMap<&str, String>) {
+    if notes.is_empty() {
+        return;
+    }
+    differ.retain_mut(|change| {
+        let Some((name, key)) = tenant_of(&change.key) else { return true };
+        let Some(note) = notes.get(name) else { return true };
+        change.note = Some(note.clone());
+        key == "name"
+    });
+}
+
+/// Notes how a tenant's size is changed, which a reload does not do.
+pub(super) fn note_sizes(differ: &mut [Change]) {
+    for change in differ {
+        if let (Some((name, "size")), Some(to), Some(_)) =
+            (tenant_of(&change.key), &change.to, &change.from)
+        {
+            change.note = Some(format!("run fairq ctl resize {name} {to}"));
+        }
+    }
 }
 
 #[cfg(test)]

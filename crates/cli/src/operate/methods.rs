@@ -111,6 +111,9 @@ impl Console {
         admin: &mut dyn Admin,
         come: &[(TenantTable, Tenant)],
     ) -> Vec<Result<server::Tenant, Refusal>> {
+        if come.is_empty() {
+            return Vec::new();
+        }
         let new = come.iter().map(|(_, new)| new);
         let checked = new.clone().try_for_each(|new| self.check(admin, new));
         let gaps = match checked.and_then(|()| self.gaps(admin, new)) {
@@ -315,6 +318,9 @@ impl Console {
         admin: &mut dyn Admin,
         names: &[&str],
     ) -> Vec<Result<(), AdminError>> {
+        if names.is_empty() {
+            return Vec::new();
+        }
         // Looked up before the removal, after which the list does not have the tenants.
         let tenants = admin.tenants();
         let results = admin.remove(names);
@@ -448,8 +454,13 @@ impl Console {
                 .map_err(|refusal| refusal.to_string())?;
             admin.change_policy(built).map_err(|error| error.to_string())?;
         }
-        Arc::make_mut(&mut self.plan).policy = wanted;
-        Arc::make_mut(&mut self.settings).policy.clone_from(&settings.policy);
+        // Others may show both: then a change costs a copy with all tenants.
+        if self.plan.policy != wanted {
+            Arc::make_mut(&mut self.plan).policy = wanted;
+        }
+        if self.settings.policy != settings.policy {
+            Arc::make_mut(&mut self.settings).policy.clone_from(&settings.policy);
+        }
         Ok(())
     }
 

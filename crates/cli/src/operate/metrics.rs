@@ -21,7 +21,7 @@ use hdrhistogram::Histogram;
 
 use super::keeper::Shown;
 use super::overview::depth_state;
-use crate::status::Row;
+use crate::status::Now;
 
 mod control;
 mod layout;
@@ -101,11 +101,16 @@ struct Subject {
     name: String,
     weight: Option<u16>,
     stats: Arc<TenantStats>,
-    row: Option<Row>,
+    /// Its last second; nothing before its first, and nothing of an idle one.
+    second: Option<Option<Now>>,
 }
 
 /// The tenants with series of their own, and the rest as one.
-fn subjects(now: &Status, tenants: &TenantList, second: &HashMap<FlowId, Row>) -> Vec<Subject> {
+fn subjects(
+    now: &Status,
+    tenants: &TenantList,
+    second: &HashMap<FlowId, Option<Now>>,
+) -> Vec<Subject> {
     let stats = |member: &Member| now.totals.tenants[usize::from(member.number())].clone();
     let (own, rest) = tenants.members().split_at(tenants.members().len().min(MOST_TENANTS));
     let mut subjects: Vec<Subject> = own
@@ -114,7 +119,7 @@ fn subjects(now: &Status, tenants: &TenantList, second: &HashMap<FlowId, Row>) -
             name: member.tenant.name.clone(),
             weight: Some(member.tenant.weight.get()),
             stats: stats(member),
-            row: second.get(&member.flow).cloned(),
+            second: second.get(&member.flow).copied(),
         })
         .collect();
     if !rest.is_empty() {
@@ -124,7 +129,7 @@ fn subjects(now: &Status, tenants: &TenantList, second: &HashMap<FlowId, Row>) -
             name: OTHERS.into(),
             weight: None,
             stats: Arc::new(all),
-            row: None,
+            second: None,
         });
     }
     subjects
@@ -164,7 +169,7 @@ fn ended(text: &mut Text, now: &Status, tenants: &TenantList) {
 pub(super) fn text(
     now: &Status,
     tenants: &TenantList,
-    second: &HashMap<FlowId, Row>,
+    second: &HashMap<FlowId, Option<Now>>,
     plan: &Plan,
     shown: Option<&Shown>,
 ) -> String {
@@ -370,12 +375,12 @@ fn per_tenant(text: &mut Text, subjects: &[Subject], device: &str) {
             "fairq_tenant_entitled_ratio",
             "The tenant's weight divided by those of all tenants that had requests in the last \
              second; 0 if this one had none.",
-            |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.entitled)),
+            |subject| subject.second.map(|now| now.map_or(0.0, |now| now.entitled)),
         ),
         (
             "fairq_tenant_received_ratio",
             "The tenant's part of all bytes served in the last second.",
-            |subject| subject.row.as_ref().map(|row| row.now.map_or(0.0, |now| now.share)),
+            |subject| subject.second.map(|now| now.map_or(0.0, |now| now.share)),
         ),
     ];
     for (name, help, value) in gauges {

@@ -25,7 +25,7 @@ use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{self, Admin, Operator, Status, TenantList};
 use sd_notify::NotifyState;
 
-use crate::status::{self, Row};
+use crate::status::{self, Now, Row};
 
 use background::Background;
 use keeper::Keeper;
@@ -42,7 +42,7 @@ mod layout;
 mod methods;
 pub(crate) mod metrics;
 mod overview;
-mod record;
+pub(crate) mod record;
 mod reload;
 pub(crate) mod rpc;
 mod storage;
@@ -106,8 +106,8 @@ pub(crate) struct Console {
     idle: Arc<TenantStats>,
     /// What groups that follow cgroups were given last.
     followed: HashMap<String, Group>,
-    /// What happened in the last second.
-    second: Arc<HashMap<FlowId, Row>>,
+    /// Each tenant's last second; nothing of an idle one.
+    second: Arc<HashMap<FlowId, Option<Now>>>,
     /// What the server said then, if its tenants are still the same.
     latest: Option<Arc<Status>>,
     /// What those who look, and scrapers, are shown until the next second or change, however many
@@ -198,11 +198,11 @@ impl Console {
 
     /// Takes a second's numbers in; gives each tenant's row and what it is made of. Tenants to whom
     /// nothing has happened cost next to nothing.
-    fn count(
+    fn count<'a>(
         &mut self,
         now: &Status,
-        tenants: &TenantList,
-    ) -> (Vec<Row>, Vec<Arc<TenantStats>>, f64) {
+        tenants: &'a TenantList,
+    ) -> (Vec<Row<'a>>, Vec<Arc<TenantStats>>, f64) {
         let (elapsed, earlier) = &self.last;
         // Rates are divided by it: it must not be 0.
         let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
@@ -220,19 +220,19 @@ impl Console {
                 (None, stats) => stats.clone(),
             })
             .collect();
-        let names: Vec<(String, u16)> = tenants
+        let names: Vec<(&str, u16)> = tenants
             .members()
             .iter()
             .map(|member| {
                 // In a group it is a part of the group's.
                 let weight = now.share_of(member).map_or(member.tenant.weight, |of| of.weight);
-                (member.tenant.name.clone(), weight.get())
+                (&*member.tenant.name, weight.get())
             })
             .collect();
         let stores: Vec<u16> = tenants.members().iter().map(|member| member.store).collect();
         let rows = status::rows(&names, &stores, &counted, seconds);
         let flows = || tenants.members().iter().map(|member| member.flow);
-        self.second = Arc::new(flows().zip(rows.iter().cloned()).collect());
+        self.second = Arc::new(flows().zip(rows.iter().map(|row| row.now)).collect());
         self.last = (
             now.elapsed,
             flows().zip(tenants.members().iter().map(|member| stats(member).clone())).collect(),
@@ -245,7 +245,7 @@ impl Console {
     }
 
     /// Shows a second's numbers where somebody looks.
-    fn show(&self, now: &Status, rows: &[Row], counted: &[Arc<TenantStats>], seconds: f64) {
+    fn show(&self, now: &Status, rows: &[Row<'_>], counted: &[Arc<TenantStats>], seconds: f64) {
         let rows_of_terminal = status::terminal_rows();
         // With stdio standard output is the client's connection.
         if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
@@ -294,8 +294,11 @@ impl Operator for Console {
         }
     }
 
-    fn took_over(&mut self, admin: &dyn Admin) -> bool {
+    fn took_over(&mut self, admin: &mut dyn Admin) -> bool {
         crate::take_over::commit();
+        if let Some(recording) = self.upgrades.recording.take() {
+            self.trace_go_on(admin, recording);
+        }
         // Counts of the program before this one are no part of the next second's rates.
         let now = admin.status();
         self.matrices = VecDeque::from([Arc::new(now.totals.matrix.clone())]);

@@ -15,7 +15,7 @@ use super::methods::by_name;
 use super::storage::{cut_off_files, stores, write_back_errors};
 use super::{caps, groups, keeper, latency, metrics};
 use crate::look::Look;
-use crate::status::Row;
+use crate::status::Now;
 
 /// The server at one time, as far as it is shown. The control thread copies it, and another thread
 /// makes an answer of it, which takes much longer where there are thousands of tenants.
@@ -28,8 +28,8 @@ pub(super) struct View {
     unassigned: u64,
     /// The layout record of the file that is shared.
     layout: Option<keeper::Shown>,
-    /// Each tenant's last second.
-    second: Arc<HashMap<FlowId, Row>>,
+    /// Each tenant's last second; nothing of an idle one.
+    second: Arc<HashMap<FlowId, Option<Now>>>,
     /// Interference when the time began over which it is told.
     earlier: Option<Arc<Matrix>>,
 }
@@ -204,7 +204,7 @@ impl View {
             |quantile| if is_empty { 0 } else { stats.latency_ns.value_at_quantile(quantile) };
         let ended = now.fence_of(member);
         let source = table.and_then(|table| table.weight.clone());
-        let last = self.second.get(&member.flow).and_then(|row| row.now).map(|now| {
+        let last = self.second.get(&member.flow).copied().flatten().map(|now| {
             json!({
                 "entitled": now.entitled,
                 "share": now.share,

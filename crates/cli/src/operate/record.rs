@@ -6,12 +6,17 @@
 //! ([`crate::trace`]). One recording at a time; a client that forgets to stop one costs memory for
 //! at most [`SECONDS_MAX`] seconds, one that does not read it for [`READ_WITHIN`] more, and
 //! `trace.read` at its end drops it.
+//!
+//! A recording goes on over an upgrade: what was recorded before it is carried as rows of text
+//! ([`Left`]), at most [`LEFT_MAX`] of each shard, since clients wait meanwhile.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use fairq_core::{Held, Op};
 use fairq_host::observe::record::{Decision, DepthChange, Kind, Recording};
 use fairq_host::server::Admin;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Console;
@@ -26,6 +31,12 @@ const EVENTS: usize = 1 << 18;
 const EVENTS_MAX: usize = 1 << 20;
 /// The longest recording.
 const SECONDS_MAX: f64 = 600.0;
+/// Rows of a shard that go over to the next program.
+const LEFT_MAX: usize = EVENTS;
+/// The number of no tenant.
+const NOBODY: u16 = u16::MAX;
+/// The place of the tenant's number in a row.
+const TENANT: usize = 2;
 /// How long a recording that was stopped is kept after the last call for it.
 const READ_WITHIN: Duration = Duration::from_secs(60);
 
@@ -35,16 +46,70 @@ pub(super) struct Records {
     /// When it is to be stopped, or read, at the latest.
     until: Option<Instant>,
     is_stopped: bool,
-    /// What each shard recorded.
+    /// Decisions that a shard keeps.
+    events: usize,
+    /// What each shard recorded before an upgrade.
+    earlier: Vec<Earlier>,
+    /// What D was before an upgrade.
+    earlier_depths: Vec<Value>,
+    /// What each shard recorded since.
     shards: Vec<Recording>,
     /// What D was.
     depths: Vec<DepthChange>,
 }
 
+/// What a shard recorded before an upgrade.
+#[derive(Default, Serialize, Deserialize)]
+struct Earlier {
+    rows: Vec<EarlierRow>,
+    lost: u64,
+}
+
+/// A row as text, and the number that its tenant has now.
+#[derive(Serialize, Deserialize)]
+struct EarlierRow(u16, Box<str>);
+
+impl Earlier {
+    /// Keeps the last `most` rows.
+    fn trim(&mut self, most: usize) {
+        let excess = self.rows.len().saturating_sub(most);
+        self.rows.drain(..excess);
+        self.lost += excess as u64;
+    }
+}
+
+/// A recording that goes over to the next program.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Left {
+    rest: Duration,
+    is_stopped: bool,
+    events: usize,
+    shards: Vec<Earlier>,
+    depths: Vec<Value>,
+    /// Numbers of tenants, and their names.
+    tenants: Vec<(u16, String)>,
+}
+
 impl Records {
-    /// Whether there is a recording that was not read to its end.
-    pub(super) fn is_recording(&self) -> bool {
-        self.until.is_some()
+    /// What one shard recorded before an upgrade, and since.
+    fn of(&self, shard: usize) -> (&[EarlierRow], &[Decision], u64) {
+        let (earlier, now) = (self.earlier.get(shard), self.shards.get(shard));
+        let lost = earlier.map_or(0, |of| of.lost) + now.map_or(0, |of| of.lost);
+        let earlier = earlier.map(|of| &*of.rows).unwrap_or_default();
+        (earlier, now.map(|of| &*of.decisions).unwrap_or_default(), lost)
+    }
+
+    /// How many shards have recorded.
+    fn count(&self) -> usize {
+        self.earlier.len().max(self.shards.len())
+    }
+
+    /// Ends what the shards record. Rows of before an upgrade stay as there is room for them.
+    fn stop(&mut self, admin: &mut dyn Admin) {
+        (self.shards, self.depths) = admin.recorded();
+        for (earlier, now) in self.earlier.iter_mut().zip(&self.shards) {
+            earlier.trim(self.events.saturating_sub(now.decisions.len()));
+        }
     }
 }
 
@@ -69,6 +134,7 @@ impl Console {
         }
         self.records = Records {
             until: Some(Instant::now() + Duration::from_secs_f64(seconds)),
+            events,
             ..Records::default()
         };
         admin.record(events);
@@ -79,42 +145,88 @@ impl Console {
     pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
         // Only the first stop takes the shards' rings; a second one tells the same again.
         if self.records.until.is_some() && !self.records.is_stopped {
-            (self.records.shards, self.records.depths) = admin.recorded();
+            self.records.stop(admin);
             self.records.is_stopped = true;
         }
-        if self.records.shards.is_empty() {
+        if self.records.count() == 0 {
             return Err(Fault::refused("nothing is being recorded: call trace.start first"));
         }
         self.records.until = Some(Instant::now() + READ_WITHIN);
-        let shard = |recording: &Recording| json!({ "events": recording.decisions.len(), "lost": recording.lost });
-        let tenants = admin.tenants();
-        let tenants: Vec<Value> = tenants
-            .members()
-            .iter()
-            .map(|member| json!([member.number(), member.tenant.name]))
-            .collect();
-        let stores: Vec<String> =
-            admin.status().stores.into_iter().map(|store| store.name).collect();
-        let depths = self.records.depths.iter().map(|change| depth(change, &stores));
+        let shard = |shard| {
+            let (earlier, now, lost) = self.records.of(shard);
+            json!({ "events": earlier.len() + now.len(), "lost": lost })
+        };
+        let mut depths = self.records.earlier_depths.clone();
+        depths.extend(depths_of(admin, &self.records.depths));
         Ok(json!({
-            "shards": self.records.shards.iter().map(shard).collect::<Vec<_>>(),
-            "tenants": tenants,
-            "depth": depths.collect::<Vec<_>>(),
+            "shards": (0..self.records.count()).map(shard).collect::<Vec<_>>(),
+            "tenants": numbers(admin),
+            "depth": depths,
         }))
     }
 
     /// Some of a shard's rows; after the last shard's last the recording is gone.
     pub(super) fn trace_read(&mut self, shard: usize, from: usize) -> Result<Value, Fault> {
-        let Some(recording) = self.records.shards.get(shard) else {
+        if shard >= self.records.count() || !self.records.is_stopped {
             return Err(Fault::refused("there is no such recording: call trace.stop first"));
-        };
+        }
         self.records.until = Some(Instant::now() + READ_WITHIN);
-        let rest = recording.decisions.get(from..).unwrap_or_default();
-        let rows: Vec<Value> = rest.iter().take(ROWS).map(row).collect();
-        if shard + 1 == self.records.shards.len() && rest.len() <= ROWS {
+        let (earlier, now, _) = self.records.of(shard);
+        let rest = earlier.get(from..).unwrap_or_default();
+        let since = now.get(from.saturating_sub(earlier.len())..).unwrap_or_default();
+        let rows: Vec<Value> =
+            rest.iter().map(earlier_row).chain(since.iter().map(row)).take(ROWS).collect();
+        if shard + 1 == self.records.count() && rest.len() + since.len() <= ROWS {
             self.records = Records::default();
         }
         Ok(json!({ "rows": rows }))
+    }
+
+    /// Ends a recording for an upgrade; gives what the next program has to know of it.
+    pub(super) fn trace_leave(&mut self, admin: &mut dyn Admin) -> Option<Left> {
+        let mut records = std::mem::take(&mut self.records);
+        let rest = records.until?.saturating_duration_since(Instant::now());
+        if !records.is_stopped {
+            records.stop(admin);
+        }
+        let mut shards = std::mem::take(&mut records.earlier);
+        shards.resize_with(records.shards.len().max(shards.len()), Earlier::default);
+        for (earlier, now) in shards.iter_mut().zip(&records.shards) {
+            earlier.lost += now.lost;
+            let rows = now.decisions.iter();
+            let rows =
+                rows.map(|decision| EarlierRow(decision.tenant, row(decision).to_string().into()));
+            earlier.rows.extend(rows);
+            earlier.trim(LEFT_MAX);
+        }
+        let mut depths = records.earlier_depths;
+        depths.extend(depths_of(admin, &records.depths));
+        let Records { is_stopped, events, .. } = records;
+        Some(Left { rest, is_stopped, events, shards, depths, tenants: numbers(admin) })
+    }
+
+    /// Goes on with a recording, after an upgrade or one that has failed. Tenants may have other
+    /// numbers than before.
+    pub(super) fn trace_go_on(&mut self, admin: &mut dyn Admin, left: Left) {
+        let Left { rest, is_stopped, events, shards: mut earlier, depths, tenants } = left;
+        let now = admin.tenants();
+        let number = |name: &String| now.find(name).map_or(NOBODY, |member| member.number());
+        let numbers: HashMap<u16, u16> =
+            tenants.iter().map(|(before, name)| (*before, number(name))).collect();
+        for EarlierRow(tenant, _) in earlier.iter_mut().flat_map(|earlier| &mut earlier.rows) {
+            *tenant = numbers.get(tenant).copied().unwrap_or(NOBODY);
+        }
+        self.records = Records {
+            until: Some(Instant::now() + rest),
+            is_stopped,
+            events,
+            earlier,
+            earlier_depths: depths,
+            ..Records::default()
+        };
+        if !is_stopped {
+            admin.record(events);
+        }
     }
 
     /// Drops a recording that was not stopped, or not read, in time.
@@ -131,7 +243,32 @@ impl Console {
     }
 }
 
+/// The number and name of each tenant.
+fn numbers(admin: &dyn Admin) -> Vec<(u16, String)> {
+    let tenants = admin.tenants();
+    let members = tenants.members().iter();
+    members.map(|member| (member.number(), member.tenant.name.clone())).collect()
+}
+
 /// What D was, as `crate::trace` reads it.
+fn depths_of(admin: &dyn Admin, changes: &[DepthChange]) -> Vec<Value> {
+    if changes.is_empty() {
+        return Vec::new();
+    }
+    let stores: Vec<String> = admin.status().stores.into_iter().map(|store| store.name).collect();
+    changes.iter().map(|change| depth(change, &stores)).collect()
+}
+
+/// A row of before an upgrade, with the number that its tenant has now.
+fn earlier_row(EarlierRow(tenant, row): &EarlierRow) -> Value {
+    let mut row = serde_json::from_str(row).unwrap_or_else(|_| Value::Array(Vec::new()));
+    if let Some(number) = row.get_mut(TENANT) {
+        *number = json!(tenant);
+    }
+    row
+}
+
+/// One D, as `crate::trace` reads it.
 fn depth(change: &DepthChange, stores: &[String]) -> Value {
     let DepthChange { at_ns, store, slots, depth } = change;
     json!({

@@ -3,6 +3,7 @@
 //! A thread of its own reads the file, looks users up and finds the differences ([`Reading`]); the
 //! control thread then makes them, those of tenants in one call.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,9 +22,9 @@ use fairq_host::server::{self, Admin, TenantList};
 use toml::Spanned;
 
 use super::Console;
-use super::changes::{self, Change};
+use super::changes::{self, Change, note_sizes, note_whole, tenant_of};
 use super::groups::Place;
-use super::keeper::GivenUp;
+use super::keeper::{Edit, GivenUp};
 use super::latency;
 use super::methods::{by_name, no_shared_file};
 use crate::parts::{default_tenant, tls_mode};
@@ -266,38 +267,28 @@ fn steps_of(
 
 /// The configuration in force, with places of tenants only where `wanted` names them: where
 /// nothing is said, any place will do, and the one that a tenant has is as good as another.
-fn comparable(in_force: &Settings, tenants: &TenantList, wanted: &Settings) -> Settings {
-    let mut in_force = in_force.clone();
+fn comparable<'a>(
+    in_force: &'a Settings,
+    tenants: &TenantList,
+    wanted: &Settings,
+) -> Cow<'a, Settings> {
     let wanted = by_name(wanted);
-    for table in &mut in_force.tenant {
-        let table = table.get_mut();
-        if let Some(said) = wanted.get(&*table.name) {
-            let now = tenants.find(&table.name).filter(|_| table.path.is_none());
-            let (offset, size) =
-                now.map(|now| (Size(now.tenant.base), Size(now.tenant.size))).unzip();
-            table.offset = table.offset.or(offset).filter(|_| said.offset.is_some());
-            table.size = table.size.or(size).filter(|_| said.size.is_some());
+    let place = |table: &TenantTable| {
+        let said = wanted.get(&*table.name)?;
+        let now = tenants.find(&table.name).filter(|_| table.path.is_none());
+        let (offset, size) = now.map(|now| (Size(now.tenant.base), Size(now.tenant.size))).unzip();
+        let offset = table.offset.or(offset).filter(|_| said.offset.is_some());
+        let size = table.size.or(size).filter(|_| said.size.is_some());
+        Some((offset, size)).filter(|place| *place != (table.offset, table.size))
+    };
+    let mut comparable = Cow::Borrowed(in_force);
+    for (number, table) in in_force.tenant.iter().enumerate() {
+        if let Some((offset, size)) = place(table.get_ref()) {
+            let table = comparable.to_mut().tenant[number].get_mut();
+            (table.offset, table.size) = (offset, size);
         }
     }
-    in_force
-}
-
-/// The tenant whose key this is, and what of it; names may have dots, the rest has none.
-fn tenant_of(key: &str) -> Option<(&str, &str)> {
-    key.strip_prefix("tenant.")?.rsplit_once('.')
-}
-
-/// Makes one difference of all keys of each of these tenants, with this note.
-fn note_whole(differ: &mut Vec<Change>, notes: &HashMap<&str, String>) {
-    if notes.is_empty() {
-        return;
-    }
-    differ.retain_mut(|change| {
-        let Some((name, key)) = tenant_of(&change.key) else { return true };
-        let Some(note) = notes.get(name) else { return true };
-        change.note = Some(note.clone());
-        key == "name"
-    });
+    comparable
 }
 
 /// Notes of tenants that stay although the file does not name them.
@@ -317,17 +308,6 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTab
         )
     };
     note_whole(differ, &staying.iter().map(|name| (&**name, note(name))).collect());
-}
-
-/// Notes how a tenant's size is changed, which a reload does not do.
-fn note_sizes(differ: &mut [Change]) {
-    for change in differ {
-        if let (Some((name, "size")), Some(to), Some(_)) =
-            (tenant_of(&change.key), &change.to, &change.from)
-        {
-            change.note = Some(format!("run fairq ctl resize {name} {to}"));
-        }
-    }
 }
 
 impl Written {
@@ -593,19 +573,16 @@ impl Console {
         }
     }
 
-    /// Makes the changes.
-    fn apply(
+    /// Does what may be refused as a whole: then nothing has changed. Gives the changes of the
+    /// layout record, which are in force.
+    fn prepare_reload(
         &mut self,
         admin: &mut dyn Admin,
-        reading: Arc<Reading>,
+        reading: &Reading,
         asked: &Asked,
-    ) -> Result<Outcome, Refusal> {
-        let Reading { contents, differences: Differences { come, .. }, .. } = &*reading;
-        let Contents { wanted, plan, tls, cgroups } = &**contents;
-        let (mut done, mut warnings) = (Done::default(), Warnings::default());
-        let (gone, staying) = self.missing(&reading, asked)?;
-        let staying = staying.into_iter().map(str::to_owned).collect();
-        // What may be refused as a whole comes first: then nothing has changed.
+    ) -> Result<Vec<Edit>, Refusal> {
+        let Reading { contents, differences: Differences { come, .. }, .. } = reading;
+        let (gone, _) = self.missing(reading, asked)?;
         self.prepare_files(admin, come)?;
         // The layout record is the first to have the ranges of tenants that come. Then it is in
         // force, and adding a tenant does not wait for it.
@@ -613,11 +590,34 @@ impl Console {
         if let Some(layout) = &mut self.layout {
             layout.written(&claims, GivenUp::TakenBack)?;
         }
-        if let Err(error) = self.make_policy(admin, plan.policy.clone(), wanted) {
+        if let Err(error) = self.make_policy(admin, contents.plan.policy.clone(), &contents.wanted)
+        {
             self.layout.iter_mut().for_each(|layout| layout.give_up(&claims));
             return Err(Refusal::new(error));
         }
         self.layout.iter_mut().for_each(|layout| layout.commit(&claims));
+        Ok(claims)
+    }
+
+    /// Makes the changes.
+    fn apply(
+        &mut self,
+        admin: &mut dyn Admin,
+        mut reading: Arc<Reading>,
+        asked: &Asked,
+    ) -> Result<Outcome, Refusal> {
+        let claims = self.prepare_reload(admin, &reading, asked)?;
+        // Nothing is refused as a whole from here on. The configuration in force is changed in
+        // place if the reading, which compared with it, does not hold it any more.
+        self.reading.forget(READING);
+        if let Some(reading) = Arc::get_mut(&mut reading) {
+            reading.in_force = Arc::default();
+        }
+        let Reading { contents, differences: Differences { come, .. }, .. } = &*reading;
+        let Contents { wanted, plan, tls, cgroups } = &**contents;
+        let (mut done, mut warnings) = (Done::default(), Warnings::default());
+        let (gone, staying) = self.missing(&reading, asked)?;
+        let staying = staying.into_iter().map(str::to_owned).collect();
         done.add("policy");
         admin.set_tls(tls.clone());
         self.cgroups = cgroups.clone();

@@ -7,6 +7,7 @@ use fairq_host::server::handover::State;
 use serde_json::{Value, json};
 
 use super::Console;
+use super::record;
 use super::rpc::Fault;
 use crate::take_over::{self, Left};
 
@@ -17,6 +18,8 @@ pub(super) struct Upgrades {
     program: PathBuf,
     /// What has come of the call that waits for its answer.
     outcome: Option<Result<Value, String>>,
+    /// The recording that the program before this one has left.
+    pub(super) recording: Option<record::Left>,
 }
 
 impl Upgrades {
@@ -24,7 +27,7 @@ impl Upgrades {
     pub(super) fn new() -> Upgrades {
         // Found out now: another file may have the path later.
         let program = std::env::current_exe().unwrap_or_else(|_| "fairq".into());
-        Upgrades { program, outcome: None }
+        Upgrades { program, ..Upgrades::default() }
     }
 }
 
@@ -32,6 +35,7 @@ impl Console {
     /// Goes on where another program has stood.
     pub(crate) fn follow(&mut self, left: Left, state: &State) {
         let upgrades = &mut self.upgrades;
+        upgrades.recording = left.recording;
         upgrades.outcome = Some(match self.given.failure.take() {
             Some(why) => {
                 upgrades.program = left.program;
@@ -73,14 +77,9 @@ impl Console {
         if self.layout.as_ref().is_some_and(|layout| layout.is_writing()) {
             return Err(Fault::unfinished("the layout record is being written: try again later"));
         }
-        if self.records.is_recording() {
-            return Err(Fault::refused(
-                "decisions are being recorded: try again when that is over",
-            ));
-        }
         let settings = toml::to_string(&*self.settings).map_err(Fault::refused)?;
-        let left = Left::new(settings, self.upgrades.program.clone());
-        let operator = serde_json::to_value(left).map_err(Fault::refused)?;
+        let mut left = Left::new(settings, self.upgrades.program.clone());
+        let operator = serde_json::to_value(&left).map_err(Fault::refused)?;
         let key = program.display().to_string();
         let what = format!("upgrade: {key} checks the configuration and the state");
         if !self.checking.is_begun(&key) {
@@ -101,6 +100,14 @@ impl Console {
             Fault::refused(format!("not upgraded, and nothing has changed: {why}"))
         })?;
         tracing::info!(program = key, "another program takes over");
-        Err(Fault::refused(admin.upgrade(&take_over::successor(program), operator)))
+        left.recording = self.trace_leave(admin);
+        let operator = serde_json::to_value(&left).map_err(Fault::refused);
+        let error = operator.map(|operator| {
+            Fault::refused(admin.upgrade(&take_over::successor(program), operator))
+        });
+        if let Some(recording) = left.recording {
+            self.trace_go_on(admin, recording);
+        }
+        Err(error?)
     }
 }

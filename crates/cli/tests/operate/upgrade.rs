@@ -1,5 +1,6 @@
 //! Another program takes the server over, and no client notices.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 
@@ -119,6 +120,50 @@ fn clients_do_not_notice_an_upgrade() {
     }
     let again = open_on(TcpStream::connect(&address).unwrap(), "db").unwrap();
     assert_eq!(again.size, 16 * MIB);
+}
+
+/// Decisions from before two upgrades and after them are told, each of the tenant that it was of,
+/// although tenants have other numbers after the removal of one.
+#[test]
+fn a_recording_goes_on_over_upgrades() {
+    let server = Server::start(CONFIG, &[]);
+    server.said(&["remove", "db"]);
+    server.said(&["add", "late=8M"]);
+    let call = |words: &[&str]| -> Value {
+        serde_json::from_str(&server.said(&[&["call"], words].concat())).unwrap()
+    };
+    let mut web = Client::of(&server, "web");
+    let mut late = Client::of(&server, "late");
+    call(&["trace.start", r#"{"seconds": 60, "events": 1000}"#]);
+    for round in 0..3 {
+        for page in 0..10 {
+            assert_eq!(web.write(page * PAGE as u64, &[1; PAGE]), 0);
+        }
+        assert_eq!(late.write(0, &[1; PAGE]), 0);
+        if round < 2 {
+            upgrade(&server);
+        }
+    }
+    let told = call(&["trace.stop"]);
+    let name = |number: &Value| {
+        let mut tenants = told["tenants"].as_array().unwrap().iter();
+        tenants.find(|pair| pair[0] == *number).map(|pair| pair[1].as_str().unwrap().to_owned())
+    };
+    let shards = told["shards"].as_array().unwrap();
+    let mut arrived: HashMap<String, usize> = HashMap::new();
+    for (shard, said) in shards.iter().enumerate() {
+        assert_eq!(said["lost"], 0);
+        let rows = call(&["trace.read", &format!(r#"{{"shard": {shard}, "from": 0}}"#)]);
+        let rows = rows["rows"].as_array().unwrap();
+        assert_eq!(said["events"], rows.len());
+        let times: Vec<u64> = rows.iter().map(|row| row[0].as_u64().unwrap()).collect();
+        assert!(times.is_sorted(), "the process's time goes on");
+        for row in rows.iter().filter(|row| row[1] == "arrive") {
+            *arrived.entry(name(&row[2]).unwrap()).or_default() += 1;
+        }
+    }
+    assert_eq!(arrived, HashMap::from([("web".into(), 30), ("late".into(), 3)]));
+    assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
 }
 
 /// What is in memory, places that only `ctl` has given, and no default that there was not before.

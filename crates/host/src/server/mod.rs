@@ -221,7 +221,7 @@ pub trait Operator {
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
     /// It goes on where another program in this process has stood; from now on that cannot be
     /// executed again. False if it is the one that was there before an upgrade that has failed.
-    fn took_over(&mut self, _admin: &dyn Admin) -> bool {
+    fn took_over(&mut self, _admin: &mut dyn Admin) -> bool {
         true
     }
     /// A second has passed.
