@@ -57,7 +57,7 @@ impl Console {
 
 /// How each tenant that has a target does.
 pub(super) fn all(tenants: &TenantList, now: &Status) -> Value {
-    let targets = tenants.members().iter().filter_map(|member| {
+    let targets = tenants.members().filter_map(|member| {
         let stats = now.target_of(member)?;
         Some(json!({
             "tenant": member.tenant.name,

@@ -59,7 +59,7 @@ impl Console {
             edits.push(Edit::Free((*name).to_owned()));
         }
         let gone: HashSet<&str> = gone.iter().copied().collect();
-        let served = tenants.members().iter().map(|member| &*member.tenant.name);
+        let served = tenants.members().map(|member| &*member.tenant.name);
         let served: Vec<&str> = served.filter(|name| !gone.contains(name)).collect();
         let new: Vec<Tenant> =
             come.into_iter().filter(|new| record.find(&new.name).is_none()).cloned().collect();
@@ -161,7 +161,7 @@ impl Console {
             record.resize(name, size).map_err(Fault::refused)?;
             !is_fresh
         } else {
-            let behind = tenants.members().iter().filter(|one| one.tenant.base > base);
+            let behind = tenants.members().filter(|one| one.tenant.base > base);
             let end = behind.map(|one| one.tenant.base).min().unwrap_or(self.shared);
             if base + size > end {
                 return Err(no_room(end - base, "that is where its range can end"));

@@ -206,13 +206,11 @@ impl Console {
     ) -> Result<Vec<Range>, Refusal> {
         let tenants = admin.tenants();
         if let (Some(layout), Some(record)) = (&self.layout, self.planned(admin)) {
-            let served: Vec<&str> =
-                tenants.members().iter().map(|member| &*member.tenant.name).collect();
+            let served: Vec<&str> = tenants.members().map(|member| &*member.tenant.name).collect();
             return Ok(place(layout.path(), new, &record, &[], &served)?.ranges);
         }
         let own: Vec<u16> = self.own.values().map(|&(number, _)| number).collect();
-        let of_others =
-            tenants.members().iter().filter(|member| !own.contains(&member.tenant.file));
+        let of_others = tenants.members().filter(|member| !own.contains(&member.tenant.file));
         // Others stay where they are: `layout` has to find places around them.
         let pinned = |member: &Member| Tenant {
             name: member.tenant.name.clone(),
@@ -236,8 +234,7 @@ impl Console {
         let refuse =
             |text: String| Refusal::new(format!("{}: tenant {}: {text}", new.origin, new.name));
         if let Some(&(file, _)) = self.own.get(path)
-            && let Some(other) =
-                admin.tenants().members().iter().find(|member| member.tenant.file == file)
+            && let Some(other) = admin.tenants().members().find(|member| member.tenant.file == file)
         {
             return Err(refuse(format!(
                 "{} is the file of tenant {}: name another",

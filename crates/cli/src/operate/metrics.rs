@@ -112,9 +112,10 @@ fn subjects(
     second: &HashMap<FlowId, Option<Now>>,
 ) -> Vec<Subject> {
     let stats = |member: &Member| now.totals.tenants[usize::from(member.number())].clone();
-    let (own, rest) = tenants.members().split_at(tenants.members().len().min(MOST_TENANTS));
-    let mut subjects: Vec<Subject> = own
-        .iter()
+    let mut members = tenants.members();
+    let mut subjects: Vec<Subject> = members
+        .by_ref()
+        .take(MOST_TENANTS)
         .map(|member| Subject {
             name: member.tenant.name.clone(),
             weight: Some(member.tenant.weight.get()),
@@ -122,9 +123,9 @@ fn subjects(
             second: second.get(&member.flow).copied(),
         })
         .collect();
-    if !rest.is_empty() {
+    if members.len() > 0 {
         let mut all = TenantStats::default();
-        rest.iter().for_each(|member| all.add(&stats(member)));
+        members.for_each(|member| all.add(&stats(member)));
         subjects.push(Subject {
             name: OTHERS.into(),
             weight: None,
@@ -156,7 +157,7 @@ fn ended(text: &mut Text, now: &Status, tenants: &TenantList) {
     ];
     for (name, kind, help, value) in families {
         text.family(name, kind, help);
-        for member in tenants.members().iter().take(MOST_TENANTS) {
+        for member in tenants.members().take(MOST_TENANTS) {
             let stats = now.fence_of(member);
             if stats != FenceStats::default() {
                 text.sample(name, &[("tenant", &member.tenant.name)], value(&stats));
@@ -237,7 +238,7 @@ fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
         "1 for a tenant whose flushes and FUA writes fail, since data that it wrote may be lost; \
          until `fairq ctl clear-error TENANT`. Others have no sample.",
     );
-    for member in tenants.members().iter().filter(|member| now.write_back_errno(member).is_some()) {
+    for member in tenants.members().filter(|member| now.write_back_errno(member).is_some()) {
         text.sample(name, &[("tenant", &member.tenant.name)], 1.0);
     }
     ended(text, now, tenants);

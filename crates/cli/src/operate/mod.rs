@@ -209,7 +209,6 @@ impl Console {
         let stats = |member: &server::Member| &now.totals.tenants[usize::from(member.number())];
         let counted: Vec<Arc<TenantStats>> = tenants
             .members()
-            .iter()
             .map(|member| match (earlier.get(&member.flow), stats(member)) {
                 // The same object as a second ago means that nothing has happened to the tenant
                 // since.
@@ -222,20 +221,19 @@ impl Console {
             .collect();
         let names: Vec<(&str, u16)> = tenants
             .members()
-            .iter()
             .map(|member| {
                 // In a group it is a part of the group's.
                 let weight = now.share_of(member).map_or(member.tenant.weight, |of| of.weight);
                 (&*member.tenant.name, weight.get())
             })
             .collect();
-        let stores: Vec<u16> = tenants.members().iter().map(|member| member.store).collect();
+        let stores: Vec<u16> = tenants.members().map(|member| member.store).collect();
         let rows = status::rows(&names, &stores, &counted, seconds);
-        let flows = || tenants.members().iter().map(|member| member.flow);
+        let flows = || tenants.members().map(|member| member.flow);
         self.second = Arc::new(flows().zip(rows.iter().map(|row| row.now)).collect());
         self.last = (
             now.elapsed,
-            flows().zip(tenants.members().iter().map(|member| stats(member).clone())).collect(),
+            flows().zip(tenants.members().map(|member| stats(member).clone())).collect(),
         );
         self.matrices.push_back(Arc::new(now.totals.matrix.clone()));
         if self.matrices.len() > INTERFERENCE_S + 1 {
@@ -318,7 +316,7 @@ impl Operator for Console {
         // Every shard has answered.
         notify(&[NotifyState::Watchdog]);
         let (rows, counted, seconds) = self.count(&now, &tenants);
-        let members = tenants.members().iter().zip(&counted);
+        let members = tenants.members().zip(&counted);
         self.failures
             .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
         self.cpu_waits.tell(now.elapsed, &now.totals.shards);

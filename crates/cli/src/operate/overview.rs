@@ -179,13 +179,13 @@ impl View {
 
     pub(super) fn tenants(&self) -> Value {
         let tenants = &self.tenants;
-        let names = group_names(tenants.members());
+        let names = group_names(tenants);
         let written = by_name(&self.settings);
         let tenant = |member: &Member| {
             let table = written.get(&*member.tenant.name).copied();
             self.tenant(&self.now, member, table, &names)
         };
-        tenants.members().iter().map(tenant).collect()
+        tenants.members().map(tenant).collect()
     }
 
     fn tenant(
@@ -297,19 +297,19 @@ impl View {
 
     pub(super) fn interference(&self) -> Value {
         let (now, tenants) = (&self.now, &self.tenants);
-        let names = group_names(tenants.members());
+        let names = group_names(tenants);
         let row = |member: &Member| {
             let parts = self.hurt_by(member, &now.totals.matrix, &names);
             (!parts.is_null()).then(|| (member.tenant.name.clone(), parts))
         };
-        Value::Object(tenants.members().iter().filter_map(row).collect())
+        Value::Object(tenants.members().filter_map(row).collect())
     }
 }
 
 /// Whom each group of the interference matrix stands for.
-fn group_names(all: &[Member]) -> [&str; GROUPS] {
+fn group_names(tenants: &TenantList) -> [&str; GROUPS] {
     let mut names = ["(others)"; GROUPS];
-    for member in all.iter().filter(|member| group(member.number()) < GROUPS - 1) {
+    for member in tenants.members().filter(|member| group(member.number()) < GROUPS - 1) {
         names[group(member.number())] = &member.tenant.name;
     }
     names

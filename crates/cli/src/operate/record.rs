@@ -246,7 +246,7 @@ impl Console {
 /// The number and name of each tenant.
 fn numbers(admin: &dyn Admin) -> Vec<(u16, String)> {
     let tenants = admin.tenants();
-    let members = tenants.members().iter();
+    let members = tenants.members();
     members.map(|member| (member.number(), member.tenant.name.clone())).collect()
 }
 

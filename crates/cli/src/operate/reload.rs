@@ -54,6 +54,7 @@ struct Contents {
 }
 
 /// The file, and what it changes.
+#[derive(Clone)]
 pub(super) struct Reading {
     contents: Arc<Contents>,
     /// The configuration that it was compared with.
@@ -155,10 +156,10 @@ impl Reading {
     /// The same for a configuration that has the same groups. Only the tenants that differ from
     /// what was compared before are compared again, so that the control thread can do it.
     fn compared_again(
-        &self,
+        &mut self,
         with: &Arc<Settings>,
         tenants: &TenantList,
-    ) -> Result<Arc<Reading>, Refusal> {
+    ) -> Result<(), Refusal> {
         let Contents { wanted, plan, .. } = &*self.contents;
         let (before, now) = (by_name(&self.in_force), by_name(with));
         let names = before.keys().chain(now.keys()).copied();
@@ -169,7 +170,7 @@ impl Reading {
         let planned = plan.tenants.iter().filter(|tenant| is_changed(&tenant.name));
         let planned: Vec<&Tenant> = planned.collect();
         let groups_of = (&*self.old_groups, &*plan.groups);
-        let mut all = self.differences.clone();
+        let all = &mut self.differences;
         all.keys.retain(|change| tenant_of(&change.key).is_some_and(|(name, _)| !is_changed(name)));
         all.missing.retain(|name| !is_changed(name));
         all.come.retain(|(table, _)| !is_changed(&table.name));
@@ -182,14 +183,9 @@ impl Reading {
         all.come.extend(come);
         all.steps.changes.extend(steps.changes);
         all.steps.written.extend(steps.written);
-        Ok(Arc::new(Reading {
-            contents: self.contents.clone(),
-            in_force: with.clone(),
-            earlier: self.earlier,
-            old_groups: self.old_groups.clone(),
-            groups: self.groups.clone(),
-            differences: all,
-        }))
+        drop((before, now));
+        self.in_force = with.clone();
+        Ok(())
     }
 }
 
@@ -478,14 +474,17 @@ impl Console {
             tls: self.plan.tls.clone(),
         };
         let what = format!("reading {}", file.display());
-        let reading = self.reading.result(READING, &what, move || start.read())??;
+        let mut reading = self.reading.result(READING, &what, move || start.read())??;
         if Arc::ptr_eq(&reading.in_force, &self.settings) {
             return Ok(reading);
         }
         // A call that changed the configuration meanwhile makes the differences wrong. They are
         // not found by beginning anew, which such calls could outrun for ever.
         if reading.in_force.group == self.settings.group {
-            return reading.compared_again(&self.settings, &admin.tenants());
+            self.reading.forget(READING);
+            Arc::make_mut(&mut reading).compared_again(&self.settings, &admin.tenants())?;
+            self.reading.put(READING, Ok(reading.clone()));
+            return Ok(reading);
         }
         let (contents, earlier) = (reading.contents.clone(), reading.earlier + 1);
         let (settings, tenants) = (self.settings.clone(), admin.tenants());

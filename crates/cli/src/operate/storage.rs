@@ -11,7 +11,7 @@ use super::rpc::Fault;
 
 /// The names of tenants whose flushes fail, since data that they wrote may be lost.
 pub(super) fn write_back_errors(tenants: &TenantList, now: &Status) -> Value {
-    let failed = tenants.members().iter().filter(|member| now.write_back_errno(member).is_some());
+    let failed = tenants.members().filter(|member| now.write_back_errno(member).is_some());
     failed.map(|member| json!(member.tenant.name)).collect()
 }
 
@@ -42,7 +42,7 @@ pub(super) fn stores(tenants: &TenantList, now: &Status) -> Value {
 
 /// The names of the tenants of a store.
 fn tenants_of(store: &StoreStatus, tenants: &TenantList) -> Vec<String> {
-    let members = tenants.members().iter().filter(|member| member.store == store.number);
+    let members = tenants.members().filter(|member| member.store == store.number);
     members.map(|member| member.tenant.name.clone()).collect()
 }
 
@@ -92,7 +92,7 @@ impl Console {
         let files: HashSet<u16> = self.own.values().map(|&(file, _)| file).collect();
         let is_own = |member: &&Member| files.contains(&member.tenant.file);
         let sizes = |of_own| {
-            let members = tenants.members().iter().filter(move |member| is_own(member) == of_own);
+            let members = tenants.members().filter(move |member| is_own(member) == of_own);
             members.map(|member| member.tenant.size).sum::<u64>()
         };
         let free = match &self.layout {

@@ -321,7 +321,7 @@ impl Server {
         // The handshake went by the list of tenants as it was when it began. A tenant that was
         // removed and added again has another flow.
         let tenants_now = self.tenants();
-        let Some(now) = tenants_now.members().iter().find(|now| now.flow == *flow) else {
+        let Some(now) = tenants_now.members().find(|now| now.flow == *flow) else {
             if is_told {
                 tracing::info!(
                     peer,

@@ -198,7 +198,7 @@ impl Admin for ControlThread<'_> {
 
     fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError> {
         self.default = default;
-        self.put_members(self.server.tenants().members().to_vec())
+        self.put_members(self.server.tenants().to_members())
     }
 
     fn size_of(&self, file: u16) -> Option<u64> {
@@ -289,7 +289,7 @@ impl ControlThread<'_> {
         schedulers.take_stores_and_groups(&self.schedulers).map_err(refused)?;
         let tenants = self.server.tenants();
         let members: HashMap<FlowId, &Member> =
-            tenants.members().iter().map(|member| (member.flow, member)).collect();
+            tenants.members().map(|member| (member.flow, member)).collect();
         for &flow in &self.flows {
             let member = members.get(&flow);
             let name = || member.map_or("(removed)".into(), |member| member.tenant.name.clone());

@@ -113,7 +113,7 @@ impl ControlThread<'_> {
         let refused = |error| AdminError::Group { name: name.into(), error };
         // All tenants are looked at first: a store's policy knows its own members only, so that the
         // other stores' policies would let the group go.
-        if tenants.members().iter().any(|member| member.tenant.group.as_deref() == Some(name)) {
+        if tenants.members().any(|member| member.tenant.group.as_deref() == Some(name)) {
             return Err(refused(FlowError::HasMembers));
         }
         self.schedulers.remove_group(name).map_err(refused)
@@ -127,7 +127,7 @@ impl ControlThread<'_> {
     /// Has shards share their CPUs by what tenants in groups weigh beside all others.
     pub(super) fn weigh_groups(&self) {
         let tenants = self.server.tenants();
-        for member in tenants.members().iter().filter(|member| member.tenant.group.is_some()) {
+        for member in tenants.members().filter(|member| member.tenant.group.is_some()) {
             if let Some(share) = self.schedulers.share(member.flow) {
                 self.weights.set(member.number(), share.weight);
             }
@@ -140,7 +140,7 @@ impl ControlThread<'_> {
         let of = |member: &crate::server::Member| {
             Some((member.number(), self.schedulers.share(member.flow)?))
         };
-        tenants.members().iter().filter_map(of).collect()
+        tenants.members().filter_map(of).collect()
     }
 }
 

@@ -330,7 +330,7 @@ pub fn serve(
         members.iter().filter(|member| member.preparing.is_some()).map(|one| one.flow).collect();
     let tenants = TenantList::new(members, preferred, config.default.as_ref())?;
     schedulers.hurry();
-    let mut flows: Vec<FlowId> = tenants.members().iter().map(|member| member.flow).collect();
+    let mut flows: Vec<FlowId> = tenants.members().map(|member| member.flow).collect();
     // `ControlThread::note` expects the flow of slot n in place n.
     flows.sort_by_key(|flow| flow.slot());
     let common = Common {

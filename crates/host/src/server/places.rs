@@ -43,7 +43,7 @@ impl Server {
         let places = self.config.connections * self.counts.len();
         let tenants = self.tenants();
         let of = Member::all_connections;
-        let others = tenants.members().iter().filter(|other| other.flow != member.flow);
+        let others = tenants.members().filter(|other| other.flow != member.flow);
         let without = others.filter(|other| of(other) == 0).count();
         let usual = if tenants.members().len() > 1 { places.div_ceil(2) } else { places };
         let most = member.tenant.connections.map_or(usual, |most| most as usize);

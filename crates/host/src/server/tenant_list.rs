@@ -121,7 +121,7 @@ impl Resizing {
 /// The tenants at one time.
 #[derive(Clone, Debug)]
 pub struct TenantList {
-    members: Vec<Member>,
+    members: Vec<Arc<Member>>,
     /// The place of each name among the members.
     places: Arc<HashMap<String, usize>>,
     exports: Exports,
@@ -137,7 +137,7 @@ impl TenantList {
     /// A client that names no export gets `default`. It never gets whichever tenant is there: it
     /// would write to another one's disk after a tenant has been removed.
     pub(super) fn new(
-        members: Vec<Member>,
+        members: Vec<Arc<Member>>,
         preferred: u32,
         default: Option<&DefaultTenant>,
     ) -> Result<TenantList, ExportsError> {
@@ -159,15 +159,15 @@ impl TenantList {
             open.iter().position(|&member| members[member].tenant.name == default.name)
         });
         let exports = Exports::new(list, default)?;
-        let name = |(place, member): (usize, &Member)| (member.tenant.name.clone(), place);
+        let name = |(place, member): (usize, &Arc<Member>)| (member.tenant.name.clone(), place);
         let places = Arc::new(members.iter().enumerate().map(name).collect());
         let (open, changing) = (open.into(), changing.into());
         Ok(TenantList { members, places, exports, open, changing })
     }
 
     /// The same tenants at the same places, with other settings that their exports do not show.
-    /// This costs a copy of the members and no new exports.
-    pub(super) fn with(&self, members: Vec<Member>) -> TenantList {
+    /// This costs a reference to each member and no new exports.
+    pub(super) fn with(&self, members: Vec<Arc<Member>>) -> TenantList {
         debug_assert_eq!(self.members.len(), members.len());
         TenantList {
             members,
@@ -179,13 +179,18 @@ impl TenantList {
     }
 
     /// The tenants, in the order in which they came.
-    pub fn members(&self) -> &[Member] {
-        &self.members
+    pub fn members(&self) -> impl ExactSizeIterator<Item = &Member> + Clone {
+        self.members.iter().map(|member| &**member)
+    }
+
+    /// The same, to be changed: a copy that shares those that stay as they are.
+    pub(super) fn to_members(&self) -> Vec<Arc<Member>> {
+        self.members.clone()
     }
 
     /// The tenant of this name.
     pub fn find(&self, name: &str) -> Option<&Member> {
-        self.place_of(name).map(|place| &self.members[place])
+        self.place_of(name).map(|place| &*self.members[place])
     }
 
     /// The place of the tenant of this name among the members.
@@ -200,7 +205,7 @@ impl TenantList {
 
     /// The tenants that may not be opened yet, and those whose size is being changed.
     pub(super) fn changing(&self) -> impl Iterator<Item = &Member> {
-        self.changing.iter().map(|&member| &self.members[member])
+        self.changing.iter().map(|&member| &*self.members[member])
     }
 
     /// What clients see: those that may be opened.

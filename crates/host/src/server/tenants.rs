@@ -32,13 +32,14 @@ pub(super) fn add_flows(
     device: &AnyDevice,
     config: &Config,
     shards: usize,
-) -> Result<Vec<Member>, ServerError> {
+) -> Result<Vec<Arc<Member>>, ServerError> {
     let add = |tenant: &Tenant| match schedulers.add(device.store_of(tenant.file), tenant) {
         Ok(flow) => {
             let (tenant, store) = (tenant.clone(), device.store_of(tenant.file));
             let is_zeroed = !config.zero.contains(&tenant.name);
             let preparing = (!is_zeroed).then(|| Arc::new(Wiping::new(tenant.size)));
-            Ok(Member { preparing, ..Member::new(tenant, flow, store, Connections::on(shards)) })
+            let member = Member::new(tenant, flow, store, Connections::on(shards));
+            Ok(Arc::new(Member { preparing, ..member }))
         }
         Err(error) => Err(ServerError::Flow { name: tenant.name.clone(), error }),
     };
@@ -69,14 +70,14 @@ impl ControlThread<'_> {
     /// See [`crate::server::Admin::add`].
     pub(super) fn add_tenants(&mut self, new: Vec<(Tenant, bool)>) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
+        let mut members = tenants.to_members();
         let before = members.len();
         let add = |(tenant, wipe): (Tenant, bool)| {
-            let is_there = |member: &Member| member.tenant.name == tenant.name;
+            let is_there = |member: &Arc<Member>| member.tenant.name == tenant.name;
             if tenants.find(&tenant.name).is_some() || members[before..].iter().any(is_there) {
                 return Err(AdminError::TenantExists(tenant.name));
             }
-            members.push(self.new_member(tenant, wipe)?);
+            members.push(Arc::new(self.new_member(tenant, wipe)?));
             Ok(())
         };
         let mut results: Vec<Result<(), AdminError>> = new.into_iter().map(add).collect();
@@ -138,8 +139,9 @@ impl ControlThread<'_> {
         let flows: Vec<FlowId> = gone.iter().flatten().map(|member| member.flow).collect();
         let is_gone: HashSet<FlowId> = flows.iter().copied().collect();
         // The list goes first: a handshake that ends from here on finds that the flow is gone.
-        let rest = tenants.members().iter().filter(|member| !is_gone.contains(&member.flow));
-        match self.list(rest.cloned().collect()) {
+        let mut rest = tenants.to_members();
+        rest.retain(|member| !is_gone.contains(&member.flow));
+        match self.list(rest) {
             Ok(tenants) => self.server.set_roster(tenants),
             Err(error) => {
                 let refused = |_| Err(AdminError::Exports(error.clone()));
@@ -166,12 +168,12 @@ impl ControlThread<'_> {
     }
 
     /// The list of these members.
-    fn list(&self, members: Vec<Member>) -> Result<TenantList, ExportsError> {
+    fn list(&self, members: Vec<Arc<Member>>) -> Result<TenantList, ExportsError> {
         TenantList::new(members, self.preferred, self.default.as_ref())
     }
 
     /// Makes these the members.
-    pub(super) fn put_members(&self, members: Vec<Member>) -> Result<(), AdminError> {
+    pub(super) fn put_members(&self, members: Vec<Arc<Member>>) -> Result<(), AdminError> {
         self.server.set_roster(self.list(members)?);
         Ok(())
     }
@@ -182,7 +184,7 @@ impl ControlThread<'_> {
         changes: &[(String, Change)],
     ) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
+        let mut members = tenants.to_members();
         let made = self.make_changes(&tenants, &mut members, changes);
         // One list for all changes: a list has as many entries as there are tenants.
         self.server.set_roster(tenants.with(members));
@@ -194,7 +196,7 @@ impl ControlThread<'_> {
     fn make_changes(
         &mut self,
         tenants: &TenantList,
-        members: &mut [Member],
+        members: &mut [Arc<Member>],
         changes: &[(String, Change)],
     ) -> Vec<Result<(), AdminError>> {
         let is_weight = |change: &&(String, Change)| matches!(change.1, Change::Weight(_));
@@ -203,7 +205,7 @@ impl ControlThread<'_> {
         let mut make = |(name, change): &(String, Change)| {
             let place = tenants.place_of(name);
             let place = place.ok_or_else(|| AdminError::NoSuchTenant(name.clone()))?;
-            let Member { tenant, flow, .. } = &mut members[place];
+            let Member { tenant, flow, .. } = Arc::make_mut(&mut members[place]);
             match change {
                 Change::Weight(weight) if has_many => {
                     weights.push((*flow, *weight));
@@ -255,7 +257,7 @@ impl ControlThread<'_> {
     pub(super) fn caps(&self) -> HashMap<u16, CapStats> {
         let tenants = self.server.tenants();
         let in_groups = self.schedulers.has_capped_groups();
-        let members = tenants.members().iter().filter(|member| {
+        let members = tenants.members().filter(|member| {
             !member.tenant.caps.is_empty() || (in_groups && member.tenant.group.is_some())
         });
         members
@@ -266,7 +268,7 @@ impl ControlThread<'_> {
     /// How the tenants that have a target do.
     pub(super) fn targets(&self) -> HashMap<u16, TargetStats> {
         let tenants = self.server.tenants();
-        let members = tenants.members().iter().filter(|member| member.tenant.target.is_some());
+        let members = tenants.members().filter(|member| member.tenant.target.is_some());
         members
             .filter_map(|member| Some((member.number(), self.schedulers.target(member.flow)?)))
             .collect()
@@ -325,9 +327,9 @@ impl ControlThread<'_> {
         if !tenants.changing().any(is_due) {
             return;
         }
-        let mut members = tenants.members().to_vec();
+        let mut members = tenants.to_members();
         let mut is_changed = false;
-        for member in members.iter_mut().filter(|member| is_due(member)) {
+        for member in members.iter_mut().filter(|member| is_due(member)).map(Arc::make_mut) {
             if let Some(errno) = member.resizing.as_ref().and_then(Resizing::outcome)
                 && errno != 0
             {
@@ -393,7 +395,7 @@ impl ControlThread<'_> {
         }
         self.forget_leftovers();
         let tenants = self.server.tenants();
-        let members = tenants.members().iter().map(|member| member.flow);
+        let members = tenants.members().map(|member| member.flow);
         let used: HashSet<FlowId> =
             members.chain(self.leftovers.iter().map(|(_, flow)| *flow)).collect();
         let unused = self.flows.iter().filter(|flow| !used.contains(flow));
@@ -406,7 +408,7 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let (server, leftovers) = (&self.server, &self.leftovers);
         self.waiting.retain(|flow| {
-            let member = tenants.members().iter().find(|member| member.flow == *flow);
+            let member = tenants.members().find(|member| member.flow == *flow);
             let Some((member, part, wiping)) = member.and_then(|member| {
                 let (part, wiping) = member.to_prepare()?;
                 Some((member, part, wiping))
@@ -439,9 +441,9 @@ impl ControlThread<'_> {
         if tenants.find(new).is_some() {
             return Err(AdminError::TenantExists(new.into()));
         }
-        let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| no_tenant(name))?;
+        let mut members = tenants.to_members();
+        let place = tenants.place_of(name).ok_or_else(|| no_tenant(name))?;
+        let member = Arc::make_mut(&mut members[place]);
         member.tenant.name = new.to_owned();
         let number = member.number();
         if let Some(default) = self.default.as_mut().filter(|default| default.name == name) {
@@ -460,9 +462,9 @@ impl ControlThread<'_> {
         wipe: bool,
     ) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
-        let mut members = tenants.members().to_vec();
-        let member = members.iter_mut().find(|member| member.tenant.name == name);
-        let member = member.ok_or_else(|| no_tenant(name))?;
+        let mut members = tenants.to_members();
+        let place = tenants.place_of(name).ok_or_else(|| no_tenant(name))?;
+        let member = Arc::make_mut(&mut members[place]);
         if member.preparing.is_some() || member.resizing.is_some() {
             return Err(AdminError::Busy(name.into()));
         }

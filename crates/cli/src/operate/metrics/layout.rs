@@ -32,7 +32,7 @@ pub(super) fn outdated(text: &mut Text, tenants: &TenantList) {
     let help = "Connections that have an earlier size of the tenant, until they connect again. \
                 Tenants without any have no sample.";
     text.family(name, "gauge", help);
-    for member in tenants.members().iter().take(MOST_TENANTS) {
+    for member in tenants.members().take(MOST_TENANTS) {
         let count: usize = member.outdated_connections().iter().map(|(_, count)| count).sum();
         if count > 0 {
             text.sample(name, &[("tenant", &member.tenant.name)], count as f64);

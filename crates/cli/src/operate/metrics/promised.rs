@@ -23,7 +23,7 @@ fn labels<'a>(member: &'a Member, device: &'a str) -> [(&'static str, &'a str); 
 
 /// Caps, of the tenants and of the groups that have some.
 pub(super) fn caps(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
-    let members = tenants.members().iter().take(MOST_TENANTS);
+    let members = tenants.members().take(MOST_TENANTS);
     let tenants: Vec<(&str, &CapStats)> =
         members.filter_map(|member| Some((&*member.tenant.name, now.caps_of(member)?))).collect();
     let kind = Kind { label: "tenant", whose: "the tenant", device: Some(device) };
@@ -108,7 +108,7 @@ pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList, device
         Some((member, stats))
     };
     let members: Vec<(&Member, &ShareStats)> =
-        tenants.members().iter().take(MOST_TENANTS).filter_map(of).collect();
+        tenants.members().take(MOST_TENANTS).filter_map(of).collect();
     if members.is_empty() {
         return;
     }
@@ -192,7 +192,7 @@ pub(super) fn targets(text: &mut Text, now: &Status, tenants: &TenantList, devic
     ];
     let of = |member| Some((member, now.target_of(member)?));
     let members: Vec<(&Member, &TargetStats)> =
-        tenants.members().iter().take(MOST_TENANTS).filter_map(of).collect();
+        tenants.members().take(MOST_TENANTS).filter_map(of).collect();
     for (name, help, value) in families.iter().filter(|_| !members.is_empty()) {
         text.family(name, "gauge", help);
         for (member, stats) in &members {

@@ -296,7 +296,7 @@ impl ControlThread<'_> {
             operator,
             upgrades: self.upgrades,
             device,
-            tenants: tenants.members().iter().map(tenant).collect(),
+            tenants: tenants.members().map(tenant).collect(),
             default: self.default.clone().map(|default| (default.name, default.is_named)),
             clock_origin_ns: Clock::default().origin_ns(),
             elapsed: self.started.elapsed(),

@@ -147,7 +147,7 @@ impl ControlThread<'_> {
 
     fn take_connections(&mut self, before: &mut Before) {
         let gate = Arc::new(Meeting::new(self.server.shards.count()));
-        let mut members = self.server.tenants().members().to_vec();
+        let mut members = self.server.tenants().to_members();
         let tenants = self.server.tenants();
         let left = before.state.tenants.iter();
         let places: HashMap<u16, usize> =
@@ -156,7 +156,8 @@ impl ControlThread<'_> {
         for packed in std::mem::take(&mut before.state.connections) {
             // The tenant of a connection that is not there was removed, and its connections end.
             let fd = take_copy(&mut before.copies, packed.fd);
-            let member = places.get(&packed.tenant).map(|&place| &mut members[place]);
+            let member = places.get(&packed.tenant);
+            let member = member.map(|&place| Arc::make_mut(&mut members[place]));
             match (fd, member) {
                 (Ok(fd), Some(member)) => {
                     match self.take_connection(before, fd, packed, member, &gate) {
