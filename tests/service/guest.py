@@ -25,7 +25,7 @@ CAP_SYS_RESOURCE = 24
 PF_MEMALLOC_NOIO = 0x00080000
 CONFIG = "/etc/fairq/fairq.toml"
 URI = f"nbd+unix:///{{}}?socket={SOCKET}"
-TEXT = """listen = ["unix:/run/fairq.sock"]
+TEXT = """listen = {listen}
 [device]
 kind = "file"
 path = "{path}"
@@ -46,8 +46,8 @@ def write(path, text):
         file.write(text)
 
 
-def configure(path="/var/lib/fairq/disk.img", weight=300):
-    write(CONFIG, TEXT.format(path=path, weight=weight))
+def configure(path="/var/lib/fairq/disk.img", weight=300, listen=("unix:/run/fairq.sock",)):
+    write(CONFIG, TEXT.format(path=path, weight=weight, listen=json.dumps(list(listen))))
 
 
 def systemctl(*words, ok=True):
@@ -325,6 +325,27 @@ def test_clients_wait_while_it_restarts():
         check(child.returncode == 0, "it restarts")
         check(greeting() == b"NBDMAGIC", "it serves again")
     check(heard >= 3, f"{heard}: clients are taken in all the time")
+
+
+def test_a_socket_of_its_own_survives_a_crash():
+    """A socket that the server has made is in systemd's store as well: a client that comes while no server is there waits for the
+    next one, and is not refused. A server that ends in order takes the socket out."""
+    own = ("127.0.0.1", 10809)
+    configure(listen=["unix:/run/fairq.sock", "tcp:{}:{}".format(*own)])
+    drop_in("RestartSec=2s")
+    systemctl("restart", "fairq.service")
+    check(show("NFileDescriptorStore") == "1", f"{show('NFileDescriptorStore')} descriptors are in the store")
+    before = pid()
+    os.kill(before, signal.SIGKILL)
+    until(lambda: show("SubState") == "auto-restart", 10, "no server is there")
+    with socket.create_connection(own, timeout=60) as client:
+        check(client.recv(8) == b"NBDMAGIC", "the next server greets the client")
+    check(pid() not in (0, before), "it is another one")
+    configure()
+    systemctl("restart", "fairq.service")
+    check(show("NFileDescriptorStore") == "0", f"{show('NFileDescriptorStore')} descriptors are left in the store")
+    drop_in("")
+    systemctl("restart", "fairq.service")
 
 
 def test_it_finishes_before_it_stops():

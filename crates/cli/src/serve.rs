@@ -98,14 +98,14 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
     if is_check {
         return check(&given, &settings);
     }
-    // Before there are threads, which have it from this one; the next program keeps it.
-    if before.is_none() {
-        machine::become_io_flusher();
-    }
     let plan = match &before {
         Some(before) => Left::plan(&settings, &before.state, &given.surroundings)?,
         None => settings.plan(&given.surroundings)?,
     };
+    // Before there are threads, which have it from this one; the next program keeps it.
+    if before.is_none() {
+        machine::become_io_flusher(plan.device.is_in_memory());
+    }
     let shared = plan.device.shared_file().map(|file| file.path.clone());
     // Empty files are given their size as missing ones are made.
     let is_made =
