@@ -120,13 +120,20 @@ impl VTime {
         VTime(self.0.wrapping_sub(units << STAMP_BITS))
     }
 
+    /// Whether all of `units` is charged for what starts here, when virtual time is `now` or later:
+    /// see [`VTime::charge`].
+    #[inline]
+    pub(crate) const fn has_room(self, now: VTime, units: u64) -> bool {
+        units as i64 <= (MOST_AHEAD as i64).saturating_sub(self.since(now))
+    }
+
     /// What is charged of `units` for what starts here, when virtual time is `now` or later: all of
     /// it unless that leads beyond [`MOST_AHEAD`], and 1 at least.
     #[inline]
     #[must_use]
     pub const fn charge(self, now: VTime, units: u64) -> u64 {
         let room = (MOST_AHEAD as i64).saturating_sub(self.since(now));
-        if units as i64 <= room {
+        if self.has_room(now, units) {
             units
         } else if room > 1 {
             room as u64

@@ -83,25 +83,33 @@ fn flow_of(word: u64) -> Option<FlowId> {
 struct Record<T> {
     /// The flow's name in one word, so that a verb compares it at once; [`NO_OWNER`] without one.
     owner: u64,
-    /// Live requests of the policy.
-    live: u32,
-    /// Those outside; and [`CLOSING`].
-    outside: u32,
+    /// Live requests of the policy in the lower half, those outside in the upper ([`OUTSIDE`]
+    /// each), and [`CLOSING`]: one word, since each verb asks whether there is any of them.
+    count: u64,
     kept: T,
 }
 
+/// A request outside.
+const OUTSIDE: u64 = 1 << 32;
+
 /// The flow was removed, and the table waits for this port.
-const CLOSING: u32 = 1 << 31;
+const CLOSING: u64 = 1 << 63;
 
 impl<T: Default> Record<T> {
     fn new() -> Self {
-        Record { owner: NO_OWNER, live: 0, outside: 0, kept: T::default() }
+        Record { owner: NO_OWNER, count: 0, kept: T::default() }
+    }
+
+    /// Live requests of the policy.
+    #[inline]
+    fn live(&self) -> u32 {
+        self.count as u32
     }
 
     /// All requests of the flow.
     #[inline]
     fn all(&self) -> u32 {
-        self.live.wrapping_add(self.outside & !CLOSING)
+        self.live().wrapping_add(((self.count & !CLOSING) / OUTSIDE) as u32)
     }
 }
 
@@ -150,7 +158,7 @@ impl<T: Default> PortFlows<T> {
         }
         let seat = self.enter(table, flow, left).ok_or(SubmitError::NoSuchFlow)?;
         let record = self.records.get_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        record.live += 1;
+        record.count = record.count.wrapping_add(1);
         Ok((weight, seat))
     }
 
@@ -165,7 +173,7 @@ impl<T: Default> PortFlows<T> {
         let seat = if self.seats.is_empty() { flow.slot() } else { self.sit(flow)? };
         let record = self.records.get_mut(seat)?;
         // While the flow has requests here its seat cannot have changed hands.
-        if record.live == 0 && record.outside == 0 {
+        if record.count == 0 {
             self.in_use += 1;
             if record.owner != word(flow) {
                 // The old flow is there as long as it is open: this port has not let go of it, and
@@ -187,7 +195,7 @@ impl<T: Default> PortFlows<T> {
     fn sit(&mut self, flow: FlowId) -> Option<usize> {
         let seat = *self.seats.get(flow.slot())?;
         if let Some(record) = self.records.get(seat as usize) {
-            if record.live == 0 && record.outside == 0 {
+            if record.count == 0 {
                 self.idle_links.remove(&mut self.idle, seat);
             }
             return Some(seat as usize);
@@ -215,8 +223,8 @@ impl<T: Default> PortFlows<T> {
                 self.outside = self.outside.saturating_sub(1);
                 if let Some(record) = self.records.get_mut(seat as usize) {
                     // Its flow is open, so it is not closing.
-                    record.outside = record.outside.saturating_sub(1);
-                    if record.live == 0 && record.outside == 0 {
+                    record.count = record.count.saturating_sub(OUTSIDE);
+                    if record.count == 0 {
                         self.rest(seat as usize);
                     }
                 }
@@ -248,7 +256,7 @@ impl<T: Default> PortFlows<T> {
             && let Some(record) = self.records.get_mut(seat)
         {
             *place = (seat as u32) << 2 | why;
-            record.outside = record.outside.wrapping_add(1);
+            record.count = record.count.wrapping_add(OUTSIDE);
             self.outside = self.outside.wrapping_add(1);
         }
     }
@@ -260,7 +268,7 @@ impl<T: Default> PortFlows<T> {
     /// A request of the seat's flow that the policy had goes before all others.
     pub(crate) fn goes_ahead(&mut self, tag: Tag, seat: usize) {
         if let Some(record) = self.records.get_mut(seat) {
-            record.live = record.live.saturating_sub(1);
+            record.count = record.count.wrapping_sub(u64::from(record.live() > 0));
         }
         self.put_outside(tag, seat, AHEAD);
     }
@@ -297,8 +305,8 @@ impl<T: Default> PortFlows<T> {
         let seat = (core::mem::take(place) >> 2) as usize;
         self.outside = self.outside.saturating_sub(1);
         if let Some(record) = self.records.get_mut(seat) {
-            record.outside = record.outside.wrapping_sub(1);
-            if record.live == 0 {
+            record.count = record.count.wrapping_sub(OUTSIDE);
+            if record.live() == 0 {
                 self.end(table, seat);
             }
         }
@@ -350,7 +358,7 @@ impl<T: Default> PortFlows<T> {
     /// How many requests of the seat's flow the policy has.
     #[inline]
     pub(crate) fn live(&self, seat: usize) -> u32 {
-        self.records.get(seat).map_or(0, |record| record.live)
+        self.records.get(seat).map_or(0, Record::live)
     }
 
     /// Those, and the ones outside.
@@ -362,11 +370,12 @@ impl<T: Default> PortFlows<T> {
     #[inline]
     pub(crate) fn finish<P: Platform>(&mut self, table: &FlowTable<P>, seat: usize) {
         let Some(record) = self.records.get_mut(seat) else { return };
-        record.live = record.live.saturating_sub(1);
-        if record.live > 0 {
+        let live = record.live();
+        record.count = record.count.wrapping_sub(u64::from(live > 0));
+        if live > 1 {
             return;
         }
-        match record.outside {
+        match record.count {
             0 => self.rest(seat),
             _ => self.end(table, seat),
         }
@@ -389,7 +398,7 @@ impl<T: Default> PortFlows<T> {
         if record.all() > 0 {
             return;
         }
-        let is_closing = core::mem::take(&mut record.outside) != 0;
+        let is_closing = core::mem::take(&mut record.count) != 0;
         if let Some(flow) = flow_of(record.owner).filter(|_| is_closing) {
             table.release(self.port, flow.slot());
         }
@@ -427,7 +436,7 @@ impl<T: Default> PortFlows<T> {
             let Some(flow) = table.closed(closing) else { continue };
             let record = self.seat(flow).and_then(|seat| self.records.get_mut(seat));
             match record.filter(|record| record.all() > 0) {
-                Some(record) => record.outside |= CLOSING,
+                Some(record) => record.count |= CLOSING,
                 None => table.release(self.port, flow.slot()),
             }
         }

@@ -124,6 +124,17 @@ impl Status {
     }
 }
 
+/// Why a policy refuses a tenant, and what to do.
+fn in_words(error: &FlowError) -> String {
+    match error {
+        FlowError::Full => "all places for tenants are taken: remove a tenant, or run fairq ctl \
+                            upgrade, which makes room for 64 more; if the log names another \
+                            reason, see to that"
+            .into(),
+        error => error.to_string(),
+    }
+}
+
 /// Why a change was not made; nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
@@ -137,7 +148,7 @@ pub enum AdminError {
     #[error("tenant {0} is being prepared or resized: wait until that is over, and try again")]
     Busy(String),
     /// The policy refuses.
-    #[error("tenant {name}: {error}")]
+    #[error("tenant {name}: {}", in_words(error))]
     Flow {
         /// The tenant.
         name: String,

@@ -300,12 +300,30 @@ impl Local {
     ) -> Option<(VTime, u64)> {
         let start = self.tag_anywhere(shared, flow, seat, units, wake)?;
         // Virtual time has not passed what this port has published, and does not.
-        let charged = start.charge(self.published.unwrap_or(self.time), units);
-        if charged < units {
-            let local = self.flows.kept_mut(seat)?;
-            shared.ends.give_back(flow.slot(), &mut local.account, units - charged);
+        let now = self.published.unwrap_or(self.time);
+        if start.has_room(now, units) {
+            return Some((start, units));
         }
+        let charged = self.charge_less(shared, flow, seat, (start, now), units)?;
         Some((start, charged))
+    }
+
+    /// Takes back what of a request's cost is beyond the most that a tag may be ahead; gives the
+    /// rest. Out of line: no real flow is there.
+    #[cold]
+    #[inline(never)]
+    fn charge_less<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        flow: FlowId,
+        seat: usize,
+        (start, now): (VTime, VTime),
+        units: u64,
+    ) -> Option<u64> {
+        let charged = start.charge(now, units);
+        let local = self.flows.kept_mut(seat)?;
+        shared.ends.give_back(flow.slot(), &mut local.account, units.saturating_sub(charged));
+        Some(charged)
     }
 
     /// The same start tag, however far ahead.
