@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     stream: BufReader<UnixStream>,
     calls: u64,
+    /// It has answered the last call.
+    is_open: bool,
 }
 
 /// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one, else the
@@ -43,7 +45,23 @@ impl Connection {
         })?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Connection { stream: BufReader::new(stream), calls: 0 })
+        Ok(Connection { stream: BufReader::new(stream), calls: 0, is_open: true })
+    }
+
+    /// Calls a method that may be called twice. If the connection ends, which an upgrade of the
+    /// server does to it, another to the same socket takes its place.
+    pub(crate) fn call_again(
+        &mut self,
+        path: &Path,
+        method: &str,
+        params: Value,
+    ) -> anyhow::Result<Value> {
+        let result = self.call(method, params.clone());
+        if self.is_open {
+            return result;
+        }
+        *self = Connection::open(path)?;
+        self.call(method, params)
     }
 
     /// Calls a method.
@@ -61,6 +79,7 @@ impl Connection {
     /// Sends a call, and gives what is answered.
     fn ask(&mut self, method: &str, params: &Value) -> anyhow::Result<Value> {
         self.calls += 1;
+        self.is_open = false;
         let request =
             json!({ "jsonrpc": "2.0", "id": self.calls, "method": method, "params": params });
         writeln!(self.stream.get_mut(), "{request}")
@@ -70,6 +89,7 @@ impl Connection {
         if line.is_empty() {
             bail!("the server ended the connection: only its own user and root may control it");
         }
+        self.is_open = true;
         serde_json::from_str(&line).context("what answers there is no fairq server")
     }
 }

@@ -20,10 +20,10 @@ use fairq_config::units::Size;
 use fairq_host::server::handover::{Predecessor, State};
 use fairq_host::server::{Before, Successor};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use toml::Spanned;
 
 use crate::logging;
-use crate::operate::record;
 
 const CHECK: &str = "--check-upgrade";
 const TAKE_OVER: &str = "--take-over=";
@@ -46,15 +46,15 @@ pub(crate) struct Left {
     pub(crate) program: PathBuf,
     /// Its arguments.
     pub(crate) args: Vec<OsString>,
-    /// The recording that goes on.
+    /// The recording that goes on, if there is one.
     #[serde(default)]
-    pub(crate) recording: Option<record::Left>,
+    pub(crate) recording: Value,
 }
 
 impl Left {
     /// Of this program.
     pub(crate) fn new(settings: String, program: PathBuf) -> Left {
-        Left { settings, program, args: own_args(), recording: None }
+        Left { settings, program, args: own_args(), recording: Value::Null }
     }
 
     /// Of a server's state.

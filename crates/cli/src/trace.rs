@@ -91,13 +91,13 @@ struct StoppedShard {
 /// Records for a while and writes what there is.
 pub(crate) fn run(control: &Path, args: &TraceArgs) -> anyhow::Result<()> {
     let seconds = args.seconds.0 as f64 / 1e9;
+    let mut server = Connection::open(control)?;
     let output = Output::open_if_named(args.output.as_deref())?;
     let start = json!({ "seconds": seconds, "events": args.events });
-    Connection::open(control)?.call("trace.start", start)?;
+    server.call("trace.start", start)?;
     let until = Instant::now() + Duration::from_nanos(args.seconds.0);
     std::thread::sleep(until - Instant::now());
-    // An upgrade meanwhile would have ended a connection.
-    let recorded = fetch(&mut Connection::open(control)?)?;
+    let recorded = fetch(&mut server, control)?;
     match output {
         Some(output) => {
             output.write(|file| write(&recorded, args.format, BufWriter::new(file)))?;
@@ -129,15 +129,17 @@ fn tell(recorded: &Recorded, path: Option<&Path>) {
 }
 
 /// Takes the recording from the server.
-fn fetch(server: &mut Connection) -> anyhow::Result<Recorded> {
+fn fetch(server: &mut Connection, control: &Path) -> anyhow::Result<Recorded> {
     let other = "the server is of another version than this program";
     let stopped: Stopped =
-        serde_json::from_value(server.call("trace.stop", json!({}))?).context(other)?;
+        serde_json::from_value(server.call_again(control, "trace.stop", json!({}))?)
+            .context(other)?;
     let mut rows = Vec::new();
     for (shard, StoppedShard { events, .. }) in stopped.shards.iter().enumerate() {
         let mut from = 0;
         loop {
-            let mut answer = server.call("trace.read", json!({ "shard": shard, "from": from }))?;
+            let part = json!({ "shard": shard, "from": from });
+            let mut answer = server.call_again(control, "trace.read", part)?;
             let some: Vec<Row> = serde_json::from_value(answer["rows"].take()).context(other)?;
             from += some.len();
             // An empty answer ends it, too: another client may have put a shorter recording there.

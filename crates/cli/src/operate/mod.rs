@@ -42,7 +42,7 @@ mod layout;
 mod methods;
 pub(crate) mod metrics;
 mod overview;
-pub(crate) mod record;
+mod record;
 mod reload;
 pub(crate) mod rpc;
 mod storage;

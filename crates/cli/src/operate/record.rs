@@ -8,7 +8,7 @@
 //! `trace.read` at its end drops it.
 //!
 //! A recording goes on over an upgrade: what was recorded before it is carried as rows of text
-//! ([`Left`]), at most [`LEFT_MAX`] of each shard, since clients wait meanwhile.
+//! ([`Left`]), at most [`LEFT_MAX`] of all shards together, since clients wait meanwhile.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -31,8 +31,8 @@ const EVENTS: usize = 1 << 18;
 const EVENTS_MAX: usize = 1 << 20;
 /// The longest recording.
 const SECONDS_MAX: f64 = 600.0;
-/// Rows of a shard that go over to the next program.
-const LEFT_MAX: usize = EVENTS;
+/// Rows that go over to the next program: 15 MB.
+const LEFT_MAX: usize = 1 << 17;
 /// The number of no tenant.
 const NOBODY: u16 = u16::MAX;
 /// The place of the tenant's number in a row.
@@ -63,11 +63,19 @@ pub(super) struct Records {
 struct Earlier {
     rows: Vec<EarlierRow>,
     lost: u64,
+    /// How many of its first rows an upgrade has dropped since the recording was stopped.
+    cut: usize,
 }
 
 /// A row as text, and the number that its tenant has now.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct EarlierRow(u16, Box<str>);
+
+impl EarlierRow {
+    fn new(decision: &Decision) -> EarlierRow {
+        EarlierRow(decision.tenant, row(decision).to_string().into())
+    }
+}
 
 impl Earlier {
     /// Keeps the last `most` rows.
@@ -80,7 +88,7 @@ impl Earlier {
 
 /// A recording that goes over to the next program.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Left {
+pub(super) struct Left {
     rest: Duration,
     is_stopped: bool,
     events: usize,
@@ -102,6 +110,17 @@ impl Records {
     /// How many shards have recorded.
     fn count(&self) -> usize {
         self.earlier.len().max(self.shards.len())
+    }
+
+    /// Makes rows of text of what the shards have recorded.
+    fn set_aside(&mut self, admin: &dyn Admin) {
+        let (shards, depths) = (std::mem::take(&mut self.shards), std::mem::take(&mut self.depths));
+        self.earlier.resize_with(shards.len().max(self.earlier.len()), Earlier::default);
+        for (earlier, now) in self.earlier.iter_mut().zip(&shards) {
+            earlier.lost += now.lost;
+            earlier.rows.extend(now.decisions.iter().map(EarlierRow::new));
+        }
+        self.earlier_depths.extend(depths_of(admin, &depths));
     }
 
     /// Ends what the shards record. Rows of before an upgrade stay as there is room for them.
@@ -148,6 +167,7 @@ impl Console {
             self.records.stop(admin);
             self.records.is_stopped = true;
         }
+        self.records.earlier.iter_mut().for_each(|earlier| earlier.cut = 0);
         if self.records.count() == 0 {
             return Err(Fault::refused("nothing is being recorded: call trace.start first"));
         }
@@ -171,6 +191,10 @@ impl Console {
             return Err(Fault::refused("there is no such recording: call trace.stop first"));
         }
         self.records.until = Some(Instant::now() + READ_WITHIN);
+        let cut = self.records.earlier.get(shard).map_or(0, |earlier| earlier.cut);
+        let from = from.checked_sub(cut).ok_or_else(|| {
+            Fault::refused("an upgrade has cut the recording: call trace.stop and read it again")
+        })?;
         let (earlier, now, _) = self.records.of(shard);
         let rest = earlier.get(from..).unwrap_or_default();
         let since = now.get(from.saturating_sub(earlier.len())..).unwrap_or_default();
@@ -182,31 +206,47 @@ impl Console {
         Ok(json!({ "rows": rows }))
     }
 
-    /// Ends a recording for an upgrade; gives what the next program has to know of it.
-    pub(super) fn trace_leave(&mut self, admin: &mut dyn Admin) -> Option<Left> {
-        let mut records = std::mem::take(&mut self.records);
-        let rest = records.until?.saturating_duration_since(Instant::now());
-        if !records.is_stopped {
-            records.stop(admin);
-        }
-        let mut shards = std::mem::take(&mut records.earlier);
-        shards.resize_with(records.shards.len().max(shards.len()), Earlier::default);
-        for (earlier, now) in shards.iter_mut().zip(&records.shards) {
-            earlier.lost += now.lost;
-            let rows = now.decisions.iter();
-            let rows =
-                rows.map(|decision| EarlierRow(decision.tenant, row(decision).to_string().into()));
-            earlier.rows.extend(rows);
-            earlier.trim(LEFT_MAX);
-        }
-        let mut depths = records.earlier_depths;
-        depths.extend(depths_of(admin, &records.depths));
-        let Records { is_stopped, events, .. } = records;
+    /// What the next program has to know of a recording, without its rows: for a check.
+    pub(super) fn trace_outline(&self, admin: &dyn Admin) -> Option<Left> {
+        let Records { until, is_stopped, events, .. } = self.records;
+        let rest = until?.saturating_duration_since(Instant::now());
+        let (shards, depths) = (Vec::new(), Vec::new());
         Some(Left { rest, is_stopped, events, shards, depths, tenants: numbers(admin) })
     }
 
-    /// Goes on with a recording, after an upgrade or one that has failed. Tenants may have other
-    /// numbers than before.
+    /// The same with its rows. The shards do not record before [`Console::trace_stays`].
+    pub(super) fn trace_leave(&mut self, admin: &mut dyn Admin) -> Option<Left> {
+        let outline = self.trace_outline(admin)?;
+        let records = &mut self.records;
+        if !records.is_stopped {
+            records.stop(admin);
+            records.set_aside(admin);
+        }
+        let count = records.count();
+        let most = LEFT_MAX / count.max(1);
+        let left = |shard| {
+            let (earlier, now, lost) = records.of(shard);
+            let cut = (earlier.len() + now.len()).saturating_sub(most);
+            let text = now.iter().skip(cut.saturating_sub(earlier.len())).map(EarlierRow::new);
+            let rows = earlier.iter().skip(cut).cloned().chain(text).collect();
+            let before = records.earlier.get(shard).map_or(0, |earlier| earlier.cut);
+            let lost = lost + cut as u64;
+            Earlier { rows, lost, cut: if records.is_stopped { before + cut } else { 0 } }
+        };
+        let shards = (0..count).map(left).collect();
+        let mut depths = records.earlier_depths.clone();
+        depths.extend(depths_of(admin, &records.depths));
+        Some(Left { shards, depths, ..outline })
+    }
+
+    /// No other program has taken over: the shards record again.
+    pub(super) fn trace_stays(&mut self, admin: &mut dyn Admin) {
+        if self.records.until.is_some() && !self.records.is_stopped {
+            admin.record(self.records.events);
+        }
+    }
+
+    /// Goes on with a recording after an upgrade. Tenants may have other numbers than before.
     pub(super) fn trace_go_on(&mut self, admin: &mut dyn Admin, left: Left) {
         let Left { rest, is_stopped, events, shards: mut earlier, depths, tenants } = left;
         let now = admin.tenants();

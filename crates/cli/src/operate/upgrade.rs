@@ -35,7 +35,10 @@ impl Console {
     /// Goes on where another program has stood.
     pub(crate) fn follow(&mut self, left: Left, state: &State) {
         let upgrades = &mut self.upgrades;
-        upgrades.recording = left.recording;
+        upgrades.recording = serde_json::from_value(left.recording).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the recording of the program before is lost");
+            None
+        });
         upgrades.outcome = Some(match self.given.failure.take() {
             Some(why) => {
                 upgrades.program = left.program;
@@ -78,8 +81,9 @@ impl Console {
             return Err(Fault::unfinished("the layout record is being written: try again later"));
         }
         let settings = toml::to_string(&*self.settings).map_err(Fault::refused)?;
-        let mut left = Left::new(settings, self.upgrades.program.clone());
-        let operator = serde_json::to_value(&left).map_err(Fault::refused)?;
+        let left = Left::new(settings, self.upgrades.program.clone());
+        let mut operator = serde_json::to_value(left).map_err(Fault::refused)?;
+        operator["recording"] = serde_json::to_value(self.trace_outline(admin)).unwrap_or_default();
         let key = program.display().to_string();
         let what = format!("upgrade: {key} checks the configuration and the state");
         if !self.checking.is_begun(&key) {
@@ -100,14 +104,9 @@ impl Console {
             Fault::refused(format!("not upgraded, and nothing has changed: {why}"))
         })?;
         tracing::info!(program = key, "another program takes over");
-        left.recording = self.trace_leave(admin);
-        let operator = serde_json::to_value(&left).map_err(Fault::refused);
-        let error = operator.map(|operator| {
-            Fault::refused(admin.upgrade(&take_over::successor(program), operator))
-        });
-        if let Some(recording) = left.recording {
-            self.trace_go_on(admin, recording);
-        }
-        Err(error?)
+        operator["recording"] = serde_json::to_value(self.trace_leave(admin)).unwrap_or_default();
+        let error = admin.upgrade(&take_over::successor(program), operator);
+        self.trace_stays(admin);
+        Err(Fault::refused(error))
     }
 }

@@ -56,7 +56,10 @@ fn an_idle_server_takes_memory_for_what_it_uses() {
 fn threads_are_io_flushers_or_the_log_says_that_they_are_not() {
     const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;
     const CAP_SYS_RESOURCE: u64 = 1 << 24;
-    let mut server = Server::start(CONFIG, &[]);
+    let disk = tempfile::tempdir().unwrap();
+    let path = disk.path().join("pool").display().to_string();
+    let device = format!("file,path={path},size=64M,create");
+    let mut server = Server::start(&CONFIG.replace("ram,size=64M", &device), &[]);
     let process = PathBuf::from(format!("/proc/{}", server.process.id()));
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
     let tasks = std::fs::read_dir(process.join("task")).unwrap().map(|task| {

@@ -666,7 +666,7 @@ impl Conn {
             Err(error) => {
                 tracing::debug!(connection = self.index, %error, "client is gone");
                 self.sent();
-                self.has_gone();
+                self.answer_refused(error.raw_os_error());
             }
         }
     }
@@ -743,7 +743,7 @@ impl Conn {
             }
             if self.outbox.event(result).is_err() || self.state == State::Dead {
                 self.sent();
-                self.has_gone();
+                self.answer_refused(Some(-result));
             } else if !self.is_halted {
                 self.send(ring);
             }

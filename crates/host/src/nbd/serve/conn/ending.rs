@@ -81,6 +81,14 @@ impl Conn {
         }
     }
 
+    /// An answer was refused with this error. Others than these two say nothing of the client.
+    pub(super) fn answer_refused(&mut self, errno: Option<i32>) {
+        match errno {
+            Some(libc::EPIPE | libc::ECONNRESET) => self.has_gone(),
+            _ => self.hang_up(),
+        }
+    }
+
     /// The client reads no more answers. It may have said good-bye all the same, in bytes that are
     /// still to be received or that wait behind a request without room.
     pub(super) fn has_gone(&mut self) {
@@ -93,6 +101,10 @@ impl Conn {
                 self.farewell = Farewell::EndOfStream;
             }
             return self.leave();
+        }
+        while self.refill() {}
+        if self.state == State::Dead {
+            return;
         }
         if self.farewell == Farewell::GoodBye || self.has_good_bye_ahead() {
             self.farewell = Farewell::GoodBye;
@@ -122,9 +134,13 @@ impl Conn {
 
     /// Whether a good-bye has come behind the request that has no room.
     fn has_good_bye_ahead(&self) -> bool {
-        let Intake::Stalled(request) = &self.intake else { return false };
         let extended = self.negotiated.extended;
-        let (mut bytes, mut payload) = (self.incoming.bytes(), request.payload(extended));
+        let mut payload = match &self.intake {
+            Intake::Stalled(request) => request.payload(extended),
+            Intake::Refused { skip: 0, .. } => 0,
+            _ => return false,
+        };
+        let mut bytes = self.incoming.bytes();
         while let Some(rest) = bytes.get(usize::try_from(payload).unwrap_or(usize::MAX)..)
             && let Ok(Some((request, header))) = parse_request(rest, extended)
         {
