@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -152,27 +153,34 @@ fn escape(path: &Path) -> String {
         .collect()
 }
 
-/// Where to listen if nothing is said: the user's runtime directory, else `/run`, else the
-/// directory for temporary files, whichever can be written first.
+/// Where to listen if nothing is said: the user's runtime directory, else `/run`, whichever can be
+/// written first, else a folder of the user's own in the directory for temporary files, else the
+/// home directory.
 pub fn default_socket() -> PathBuf {
-    let user = rustix::process::getuid();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let candidates = [
-        runtime
-            // The XDG specification has relative paths ignored.
-            .filter(|directory| directory.is_absolute())
-            .map(|directory| (directory, "fairq.sock".to_owned())),
-        Some((PathBuf::from("/run"), "fairq.sock".to_owned())),
-    ];
-    candidates
+    // The XDG specification has relative paths ignored.
+    let runtime = runtime.filter(|directory| directory.is_absolute());
+    let is_writable =
+        |path: &PathBuf| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    let user = rustix::process::getuid().as_raw();
+    runtime
         .into_iter()
-        .flatten()
-        .find(|(directory, _)| rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok())
-        .map_or_else(
-            // The folder is shared by all users: the number keeps their sockets apart.
-            || std::env::temp_dir().join(format!("fairq-{}.sock", user.as_raw())),
-            |(directory, name)| directory.join(name),
-        )
+        .chain([PathBuf::from("/run")])
+        .find(is_writable)
+        .or_else(|| private(std::env::temp_dir().join(format!("fairq-{user}"))))
+        .or_else(std::env::home_dir)
+        .unwrap_or_default()
+        .join("fairq.sock")
+}
+
+/// A folder that this user alone may enter, which is made if it is missing. Nothing if another user
+/// has made it, or may enter it: that user's program would be taken for the server.
+fn private(folder: PathBuf) -> Option<PathBuf> {
+    // If it is there already, its mode says whether it will do.
+    let _ = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+    let found = std::fs::symlink_metadata(&folder).ok()?;
+    let is_own = found.uid() == rustix::process::getuid().as_raw() && found.mode() & 0o077 == 0;
+    (found.is_dir() && is_own).then_some(folder)
 }
 
 /// The control socket beside it.
@@ -183,6 +191,22 @@ pub fn default_control() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_others_may_enter_is_not_private() {
+        use std::os::unix::fs::PermissionsExt;
+        let parent = std::env::temp_dir().join(format!("fairq-private-{}", std::process::id()));
+        std::fs::create_dir(&parent).unwrap();
+        let folder = parent.join("folder");
+        assert_eq!(private(folder.clone()), Some(folder.clone()), "it is made");
+        assert_eq!(private(folder.clone()), Some(folder.clone()));
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o711)).unwrap();
+        assert_eq!(private(folder.clone()), None);
+        let link = parent.join("link");
+        std::os::unix::fs::symlink(&parent, &link).unwrap();
+        assert_eq!(private(link), None);
+        std::fs::remove_dir_all(parent).unwrap();
+    }
 
     #[test]
     fn addresses_are_read_and_written_alike() {

@@ -65,12 +65,9 @@ fn the_example_file_is_read_and_names_every_key() {
             direct: crate::device::Direct::Auto,
         }
     );
-    let keys = |key: &str| plan.policy.keys.iter().find(|(said, _)| *said == key);
-    // `auto`
-    assert_eq!(keys("slots"), Some(&("slots", u32::MAX.into())));
-    for key in ["virtual-time", "slot-kind", "unthrottle"] {
-        assert_eq!(keys(key), Some(&(key, 0)));
-    }
+    // An operator who installs the example turns no default of the policy off.
+    let default: PolicyTable = "mqfq:slots=auto".parse().unwrap();
+    assert_eq!(plan.policy, default.complete().unwrap());
     let tenants: Vec<_> =
         plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
