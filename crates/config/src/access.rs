@@ -74,7 +74,7 @@ pub struct Directory {
     gids: Looked,
 }
 
-/// What a lookup gives: a number, or that there is no such name, or why that is not known.
+/// The result of a lookup: a number, no such name, or the reason of a failure.
 type Found = Result<Option<u32>, String>;
 type Find = fn(&str) -> io::Result<Option<u32>>;
 

@@ -10,16 +10,16 @@ use serde::{Serialize, Serializer};
 
 use crate::units::{Bandwidth, Count, Nanos, TextOrNumber, exact_duration};
 
-/// What a tenant may have above a cap at once, after it has had less, unless it is said: a tenth of
-/// a second's worth.
+/// The default burst: a tenant that has used less than its cap may use the cap's tenth of a second
+/// at once.
 const BURST_NS: u64 = 100_000_000;
 /// The longest burst: a minute's worth.
 const BURST_MOST_NS: u64 = 60_000_000_000;
 
-/// How much above a cap may come at once.
+/// The amount above a cap that a tenant may use at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Burst {
-    /// What so many nanoseconds bring, of each cap.
+    /// Each cap's amount in so many nanoseconds.
     Time(u64),
     /// So many requests, of each cap on requests.
     Requests(u64),
@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for Burst {
     }
 }
 
-/// What the keys say.
+/// The values of the keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Written {
     /// Of reads and writes together, of reads, and of writes.
@@ -79,7 +79,7 @@ pub struct Written {
     pub burst: Option<Burst>,
 }
 
-/// What a table with the keys of caps says of them.
+/// The values of the keys of caps in a table that has them.
 #[macro_export]
 macro_rules! caps_of {
     ($table:expr) => {

@@ -15,7 +15,7 @@ use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
 
-/// What a paced device does if nothing is said: a small SATA-like drive that any machine's CPU can
+/// The defaults of a paced device: a small SATA-like drive that any machine's CPU can
 /// fill.
 pub const PACED_IOPS: u64 = 20_000;
 /// See [`PACED_IOPS`].
@@ -29,7 +29,7 @@ pub const MEMORY_SIZE: u64 = 4 << 30;
 /// Sizes and offsets are multiples of this: the block that clients address.
 pub const SECTOR: u64 = 512;
 
-/// What kind of device.
+/// The kind of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -71,7 +71,7 @@ impl Kind {
     }
 }
 
-/// Who polls a software controller.
+/// The thread that polls a software controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Poller {
@@ -82,7 +82,7 @@ pub enum Poller {
     Core,
 }
 
-/// What has been written to a device before.
+/// The writes that a device has had before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -152,8 +152,8 @@ pub enum DeviceConfig {
 #[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
 pub struct NvmeConfig {
     pub backing: Backing,
-    /// What it is as slow as: a built-in profile's name or a file, and what has been written to
-    /// that before.
+    /// The drive whose speed it has: a built-in profile's name or a file, and the writes that the
+    /// drive has had before.
     pub profile: Option<(String, State)>,
     pub window: u16,
     pub queues: u16,
@@ -161,7 +161,7 @@ pub struct NvmeConfig {
     pub poller: Poller,
 }
 
-/// What is behind a software controller.
+/// The storage behind a software controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
 pub enum Backing {
@@ -217,7 +217,7 @@ impl FromStr for DeviceTable {
 }
 
 impl DeviceTable {
-    /// What `flags` says wins. Another kind is another device: then nothing of this one remains.
+    /// The values in `flags` win. Another kind is another device: then no key of this one remains.
     pub fn overlaid(self, flags: DeviceTable) -> DeviceTable {
         if flags.kind.is_some() && flags.kind != self.kind {
             return flags;

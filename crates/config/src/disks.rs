@@ -36,7 +36,7 @@ struct System<'a> {
 }
 
 impl Disks {
-    /// Those of a disk, a part of one, or a file.
+    /// The disks below a disk, a part of one, or a file.
     pub(crate) fn of(device: &Path) -> Disks {
         let (sys, mountinfo) = (Path::new("/sys"), Path::new("/proc/self/mountinfo"));
         Disks::by(&System { sys, mountinfo }, device)

@@ -1,7 +1,7 @@
 //! Files that a person names on the command line.
 //!
-//! What is read is text of a bounded size, so that a disk that is named in a configuration's place
-//! is refused and not printed. What will be written is opened before the work for it begins:
+//! Only text of a bounded size is read, so that a disk that is named in a configuration's place is
+//! refused and not printed. Output files are opened before the work for them begins:
 //! minutes of measuring are no time to learn that a folder is missing.
 
 use std::fs::File;

@@ -8,7 +8,7 @@ use crate::policy::{PolicyTable, parse_list};
 use crate::settings::CpuList;
 use crate::units::Nanos;
 
-/// What a status says; at the end of each help.
+/// The meaning of each exit status; at the end of each help.
 pub const EXIT_STATUS: &str = "Exit status: 0 when all went well, 1 when something failed \
  while running, 2 when the command \
 line or the configuration cannot be used.";
@@ -34,7 +34,7 @@ pub struct ShardArgs {
 pub struct Policies(pub Vec<PolicyTable>);
 
 impl Policies {
-    /// What is compared if nothing is said.
+    /// The policies that are compared by default.
     pub fn usual() -> Policies {
         parse_policies("none,mqfq").expect("the usual policies are well formed")
     }

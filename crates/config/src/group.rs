@@ -53,9 +53,9 @@ pub struct Group {
     pub name: String,
     /// Its weight beside its siblings.
     pub weight: Weight,
-    /// What its tenants have together at least.
+    /// The least that its tenants have together.
     pub reservation: Reservation,
-    /// What they have together at most.
+    /// The most that its tenants have together.
     pub caps: Caps,
     /// The target of each tenant in it that has none of its own and no nearer group's.
     pub target: Option<Target>,
@@ -115,17 +115,17 @@ fn check_path(name: &str) -> Result<(), String> {
 }
 
 impl GroupTable {
-    /// What `flags` says wins, key by key.
+    /// The values in `flags` win, key by key.
     pub fn overlaid(self, flags: GroupTable) -> GroupTable {
         GroupTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
-    /// What it says of caps.
+    /// The values of its keys for caps.
     pub fn caps(&self) -> caps::Written {
         caps_of!(self)
     }
 
-    /// What it says of reservations.
+    /// The values of its keys for reservations.
     pub fn reservation(&self) -> Written {
         Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
     }
@@ -194,7 +194,7 @@ impl GroupTable {
             // weights.
             _ => {}
         }
-        // What a cgroup allows may become less than what is reserved at any time.
+        // A cgroup's limit may become less than the reservation at any time.
         let own = if self.cgroup.is_some() { Caps::default() } else { caps };
         let reservation = self.reservation().reservation(&own)?;
         let target = latency::target(self.latency, self.latency_percentile, self.floor)?;
@@ -307,7 +307,7 @@ pub fn split(
     Ok((own.first().map(|name| (*name).clone()), users))
 }
 
-/// What the keys `min-iops` and `min-bandwidth` say.
+/// The values of the keys `min-iops` and `min-bandwidth`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Written {
     /// Requests a second.

@@ -12,7 +12,7 @@ fn written<T: Serialize>(table: &T) -> Table {
     Table::try_from(table).expect("tables hold texts, switches and numbers of 32 bits at the most")
 }
 
-/// What `over` says over what `under` says, key by key.
+/// The keys of both tables; the values in `over` win.
 pub(crate) fn overlay<T: Serialize + DeserializeOwned>(under: &T, over: &T) -> T {
     let mut both = written(under);
     // Keys that are not said are not written: only those that are replace others.

@@ -4,7 +4,7 @@ use fairq_core::{Target, TargetState, TargetStats};
 
 use crate::units::{Nanos, Part, Percentile, exact_duration, show_duration, show_percentile};
 
-/// What the three keys say, if they say a target.
+/// The target that the three keys define, if they define one.
 pub fn target(
     latency: Option<Nanos>,
     percentile: Option<Percentile>,

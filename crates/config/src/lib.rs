@@ -1,5 +1,5 @@
-//! What people write for fairq and read from it: configuration files, flags, the units and tables
-//! of both, and how a configuration becomes the parts that run.
+//! The text that people write for fairq and read from it: configuration files, flags, the units and
+//! tables of both; and the way from a configuration to the parts that run.
 //!
 //! ```text
 //!   text ─▶ units, pairs ─▶ tables (device, policy, tenant, settings) ─▶ plan ─▶ engine ─▶ parts

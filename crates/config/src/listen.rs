@@ -12,7 +12,7 @@ use crate::units::TextOrNumber;
 
 /// The port that IANA assigned to NBD.
 pub const NBD_PORT: u16 = 10_809;
-/// What fits into a `sockaddr_un`, with its end.
+/// The longest path that fits into a `sockaddr_un` with its final zero, in bytes.
 const UNIX_PATH_MAX: usize = 107;
 
 /// One address to listen on.
@@ -47,7 +47,7 @@ impl FromStr for Listen {
 }
 
 impl Listen {
-    /// What is missing where neither kind is said.
+    /// The refusal of an address without a kind.
     fn without_kind(text: &str) -> String {
         let meant = match parse_tcp(text) {
             Some(_) => format!(": write tcp:{text}"),

@@ -1,4 +1,4 @@
-//! What tenants and groups are called, and where they were written.
+//! The names of tenants and groups, and the places where they are written.
 
 use std::fmt;
 

@@ -86,7 +86,7 @@ pub struct LimitsTable {
     pub depth_per_connection: Option<u32>,
 }
 
-/// What was written, in a file or as flags.
+/// The configuration as it is written, in a file or as flags.
 #[derive(Clone, PartialEq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
@@ -230,7 +230,7 @@ pub fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
 }
 
-/// What either says, or what both say together.
+/// The value that is given, or both values combined.
 fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) -> Option<T> {
     match (under, over) {
         (Some(under), Some(over)) => Some(together(under, over)),
@@ -239,7 +239,7 @@ fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) 
 }
 
 impl Settings {
-    /// What `flags` says wins: key by key in tables, tenants and groups by name; a list of
+    /// The values in `flags` win: key by key in tables, tenants and groups by name; a list of
     /// addresses as a whole.
     pub fn overlaid(self, flags: Settings) -> Settings {
         let mut tenant = self.tenant;
@@ -321,7 +321,7 @@ impl Settings {
     }
 }
 
-/// What the machine offers; an argument, so that tests can say.
+/// The properties of the machine; an argument, so that tests can choose them.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
     /// The CPUs that this process may use.
@@ -352,7 +352,7 @@ pub struct Tls {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who signs clients' certificates.
+    /// The authority that signs clients' certificates.
     pub client_ca: Option<PathBuf>,
     /// Which of them are revoked.
     pub client_crl: Option<PathBuf>,
@@ -422,7 +422,7 @@ pub struct Plan {
     pub tls: Option<Tls>,
     /// Bounds.
     pub limits: Limits,
-    /// How long to wait for others.
+    /// The times that the server waits for others.
     pub timeouts: Timeouts,
     /// Status lines even where there is no terminal.
     pub status: bool,

@@ -68,7 +68,7 @@ pub struct Tenant {
     pub name: String,
     /// Its share relative to the others', as it is now.
     pub weight: Weight,
-    /// How much it has; if not said, an equal part of what is left.
+    /// Its size in bytes; an equal part of the free space if not given.
     pub size: Option<u64>,
     /// Where its range begins; if not said, where there is room.
     pub offset: Option<u64>,
@@ -78,19 +78,19 @@ pub struct Tenant {
     pub create: bool,
     /// The store that its file belongs to, whichever device it is on.
     pub store: Option<String>,
-    /// What is in its range when it is added to a running server is its own: it is not zeroed.
+    /// The data in its range are its own: the range is not zeroed when it is added to a running server.
     pub keep_data: bool,
     /// Writes are refused.
     pub read_only: bool,
     /// It may use the urgent class, within the policy's budget.
     pub urgent: bool,
-    /// How long its requests are to take.
+    /// The latency target of its requests.
     pub target: Option<Target>,
     /// The most that it gets.
     pub caps: Caps,
     /// The group of tenants that it is in.
     pub group: Option<String>,
-    /// What it has at least.
+    /// The least that it has.
     pub reservation: Reservation,
     /// The certificate that may open it.
     pub identity: Option<Identity>,
@@ -142,12 +142,12 @@ impl FromStr for TenantTable {
 }
 
 impl TenantTable {
-    /// What `flags` says wins, key by key.
+    /// The values in `flags` win, key by key.
     pub fn overlaid(self, flags: TenantTable) -> TenantTable {
         TenantTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
-    /// What it says of caps.
+    /// The values of its keys for caps.
     pub fn caps(&self) -> caps::Written {
         caps_of!(self)
     }
@@ -159,7 +159,7 @@ impl TenantTable {
         self.burst = said.burst;
     }
 
-    /// What it says of reservations.
+    /// The values of its keys for reservations.
     pub fn reservation(&self) -> group::Written {
         group::Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
     }

@@ -1,4 +1,4 @@
-//! How long a server waits for others: `[timeouts]`.
+//! The times that a server waits for others: `[timeouts]`.
 //!
 //! A key that is not said has its default. Shorter times give up sooner on slow clients and slow
 //! storage; all are at least 10 ms.

@@ -8,7 +8,7 @@
 //! | duration | `500ns`, `80us`, `1.5ms`, `10s` | the unit is never guessed |
 //! | factor | `1`, `2.5`, `250%` | kept in hundredths |
 //!
-//! What is read never goes through floating point; a fraction of a unit is rounded down. Each type
+//! Values never go through floating point; a fraction of a unit is rounded down. Each type
 //! reads itself from a flag's text, a TOML string or a TOML number, so a value is written the same
 //! way everywhere.
 
@@ -88,7 +88,7 @@ quantity!(
 
 /// Takes text, or a number as if it had been written as text.
 pub struct TextOrNumber<F> {
-    /// What is expected, for refusals.
+    /// The expected form, for refusals.
     pub expecting: &'static str,
     /// Reads the text.
     pub parse: F,

@@ -28,12 +28,12 @@ use crate::units::{Bandwidth, Count, TextOrNumber};
 
 /// Where the kernel shows cgroups of version 2: alone, or beside those of version 1.
 const ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// What is read of an `io.weight`, in bytes. The default weight is its first line; lines for single
+/// The bytes that are read of an `io.weight`. Its first line is the default weight; lines for single
 /// devices follow.
 const IO_WEIGHT_MAX: u64 = 512;
 /// The same of an `io.max`: a line for each disk that is limited.
 const IO_MAX_MAX: u64 = 64 << 10;
-/// What `statfs` calls the file system of cgroups of version 2.
+/// The type that `statfs` reports for the file system of cgroups of version 2.
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 
 /// Where a weight comes from.
@@ -117,7 +117,7 @@ pub struct Cgroups {
     pub disks: Option<Disks>,
 }
 
-/// What a cgroup's `io.max` says.
+/// The limits in a cgroup's `io.max`.
 #[derive(Debug, Default)]
 pub(crate) struct IoMax {
     /// For the server's disks; of several lines the least of each value.
@@ -197,7 +197,7 @@ fn parse_io_max(limits: &str) -> Option<Written> {
     for pair in limits.split_whitespace() {
         let (key, value) = pair.split_once('=')?;
         let value: Option<u64> = if value == "max" { None } else { Some(value.parse().ok()?) };
-        // What is more than a cap can say is none.
+        // A limit beyond the largest cap is no limit.
         let value = value.filter(|value| *value <= Cap::MOST / 2).map(|value| value.max(1));
         match key {
             "rbps" => said.bandwidth[1] = value.map(Bandwidth),

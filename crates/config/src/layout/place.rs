@@ -17,7 +17,7 @@ use crate::refusal::Refusal;
 use crate::tenant::{Range, Tenant, layout};
 use crate::units::exact_size;
 
-/// What a configuration comes to on a pool.
+/// The ranges that a configuration gives its tenants on a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
     /// Each tenant's range, in the configuration's order.
@@ -170,7 +170,7 @@ pub fn written(held: &Held) -> String {
     )
 }
 
-/// What to do about ranges that are reserved, when room is missing.
+/// Advice about reserved ranges for a tenant that finds no free space.
 fn hint(path: &str, reserved: &[Held], served: &[&str]) -> String {
     let reserved = || reserved.iter().filter(|held| !served.contains(&&*held.name));
     let Some(first) = reserved().next() else { return String::new() };

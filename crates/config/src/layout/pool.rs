@@ -54,13 +54,13 @@ const IDENTITY: [&str; 10] = [
     "../serial",
     "../loop/backing_file",
 ];
-/// How long the record of a device that has grown is looked for.
+/// The search for the record of a device that has grown ends after this time.
 const SEARCH: Duration = Duration::from_secs(2);
 /// Tries at intervals of a MiB before the search goes on at intervals of [`FAR`].
 const NEAR: u64 = 4096;
 /// The extents of LVM, in bytes.
 const FAR: u64 = 4 << 20;
-/// How often and with what pause it is tried to get a pool alone.
+/// The number of attempts to lock a pool, and the pause between them.
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Bytes at the start of a range and at the end of a device that are zero on one that is blank.
@@ -87,7 +87,7 @@ pub struct Pool {
     sequence: u64,
 }
 
-/// What there is of a record.
+/// The state of a pool's record.
 pub enum Found {
     /// No trace.
     Nothing,
@@ -442,7 +442,7 @@ impl Media {
         let ranges = layout(tenants, Some(all), own)?;
         let shared = || tenants.iter().zip(&ranges).filter(|(tenant, _)| tenant.path.is_none());
         let is_full = shared().any(|(_, range)| range.offset + range.size > room);
-        // What a pool with data has held is not known, nor what is on a device.
+        // Old contents of a pool with data are unknown, and so are those of a block device.
         let is_zero = is_new && !self.is_block_device();
         let size = if is_full { all } else { room };
         let mut record = Record::new(id, size, if is_zero { 0 } else { size });
@@ -505,7 +505,7 @@ impl Media {
         Refusal::new(format!("{path}: {what}; nothing was changed. {would}"))
     }
 
-    /// What a server does first: finds the record or makes it, and places its tenants. `is_made`
+    /// The first step of a server: finds the record or makes it, and places its tenants. `is_made`
     /// says that the server has just made the file.
     pub fn start(&self, is_made: bool, tenants: &[Tenant], own: &[u64]) -> Result<Start, Refusal> {
         let path = self.path.display().to_string();

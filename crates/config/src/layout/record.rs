@@ -85,7 +85,7 @@ impl fmt::Display for Held {
     }
 }
 
-/// Whose each range of a pool is.
+/// The owner of each range of a pool.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -126,7 +126,7 @@ pub enum LayoutError {
         name: String,
         /// The largest size that it can have.
         most: u64,
-        /// What is in the way.
+        /// The obstacle.
         why: String,
     },
     /// The pool has become shorter.
@@ -269,7 +269,7 @@ impl Record {
         if size > self.size && !is_zero {
             self.fresh = size;
         }
-        // What is cut off and comes again later may hold anything.
+        // Bytes that are cut off and added again later may have any contents.
         self.fresh = self.fresh.min(size);
         self.size = size;
         Ok(())
@@ -368,7 +368,7 @@ fn checksum(head: &[u8], body: &[u8]) -> ring::digest::Digest {
     context.finish()
 }
 
-/// What stands in a copy's place.
+/// The contents of a copy's place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Copied {
     /// No record was ever written here, or it has been overwritten.

@@ -243,7 +243,8 @@ proptest! {
             if result.is_err() {
                 prop_assert_eq!(&record, &before, "{:?}", change);
             }
-            // What is cut off is gone: if it comes again, it is zero, or said not to be.
+            // Bytes that are cut off are lost: if they are added again, they are zero, or recorded as
+            // not zero.
             ever_held[(record.size / SECTOR) as usize..].fill(false);
             for held in record.ranges() {
                 let is_new = before.find(&held.name).is_none()

@@ -35,7 +35,7 @@ static KNOBS: LazyLock<Vec<Knob>> = LazyLock::new(|| {
     knobs
 });
 
-/// What may be written in a table.
+/// The keys that a policy table may have.
 static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     let of_knobs = KNOBS.iter().flat_map(|knob| knob.alias.into_iter().chain([knob.key]));
     std::iter::once("name").chain(of_knobs).collect()
@@ -57,7 +57,7 @@ pub struct PolicyTable {
 pub struct PolicyConfig {
     /// Which.
     pub policy: &'static Registered,
-    /// What is said of it.
+    /// The keys that are written, with their values.
     pub keys: Vec<(&'static str, u64)>,
 }
 
@@ -72,7 +72,7 @@ impl PolicyTable {
         PolicyTable { name: Some(policy), ..self }
     }
 
-    /// What `flags` says wins. Another name is another policy: then nothing of this one remains.
+    /// The values in `flags` win. Another name is another policy: then no key of this one remains.
     pub fn overlaid(mut self, flags: PolicyTable) -> PolicyTable {
         // Keys of one policy mean nothing, or something else, to another.
         if flags.name.is_some() && flags.name != self.name {
