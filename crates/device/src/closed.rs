@@ -6,7 +6,7 @@ use fairq_core::Op;
 use crate::profile::{Count, Load, Point, Profile, State};
 use crate::ssd::{Setup, Ssd};
 
-/// What came out.
+/// The result.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// Requests a second.
@@ -55,7 +55,7 @@ pub fn predict(profile: &Profile, point: &Point) -> Figures {
     }
 }
 
-/// What a random read costs beside its length, in bytes: a line through the times that reads of 4
+/// The fixed cost of a random read, in bytes: a line through the times that reads of 4
 /// and of 128 KiB take, one at a time, meets zero that many bytes before length zero. It is
 /// FlashFQ's `request_bytes` for the device.
 pub fn read_cost_bytes(profile: &Profile) -> u32 {

@@ -22,16 +22,16 @@ use crate::profile::{
     ProfileError, Wrr,
 };
 
-/// What a profile is to be derived from.
+/// The input from which a profile is derived.
 #[derive(Clone, Debug)]
 pub struct Derivation {
-    /// What the profile is to be called.
+    /// The name of the profile.
     pub name: String,
-    /// What was measured.
+    /// The drive that was measured.
     pub model: String,
     /// Its size in bytes.
     pub capacity: u64,
-    /// What was measured: 4 KiB random reads, latency at depth 1 and rates at others, and
+    /// The measurements: 4 KiB random reads, latency at depth 1 and rates at others, and
     /// sequential reads; the same of writes, or none.
     pub points: Vec<Point>,
 }
@@ -45,7 +45,7 @@ pub struct Derived {
     pub text: String,
 }
 
-/// What was measured of one direction.
+/// The measurements of one direction.
 struct Direction {
     latency_us: f64,
     /// The most requests a second.
@@ -55,9 +55,9 @@ struct Direction {
 
 /// One kind of request, 4 KiB.
 const BYTES: f64 = 4096.0;
-/// What reading a page may take of the time that is to be divided.
+/// The candidates for the part of the time that reading a page takes.
 const PARTS: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
-/// How much of the most is full.
+/// The part of the highest rate that counts as full.
 const FULL: f64 = 0.98;
 
 /// Derives a profile.
@@ -94,13 +94,13 @@ pub fn derive(from: &Derivation) -> Result<Derived, ProfileError> {
     Ok(Derived { profile, text })
 }
 
-/// What the points say of one direction; `None` if they do not say enough.
+/// One direction as the points show it; `None` if there are too few points.
 fn direction(points: &[Point], random: Load, sequential: Load) -> Option<Direction> {
     let of = |load| points.iter().filter(move |point| point.load == load);
     let one = of(random).find(|point| point.depth.get() == 1)?.latency_us?;
     let iops = of(random).filter_map(|point| point.iops).fold(f64::NAN, f64::max);
     let mb_s = of(sequential).filter_map(|point| point.mb_s).fold(f64::NAN, f64::max);
-    // What random requests move, the link can move.
+    // The link can move at least the bytes that random requests move.
     (iops > 0.0 && mb_s > 0.0).then(|| Direction {
         latency_us: one,
         iops,
@@ -113,7 +113,7 @@ impl Direction {
         1e6 / self.iops
     }
 
-    /// What a request takes beside its turn and the link.
+    /// The time of a request outside the die and the link.
     fn left_us(&self) -> f64 {
         (self.latency_us - self.turn_us() - BYTES / self.mb_s).max(0.0)
     }
@@ -174,7 +174,7 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
     }
 }
 
-/// How far a profile is from the reads that were measured: the squares of what it is off, added up.
+/// The distance of a profile from the measured reads: the sum of the squared errors.
 fn error(profile: &Profile, points: &[Point]) -> f64 {
     let reads =
         points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));

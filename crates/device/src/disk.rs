@@ -21,15 +21,15 @@ use serde::Deserialize;
 use crate::profile::{Count, Micros, Point, ProfileError};
 use crate::ssd::Completed;
 
-/// What a disk is like.
+/// A disk's properties.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskProfile {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// What it is.
+    /// The drive that it models.
     pub model: String,
-    /// How much it holds, in GB (10^9 bytes).
+    /// Its capacity in GB (10^9 bytes).
     pub capacity_gb: Count<1, 1_000_000>,
     /// The most commands that it takes at a time.
     pub queue: Count<1, 4096>,
@@ -45,9 +45,9 @@ pub struct DiskProfile {
     pub average_seek_ms: f64,
     /// From rim to hub.
     pub full_stroke_ms: f64,
-    /// What a command takes beside all that.
+    /// The time that a command takes in addition.
     pub overhead_us: Micros,
-    /// What it is known to do.
+    /// Its measured performance.
     #[serde(default, rename = "point")]
     pub points: Vec<Point>,
 }
@@ -74,7 +74,7 @@ impl DiskProfile {
             .expect("a test reads it")
     }
 
-    /// How much it holds, in bytes: whole MiB.
+    /// Its capacity in bytes: whole MiB.
     pub fn capacity(&self) -> u64 {
         (u64::from(self.capacity_gb.get()) * 1_000_000_000) >> 20 << 20
     }
@@ -87,14 +87,15 @@ pub struct Disk {
     cylinder_bytes: u64,
     cylinders: u64,
     track_seek_ns: f64,
-    /// What the full stroke takes more, and how much of that goes with the root of the distance.
+    /// The additional time of the full stroke, and the part of it that grows with the root of the
+    /// distance.
     stroke_ns: f64,
     root_part: f64,
     overhead_ns: u64,
     /// Where the last command ended.
     at: u64,
     waiting: Vec<Command>,
-    /// What it works on, and until when.
+    /// The command in progress, and the time of its end.
     busy: Option<(u64, u32)>,
 }
 
@@ -170,7 +171,7 @@ impl Disk {
         self.busy = Some((until_ns, command.id));
     }
 
-    /// How long it takes from now on until the place is under the head.
+    /// The time from now until the place is under the head.
     fn reach_ns(&self, now_ns: u64, offset: u64) -> u64 {
         if offset == self.at {
             return 0;

@@ -44,13 +44,13 @@ impl Window {
         self.fetched = self.fetched.checked_sub(1).expect("a command completes once");
     }
 
-    /// How many commands may be fetched now.
+    /// The number of commands that may be fetched now.
     #[inline]
     pub fn free(&self) -> u32 {
         self.limit - self.fetched
     }
 
-    /// How many commands are fetched and not completed.
+    /// The number of commands that are fetched and not completed.
     #[inline]
     pub fn fetched(&self) -> u32 {
         self.fetched

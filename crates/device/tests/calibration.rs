@@ -67,8 +67,8 @@ fn the_p4500_reads_ahead() {
     all_hold(profile.points.iter().chain([&sequential]).map(|point| (&profile, point)));
 }
 
-/// What a probe would measure of a device that is as a profile says; every second point of reads is
-/// left for checking.
+/// The measurements that a probe would make of a device with a profile; every second point of reads
+/// is left for checking.
 fn probed(profile: &Profile) -> (Vec<Point>, Vec<Point>) {
     let measure = |load, kib, depth| {
         let (kib, depth) = (Count::new(kib), Count::new(depth));

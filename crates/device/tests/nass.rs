@@ -1,4 +1,4 @@
-//! What NASS does for tenants that share a SATA drive, with the schedulers that it was built for,
+//! The effect of NASS on tenants that share a SATA drive, with the schedulers that it was built for,
 //! in virtual time.
 //!
 //! The paper's tests 5 (4 KiB beside 128 KiB) and 7 (depth 2 beside 32), random reads, on the model
@@ -61,7 +61,7 @@ fn flashfq() -> FlashFqConfig {
         .with(|config| config.request_bytes = closed::read_cost_bytes(&device()))
 }
 
-/// Who comes when.
+/// The arrivals by time.
 type Arrivals = BinaryHeap<Reverse<(u64, u32)>>;
 
 struct Run<S: SerialPolicy> {
@@ -184,7 +184,7 @@ fn run_with_stalls<S: SerialPolicy>(
     run.served.iter().map(|&bytes| bytes as f64 / 3.0).collect()
 }
 
-/// What a scheduler shares.
+/// The resource that a scheduler shares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shares {
     DeviceTime,
@@ -252,7 +252,7 @@ impl Base {
     }
 }
 
-/// What came of it: the weak tenant first.
+/// The results: the weak tenant first.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     kept: [f64; 2],
@@ -312,7 +312,7 @@ fn small_requests_beside_large_ones() {
             if base == Base::Cfq { gain > 1.2 } else { (0.97..1.05).contains(&gain) },
             "{says}"
         );
-        // What each keeps of what it has alone is the same, whatever is inside.
+        // Each tenant keeps the same part of its throughput alone, whatever the inner scheduler.
         let [small, large] = after.kept;
         assert!((1.4..1.7).contains(&(small / large)), "{says}");
     }
@@ -321,11 +321,11 @@ fn small_requests_beside_large_ones() {
     assert!(gains[0] < gains[2] && gains[2] < gains[1], "cfq, flashfq, bfq: {gains:?}");
 }
 
-/// What of Algorithm 1 is true when the large flow's requests go to the device.
+/// The conditions of Algorithm 1 that hold when the large flow's requests go to the device.
 #[derive(Default)]
 struct Conflicts {
     sent: AtomicU64,
-    /// Those after which lines 25 to 27 halve its limit.
+    /// The completions after which lines 25 to 27 halve its limit.
     halving: AtomicU64,
 }
 

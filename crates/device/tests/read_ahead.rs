@@ -31,7 +31,7 @@ fn drain(ssd: &mut Ssd) -> Vec<Completed> {
     completed
 }
 
-/// How long one command takes on a device that has nothing else to do.
+/// The time of one command on a device that has nothing else to do.
 fn alone(ssd: &mut Ssd, now_ns: u64, op: Op, offset: u64, length: u32) -> u64 {
     ssd.start(now_ns, 0, op, offset, length);
     drain(ssd)[0].at_ns - now_ns
@@ -68,7 +68,7 @@ fn mean_ns(completed: &[Completed]) -> f64 {
     completed.last().expect("there were reads").at_ns as f64 / completed.len() as f64
 }
 
-/// What a read takes that finds its data in the buffer: its turn, the link, and what is fixed.
+/// The time of a read that finds its data in the buffer: its turn, the link, and what is fixed.
 fn hit_ns(profile: &Profile, length: u32) -> u64 {
     let link_ns = (u64::from(length) * profile.link.read_mb_s.ns_per_mib()) >> 20;
     profile.controller.read_us.ns() + link_ns + profile.controller.read_fixed_us.ns()
@@ -115,8 +115,8 @@ fn random_reads_do_not_change() {
     }
 }
 
-/// What was written over or discarded after it was read ahead comes from the media again; what lies
-/// beside it does not.
+/// Data that were overwritten or discarded after they were read ahead come from the media again;
+/// data beside them do not.
 #[test]
 fn what_is_written_over_is_not_taken_from_the_buffer() {
     for (_, with) in pairs() {

@@ -1,4 +1,4 @@
-//! What the timing model owes whatever the load, and each of its parts by what it does to a load.
+//! The laws of the timing model under any load, and each of its parts by its effect on a load.
 
 use fairq_core::{Class, ClassWeights, Op};
 use fairq_device::profile::{BUILT_IN, Count, ReadAhead, Spare};
@@ -45,7 +45,7 @@ fn drain(ssd: &mut Ssd) -> Vec<Completed> {
     completed
 }
 
-/// How long one command takes on a device that has nothing else to do.
+/// The time of one command on a device that has nothing else to do.
 fn alone(ssd: &mut Ssd, now_ns: u64, op: Op, offset: u64, length: u32) -> u64 {
     ssd.start(now_ns, 0, op, offset, length);
     drain(ssd)[0].at_ns - now_ns
@@ -364,7 +364,8 @@ fn a_held_die_waits_for_its_channel() {
     near(at("1\nheld-through-transfer = true"), 1e6 / 70.0, 0.02);
 }
 
-/// What a held die has booked of its channel for later does not keep other dies from it until then.
+/// A held die's reservation of its channel for later does not keep other dies from the channel
+/// until then.
 #[test]
 fn a_held_die_does_not_keep_its_channel_from_others_before_it_needs_it() {
     let at = |more: &str| {

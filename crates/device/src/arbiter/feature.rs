@@ -19,7 +19,7 @@ impl Burst {
         Burst(if exponent > 7 { 7 } else { exponent })
     }
 
-    /// How many commands; `None` is no limit.
+    /// The number of commands; `None` is no limit.
     pub const fn commands(self) -> Option<u32> {
         if self.0 == 7 { None } else { Some(1 << self.0) }
     }

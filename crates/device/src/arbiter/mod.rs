@@ -62,9 +62,9 @@ pub struct Arbiter {
     weights: ClassWeights,
     /// For the next round.
     next_weights: ClassWeights,
-    /// Whose turn it is among the weighted classes: a ring.
+    /// The weighted class that is served now: a ring.
     turn: usize,
-    /// How many commands more it may start in this turn.
+    /// The commands that this class may still start in this round.
     credits: u32,
     rounds: u64,
     queues: Box<[Queue]>,
@@ -219,7 +219,7 @@ impl Arbiter {
         self.next_weights = weights;
     }
 
-    /// How many commands of the queue wait to be fetched.
+    /// The number of commands of the queue that wait to be fetched.
     #[inline]
     pub fn waiting(&self, queue: QueueIndex) -> u32 {
         self.queues[usize::from(queue.0)].waiting
@@ -253,7 +253,7 @@ impl Arbiter {
         self.weights
     }
 
-    /// How many rounds of the weighted classes have ended.
+    /// The number of completed rounds of the weighted classes.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }

@@ -12,7 +12,7 @@ pub(super) struct Ring {
     summary: u64,
     /// The queue served last.
     current: usize,
-    /// How many commands more it may start before the next one's turn.
+    /// The commands that it may still start before the next queue.
     left: u32,
 }
 

@@ -28,7 +28,7 @@ pub enum ProfileError {
     /// No profile is called that.
     #[error("no profile is called `{name}`: there are {}", names())]
     Unknown {
-        /// What was asked for.
+        /// The name in the request.
         name: String,
     },
     /// The text is not a profile; says in which line, and what is wrong.
@@ -43,17 +43,17 @@ fn names() -> String {
     BUILT_IN.map(|(name, _)| name).join(", ")
 }
 
-/// What a device is like.
+/// A device's properties.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Profile {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: String,
-    /// What it is.
+    /// The drive that it models.
     pub model: String,
-    /// What the host sees.
+    /// The interface to the host.
     pub host: Host,
-    /// What each command costs.
+    /// The cost of each command.
     pub controller: Controller,
     /// Between host and device.
     pub link: Link,
@@ -65,33 +65,33 @@ pub struct Profile {
     pub garbage: Option<Garbage>,
     /// Cells of which a part is written faster, until it is full.
     pub slc: Option<Slc>,
-    /// What the device fetches before it is asked for; absent where it does not.
+    /// The data that the device reads ahead of requests; absent if it does not.
     pub read_ahead: Option<ReadAhead>,
-    /// What the device is known to do.
+    /// The device's measured performance.
     #[serde(default, rename = "point")]
     pub points: Vec<Point>,
 }
 
-/// What the host sees.
+/// The interface to the host.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Host {
     /// How it is attached.
     pub interface: Interface,
-    /// How many I/O submission queues there may be; 1 for SATA.
+    /// The most I/O submission queues; 1 for SATA.
     pub queues: Count<1, 4095>,
-    /// How many entries a queue may have; for SATA the slots of native command queueing.
+    /// The most entries of a queue; for SATA the slots of native command queueing.
     pub queue_entries: Count<2, 65536>,
     /// W, the most commands that the device has fetched and not completed.
     pub window: Count<1, 4096>,
     /// Whether it offers weighted round robin.
     pub wrr: Wrr,
-    /// How much it holds, in GB (10^9 bytes).
+    /// Its capacity in GB (10^9 bytes).
     pub capacity_gb: Count<1, 1_000_000>,
 }
 
 impl Host {
-    /// How much it holds, in bytes: whole MiB.
+    /// Its capacity in bytes: whole MiB.
     pub fn capacity(&self) -> u64 {
         (u64::from(self.capacity_gb.get()) * 1_000_000_000) >> 20 << 20
     }
@@ -119,7 +119,7 @@ pub enum Wrr {
     Unknown,
 }
 
-/// What each command costs.
+/// The cost of each command.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Controller {
@@ -127,9 +127,9 @@ pub struct Controller {
     pub read_us: Micros,
     /// A write's turn, and that of other commands.
     pub write_us: Micros,
-    /// What a read takes beside all turns: protocol, interrupt.
+    /// The fixed time of a read outside the queues of all parts: protocol, interrupt.
     pub read_fixed_us: Micros,
-    /// What a write takes beside all turns.
+    /// The fixed time of a write outside the queues of all parts.
     pub write_fixed_us: Micros,
     /// The most pages of one read that are on their way at once, so that large reads leave dies,
     /// channels and link to others in between; all of them if absent.
@@ -157,18 +157,18 @@ pub struct Media {
     pub channels: Count<1, 1024>,
     /// Each reads or programs one page at a time.
     pub dies_per_channel: Count<1, 1024>,
-    /// What one read of a die brings, and the unit that logical addresses are striped by; a power
+    /// The bytes of one read of a die, and the unit by which logical addresses are striped; a power
     /// of two.
     pub page_kib: Count<1, 64>,
     /// A page from the cells to the die's register.
     pub read_us: Micros,
     /// A program.
     pub program_us: Micros,
-    /// What one program writes.
+    /// The bytes of one program.
     pub program_kib: Count<1, 4096>,
     /// Of each channel.
     pub channel_mb_s: MbPerS,
-    /// What it takes to suspend a program or an erase for a read; absent if that cannot be.
+    /// The time to suspend a program or an erase for a read; absent if the die cannot.
     pub suspend_us: Option<Micros>,
     /// Whether a die can do nothing until the page it has read has left through the channel.
     #[serde(default)]
@@ -179,28 +179,28 @@ pub struct Media {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Buffer {
-    /// How much it holds.
+    /// Its capacity.
     pub size_kib: Count<4, 16_777_216>,
 }
 
-/// What a device fetches before it is asked for, when reads follow each other.
+/// The data that a device reads ahead of requests, when reads follow each other.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ReadAhead {
-    /// How much of each stream of reads, in KiB.
+    /// The amount for each stream of reads, in KiB.
     pub kib: Count<1, 65_536>,
-    /// How many streams it tells apart. These take `streams` times `kib` of the buffer.
+    /// The number of streams that it distinguishes. These take `streams` times `kib` of the buffer.
     pub streams: Count<1, 64>,
 }
 
 impl ReadAhead {
-    /// What it takes of the buffer, in KiB.
+    /// Its part of the buffer, in KiB.
     pub fn room_kib(self) -> u32 {
         self.kib.get() * self.streams.get()
     }
 }
 
-/// What writing over old data costs.
+/// The cost of overwriting data.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Garbage {
@@ -208,7 +208,7 @@ pub struct Garbage {
     pub over_provisioning: Spare,
     /// An erase.
     pub erase_us: Micros,
-    /// How many programs fill what one erase frees.
+    /// The number of programs that fill the space of one erase.
     pub programs_per_erase: Count<1, 100_000>,
     /// How it is known what has to be moved.
     #[serde(default)]
@@ -219,7 +219,7 @@ pub struct Garbage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mapping {
-    /// What uniform random writes move on average.
+    /// The average of uniform random writes.
     #[default]
     Average,
     /// From a map of the pages and greedy collection.
@@ -230,17 +230,18 @@ pub enum Mapping {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Slc {
-    /// How much they take, in GB (10^9 bytes).
+    /// Their size in GB (10^9 bytes).
     pub size_gb: Count<1, 1_000_000>,
     /// A program.
     pub program_us: Micros,
 }
 
-/// What the device is known to do under a closed loop that keeps `depth` requests outstanding.
+/// The measured performance of the device under a closed loop that keeps `depth` requests
+/// outstanding.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Point {
-    /// What is asked of it.
+    /// The load.
     pub load: Load,
     /// Of each request.
     pub kib: Count<1, 4096>,
@@ -255,7 +256,7 @@ pub struct Point {
     pub latency_us: Option<f64>,
     /// Bandwidth.
     pub mb_s: Option<f64>,
-    /// How far off the model may be, in percent: 10 if it does not say.
+    /// The tolerance of the model in percent: 10 by default.
     #[serde(default = "ten")]
     pub within: f64,
     /// Where the figure comes from.
@@ -280,7 +281,7 @@ pub enum Load {
     SequentialWrite,
 }
 
-/// What has been written before.
+/// The writes that a device has had before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -370,7 +371,7 @@ impl Profile {
         Ok(())
     }
 
-    /// How many dies it has.
+    /// The number of dies.
     pub fn dies(&self) -> u32 {
         self.media.channels.get() * self.media.dies_per_channel.get()
     }

@@ -58,7 +58,7 @@ impl MbPerS {
         self.0
     }
 
-    /// How long a MiB takes, in nanoseconds.
+    /// The time that a MiB takes, in nanoseconds.
     pub fn ns_per_mib(self) -> u64 {
         (1_048_576_000.0 / self.0).round().max(1.0) as u64
     }
@@ -89,7 +89,7 @@ impl Serialize for MbPerS {
 pub struct Count<const MIN: u32, const MAX: u32>(u32);
 
 impl<const MIN: u32, const MAX: u32> Count<MIN, MAX> {
-    /// What is beyond the range becomes its end.
+    /// A value beyond the range becomes the end of the range.
     pub fn new(count: u32) -> Self {
         Count(count.clamp(MIN, MAX))
     }
@@ -117,7 +117,7 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Count<MIN, MAX> {
 pub struct Spare(f64);
 
 impl Spare {
-    /// What is beyond the range becomes its end.
+    /// A value beyond the range becomes the end of the range.
     pub fn new(spare: f64) -> Spare {
         Spare(if spare >= 0.02 { spare.min(10.0) } else { 0.02 })
     }

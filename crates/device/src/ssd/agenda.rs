@@ -5,13 +5,13 @@
 //! late end: an event passes those that happen after it, which are few. A heap would pay its
 //! logarithm each time.
 
-/// What happens.
+/// An event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) at_ns: u64,
-    /// What it happens to: a command, by its slot, or a die.
+    /// The subject of the event: a command, by its slot, or a die.
     pub(super) subject: u32,
-    /// What belongs to it.
+    /// A detail of the event.
     pub(super) detail: u32,
 }
 

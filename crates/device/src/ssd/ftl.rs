@@ -32,13 +32,13 @@
 
 use crate::profile::State;
 
-/// What is mapped, in bytes.
+/// The unit of the mapping, in bytes.
 pub(super) const UNIT: u64 = 4096;
 /// The most units that are told apart: 8 GiB.
 const MOST_UNITS: u64 = 1 << 21;
 /// Blocks that are kept free, for what is moved.
 const RESERVE: usize = 2;
-/// How many times its size a device in the steady state has been written at random.
+/// A device in the steady state has been written at random so many times over.
 const TIMES_WRITTEN: u64 = 3;
 /// No place, no unit, no block.
 const NONE: u32 = u32::MAX;
@@ -65,7 +65,7 @@ pub(super) struct Ftl {
     /// No list below has a block.
     least: u32,
     free: Vec<u32>,
-    /// How many of those are kept, and how many more are emptied at a time.
+    /// The number of free blocks that are kept, and the number that is emptied at a time.
     reserve: usize,
     batch: usize,
     written: Open,
@@ -369,9 +369,9 @@ mod tests {
         }
     }
 
-    /// What MQSim says, for uniform writes and for those of which most go to a few places: within
-    /// 5 % where blocks are emptied when MQSim does. By the rule here, two blocks kept free and no
-    /// more emptied than a write needs, it is less or more.
+    /// The results of MQSim, for uniform writes and for those of which most go to a few places:
+    /// within 5 % where blocks are emptied when MQSim does. By the rule here, two blocks kept free
+    /// and no more emptied than a write needs, it is less or more.
     #[test]
     fn writes_are_amplified_as_in_mqsim() {
         for row in include_str!("../../tests/mqsim.csv").lines().filter(|row| !row.starts_with('#'))

@@ -16,10 +16,10 @@
 use super::server::{Bookings, Server, Speed};
 use crate::profile::Profile;
 
-/// What a die works on.
+/// The operation of a die.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
-    /// What the buffer gave: this many bytes, from this position in the order of writing.
+    /// This many bytes of the buffer, from this position in the order of writing.
     Program { bytes: u32, position: u64 },
     /// A page that is still valid, out of a block to be erased.
     Move,
@@ -54,7 +54,7 @@ pub(super) struct Media {
     busy_ns: [u64; 4],
 }
 
-/// How far a page has come when the die has done its part.
+/// The state of a page after the die has done its part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PageRead {
     /// It is in the die's register then, and this channel is next.

@@ -28,8 +28,8 @@
 //! - *Discard* and *write zeroes* change tables only, and give space back.
 //! - *SATA*: one link for both directions.
 //!
-//! What a die does beside reading is in `media`, what it costs to write over old data in `space`,
-//! and what drives that read ahead fetch in `read_ahead`.
+//! The other work of a die is in `media`, the cost of overwriting data in `space`, and reading ahead
+//! in `read_ahead`.
 //!
 //! Each server is reserved at the very time when something arrives there, never ahead: a command
 //! that waits for a busy die does not hold the link up. Therefore it is a small event loop and not
@@ -63,13 +63,13 @@ mod usage;
 
 pub use usage::{Busy, Parts, Usage};
 
-/// What a model needs to know beside the profile.
+/// The parameters of a model in addition to the profile.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// How many bytes the device holds. For a volume that is a part of a device give the device's
+    /// The device's capacity in bytes. For a volume that is a part of a device give the device's
     /// ([`crate::profile::Host::capacity`]): it says how long a fresh device stays fresh.
     pub capacity: u64,
-    /// What has been written before.
+    /// The writes that the device has had before.
     pub state: State,
     /// The most commands started and not popped.
     pub outstanding: u32,
@@ -100,7 +100,7 @@ pub struct Ssd {
     commands: Box<[Command]>,
     unused: Vec<u32>,
     live: u32,
-    /// How many pages more may be on their way, beside one for each command.
+    /// The pages that may be under way in addition to one for each command.
     spare_pages: u32,
     /// The controller has a command ready.
     fetched: Agenda,
@@ -152,14 +152,14 @@ struct Buffer {
     came: u64,
     /// Of that, what dies have taken.
     taken: u64,
-    /// What it holds: came and is not on the media.
+    /// The bytes in the buffer that are not on the media.
     held: u64,
     /// Bytes held, times how long, up to some time.
     held_byte_ns: u128,
     counted_ns: u64,
     /// Of what came and was not taken, what will cost moves.
     random: u64,
-    /// What can still be written faster.
+    /// The bytes that can still be written at the faster rate.
     slc: u64,
     /// Writes that wait for room.
     waiting: VecDeque<u32>,
@@ -276,13 +276,13 @@ impl Ssd {
         }
     }
 
-    /// How many of these parts there are.
+    /// The number of these parts.
     pub fn parts(&self) -> Parts {
         let (dies, channels) = (self.media.dies(), self.media.channels());
         Parts { dies, channels, buffer: self.buffer.size }
     }
 
-    /// How many commands are started and not popped.
+    /// The number of commands that are started and not popped.
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.live

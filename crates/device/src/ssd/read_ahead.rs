@@ -26,9 +26,9 @@
 
 use crate::profile::Profile;
 
-/// How many rows are followed that are no streams yet.
+/// The number of sequences that are followed and are no streams yet.
 const ROWS: usize = 16;
-/// How many reads have to continue a row before it is a stream.
+/// A sequence becomes a stream after so many reads.
 const CONTINUED: u32 = 2;
 /// The end of no read.
 const NOWHERE: u64 = u64::MAX;
@@ -39,7 +39,7 @@ enum Place {
     Empty,
     /// This page is being read.
     OnItsWay(u64),
-    /// What is being read is of no use to later reads.
+    /// The data that are being read are of no use to later reads.
     Outdated,
     /// This page is here.
     Here(u64),
@@ -116,7 +116,7 @@ impl ReadAhead {
         })
     }
 
-    /// How many pages may be on their way.
+    /// The most pages that may be under way.
     pub(super) fn places(&self) -> usize {
         self.places.len()
     }
@@ -208,7 +208,7 @@ impl ReadAhead {
         (end < most && is_free).then_some(end)
     }
 
-    /// What the stream wants is being read; gives its place.
+    /// The stream's next page is being read; gives its place.
     pub(super) fn send(&mut self, stream: usize) -> u32 {
         let page = self.streams[stream].end;
         let place = self.place(stream, page);
@@ -301,8 +301,8 @@ mod tests {
         }
     }
 
-    /// What is there, or on its way to later reads, was sent for after the last write to it; each
-    /// place is asked for one page at a time; and each command that waits gets its bytes.
+    /// Data that are there, or under way to later reads, were requested after the last write to it;
+    /// each place is asked for one page at a time; and each command that waits gets its bytes.
     fn nothing_old_is_kept(steps: Vec<Step>) {
         let section = crate::profile::ReadAhead { kib: Count::new(64), streams: Count::new(3) };
         let mut profile = Profile::named("p4500").expect("it is built in");

@@ -59,7 +59,7 @@ impl Bookings {
     }
 }
 
-/// What moving bytes takes.
+/// The time that moving bytes takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Speed {
     ns_per_mib: u64,

@@ -20,9 +20,9 @@
 use super::ftl::Ftl;
 use crate::profile::{Garbage, Mapping, Profile, State};
 
-/// How many streams of writes are told apart.
+/// The number of streams of writes that are distinguished.
 const STREAMS: usize = 16;
-/// How far from its stream's end a write may be: commands of a stream overtake each other.
+/// The largest distance of a write from its stream's end: commands of a stream overtake each other.
 const NEAR: u64 = 256 << 10;
 
 pub(super) struct Space {

@@ -1,6 +1,6 @@
 //! How busy the parts of a device have been.
 
-/// What has been counted since the start; times are nanoseconds of one part, added up.
+/// The counts since the start; times are nanoseconds of one part, added up.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub struct Usage {
     /// Of the controller.
@@ -32,12 +32,12 @@ pub struct Busy {
     pub links: [f64; 2],
     /// How full the buffer was.
     pub buffer: f64,
-    /// How many times what was written has been written in all; `None` where that is not counted,
-    /// or nothing was written.
+    /// The number of writes to the media for each write of the host; `None` where that is not
+    /// counted, or nothing was written.
     pub amplification: Option<f64>,
 }
 
-/// How many there are of what [`Usage`] adds up.
+/// The number of parts over which [`Usage`] sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
     /// Dies.
@@ -49,7 +49,7 @@ pub struct Parts {
 }
 
 impl Usage {
-    /// What was busy since `before`, which was so long ago.
+    /// The busy part of the time since `before`, which is `elapsed_ns` ago.
     pub fn since(&self, before: &Usage, elapsed_ns: u64, parts: Parts) -> Busy {
         let elapsed_ns = elapsed_ns.max(1) as f64;
         // Work counts in full when it begins, and may end after the while does.

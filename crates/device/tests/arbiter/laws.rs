@@ -13,7 +13,7 @@ pub(crate) type Build<'a> = dyn Fn(Mechanism, usize, Arbitration) -> Box<dyn Sub
 #[derive(Clone, Debug)]
 pub(crate) struct Backlog {
     pub(crate) arbitration: Arbitration,
-    /// How many queues are urgent, high, medium and low. Their indexes are interleaved.
+    /// The numbers of urgent, high, medium and low queues. Their indexes are interleaved.
     pub(crate) queues: [u16; 4],
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn weights_between_rounds(
     })
 }
 
-/// What happens to an arbiter, on the way of a random history.
+/// A step of a random history of an arbiter.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Post {
@@ -193,8 +193,8 @@ pub(crate) struct History {
 /// Queue by queue, its class and how many of its commands wait.
 type Waiting = Vec<(Class, u32)>;
 
-/// What a history led to, step by step: fetched queues; and, each time before a command was
-/// fetched, what waited.
+/// The results of a history, step by step: fetched queues; and, before each fetch, the commands
+/// that waited.
 pub(crate) struct Trace {
     fetches: Vec<(Option<u16>, Waiting)>,
 }

@@ -1,4 +1,4 @@
-//! What the laws are about: the real arbiter, and a naive one that can be broken.
+//! The subjects of the laws: the real arbiter, and a naive one that can be broken.
 
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
@@ -30,7 +30,7 @@ impl Subject for Arbiter {
     }
 }
 
-/// What is wrong with a naive arbiter.
+/// The fault of a naive arbiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     None,
