@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// Where the service of contrib/systemd has its control socket.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
-/// How long a server may take to answer.
+/// The longest time that a server may take to answer.
 // A server answers a call that waits for a file system after 8 s: this is longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 

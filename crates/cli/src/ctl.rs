@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::args::{ConfigCommand, CtlArgs, CtlCommand};
 use crate::connection::{Connection, socket};
 
-/// How long a policy may take to finish what it has.
+/// The time that a policy may take to finish its requests.
 const CHANGE: Duration = Duration::from_secs(60);
 
 /// Carries out a command.
@@ -230,7 +230,7 @@ fn object_of(pairs: &[String], example: &str) -> Result<serde_json::Map<String, 
     Ok(object)
 }
 
-/// What a person reads.
+/// The answer as text for a person.
 fn text(command: &CtlCommand, result: &Value) -> String {
     match command {
         CtlCommand::Status => status(result),
@@ -405,7 +405,7 @@ fn status(result: &Value) -> String {
     ];
     let depth = &state["depth"];
     if state["slots"].is_null() && !depth.is_null() {
-        // What `kyber-fair` has of D.
+        // The part of D that `kyber-fair` has.
         let busy = match depth["state"].as_str() {
             Some("found") => format!(
                 "with {} requests on it ({} requests/s with this load)",
@@ -609,7 +609,7 @@ fn changes(result: &Value) -> String {
     changes.iter().map(line).collect()
 }
 
-/// What a reload would do, in words.
+/// The changes that a reload would make, in words.
 fn foretold(result: &Value) -> String {
     let changes = result["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if changes.is_empty() {

@@ -1,4 +1,4 @@
-//! What strangers and tired operators write, against laws: configuration files, policies, tenants,
+//! Laws for the input of strangers and tired operators: configuration files, policies, tenants,
 //! job files, lines on the control socket. Anything is taken or refused with a reason, and nothing
 //! ends the program; what is taken means the same when it is dumped and read again, gives no tenant
 //! a byte of another's, and makes a policy that serves.

@@ -12,7 +12,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::status;
 use crate::unread::{self, Lost};
 
-/// What was lost since the last line that was written.
+/// The lines that were lost after the last line that was written.
 static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
 
 /// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual; for people or

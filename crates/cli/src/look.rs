@@ -1,4 +1,4 @@
-//! What a server answers to `look`: its status and its tenants, as `fairq top` shows them.
+//! The answer of a server to `look`: its status and its tenants, as `fairq top` shows them.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ pub(crate) struct Depth {
     /// The least D that is believed to fill the device.
     pub(crate) slots: u64,
     pub(crate) state: String,
-    /// What the device was seen to do with it.
+    /// The device's measured rates with it.
     #[serde(default)]
     pub(crate) requests_per_s: u64,
     #[serde(default)]
@@ -91,11 +91,11 @@ pub(crate) struct Tenant {
     /// Its group, its reservation, its caps, and what waits for these.
     #[serde(default)]
     pub(crate) promised: Option<String>,
-    /// Whose requests were served while its own waited, as parts of its delay.
+    /// The tenants whose requests were served while its own waited, as parts of its delay.
     pub(crate) hurt_by: Option<BTreeMap<String, f64>>,
 }
 
-/// What an active tenant got in the last second.
+/// An active tenant's last second.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct LastSecond {
     pub(crate) entitled: f64,
@@ -120,7 +120,7 @@ pub(crate) struct LatencyTarget {
     /// Requests completed in the last second, and how many of them took longer.
     pub(crate) completed: u64,
     pub(crate) late: u64,
-    /// What D is held to for all targets together, if to anything.
+    /// The bound of D for all targets together, if there is one.
     #[serde(default)]
     pub(crate) slots_bound: Option<u64>,
 }

@@ -9,7 +9,7 @@ use rustix::thread::{CapabilitySet, capabilities, clear_ambient_capability_set, 
 /// Memory that is taken for granted where the system does not tell, in bytes.
 const MEMORY: u64 = 2 << 30;
 
-/// How much memory this process may have, in bytes: the machine's, or less if a cgroup of it has a
+/// The memory that this process may have, in bytes: the machine's, or less if a cgroup of it has a
 /// limit (`MemoryMax=` of a service).
 pub(crate) fn memory() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));

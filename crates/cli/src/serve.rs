@@ -276,7 +276,7 @@ fn server_config(
     })
 }
 
-/// What is printed when the server is ready.
+/// The text that is printed when the server is ready.
 struct Welcome {
     plan: Plan,
     ranges: Vec<Range>,
@@ -289,7 +289,7 @@ impl Welcome {
         Welcome { plan: plan.clone(), ranges: ranges.to_vec(), stores }
     }
 
-    /// What is served, to whom, and how to attach.
+    /// The tenants, and the commands to attach to them.
     fn text(&self, listening: &[server::Listen]) -> String {
         let plan = &self.plan;
         let cpus: Vec<String> = plan.cpus.iter().map(usize::to_string).collect();

@@ -26,7 +26,7 @@ pub(crate) struct Row<'a> {
     pub(crate) now: Option<Now>,
 }
 
-/// What an active tenant got.
+/// An active tenant's second.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Now {
     pub(crate) entitled: f64,
@@ -167,8 +167,8 @@ pub(crate) fn redraw(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// What replaces `drawn` lines by `text`: up, then each line anew with the rest of the old one
-/// erased.
+/// The output that replaces `drawn` lines by `text`: up, then each line anew with the rest of the
+/// old one erased.
 fn frame(drawn: usize, text: &str) -> String {
     let up = if drawn > 0 { format!("\x1b[{drawn}A") } else { String::new() };
     let lines: String = text.lines().map(|line| format!("{line}\x1b[K\n")).collect();

@@ -29,15 +29,15 @@ const CHECK: &str = "--check-upgrade";
 const TAKE_OVER: &str = "--take-over=";
 const AFTER_FAILURE: &str = "--after-failure=";
 
-/// What a program prints that could go on.
+/// The output of a program that could go on.
 const FITS: &str = "fits";
-/// How long it may take to find that out.
+/// The limit of the time for that check.
 const CHECK_TIME: Duration = Duration::from_secs(6);
 
 /// The program before this one, as long as that can go on.
 static PREDECESSOR: Mutex<Option<Predecessor>> = Mutex::new(None);
 
-/// What the operator leaves for the next program.
+/// The part of the state that the operator side leaves for the next program.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Left {
     /// The configuration in force, as TOML.
@@ -72,7 +72,7 @@ impl Left {
         Ok(settings)
     }
 
-    /// What these settings come to, with each tenant where it is.
+    /// The plan of these settings, with each tenant at its present place.
     pub(crate) fn plan(
         settings: &Settings,
         state: &State,
@@ -212,7 +212,7 @@ pub(crate) fn commit() {
     lock().take();
 }
 
-/// What a program has left for this one.
+/// The state that a program has left for this one.
 pub(crate) fn before(predecessor: Option<Predecessor>) -> anyhow::Result<Option<Before>> {
     Ok(predecessor.map(Before::new).transpose()?)
 }

@@ -48,7 +48,7 @@ struct Row {
     why: Option<String>,
 }
 
-/// What D was from then on, and why.
+/// D from then on, and the reason for it.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 struct Depth {
     at_ns: u64,
@@ -58,16 +58,16 @@ struct Depth {
     /// The least D that is believed to fill the device.
     least_slots: Option<u64>,
     state: String,
-    /// What the device is believed to do with it.
+    /// The device's estimated rate with it.
     requests_per_s: Option<u64>,
     bytes_per_s: Option<u64>,
 }
 
-/// What all shards recorded, in the order of time.
+/// The records of all shards, in the order of time.
 #[derive(Debug)]
 struct Recorded {
     rows: Vec<(usize, Row)>,
-    /// What D was; nothing if it is not searched for.
+    /// The values of D; none if D is not searched for.
     depths: Vec<Depth>,
     shards: usize,
     lost: u64,
@@ -219,7 +219,7 @@ impl Depth {
         self.store.as_deref().unwrap_or(GONE)
     }
 
-    /// What D is, why, and what the device is believed to do.
+    /// D, the reason for it, and the device's estimated rates.
     fn describe(&self) -> String {
         let Depth { slots, least_slots, state, requests_per_s, bytes_per_s, .. } = self;
         let slots = slots.map_or("no limit".into(), |slots| slots.to_string());
@@ -478,7 +478,7 @@ mod tests {
         let expected = [
             slice("tenant db", "staged", 3.0),
             slice("tenant db", "on the device", 6.0),
-            // What was under way at the end.
+            // Requests that were under way at the end.
             slice("tenant (gone)", "staged", 0.0),
             slice("tenant web, two", "on the device", 7.0),
         ];

@@ -13,12 +13,12 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// How long a reader may take to make room.
+/// The time that a reader may take to make room.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// A pipe that has any room has room for so much (PIPE_BUF).
 const PART: usize = 4096;
 
-/// What was lost of one output since the last line that was written.
+/// The lost lines of one output after the last line that was written.
 #[derive(Default, Debug)]
 pub(crate) struct Lost {
     lines: u64,
@@ -61,7 +61,7 @@ pub(crate) fn deliver(
     out.flush()
 }
 
-/// How much of it to write at once: whole lines, if one fits.
+/// The length of the part to write at once: whole lines, if one fits.
 fn part_of(text: &[u8]) -> usize {
     if text.len() <= PART {
         return text.len();
@@ -94,7 +94,7 @@ mod tests {
         format!("lost={lines}")
     }
 
-    /// What is in the pipe, which the writer then no longer has.
+    /// The contents of the pipe, which are taken out.
     fn rest_of(mut reader: io::PipeReader, writer: io::PipeWriter) -> String {
         drop(writer);
         let mut rest = String::new();

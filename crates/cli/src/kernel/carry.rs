@@ -15,7 +15,7 @@ use super::sysfs::{Cgroup, Machine, Weights};
 /// Carries weights over, again and again.
 pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Result<()> {
     let mut is_first = true;
-    // What could not be written is told once.
+    // A failed write is reported once.
     let mut told = BTreeSet::new();
     loop {
         let Looked { seen, written, failed } = look(machine);
@@ -51,7 +51,7 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
     }
 }
 
-/// What one look came to.
+/// The result of one pass.
 #[derive(PartialEq, Debug)]
 struct Looked {
     /// Cgroups with an `io.weight`.
@@ -82,7 +82,7 @@ fn look(machine: &Machine) -> Looked {
     looked
 }
 
-/// What to write so that `has` is as `wanted` on these drives.
+/// The lines to write so that `has` equals `wanted` on these drives.
 fn lines(wanted: &Weights, has: &Weights, numbers: &[String]) -> Vec<String> {
     let mut lines = Vec::new();
     if wanted.usual != has.usual {

@@ -1,4 +1,4 @@
-//! What each cgroup got of each drive between two looks.
+//! The share of each drive that each cgroup got between two samples.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ pub(super) fn two_looks(
     Ok(between(&first, &machine.cgroups(), drives, began.elapsed().as_secs_f64()))
 }
 
-/// What was counted between two looks.
+/// The counts between two samples.
 pub(super) fn between(
     first: &[Cgroup],
     second: &[Cgroup],
@@ -100,7 +100,7 @@ impl Line {
         (each(self.counts.wait_us), each(self.counts.device_us))
     }
 
-    /// What stands in each of [`COLUMNS`]; `name` columns are for the cgroup's.
+    /// The text of each of [`COLUMNS`]; `name` columns are for the cgroup's.
     fn cells(&self, seconds: f64, name: usize) -> [String; COLUMNS.len()] {
         let (name, weight) =
             (shortened(&self.cgroup, name), self.weight.map_or("–".into(), |w| w.to_string()));

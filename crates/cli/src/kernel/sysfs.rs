@@ -25,9 +25,9 @@ pub(super) struct Drive {
     pub(super) number: String,
     pub(super) scheduler: String,
     pub(super) nr_requests: String,
-    /// What is told to its scheduler, if that is one of fairq's.
+    /// The settings of its scheduler, if that is one of fairq's.
     pub(super) knobs: Option<BTreeMap<String, String>>,
-    /// What the scheduler tells.
+    /// The scheduler's statistics.
     pub(super) statistics: BTreeMap<String, String>,
 }
 
@@ -60,7 +60,7 @@ impl Weights {
     }
 }
 
-/// What a cgroup has had from a drive since it has used it, or in some time.
+/// A cgroup's use of a drive, in all or in an interval.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Counts {
     pub(super) read_bytes: u64,
@@ -274,7 +274,7 @@ impl Machine {
         self.cgroups.join("io.cost.qos").exists()
     }
 
-    /// What io.weight says of a cgroup.
+    /// The io.weight of a cgroup.
     pub(super) fn io_weights(&self, cgroup: &str) -> Option<Weights> {
         Weights::parse(&read(&self.cgroups.join(cgroup).join("io.weight"))?)
     }
@@ -344,7 +344,7 @@ impl Machine {
             };
             pairs.push(pair);
         }
-        // What a scheduler can be told depends on which it is.
+        // A scheduler's settings depend on which scheduler it is.
         pairs.sort_by_key(|(key, _)| *key != "scheduler");
         pairs.iter().try_for_each(|(key, value)| self.set_one(&drive, key, value))
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fairq_config::refusal::Refusal;
 
-/// How long the control thread waits for work, in which most of it is over.
+/// The time that the control thread waits for work; most work ends within it.
 const MOMENT: Duration = Duration::from_millis(2);
 /// A result for which no call has come for so long is of a call that was given up.
 const UNFETCHED: Duration = Duration::from_secs(2);

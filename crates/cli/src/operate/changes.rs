@@ -1,4 +1,4 @@
-//! What differs between two configurations, key by key.
+//! The differences between two configurations, key by key.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -13,13 +13,13 @@ use super::methods::by_name;
 pub(crate) struct Change {
     /// Where it stands: `policy.threshold`, `tenant.db.weight`, `listen`.
     pub(crate) key: String,
-    /// What holds now; nothing if it is not there.
+    /// The value in force; nothing if the key is absent.
     pub(crate) from: Option<String>,
-    /// What is to hold.
+    /// The value that is wanted.
     pub(crate) to: Option<String>,
     /// Whether it has been done; if not, it needs a restart, or what the note says.
     pub(crate) done: bool,
-    /// What is to be known beside that.
+    /// A note for the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
 }
@@ -67,7 +67,7 @@ fn is_named(key: &str) -> bool {
     matches!(key, "tenant" | "group")
 }
 
-/// What a table holds, by name.
+/// The entries of a table, by name.
 fn fields<'a>(key: &str, value: Option<&'a Value>) -> BTreeMap<&'a str, &'a Value> {
     match value {
         Some(Value::Table(table)) => table.iter().map(|(name, value)| (&**name, value)).collect(),

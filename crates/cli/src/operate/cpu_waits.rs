@@ -18,7 +18,7 @@ const MUCH: u64 = 20;
 /// Percent of the time that are none to speak of.
 const LITTLE: u64 = 5;
 
-/// What shards waited.
+/// The times that shards waited for their CPUs.
 #[derive(Default)]
 pub(super) struct CpuWaits {
     /// When, and what each shard had waited until then, in nanoseconds; the oldest first.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use fairq_host::observe::stats::TenantStats;
 use rustix::io::Errno;
 
-/// How long no request must fail until it is over.
+/// A spell is over when no request has failed for so long.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// The tenants whose requests fail.
@@ -67,7 +67,7 @@ impl Failures {
     }
 }
 
-/// What to do about it.
+/// The remedy for an error.
 fn cure(errno: i32) -> &'static str {
     match Errno::from_raw_os_error(errno) {
         Errno::NOSPC | Errno::DQUOT => {

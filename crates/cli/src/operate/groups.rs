@@ -18,7 +18,7 @@ use super::Console;
 use super::rpc::Fault;
 use crate::parts::server_group;
 
-/// What takes a key's value away.
+/// The value that removes a key.
 const OFF: &str = "off";
 
 /// A tenant's group and reservation, as they are to be.
@@ -80,7 +80,7 @@ impl Console {
             .settle(admin, &all, None)
             .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));
         if let Err(fault) = changed {
-            // Those that were given before go back.
+            // The groups that were changed before get their old settings back.
             let known = self.known_groups().map_err(Fault::from)?;
             self.settle(admin, &known, None)?;
             return Err(fault);
@@ -362,7 +362,7 @@ fn json_of(of: &GroupStatus, target: Option<Target>, tenants: &[&str]) -> Value 
     })
 }
 
-/// What is promised, in a few words; `None` for nothing.
+/// The promises in a few words; `None` for none.
 fn phrases<const N: usize>(all: [Option<String>; N]) -> Option<String> {
     let all: Vec<String> = all.into_iter().flatten().collect();
     (!all.is_empty()).then(|| all.join(" · "))
@@ -406,7 +406,7 @@ pub(super) fn word(state: ReservationState) -> &'static str {
     }
 }
 
-/// What a tenant's place and reservation come to.
+/// A tenant's effective weight and reservation.
 pub(super) fn json(stats: &ShareStats) -> Value {
     let ShareStats { share, weight, granted, state, requests, bytes, ahead, is_active } = stats;
     json!({
@@ -423,7 +423,7 @@ pub(super) fn json(stats: &ShareStats) -> Value {
     })
 }
 
-/// What is reserved of each store's device.
+/// The reserved part of each store's device.
 pub(super) fn reserved(now: &Status) -> Value {
     let of = |reserved: &ReservedStats| {
         json!({

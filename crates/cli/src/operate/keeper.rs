@@ -24,7 +24,7 @@ use fairq_config::layout::record::{Held, LayoutError, Record};
 use fairq_config::refusal::Refusal;
 use serde_json::{Value, json};
 
-/// How long a call that is made again waits for the record to be written: most disks need less.
+/// A call that is made again waits so long for the record to be written: most disks need less.
 const MOMENT: Duration = Duration::from_millis(2);
 /// A call that has not come for so long was given up.
 const UNFETCHED: Duration = Duration::from_secs(2);
@@ -93,7 +93,7 @@ impl Edit {
     }
 }
 
-/// What becomes of a change whose call is not made again.
+/// The fate of a change whose call is not made again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GivenUp {
     /// It is taken back.
@@ -102,7 +102,7 @@ pub(super) enum GivenUp {
     Stands,
 }
 
-/// What the thread is to do.
+/// The thread's work.
 enum Job {
     Save(Record),
     /// The pool's file has this size.
@@ -541,7 +541,7 @@ mod tests {
         assert!(keeper.change(&b, GivenUp::TakenBack).unwrap_err().is_temporary());
         assert!(keeper.record().ranges().is_empty());
         assert_eq!(names(&keeper.with_claims()), ["a"], "nobody else may have its range");
-        // What no call waits for goes along with the next write.
+        // A change that no call waits for is written with the next one.
         assert!(!keeper.note_zeroed("a", MIB));
         (0..2).for_each(|_| gate.send(Ok(())).unwrap());
         call(&mut keeper, &a, GivenUp::TakenBack).unwrap();
@@ -551,7 +551,7 @@ mod tests {
             (vec!["a", "b"], keeper.record())
         );
         assert!(keeper.note_zeroed("a", MIB) && !keeper.record().find("b").unwrap().zeroed);
-        // What holds is not written again.
+        // A change that is in force already is not written again.
         keeper.change(&a, GivenUp::TakenBack).unwrap();
         gate.send(Err("no space".into())).unwrap();
         let error = call(&mut keeper, &claim("c", 2), GivenUp::TakenBack).unwrap_err();

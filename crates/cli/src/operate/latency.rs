@@ -19,7 +19,7 @@ use fairq_config::{group, latency};
 /// Seconds in a row with the target met, or missed, before that is told.
 const CALM: u32 = 3;
 
-/// What is written of a tenant's target.
+/// A tenant's target as it is written.
 pub(super) type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
 
 pub(super) fn written(table: &TenantTable) -> Written {
@@ -88,14 +88,14 @@ pub(super) fn json(stats: &TargetStats) -> Value {
     })
 }
 
-/// What the log knows of each tenant's target.
+/// The state of each tenant's target in the log.
 #[derive(Default)]
 pub(super) struct Teller {
     spells: HashMap<String, Spell>,
 }
 
 struct Spell {
-    /// What was told last.
+    /// The state that was logged last.
     told: TargetState,
     /// For how many seconds in a row it has been otherwise.
     seconds: u32,

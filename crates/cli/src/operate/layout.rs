@@ -1,5 +1,5 @@
-//! What a server does with the layout record of the file that tenants share: it claims, frees,
-//! renames and resizes ranges.
+//! A server's changes of the layout record of the file that tenants share: claims, frees, renames
+//! and resizes of ranges.
 //!
 //! The record is on stable storage before anybody may rely on it: before a tenant can be opened
 //! in a range, and before a change of names or sizes is answered. How it gets there without a wait
@@ -233,7 +233,7 @@ fn reserve_growth(record: &mut Record, tenants: &server::TenantList) {
     for member in tenants.members() {
         let to = member.resizing.as_ref().map_or(0, |resizing| resizing.to);
         if to > member.tenant.size {
-            // What was found to be free for it is nobody's.
+            // The range that was found to be free for it has no owner.
             let _ = record.resize(&member.tenant.name, to);
         }
     }

@@ -521,7 +521,7 @@ fn policy_only(settings: &Settings) -> Settings {
     Settings { policy: settings.policy.clone(), ..Settings::default() }
 }
 
-/// What is written of each tenant.
+/// The table of each tenant.
 pub(super) fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
     settings.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
 }

@@ -48,7 +48,7 @@ const BUCKETS_NS: [u64; 14] = [
     409_600_000,
     1_638_400_000,
 ];
-/// Who stands for all tenants without series of their own.
+/// The label for all tenants without series of their own.
 const OTHERS: &str = "(others)";
 
 /// Families of samples.
@@ -420,12 +420,12 @@ fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
     }
 }
 
-/// How many latencies are at or below each bound.
+/// The number of latencies at or below each bound.
 fn at_or_below(latency_ns: &Histogram<u64>) -> [u64; BUCKETS_NS.len()] {
     let (mut from, mut sum) = (0, 0);
     BUCKETS_NS.map(|bound| {
-        // What is in one slot of the histogram with a bound is below it, and not counted again
-        // above it.
+        // Latencies in the slot of the histogram that contains a bound count as below it, and are
+        // not counted again above it.
         sum += if latency_ns.is_empty() { 0 } else { latency_ns.count_between(from, bound) };
         from = latency_ns.next_non_equivalent(bound);
         sum

@@ -1,5 +1,5 @@
-//! What the operator of a running server sees and can do: the terminal, the control socket, metrics
-//! and the web page.
+//! The operator's view of a running server and its controls: the terminal, the control socket,
+//! metrics and the web page.
 //!
 //! One [`Console`] holds what is known beside the server itself: the configuration in force, and
 //! what was counted up to the last second. It runs in the server's control thread; each change is
@@ -54,10 +54,10 @@ mod web;
 /// Seconds over which interference is told.
 const INTERFERENCE_S: usize = 10;
 
-/// What is printed when the server listens there.
+/// The text that is printed when the server listens there.
 pub(crate) type Greeting = Box<dyn Fn(&[server::Listen]) -> String>;
 
-/// What was given when the server was started, and holds until it ends.
+/// The input at the start of the server, which holds until it ends.
 pub(crate) struct Given {
     /// The configuration file, to be read again.
     pub(crate) file: Option<PathBuf>,
@@ -69,7 +69,7 @@ pub(crate) struct Given {
     pub(crate) failure: Option<String>,
 }
 
-/// What the operator knows; see the module's text.
+/// The operator side of a server; see the module's text.
 pub(crate) struct Console {
     given: Given,
     plan: Arc<Plan>,
@@ -95,34 +95,33 @@ pub(crate) struct Console {
     layout: Option<Keeper>,
     /// The files of tenants that are open, their numbers and sizes.
     own: HashMap<PathBuf, (u16, u64)>,
-    /// What every policy of this server is built for.
+    /// The shape of every policy of this server.
     shape: Shape,
     /// For how many stores there is a policy each.
     stores: usize,
     welcome: Greeting,
-    /// What had been counted at the last full second.
+    /// The counts at the last full second.
     last: (Duration, HashMap<FlowId, Arc<TenantStats>>),
-    /// What is counted of a tenant to whom nothing happens.
+    /// The counts of an idle tenant.
     idle: Arc<TenantStats>,
-    /// What groups that follow cgroups were given last.
+    /// The last settings of groups that follow cgroups.
     followed: HashMap<String, Group>,
     /// Each tenant's last second; nothing of an idle one.
     second: Arc<HashMap<FlowId, Option<Now>>>,
-    /// What the server said then, if its tenants are still the same.
+    /// The server's status then, if its tenants are still the same.
     latest: Option<Arc<Status>>,
-    /// What those who look, and scrapers, are shown until the next second or change, however many
-    /// they are.
+    /// The views for all viewers, and for all scrapers, until the next second or change.
     looked: Option<Arc<overview::Shared>>,
     scraped: Option<Arc<overview::Shared>>,
     /// Interference at the last seconds and at the one before them, the oldest first.
     matrices: VecDeque<Arc<Matrix>>,
-    /// Who may change weights on the web page.
+    /// The clients that may change weights on the web page.
     writers: web::Writers,
-    /// Whose requests fail.
+    /// The tenants whose requests fail.
     failures: failures::Failures,
     /// Whether shards wait for their CPUs.
     cpu_waits: cpu_waits::CpuWaits,
-    /// Whose latency targets are missed.
+    /// The tenants whose latency targets are missed.
     targets: latency::Teller,
     /// Stores that do not answer.
     stuck: storage::Stuck,

@@ -1,4 +1,5 @@
-//! What a running server tells of itself: its status, its tenants, and who hurts whom.
+//! The views of a running server: its status, its tenants, and the delays that they cause each
+//! other.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -86,8 +87,8 @@ impl Console {
         }
     }
 
-    /// What is shown on a terminal and on the web page: what was said at the last full second, so
-    /// that neither the shards nor anybody else have more to do however many look.
+    /// The view for terminals and the web page: the state at the last full second, so that shards
+    /// and control thread have no more work with more viewers.
     pub(super) fn looked(&mut self, admin: &dyn Admin) -> Arc<Shared> {
         let look = self.looked.take().unwrap_or_else(|| {
             let now = self.latest.clone().unwrap_or_else(|| admin.status().into());
@@ -96,7 +97,7 @@ impl Console {
         self.looked.insert(look).clone()
     }
 
-    /// What is scraped: the server as the first scraper of this second found it.
+    /// The view for scrapers: the server as the first scraper of this second found it.
     pub(super) fn scraped(&mut self, admin: &dyn Admin) -> Arc<Shared> {
         let view = self.scraped.take().unwrap_or_else(|| self.view(admin).into());
         self.scraped.insert(view).clone()
@@ -279,7 +280,7 @@ impl View {
         (total > 0).then(|| std::array::from_fn(|other| since(other) as f64 / total as f64))
     }
 
-    /// Who hurt a tenant, by name; nobody if it did not wait.
+    /// The tenants that have delayed a tenant, by name; none if it did not wait.
     fn hurt_by(&self, victim: &Member, now: &Matrix, names: &[&str; GROUPS]) -> Value {
         let Some(parts) = self.parts(group(victim.number()), now) else { return Value::Null };
         let mut object = Map::new();

@@ -37,10 +37,10 @@ const LEFT_MAX: usize = 1 << 17;
 const NOBODY: u16 = u16::MAX;
 /// The place of the tenant's number in a row.
 const TENANT: usize = 2;
-/// How long a recording that was stopped is kept after the last call for it.
+/// A stopped recording is kept for this time after the last call for it.
 const READ_WITHIN: Duration = Duration::from_secs(60);
 
-/// What has been or is being recorded.
+/// The recording, under way or stopped.
 #[derive(Default)]
 pub(super) struct Records {
     /// When it is to be stopped, or read, at the latest.
@@ -48,22 +48,22 @@ pub(super) struct Records {
     is_stopped: bool,
     /// Decisions that a shard keeps.
     events: usize,
-    /// What each shard recorded before an upgrade.
+    /// The records of each shard from before an upgrade.
     earlier: Vec<Earlier>,
-    /// What D was before an upgrade.
+    /// The values of D before an upgrade.
     earlier_depths: Vec<Value>,
-    /// What each shard recorded since.
+    /// The records of each shard since then.
     shards: Vec<Recording>,
-    /// What D was.
+    /// The values of D.
     depths: Vec<DepthChange>,
 }
 
-/// What a shard recorded before an upgrade.
+/// The records of a shard from before an upgrade.
 #[derive(Default, Serialize, Deserialize)]
 struct Earlier {
     rows: Vec<EarlierRow>,
     lost: u64,
-    /// How many of its first rows an upgrade has dropped since the recording was stopped.
+    /// The number of its first rows that an upgrade has dropped since the recording was stopped.
     cut: usize,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Left {
 }
 
 impl Records {
-    /// What one shard recorded before an upgrade, and since.
+    /// The records of one shard from before an upgrade, and since.
     fn of(&self, shard: usize) -> (&[EarlierRow], &[Decision], u64) {
         let (earlier, now) = (self.earlier.get(shard), self.shards.get(shard));
         let lost = earlier.map_or(0, |of| of.lost) + now.map_or(0, |of| of.lost);
@@ -107,7 +107,7 @@ impl Records {
         (earlier, now.map(|of| &*of.decisions).unwrap_or_default(), lost)
     }
 
-    /// How many shards have recorded.
+    /// The number of shards that have recorded.
     fn count(&self) -> usize {
         self.earlier.len().max(self.shards.len())
     }
@@ -206,7 +206,7 @@ impl Console {
         Ok(json!({ "rows": rows }))
     }
 
-    /// What the next program has to know of a recording, without its rows: for a check.
+    /// The state of a recording for the next program, without its rows: for a check.
     pub(super) fn trace_outline(&self, admin: &dyn Admin) -> Option<Left> {
         let Records { until, is_stopped, events, .. } = self.records;
         let rest = until?.saturating_duration_since(Instant::now());
@@ -290,7 +290,7 @@ fn numbers(admin: &dyn Admin) -> Vec<(u16, String)> {
     members.map(|member| (member.number(), member.tenant.name.clone())).collect()
 }
 
-/// What D was, as `crate::trace` reads it.
+/// The values of D, as `crate::trace` reads them.
 fn depths_of(admin: &dyn Admin, changes: &[DepthChange]) -> Vec<Value> {
     if changes.is_empty() {
         return Vec::new();

@@ -33,10 +33,10 @@ use crate::parts::{default_tenant, tls_mode};
 const LINES_MAX: usize = 200;
 /// The key of the one reading that goes on.
 const READING: &str = "config.reload";
-/// How often a thread finds all differences anew since groups have changed meanwhile.
+/// The most times that a thread compares all anew because groups have changed meanwhile.
 const COMPARISONS: u32 = 3;
 
-/// What a reload may do beyond what the file says.
+/// The options of a reload.
 #[derive(Default)]
 pub(super) struct Asked {
     /// Tenants that are to be removed, since the file has them no more.
@@ -59,7 +59,7 @@ pub(super) struct Reading {
     contents: Arc<Contents>,
     /// The configuration that it was compared with.
     in_force: Arc<Settings>,
-    /// How often these contents had been compared with another configuration before.
+    /// The number of earlier comparisons of these contents with another configuration.
     earlier: u32,
     /// The groups of that configuration.
     old_groups: Vec<group::Group>,
@@ -71,7 +71,7 @@ pub(super) struct Reading {
 /// The differences of tenants between two configurations.
 #[derive(Clone)]
 struct Differences {
-    /// Those of other keys, too.
+    /// The keys that differ, also outside tenants.
     keys: Vec<Change>,
     /// Tenants that the file does not name.
     missing: Vec<String>,
@@ -100,7 +100,7 @@ impl Steps {
     }
 }
 
-/// What the table of the tenant says after a change.
+/// The new values in the tenant's table after a change.
 #[derive(Clone)]
 enum Written {
     Weight(WeightSource),
@@ -112,7 +112,7 @@ enum Written {
     Nothing,
 }
 
-/// What a reading starts from.
+/// The input of a reading.
 struct Start {
     file: PathBuf,
     flags: Settings,
@@ -135,7 +135,7 @@ impl Start {
 }
 
 impl Reading {
-    /// What the file changes in this configuration.
+    /// The changes that the file makes in this configuration.
     fn compared(
         contents: Arc<Contents>,
         with: &Arc<Settings>,
@@ -190,7 +190,7 @@ impl Reading {
 }
 
 impl Differences {
-    /// What `wanted`, whose tenants are `planned` when they are complete, changes in `in_force`.
+    /// The changes from `in_force` to `wanted`, whose complete tenants are `planned`.
     fn between(
         in_force: &Settings,
         tenants: &TenantList,
@@ -320,7 +320,7 @@ impl Written {
     }
 }
 
-/// What a reload has changed, or would change. The answer is made of it by another thread than the
+/// The changes of a reload, made or predicted. The answer is made of it by another thread than the
 /// control thread, since it takes much longer than the changes where there are thousands.
 pub(super) struct Outcome {
     reading: Arc<Reading>,
@@ -521,7 +521,7 @@ impl Console {
         Ok(reading.differences.missing.iter().map(String::as_str).partition(goes))
     }
 
-    /// What a reload would do, and nothing is done.
+    /// The changes that a reload would make; none is made.
     fn foretell(
         &self,
         admin: &dyn Admin,
@@ -552,7 +552,7 @@ impl Console {
         Ok(Outcome { reading, staying, notes, done, made, is_dry_run: true })
     }
 
-    /// What would become of a tenant that is new in the file.
+    /// The fate of a tenant that is new in the file.
     fn foretell_new(&self, new: &Tenant, gap: Result<Option<Range>, Refusal>) -> String {
         let name = &new.name;
         let record = self.layout.as_ref().map(|layout| layout.record());
@@ -628,7 +628,7 @@ impl Console {
             }
             Err(error) => warnings.add(&error),
         }
-        // Those that go come first: their ranges and files are free for those that come.
+        // Tenants are removed first: their ranges and files are free for new tenants.
         for (name, result) in gone.iter().zip(self.remove_all(admin, &gone)) {
             match result {
                 Ok(()) => done.add(format!("tenant.{name}")),
@@ -749,7 +749,7 @@ impl Console {
                 tracing::warn!("{error}");
             }
         }
-        // What could not be listened on is still a difference, so the next reload tries it again.
+        // An address that failed is still a difference, so the next reload tries it again.
         if all && self.settings.listen != wanted.listen {
             Arc::make_mut(&mut self.settings).listen.clone_from(&wanted.listen);
         }

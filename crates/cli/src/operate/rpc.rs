@@ -67,7 +67,7 @@ impl Fault {
         self.is_unfinished
     }
 
-    /// What is wrong.
+    /// The reason.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
@@ -157,7 +157,7 @@ fn answer_batch(
     Reply { text, is_unfinished, made }
 }
 
-/// What comes of an answer, made where the answer is.
+/// An answer with another result, which is made on the thread of the answer.
 fn then<T, U>(answer: Answer<T>, make: impl FnOnce(T) -> U + Send + 'static) -> Answer<U>
 where
     T: 'static,

@@ -1,4 +1,4 @@
-//! What the operator is told of the storage behind the tenants, and does about it.
+//! Reports about the storage behind the tenants, and the operator's remedies.
 
 use std::collections::HashSet;
 
@@ -124,7 +124,7 @@ impl Console {
                  under way after {} s; see to the device, then add it again",
                 longest.as_secs_f64()
             );
-            // What was its own before stays its own.
+            // The data that were its own stay its own.
             let keep = self.is_ready(tenant);
             if let Err(fault) = self.remove(admin, tenant, true) {
                 tracing::error!(tenant, "cannot be removed again: {}", fault.message());

@@ -28,10 +28,10 @@ pub(crate) struct Method {
     run: Run,
 }
 
-/// What makes an answer of what a method has done.
+/// Makes an answer of a method's result.
 type Rest = Box<dyn FnOnce() -> Value + Send>;
 
-/// What carries a method out.
+/// The function that carries a method out.
 enum Run {
     /// The control thread.
     Does(fn(&mut Console, &mut dyn Admin, Given) -> Result<Value, Fault>),
@@ -43,7 +43,7 @@ enum Run {
     Looks,
 }
 
-/// What a method changes.
+/// The effect of a method.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effect {
     /// Nothing that is shown.

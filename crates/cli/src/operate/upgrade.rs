@@ -16,7 +16,7 @@ use crate::take_over::{self, Left};
 pub(super) struct Upgrades {
     /// The path from which the server was started.
     program: PathBuf,
-    /// What has come of the call that waits for its answer.
+    /// The outcome of the call that waits for its answer.
     outcome: Option<Result<Value, String>>,
     /// The recording that the program before this one has left.
     pub(super) recording: Option<record::Left>,

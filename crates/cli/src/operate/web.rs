@@ -1,4 +1,4 @@
-//! What is served over HTTP: `/metrics` for Prometheus, and a page for people.
+//! The pages over HTTP: `/metrics` for Prometheus, and a page for people.
 //!
 //! **The page** is one document with its style and script in it, so that a saved one is whole. Its
 //! policy ([`policy`]) lets it run and show what bears this answer's random number only, load
@@ -50,16 +50,16 @@ const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Who may change weights.
+/// The clients that may change weights.
 pub(super) struct Writers {
-    /// What they know; nobody may if there is none.
+    /// The token that they send; without one nobody may.
     token: Option<String>,
     /// Wrong tokens since they were last told of, so that a flood of them is one line a second.
     refused: u64,
 }
 
 impl Writers {
-    /// Those who know what is in this file.
+    /// The clients that send the token in this file.
     pub(super) fn new(file: Option<&Path>) -> Result<Writers, Refusal> {
         Ok(Writers { token: file.map(read_token).transpose()?, refused: 0 })
     }
@@ -202,8 +202,8 @@ fn route(
     }
 }
 
-/// What an answer may run, load and show, and whom it may talk to: this server. Icons may be in the
-/// page itself.
+/// The policy for the contents of an answer: it may run, load and show only files of this server,
+/// and connect to it alone. Icons may be in the page itself.
 fn policy(nonce: &str) -> HeaderValue {
     let text = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src \
@@ -235,8 +235,8 @@ fn with(status: StatusCode, kind: &'static str, body: Answer<Bytes>) -> HttpResp
     response
 }
 
-/// What [`set_weight`] takes: of the control socket's method only numbers. A name would make the
-/// server read a file, which is for its operator to ask.
+/// The parameters of [`set_weight`]: only numbers of those that the control socket's method takes.
+/// A name would make the server read a file, which only its operator may request.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlainWeight {

@@ -72,7 +72,8 @@ fn show(
             {
                 return Ok(());
             }
-            // What a key changed is drawn at once; the server is asked no sooner for it.
+            // A key's change is drawn at once; the next request to the server comes no sooner for
+            // it.
             continue;
         }
         next = Instant::now() + PERIOD;

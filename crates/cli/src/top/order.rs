@@ -1,4 +1,4 @@
-//! What is shown, sorted.
+//! The tenants in the order in which they are shown.
 
 use anyhow::Context;
 use serde_json::json;
@@ -70,7 +70,7 @@ impl Look {
 }
 
 impl Tenant {
-    /// Who hurts it most beside itself, and by how much.
+    /// The other tenant that delays it most, and the part of its delay.
     pub(crate) fn worst(&self) -> Option<(&str, f64)> {
         let others = self.hurt_by.iter().flatten().filter(|(name, _)| **name != self.name);
         others.map(|(name, part)| (name.as_str(), *part)).max_by(|a, b| a.1.total_cmp(&b.1))

@@ -25,7 +25,7 @@ const PROMISED_LINES: usize = 3;
 /// The most lines that say why targets are missed.
 const MISSED_LINES: usize = 3;
 
-/// What is on the screen beside the numbers.
+/// The state of the screen, without the numbers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Screen {
     pub(crate) order: Order,
@@ -36,7 +36,7 @@ pub(crate) struct Screen {
     pub(crate) is_paused: bool,
     /// The tenant whose weight is being typed, and what there is of it.
     pub(crate) typed: Option<(String, String)>,
-    /// What went wrong last.
+    /// The last error.
     pub(crate) complaint: Option<String>,
 }
 
@@ -146,7 +146,7 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// What groups have, and what the selected tenant does.
+/// The lines about groups and about the selected tenant's promises.
 fn promised(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
     let group = |of: &Group| {
         let promised = of.promised.as_ref().map(|text| format!(": {text}")).unwrap_or_default();
@@ -224,7 +224,7 @@ enum Column {
 }
 
 impl Column {
-    /// Those that there is room for, with their widths.
+    /// The columns that fit, with their widths.
     fn of(width: u16, has_targets: bool) -> Vec<(Column, usize)> {
         use Column::*;
         let mut columns =
@@ -265,7 +265,7 @@ impl Column {
         matches!(self, Column::Name | Column::Bar | Column::HurtBy)
     }
 
-    /// What stands there of a tenant.
+    /// The column's text for a tenant.
     fn text(self, tenant: &Tenant, width: usize) -> String {
         match (self, tenant.last_second) {
             (Column::Name, _) => tenant.name.clone(),
@@ -331,7 +331,8 @@ fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
     Widget::render(Table::new(rows, widths).header(head).column_spacing(1), area, buffer);
 }
 
-/// What it got, and a mark at what it is entitled to: told apart by shape, not by colour.
+/// A bar for the tenant's share, with a mark at its entitled share: they differ by shape, not
+/// colour.
 fn bar(share: f64, entitled: f64) -> String {
     let at = |part: f64| ((part * BAR as f64).round() as usize).min(BAR);
     // The mark stands in the last column that is due: at 100 % it is still inside the bar.

@@ -5,7 +5,7 @@
 //! virtual time and free slots. A process for each store, with D and what the store is believed to
 //! do as counters, and the reason for each D as an instant.
 //!
-//! What Perfetto's importer wants beyond the format: slices of requests overlap, so they are
+//! Perfetto's importer has rules beyond the format: slices of requests overlap, so they are
 //! asynchronous (`b`, `e`), and both events of one have the same category, number, process and
 //! *name*; a process' only thread has the number of the process, else it is taken for another one;
 //! what has no value is left out; and there is no `displayTimeUnit`, which it counts as a mistake.
@@ -75,7 +75,7 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
         }
         Entry::Depth(depth) => writer.depth(stores[depth.store()], depth),
     })?;
-    // What was under way at the end.
+    // Requests that were under way at the end.
     let last_ns = recorded.last_ns();
     let mut rest: Vec<(Live, Open)> = writer.open.drain().collect();
     // A HashMap's order differs from run to run: the same recording is to give the same file.
@@ -140,7 +140,7 @@ impl<W: Write> Writer<'_, W> {
         self.put(&json!({"ph": "C", "pid": process, "tid": process, "name": name, "ts": ts, "args": {unit: value}}))
     }
 
-    /// What D was, why, and what the device is believed to do.
+    /// D, the reason for it, and the device's estimated rates.
     fn depth(&mut self, process: usize, depth: &Depth) -> io::Result<()> {
         let ts = self.ts(depth.at_ns);
         self.put(&json!({
@@ -156,7 +156,7 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    /// What a row means for its request; `number` is what the request is called, if it is its
+    /// The events of a row for its request; `number` is the name of the request, if the row is its
     /// first.
     fn request(&mut self, number: u64, shard: usize, row: &Row) -> io::Result<()> {
         let (live, process) = ((shard, row.tag), tenant_process(row.tenant));
@@ -200,7 +200,7 @@ impl<W: Write> Writer<'_, W> {
         self.counter(shard, row.at_ns, ON_DEVICE, "requests", self.on_device[shard])
     }
 
-    /// What a row means for its shard.
+    /// The events of a row for its shard.
     fn decision(&mut self, recorded: &Recorded, shard: usize, row: &Row) -> io::Result<()> {
         // A completion is the end of its slice; as an instant it would stand there twice.
         if row.kind != "complete" {

@@ -4,7 +4,7 @@ use fairq_host::server::{Status, TURN_BOUNDS_NS};
 
 use super::Text;
 
-/// How long it was busy with one event at a time.
+/// The CPU time of the control thread for one event at a time.
 pub(super) fn control(text: &mut Text, now: &Status) {
     let name = "fairq_control_turn_cpu_seconds";
     text.family(

@@ -7,8 +7,8 @@ use fairq_host::server::{GroupStatus, Member, Status, TenantList};
 
 use super::{MOST_TENANTS, Text};
 
-/// What has caps: the word for it in names and labels, as it is called in help, and the label that
-/// its series have beside its name.
+/// A kind of object with caps: the word for it in names and labels, its name in help texts, and the
+/// label that its series have in addition.
 #[derive(Clone, Copy)]
 struct Kind<'a> {
     label: &'static str,
