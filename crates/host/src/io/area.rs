@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub struct Span {
     /// The first byte.
     pub at: u64,
-    /// How many.
+    /// The number of bytes.
     pub length: u64,
 }
 

@@ -1,4 +1,4 @@
-//! How much memory all connections' buffers may have together.
+//! The bound of the memory of all connections' buffers together.
 //!
 //! **Problem.** A connection's buffers are bounded, and so is the number of connections; their
 //! product is more than most machines have. **Model.** A region of a connection's memory asks the
@@ -24,7 +24,7 @@ pub struct Budget {
     tenants: Box<[Part]>,
 }
 
-/// What one tenant has.
+/// One tenant's part.
 #[derive(Debug, Default)]
 struct Part {
     used: AtomicU64,
@@ -32,9 +32,9 @@ struct Part {
 }
 
 impl Budget {
-    /// What a connection has beside the buffers of its requests, in bytes, rounded up: what was
-    /// received and not consumed, the state of TLS and what it made of a part of a reply, and the
-    /// places of its requests.
+    /// The memory of a connection without the buffers of its requests, in bytes, rounded up:
+    /// received bytes that are not consumed, the state of TLS and its output for a part of a reply,
+    /// and the places of its requests.
     pub const CONNECTION: u64 = 1 << 20;
 
     /// Of so many bytes, for so many tenants.

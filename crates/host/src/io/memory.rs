@@ -28,7 +28,7 @@ use crate::io::budget::Budget;
 
 /// The unit of allocation and the alignment of every buffer: 4 KiB, enough for direct I/O anywhere.
 pub const PAGE: usize = 4096;
-/// How many bytes of a budget are asked for at a time.
+/// The bytes of a budget that are requested at a time.
 const STEP: usize = 64 * PAGE;
 /// Single pages kept for the next request.
 const PAGES_KEPT: usize = 64;
@@ -82,7 +82,7 @@ pub struct Buffer {
 // SAFETY: a buffer is exclusive access to its bytes, as a `Box` is.
 unsafe impl Send for Buffer {}
 
-/// What a device command or a socket operation needs to know of a buffer.
+/// The address of a buffer, for a device command or a socket operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     /// The first byte.
@@ -231,7 +231,7 @@ impl Region {
     pub fn give_back(&mut self) -> usize {
         debug_assert!(self.is_unused());
         let kept = self.fixed.map_or(0, |(_, length)| length);
-        // What goes beyond the budget may lie anywhere.
+        // Memory beyond the budget may lie anywhere.
         let end = if self.is_overdrawn { self.length } else { self.touched };
         if end <= kept {
             return 0;

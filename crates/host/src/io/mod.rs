@@ -1,4 +1,4 @@
-//! What lies between the kernel and everything else: the ring, memory, wake-ups, and time.
+//! The border to the kernel: the ring, memory, wake-ups, and time.
 
 pub mod area;
 pub mod budget;

@@ -57,7 +57,7 @@ impl UserData {
 /// One finished operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// What was finished.
+    /// The operation that has finished.
     pub data: UserData,
     /// The system call's result: negative errno on failure.
     pub result: i32,

@@ -30,7 +30,7 @@ impl Waker {
         &self.bell
     }
 
-    /// What becomes readable when the shard, parked, is woken.
+    /// The descriptor that becomes readable when the parked shard is woken.
     pub(crate) fn fd(&self) -> RawFd {
         self.eventfd.as_raw_fd()
     }

@@ -31,10 +31,10 @@ mod open;
 
 /// Bytes taken by one receive; the start of a reply may wait there for the rest.
 const RECEIVE: usize = channel::ROOM + (256 << 10);
-/// How long a connection waits at most before it checks whether it has to stop.
+/// The longest wait of a connection before it checks whether it has to stop.
 const STEP: Duration = Duration::from_millis(100);
 
-/// What one connection does.
+/// The load of one connection.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The tenant it is counted for.
@@ -55,8 +55,8 @@ pub struct Job {
     pub think_ns: u64,
     /// Uses only this much of the export's start, in bytes, if it is larger.
     pub size: Option<u64>,
-    /// How long the server may send nothing while it has requests, and how long connecting and the
-    /// handshake may take.
+    /// The time that the server may send nothing while it has requests, and the limit of connecting
+    /// and the handshake.
     pub timeout: Duration,
     /// Seed of its random numbers.
     pub seed: u64,

@@ -30,7 +30,7 @@ use moves::{Homes, Moves};
 /// The measurement has not begun.
 const NOT_BEGUN: u64 = u64::MAX;
 
-/// What a job does, in the manner of fio.
+/// A job, in the manner of fio.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The tenant's index.
@@ -104,7 +104,7 @@ pub struct LoadFront {
 struct Running {
     job: Job,
     volume: Volume,
-    /// What it did when, if somebody wants to know.
+    /// Its completions over time, if requested.
     series: Option<Arc<Series>>,
     /// When it ends; the end is not known until the measurement has begun.
     ends_ns: u64,
@@ -325,7 +325,7 @@ impl Drop for Running {
     }
 }
 
-/// How long to run.
+/// The duration of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// Not counted, at the start.
@@ -355,22 +355,22 @@ pub struct Threads<'a> {
     pub cpus: &'a [usize],
     /// How their requests get to the device.
     pub path: Path,
-    /// How long a job stays on one of them, if they do not stay: it then moves to one at random.
+    /// The time that a job stays on one of them before it moves to another at random, if jobs move.
     pub moves: Option<Duration>,
 }
 
-/// What came out of a load run.
+/// The result of a load run.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// What each tenant got while it was measured.
+    /// The service of each tenant during the measurement.
     pub tenants: Vec<TenantStats>,
-    /// How long that was; never less than requested unless there is a disturbance.
+    /// The duration of the measurement; never less than requested unless there is a disturbance.
     pub elapsed: Duration,
     /// The reason for which the figures must not be used, if there is one.
     pub disturbance: Option<Disturbance>,
     /// CPU time of the whole process meanwhile.
     pub cpu: Duration,
-    /// How often one of its threads had to give its CPU to somebody else's meanwhile.
+    /// The number of times that one of its threads lost its CPU to another program meanwhile.
     pub preempted: u64,
     /// The part of the time that its shards were ready to run and others had their CPUs, 0 to 1 on
     /// average, if the kernel tells.
@@ -380,7 +380,7 @@ pub struct Measured {
     /// The weights that the policy had the device's classes given, and from when: after the
     /// measurement began, or 0.
     pub class_weights: Vec<(Duration, ClassWeights)>,
-    /// What was known of D in the end ([`fairq_core::Stats::known_slots`]).
+    /// The knowledge of D in the end ([`fairq_core::Stats::known_slots`]).
     pub slots: Option<u64>,
 }
 
@@ -506,7 +506,7 @@ fn start<P: Port + 'static, D: Device>(
     }
 }
 
-/// How long a shard waited for its CPU between two looks, on average.
+/// The average time that a shard waited for its CPU between two reports.
 fn cpu_wait(before: &[ShardCounters], after: &[ShardCounters]) -> Option<Duration> {
     let waited = |(before, after): (&ShardCounters, &ShardCounters)| {
         Some(Duration::from_nanos(after.cpu?.waited_ns.saturating_sub(before.cpu?.waited_ns)))
@@ -515,7 +515,7 @@ fn cpu_wait(before: &[ShardCounters], after: &[ShardCounters]) -> Option<Duratio
     each.map(|each| each.iter().sum::<Duration>() / each.len().max(1) as u32)
 }
 
-/// What each tenant's jobs did in each interval, together.
+/// The sum of each tenant's jobs in each interval.
 fn total_series(tenants: usize, series: &[(u16, Arc<Series>)]) -> Vec<Vec<u64>> {
     let Some((_, first)) = series.first() else { return Vec::new() };
     let mut totals = vec![vec![0; first.bytes.len()]; tenants];
@@ -526,12 +526,12 @@ fn total_series(tenants: usize, series: &[(u16, Arc<Series>)]) -> Vec<Vec<u64>> 
     totals
 }
 
-/// What this process has had of the CPUs, the threads that are gone included.
+/// The CPU time of this process, with its ended threads.
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
     /// Time in user and kernel mode.
     pub(crate) cpu: Duration,
-    /// How often a thread had to give its CPU away.
+    /// The number of times that a thread lost its CPU.
     pub(crate) preempted: u64,
 }
 

@@ -1,5 +1,5 @@
-//! What the kernel says of a shard's thread: how long it had its CPU, and how long it was ready to
-//! run and others had it.
+//! The kernel's times of a shard's thread: the time that it had its CPU, and the time that it was
+//! ready to run while others had it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

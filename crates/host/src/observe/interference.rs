@@ -1,4 +1,4 @@
-//! Who hurts whom: whose requests were served while a tenant's request waited.
+//! Interference: the tenants whose requests were served while a tenant's request waited.
 //!
 //! **Problem.** A tenant that is slow wants to know because of whom. To account for it exactly,
 //! each request would look at what every other tenant got during its life.
@@ -27,7 +27,7 @@ pub const GROUPS: usize = 64;
 /// Between the beginnings of two observations of a shard, for up to eight shards; in proportion
 /// more for more.
 pub const PERIOD_NS: u64 = 1_000_000;
-/// What a request without data counts for.
+/// The bytes that a request without data counts for.
 const DATALESS_BYTES: u64 = 4096;
 
 /// Nanoseconds of delay that one tenant (row) suffered while others (columns) were served, over
@@ -89,7 +89,7 @@ pub struct Observed {
     next_ns: u64,
     /// The request under observation.
     tag: Option<Tag>,
-    /// What had been served when it arrived.
+    /// The bytes that had been served when it arrived.
     before: Box<[u64; GROUPS]>,
     matrix: Matrix,
 }
@@ -154,7 +154,7 @@ impl Observed {
         }
     }
 
-    /// What was observed since the start.
+    /// The observations since the start.
     pub fn matrix(&self) -> &Matrix {
         &self.matrix
     }

@@ -1,4 +1,4 @@
-//! How much of the log strangers may fill.
+//! The bound of log lines that strangers may cause.
 //!
 //! Problem: a peer that has not shown who it is can cause log lines as fast as it connects or asks
 //! for exports, and would fill the disk and hide what matters. Model: one token bucket for all
@@ -28,7 +28,7 @@ struct Bucket {
     filled: Option<Instant>,
     /// Lines that were not written.
     suppressed: u64,
-    /// Those of them that have been told.
+    /// The suppressed lines that have been reported.
     told: u64,
 }
 
@@ -50,7 +50,7 @@ impl LogLimit {
         let come = now.saturating_duration_since(filled).as_nanos() / period.as_nanos();
         let come = u32::try_from(come).unwrap_or(u32::MAX);
         bucket.tokens = bucket.tokens.saturating_add(come).min(BURST);
-        // What is left of a period counts for the next token. A full bucket begins anew.
+        // The rest of a period counts for the next token. A full bucket begins anew.
         bucket.filled =
             if bucket.tokens == BURST { Some(now) } else { Some(filled + period * come) };
         let allowed = bucket.tokens > 0;

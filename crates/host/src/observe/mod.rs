@@ -1,4 +1,4 @@
-//! What a server tells about itself while it runs, at next to no cost.
+//! A running server's reports about itself, at next to no cost.
 
 pub mod cpu_time;
 pub mod interference;

@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 
 use fairq_core::{Class, DepthStats, Held, Op, Reason, Stats, Tag};
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A request was taken in.
@@ -48,28 +48,28 @@ pub enum Kind {
 pub struct Decision {
     /// When, in the process's time.
     pub at_ns: u64,
-    /// What happened.
+    /// The kind of event.
     pub kind: Kind,
     /// To which of the shard's live requests.
     pub tag: Tag,
-    /// Whose.
+    /// The tenant.
     pub tenant: u16,
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// To which queue class it went.
     pub class: Class,
     /// Where, in bytes of the device's file.
     pub offset: u64,
-    /// How much, in bytes.
+    /// The length in bytes.
     pub length: u32,
     /// The numbers behind it.
     pub reason: Reason,
 }
 
-// What the documentation states of a recording's memory.
+// The documentation states this size of a recording's entries.
 const _: () = assert!(size_of::<Decision>() <= 80);
 
-/// What a shard recorded.
+/// The records of a shard.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// The decisions, in order.
@@ -85,7 +85,7 @@ pub struct Recorder {
     most: usize,
     /// Decisions recorded so far.
     count: u64,
-    /// What was recorded last, if that was being held.
+    /// The last record, if it was of a hold.
     held: Option<(Option<Held>, Option<u64>)>,
 }
 
@@ -131,7 +131,7 @@ impl Recorder {
         self.count += 1;
     }
 
-    /// What was recorded.
+    /// The records.
     pub fn finish(self) -> Recording {
         let Recorder { mut ring, most, count, .. } = self;
         let lost = count.saturating_sub(most as u64);
@@ -161,7 +161,7 @@ pub struct DepthChange {
 #[derive(Debug, Default)]
 pub struct DepthRecorder {
     changes: VecDeque<DepthChange>,
-    /// What was recorded last of each store.
+    /// The last record of each store.
     last: Vec<Option<DepthChange>>,
 }
 
@@ -192,7 +192,7 @@ impl DepthRecorder {
         self.changes.push_back(change);
     }
 
-    /// What was recorded, in order.
+    /// The records, in order.
     pub fn finish(self) -> Vec<DepthChange> {
         self.changes.into()
     }

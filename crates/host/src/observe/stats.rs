@@ -1,10 +1,10 @@
-//! What each tenant got and each shard did: counted by each shard alone, in plain memory, and
-//! copied out when asked.
+//! The service of each tenant and the work of each shard: counted by each shard alone, in plain
+//! memory, and copied out on request.
 //!
 //! A shard copies out only the tenants to which something has happened since the last time; the
 //! shards' pool keeps the rest in a `Ledger`, and adds up again only those.
-//! What is told is shared, not copied, so that a second costs what happened in it and not what
-//! there is.
+//! Reports are shared, not copied, so that the cost of a second depends on the events in it and not
+//! on the number of tenants.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Times {
     }
 }
 
-/// What one tenant got on one shard, or on several together; counters since the start.
+/// The service of one tenant on one shard, or on several together; counters since the start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TenantStats {
     /// Reads completed.
@@ -66,7 +66,7 @@ pub struct TenantStats {
     /// Requests taken in and not yet completed.
     #[serde(skip)]
     pub in_flight: u64,
-    /// Those of them that wait in the scheduler.
+    /// The requests in flight that wait in the scheduler.
     #[serde(skip)]
     pub staged: u64,
     /// Since when the tenant is starved; [`NOT_STARVED`] if it is not.
@@ -242,7 +242,7 @@ impl TenantStats {
         self.latency_ns.add(&other.latency_ns).expect("all histograms have the same bounds");
     }
 
-    /// What was counted since `earlier`, a previous copy of the same counters.
+    /// The counts since `earlier`, a previous copy of the same counters.
     #[must_use]
     pub fn since(&self, earlier: &TenantStats) -> TenantStats {
         let mut latency_ns = self.latency_ns.clone();
@@ -266,7 +266,7 @@ impl TenantStats {
     }
 }
 
-/// What one shard did; counters since the start.
+/// The work of one shard; counters since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ShardCounters {
     /// Requests sent to the device, by class: urgent, high, medium, low.
@@ -282,7 +282,7 @@ pub struct ShardCounters {
     pub turns: u64,
     /// Times it slept.
     pub sleeps: u64,
-    /// What it had of its CPU, if the kernel tells.
+    /// Its CPU time, if the kernel reports it.
     #[serde(skip)]
     pub cpu: Option<CpuTime>,
 }
@@ -299,49 +299,49 @@ impl ShardCounters {
     }
 }
 
-/// What was counted by the program before this one in the same process.
+/// The counts of the program before this one in the same process.
 #[derive(Default)]
 pub struct Counted {
     /// Of tenants, by number.
     pub tenants: Vec<(u16, TenantStats)>,
     /// Of the shard.
     pub counters: ShardCounters,
-    /// Who hurt whom.
+    /// The delays that tenants caused each other.
     pub matrix: Option<Matrix>,
 }
 
-/// What a shard answers when it is asked.
+/// The report of a shard.
 pub struct ShardReport {
     /// Tenants, by number, to whom something has happened since the last answer.
     pub tenants: Vec<(u16, TenantStats)>,
-    /// What the shard did.
+    /// The work of the shard.
     pub counters: ShardCounters,
-    /// Who hurt whom.
+    /// The delays that tenants caused each other.
     pub matrix: Matrix,
-    /// What is on each store, by number, as far as there is something.
+    /// The requests on each store that has some, by number.
     pub stores: Vec<StoreLoad>,
 }
 
 /// The requests that a store has and has not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StoreLoad {
-    /// How many.
+    /// The number of requests.
     pub on_device: u64,
     /// For how long it has had the oldest of them, in nanoseconds.
     pub oldest_ns: u64,
 }
 
-/// What all shards together tell.
+/// The reports of all shards together.
 #[derive(Clone, Debug)]
 pub struct Totals {
-    /// What each tenant got, by number; the same object as the last time if nothing has happened to
-    /// the tenant since.
+    /// The service of each tenant, by number; the same object as the last time if nothing has
+    /// happened to the tenant since.
     pub tenants: Vec<Arc<TenantStats>>,
-    /// What each shard did.
+    /// The work of each shard.
     pub shards: Vec<ShardCounters>,
-    /// Who hurt whom.
+    /// The delays that tenants caused each other.
     pub matrix: Matrix,
-    /// What is on each store, by number, as far as there is something.
+    /// The requests on each store that has some, by number.
     pub stores: Vec<StoreLoad>,
 }
 
@@ -409,7 +409,7 @@ impl Ledger {
         }
     }
 
-    /// What it comes to.
+    /// The sums.
     pub(crate) fn totals(&self) -> Totals {
         self.totals.clone()
     }

@@ -1,4 +1,4 @@
-//! What can be asked of and changed in a running server.
+//! Queries and changes of a running server.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,12 +26,12 @@ use crate::server::{
 };
 use crate::shard::fence::FenceStats;
 
-/// What the server is doing.
+/// The status of the server.
 #[derive(Clone, Debug)]
 pub struct Status {
     /// Since the server started.
     pub elapsed: Duration,
-    /// What was counted since then; a tenant's place is its
+    /// The counts since then; a tenant's place is its
     /// [`Member::number`](crate::server::Member::number).
     pub totals: Totals,
     /// Open connections of each shard.
@@ -59,16 +59,16 @@ pub struct Status {
     /// How the tenants that have a latency target do, by their
     /// [`Member::number`](crate::server::Member::number).
     pub targets: HashMap<u16, TargetStats>,
-    /// What caps have done, by the numbers of the tenants that have some.
+    /// The statistics of caps, by the numbers of the tenants that have some.
     pub caps: HashMap<u16, CapStats>,
     /// The groups of tenants, by name.
     pub groups: Vec<GroupStatus>,
-    /// What the places and reservations of tenants come to, by their numbers; of none while no
-    /// tenant has any.
+    /// The tenants' effective weights and reservations, by their numbers; none while no tenant has
+    /// any.
     pub shares: HashMap<u16, ShareStats>,
     /// The control thread's turns so far.
     pub control: Turns,
-    /// How often a program has followed another in this process.
+    /// The number of upgrades in this process.
     pub upgrades: u64,
 }
 
@@ -96,12 +96,12 @@ impl Status {
         store.map(|store| &*store.name)
     }
 
-    /// What a tenant's caps, and those of its groups, have done with its requests; `None` without.
+    /// The statistics of a tenant's caps and of its groups' caps; `None` without caps.
     pub fn caps_of(&self, member: &Member) -> Option<&CapStats> {
         self.caps.get(&member.number())
     }
 
-    /// What a tenant's place and reservation come to; `None` while no tenant has any.
+    /// A tenant's effective weight and reservation; `None` while no tenant has any.
     pub fn share_of(&self, member: &Member) -> Option<&ShareStats> {
         self.shares.get(&member.number())
     }
@@ -232,9 +232,9 @@ pub enum Change {
     },
 }
 
-/// What can be asked of and changed in a running server. Changes hold at once and interrupt nobody.
+/// Queries and changes of a running server. Changes hold at once and interrupt nobody.
 pub trait Admin {
-    /// What the server is doing now.
+    /// The status of the server now.
     fn status(&self) -> Status;
     /// The tenants.
     fn tenants(&self) -> Arc<TenantList>;
@@ -300,8 +300,8 @@ pub trait Admin {
     fn record(&mut self, events: usize);
     /// Ends that; what each shard recorded, and what D was.
     fn recorded(&mut self) -> (Vec<Recording>, Vec<DepthChange>);
-    /// What [`Admin::upgrade`] hands over, without connections and memory: for the next program to
-    /// see whether it can go on with that.
+    /// The state that [`Admin::upgrade`] hands over, without connections and memory: for the check
+    /// by the next program.
     fn upgrade_state(&self, operator: serde_json::Value) -> Result<File, AdminError>;
     /// Accepts no more clients, which wait, until the upgrade or for two seconds. Whether no
     /// handshake is under way any more, or they have had their time.

@@ -1,5 +1,5 @@
-//! What asks the control thread for something: lines on the control socket, and HTTP requests of
-//! scrapers and browsers.
+//! Requests to the control thread: lines on the control socket, and HTTP requests of scrapers and
+//! browsers.
 //!
 //! Each connection is a task that reads and writes; what is asked goes to the one place that may
 //! change the server, through a channel that holds a few. A line or an HTTP request is passed on as
@@ -53,7 +53,7 @@ const CONNECTIONS: usize = 32;
 const HTTP_CONNECTIONS: usize = 128;
 /// Descriptors kept back for the control socket.
 const RESERVE: usize = 4;
-/// How often a call that waits for a file system is made meanwhile.
+/// The pause between two tries of a call that waits for a file system.
 pub(super) const CALL_PERIOD: Duration = Duration::from_millis(20);
 
 /// An answer, or what makes it: a thread of its own does then, since it takes long where there are
@@ -83,7 +83,7 @@ impl<T: Send + 'static> Answer<T> {
     }
 }
 
-/// What came of a line of the control socket.
+/// The result of a line of the control socket.
 pub struct Reply {
     /// The answer; none if the line asked for none.
     pub text: Option<Answer<String>>,

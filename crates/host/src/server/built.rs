@@ -18,7 +18,7 @@ type Build = Box<dyn Fn() -> Result<BuiltPolicy, String> + Send>;
 pub struct BuiltPolicy {
     pub(super) policy: Arc<dyn Policy>,
     ports: Box<dyn Ports>,
-    /// How many stores there may be, and how those after the first are built.
+    /// The most stores, and the way in which those after the first are built.
     more: Option<(usize, Build)>,
 }
 
@@ -44,7 +44,7 @@ impl BuiltPolicy {
         self
     }
 
-    /// How many shards it was built for.
+    /// The number of shards that it was built for.
     pub(super) fn shards(&self) -> usize {
         self.ports.shards()
     }
@@ -75,7 +75,7 @@ pub(super) struct Policies {
 
 /// The policies of stores after the first.
 pub(super) struct Later {
-    /// How many stores there may be.
+    /// The most stores.
     pub(super) most: usize,
     build: Build,
     stock: Box<dyn AnyStock>,

@@ -1,5 +1,4 @@
-//! What the control thread holds: all that can be asked of and changed in a running server, one
-//! after the other.
+//! The state of the control thread: queries and changes of a running server, one after the other.
 //!
 //! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no
 //! shard holds a request of the old one any more; requests that wait for caps do not hold that up,
@@ -39,7 +38,7 @@ use crate::shard::fence::Fences;
 use crate::shard::stores::Names;
 use crate::shard::turns::Weights;
 
-/// How far a server is from its end.
+/// The stage of the end of a server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Drain {
     /// It serves.
@@ -50,7 +49,7 @@ pub(super) enum Drain {
     Now,
 }
 
-/// What the control thread itself holds: all that can be changed.
+/// The control thread's own state: all that can be changed.
 pub(super) struct ControlThread<'a> {
     pub(super) server: Arc<Server>,
     pub(super) device: &'a Arc<AnyDevice>,
@@ -69,7 +68,7 @@ pub(super) struct ControlThread<'a> {
     pub(super) flows: Vec<FlowId>,
     /// Tenants that were removed, and may have requests under way.
     pub(super) leftovers: Vec<(Tenant, FlowId)>,
-    /// Whose range is to be zeroed when nobody else writes there any more.
+    /// The tenants whose range will be zeroed when no other writes there are under way.
     pub(super) waiting: Vec<FlowId>,
     /// The tenant of clients that name none.
     pub(super) default: Option<DefaultTenant>,
@@ -83,9 +82,9 @@ pub(super) struct ControlThread<'a> {
     pub(super) listeners: Vec<Listening>,
     /// While an upgrade waits for handshakes, no client is accepted: when that ends.
     pub(super) accepts_again: Option<Instant>,
-    /// Those of HTTP and of the control socket.
+    /// The listeners of HTTP and of the control socket.
     pub(super) others: Vec<(Role, Listening)>,
-    /// How often a program has followed another in this process.
+    /// The number of upgrades in this process.
     pub(super) upgrades: u64,
     /// The connection of the control socket whose line is being carried out.
     pub(super) caller: Option<Caller>,
@@ -281,7 +280,7 @@ impl ControlThread<'_> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
         }
-        // What may fail comes first: until the shards are told, they go on under the old policy.
+        // Steps that may fail come first: the shards run under the old policy until their message.
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
         let mut schedulers =
             Schedulers::new(policies, self.names.clone(), self.device, &self.wakers)?;

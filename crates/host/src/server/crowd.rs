@@ -42,7 +42,7 @@ struct Seats {
     moves: u64,
 }
 
-/// What is known of a connection that has a seat.
+/// A connection that has a seat.
 struct Taken {
     source: Source,
     leave: oneshot::Sender<()>,

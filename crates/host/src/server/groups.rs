@@ -16,9 +16,9 @@ pub struct Group {
     pub name: String,
     /// Its weight beside its siblings.
     pub weight: Weight,
-    /// What its tenants have together at least.
+    /// The least that its tenants have together.
     pub reservation: Reservation,
-    /// What they have together at most, in each store.
+    /// The most that its tenants have together, in each store.
     pub caps: Caps,
 }
 
@@ -31,9 +31,9 @@ pub struct GroupStatus {
     pub weight: Weight,
     /// Tenants and groups in it.
     pub members: u32,
-    /// Those of them that have asked for something lately.
+    /// The members with recent requests.
     pub active: u32,
-    /// What its caps have done, if it has some.
+    /// The statistics of its caps, if it has some.
     pub caps: Option<CapStats>,
 }
 
@@ -119,7 +119,7 @@ impl ControlThread<'_> {
         self.schedulers.remove_group(name).map_err(refused)
     }
 
-    /// What groups come to.
+    /// The state of each group.
     pub(super) fn groups(&self) -> Vec<GroupStatus> {
         self.schedulers.groups()
     }
@@ -134,7 +134,7 @@ impl ControlThread<'_> {
         }
     }
 
-    /// What the places and reservations of tenants come to, if there are any.
+    /// The tenants' effective weights and reservations, if there are any.
     pub(super) fn shares(&self) -> HashMap<u16, ShareStats> {
         let tenants = self.server.tenants();
         let of = |member: &crate::server::Member| {
@@ -144,8 +144,8 @@ impl ControlThread<'_> {
     }
 }
 
-/// What a group comes to in several stores: members and what caps hold are added up, and its weight
-/// is the first's in which it has any.
+/// The state of a group over several stores: members and requests that caps hold are summed, and
+/// its weight is that of the first store in which it has one.
 pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
     let caps = stores.iter().filter_map(|stats| stats.caps).reduce(|sum, of| CapStats {
         caps: sum.caps,

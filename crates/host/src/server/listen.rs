@@ -258,7 +258,7 @@ fn explain_tcp(error: &io::Error) -> String {
     }
 }
 
-/// What the names of sockets begin with that a server has put into the service manager's store.
+/// The beginning of the names of sockets that a server has put into the service manager's store.
 pub const STORED: &str = "listen-";
 
 /// The listening sockets that the service manager has passed, by its protocol: descriptors from 3

@@ -86,15 +86,15 @@ const MAX_HANDSHAKES: usize = 1024;
 const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
 /// Threads that make answers which take long.
 const MAX_VIEWS: usize = 2;
-/// What the control socket and scrapers have asked for and has not been looked at.
+/// The most requests of the control socket and of scrapers that wait for the control thread.
 const MAX_ASKS: usize = 16;
-/// How often a server that drains looks whether its last client has gone.
+/// The pause between two checks of a draining server for its last client.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
-/// How often a server that prepares a tenant's range, or closes one's file, looks how far that is.
+/// The pause between two checks of the preparation of a tenant's range, or the closing of its file.
 const PREPARE_PERIOD: Duration = Duration::from_millis(5);
 /// The longest pause of that while requests of removed tenants stay under way.
 const PREPARE_PAUSE: Duration = Duration::from_millis(160);
-/// How often a server that changes its policy looks whether the old one has finished.
+/// The pause between two checks of whether the old policy has finished, during a change.
 const CHANGE_PERIOD: Duration = Duration::from_millis(2);
 
 /// One tenant.
@@ -116,13 +116,13 @@ pub struct Tenant {
     pub read_only: bool,
     /// Whether it may use the urgent class, within the policy's budget.
     pub urgent: bool,
-    /// How long its requests are to take, if that is said.
+    /// The latency target of its requests, if it has one.
     pub target: Option<Target>,
     /// The most that it gets, whatever is free.
     pub caps: Caps,
     /// The group that it is in.
     pub group: Option<String>,
-    /// What it has at least, while the device can.
+    /// The least that it has, as long as the device can do it.
     pub reservation: Reservation,
     /// The certificate that a client has to show to open it.
     pub identity: Option<Identity>,
@@ -141,7 +141,7 @@ pub struct DefaultTenant {
     pub is_named: bool,
 }
 
-/// How long a server waits for others.
+/// The times that a server waits for others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
     /// A TCP client may be silent on the wire for so long, keepalive probes and acknowledgements
@@ -179,7 +179,7 @@ impl Default for Timeouts {
     }
 }
 
-/// What to serve and how.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The tenants.
@@ -210,7 +210,7 @@ pub struct Config {
     pub tags: usize,
     /// Handshakes.
     pub handshake: HandshakeOptions,
-    /// How long to wait for others.
+    /// The times that the server waits for others.
     pub timeouts: Timeouts,
 }
 
@@ -278,9 +278,9 @@ pub enum ServerError {
     /// Something that the system refuses.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What came of it.
+        /// The error.
         error: io::Error,
     },
 }
@@ -360,8 +360,7 @@ pub fn serve(
         Some(before) => {
             before.state.resume_data(&tenants, &common.write_back, &common.fences);
         }
-        // What a server before this one wrote and did not flush may be lost, and no client has
-        // heard.
+        // Unflushed writes of a server before this one may be lost, and no client has been told.
         None => {
             for (file, error) in device.sync() {
                 common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
@@ -470,14 +469,14 @@ fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// What the control thread's tasks share.
+/// The state that the control thread's tasks share.
 struct Server {
     config: Config,
     tenants: Mutex<Arc<TenantList>>,
     counts: Vec<Arc<AtomicUsize>>,
     budget: Arc<Budget>,
     shards: Shards<AnyDevice, NbdFront>,
-    /// What handshakes that begin now go by.
+    /// The options of handshakes that begin now.
     handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
@@ -536,7 +535,7 @@ impl Signals {
     }
 }
 
-/// What the control thread does next.
+/// The control thread's next event.
 enum Event {
     Tick,
     Second,
@@ -560,7 +559,7 @@ impl Timers {
     fn new() -> Timers {
         let every = |period| {
             let mut interval = tokio::time::interval(period);
-            // What was missed is not made up for: one look is as good as many.
+            // Missed ticks are not made up for: one check is as good as many.
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             interval
         };
@@ -681,7 +680,7 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
             server.tell_all(|| NbdMessage::HangUp);
             break;
         }
-        // What is in flight may wait for its policy's time.
+        // Requests in flight may wait for their policy's time.
         control.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

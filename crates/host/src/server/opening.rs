@@ -12,9 +12,9 @@ use crate::server::AdminError;
 use crate::server::closing::Closing;
 use crate::server::control_thread::ControlThread;
 
-/// How long the control thread waits for a file.
+/// The time that the control thread waits for a file.
 const MOMENT: Duration = Duration::from_millis(20);
-/// How long an open file waits for a call that asks for it.
+/// An open file waits so long for a call that uses it.
 const UNCLAIMED: Duration = Duration::from_secs(60);
 
 /// Files that are being opened at a time: each has a thread, which may hang.

@@ -1,4 +1,4 @@
-//! How many connections there may be, and of whom.
+//! The bounds of connections, in all and for each tenant.
 //!
 //! Problem: one tenant's clients must not take all connections and keep the others out. Model: a
 //! tenant has at most its own bound, half of all unless its configuration says otherwise; and a

@@ -18,7 +18,7 @@ use crate::server::groups::{Groups, together};
 use crate::server::{Group, GroupStatus, Tenant};
 use crate::shard::stores::Names;
 
-/// What ticks the policies and keeps their flows.
+/// Ticks the policies and keeps their flows.
 pub(super) struct Schedulers<'a> {
     controls: Vec<Control<'a, Arc<dyn Policy>, AnyDevice>>,
     later: Option<Later>,
@@ -26,7 +26,7 @@ pub(super) struct Schedulers<'a> {
     wakers: Arc<Wakers>,
     names: Arc<Names>,
     groups: Groups,
-    /// What was tuned in all of them, the last of each kind; later ones are tuned alike.
+    /// The last tuning of each kind, which policies of later stores get too.
     tunings: Vec<Tuning>,
 }
 
@@ -158,7 +158,7 @@ impl<'a> Schedulers<'a> {
         policy.set_caps(flow, caps)
     }
 
-    /// What a flow's caps have done.
+    /// The statistics of a flow's caps.
     pub(super) fn caps(&self, flow: FlowId) -> Option<CapStats> {
         let (policy, flow) = self.of(flow).ok()?;
         policy.caps(flow)
@@ -229,7 +229,7 @@ impl<'a> Schedulers<'a> {
         }
     }
 
-    /// What the caps of each group have done in each store.
+    /// The statistics of each group's caps in each store.
     pub(super) fn caps_of_groups(&self) -> Vec<(String, Vec<Option<CapStats>>)> {
         let caps = |id| {
             let groups = self.controls.iter().map(move |of| of.policy().group(id));
@@ -270,7 +270,7 @@ impl<'a> Schedulers<'a> {
         Ok(())
     }
 
-    /// What a flow's place and reservation come to.
+    /// A flow's effective weight and reservation.
     pub(super) fn share(&self, flow: FlowId) -> Option<ShareStats> {
         let (policy, flow) = self.of(flow).ok()?;
         policy.share(flow)
@@ -281,7 +281,7 @@ impl<'a> Schedulers<'a> {
         self.groups.all().any(|(_, group)| !group.caps.is_empty())
     }
 
-    /// What groups come to.
+    /// The state of each group.
     pub(super) fn groups(&self) -> Vec<GroupStatus> {
         let status = |(id, group): (_, &Group)| {
             let stores: Vec<_> =

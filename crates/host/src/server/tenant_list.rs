@@ -1,5 +1,5 @@
-//! What is being served: the tenants, their flows and their exports, changed while connections come
-//! and go.
+//! The tenants that are served, their flows and their exports, changed while connections come and
+//! go.
 //!
 //! A handshake looks at one [`TenantList`] from its beginning to its end; a change makes a new one.
 //! A tenant's number, by which statistics are kept, is its flow's slot: the policy gives that to
@@ -23,7 +23,7 @@ use super::{DefaultTenant, Tenant};
 /// A tenant that is being served.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Who.
+    /// The tenant.
     pub tenant: Tenant,
     /// Its flow.
     pub flow: FlowId,
@@ -102,7 +102,7 @@ pub struct Resizing {
     pub to: u64,
     /// The part that is being zeroed, if it grows.
     pub wiping: Option<Arc<Wiping>>,
-    /// How many shards may have requests beyond the new end, if it shrinks.
+    /// The number of shards that may have requests beyond the new end, if it shrinks.
     pub(super) cut: Option<Arc<AtomicUsize>>,
 }
 
@@ -198,7 +198,7 @@ impl TenantList {
         self.places.get(name).copied()
     }
 
-    /// Whose an export is.
+    /// The owner of an export.
     pub(super) fn member_of(&self, export: usize) -> &Member {
         &self.members[self.open[export]]
     }
@@ -208,7 +208,7 @@ impl TenantList {
         self.changing.iter().map(|&member| &*self.members[member])
     }
 
-    /// What clients see: those that may be opened.
+    /// The exports that clients see: those that may be opened.
     pub(super) fn exports(&self) -> &Exports {
         &self.exports
     }

@@ -253,7 +253,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// What caps have done, of the tenants that have some or are in a group that may.
+    /// The statistics of caps, for tenants that have some or are in a group that may.
     pub(super) fn caps(&self) -> HashMap<u16, CapStats> {
         let tenants = self.server.tenants();
         let in_groups = self.schedulers.has_capped_groups();
@@ -402,8 +402,8 @@ impl ControlThread<'_> {
         unused.for_each(|flow| self.schedulers.give_back(*flow));
     }
 
-    /// What was submitted for a tenant that has been removed is still carried out: a range is
-    /// zeroed, or opened as it is, after that.
+    /// Submitted requests of a removed tenant are still carried out: a range is zeroed, or opened
+    /// as it is, after that.
     fn begin_wipes(&mut self) {
         let tenants = self.server.tenants();
         let (server, leftovers) = (&self.server, &self.leftovers);

@@ -43,7 +43,7 @@ impl Channel {
         Channel { socket, outgoing: Outgoing::default(), tls: session.map(tls) }
     }
 
-    /// What all writes send.
+    /// The payload of all writes.
     pub(super) fn set_payload(&mut self, payload: Vec<u8>) {
         self.outgoing.payload = payload;
     }
@@ -126,7 +126,7 @@ impl Tls {
         Ok(())
     }
 
-    /// What is in the first `count` bytes received; no more than they are.
+    /// The plain text of the first `count` received bytes, which is no longer than they are.
     fn decrypt(&mut self, count: usize, room: &mut [u8]) -> io::Result<usize> {
         let mut records = &self.received[..count];
         let mut taken = 0;

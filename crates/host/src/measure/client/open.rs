@@ -53,7 +53,7 @@ pub enum Server {
     Tcp(String, u16),
 }
 
-/// What a client needs for TLS.
+/// The TLS settings of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The directory of the certificates.
@@ -264,7 +264,7 @@ fn open(
         Box::new(connect_as(&files.certificates, &files.host).map_err(io::Error::other)?);
     let size =
         open_export(&mut rustls::Stream::new(&mut *session, &mut { stream }), &target.export)?;
-    // What writes to the session from here on bounds its batches.
+    // Later writes to the session bound their own batches.
     session.set_buffer_limit(None);
     Ok((Some(session), size))
 }

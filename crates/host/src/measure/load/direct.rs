@@ -38,12 +38,12 @@ pub(super) fn start<P: Port + 'static, D: Device>(
     Shards::start_with(ports, common, cpus, front, open)
 }
 
-/// What one thread owns.
+/// The state of one thread.
 struct Client<P: Port, D: Device> {
     index: usize,
     path: DirectPath<P, D>,
     front: LoadFront,
-    /// What the last poll gave, not yet counted.
+    /// The completions of the last poll, not yet counted.
     completed: Vec<Completed>,
     stats: Vec<TenantStats>,
     inbox: Receiver<Message<D, LoadFront>>,

@@ -29,7 +29,7 @@ pub(super) struct Moves {
     /// From when to when each is there, after the measurement has begun; one that starts at 0 is
     /// there during the warm-up, too.
     lives_ns: Vec<(u64, u64)>,
-    /// How many requests each may still send.
+    /// The number of requests that each may still send.
     spare: Box<[CachePadded<AtomicU32>]>,
 }
 
@@ -61,7 +61,7 @@ impl Moves {
         away.shuffle(&mut rng);
         shards.shuffle(&mut rng);
         let mut homes = vec![0; self.lives_ns.len()];
-        // Those that are not there yet may come before the interval ends.
+        // Requests that have not come yet may come before the interval ends.
         here.iter()
             .chain(&away)
             .zip(shards.iter().cycle())

@@ -64,7 +64,7 @@ pub struct Export {
 pub enum Identity {
     /// Each that the authority has signed.
     Any,
-    /// Those with this name.
+    /// The exports with this name.
     Name(String),
 }
 
@@ -179,7 +179,7 @@ pub enum ExportsError {
     Default {
         /// The number given.
         index: usize,
-        /// How many there are.
+        /// The number of exports.
         count: usize,
     },
 }

@@ -38,9 +38,9 @@ pub const MAX_OPTION_DATA: u32 = 64 << 10;
 /// Longest data of an option that is skipped and answered with `TOO_BIG`; beyond, the connection is
 /// closed.
 pub const MAX_OPTION_SKIP: u32 = 1 << 20;
-/// How much of a list of exports is held at a time, in bytes; one entry may be longer.
+/// The part of a list of exports that is held at a time, in bytes; one entry may be longer.
 const LIST_PIECE: usize = 64 << 10;
-/// How often a client for which there is no room is admitted once more, and the pause before that:
+/// The number of times that a client without room is tried again, and the pause before that:
 /// connections that are ending have been closed by then, and a client that connects and disconnects
 /// as fast as it can does not keep others out.
 const ROOM_TRIES: u32 = 20;
@@ -48,12 +48,12 @@ const ROOM_PAUSE: Duration = Duration::from_millis(5);
 /// Longest part of a client's bytes that is written to the log.
 const MAX_SHOWN: usize = 64;
 
-/// What the handshake needs to know besides the exports.
+/// The options of a handshake, without the exports.
 #[derive(Clone, Debug)]
 pub struct HandshakeOptions {
     /// Whether clients start TLS.
     pub tls: TlsMode,
-    /// How long the whole handshake may take.
+    /// The limit of the whole handshake.
     pub timeout: Duration,
     /// The threads that perform TLS handshakes; without them the caller's thread does.
     pub tls_threads: Option<TlsThreads>,
@@ -71,7 +71,7 @@ impl Default for HandshakeOptions {
 pub enum Outcome<S> {
     /// The client opened an export; requests follow on the stream.
     Transmission {
-        /// What was agreed on.
+        /// The agreement.
         negotiated: Negotiated,
         /// The connection.
         stream: Established<S>,
@@ -130,7 +130,7 @@ pub enum HandshakeError {
     },
 }
 
-/// What is known of a client before it says anything, and whether there is room for it.
+/// A client before its first message, and whether there is room for it.
 #[derive(Clone, Copy, Default)]
 pub struct Peer<'a> {
     /// The user at the other end of a Unix socket.
@@ -260,7 +260,7 @@ where
     Ok(Some(client_flags))
 }
 
-/// What stands before the data of an option.
+/// The header of an option.
 #[derive(Clone, Copy)]
 struct Header {
     option: u32,
@@ -346,7 +346,7 @@ where
     Ok(())
 }
 
-/// What happens after an option.
+/// The step after an option.
 enum Next<'a> {
     /// The next option.
     Option,
@@ -360,7 +360,7 @@ enum Next<'a> {
     Close,
 }
 
-/// What the options have agreed on so far.
+/// The agreement so far.
 #[derive(Debug, Default)]
 struct Agreed {
     structured: bool,

@@ -24,12 +24,12 @@ impl Connections {
         Connections::on(self.on.len())
     }
 
-    /// How many there are.
+    /// The number of connections.
     pub fn count(&self) -> usize {
         self.all.load(Ordering::Relaxed)
     }
 
-    /// How many a shard has.
+    /// The number of connections on a shard.
     pub(crate) fn count_on(&self, shard: usize) -> usize {
         self.on[shard].load(Ordering::Relaxed)
     }

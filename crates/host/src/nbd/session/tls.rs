@@ -54,7 +54,7 @@ pub enum TlsError {
     #[error("cannot read the {what} {}: {source}; check the path and that the server's user may \
      read it", path.display())]
     Read {
-        /// What the file is.
+        /// The kind of the file.
         what: &'static str,
         /// Where it was looked for.
         path: PathBuf,
@@ -65,9 +65,9 @@ pub enum TlsError {
     #[error("{} has no {what} in it: it has to be a PEM file with a section `-----BEGIN \
      {section}-----`", path.display())]
     Missing {
-        /// What the file should be.
+        /// The kind that the file should have.
         what: &'static str,
-        /// What to look for.
+        /// The section that is missing.
         section: &'static str,
         /// The file.
         path: PathBuf,
@@ -75,11 +75,11 @@ pub enum TlsError {
     /// A file is damaged.
     #[error("the {what} {} is damaged ({reason}); make it anew or copy it again", path.display())]
     Damaged {
-        /// What the file is.
+        /// The kind of the file.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The parser's reason.
         reason: String,
     },
     /// Certificate and key are refused together.
@@ -94,7 +94,7 @@ pub enum TlsError {
         certificate: PathBuf,
         /// The key.
         key: PathBuf,
-        /// What rustls says.
+        /// The reason of rustls.
         reason: String,
     },
     /// The server's own key is RSA of a length that it cannot sign with.
@@ -116,7 +116,7 @@ pub enum TlsError {
     Authority {
         /// The file.
         path: PathBuf,
-        /// What rustls says.
+        /// The reason of rustls.
         reason: String,
     },
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// Most supplementary groups that the kernel gives a process (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65_536;
-/// What an entry of the database of users may take, in bytes.
+/// The largest entry of the database of users, in bytes.
 const ENTRY_MAX: usize = 1 << 20;
 
 /// A user, by the numbers that the kernel knows.
@@ -126,7 +126,7 @@ fn look_up(
         match ask(&name, &mut buffer) {
             (0, number) => return Ok(number),
             (libc::ERANGE, _) if buffer.len() < ENTRY_MAX => buffer.resize(2 * buffer.len(), 0),
-            // What some databases say where nobody is found.
+            // Some databases report these where no entry is found.
             (libc::ENOENT | libc::ESRCH, _) => return Ok(None),
             (error, _) => return Err(io::Error::from_raw_os_error(error)),
         }

@@ -123,7 +123,7 @@ impl<'a> InfoRequest<'a> {
 pub struct ContextRequest<'a> {
     /// Name of the export.
     pub name: &'a [u8],
-    /// How many queries there are.
+    /// The number of queries.
     pub queries: u32,
     /// Whether one of them is exactly [`BASE_ALLOCATION`].
     pub base_allocation: bool,

@@ -85,7 +85,7 @@ impl CommandFlags {
     }
 }
 
-/// What a request asks for (`NBD_CMD_*`).
+/// The command of a request (`NBD_CMD_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Read `length` bytes at `offset`.
@@ -165,7 +165,7 @@ impl Command {
 pub struct Request {
     /// Flags, unknown ones included.
     pub flags: CommandFlags,
-    /// What is asked for.
+    /// The command.
     pub command: Command,
     /// Opaque to the server; every reply repeats it.
     pub cookie: u64,
@@ -224,9 +224,9 @@ pub enum Malformed {
     /// Where a request had to begin stands something else.
     #[error("request begins with {found:#010x} instead of {expected:#010x}")]
     Magic {
-        /// What stands there.
+        /// The number that was received.
         found: u32,
-        /// What the negotiated kind of header begins with.
+        /// The number that the negotiated kind of header begins with.
         expected: u32,
     },
     /// The payload is longer than anything a portable client may send.
@@ -332,7 +332,7 @@ impl NbdError {
         }
     }
 
-    /// What a failed system call with Linux' `errno` (positive) is to a client.
+    /// The protocol's error for a failed system call with Linux' `errno` (positive).
     ///
     /// An errno without a counterpart becomes `EIO`: the request was valid, the device could not do
     /// it.
@@ -375,13 +375,13 @@ pub struct BlockSizes {
 }
 
 impl Default for BlockSizes {
-    /// What the specification lets both sides assume when nothing was said.
+    /// The assumptions of the specification when nothing was negotiated.
     fn default() -> Self {
         Self { min: 1, preferred: 4096, max_payload: MAX_PAYLOAD }
     }
 }
 
-/// What the handshake agreed on: all that the transmission phase has to know.
+/// The agreement of a handshake: all parameters of the transmission phase.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Negotiated {
     /// Index of the export in the list that the handshake was given.

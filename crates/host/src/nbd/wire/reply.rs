@@ -64,7 +64,7 @@ impl HeaderBuf {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// How many bytes there are to send.
+    /// The number of bytes to send.
     #[inline]
     #[allow(clippy::len_without_is_empty)] // a header is never empty
     pub const fn len(&self) -> usize {
@@ -169,8 +169,8 @@ impl ReplyStyle {
         header
     }
 
-    /// What precedes `length` bytes of data read at `offset`. A simple reply has room for one such,
-    /// with the whole range of the request.
+    /// The header before `length` bytes of data read at `offset`. A simple reply has room for one
+    /// such, with the whole range of the request.
     #[inline]
     pub fn data(self, request: &Request, offset: u64, length: u32, last: bool) -> HeaderBuf {
         if self == Self::Simple {
@@ -191,7 +191,7 @@ impl ReplyStyle {
         header
     }
 
-    /// What precedes `extents` extents of the metadata context `context`; see [`BlockStatus`].
+    /// The header before `extents` extents of the metadata context `context`; see [`BlockStatus`].
     fn block_status(self, request: &Request, context: u32, extents: u32) -> HeaderBuf {
         let count = u64::from(extents);
         if self == Self::Extended {

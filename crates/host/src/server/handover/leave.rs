@@ -1,4 +1,4 @@
-//! What a program does for the next one.
+//! The work of a program for the next one.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -26,9 +26,9 @@ use crate::server::{AdminError, Listen};
 use crate::shard::Message;
 use crate::shard::halt::Halt;
 
-/// How often threads are looked at that wait for a file system.
+/// The pause between two checks for threads that wait for a file system.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long handshakes that are under way are waited for.
+/// The time that handshakes under way may take to end.
 const HANDSHAKES: Duration = Duration::from_millis(500);
 /// Clients are accepted again if no upgrade has come for so long.
 const ABANDONED: Duration = Duration::from_secs(2);

@@ -38,11 +38,11 @@ mod take;
 pub(super) use leave::unblock_signals;
 pub use leave::{Predecessor, Successor};
 
-/// How long the device may take to answer what it has.
+/// The time that the device may take to complete its requests.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 /// The version of the state; a program refuses any other.
 const VERSION: u32 = 1;
-/// What a state begins with.
+/// The first bytes of a state.
 const MARK: &[u8; 8] = b"fairq-up";
 /// Mark, version, and the span of the text.
 const HEAD: usize = 32;
@@ -52,11 +52,11 @@ const HEAD: usize = 32;
 pub struct State {
     /// The version of the program.
     pub program: String,
-    /// What the operator has to know.
+    /// The operator's part of the state.
     pub operator: serde_json::Value,
-    /// How often a program has followed another in this process.
+    /// The number of upgrades in this process.
     pub upgrades: u64,
-    /// What the device leaves.
+    /// The device's part of the state.
     pub device: Left,
     /// The tenants in their order.
     pub tenants: Vec<LeftTenant>,
@@ -92,7 +92,7 @@ pub struct LeftTenant {
     counts: Option<Counts>,
 }
 
-/// What was counted of a tenant.
+/// A tenant's counts.
 struct Counts(Arc<TenantStats>);
 
 impl Serialize for Counts {
@@ -114,7 +114,7 @@ struct LeftGroup {
     caps: Vec<Option<LeftCaps>>,
 }
 
-/// What was taken from caps.
+/// The amounts taken from caps.
 #[derive(Serialize, Deserialize)]
 struct LeftCaps {
     held: u64,
@@ -136,7 +136,7 @@ impl LeftCaps {
     }
 }
 
-/// What connects at an address.
+/// The kind of clients that connect at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Role {
     Clients,
@@ -202,7 +202,7 @@ impl State {
     }
 }
 
-/// What the program before this one has left, until this one serves.
+/// The state that the program before this one has left, until this one serves.
 pub struct Before {
     /// The state.
     pub state: State,
@@ -229,7 +229,7 @@ impl Before {
         Ok(Before { state, area: Arc::new(area), predecessor, copies, left })
     }
 
-    /// What the device has left.
+    /// The device's part of the state, with its open files.
     pub fn device(&mut self) -> io::Result<Inherited> {
         let mut files = Vec::new();
         for left in &self.state.device.files {

@@ -1,4 +1,4 @@
-//! What a program does with what the one before has left.
+//! A program takes over the state of the one before.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -34,7 +34,7 @@ impl State {
         self.tenants.iter().filter_map(|left| Some((left, tenants.find(&left.name)?)))
     }
 
-    /// How long the server had been there.
+    /// The start of the server.
     pub(in crate::server) fn started(&self) -> Instant {
         Instant::now().checked_sub(self.elapsed).unwrap_or_else(Instant::now)
     }
@@ -192,8 +192,7 @@ impl ControlThread<'_> {
         let rest = Rest { input: reader(input), output: output.into(), has_ended };
         let volume = member.volume(negotiated.blocks.min);
         let volume = Volume { size: negotiated.size.min(volume.size), ..volume };
-        // What a client that has ended has sent is known to stand before the others' requests
-        // before any of these is read.
+        // The fence has the requests of clients that have ended before it has any other request.
         let gate = (!has_ended).then(|| gate.clone());
         let place = Some(place.handed_over());
         let pass = Pass { place, gate, rest: Some(rest), ..Pass::default() };
