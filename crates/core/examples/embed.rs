@@ -241,10 +241,10 @@ struct Served {
 }
 
 /// Serves both tenants for so many bytes under this policy, and then the first alone for as many.
-fn serve(name: &str, file: &File, bytes: u64) -> io::Result<Served> {
+fn serve(name: &str, keys: &[(&str, u64)], file: &File, bytes: u64) -> io::Result<Served> {
     let tags = TENANTS.len() * DEPTH as usize;
     let shape = Shape::new(Topology::flat(PORTS), TENANTS.len(), tags).before(16);
-    let (policy, ports) = AnyPolicy::new(name, &[], &shape).map_err(io::Error::other)?;
+    let (policy, ports) = AnyPolicy::new(name, keys, &shape).map_err(io::Error::other)?;
     let add = |weight| policy.add_flow(Weight::new(weight).expect("1 to 10000"));
     let flows = TENANTS.map(|(_, weight)| add(weight).expect("room for both"));
     assert_eq!(add(100), Err(FlowError::Full), "each has its place");
@@ -290,7 +290,7 @@ fn main() -> io::Result<()> {
     let path = args.next().map_or_else(env::current_exe, |path| Ok(PathBuf::from(path)))?;
     let name =
         args.next().map_or_else(|| "mqfq".into(), |name| name.to_string_lossy().into_owned());
-    let Served { together, after } = serve(&name, &File::open(&path)?, 1 << 30)?;
+    let Served { together, after } = serve(&name, &[], &File::open(&path)?, 1 << 30)?;
     let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
     let weights: u16 = TENANTS.iter().map(|(_, weight)| weight).sum();
     println!("tenant  entitled  received  after silver has left");
@@ -310,8 +310,13 @@ mod tests {
     #[test]
     fn bytes_are_as_weights_until_a_tenant_leaves() {
         let file = File::open(env::current_exe().unwrap()).unwrap();
-        for name in ["mqfq", "sfqd"] {
-            let Served { together: [gold, silver], after } = serve(name, &file, 64 << 20).unwrap();
+        // With a fixed D and T the bound of MQFQ's Section 2.2 holds on any machine: 2 T and D
+        // requests, some 200 KiB of silver's 16 MiB. While D is searched for, shares follow later.
+        let slots = ("slots", 16);
+        let policies = [("mqfq", vec![slots, ("threshold", 64 << 10)]), ("sfqd", vec![slots])];
+        for (name, keys) in policies {
+            let served = serve(name, &keys, &file, 64 << 20).unwrap();
+            let Served { together: [gold, silver], after } = served;
             let is_fair = gold * 100 > silver * 290 && gold * 100 < silver * 310;
             assert!(is_fair, "{name}: {gold} : {silver}");
             // No more than what it had asked for.
@@ -324,7 +329,7 @@ mod tests {
     fn a_policy_without_shares_serves_as_well() {
         let file = File::open(env::current_exe().unwrap()).unwrap();
         for name in ["none", "kyber-fair"] {
-            let Served { together, .. } = serve(name, &file, 8 << 20).unwrap();
+            let Served { together, .. } = serve(name, &[], &file, 8 << 20).unwrap();
             assert!(together.iter().all(|bytes| *bytes > 0), "{name}: {together:?}");
         }
     }
