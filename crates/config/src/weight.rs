@@ -28,8 +28,8 @@ use crate::units::{Bandwidth, Count, TextOrNumber};
 
 /// Where the kernel shows cgroups of version 2: alone, or beside those of version 1.
 const ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// The bytes that are read of an `io.weight`. Its first line is the default weight; lines for single
-/// devices follow.
+/// The bytes that are read of an `io.weight`. Its first line is the default weight; lines for
+/// single devices follow.
 const IO_WEIGHT_MAX: u64 = 512;
 /// The same of an `io.max`: a line for each disk that is limited.
 const IO_MAX_MAX: u64 = 64 << 10;

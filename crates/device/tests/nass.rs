@@ -1,5 +1,5 @@
-//! The effect of NASS on tenants that share a SATA drive, with the schedulers that it was built for,
-//! in virtual time.
+//! The effect of NASS on tenants that share a SATA drive, with the schedulers that it was built
+//! for, in virtual time.
 //!
 //! The paper's tests 5 (4 KiB beside 128 KiB) and 7 (depth 2 beside 32), random reads, on the model
 //! of its Intel 530; its measures: of the bandwidth that a tenant has alone, how much it keeps

@@ -28,8 +28,8 @@
 //! - *Discard* and *write zeroes* change tables only, and give space back.
 //! - *SATA*: one link for both directions.
 //!
-//! The other work of a die is in `media`, the cost of overwriting data in `space`, and reading ahead
-//! in `read_ahead`.
+//! The other work of a die is in `media`, the cost of overwriting data in `space`, and reading
+//! ahead in `read_ahead`.
 //!
 //! Each server is reserved at the very time when something arrives there, never ahead: a command
 //! that waits for a busy die does not hold the link up. Therefore it is a small event loop and not
