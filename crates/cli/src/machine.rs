@@ -29,8 +29,8 @@ pub(crate) fn memory() -> u64 {
 /// Marks this thread, and those that it starts from now on, as I/O flushers: the kernel gives them
 /// memory without waiting for disks. If the kernel of this machine is a client, it waits for memory
 /// that only this server can free by writing, and the server must not wait for the same. Then gives
-/// up the capability that this takes. Of a device in memory (`is_in_memory`), which nobody needs to
-/// write in order to free memory, no failure is told.
+/// up the capability that this takes. A failure is not logged if the device is in memory
+/// (`is_in_memory`), because the kernel never waits for that device to free memory.
 pub(crate) fn become_io_flusher(is_in_memory: bool) {
     if let Err(error) = configure_io_flusher_behavior(true)
         && !is_in_memory

@@ -19,7 +19,7 @@ const BURST_MOST_NS: u64 = 60_000_000_000;
 /// The amount above a cap that a tenant may use at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Burst {
-    /// Each cap's amount in so many nanoseconds.
+    /// The amount that each cap allows in this time, in nanoseconds.
     Time(u64),
     /// So many requests, of each cap on requests.
     Requests(u64),

@@ -104,8 +104,8 @@ impl Console {
         self.adding.result(spec, &what, complete)?
     }
 
-    /// Adds tenants as they are written, each of which is complete beside its table, at places that
-    /// nobody has. One call for many tenants costs little more than one for a single tenant.
+    /// Adds tenants, each given by its table and its completed form, at free places. A call for
+    /// many tenants costs little more than a call for one.
     pub(super) fn add_tables(
         &mut self,
         admin: &mut dyn Admin,

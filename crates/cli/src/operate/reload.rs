@@ -606,8 +606,8 @@ impl Console {
         asked: &Asked,
     ) -> Result<Outcome, Refusal> {
         let claims = self.prepare_reload(admin, &reading, asked)?;
-        // Nothing is refused as a whole from here on. The configuration in force is changed in
-        // place if the reading, which compared with it, does not hold it any more.
+        // Nothing is refused as a whole from here on. The reading drops its reference to the
+        // configuration in force, so that the changes below do not copy it.
         self.reading.forget(READING);
         if let Some(reading) = Arc::get_mut(&mut reading) {
             reading.in_force = Arc::default();

@@ -52,7 +52,7 @@ const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The clients that may change weights.
 pub(super) struct Writers {
-    /// The token that they send; without one nobody may.
+    /// The token that these clients send; if there is no token, no client may change weights.
     token: Option<String>,
     /// Wrong tokens since they were last told of, so that a flood of them is one line a second.
     refused: u64,

@@ -38,7 +38,7 @@ pub(super) const UNIT: u64 = 4096;
 const MOST_UNITS: u64 = 1 << 21;
 /// Blocks that are kept free, for what is moved.
 const RESERVE: usize = 2;
-/// A device in the steady state has been written at random so many times over.
+/// The random writes that bring a device to the steady state, in multiples of its size.
 const TIMES_WRITTEN: u64 = 3;
 /// No place, no unit, no block.
 const NONE: u32 = u32::MAX;

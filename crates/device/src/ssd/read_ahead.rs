@@ -28,7 +28,7 @@ use crate::profile::Profile;
 
 /// The number of sequences that are followed and are no streams yet.
 const ROWS: usize = 16;
-/// A sequence becomes a stream after so many reads.
+/// The number of reads after which a sequence becomes a stream.
 const CONTINUED: u32 = 2;
 /// The end of no read.
 const NOWHERE: u64 = u64::MAX;

@@ -232,7 +232,7 @@ pub enum Change {
     },
 }
 
-/// Queries and changes of a running server. Changes hold at once and interrupt nobody.
+/// Queries and changes of a running server. Changes take effect at once and disconnect no client.
 pub trait Admin {
     /// The status of the server now.
     fn status(&self) -> Status;
