@@ -30,7 +30,7 @@ pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
     let old = by_name(from);
     let tables = to.tenant.iter().map(Spanned::get_ref);
     let same: HashSet<&str> = tables
-        .filter(|table| old.get(&*table.name) == Some(table))
+        .filter(|table| old.get(&*table.name).is_some_and(|old| old.says_the_same_as(table)))
         .map(|table| &*table.name)
         .collect();
     let written = |settings: &Settings| {

@@ -163,8 +163,11 @@ impl Reading {
         let Contents { wanted, plan, .. } = &*self.contents;
         let (before, now) = (by_name(&self.in_force), by_name(with));
         let names = before.keys().chain(now.keys()).copied();
-        let changed: HashSet<&str> =
-            names.filter(|name| before.get(name) != now.get(name)).collect();
+        let is_same = |name: &&str| match (before.get(name), now.get(name)) {
+            (Some(before), Some(now)) => before.says_the_same_as(now),
+            _ => false,
+        };
+        let changed: HashSet<&str> = names.filter(|name| !is_same(name)).collect();
         let is_changed = |name: &str| changed.contains(name);
         let (part, wanted) = (with.of_tenants(is_changed), wanted.of_tenants(is_changed));
         let planned = plan.tenants.iter().filter(|tenant| is_changed(&tenant.name));
