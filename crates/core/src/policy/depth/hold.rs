@@ -45,6 +45,8 @@ pub(super) struct Hold {
     /// Trials of D, and how many in a row were like another load's.
     pub(super) trials: u32,
     pub(super) strange: u32,
+    /// Trials of D in a row that left slots free.
+    pub(super) free: u32,
     /// All the demand is on the device: D does not hold anything back.
     pub(super) is_short: bool,
     /// D, or all the demand if that is less.

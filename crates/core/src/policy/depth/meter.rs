@@ -19,12 +19,13 @@ pub(super) struct Sum {
     pub(super) requests: u64,
     /// Their bytes.
     pub(super) bytes: u64,
-    /// The time that they were on the device, in nanoseconds.
+    /// The time that they were on the device, and that they waited before that, in nanoseconds.
     pub(super) spent_ns: u64,
+    pub(super) waited_ns: u64,
     /// How often a port completed a request of another flow than the one before.
-    pub(super) turns: u64,
+    pub(super) turns: u32,
     /// How often a port took a request of another flow than the one of its last completion.
-    pub(super) others: u64,
+    pub(super) others: u32,
     /// Requests staged or on the device, when each port last completed one.
     pub(super) live: u64,
     /// The most that each port had lately, all together: a port that does requests at once has few
@@ -53,8 +54,9 @@ pub(super) struct Words<P: Platform> {
     requests: P::U64,
     bytes: P::U64,
     spent_ns: P::U64,
+    waited_ns: P::U64,
+    /// `turns` and, above it, `others`.
     turns: P::U64,
-    others: P::U64,
     /// `live` and, above it, `most`; each is at most a port's tags.
     live: P::U64,
     last: P::U64,
@@ -63,9 +65,9 @@ pub(super) struct Words<P: Platform> {
 
 impl<P: Platform> Words<P> {
     pub(super) fn new() -> Self {
-        let [requests, bytes, spent_ns, turns, others, live, last, flows] =
+        let [requests, bytes, spent_ns, waited_ns, turns, live, last, flows] =
             core::array::from_fn(|_| P::U64::new(0));
-        Words { requests, bytes, spent_ns, turns, others, live, last, flows }
+        Words { requests, bytes, spent_ns, waited_ns, turns, live, last, flows }
     }
 
     /// Adds what the port has shown.
@@ -74,8 +76,10 @@ impl<P: Platform> Words<P> {
         sum.requests = sum.requests.wrapping_add(load(&self.requests));
         sum.bytes = sum.bytes.wrapping_add(load(&self.bytes));
         sum.spent_ns = sum.spent_ns.wrapping_add(load(&self.spent_ns));
-        sum.turns = sum.turns.wrapping_add(load(&self.turns));
-        sum.others = sum.others.wrapping_add(load(&self.others));
+        sum.waited_ns = sum.waited_ns.wrapping_add(load(&self.waited_ns));
+        let turns = load(&self.turns);
+        sum.turns = sum.turns.wrapping_add(turns as u32);
+        sum.others = sum.others.wrapping_add((turns >> 32) as u32);
         sum.flows = sum.flows.wrapping_add(load(&self.flows));
         let (live, last) = (load(&self.live), load(&self.last));
         sum.most = sum.most.saturating_add(live >> 32);
@@ -98,6 +102,7 @@ impl<P: Platform> Words<P> {
 /// A request that the port has.
 #[derive(Clone, Copy, Zeroable)]
 struct Live {
+    arrived_ns: u64,
     issued_ns: u64,
     length: u32,
     /// Its flow's slot plus one; 0: not counted.
@@ -109,8 +114,9 @@ pub(super) struct Meter {
     requests: Box<[Live]>,
     /// Requests staged or on the device.
     live: u64,
-    /// Requests of another flow than the one of the last completion.
-    others: u64,
+    /// Completions, and requests, of another flow than the one of the last completion.
+    turns: u32,
+    others: u32,
     /// The flow of the last completion, plus one.
     last: u64,
     /// The most live since `recent` completions, and in the [`RECENT`] before them.
@@ -128,16 +134,26 @@ fn add(word: &impl AtomicWord, more: u64) {
 impl Meter {
     pub(super) fn new(tags: usize) -> Self {
         let requests = zeroes(tags);
-        Meter { requests, live: 0, others: 0, last: 0, most: 0, most_before: 0, recent: 0 }
+        Meter {
+            requests,
+            live: 0,
+            turns: 0,
+            others: 0,
+            last: 0,
+            most: 0,
+            most_before: 0,
+            recent: 0,
+        }
     }
 
     #[inline]
-    pub(super) fn submitted(&mut self, tag: u32, flow: usize, length: u32) {
+    pub(super) fn submitted(&mut self, now_ns: u64, tag: u32, flow: usize, length: u32) {
         if let Some(live) = self.requests.get_mut(tag as usize) {
             self.live = self.live.wrapping_add(1);
             self.most = self.most.max(self.live);
             // A part of a command is not issued by itself, and no time of it is counted.
-            *live = Live { issued_ns: u64::MAX, length, flow: flow as u32 + 1 };
+            let flow = flow as u32 + 1;
+            *live = Live { arrived_ns: now_ns, issued_ns: u64::MAX, length, flow };
             let is_other = u64::from(live.flow) != self.last;
             self.others = self.others.wrapping_add(is_other.into());
         }
@@ -182,18 +198,22 @@ impl Meter {
         let flow = u64::from(live.flow);
         add(&words.requests, 1);
         add(&words.bytes, live.length.into());
-        add(&words.spent_ns, now_ns.saturating_sub(live.issued_ns));
-        add(&words.turns, u64::from(flow != self.last));
+        let spent_ns = now_ns.saturating_sub(live.issued_ns);
+        let took_ns = now_ns.saturating_sub(live.arrived_ns);
+        add(&words.spent_ns, spent_ns);
+        add(&words.waited_ns, took_ns.saturating_sub(spent_ns));
         add(&words.flows, flow);
         live.flow = 0;
         self.live = self.live.wrapping_sub(1);
+        self.turns = self.turns.wrapping_add((flow != self.last).into());
         self.last = flow;
         let most = self.most.max(self.most_before);
         self.recent += 1;
         if self.recent == RECENT {
             (self.most_before, self.most, self.recent) = (self.most, self.live, 0);
         }
-        words.others.store(self.others, Ordering::Relaxed);
+        let turns = u64::from(self.others) << 32 | u64::from(self.turns);
+        words.turns.store(turns, Ordering::Relaxed);
         words.live.store(most << 32 | self.live & LOW, Ordering::Relaxed);
         words.last.store(flow, Ordering::Relaxed);
     }

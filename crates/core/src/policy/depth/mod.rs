@@ -377,7 +377,7 @@ impl<Q: Port, P: Platform> AutoPort<Q, P> {
     #[inline]
     fn count_submitted(&mut self, now_ns: u64, request: &Request, submitted: &Submitted) {
         let (tag, slot) = (request.tag.0, request.flow.slot());
-        self.meter.submitted(tag, slot, request.length);
+        self.meter.submitted(now_ns, tag, slot, request.length);
         // `next` does not give a request that went to the device at once.
         if let Submitted::Issue { .. } = submitted {
             self.meter.issued(tag, now_ns);

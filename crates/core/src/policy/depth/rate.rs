@@ -27,6 +27,8 @@ pub(super) struct Rate {
     pub(super) time_us: u64,
     /// The time that requests spent on the device, all together, in microseconds.
     pub(super) spent_us: u64,
+    /// The time that they waited before that.
+    pub(super) waited_us: u64,
     /// Trials that it was counted in.
     pub(super) trials: u64,
     /// D was no less than all that tenants had asked for.
@@ -105,6 +107,7 @@ impl Rate {
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.time_us = self.time_us.saturating_add(other.time_us);
         self.spent_us = self.spent_us.saturating_add(other.spent_us);
+        self.waited_us = self.waited_us.saturating_add(other.waited_us);
         self.trials = self.trials.saturating_add(other.trials);
         self.is_short = other.is_short;
     }
@@ -115,6 +118,7 @@ impl Rate {
             blocks: self.blocks / 2,
             time_us: self.time_us / 2,
             spent_us: self.spent_us / 2,
+            waited_us: self.waited_us / 2,
             trials: self.trials.div_ceil(2),
             is_short: self.is_short,
         };
@@ -141,6 +145,13 @@ impl Rate {
     /// Requests on the device on average, in hundredths (Little's law).
     pub(super) fn outstanding(&self) -> u64 {
         self.spent_us.saturating_mul(100) / self.time_us.max(1)
+    }
+
+    /// Whether fewer requests than `slots` waited or were on the device on average (Little's law):
+    /// then slots were free most of the time, and a smaller D would have served as much.
+    pub(super) fn leaves_free(&self, slots: u32) -> bool {
+        let live_us = self.spent_us.saturating_add(self.waited_us);
+        live_us < self.time_us.saturating_mul(slots.into())
     }
 
     /// How long a request is on the device, in nanoseconds.

@@ -30,6 +30,11 @@
 //!
 //! **All the demand** is the most requests that ports have had lately (`all`).
 //!
+//! **A light load** leaves slots free at a D that is tried: fewer requests than D are there on
+//! average. Its rate is the same at any D, so it is no evidence for a small one. D stays what it
+//! was believed to be, and nothing is held back: there are slots for what the device does within
+//! [`ALONE_MOST_NS`]. When D would hold requests back again, it applies.
+//!
 //! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on
 //! below it: if less than the bound is enough for what the device does there, D is that. A D that
 //! was found without one comes back when the bound goes.
@@ -156,6 +161,8 @@ pub(super) struct Search {
     is_found: bool,
     /// One flow is alone, and has all that it asks for on the device.
     is_alone: bool,
+    /// The load leaves slots free: nothing is held back.
+    is_light: bool,
     /// Since when all that completed was of one flow.
     one_since_ns: Option<u64>,
     /// Another flow has come just now, and the device still works on what was there.
@@ -197,6 +204,7 @@ impl Search {
             jitter: 0,
             is_found: false,
             is_alone: false,
+            is_light: false,
             one_since_ns: None,
             is_mixed: false,
             peak: 0,
@@ -219,13 +227,14 @@ impl Search {
     pub(super) fn stats(&self) -> DepthStats {
         let state = match self.state {
             _ if self.is_alone => DepthState::Alone,
+            _ if self.is_light => DepthState::AllDemand,
             State::Hold(Hold { is_short: true, .. }) => DepthState::AllDemand,
             State::Hold(_) => DepthState::Found,
             _ => DepthState::Searching,
         };
         let per_second = |count: u64| count.saturating_mul(1_000_000) / self.rate.time_us.max(1);
         DepthStats {
-            slots: if self.is_alone { self.tried } else { self.slots },
+            slots: if self.is_open() { self.tried } else { self.slots },
             state,
             requests_per_s: per_second(self.rate.requests),
             bytes_per_s: per_second(self.rate.blocks).saturating_mul(512),
@@ -261,7 +270,7 @@ impl Search {
         self.missed = Some(wanted).filter(|&wanted| wanted > most);
         self.slots = wanted.min(most);
         match () {
-            () if self.is_alone => self.make_room(0),
+            () if self.is_open() => self.make_room(0),
             () if self.is_found => self.hold(self.slots),
             () => self.restart(),
         }
@@ -280,7 +289,7 @@ impl Search {
 
     /// What is being counted says nothing of D; with `is_much` neither does what was counted.
     pub(super) fn wait(&mut self, is_much: bool) {
-        if self.is_alone {
+        if self.is_open() {
             return;
         }
         self.rest();
@@ -296,7 +305,7 @@ impl Search {
             return self.begin(now_ns, sum);
         };
         if let State::Hold(Hold { is_short: true, .. }) = self.state
-            && !self.is_alone
+            && !self.is_open()
             && sum.most > u64::from(self.slots)
         {
             // There is more demand than when D was found, which held nothing back then.
@@ -308,12 +317,18 @@ impl Search {
             self.protect();
             return self.settle(now_ns);
         }
+        if self.is_light && sum.live > self.tried.into() {
+            // More requests have come than there are slots.
+            self.protect();
+            return self.settle(now_ns);
+        }
         let lasts_ns = now_ns.saturating_sub(begun_ns);
         let rate = Rate {
             requests: sum.requests.wrapping_sub(begun.requests),
             blocks: sum.bytes.wrapping_sub(begun.bytes) >> 9,
             time_us: lasts_ns / 1000,
             spent_us: sum.spent_ns.wrapping_sub(begun.spent_ns) / 1000,
+            waited_us: sum.waited_ns.wrapping_sub(begun.waited_ns) / 1000,
             trials: 1,
             is_short: sum.most <= self.tried.into(),
         };
@@ -338,9 +353,10 @@ impl Search {
             let next_ns = now_ns.saturating_add(needs_ns.max(COUNT_MIN_NS / 8));
             let (least_ns, most_ns) = (begun_ns + COUNT_MIN_NS, begun_ns + longest_ns);
             self.deadline_ns = next_ns.clamp(least_ns, most_ns);
-            if self.is_alone {
+            if self.is_open() {
                 self.make_room(sum.live);
-                let soon_ns = if is_moving { ALONE_NS } else { COUNT_MIN_NS };
+                let is_soon = is_moving && self.is_alone;
+                let soon_ns = if is_soon { ALONE_NS } else { COUNT_MIN_NS };
                 self.deadline_ns = self.deadline_ns.min(now_ns.saturating_add(soon_ns));
             }
             return;
@@ -390,7 +406,7 @@ impl Search {
         (self.begun, self.looked) = (Some((now_ns, *sum)), (now_ns, sum.requests));
         let count_ns = match () {
             () if self.is_alone => ALONE_NS,
-            () if self.slow_above().is_some() => COUNT_MIN_NS,
+            () if self.is_light || self.slow_above().is_some() => COUNT_MIN_NS,
             () => self.count_ns,
         };
         self.deadline_ns = now_ns.saturating_add(count_ns);
@@ -414,9 +430,19 @@ impl Search {
         self.state = State::Hold(Hold::new());
     }
 
-    /// The flow is alone no more.
+    /// Nothing is held back: one flow is alone, or the load is light.
+    fn is_open(&self) -> bool {
+        self.is_alone || self.is_light
+    }
+
+    /// Another flow has come, or more requests than D: D applies again.
     fn protect(&mut self) {
-        (self.is_alone, self.one_since_ns, self.is_mixed) = (false, None, true);
+        if self.is_light && !self.is_found {
+            // Nothing is known of the device: the search begins where nothing was held back.
+            self.slots = self.tried;
+        }
+        (self.is_alone, self.is_light) = (false, false);
+        (self.one_since_ns, self.is_mixed) = (None, true);
         if self.is_found { self.hold(self.slots) } else { self.restart() }
     }
 
@@ -428,8 +454,9 @@ impl Search {
     /// Nothing completes. What comes next finds D, not what was being tried.
     fn rest(&mut self) {
         self.count_ns = COUNT_MIN_NS;
+        let is_open = self.is_open();
         if let State::Hold(hold) = &mut self.state
-            && !self.is_alone
+            && !is_open
         {
             hold.trial = Trial::Base;
             // The trial before it may have ended in it.
@@ -442,7 +469,9 @@ impl Search {
     fn give_up(&mut self) {
         self.is_alone = false;
         self.slots = self.slots.min(FIRST);
-        self.restart();
+        if !self.is_light {
+            self.restart();
+        }
     }
 
     /// The device does all that is asked for within [`ALONE_MOST_NS`].
@@ -452,22 +481,33 @@ impl Search {
     }
 
     /// For a flow that is alone there is room for all that it asked for lately. Another that comes
-    /// finds as much as it would if it were alone: D.
+    /// finds as much as it would if it were alone: D. A light load has slots besides for what takes
+    /// the device [`ALONE_MOST_NS`] one after the other.
     fn make_room(&mut self, live: u64) {
         self.peak = self.peak.max(live);
-        let room = self.peak.saturating_add(self.slots.into());
+        let mut room = self.peak.saturating_add(self.slots.into());
+        if self.is_light {
+            room = room.max(ALONE_MOST_NS.checked_div(self.latency_ns).unwrap_or(0));
+        }
         self.attempt(u32::try_from(room).unwrap_or(u32::MAX));
     }
 
     /// A trial is over. `is_alone`: of one flow.
     fn judge(&mut self, rate: &Rate, is_alone: bool) {
         if is_alone {
-            self.is_alone = true;
+            (self.is_alone, self.is_light) = (true, false);
             self.rate = *rate;
             return self.make_room(0);
         }
-        if self.is_alone {
+        if self.is_alone || self.is_light && !rate.leaves_free(self.slots) {
             return self.protect();
+        }
+        let is_small = match &self.state {
+            State::Fall { duel } | State::Close { duel, .. } => self.tried == duel.low,
+            _ => false,
+        };
+        if self.is_light || is_small && rate.leaves_free(self.tried) {
+            return self.open_up(rate);
         }
         match self.state {
             State::Begin { rate: before, is_first } => self.go_on(before, rate, is_first),
@@ -509,6 +549,16 @@ impl Search {
             }
             State::Hold(hold) => self.keep(hold, rate),
         }
+    }
+
+    /// The load leaves slots free, so nothing is held back.
+    fn open_up(&mut self, rate: &Rate) {
+        self.rate = *rate;
+        if !self.is_light {
+            // Requests that a smaller D has delayed are still there.
+            (self.is_light, self.is_mixed) = (true, true);
+        }
+        self.make_room(0);
     }
 
     /// D has been tried at the beginning of a search. The first trial has the load's beginning in
@@ -635,6 +685,11 @@ impl Search {
             Trial::Base => {
                 self.rate = *rate;
                 let last = hold.last;
+                let is_free = !rate.is_short && rate.leaves_free(self.tried);
+                hold.free = if is_free { hold.free + 1 } else { 0 };
+                if hold.free >= 2 {
+                    return self.open_up(rate);
+                }
                 if hold.note_base(rate, self.jitter) {
                     return self.restart();
                 }

@@ -55,6 +55,7 @@ struct Rig {
     /// Exact, so that rounding does not add up.
     served: f64,
     spent: f64,
+    waited: f64,
     sum: Sum,
     tried: u32,
     /// How often D became more than four times, or less than a fourth of what it was.
@@ -64,6 +65,8 @@ struct Rig {
     /// and what part of the time requests are on the device, where it does them at once.
     noise: f64,
     on_device: f64,
+    /// The most requests a second that tenants send.
+    offered: f64,
     /// How long D was such that half of the demand waited for it at least.
     held_ns: u64,
 }
@@ -76,12 +79,14 @@ impl Rig {
             now_ns: 0,
             served: 0.0,
             spent: 0.0,
+            waited: 0.0,
             sum,
             tried: 0,
             leaps: 0,
             random: 1,
             noise: 0.0,
             on_device: 1.0,
+            offered: f64::INFINITY,
             held_ns: 0,
         }
     }
@@ -108,21 +113,27 @@ impl Rig {
             let next_ns = self.search.deadline_ns().clamp(self.now_ns + 1, until_ns);
             let seconds = (next_ns - self.now_ns) as f64 / 1e9;
             let depth = f64::from(self.tried.min(demand));
-            let served = device.rate(depth) * seconds;
+            let could = device.rate(depth);
+            let busy = (self.offered / could).min(1.0);
+            let served = could * busy * seconds;
             // As far from the mean as a closed loop is.
             let served = served + self.chance() * served.sqrt() / 4.0;
             self.served += (served * (1.0 + self.noise * self.chance())).max(0.0);
-            self.spent += depth * seconds * 1e9 * self.on_device;
+            self.spent += depth * busy * seconds * 1e9 * self.on_device;
+            // Where the device does all that is sent, nothing waits for it.
+            let there = if busy < 1.0 { depth * busy } else { demand.into() };
+            self.waited += (there - depth * busy * self.on_device) * seconds * 1e9;
             let is_held = self.tried.saturating_mul(2) <= demand + demand / 8;
             self.held_ns += if is_held { next_ns - self.now_ns } else { 0 };
             self.now_ns = next_ns;
-            let turns = if flows > 1 { self.served as u64 } else { 0 };
+            let turns = if flows > 1 { self.served as u32 } else { 0 };
             self.sum = Sum {
                 requests: self.served as u64,
                 bytes: self.served as u64 * device.bytes,
                 spent_ns: self.spent as u64,
+                waited_ns: self.waited as u64,
                 turns,
-                live: demand.into(),
+                live: if busy < 1.0 { there as u64 } else { demand.into() },
                 most: demand.into(),
                 last: 1,
                 flows: self.served as u64 * flows.min(2),
@@ -267,6 +278,36 @@ fn a_trickle_leaves_d_for_the_flood_that_comes_after_it() {
     rig.run(&hard(64.0, 1e6), 256, 2, SECOND / 10);
     let kept = rig.run(&hard(64.0, 1e6), 256, 2, SECOND / 5);
     assert!(kept > 0.9, "{kept} after the first tenth of a second, {:?}", rig.state());
+}
+
+/// Eight tenants that pause between their requests, so that two of them are on the device on
+/// average: any D from 2 on serves as much. The flood that comes then is held back by none of
+/// these.
+#[test]
+fn a_light_load_is_no_evidence_for_a_small_d() {
+    let device = hard(64.0, 640_000.0);
+    for found in [false, true] {
+        let mut rig = Rig::new(4096);
+        if found {
+            rig.run(&device, 256, 8, 2 * SECOND);
+            assert_eq!(rig.state().1, DepthState::Found);
+        }
+        let (slots, _) = rig.state();
+        rig.offered = 20_000.0;
+        rig.run(&device, 8, 8, 2 * SECOND);
+        assert_eq!(rig.state().1, DepthState::AllDemand);
+        // It takes the device 100 us for a request, so 10 ms for 100.
+        assert!((90..=128).contains(&rig.tried), "{}", rig.tried);
+        rig.run(&device, 0, 8, 3 * SECOND);
+        assert!(rig.tried >= 90, "{}", rig.tried);
+        rig.offered = f64::INFINITY;
+        let kept = rig.run(&device, 256, 8, 10 * MS);
+        assert!(kept > 0.95, "{kept}, {:?}", rig.state());
+        // The load stays: D is found, or found again.
+        rig.run(&device, 256, 8, if found { 50 * MS } else { SECOND });
+        let is_near = if found { rig.tried == slots } else { (60..=84).contains(&rig.tried) };
+        assert!(is_near, "{}, {slots} before", rig.tried);
+    }
 }
 
 /// Two tenants of depth 64 before a host that does the device's work itself: each doubling of D
