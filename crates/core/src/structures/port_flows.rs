@@ -100,6 +100,25 @@ impl<T: Default> Record<T> {
         Record { owner: NO_OWNER, count: 0, kept: T::default() }
     }
 
+    /// The seat is another flow's from now on. `left` is given what was kept of the last one.
+    #[cold]
+    #[inline(never)]
+    fn change_hands<P: Platform>(
+        &mut self,
+        table: &FlowTable<P>,
+        flow: FlowId,
+        left: impl FnOnce(FlowId, &T),
+    ) {
+        // The old flow is there as long as it is open: this port has not let go of it, and does not
+        // in the midst of a verb. One that is gone leaves nothing.
+        if let Some(old) = flow_of(self.owner)
+            && table.weight(old).is_some()
+        {
+            left(old, &self.kept);
+        }
+        *self = Record { owner: word(flow), ..Record::new() };
+    }
+
     /// Live requests of the policy.
     #[inline]
     fn live(&self) -> u32 {
@@ -156,18 +175,17 @@ impl<T: Default> PortFlows<T> {
         if self.outside > 0 {
             self.take_in(tag)?;
         }
-        let seat = self.enter(table, flow, left).ok_or(SubmitError::NoSuchFlow)?;
-        let record = self.records.get_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        record.count = record.count.wrapping_add(1);
+        let seat = self.enter(table, flow, 1, left).ok_or(SubmitError::NoSuchFlow)?;
         Ok((weight, seat))
     }
 
-    /// The seat of an open flow of which there will be a request.
+    /// The seat of an open flow of which there will be a request; adds `more` to its count.
     #[inline(always)]
     fn enter<P: Platform>(
         &mut self,
         table: &FlowTable<P>,
         flow: FlowId,
+        more: u64,
         left: impl FnOnce(FlowId, &T),
     ) -> Option<usize> {
         let seat = if self.seats.is_empty() { flow.slot() } else { self.sit(flow)? };
@@ -176,16 +194,10 @@ impl<T: Default> PortFlows<T> {
         if record.count == 0 {
             self.in_use += 1;
             if record.owner != word(flow) {
-                // The old flow is there as long as it is open: this port has not let go of it, and
-                // does not in the midst of a verb. One that is gone leaves nothing.
-                if let Some(old) = flow_of(record.owner)
-                    && table.weight(old).is_some()
-                {
-                    left(old, &record.kept);
-                }
-                *record = Record { owner: word(flow), ..Record::new() };
+                record.change_hands(table, flow, left);
             }
         }
+        record.count = record.count.wrapping_add(more);
         Some(seat)
     }
 
@@ -246,7 +258,7 @@ impl<T: Default> PortFlows<T> {
             return Err(SubmitError::BadTag);
         }
         table.weight(flow).ok_or(SubmitError::NoSuchFlow)?;
-        let seat = self.enter(table, flow, left).ok_or(SubmitError::NoSuchFlow)?;
+        let seat = self.enter(table, flow, 0, left).ok_or(SubmitError::NoSuchFlow)?;
         self.put_outside(tag, seat, HELD);
         Ok(())
     }

@@ -266,18 +266,28 @@ impl Local {
         }
         let leave = |old, kept: &LocalFlow| kept.leave(&shared.ends, old);
         let (weight, seat) = self.flows.admit(&shared.flows, request.flow, request.tag, leave)?;
-        let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
+        let Local { flows, queue, published, at_once, .. } = self;
+        let local = flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         // A request of no cost would move no end tag: its flow would never be throttled.
         let cost = request.cost.alone.max(1);
-        let units = local.normalizer.units(cost, weight).min(self.at_once);
-        // Before the request is tagged, so that it starts where the credit moves the end tag to.
-        if local.credit > 0 {
-            self.give_back(shared, seat);
+        let units = local.normalizer.units(cost, weight).min(*at_once);
+        let window = if R::IS_STRICT { 0 } else { shared.wheel.window().units() };
+        // Virtual time is not after the tag that this port has published, and cannot pass it.
+        let start = match *published {
+            Some(bound) if !R::IS_STRICT && local.credit == 0 => {
+                let (slot, waiting) = (request.flow.slot(), local.is_waiting());
+                shared.ends.tag_from(slot, &mut local.account, units, bound, waiting, window)
+            }
+            _ => None,
+        };
+        match start.zip(*published) {
+            Some((start, bound)) if start.has_room(bound, units) => {
+                queue.stage(request.tag, seat, local, start, (cost, units));
+            }
+            _ => self
+                .stage_slowly(shared, request, seat, (cost, units), (start, window), wake)
+                .ok_or(SubmitError::NoSuchFlow)?,
         }
-        let (start, units) =
-            self.tag(shared, request.flow, seat, units, wake).ok_or(SubmitError::NoSuchFlow)?;
-        let local = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        self.queue.stage(request.tag, seat, local, start, (cost, units));
         if R::KEEPS_SLOTS
             && let Some(kept) = self.kept.first_mut()
         {
@@ -286,26 +296,62 @@ impl Local {
         Ok(Submitted::Staged)
     }
 
+    /// Stages a request whose start tag is not known, or is so far ahead that less is charged. Out
+    /// of line, so that the usual case above stays short.
+    #[inline(never)]
+    fn stage_slowly<P: Platform, R: Reading>(
+        &mut self,
+        shared: &Shared<P, R>,
+        request: &Request,
+        seat: usize,
+        (cost, units): (u64, u64),
+        (start, window): (Option<VTime>, u64),
+        wake: &mut PortSet,
+    ) -> Option<()> {
+        let start = match start {
+            Some(start) => start,
+            None => self.tag(shared, request.flow, seat, (units, window), wake)?,
+        };
+        // Virtual time has not passed what this port has published, and does not.
+        let now = self.published.unwrap_or(self.time);
+        let units = match start.has_room(now, units) {
+            true => units,
+            false => self.charge_less(shared, request.flow, seat, (start, now), units)?,
+        };
+        let local = self.flows.kept_mut(seat)?;
+        self.queue.stage(request.tag, seat, local, start, (cost, units));
+        Some(())
+    }
+
     /// The start tag of a new request: the flow's end tag, or virtual time if that is later. The
     /// end tag moves on by the request's cost, and virtual time cannot pass the start tag from now
-    /// on. Gives that cost, too, which is less where the flow is as far ahead as a tag may be.
-    #[inline]
+    /// on.
     fn tag<P: Platform, R: Reading>(
         &mut self,
         shared: &Shared<P, R>,
         flow: FlowId,
         seat: usize,
-        units: u64,
+        (units, window): (u64, u64),
         wake: &mut PortSet,
-    ) -> Option<(VTime, u64)> {
-        let start = self.tag_anywhere(shared, flow, seat, units, wake)?;
-        // Virtual time has not passed what this port has published, and does not.
-        let now = self.published.unwrap_or(self.time);
-        if start.has_room(now, units) {
-            return Some((start, units));
+    ) -> Option<VTime> {
+        // Before the request is tagged, so that it starts where the credit moves the end tag to.
+        let has_credit = self.flows.kept(seat)?.credit > 0;
+        if has_credit {
+            self.give_back(shared, seat);
         }
-        let charged = self.charge_less(shared, flow, seat, (start, now), units)?;
-        Some((start, charged))
+        if R::IS_STRICT {
+            return self.tag_strictly(shared, flow, seat, units, wake);
+        }
+        // Without credit the caller has tried this.
+        if let Some(bound) = self.published.filter(|_| has_credit) {
+            let local = self.flows.kept_mut(seat)?;
+            let (slot, waiting, account) = (flow.slot(), local.is_waiting(), &mut local.account);
+            let start = shared.ends.tag_from(slot, account, units, bound, waiting, window);
+            if start.is_some() {
+                return start;
+            }
+        }
+        self.tag_lagging(shared, flow, seat, (units, window), wake)
     }
 
     /// Takes back what of a request's cost is beyond the most that a tag may be ahead; gives the
@@ -324,39 +370,6 @@ impl Local {
         let local = self.flows.kept_mut(seat)?;
         shared.ends.give_back(flow.slot(), &mut local.account, units.saturating_sub(charged));
         Some(charged)
-    }
-
-    /// The same start tag, however far ahead.
-    #[inline]
-    fn tag_anywhere<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        flow: FlowId,
-        seat: usize,
-        units: u64,
-        wake: &mut PortSet,
-    ) -> Option<VTime> {
-        if R::IS_STRICT {
-            return self.tag_strictly(shared, flow, seat, units, wake);
-        }
-        let local = self.flows.kept_mut(seat)?;
-        let window = shared.wheel.window().units();
-        // Virtual time is not after what this port has published, and cannot pass it.
-        if let Some(published) = self.published {
-            let waiting = local.is_waiting();
-            let start = shared.ends.tag_from(
-                flow.slot(),
-                &mut local.account,
-                units,
-                published,
-                waiting,
-                window,
-            );
-            if start.is_some() {
-                return start;
-            }
-        }
-        self.tag_lagging(shared, flow, seat, units, window, wake)
     }
 
     /// Tags a request as the paper has it: at virtual time or where the flow's last one ends; if it
@@ -394,8 +407,7 @@ impl Local {
         shared: &Shared<P, R>,
         flow: FlowId,
         seat: usize,
-        units: u64,
-        window: u64,
+        (units, window): (u64, u64),
         wake: &mut PortSet,
     ) -> Option<VTime> {
         let account = &mut self.flows.kept_mut(seat)?.account;
