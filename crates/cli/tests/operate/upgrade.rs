@@ -122,6 +122,31 @@ fn clients_do_not_notice_an_upgrade() {
     assert_eq!(again.size, 16 * MIB);
 }
 
+/// A server's counters only increase: over changes of the policy and over upgrades.
+#[test]
+fn counts_of_the_policy_survive_another_policy_and_an_upgrade() {
+    let server = Server::start(CONFIG, &[]);
+    let blocks = || json(&server, &["policy"])["state"]["blocks"].as_u64().expect("it is a number");
+    server.said(&["params", "slots=1"]);
+    let mut web = Client::of(&server, "web");
+    // 16 pieces for one slot.
+    until("a shard has stopped for a slot", || {
+        web.ask(Command::Read, CommandFlags(0), 0, MIB);
+        assert_eq!(web.answer(), 0);
+        web.stream.read_exact(&mut vec![0; MIB as usize]).unwrap();
+        (blocks() > 0).then_some(())
+    });
+    server.said(&["params", "slots=64"]);
+    let before = blocks();
+    server.said(&["policy", "none"]);
+    assert!(blocks() >= before, "{} after {before}", blocks());
+    until("the policy has changed", || {
+        json(&server, &["policy"])["state"]["changing_s"].is_null().then_some(())
+    });
+    upgrade(&server);
+    assert!(blocks() >= before, "{} after {before}", blocks());
+}
+
 /// Decisions from before two upgrades and after them are told, each of the tenant that it was of,
 /// although tenants have other numbers after the removal of one.
 #[test]

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use fairq_core::{FlowId, PortSet, Stats, Tuning};
+use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
@@ -86,6 +87,8 @@ pub(super) struct ControlThread<'a> {
     pub(super) others: Vec<(Role, Listening)>,
     /// The number of upgrades in this process.
     pub(super) upgrades: u64,
+    /// The counts of the policies that were in force before these, also in earlier programs.
+    pub(super) counted: PolicyCounts,
     /// The connection of the control socket whose line is being carried out.
     pub(super) caller: Option<Caller>,
     pub(super) started: Instant,
@@ -93,6 +96,25 @@ pub(super) struct ControlThread<'a> {
     /// Records the search for D while decisions are recorded.
     pub(super) depths: Option<DepthRecorder>,
     pub(super) turns: Turns,
+}
+
+/// The counts of policies: how often ports stopped, and woke each other.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct PolicyCounts {
+    throttles: u64,
+    blocks: u64,
+    wakes: u64,
+}
+
+impl PolicyCounts {
+    /// These and the counts in `stats`.
+    fn and(self, stats: &Stats) -> PolicyCounts {
+        PolicyCounts {
+            throttles: self.throttles + stats.throttles,
+            blocks: self.blocks + stats.blocks,
+            wakes: self.wakes + stats.wakes,
+        }
+    }
 }
 
 /// The state of the policies of all stores: what can be added up is, and virtual time is the first
@@ -124,6 +146,8 @@ impl Admin for ControlThread<'_> {
     fn status(&self) -> Status {
         let totals = self.server.shards.stats();
         let stores = self.stores(&totals);
+        let policy = together(&stores);
+        let PolicyCounts { throttles, blocks, wakes } = self.counted.and(&policy);
         Status {
             elapsed: self.started.elapsed(),
             totals,
@@ -134,7 +158,7 @@ impl Admin for ControlThread<'_> {
                 .map(|count| count.load(Ordering::Relaxed))
                 .collect(),
             memory: (self.server.budget.used(), self.server.budget.most()),
-            policy: together(&stores),
+            policy: Stats { throttles, blocks, wakes, ..policy },
             stores,
             changing: self.leaving.as_ref().map(|leaving| leaving.since.elapsed()),
             classes: self.schedulers.class_weights(),
@@ -304,12 +328,18 @@ impl ControlThread<'_> {
             return Err(error.into());
         }
         schedulers.hurry();
+        self.counted = self.policy_counts();
         let schedulers = std::mem::replace(&mut self.schedulers, schedulers);
         let hand_over = self.schedulers.take_caps(&schedulers, &self.flows);
         let patience = self.server.config.timeouts.change;
         let exchange = self.server.shards.change(ports, patience, hand_over);
         self.leaving = Some(Leaving { schedulers, exchange, since: Instant::now() });
         Ok(())
+    }
+
+    /// The counts of all policies so far.
+    pub(super) fn policy_counts(&self) -> PolicyCounts {
+        self.schedulers.stats().fold(self.counted, |counts, stats| counts.and(&stats))
     }
 
     /// The stores that have files, and what is on them.

@@ -73,7 +73,7 @@ pub use tenant_list::{Member, Resizing, TenantList};
 
 use accept::Failures;
 use asks::Ask;
-use control_thread::{ControlThread, Drain};
+use control_thread::{ControlThread, Drain, PolicyCounts};
 use crowd::Crowd;
 use schedulers::Schedulers;
 use tenants::add_flows;
@@ -419,6 +419,7 @@ pub fn serve(
         accepts_again: None,
         others: Vec::new(),
         upgrades: 0,
+        counted: PolicyCounts::default(),
         caller: None,
         started: Instant::now(),
         drain: Drain::No,

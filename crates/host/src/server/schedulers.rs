@@ -317,7 +317,12 @@ impl<'a> Schedulers<'a> {
         Ok(())
     }
 
-    /// The state of a store's policy.
+    /// The statistics of all policies.
+    pub(super) fn stats(&self) -> impl Iterator<Item = Stats> + '_ {
+        self.controls.iter().map(|control| control.policy().stats())
+    }
+
+    /// Those of a store's policy.
     pub(super) fn stats_of(&self, store: usize) -> Stats {
         self.controls.get(store).map(|control| control.policy().stats()).unwrap_or_default()
     }

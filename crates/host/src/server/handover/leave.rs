@@ -305,6 +305,7 @@ impl ControlThread<'_> {
             connections,
             shards: totals.shards.clone(),
             interference: cells.filter(|(_, _, ns)| *ns > 0).collect(),
+            policies: self.policy_counts(),
             caller: self.caller.clone(),
         }
     }

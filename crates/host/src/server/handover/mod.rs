@@ -30,6 +30,7 @@ use crate::io::area::{Area, Piece, Span, SpanReader};
 use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
 use crate::observe::stats::{ShardCounters, TenantStats};
+use crate::server::control_thread::PolicyCounts;
 use crate::server::{Listen, Made};
 
 mod leave;
@@ -69,6 +70,8 @@ pub struct State {
     connections: Vec<Packed>,
     shards: Vec<ShardCounters>,
     interference: Vec<(u8, u8, u64)>,
+    #[serde(default)]
+    policies: PolicyCounts,
     caller: Option<Caller>,
 }
 

@@ -107,6 +107,7 @@ impl ControlThread<'_> {
         }
         state.resume_counts(&tenants, &self.server.shards);
         (self.started, self.upgrades) = (state.started(), state.upgrades);
+        self.counted = state.policies;
     }
 
     /// Listens on the sockets that were left; they have their names when this program serves.
