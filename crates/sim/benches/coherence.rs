@@ -1,14 +1,15 @@
 //! Contention between two CPUs, measured on this machine beside the simulator's races
 //! (`fairq_sim::races`): contended words, locks, and policies' verbs.
 //!
-//! The model is given the time of accesses on one CPU alone and that of a line on its way from the
-//! other, measured as `core-to-core-latency` does, the source of these figures for the papers'
-//! machines; all else it has to predict. Timings never fail: they belong to the machine.
+//! The inputs of the model are the times of accesses on one CPU alone and of a line's transfer from
+//! the other, measured as by `core-to-core-latency`, the source of these figures for the papers'
+//! machines; the model predicts the rest. Timings never fail the benchmark: they depend on the
+//! machine.
 //!
-//! For more than two CPUs it is held against published curves: T. Downs, "A Concurrency Cost
-//! Hierarchy" (2020), whose figures are in `travisdowns/concurrency-hierarchy-bench`
-//! (`results/*/combined.csv`, medians of 15). There the line's time is that of two CPUs that add to
-//! a word, and the rest has to follow.
+//! For more than two CPUs the model is compared with published curves: T. Downs, "A Concurrency
+//! Cost Hierarchy" (2020), whose figures are in `travisdowns/concurrency-hierarchy-bench`
+//! (`results/*/combined.csv`, medians of 15). There the input is the time of two CPUs that add to a
+//! word, and the model predicts the rest.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -31,8 +32,8 @@ use fairq_sim::traced::Traced;
 const CPUS: usize = 2;
 const LASTS: Duration = Duration::from_millis(60);
 const REPEATS: usize = 5;
-/// Iterations of nothing between two calls. In the papers a request takes several microseconds of a
-/// CPU.
+/// Iterations of an empty loop between two calls. In the papers a request takes several
+/// microseconds of a CPU.
 const PAUSES: [u64; 3] = [0, 400, 2000];
 
 /// A value in a line of its own.
@@ -47,8 +48,8 @@ fn pin(cpu: usize) {
     rustix::thread::sched_setaffinity(None, &set).expect("two CPUs");
 }
 
-/// Runs each closure over and over on a CPU of its own; nanoseconds for each time, of all CPUs
-/// together: the least of several goes. `pause` iterations of nothing come between.
+/// Runs each closure over and over on a CPU of its own; returns nanoseconds per call, of all CPUs
+/// together: the least of several runs. Between calls are `pause` iterations of an empty loop.
 fn measure<F: FnMut() -> u64 + Send>(fs: Vec<F>, pause: u64) -> f64 {
     let cpus = fs.len();
     let fs: Vec<Mutex<F>> = fs.into_iter().map(Mutex::new).collect();
@@ -85,13 +86,13 @@ fn measure<F: FnMut() -> u64 + Send>(fs: Vec<F>, pause: u64) -> f64 {
     least((0..REPEATS).map(|_| go()))
 }
 
-/// Other work on this machine only adds.
+/// The least value, because other work on this machine only adds time.
 fn least(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(f64::INFINITY, f64::min)
 }
 
-/// The pause between two calls: additions that each need the one before, and the first of them
-/// `value`. So a processor cannot begin the pause before the call has given its result.
+/// The pause between two calls: additions each of which depends on the one before, and the first on
+/// `value`. So a processor cannot begin the pause before the call has returned its result.
 #[inline]
 fn rest(iterations: u64, mut value: u64) {
     for _ in 0..iterations {
@@ -99,7 +100,7 @@ fn rest(iterations: u64, mut value: u64) {
     }
 }
 
-/// How long a line is under way: each waits by compare-and-swap for the other's.
+/// Time of a line's transfer: two CPUs wait in turn for the other's compare-and-swap.
 fn line_ns() -> f64 {
     const ROUNDS: u64 = 200_000;
     let go = || {
@@ -141,7 +142,7 @@ fn swap_loop<P: Platform>(word: &P::U64) -> u64 {
     old
 }
 
-/// Reads first, as where a swap depends on other words, too.
+/// Loads both words first, as where a swap depends on other words too.
 fn swap_of_two<P: Platform>([word, other]: &[Own<P::U64>; 2]) -> u64 {
     let mut old = word.0.load(Relaxed);
     loop {
@@ -153,7 +154,7 @@ fn swap_of_two<P: Platform>([word, other]: &[Own<P::U64>; 2]) -> u64 {
     }
 }
 
-/// Lines that a lock guards: each is read and written.
+/// Lines that a lock guards, each of which is read and written.
 struct Guarded<P: Platform, const N: usize>([Own<P::U64>; N]);
 
 impl<P: Platform, const N: usize> Guarded<P, N> {
@@ -173,7 +174,7 @@ impl<P: Platform, const N: usize> Guarded<P, N> {
 
 /// A lock that hands out tickets.
 struct Tickets<P: Platform, const N: usize> {
-    /// In one line.
+    /// Both words are in one line.
     next_and_served: Own<[P::U64; 2]>,
     lines: Guarded<P, N>,
 }
@@ -251,7 +252,7 @@ impl<P: Port> Loop<P> {
         }
     }
 
-    /// Once around.
+    /// One round of the loop.
     fn turn(&mut self) -> u64 {
         self.now_ns += 100;
         let mut wake = PortSet::EMPTY;
@@ -287,17 +288,17 @@ fn topology() -> Topology {
 
 // The model of this machine.
 
-/// A hundredth of a nanosecond, as cycles.
+/// A clock of which a cycle is a hundredth of a nanosecond.
 const MHZ: u64 = 100_000;
 
 fn cycles(ns: f64) -> u64 {
     (ns * MHZ as f64 / 1000.0).round() as u64
 }
 
-/// What one CPU of this machine takes, in nanoseconds.
+/// Times of one CPU of this machine, in nanoseconds.
 struct Alone {
     atomic: f64,
-    /// An iteration of nothing.
+    /// An iteration of an empty loop.
     rest: f64,
 }
 
@@ -311,7 +312,7 @@ impl Alone {
     }
 }
 
-/// This machine as the model has it, and how much a core does between two calls.
+/// The model of this machine, and the pause between two calls of a core.
 struct Here {
     host: Host,
     pause_ps: u64,
@@ -338,12 +339,12 @@ impl Here {
         Here { host: machine.host(CPUS), pause_ps }
     }
 
-    /// The first of its two CPUs.
+    /// The same with only the first of the two CPUs.
     fn first(&self) -> Here {
         Here { host: self.host.machine.host(1), ..*self }
     }
 
-    /// Each CPU calls one of what `build` makes.
+    /// Each CPU calls one of the closures that `build` makes.
     fn contend<F: FnMut() + Send + 'static>(
         &self,
         takes_ns: f64,
@@ -354,7 +355,7 @@ impl Here {
         contend(&self.host, &contest, build)
     }
 
-    /// All CPUs do the same with what they share.
+    /// All CPUs do the same with a shared value.
     fn share<S: Send + Sync + 'static>(
         &self,
         takes_ns: f64,
@@ -374,16 +375,16 @@ impl Here {
 
 struct Table {
     alone: Alone,
-    /// By the pause: the logarithm of each ratio.
+    /// The absolute logarithm of each ratio, by the pause.
     off: BTreeMap<u64, Vec<f64>>,
 }
 
-/// How often a row is measured until the CPUs have stayed where they were.
+/// The most measurements of a row until the CPUs have not moved during one.
 const TRIES: usize = 6;
 
 impl Table {
-    /// A virtual machine's CPUs are moved: a row counts if a line took the same before and after
-    /// it, within a fifth.
+    /// The CPUs of a virtual machine can move: a row counts if a line's transfer took the same time
+    /// before and after it, within a fifth.
     fn row(
         &mut self,
         name: &str,
@@ -463,7 +464,7 @@ fn locks<const N: usize>(table: &mut Table, pause: u64) {
     );
 }
 
-/// The lock that policies have in the lab.
+/// The lock of policies in the lab.
 type InTurn<const N: usize> = <Traced as Platform>::Mutex<[[u64; 8]; N]>;
 
 fn verbs<P: Port, Q: Port + 'static>(
@@ -481,7 +482,8 @@ fn verbs<P: Port, Q: Port + 'static>(
             traced().into_iter().map(|mut one| move || _ = one.turn()).collect()
         })
     };
-    // Alone, a turn takes the model's time and that of computing: the rest is the latter.
+    // On one CPU a round takes the model's time and that of computing, so the difference is the
+    // computing.
     let alone = run(native().into_iter().take(1).collect());
     table.row(
         &format!("{name}: once around"),
@@ -493,8 +495,8 @@ fn verbs<P: Port, Q: Port + 'static>(
 
 // The model of other machines.
 
-/// What a machine's CPUs do to one word or lock without a pause: nanoseconds for each time, of all
-/// CPUs together, by how many there are; the first is one.
+/// Published times of operations on one word or lock without a pause: nanoseconds per operation, of
+/// all CPUs together, by the number of CPUs; the first is for one CPU.
 struct Published {
     machine: &'static str,
     cpus: &'static [usize],
@@ -532,7 +534,8 @@ const PUBLISHED: [Published; 3] = [
 ];
 
 impl Published {
-    /// Prints what the model makes of it; says by what factors it is off.
+    /// Prints the model's values beside the published ones; returns the absolute logarithms of the
+    /// ratios.
     fn table(&self) -> Vec<f64> {
         let line = self.add[1].round() as u64;
         let usual = Machine::GOLD_5112;
@@ -570,7 +573,7 @@ impl Published {
             self.machine, "", "measured", "modelled", "ratio"
         );
         for (name, published, model) in rows {
-            // What one CPU needs beside the word is not about contention.
+            // The time of one CPU beside the word is not part of the contention.
             let beside_ns = published[0] - model(1, 0.0).each_ns();
             for (&cpus, &measured) in self.cpus.iter().zip(published).skip(1) {
                 let modelled = model(cpus, beside_ns).each_ns();
@@ -586,7 +589,7 @@ impl Published {
     }
 }
 
-/// By what factor a model is off, on average and at most.
+/// Prints the factor by which a model is off, on average and at most.
 fn off(logarithms: &[f64]) {
     let worst = logarithms.iter().copied().fold(0.0, f64::max).exp();
     let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();

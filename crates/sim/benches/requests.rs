@@ -1,8 +1,7 @@
-//! How many simulated requests a second one core does: closed loops of 4 KiB reads on the Z-SSD, in
-//! real time.
+//! Simulated requests a second of one core, in real time: closed loops of 4 KiB reads on the Z-SSD.
 //!
-//! Bar: 1 million a second on one core. Timings never fail: they belong to the machine, and to what
-//! else runs on it.
+//! Bar: 1 million a second on one core. Timings never fail the benchmark: they depend on the
+//! machine and its other load.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -46,7 +45,7 @@ fn measure<S: Subject>(criterion: &mut Criterion, name: &str, subject: &S) {
 }
 
 /// MQFQ where CPUs take time and each access to a shared word is traced: the same load on eight
-/// cores, with and without races, and 64 flows on 64.
+/// cores, with and without races, and 64 flows on 64 cores.
 fn measure_costs(criterion: &mut Criterion) {
     let ramdisk = Profile::named("nvmf-ramdisk").expect("it is built in");
     let tenant =

@@ -1,19 +1,19 @@
-//! The agenda: what will happen when, in one order that nothing but the scenario decides.
+//! The agenda: the events to come, in a total order that depends on the scenario alone.
 //!
-//! Events of the same time happen in the order in which they were added. Nothing hashes, nothing
-//! compares floats, so a run does not depend on where or how it was built. The device keeps an
-//! agenda of its own (its commands are most of all events); where both have something at the same
-//! time the device's comes first.
+//! Events of the same time happen in the order in which they were added. Nothing hashes and nothing
+//! compares floats, so a run does not depend on the machine or the build. The device keeps an
+//! agenda of its own (its commands are most of all events); of two events at the same time the
+//! device's comes first.
 //!
 //! **Structure.** Where CPUs take time a request is eight events or so, nearly all of them due
-//! within microseconds: a heap's logarithm is then a good part of a run. What is due soon goes into
-//! a *wheel* of short buckets, each a list in order that seldom has two entries, found by two
-//! levels of bitmaps; what is due later goes into a heap. Nothing moves from one to the other: the
-//! first is the earlier of both firsts.
+//! within microseconds: a heap's logarithm is then a good part of a run. Events that are due soon
+//! go into a *wheel* of short buckets, each a list in order that seldom has two entries, found by
+//! two levels of bitmaps; later events go into a heap. No event moves from one to the other: the
+//! next event is the earlier of the wheel's first and the heap's first.
 //!
 //! ```text
 //!   add ─▶ due within 65 us?  yes ─▶ wheel: 64 x 64 buckets of 16 ns ─┐
-//!                             no  ─▶ heap ────────────────────────────┴─▶ take: the lesser (time, number)
+//!                             no  ─▶ heap ────────────────────────────┴─▶ take: least (time, number)
 //! ```
 
 use std::cmp::Reverse;
@@ -23,11 +23,11 @@ use std::collections::BinaryHeap;
 pub(crate) struct Agenda<E> {
     wheel: Wheel<E>,
     heap: BinaryHeap<Reverse<Entry<E>>>,
-    /// How many have gone into the heap.
+    /// Number of events that have gone into the heap.
     added: u64,
-    /// The time of the last that was taken.
+    /// Time of the last event taken.
     now_ns: u64,
-    /// When the first happens, and where it is: here, so that looking costs one load.
+    /// Time and place of the first event: kept here, so that reading them costs one load.
     first: Option<(u64, Place)>,
 }
 
@@ -52,8 +52,8 @@ impl<E: Copy> Agenda<E> {
 
     #[inline]
     pub(crate) fn add(&mut self, at_ns: u64, event: E) {
-        // What is due already goes into the bucket of this moment: an earlier one would be found a
-        // turn late.
+        // An event that is due already goes into the bucket of this moment: in an earlier bucket it
+        // would be found one turn of the wheel late.
         let (turn, now) = (at_ns.max(self.now_ns) >> WIDTH_BITS, self.now_ns >> WIDTH_BITS);
         let place = if turn - now < BUCKETS as u64 {
             let bucket = turn as usize % BUCKETS;
@@ -63,7 +63,7 @@ impl<E: Copy> Agenda<E> {
             self.add_far(at_ns, event);
             Place::Heap
         };
-        // Of two at the same time the one that was there is first.
+        // Of two events at the same time the one that was added first is first.
         if self.first.is_none_or(|(first_ns, _)| at_ns < first_ns) {
             self.first = Some((at_ns, place));
         }
@@ -75,13 +75,13 @@ impl<E: Copy> Agenda<E> {
         self.added += 1;
     }
 
-    /// When the first happens.
+    /// Time of the first event.
     #[inline]
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.first.map(|(at_ns, _)| at_ns)
     }
 
-    /// Takes the first out.
+    /// Takes the first event out.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<E> {
         let (at_ns, place) = self.first?;
@@ -89,7 +89,7 @@ impl<E: Copy> Agenda<E> {
             Place::Bucket(bucket) => self.wheel.take(bucket),
             Place::Heap => self.take_far()?,
         };
-        // An entry that was added for a time past must not turn the wheel back.
+        // An event that was added for a past time must not turn the wheel back.
         self.now_ns = self.now_ns.max(at_ns);
         self.first = self.find();
         Some(event)
@@ -100,8 +100,8 @@ impl<E: Copy> Agenda<E> {
         self.heap.pop().map(|Reverse(entry)| entry.event)
     }
 
-    /// The earlier of both firsts. Of equal ones that in the heap was added before: the other was
-    /// added when their time was nearer.
+    /// The earlier of the two first events. At equal times the heap's was added earlier, because
+    /// the wheel's was added when that time was nearer.
     #[inline]
     fn find(&self) -> Option<(u64, Place)> {
         let far_ns = self.heap.peek().map(|Reverse(entry)| entry.at_ns);
@@ -143,19 +143,19 @@ impl<E> Ord for Entry<E> {
 
 /// A bucket is 16 ns.
 const WIDTH_BITS: u32 = 4;
-/// As many as two levels of 64 bits tell apart.
+/// Two levels of 64 bits distinguish this many.
 const BUCKETS: usize = 64 * 64;
 
-/// What happens within a turn from now on; what it holds is less than a turn apart, so a bucket
-/// means one time.
+/// The events within one turn from now on. They are less than a turn apart, so a bucket means one
+/// time.
 struct Wheel<E> {
-    /// The first of each bucket and 1; 0 for none.
+    /// Index of the first node of each bucket, plus 1; 0 for none.
     heads: Box<[u32; BUCKETS]>,
-    /// Which buckets have any, and which of these words are not 0.
+    /// A bit for each bucket that is not empty; `words` has a bit for each word here that is not 0.
     some: [u64; 64],
     words: u64,
     nodes: Vec<Node<E>>,
-    /// The first node without use and 1.
+    /// Index of the first unused node, plus 1; 0 for none.
     unused: u32,
 }
 
@@ -163,7 +163,7 @@ struct Wheel<E> {
 struct Node<E> {
     at_ns: u64,
     event: E,
-    /// The next one of the bucket, or without use, and 1.
+    /// Index of the next node of the bucket, or of the next unused node, plus 1.
     after: u32,
 }
 
@@ -189,8 +189,8 @@ impl<E: Copy> Wheel<E> {
         self.words |= 1 << (bucket / 64);
     }
 
-    /// Adds behind a node, and behind those after it that are not later: of equal times the one
-    /// that is added last is last.
+    /// Adds an event after a node and after the nodes behind it that are not later: of equal times
+    /// the event that is added last is last.
     #[inline(never)]
     fn add_after(&mut self, mut before: u32, at_ns: u64, event: E) {
         loop {
@@ -217,7 +217,8 @@ impl<E: Copy> Wheel<E> {
         number
     }
 
-    /// The first bucket that has any, from this one on and round, and the time of its first.
+    /// The first bucket that is not empty, from `from` on and around, and the time of its first
+    /// event.
     #[inline]
     fn first(&self, from: usize) -> Option<(usize, u64)> {
         if self.words == 0 {
@@ -228,7 +229,7 @@ impl<E: Copy> Wheel<E> {
         let bucket = if here != 0 {
             from + here.trailing_zeros() as usize
         } else {
-            // The words after this one, then round to it again.
+            // The words after this one, then around to it again.
             let on = self.words.rotate_right(word as u32 + 1).trailing_zeros() as usize;
             let word = (word + 1 + on) % 64;
             word * 64 + self.some[word].trailing_zeros() as usize
@@ -236,7 +237,7 @@ impl<E: Copy> Wheel<E> {
         Some((bucket, self.nodes[self.heads[bucket % BUCKETS] as usize - 1].at_ns))
     }
 
-    /// Takes out the first of a bucket that has any.
+    /// Takes the first event out of a bucket that is not empty.
     #[inline]
     fn take(&mut self, bucket: usize) -> E {
         let number = self.heads[bucket % BUCKETS];
@@ -273,7 +274,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is added and taken when, and however far ahead, it comes as from a sorted list.
+        /// Events leave the agenda as they leave a sorted list, for any order of calls and any
+        /// distance.
         #[test]
         fn as_from_a_sorted_list(
             steps in prop::collection::vec((0u8..3, prop_oneof![0u64..40, 0u64..70_000, 60_000u64..70_000, 0u64..1_000_000]), 0..400)

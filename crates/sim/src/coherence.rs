@@ -1,12 +1,12 @@
-//! Caches: which core has which line, and what it costs another to get it.
+//! Caches: the lines that each core holds, and the cost of moving a line to another core.
 //!
-//! **Problem.** What tells schedulers apart on many cores is not how much they compute but whose
-//! cache their words are in. **Model.** MESI over lines of 64 bytes, a cache per core (hardware
+//! **Problem.** On many cores schedulers differ less in the amount of computing than in the caches
+//! that hold their words. **Model.** MESI over lines of 64 bytes, a cache per core (hardware
 //! threads of a core share it), without capacity: a line leaves a cache only when another core
-//! writes it. A line that is not there comes from where it is: another core of the socket, or the
-//! other socket. While it moves, it is *busy*: who wants it meanwhile waits, so a contended line is
-//! handed from one to the next, one transfer each. Readers of a line that nobody has changed do not
-//! wait for each other.
+//! writes it. A line that is not in the cache comes from its holder: another core of the socket, or
+//! the other socket. While a line moves, it is *busy* and other cores that access it wait, so a
+//! contended line is handed from core to core, one transfer each. Readers of an unmodified line do
+//! not wait for each other.
 //!
 //! | access | in this cache, as it is needed | not so |
 //! |---|---|---|
@@ -15,16 +15,16 @@
 //! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies go |
 //!
 //! **Time** is that of the core that accesses. Unless cores race, cores are simulated one verb at a
-//! time. So the caches may already know of another core's access that is later than this one: this
-//! one does not wait for it.
+//! time. So the caches may already have recorded a later access of another core: an earlier access
+//! does not wait for it.
 //!
-//! **Locks** are granted in the order in which they are asked for, each after the one before it is
-//! free. While others wait the lock's own line is with them, and has to come back to whoever gives
-//! the lock away before it can (as with Linux's queued spinlocks): one transfer more. What a lock
-//! guards moves with it, as many lines as it has; what that points to is not counted. Where cores
-//! race, the module `races` grants locks instead.
+//! **Locks** are granted in the order of the acquisitions, each when the holder before it has
+//! released the lock. While others wait they hold copies of the lock's own line, which has to come
+//! back to the holder before the release takes effect (as with Linux's queued spinlocks): one
+//! transfer more. The lines of the guarded value move with the lock; memory that the value points
+//! to is not counted. Where cores race, the module `races` grants locks instead.
 
-/// What accesses cost, in picoseconds.
+/// The costs of accesses, in picoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Latencies {
     pub(crate) load_ps: u64,
@@ -34,11 +34,11 @@ pub(crate) struct Latencies {
     pub(crate) near_ps: u64,
     /// A line from another socket.
     pub(crate) far_ps: u64,
-    /// How many lines a core fetches at the same time, where cores race.
+    /// Number of lines that a core fetches at the same time, where cores race.
     pub(crate) lines_at_once: u64,
 }
 
-/// How a word is accessed.
+/// The kind of an access to a word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
     Load,
@@ -51,20 +51,20 @@ pub(crate) struct Caches {
     latencies: Latencies,
     /// The cores of each core's socket, a bit each.
     sockets: Vec<u64>,
-    /// When each core's stores so far are done.
+    /// Time at which all stores of each core so far are done.
     stored_ps: Vec<u64>,
     lines: Vec<Line>,
     locks: Vec<Held>,
 }
 
-/// Where a line is.
+/// The state of a line.
 #[derive(Clone, Copy, Default)]
 struct Line {
-    /// Cores that have it, a bit each.
+    /// The cores that hold it, a bit each.
     holders: u64,
-    /// One core has changed it, and no other has it.
+    /// One core has modified it, and no other core holds it.
     is_changed: bool,
-    /// It moves, or is waited for, from then until then.
+    /// The time from which and until which it moves or cores wait for it.
     busy_from_ps: u64,
     busy_until_ps: u64,
 }
@@ -78,7 +78,7 @@ struct Held {
 }
 
 impl Caches {
-    /// Those of no host.
+    /// The caches outside of a run.
     pub(crate) const NONE: Caches = Caches {
         latencies: Latencies {
             load_ps: 0,
@@ -94,7 +94,7 @@ impl Caches {
         locks: Vec::new(),
     };
 
-    /// Empty ones; `sockets` says where each core is, at most 64.
+    /// Empty caches; `sockets` has the socket of each core, for at most 64 cores.
     pub(crate) fn new(latencies: Latencies, sockets: Vec<u16>) -> Self {
         let same = |here: &u16| {
             let cores = sockets.iter().enumerate().filter(|(_, socket)| *socket == here);
@@ -105,7 +105,7 @@ impl Caches {
         Caches { latencies, sockets, stored_ps, lines: Vec::new(), locks: Vec::new() }
     }
 
-    /// How many lines a core fetches at the same time.
+    /// Number of lines that a core fetches at the same time.
     pub(crate) fn lines_at_once(&self) -> u64 {
         self.latencies.lines_at_once
     }
@@ -128,7 +128,7 @@ impl Caches {
         self.locks[lock].line
     }
 
-    /// What a store to a line of its own costs a core.
+    /// The cost of a store to a line in the core's own cache.
     pub(crate) fn store_ps(&self) -> u64 {
         self.latencies.store_ps
     }
@@ -138,7 +138,8 @@ impl Caches {
         self.lines[line].holders & 1 << core != 0
     }
 
-    /// Until when a core has to wait for a line that moves, if it needs it.
+    /// Time until which a core has to wait for a moving line, if its access needs that line to
+    /// arrive.
     pub(crate) fn waits(
         &self,
         core: usize,
@@ -153,7 +154,7 @@ impl Caches {
         (!is_here && free_ps > now_ps).then_some(free_ps)
     }
 
-    /// When all stores of a core so far are done.
+    /// Time at which all stores of a core so far are done.
     pub(crate) fn stored_ps(&self, core: usize) -> u64 {
         self.stored_ps[core]
     }
@@ -163,25 +164,25 @@ impl Caches {
         self.lines[line].holders |= 1 << core;
     }
 
-    /// What it takes to bring a line to a core from the farthest of its holders, or from the
+    /// Time of the transfer of a line to a core from the farthest of its holders, or from the
     /// nearest.
     pub(crate) fn transfer_ps(&self, core: usize, holders: u64, farthest: bool) -> u64 {
         let others = holders & !(1 << core);
-        // A line that no cache has comes from memory, which is taken to be as near as the own
+        // A line that no cache holds comes from memory, which is assumed to be as near as the own
         // socket.
         let (near, far) = (others & self.sockets[core] != 0, others & !self.sockets[core] != 0);
         if far && (farthest || !near) { self.latencies.far_ps } else { self.latencies.near_ps }
     }
 
-    /// A core accesses a line at a time; says when that is done.
+    /// A core accesses a line at a time; returns the time at which the access is done.
     #[inline]
     pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         self.access_here(1 << core, line, access, now_ps)
             .unwrap_or_else(|| self.bring(core, line, access, now_ps))
     }
 
-    /// The same for the core with the bit `own`, if it has the line as it needs it; never for a bit
-    /// or a line that there is not.
+    /// The same for the core with the bit `own`, if it holds the line in the state that the access
+    /// needs; `None` for a bit or a line that does not exist.
     #[inline]
     pub(crate) fn access_here(
         &mut self,
@@ -216,7 +217,7 @@ impl Caches {
         }
     }
 
-    /// The same where the line is not in the core's cache as it is needed.
+    /// The same where the core's cache does not hold the line in the state that the access needs.
     #[inline]
     fn bring(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         let own = 1 << core;
@@ -229,7 +230,7 @@ impl Caches {
         let start_ps = moved.free_from(now_ps);
         let there_ps = start_ps + transfer_ps;
         if access == Access::Load {
-            // A line that is unchanged is copied, and other readers need not wait for that.
+            // An unmodified line is copied, and other readers need not wait for the copy.
             if is_changed {
                 moved.keep_busy(now_ps, there_ps);
             }
@@ -248,7 +249,8 @@ impl Caches {
         there_ps + local_ps
     }
 
-    /// A core takes a lock, with what it guards, so many lines; says when it has it.
+    /// A core acquires a lock and the `guarded` lines behind it; returns the time at which it holds
+    /// the lock.
     pub(crate) fn acquire(&mut self, core: usize, lock: usize, guarded: u64, now_ps: u64) -> u64 {
         let Held { line, free_from_ps, holder } = self.locks[lock];
         let (others, waits) = (holder.map_or(0, |holder| 1 << holder), now_ps < free_from_ps);
@@ -261,18 +263,17 @@ impl Caches {
         has_ps + moves_ps
     }
 
-    /// A core gives a lock back; says when that is done.
+    /// A core releases a lock; returns the time at which the release is done.
     pub(crate) fn release(&mut self, core: usize, lock: usize, now_ps: u64) -> u64 {
         let free_from_ps = now_ps + self.latencies.store_ps;
         let held = &mut self.locks[lock];
         held.holder = Some(core);
-        // Cores are simulated a verb at a time, so one that holds it later may have been told of
-        // first.
+        // Cores are simulated one verb at a time, so a later holder may have been simulated first.
         held.free_from_ps = held.free_from_ps.max(free_from_ps);
         free_from_ps
     }
 
-    /// A core that has given a lock back did so only then.
+    /// Moves the release of a lock to `until_ps`, if that is later.
     pub(crate) fn held_until(&mut self, lock: usize, until_ps: u64) {
         let held = &mut self.locks[lock];
         held.free_from_ps = held.free_from_ps.max(until_ps);
@@ -280,7 +281,7 @@ impl Caches {
 }
 
 impl Line {
-    /// When it can move, for one who asks now.
+    /// Time at which the line can move, for an access at `now_ps`.
     fn free_from(&self, now_ps: u64) -> u64 {
         if (self.busy_from_ps..self.busy_until_ps).contains(&now_ps) {
             self.busy_until_ps
@@ -289,7 +290,7 @@ impl Line {
         }
     }
 
-    /// It moves until then, for one who asked now.
+    /// The line moves until `until_ps`, for an access at `now_ps`.
     fn keep_busy(&mut self, now_ps: u64, until_ps: u64) {
         if !(self.busy_from_ps..self.busy_until_ps).contains(&now_ps) {
             self.busy_from_ps = now_ps;

@@ -1,5 +1,5 @@
-//! Cores that do the same over and over to the same words, and race: the modelled side of `cargo
-//! bench --bench coherence`, which measures the other side on this machine.
+//! Racing cores that repeat one operation on the same words: the modelled side of `cargo bench
+//! --bench coherence`, which measures the other side on this machine.
 
 use fairq_core::PortSet;
 
@@ -12,23 +12,23 @@ use crate::verb::{Answer, Verb};
 /// The outcome of a contest.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Contended {
-    /// How often each core did it.
+    /// Number of operations of each core.
     pub times: Vec<u64>,
-    /// How often the core that finished was another one than the time before.
+    /// Number of operations that finished on another core than the operation before them.
     pub turns: u64,
     /// Compare-and-swaps that failed.
     pub failed: u64,
-    /// For how long, in nanoseconds.
+    /// Duration, in nanoseconds.
     pub lasts_ns: u64,
 }
 
 impl Contended {
-    /// Nanoseconds for each time, of all cores together.
+    /// Nanoseconds per operation, of all cores together.
     pub fn each_ns(&self) -> f64 {
         self.lasts_ns as f64 / self.times.iter().sum::<u64>() as f64
     }
 
-    /// Failed compare-and-swaps for each time.
+    /// Failed compare-and-swaps per operation.
     pub fn failures(&self) -> f64 {
         self.failed as f64 / self.times.iter().sum::<u64>() as f64
     }
@@ -37,15 +37,15 @@ impl Contended {
 /// A contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Contest {
-    /// How long it lasts.
+    /// Duration, in nanoseconds.
     pub lasts_ns: u64,
-    /// The time of each call beside shared words, in picoseconds.
+    /// The time of each call without its accesses to shared words, in picoseconds.
     pub takes_ps: u64,
-    /// The time between two calls of a core.
+    /// The time between two calls of a core, in picoseconds.
     pub pause_ps: u64,
 }
 
-/// Calls what `build` makes over and over on each hardware thread of the host, one of them each.
+/// Calls the closures that `build` makes over and over, one on each hardware thread of the host.
 /// Shared words and locks are those of [`Traced`](crate::traced::Traced) that `build` makes.
 pub fn contend<F: FnMut() + Send + 'static>(
     host: &Host,
@@ -64,8 +64,8 @@ pub fn contend<F: FnMut() + Send + 'static>(
     let mut races = Races::new(host, calls);
     let cores = host.cores().len();
     let mut contended = Contended { times: vec![0; cores], turns: 0, failed: 0, lasts_ns };
-    // Cores begin in a random order: in that of their places each line would cross sockets only
-    // twice a round.
+    // Cores begin in a random order: in the order of their places each line would cross sockets
+    // only twice a round.
     let mut ports: Vec<usize> = (0..cores).collect();
     Random::new(1, 0).shuffle(&mut ports);
     for (at, &port) in (0..).zip(&ports) {

@@ -1,4 +1,4 @@
-//! A hardware thread of a host whose CPUs take time: what it has to do, and what it did.
+//! A hardware thread of a host whose CPUs take time: its queued work and its counters.
 
 use std::collections::VecDeque;
 
@@ -9,15 +9,15 @@ use crate::host::Times;
 /// A piece of work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
-    /// A place of a thread asks.
+    /// A place of a thread submits a request.
     Ask(u32),
-    /// A thread takes an answer.
+    /// A thread takes a completed request.
     Reap(Reaped),
     /// The device has completed a command.
     Complete(u32, Outcome),
     /// Another core has sent a wake-up.
     Wake,
-    /// A time has come.
+    /// The port's timer has expired.
     Timer,
     /// There may be more to issue.
     GoOn,
@@ -30,7 +30,7 @@ pub(crate) struct Reaped {
     pub(crate) id: u32,
     pub(crate) op: Op,
     pub(crate) bytes: u32,
-    /// From when on its latency counts.
+    /// Start of its latency.
     pub(crate) since_ns: u64,
 }
 
@@ -39,12 +39,13 @@ impl Task {
         matches!(self, Task::Complete(..) | Task::Wake | Task::Timer)
     }
 
-    /// Whether the policy is asked although nothing has come or gone here.
+    /// Whether this task calls the policy although no request was submitted or completed here.
     fn is_reschedule(self) -> bool {
         matches!(self, Task::Wake | Task::Timer)
     }
 
-    /// What it takes before the policy's verbs; `after` an interrupt that has just ended.
+    /// Time of the task before the policy's verbs; `after`: it follows an interrupt that has just
+    /// ended.
     fn takes_ps(self, times: &Times, after: bool) -> u64 {
         match self {
             Task::Ask(_) => times.submit_ps,
@@ -60,20 +61,20 @@ impl Task {
     }
 }
 
-/// What a hardware thread did while it was measured.
+/// The work of a hardware thread while it was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuUse {
-    /// How long it worked, in nanoseconds.
+    /// Time at work, in nanoseconds.
     pub busy_ns: u64,
-    /// How much of that in the policy's verbs.
+    /// Time of that in the policy's verbs.
     pub verbs_ns: u64,
-    /// And of that, how long it waited for locks and what they guard.
+    /// Time of that in waits for locks and for the lines that they guard.
     pub locks_ns: u64,
-    /// Wake-ups and timers that it was interrupted by.
+    /// Interrupts by wake-ups and timers.
     pub reschedules: u64,
-    /// How many of these found nothing to issue.
+    /// Interrupts of these after which nothing was issued.
     pub idle_reschedules: u64,
-    /// Compare-and-swaps that failed and were tried again, where cores race.
+    /// Failed compare-and-swaps that were retried, where cores race.
     pub failed_swaps: u64,
 }
 
@@ -82,26 +83,26 @@ pub struct CpuUse {
 pub(crate) struct Cpu {
     interrupts: VecDeque<Task>,
     threads: VecDeque<Task>,
-    /// What it does now, and since when.
+    /// The task in progress, and its start.
     now: Option<Task>,
     since_ns: u64,
-    /// When an interrupt ended after which nothing else was done.
+    /// End of the last interrupt, if it was the last task.
     interrupted_ns: Option<u64>,
-    /// Whether the work so far has issued something.
+    /// Whether the task in progress has issued a request.
     issued: bool,
-    /// Whether it is to come back to the policy.
+    /// Whether it has to come back to the policy.
     comes_back: bool,
 }
 
 impl Cpu {
-    /// More to do.
+    /// Queues a task.
     #[inline]
     pub(crate) fn add(&mut self, task: Task) {
         let queue = if task.is_interrupt() { &mut self.interrupts } else { &mut self.threads };
         queue.push_back(task);
     }
 
-    /// More to do, before anything else of the threads: whoever works goes on with it.
+    /// Queues a task before all others of the threads: the thread that works goes on with it.
     #[inline]
     pub(crate) fn add_next(&mut self, task: Task) {
         self.threads.push_front(task);
@@ -111,28 +112,29 @@ impl Cpu {
         self.now.is_some()
     }
 
-    /// Since when it works.
+    /// Start of the task in progress.
     pub(crate) fn since_ns(&self) -> u64 {
         self.since_ns
     }
 
-    /// What is next, interrupts first.
+    /// Takes the next task, interrupts first.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Task> {
         self.interrupts.pop_front().or_else(|| self.threads.pop_front())
     }
 
-    /// Takes this up; says how long it takes, alone on its core, before the policy is asked.
+    /// Begins a task; returns its time before the policy's verbs, alone on its core, in
+    /// picoseconds.
     #[inline]
     pub(crate) fn start(&mut self, task: Task, now_ns: u64, times: &Times) -> u64 {
-        // Work that begins the moment an interrupt ended is done within it: it is entered and left
-        // once.
+        // A task that begins at the moment when an interrupt ended is done within that interrupt,
+        // which is entered and left once.
         let after = self.interrupted_ns == Some(now_ns);
         (self.now, self.since_ns, self.issued) = (Some(task), now_ns, false);
         task.takes_ps(times, after)
     }
 
-    /// What it does.
+    /// The task in progress; `GoOn` if the core comes back to the policy.
     #[inline]
     pub(crate) fn task(&mut self) -> Option<Task> {
         if std::mem::take(&mut self.comes_back) { Some(Task::GoOn) } else { self.now }
@@ -142,12 +144,13 @@ impl Cpu {
         self.issued = true;
     }
 
-    /// It comes back to the policy before it is done.
+    /// The core comes back to the policy before the task ends.
     pub(crate) fn goes_on(&mut self) {
         self.comes_back = true;
     }
 
-    /// It is done; says whether that was a reschedule, and whether one for nothing.
+    /// Ends the task; returns whether it was a reschedule, and whether it was one that issued
+    /// nothing.
     #[inline]
     pub(crate) fn end(&mut self, now_ns: u64) -> (bool, bool) {
         let task = self.now.take();

@@ -3,12 +3,12 @@
 //! ```text
 //!   port 0  urgent high medium low ─┐
 //!   port 1  urgent high medium low ─┼─▶ Arbiter ─▶ Window ─▶ Ssd or Disk ─▶ completion
-//!   ...                            ─┘  (weighted if the policy schedules with classes, else round robin; several ports may
-//!                                       share a set of queues)
+//!   ...                            ─┘  (weighted if the policy schedules with classes, else round
+//!                                       robin; several ports may share a set of queues)
 //! ```
 //!
-//! All of it is `fairq-device`, the code that serves in real time; here are the queues between, and
-//! what goes wrong: commands that fail, and times in which nothing completes.
+//! All of it is `fairq-device`, the code that serves in real time; this module adds the queues
+//! between them, and faults: commands that fail, and times in which nothing completes.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ use fairq_device::{
 use crate::random::Random;
 use crate::scenario::{Faults, Scenario};
 
-/// What the host sends.
+/// A command of the host.
 #[derive(Clone, Copy)]
 pub(crate) struct Command {
     pub(crate) id: u32,
@@ -34,17 +34,17 @@ pub(crate) struct Device {
     arbiter: Arbiter,
     window: Window,
     drive: Drive,
-    /// Of each set, the classes' queues.
+    /// The queues of the classes, set by set.
     queues: Box<[VecDeque<Command>]>,
-    /// How many ports share a set.
+    /// Number of ports that share a set.
     ports_per_set: usize,
-    /// Commands in them.
+    /// Number of commands in the queues.
     waiting: usize,
     faults: Faults,
     random: Random,
 }
 
-/// What stands behind the window.
+/// The drive behind the window.
 enum Drive {
     Ssd(Box<Ssd>),
     Disk(Disk),
@@ -87,11 +87,11 @@ impl Drive {
 const CLASSES: [Class; 4] = [Class::Urgent, Class::High, Class::Medium, Class::Low];
 
 impl Device {
-    /// With weights if the policy has some.
+    /// Arbitration is weighted if the policy has class weights.
     pub(crate) fn new(scenario: &Scenario, weights: Option<ClassWeights>, random: Random) -> Self {
         let (profile, queues) =
             (&scenario.profile, scenario.ports.div_ceil(scenario.cores_per_queue) * CLASSES.len());
-        // A policy without classes finds the device as it is after a reset.
+        // For a policy without classes the device has the settings that follow a reset.
         let (mechanism, arbitration) = match weights {
             Some(weights) => (Mechanism::Weighted, Arbitration { burst: Burst::ONE, weights }),
             None => (Mechanism::RoundRobin, Arbitration::RESET),
@@ -125,7 +125,7 @@ impl Device {
         }
     }
 
-    /// How busy an SSD's parts have been, and how many there are; `None` for a disk.
+    /// The busy times of an SSD's parts, and the numbers of parts; `None` for a disk.
     pub(crate) fn usage(&self) -> Option<(Usage, Parts)> {
         self.drive.ssd().map(|ssd| (ssd.usage(), ssd.parts()))
     }
@@ -144,10 +144,11 @@ impl Device {
         self.arbiter.post(QueueIndex(queue as u16), 1);
     }
 
-    /// Fetches what the window has room for, and names each command.
+    /// Fetches as many commands as the window has room for, and calls `fetched` with the id of
+    /// each.
     #[inline]
     pub(crate) fn fetch(&mut self, now_ns: u64, mut fetched: impl FnMut(u32)) {
-        // In this order: a place that is taken for no command would never be given back.
+        // In this order: a place that is taken without a command would never be released.
         while self.waiting > 0 && self.window.take() {
             let queue = self.arbiter.next().expect("commands wait");
             let queued = self.queues[usize::from(queue.0)].pop_front();
@@ -158,10 +159,10 @@ impl Device {
         }
     }
 
-    /// The first command that completes by then: when, which, and how it went.
+    /// The first command that completes by `until_ns`: time, id and outcome.
     #[inline]
     pub(crate) fn pop(&mut self, until_ns: u64) -> Option<(u64, u32, Outcome)> {
-        // The world asks before each of its events, and mostly nothing is due.
+        // The world calls this before each of its events, and mostly nothing is due.
         if self.drive.next_ns().is_some_and(|next_ns| next_ns > until_ns) {
             return None;
         }
@@ -169,7 +170,7 @@ impl Device {
     }
 
     fn pop_due(&mut self, until_ns: u64) -> Option<(u64, u32, Outcome)> {
-        // Without stalls the drive need not be asked twice.
+        // Without stalls one call of the drive is enough.
         let (at_ns, id) = if self.faults.stalls.is_empty() {
             self.drive.pop(until_ns).map(|completed| (completed.at_ns, completed.id))?
         } else {
@@ -181,8 +182,7 @@ impl Device {
         Some((at_ns, id, if failed { Outcome::Failed } else { Outcome::Done }))
     }
 
-    /// The same on a device that stands still at times: then what was to happen happens at the end
-    /// of that.
+    /// The same on a device with stalls: a completion that falls into a stall happens at its end.
     fn pop_between_stalls(&mut self, until_ns: u64) -> Option<(u64, u32)> {
         loop {
             let due_ns = self.drive.next_ns()?;
@@ -192,7 +192,7 @@ impl Device {
             if at_ns > until_ns {
                 return None;
             }
-            // What was due may be a step inside the drive that completes nothing.
+            // The event that was due may be a step inside the drive that completes nothing.
             if let Some(completed) = self.drive.pop(at_ns) {
                 return Some((at_ns, completed.id));
             }
@@ -209,7 +209,7 @@ impl Device {
         self.waiting
     }
 
-    /// How many more it could work on.
+    /// Number of further commands that the device could work on.
     pub(crate) fn idle_slots(&self) -> u32 {
         self.window.free()
     }

@@ -1,23 +1,23 @@
-//! Facts: what a run tells to whoever checks it.
+//! Facts: the events of a run that its checks receive.
 
 use fairq_core::Outcome;
 
 /// A request. `(port, tag)` names it while it is live.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
-    /// The port that it was submitted to.
+    /// The port to which it was submitted.
     pub port: usize,
-    /// The port's name for it.
+    /// Its tag, unique on its port while the request is live.
     pub tag: u32,
-    /// Whose it is: flows are numbered in the order in which they came.
+    /// Its flow: flows are numbered in the order in which they were added.
     pub flow: usize,
     /// Its length, in bytes.
     pub bytes: u32,
-    /// What it costs, in bytes.
+    /// Its cost, in bytes of service.
     pub cost: u64,
     /// The flow's weight when it was submitted.
     pub weight: u16,
-    /// When it was submitted.
+    /// Time of submission.
     pub submitted_ns: u64,
     /// Whether it was issued as part of one command with the next one of its port.
     pub joined: bool,
@@ -34,17 +34,17 @@ impl Live {
     }
 }
 
-/// What happened.
+/// An event of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Fact {
-    /// A flow is there.
+    /// A flow was added.
     Added {
         /// Its number.
         flow: usize,
         /// Its weight.
         weight: u16,
     },
-    /// A flow has another weight.
+    /// A flow's weight was changed.
     Weighed {
         /// Its number.
         flow: usize,
@@ -64,28 +64,28 @@ pub enum Fact {
     Fetched(Live),
     /// The device has completed a request.
     Completed(Live, Outcome),
-    /// A port said that it has nothing to do.
+    /// A port's `next` returned `Idle`.
     SaidIdle {
-        /// Which.
+        /// Its number.
         port: usize,
     },
-    /// All that this moment asks for has been done.
+    /// All events of this moment are done.
     Settled(Moment),
 }
 
-/// How things are at a moment.
+/// The state at a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// Wake-ups on their way.
+    /// Wake-ups under way.
     pub wakes_under_way: usize,
     /// Requests that the policy holds.
     pub staged: usize,
     /// Requests issued and not completed.
     pub outstanding: usize,
-    /// Of those, the ones that the device has not fetched.
+    /// Outstanding requests that the device has not fetched.
     pub unfetched: usize,
-    /// How many more requests the device could work on.
+    /// Number of further requests that the device could work on.
     pub idle_slots: u32,
-    /// The policy's, if it has one.
+    /// The policy's virtual time, if it has one.
     pub virtual_time: Option<u64>,
 }

@@ -1,16 +1,16 @@
-//! Hosts whose CPUs take time: sockets, cores, hardware threads, and what the block layer does
-//! beside the scheduler.
+//! Hosts whose CPUs take time: sockets, cores, hardware threads, and the block layer around the
+//! scheduler.
 //!
-//! **Problem.** Claims about CPU use, scaling and latency at small depths are about what a request
-//! costs a core. **Model.** Each port is a hardware thread, with a queue of what it has to do:
-//! submissions and answers for its threads, and before these interrupts, wake-ups from other cores,
-//! and timers. A piece of work takes its constant's cycles, then what the policy's verbs take on
-//! the traced platform ([`crate::traced`]); then it takes effect. Work is not interrupted. Hardware
-//! threads of a core share its caches, and slow each other down while both have something to do.
+//! **Problem.** Claims about CPU use, scaling and latency at small depths depend on the CPU time of
+//! a request. **Model.** Each port is a hardware thread with a queue of tasks: submissions and
+//! answers for its threads, and before these interrupts, wake-ups from other cores, and timers. A
+//! task takes its constant's cycles, then the time of the policy's verbs on the traced platform
+//! ([`crate::traced`]); then it takes effect. Tasks are not interrupted. Hardware threads of a core
+//! share its caches, and slow each other down while both work.
 //!
 //! ```text
 //!   submission:  submit ─▶ verb ─▶ [stage] or [issue] ─▶ submission queue
-//!   completion:  interrupt ─▶ complete ─▶ verb ─▶ next: [stage, issue]* ─▶ other cores: send a wake-up
+//!   completion:  interrupt ─▶ complete ─▶ verb ─▶ next: [stage, issue]* ─▶ wake-ups to other cores
 //!   wake-up:     receive ─▶ next: [stage, issue]*
 //!   answer:      reap, in the thread
 //! ```
@@ -44,7 +44,7 @@ use fairq_core::Topology;
 
 use crate::coherence::{Caches, Latencies};
 
-/// Where a hardware thread is.
+/// The place of a hardware thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Place {
     /// Its socket.
@@ -56,38 +56,39 @@ pub struct Place {
 /// A kind of machine. [`Machine::ALL`] has the papers'.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Machine {
-    /// How many sockets it has.
+    /// Number of sockets.
     pub sockets: u16,
-    /// The cores of each.
+    /// Number of cores of each socket.
     pub cores: u16,
-    /// The hardware threads of each core.
+    /// Number of hardware threads of each core.
     pub threads: u16,
     /// The clock, in MHz.
     pub mhz: u64,
-    /// How long a line is under way from another core.
+    /// Time of a cache line's transfer from another core.
     pub lines: Ways,
-    /// How long a wake-up is under way.
+    /// Time of a wake-up's way to another core.
     pub wakes: Ways,
-    /// What the kernel does with each request.
+    /// The kernel's work for each request.
     pub layer: BlockLayer,
-    /// What a core does beside that.
+    /// A core's other work.
     pub cycles: Cycles,
-    /// How much longer work takes while the core's other hardware thread works: 100 for not at all.
+    /// Time of work while the core's other hardware thread works, in percent of its time alone.
     pub shared_percent: u64,
-    /// How many lines a core fetches at the same time, where cores race: its line fill buffers.
+    /// Number of lines that a core fetches at the same time, where cores race: its line fill
+    /// buffers.
     pub lines_at_once: u64,
 }
 
-/// Within a socket, and to another one, in nanoseconds.
+/// Times within a socket and to another one, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ways {
-    /// Within a socket.
+    /// Within a socket, in nanoseconds.
     pub near_ns: u64,
-    /// To another one.
+    /// To another socket, in nanoseconds.
     pub far_ns: u64,
 }
 
-/// What a core does beside the kernel's part, in cycles.
+/// A core's work beside the kernel's, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cycles {
     /// A load from the own cache.
@@ -104,29 +105,29 @@ pub struct Cycles {
     pub timer: u64,
 }
 
-/// A machine whose CPUs take time, and which of its hardware threads are used.
+/// A machine whose CPUs take time, and its hardware threads in use.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Where each port's hardware thread is.
+    /// The place of each port's hardware thread.
     pub places: Vec<Place>,
-    /// What takes how long.
+    /// The machine, with its times.
     pub machine: Machine,
-    /// Whether cores race: accesses of one come between those of another's verb, which takes longer
-    /// to simulate. Else each verb takes its time as a whole.
+    /// Whether cores race: accesses of one core come between those of another core's verb, which
+    /// takes longer to simulate. Otherwise each verb runs as a whole.
     pub races: bool,
 }
 
-/// What the kernel does beside the scheduler, in cycles.
+/// The kernel's work around the scheduler, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockLayer {
     /// From the thread's system call to the scheduler.
     pub submit: u64,
-    /// More for a request that the scheduler keeps: a third each when it comes, goes, and is
-    /// completed; under the scheduler's lock, if it has one.
+    /// Additional work for a request that the scheduler keeps: a third each at insertion, dispatch
+    /// and completion; under the scheduler's lock, if it has one.
     pub stage: u64,
-    /// The command and the doorbell.
+    /// Building the command and writing the doorbell.
     pub issue: u64,
-    /// Entering and leaving an interrupt; once for those that follow each other.
+    /// Entering and leaving an interrupt; once for interrupts that follow each other.
     pub interrupt: u64,
     /// A completion, in the interrupt.
     pub complete: u64,
@@ -135,7 +136,7 @@ pub struct BlockLayer {
 }
 
 impl BlockLayer {
-    /// All of them, by name.
+    /// All of these, by name.
     pub const ALL: [(&'static str, BlockLayer); 3] = [
         ("linux-5", Self::LINUX_5),
         ("linux-4.15", Self::LINUX_4_15),
@@ -152,7 +153,7 @@ impl BlockLayer {
         reap: 2960,
     };
 
-    /// That of Linux 4.15 with KPTI switched off.
+    /// The block layer of Linux 4.15 with KPTI switched off.
     pub const LINUX_4_15: BlockLayer = BlockLayer {
         submit: 3350,
         stage: STAGE_CYCLES,
@@ -162,8 +163,8 @@ impl BlockLayer {
         reap: 2010,
     };
 
-    /// The low-latency path around the block layer (Lee et al., USENIX ATC 2019). What it leaves
-    /// out is the layer itself: the command and the interrupt are the same.
+    /// The low-latency path around the block layer (Lee et al., USENIX ATC 2019). It leaves out the
+    /// layer itself: the command and the interrupt are the same.
     pub const LOW_LATENCY: BlockLayer = BlockLayer {
         submit: 2200,
         stage: STAGE_CYCLES,
@@ -179,12 +180,12 @@ impl BlockLayer {
 const LINES_AT_ONCE: u64 = 10;
 /// Insertion, dispatch and completion of a request that the scheduler keeps.
 const STAGE_CYCLES: u64 = 1680;
-/// How long work takes alone on its core, in picoseconds: a host's cycles at its clock, worked out
-/// once.
+/// Times of work alone on its core, in picoseconds: a host's cycles at its clock, computed once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
     pub(crate) submit_ps: u64,
-    /// Each of the three times that a scheduler has to do with a request that it keeps.
+    /// Each of the three steps (insertion, dispatch, completion) for a request that the scheduler
+    /// keeps.
     pub(crate) stage_ps: u64,
     pub(crate) issue_ps: u64,
     pub(crate) interrupt_ps: u64,
@@ -198,7 +199,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Work that takes so long alone, while another hardware thread of the core works.
+    /// Time of work that takes `alone_ps` alone, while another hardware thread of the core works.
     #[inline]
     pub(crate) fn shared_ps(&self, alone_ps: u64) -> u64 {
         alone_ps * self.shared_percent / 100
@@ -209,7 +210,7 @@ const HASWELL: Ways = Ways { near_ns: 39, far_ns: 118 };
 const SKYLAKE: Ways = Ways { near_ns: 48, far_ns: 136 };
 
 impl Machine {
-    /// What is the same in all of them: two sockets of Skylake, eight cores each, under Linux 5.3.
+    /// The common values: two sockets of Skylake, eight cores each, under Linux 5.3.
     const COMMON: Machine = Machine {
         sockets: 2,
         cores: 8,
@@ -242,8 +243,8 @@ impl Machine {
     pub const E5_2620_V4: Machine =
         Machine { threads: 2, mhz: 2100, lines: HASWELL, ..Self::COMMON };
 
-    /// NASS' machine (Section II-C): four Xeon of four cores, 2.4 GHz; what its kernel, Linux 3.10,
-    /// does is taken to be what 4.15 does `[G]`.
+    /// NASS' machine (Section II-C): four Xeon of four cores, 2.4 GHz; its kernel, Linux 3.10, is
+    /// assumed to take the times of 4.15 `[G]`.
     pub const FOUR_QUAD_CORES: Machine = Machine {
         sockets: 4,
         cores: 4,
@@ -255,7 +256,7 @@ impl Machine {
     /// Larger than any of the papers': four sockets of sixteen cores.
     pub const FOUR_SOCKETS: Machine = Machine { sockets: 4, cores: 16, mhz: 2700, ..Self::COMMON };
 
-    /// All of them, by name.
+    /// All of these, by name.
     pub const ALL: [(&'static str, Machine); 7] = [
         ("gold-5112", Self::GOLD_5112),
         ("gold-6226", Self::GOLD_6226),
@@ -266,13 +267,14 @@ impl Machine {
         ("four-sockets", Self::FOUR_SOCKETS),
     ];
 
-    /// How many hardware threads it has.
+    /// Number of hardware threads.
     pub fn all_threads(&self) -> usize {
         [self.sockets, self.cores, self.threads].into_iter().map(usize::from).product()
     }
 
-    /// The first so many hardware threads, filled as MQFQ's authors do (Section 4): one on each
-    /// core of the first socket, of the second, then the second ones.
+    /// A host of the first `threads` hardware threads, in the order of MQFQ's authors (Section 4):
+    /// one on each core of the first socket, then of the second, then the second threads of the
+    /// cores.
     pub fn host(self, threads: usize) -> Host {
         let (cores, all) =
             (usize::from(self.cores), usize::from(self.sockets) * usize::from(self.cores));
@@ -283,7 +285,7 @@ impl Machine {
         Host { places: (0..threads).map(place).collect(), machine: self, races: false }
     }
 
-    /// Whether there can be such a machine; what is wrong, if not.
+    /// Returns an error that names the fault if there can be no such machine.
     pub fn check(&self) -> Result<(), String> {
         let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, .. } = *self;
         let Machine { shared_percent, lines_at_once, .. } = *self;
@@ -332,25 +334,25 @@ impl Machine {
     }
 }
 
-/// What a machine may say of itself: wide enough for any, and so that no product overflows.
+/// Limits of a machine's values: wide enough for any machine, and such that no product overflows.
 const MHZ: RangeInclusive<u64> = 1..=100_000;
 const MOST_NS: u64 = 1_000_000_000;
 const MOST_CYCLES: u64 = 1_000_000_000;
 const SHARED_PERCENT: RangeInclusive<u64> = 100..=1000;
 
 impl Host {
-    /// The same where cores race.
+    /// The same host with racing cores.
     #[must_use]
     pub fn racing(self) -> Host {
         Host { races: true, ..self }
     }
 
-    /// The ports as policies want to know them.
+    /// The places of the ports, for policies.
     pub fn topology(&self) -> Topology {
         Topology::new(self.places.iter().map(|place| (place.socket, place.core)).collect())
     }
 
-    /// What is wrong with it for so many ports.
+    /// Returns an error that names the fault if the host does not fit this many ports.
     pub(crate) fn check(&self, ports: usize) -> Result<(), String> {
         if self.places.len() != ports {
             return Err(format!(
@@ -361,12 +363,12 @@ impl Host {
         self.machine.check().map_err(|what| format!("host: {what}"))
     }
 
-    /// What a number of cycles takes, in picoseconds, while the core does nothing else.
+    /// Time of a number of cycles, in picoseconds, on a core that does nothing else.
     pub(crate) fn ps(&self, cycles: u64) -> u64 {
         cycles * 1_000_000 / self.machine.mhz
     }
 
-    /// What takes how long here.
+    /// The times of this host.
     pub(crate) fn times(&self) -> Times {
         let BlockLayer { submit, stage, issue, interrupt, complete, reap } = self.machine.layer;
         Times {
@@ -384,7 +386,7 @@ impl Host {
         }
     }
 
-    /// How long a wake-up is under way.
+    /// Time of a wake-up's way to another core.
     pub(crate) fn wake_ns(&self, from: usize, to: usize) -> u64 {
         let Ways { near_ns, far_ns } = self.machine.wakes;
         if self.places[from].socket == self.places[to].socket { near_ns } else { far_ns }
@@ -400,15 +402,15 @@ impl Host {
         (0..).zip(&self.places).map(of).collect()
     }
 
-    /// The number of each port's core among those that are used.
+    /// The number of each port's core among the cores in use.
     pub(crate) fn cores(&self) -> Vec<usize> {
-        // Only cores that are used have numbers: the caches keep a bit for each of at most 64.
+        // Only cores in use have numbers: the caches keep a bit for each of at most 64.
         let used: Vec<Place> = self.used().into_iter().collect();
         let number = |place: &Place| used.binary_search(place).expect("it is one of them");
         self.places.iter().map(number).collect()
     }
 
-    /// Their caches, empty.
+    /// Empty caches for the cores in use.
     pub(crate) fn caches(&self) -> Caches {
         let Machine { lines, cycles, lines_at_once, .. } = self.machine;
         let latencies = Latencies {

@@ -1,4 +1,4 @@
-//! The meter: what each tenant got.
+//! The meter: the service of each tenant.
 
 use fairq_core::{Class, ClassWeights, Op, Stats};
 use fairq_device::{Busy, Parts, Usage};
@@ -7,53 +7,54 @@ use hdrhistogram::Histogram;
 use crate::cpu::{CpuUse, Reaped};
 use crate::scenario::Scenario;
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What each tenant got, in the order of the scenario.
+    /// The service of each tenant, in the order of the scenario.
     pub tenants: Vec<Got>,
-    /// The device's class weights: from when on, and which.
+    /// The device's class weights, each with the time in nanoseconds from which on they were in
+    /// force.
     pub class_weights: Vec<(u64, ClassWeights)>,
-    /// What each hardware thread did; empty without a host.
+    /// The CPU use of each hardware thread; empty without a host.
     pub cpus: Vec<CpuUse>,
-    /// How busy the parts of an SSD were while it was measured.
+    /// Utilization of an SSD's parts during the measurement; `None` for a disk.
     pub device: Option<Busy>,
-    /// How long was measured.
+    /// Length of the measurement, in nanoseconds.
     pub measured_ns: u64,
-    /// How many requests completed, measured or not.
+    /// Number of completed requests, measured or not.
     pub requests: u64,
-    /// Says the same for the same run: made of every completion's time, port, tag and flow.
+    /// A hash of every completion's time, port and tag: equal runs have equal digests.
     pub digest: u64,
-    /// What the policy counted, at the end.
+    /// The policy's counters at the end.
     pub stats: Stats,
-    /// What a check found.
+    /// The violation that a check found, if any.
     pub violation: Option<Violation>,
 }
 
-/// A law that was broken.
+/// A broken law.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{check}, at {at_ns} ns: {what}")]
 pub struct Violation {
-    /// Which check noticed.
+    /// Name of the check.
     pub check: &'static str,
-    /// When.
+    /// Time of the violation, in nanoseconds.
     pub at_ns: u64,
-    /// What is wrong.
+    /// Description of the violation.
     pub what: String,
 }
 
-/// What a tenant got while it was measured.
+/// The service of a tenant during the measurement.
 #[derive(Clone, Debug)]
 pub struct Got {
     /// Bytes completed.
     pub bytes: u64,
     /// Requests completed.
     pub requests: u64,
-    /// Commands issued for them: fewer, if requests are merged.
+    /// Commands issued for these requests: fewer, if requests are merged.
     pub commands: u64,
-    /// From submission to completion, in nanoseconds; in an open loop from arrival.
+    /// Latencies from submission to completion, in nanoseconds; in an open loop from arrival.
     pub latency_ns: Histogram<u64>,
-    /// What of that was written; nothing of a tenant that only reads, since a histogram is large.
+    /// The writes among them; `None` for a tenant that only reads, because a histogram is large.
     pub writes: Option<Writes>,
     /// Bytes issued to the classes urgent, high, medium and low.
     pub classes: [u64; 4],
@@ -61,14 +62,14 @@ pub struct Got {
     pub series: Vec<u64>,
 }
 
-/// The writes among what a tenant got.
+/// The completed writes of a tenant.
 #[derive(Clone, Debug)]
 pub struct Writes {
-    /// Their bytes.
+    /// Bytes written.
     pub bytes: u64,
     /// Writes completed.
     pub requests: u64,
-    /// From submission to completion, in nanoseconds.
+    /// Latencies from submission to completion, in nanoseconds.
     pub latency_ns: Histogram<u64>,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Meter {
     tenants: Vec<Got>,
     class_weights: Vec<(u64, ClassWeights)>,
     cpus: Vec<CpuUse>,
-    /// How busy the device had been when measuring began, and when it ended.
+    /// Busy times of the device at the start and at the end of the measurement.
     usage: [Option<(Usage, Parts)>; 2],
     requests: u64,
     digest: Digest,
@@ -127,7 +128,7 @@ impl Meter {
         }
     }
 
-    /// Whether [`used`](Self::used) is to be told at this time.
+    /// Whether [`used`](Self::used) has to be called at this time.
     #[inline]
     pub(crate) fn is_to_know(&self, now_ns: u64) -> bool {
         match self.usage {
@@ -137,7 +138,7 @@ impl Meter {
         }
     }
 
-    /// How busy the device has been, when measuring begins and when it has ended.
+    /// Records the busy times of the device, when the measurement begins and when it has ended.
     pub(crate) fn used(&mut self, usage: Option<(Usage, Parts)>) {
         let unknown = self.usage.iter_mut().find(|usage| usage.is_none());
         unknown.into_iter().for_each(|place| *place = usage);
@@ -161,14 +162,14 @@ impl Meter {
     pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, answer: &Reaped) {
         let &Reaped { id, op, bytes, since_ns, .. } = answer;
         self.requests += 1;
-        // Of all completions, those before the warm-up's end and after the measurement included.
+        // The digest includes completions before the end of the warm-up and after the measurement.
         self.digest.add(now_ns);
         self.digest.add(id.into());
         if now_ns >= self.until_ns {
             return;
         }
         let got = &mut self.tenants[tenant];
-        // Without a series every time is in interval 0, which is not there.
+        // Without a series every time is in interval 0, which does not exist.
         if let Some(interval) = got.series.get_mut((now_ns / self.series_ns) as usize) {
             *interval += u64::from(bytes);
         }
@@ -176,7 +177,7 @@ impl Meter {
             got.bytes += u64::from(bytes);
             got.requests += 1;
             let latency_ns = now_ns - since_ns;
-            // Beyond its bounds a histogram refuses values: such a latency counts as the longest.
+            // A histogram refuses values beyond its bounds: such a latency counts as the longest.
             got.latency_ns.saturating_record(latency_ns);
             if let Some(writes) = got.writes.as_mut().filter(|_| op != Op::Read) {
                 writes.requests += 1;
@@ -186,7 +187,7 @@ impl Meter {
         }
     }
 
-    /// A hardware thread was in the policy's verbs for so long, in picoseconds.
+    /// Adds a hardware thread's time in the policy's verbs and in waits for locks, in picoseconds.
     pub(crate) fn verbs(&mut self, now_ns: u64, port: usize, verbs_ps: u64, locks_ps: u64) {
         if now_ns >= self.from_ns && now_ns < self.until_ns {
             self.cpus[port].verbs_ns += verbs_ps / 1000;
@@ -194,14 +195,14 @@ impl Meter {
         }
     }
 
-    /// Compare-and-swaps of a hardware thread failed.
+    /// Adds failed compare-and-swaps of a hardware thread.
     pub(crate) fn failed(&mut self, now_ns: u64, port: usize, failed: u64) {
         if now_ns >= self.from_ns && now_ns < self.until_ns {
             self.cpus[port].failed_swaps += failed;
         }
     }
 
-    /// A hardware thread did a piece of work, maybe a reschedule, and maybe one for nothing.
+    /// Adds a task of a hardware thread; `reschedule` and `for_nothing` classify it.
     pub(crate) fn worked(
         &mut self,
         port: usize,
@@ -240,8 +241,8 @@ impl Meter {
     }
 }
 
-/// FNV-1a, a word at a time: quick, and the same on every machine. It is to notice changes, not to
-/// resist anybody.
+/// FNV-1a, a word at a time: fast, and the same on every machine. It detects changes; it need not
+/// resist attacks.
 struct Digest(u64);
 
 impl Digest {
@@ -257,23 +258,23 @@ impl Digest {
 }
 
 impl Run {
-    /// Bytes a second that all tenants got.
+    /// Bytes a second of all tenants.
     pub fn bandwidth(&self) -> f64 {
         self.tenants.iter().map(|got| got.bytes).sum::<u64>() as f64 * 1e9 / self.measured_ns as f64
     }
 
-    /// Requests a second that all tenants got.
+    /// Requests a second of all tenants.
     pub fn iops(&self) -> f64 {
         self.tenants.iter().map(|got| got.requests).sum::<u64>() as f64 * 1e9
             / self.measured_ns as f64
     }
 
-    /// How much of their time the hardware threads worked, 0 to 1.
+    /// CPU utilization of the hardware threads, 0 to 1.
     pub fn cpu(&self) -> f64 {
         self.busy_ns() / (self.cpus.len().max(1) as f64 * self.measured_ns as f64)
     }
 
-    /// CPU time a request, in microseconds.
+    /// CPU time per request, in microseconds.
     pub fn cpu_us(&self) -> f64 {
         let requests = self.tenants.iter().map(|got| got.requests).sum::<u64>().max(1);
         self.busy_ns() / 1e3 / requests as f64
@@ -283,7 +284,7 @@ impl Run {
         self.cpus.iter().map(|cpu| cpu.busy_ns).sum::<u64>() as f64
     }
 
-    /// Each tenant's part of all bytes.
+    /// Each tenant's share of all bytes, 0 to 1.
     pub fn shares(&self) -> Vec<f64> {
         let all = self.tenants.iter().map(|got| got.bytes).sum::<u64>().max(1) as f64;
         self.tenants.iter().map(|got| got.bytes as f64 / all).collect()
@@ -300,7 +301,7 @@ impl Writes {
 }
 
 impl Got {
-    /// What both got.
+    /// The sum of both.
     pub fn with(mut self, other: Got) -> Got {
         self.bytes += other.bytes;
         self.requests += other.requests;
@@ -319,7 +320,7 @@ impl Got {
         self.latency_ns.mean() / 1e3
     }
 
-    /// The latency that this part (0 to 1) of the requests do not exceed, in microseconds.
+    /// The latency that a fraction `part` (0 to 1) of the requests do not exceed, in microseconds.
     pub fn quantile_us(&self, part: f64) -> f64 {
         self.latency_ns.value_at_quantile(part) as f64 / 1e3
     }

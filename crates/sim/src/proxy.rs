@@ -1,4 +1,4 @@
-//! Applications as closed loops: what the papers tell of them, and no more.
+//! Applications as closed loops, made only from the papers' descriptions.
 //!
 //! | name | source | threads x depth | requests |
 //! |---|---|---|---|
@@ -8,18 +8,18 @@
 //! | `file-server`, `mail-server`, `database` | NASS, Table IV (Filebench) | 32 x 1, 8 x 1, 64 x 1 | as the table says; a sequential thread has a file of its own |
 //! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 8 x 1 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
 //!
-//! How much they compute between requests is a guess wherever the papers say nothing, and it is
-//! not fitted to what they measured, but for `aerospike`, which is made from its rate alone.
+//! The computing time between requests is a guess wherever the papers do not state it. It is not
+//! fitted to their measurements, except for `aerospike`, which is made from its rate alone.
 
 use crate::scenario::{Access, Job, MS, US};
 
-/// Threads, and what each does.
+/// The number of threads, and the job of each.
 pub type Proxy = (usize, Job);
 
-/// A proxy and what it is called.
+/// A name and its proxy.
 pub type Named = (&'static str, fn() -> Proxy);
 
-/// All of them, by name.
+/// All proxies, by name.
 pub const ALL: [Named; 9] = [
     ("ycsb", ycsb),
     ("flashx", flashx),
@@ -32,15 +32,15 @@ pub const ALL: [Named; 9] = [
     ("wordcount", wordcount),
 ];
 
-/// The one of this name.
+/// The proxy with this name.
 pub fn named(name: &str) -> Option<Proxy> {
     ALL.iter().find(|proxy| proxy.0 == name).map(|proxy| (proxy.1)())
 }
 
-/// What a thread of Filebench or Spark takes between two requests.
+/// The pause of a thread of Filebench or Spark between two requests.
 const THINK_NS: u64 = 10 * US;
 
-/// A thread that waits for each answer.
+/// A thread with one request outstanding.
 fn mixed(bytes: u32, access: Access, read_percent: u32) -> Job {
     Job { access, read_percent, think_ns: THINK_NS, ..Job::random_read(bytes, 1) }
 }

@@ -1,25 +1,25 @@
-//! Races: what cores do with shared words, one access after the other in the order of their times.
+//! Races: the cores' accesses to shared words, one after the other in the order of their times.
 //!
-//! **Problem.** Where a verb takes its time as a whole, no line is stolen between two of its
+//! **Problem.** Where a verb runs as a whole, no line moves to another core between two of its
 //! accesses and no compare-and-swap fails: contention costs less than on a real machine, and no
 //! core finds its work done by another. **Model.** Each port's verbs run on a stack of their own (a
-//! coroutine). An access takes the core's time as the simulated caches say, and takes effect when
-//! it is done. A core that would be later than another stops there, and the other goes first.
+//! coroutine). The simulated caches give the time of each access, which takes effect when it is
+//! done. A core that would be later than another one stops there, and the other goes first.
 //!
 //! ```text
 //!   core 0:  load w ──── swap w                                ✓
 //!   core 1:      load w ─ line moves ── swap w: fails, it tries again or finds nothing left to do
 //! ```
 //!
-//! **Locks** are waited for from the moment of asking. The lock's line and the lines that it guards
-//! move when the holder changes, and only then. Waiting cores have copies of the lock's line, so a
-//! release takes effect only when the line is back with the holder: handing a lock over takes two
-//! transfers, and those of the guarded lines. Locks are given in the order of asking, as Linux's
-//! queued spinlocks are. A verb keeps the lock that it gives back last until it has answered, since
-//! what the host then does for the request is done behind that lock.
+//! **Locks.** A core waits from its acquisition on. The lock's line and the lines that it guards
+//! move only when the holder changes. Waiting cores have copies of the lock's line, so a release
+//! takes effect only when the line is back with the holder: handing a lock over takes two
+//! transfers, and those of the guarded lines. Locks are granted in the order of the acquisitions,
+//! as Linux's queued spinlocks are. A verb keeps the lock that it releases last until it has
+//! returned, because the host's work for the request is done under that lock.
 //!
-//! **Deterministic.** Times are integers; of two cores at the same time that of the lower port is
-//! first.
+//! **Deterministic.** Times are integers; of two cores at the same time the one with the lower port
+//! is first.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -35,23 +35,23 @@ use crate::verb::{Answer, Pause, Verb};
 /// The stack of a verb, in words.
 const STACK_WORDS: usize = 32 << 10;
 
-/// A core that runs until then stops for no other core.
+/// A core that runs until this time stops for no other core.
 const ALONE_PS: u64 = u64::MAX - 1;
 
-/// A port's core, and what it is doing.
+/// A port's core and its verb.
 struct Runner {
     at: Racing,
     verbs: Generator<'static, (Verb, u64), Pause>,
-    /// The verb that it begins with, and the time that it is told.
+    /// The verb that it begins with, and the verb's `now_ns`.
     begins: Option<(Verb, u64)>,
     entered_ps: u64,
-    /// The lock that it wants, and how many lines that guards.
+    /// The lock that it is acquiring, and the number of lines that the lock guards.
     wants: Option<(usize, u64)>,
-    /// Since when it wants it.
+    /// Start of that acquisition.
     asked_ps: Option<u64>,
-    /// How many locks it has that it has not given back.
+    /// Number of locks that it holds.
     inside: u32,
-    /// The lock that it gives back when it asks for another, or has answered.
+    /// The lock that it releases when it acquires another, or when its verb has returned.
     gives: Option<usize>,
     locks_ps: u64,
 }
@@ -60,9 +60,9 @@ struct Runner {
 #[derive(Default)]
 struct Contended {
     is_held: bool,
-    /// The core that had it last.
+    /// The last core that held it.
     last: Option<usize>,
-    /// It is held until then, by one that has given it back in the meantime.
+    /// Time of the last release.
     free_ps: u64,
     waiting: VecDeque<usize>,
 }
@@ -70,28 +70,28 @@ struct Contended {
 /// All cores.
 pub(crate) struct Races {
     runners: Vec<Runner>,
-    /// When each port goes on.
+    /// Time at which each port goes on.
     due: BinaryHeap<Reverse<(u64, usize)>>,
     locks: Vec<Contended>,
 }
 
-/// A verb that has answered.
+/// A verb that has returned.
 pub(crate) struct Answered {
     pub(crate) port: usize,
     pub(crate) at_ps: u64,
     pub(crate) answer: Answer,
     pub(crate) wake: PortSet,
-    /// What it took, and of that what it waited for locks and the lines that they guard.
+    /// Time of the verb, and its part in waits for locks and the lines that they guard.
     pub(crate) verb_ps: u64,
     pub(crate) locks_ps: u64,
     /// Compare-and-swaps that failed.
     pub(crate) failed: u64,
-    /// It has a lock to [give back](Races::give_back).
+    /// Whether it has a lock to [give back](Races::give_back).
     pub(crate) gives: bool,
 }
 
 impl Races {
-    /// Of a host; each of `ports` does what a verb does.
+    /// The cores of a host; each of `ports` runs a verb.
     pub(crate) fn new<F>(host: &Host, ports: impl Iterator<Item = F>) -> Self
     where
         F: FnMut(Verb, u64) -> (Answer, PortSet) + Send + 'static,
@@ -107,7 +107,7 @@ impl Races {
                     done = Pause::Done(answer, wake);
                 }
             });
-            // Up to where it waits for its first verb.
+            // Runs the coroutine up to the wait for its first verb.
             verbs.resume();
             Runner {
                 at: Racing { core, now_ps: 0, failed: 0, loads: Loads::NONE },
@@ -128,7 +128,8 @@ impl Races {
         }
     }
 
-    /// A port's core is in a verb: it came to it at `from_ps`, and begins with it `takes_ps` later.
+    /// A port's core calls a verb at `from_ps`; the first instruction of the verb follows
+    /// `takes_ps` later.
     pub(crate) fn begin(
         &mut self,
         port: usize,
@@ -144,14 +145,14 @@ impl Races {
         self.due.push(Reverse((runner.at.now_ps, port)));
     }
 
-    /// When the core that is next goes on.
+    /// Time at which the next core goes on.
     #[inline]
     pub(crate) fn next_ps(&self) -> Option<u64> {
         self.due.peek().map(|&Reverse((at_ps, _))| at_ps)
     }
 
-    /// The core that is next goes on until `until_ps`, until another is before it, or until its
-    /// verb has answered.
+    /// The next core runs until `until_ps`, until another core is earlier, or until its verb has
+    /// returned.
     #[inline]
     pub(crate) fn run(&mut self, until_ps: u64) -> Option<Answered> {
         let Reverse((_, port)) = self.due.pop()?;
@@ -176,7 +177,7 @@ impl Races {
                     self.give_back(port, self.runners[port].at.now_ps);
                     let runner = &mut self.runners[port];
                     runner.wants = Some((lock, guarded));
-                    // Who asked before it has it before it.
+                    // Cores with an earlier acquisition run first, so they get the lock first.
                     if until_ps < ALONE_PS {
                         self.due.push(Reverse((runner.at.now_ps, port)));
                         return None;
@@ -211,7 +212,7 @@ impl Races {
         }
     }
 
-    /// A verb goes on until it stops.
+    /// Continues a verb until it stops.
     #[inline]
     fn resume(&mut self, port: usize, until_ps: u64) -> Pause {
         let runner = &mut self.runners[port];
@@ -223,7 +224,7 @@ impl Races {
         pause.expect("a port waits for its next verb and does not end")
     }
 
-    /// A port asks for a lock; false if it has to wait.
+    /// A port acquires a lock; false if it has to wait.
     fn acquire(&mut self, port: usize, lock: usize, guarded: u64) -> bool {
         if self.locks.len() <= lock {
             self.locks.resize_with(lock + 1, Contended::default);
@@ -235,7 +236,7 @@ impl Races {
             runner.at.now_ps =
                 caches.access(runner.at.core, line, Access::Atomic, runner.at.now_ps);
             if contended.is_held {
-                // It looks at the line until that changes.
+                // It spins on its copy of the line until that changes.
                 runner.at.now_ps =
                     caches.access(runner.at.core, line, Access::Load, runner.at.now_ps);
                 contended.waiting.push_back(port);
@@ -252,7 +253,7 @@ impl Races {
         })
     }
 
-    /// A port gives back the lock that it had last, at `given_ps`, if it had one.
+    /// A port releases the lock that it kept, at `given_ps`, if there is one.
     pub(crate) fn give_back(&mut self, port: usize, given_ps: u64) {
         let Some(lock) = self.runners[port].gives.take() else { return };
         let Races { runners, due, locks } = self;
@@ -271,14 +272,14 @@ impl Races {
             let guarded = runner.wants.map_or(0, |(_, guarded)| guarded);
             runner.takes(caches, contended.last, guarded);
             due.push(Reverse((runner.at.now_ps, next)));
-            // The others see that it is not their turn, beside all this.
+            // The other waiting cores read the line meanwhile, at no cost in time.
             for &other in &contended.waiting {
                 caches.share(runners[other].at.core, line);
             }
         });
     }
 
-    /// Runs each core that holds a lock until it has given that back. After this the world, which
+    /// Runs each core that holds a lock until it has released the lock. After this the world, which
     /// is no core, can call the policy without waiting for a lock.
     pub(crate) fn quiet(&mut self) {
         let is_inside = |runner: &Runner| runner.inside > 0 && runner.wants.is_none();
@@ -288,7 +289,7 @@ impl Races {
         }
     }
 
-    /// Lets all verbs come to their ends.
+    /// Runs all verbs to their ends.
     pub(crate) fn end(mut self) {
         while !self.due.is_empty() {
             if let Some(Answered { port, at_ps, .. }) = self.run(ALONE_PS) {
@@ -302,7 +303,7 @@ impl Races {
 }
 
 impl Runner {
-    /// It gets the lock that it wants, and the guarded lines come from the last holder.
+    /// The core gets the lock that it is acquiring; the guarded lines move from the last holder.
     fn takes(&mut self, caches: &Caches, last: Option<usize>, guarded: u64) {
         if let Some(last) = last.filter(|&last| last != self.at.core) {
             self.at.now_ps += guarded.div_ceil(caches.lines_at_once())
@@ -398,7 +399,7 @@ mod tests {
             times += 1;
         }
         traced::end();
-        // The last one may be half done.
+        // The last call may be half done.
         assert!(raced.times[0].abs_diff(times) <= 1 && raced.failed == 0, "{raced:?} {times}");
     }
 
@@ -414,7 +415,7 @@ mod tests {
         assert_eq!(on(1, 0)(swap).failed, 0, "alone");
     }
 
-    /// Two cores of a socket, a line of 39 ns.
+    /// Two cores of a socket, where a line takes 39 ns.
     #[test]
     fn a_contended_counter_gives_less_than_one_core_and_least_across_sockets() {
         let [one, near, socket] = [1, 2, 8].map(|threads| on(threads, 0)(add).each_ns());
@@ -432,7 +433,7 @@ mod tests {
         assert!(turn.turns * 10 >= turn.times.iter().sum::<u64>() * 9, "{turn:?}");
     }
 
-    /// Who is not a core takes a lock without waiting, whatever cores are in the midst of.
+    /// The world acquires a lock without waiting, whatever the state of the cores' verbs.
     #[test]
     fn no_core_holds_a_lock_once_it_is_quiet() {
         let host = Machine::E5_2630_V3.host(3);
@@ -470,7 +471,7 @@ mod tests {
         assert!(both > 2.0 * 39.0, "{both}");
     }
 
-    /// A core that swaps is behind others that came first by chance, not by all of them.
+    /// A core that swaps waits for some others, by chance, and not for all of them.
     #[test]
     fn more_cores_that_swap_one_word_need_little_more_each() {
         let [four, eight] = [4, 8].map(|threads| on(threads, 0)(swap).each_ns());

@@ -13,7 +13,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 pub struct Random(ChaCha8Rng);
 
 impl Random {
-    /// The stream of this number under a seed.
+    /// The stream with this number under a seed.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -31,8 +31,8 @@ impl Random {
     /// A number below `bound`; 0 if that is 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
-        // A product and not a rejection: each call takes one number, whatever the bound, so that a
-        // stream stays in step. What it is off by is below bound / 2^64.
+        // A product and not a rejection: each call takes one number for every bound, so a stream
+        // stays in step. The error is below bound / 2^64.
         ((u128::from(self.word()) * u128::from(bound)) >> 64) as u64
     }
 
@@ -42,7 +42,7 @@ impl Random {
         self.below(times) == 0
     }
 
-    /// Brings these into any order.
+    /// Shuffles these.
     pub fn shuffle<T>(&mut self, all: &mut [T]) {
         for last in (1..all.len()).rev() {
             all.swap(last, self.below(last as u64 + 1) as usize);
@@ -59,7 +59,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Golden: whoever changes these numbers changes the outcome of every run.
+    /// Golden: a change of these numbers changes the outcome of every run.
     #[test]
     fn a_seed_means_the_same_numbers_for_ever() {
         let mut random = Random::new(1, 2);

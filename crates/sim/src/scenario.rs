@@ -1,5 +1,5 @@
-//! Scenarios: who asks a device for what, when, and on which cores. Together with a policy and a
-//! seed a scenario is a run.
+//! Scenarios: the tenants of a device, their requests, and the cores that submit them. A scenario
+//! with a policy and a seed determines a run.
 
 use fairq_core::Topology;
 use fairq_core::serial::SerialConfig;
@@ -14,100 +14,102 @@ use crate::trace::Trace;
 pub struct Scenario {
     /// The device.
     pub profile: Profile,
-    /// A disk in its place, with the disk's own queue and size.
+    /// A disk in place of the device of the profile, with the disk's own queue and size.
     pub disk: Option<DiskProfile>,
-    /// What has been written to it before.
+    /// The device's state at the start of the run.
     pub state: State,
-    /// How many cores there are; each has a port.
+    /// Number of cores; each has a port.
     pub ports: usize,
-    /// How many cores that follow each other share a set of submission queues; 1: each has its own.
+    /// Number of consecutive cores that share a set of submission queues; 1: each has its own.
     pub cores_per_queue: usize,
-    /// Who asks.
+    /// The tenants.
     pub tenants: Vec<Tenant>,
-    /// The groups that tenants are in, by their numbers; a policy without groups ignores them.
+    /// The groups of tenants, by number; a policy without groups ignores them.
     pub groups: Vec<Group>,
-    /// How often the operating system places the threads anew, evenly over the cores and otherwise
-    /// by chance; what they have outstanding ends where it began. `None`: each stays where its
-    /// tenant says.
+    /// Period, in nanoseconds, after which the operating system places the threads anew, evenly
+    /// over the cores and otherwise at random; outstanding requests end on their first core.
+    /// `None`: each thread stays on the core that its tenant names.
     pub moves_ns: Option<u64>,
-    /// When tenants stop asking. What they have asked for by then is still served.
+    /// Time at which tenants stop submitting, in nanoseconds. Requests submitted by then are still
+    /// served.
     pub duration_ns: u64,
-    /// From when on it is measured.
+    /// Start of the measurement, in nanoseconds.
     pub warmup_ns: u64,
-    /// How long the intervals of the time series are; `None` for no series.
+    /// Length of the intervals of the time series, in nanoseconds; `None` for no series.
     pub series_ns: Option<u64>,
-    /// How long it takes to wake another core: an inter-processor interrupt. A host has times of
-    /// its own.
+    /// Time to wake another core (an inter-processor interrupt), in nanoseconds. A host has times
+    /// of its own.
     pub wake_ns: u64,
-    /// Whose CPUs take time; `None`: nothing but the device does.
+    /// The host, whose CPUs take time; `None`: only the device takes time.
     pub host: Option<Host>,
-    /// What goes wrong.
+    /// Faults of the device.
     pub faults: Faults,
-    /// What requests cost; the policy is built with the same.
+    /// The costs of requests; the policy is built with the same costs.
     pub cost: CostModel,
-    /// Names the run.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// A flow, and the threads that feed it.
+/// A tenant, and the threads that submit its requests.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Its weight, 1 to 10,000.
     pub weight: u16,
     /// The core of each of its threads.
     pub threads: Vec<usize>,
-    /// What each thread does.
+    /// The job of each thread.
     pub job: Job,
-    /// When it is there: from, and until. It is told to the policy at the first moment, and taken
-    /// away at the last: each life is a flow of its own.
+    /// Start and end of each time in which the tenant is present, in nanoseconds. The flow is added
+    /// to the policy at the start and removed at the end: each life is a flow of its own.
     pub lives: Vec<(u64, u64)>,
-    /// When its weight changes, and to what.
+    /// Changes of its weight: time in nanoseconds, and new weight.
     pub reweights: Vec<(u64, u16)>,
-    /// How long its requests are to take; a policy without targets ignores it.
+    /// Latency target of its requests; a policy without targets ignores it.
     pub target: Option<Target>,
-    /// Its group, and what it has at least; a policy without groups ignores it.
+    /// Its group and reservation; a policy without groups ignores them.
     pub share: Share,
-    /// What it has at most; a policy without caps ignores it.
+    /// Its caps; a policy without caps ignores them.
     pub caps: Caps,
 }
 
-/// What a thread does. Usually a closed loop, as of fio: so many requests at a time, each followed
-/// by the next.
+/// The job of a thread. Usually a closed loop, as of fio: a number of requests at a time, each
+/// followed by the next.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Sizes in bytes, and how often each is chosen relative to the others.
+    /// Sizes in bytes, each with its relative frequency.
     pub sizes: Vec<(u32, u32)>,
-    /// How many of a hundred requests read.
+    /// Percentage of reads, 0 to 100.
     pub read_percent: u32,
-    /// Where.
+    /// The addresses of requests.
     pub access: Access,
-    /// How many requests a thread has outstanding, at most.
+    /// The most outstanding requests of a thread.
     pub depth: u32,
-    /// What makes it ask.
+    /// The event that makes the thread submit.
     pub arrivals: Arrivals,
-    /// The pause between a request's end and the next one.
+    /// The pause between a request's completion and the next submission, in nanoseconds.
     pub think_ns: u64,
-    /// The least time between two requests of a thread; 0 for no limit. In an open loop the mean.
+    /// The least time between two requests of a thread, in nanoseconds; 0 for no limit. In an open
+    /// loop the mean.
     pub interval_ns: u64,
-    /// Requests are made only at times.
+    /// Times without requests; `None`: there are none.
     pub burst: Option<Burst>,
-    /// What is asked for and where comes from a trace, instead of sizes, reads and access. The
+    /// A trace that gives operation, address and length, instead of sizes, reads and access. The
     /// tenant's threads take turns.
     pub replay: Option<Replay>,
 }
 
-/// What makes a thread ask.
+/// The event that makes a thread submit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arrivals {
-    /// An answer: the load follows the device.
+    /// A completion: the load follows the device.
     #[default]
     Closed,
-    /// The clock, once every interval, whatever the device does. A request that finds no place
-    /// waits for one, and its latency counts from its arrival.
+    /// The clock, once every interval, independent of the device. A request that finds no free
+    /// place waits for one, and its latency counts from its arrival.
     Even,
-    /// The same, with intervals by chance: their distribution is exponential (a Poisson process).
+    /// The same, with random intervals of exponential distribution (a Poisson process).
     Poisson,
 }
 
@@ -116,48 +118,48 @@ pub enum Arrivals {
 pub struct Replay {
     /// The requests.
     pub trace: Trace,
-    /// Not before their time, counted from the tenant's beginning; else as fast as there are
-    /// places.
+    /// Whether requests wait for their times, counted from the tenant's start; otherwise they are
+    /// submitted as soon as there is a free place.
     pub keeps_time: bool,
 }
 
-/// Where requests go.
+/// The addresses of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Anywhere on the device.
     Random,
-    /// Anywhere, some places more often than others: the place of rank k in proportion to k to the
-    /// power of minus so many thousandths (Zipf's law).
+    /// Anywhere, some places more often than others: the place of rank k in proportion to
+    /// k^-(`thousandths` / 1000) (Zipf's law).
     Zipf {
         /// The exponent in thousandths, above 0.
         thousandths: u32,
     },
-    /// One after the other, from a place of the thread's own.
+    /// Consecutive addresses, from a start of the thread's own.
     Sequential,
 }
 
-/// On and off, over and over, from the beginning of time.
+/// Alternating times with and without requests, from time 0 on.
 #[derive(Clone, Copy, Debug)]
 pub struct Burst {
-    /// How long requests are made.
+    /// Length of the time with requests, in nanoseconds.
     pub on_ns: u64,
-    /// How long none are.
+    /// Length of the time without requests, in nanoseconds.
     pub off_ns: u64,
 }
 
-/// What goes wrong with the device.
+/// Faults of the device.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// How many of a million commands fail.
+    /// Number of a million commands that fail.
     pub errors_per_million: u32,
-    /// From when until when it completes nothing.
+    /// Start and end of each time in which the device completes nothing, in nanoseconds.
     pub stalls: Vec<(u64, u64)>,
 }
 
-/// Why a scenario cannot be run.
+/// The reason why a scenario cannot be run.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// The numbers do not fit.
+    /// The values do not fit together.
     #[error("{0}")]
     Illegal(String),
     /// The policy cannot be built.
@@ -165,28 +167,29 @@ pub enum ScenarioError {
     Policy(#[from] fairq_core::ConfigError),
 }
 
-/// One nanosecond's multiples.
+/// A microsecond in nanoseconds.
 pub const US: u64 = 1_000;
 /// A millisecond in nanoseconds.
 pub const MS: u64 = 1_000_000;
 /// A second in nanoseconds.
 pub const SECOND: u64 = 1_000_000_000;
-/// How often threads that nobody pins are placed anew, in nanoseconds, where D2FQ's Figure 15 is
-/// run.
+/// Period, in nanoseconds, after which threads that are not pinned are placed anew, where D2FQ's
+/// Figure 15 is run.
 ///
 /// It follows from how Linux balances (`sd_init` and Documentation/scheduler/sched-domains.rst): an
-/// idle CPU looks for a thread to take over every so many milliseconds as its domain has CPUs, 8 on
-/// the paper's machine, and finds one where another CPU has two that could run. 750 K requests a
-/// second at 3.9 us ([`crate::host`]) keep eight CPUs busy 37 % of the time and each of 16 threads
-/// 18 %: one of seven CPUs has two to run 21 % of the time, so eight CPUs that are idle 63 % of it
-/// take 132 threads a second, and each moves every 120 ms on average.
+/// idle CPU looks for a thread to take over once every n milliseconds, where n is the number of
+/// CPUs of its domain, 8 on the paper's machine, and finds one if another CPU has two runnable
+/// threads. 750 K requests a second at 3.9 us ([`crate::host`]) keep eight CPUs busy 37 % of the
+/// time and each of 16 threads 18 %: one of seven CPUs has two runnable threads 21 % of the time,
+/// so eight CPUs that are idle 63 % of it take 132 threads a second, and each moves every 120 ms on
+/// average.
 pub const MOVES_NS: u64 = 120 * MS;
 
-/// Times are shorter than this, some eighteen years: then no sum of a few overflows.
+/// Times are shorter than this, some eighteen years, so sums of a few times do not overflow.
 const LONGEST_NS: u64 = 1 << 59;
 
 impl Job {
-    /// Random reads of one size, one after the other without a pause.
+    /// Random reads of one size in a closed loop without pauses.
     pub fn random_read(bytes: u32, depth: u32) -> Job {
         Job {
             sizes: vec![(bytes, 1)],
@@ -201,7 +204,7 @@ impl Job {
         }
     }
 
-    /// Its largest size.
+    /// Its largest request, in bytes.
     pub fn largest(&self) -> u32 {
         if let Some(replay) = &self.replay {
             return replay.trace.asked().iter().map(|asked| asked.length).max().unwrap_or(0);
@@ -211,7 +214,7 @@ impl Job {
 }
 
 impl Tenant {
-    /// One that is there from beginning to end.
+    /// A tenant that is present from beginning to end.
     pub fn new(name: &str, weight: u16, threads: Vec<usize>, job: Job) -> Tenant {
         let name = name.to_owned();
         let lives = vec![(0, u64::MAX)];
@@ -229,30 +232,30 @@ impl Tenant {
         }
     }
 
-    /// It is there from then until the end.
+    /// The same tenant, present from `from_ns` until the end.
     #[must_use]
     pub fn from(mut self, from_ns: u64) -> Tenant {
         self.lives = vec![(from_ns, u64::MAX)];
         self
     }
 
-    /// The most requests that it has outstanding.
+    /// The most outstanding requests of the tenant.
     pub fn depth(&self) -> u64 {
         self.threads.len() as u64 * u64::from(self.job.depth)
     }
 }
 
 impl Scenario {
-    /// How much its device holds, in bytes.
+    /// The capacity of its device, in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.disk.as_ref().map_or_else(|| self.profile.host.capacity(), DiskProfile::capacity)
     }
 
-    /// How long it takes to wake another core, unless a scenario says otherwise. A guess between
-    /// what an interrupt takes within a socket and what it takes to another: about a microsecond.
+    /// Default time to wake another core, in nanoseconds. A guess between the times of an interrupt
+    /// within a socket and to another socket: about a microsecond.
     pub const WAKE_NS: u64 = US;
 
-    /// Tenants on a fresh device for so long; measured from a tenth on.
+    /// Tenants on a fresh device for `duration_ns`; measured after a tenth of it.
     pub fn new(profile: Profile, ports: usize, tenants: Vec<Tenant>, duration_ns: u64) -> Scenario {
         Scenario {
             profile,
@@ -274,7 +277,7 @@ impl Scenario {
         }
     }
 
-    /// How long all that is outstanding may be held by caps, at most.
+    /// The longest time for which caps may hold all outstanding requests, in nanoseconds.
     pub(crate) fn held_ns(&self) -> u64 {
         let requests: u64 = self.tenants.iter().map(Tenant::depth).sum();
         let largest = self.tenants.iter().map(|tenant| tenant.job.largest()).max().unwrap_or(0);
@@ -304,15 +307,16 @@ impl Scenario {
         Scenario { host: Some(host), ..self }
     }
 
-    /// Where ports are: on cores of one socket, if there is no host.
+    /// The places of the ports: on cores of one socket, if there is no host.
     pub fn topology(&self) -> Topology {
         self.host.as_ref().map_or_else(|| Topology::flat(self.ports), Host::topology)
     }
 
-    /// The most requests that a port has live: the bound of its tags.
+    /// The most live requests of a port: the bound of its tags.
     pub fn tags(&self) -> usize {
         if self.moves_ns.is_some() {
-            // Wherever they are placed; what a queue cannot take is put off.
+            // All threads may be placed on one port; submissions that a queue cannot take are
+            // delayed.
             let all = self.tenants.iter().map(|tenant| tenant.depth() as usize).sum::<usize>();
             return all.min(self.profile.host.queue_entries.get() as usize);
         }
@@ -323,19 +327,19 @@ impl Scenario {
         depths.into_iter().max().unwrap_or(0)
     }
 
-    /// What a scheduler behind one lock is built with, for so many slots; it merges nothing.
+    /// The configuration of a scheduler behind one lock with this many slots; it merges nothing.
     pub(crate) fn serial(&self, slots: u32) -> SerialConfig {
         let (ports, flows, tags) = (self.ports, self.flows(), self.tags());
         SerialConfig::new(ports, flows, tags).with(|config| config.slots = slots)
     }
 
-    /// The most flows that there can be: one for each life, since the last requests of one are
-    /// served in the next.
+    /// The most flows: one for each life, because the last requests of a life may be served in the
+    /// next.
     pub fn flows(&self) -> usize {
         self.tenants.iter().map(|tenant| tenant.lives.len()).sum()
     }
 
-    /// Whether it can be run; the cure, if it cannot.
+    /// Returns an error with the cure if the scenario cannot be run.
     pub fn check(&self) -> Result<(), ScenarioError> {
         let refuse = |what: String| Err(ScenarioError::Illegal(what));
         if self.ports == 0 || self.ports > MAX_CORES {
@@ -387,12 +391,12 @@ impl Scenario {
     }
 }
 
-/// The most cores that caches are modelled for: a word has a bit for each.
+/// The most cores that the caches can model: a word has a bit for each core.
 const MAX_CORES: usize = 64;
-/// The longest that waking a core may take: requests behind one another, each of which waits for
-/// that, must get through in the time that is left for it when a run ends.
+/// The longest time to wake a core: requests in sequence, each of which waits for a wake-up, must
+/// complete in the time that is left when a run ends.
 const WAKE_MOST_NS: u64 = 1_000_000;
-/// Beyond that nearly all requests go to one place.
+/// With a larger exponent nearly all requests go to one place.
 const MOST_THOUSANDTHS: u32 = 10_000;
 const TOO_LONG: &str = "a time of more than eighteen years";
 

@@ -1,5 +1,5 @@
-//! What is run: a policy, as it is built for a scenario, and what it promises, which is what it is
-//! checked for.
+//! Subjects of a run: a policy, its construction for a scenario, and its promise, which the checks
+//! verify.
 
 use fairq_core::{ConfigError, Native, Platform, Policy};
 
@@ -8,38 +8,38 @@ use crate::scenario::Scenario;
 /// A policy and its ports.
 pub type Built<P> = (P, Vec<<P as Policy>::Port>);
 
-/// Something that can be run: on the processor's atomics, or on traced ones where CPUs take time.
+/// A subject of runs: on the processor's atomics, or on traced ones where CPUs take time.
 pub trait Subject<P: Platform = Native> {
     /// The policy.
     type Policy: Policy;
 
-    /// Builds it for a scenario.
+    /// Builds the policy and its ports for a scenario.
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError>;
 
-    /// What it promises.
+    /// The promise of the policy.
     fn promise(&self) -> Promise;
 }
 
-/// What a policy promises.
+/// The laws that a policy promises to keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Promise {
-    /// At most so many requests are outstanding (D), and as many are while enough wait.
+    /// D: at most this many requests are outstanding, and exactly this many while enough wait.
     pub slots: Option<u32>,
-    /// Backlogged flows differ by no more than Theorems 1 and 2 of MQFQ say with this T, in bytes
-    /// at the reference weight.
+    /// Services of backlogged flows differ at most by the bounds of Theorems 1 and 2 of MQFQ with
+    /// this T, in bytes at the reference weight.
     pub threshold: Option<u64>,
     /// Virtual time never goes back.
     pub steady_time: bool,
     /// Over long times backlogged flows are served by weight.
     pub shares: bool,
-    /// It may keep requests while the device has room for them.
+    /// The policy may keep requests while the device has room for them.
     pub holds_back: bool,
-    /// What one flow may be served in a turn during which no other is, in bytes.
+    /// The most service of one flow in a turn during which no other flow is served, in bytes.
     pub turn: u64,
 }
 
 impl Promise {
-    /// Nothing but what holds for every policy.
+    /// Only the laws that hold for every policy.
     pub const NONE: Promise = Promise {
         slots: None,
         threshold: None,

@@ -1,7 +1,8 @@
-//! The swarm: random hosts, devices, tenants and mishaps, under every check.
+//! The swarm: random hosts, devices, tenants and faults, under every check.
 //!
-//! A seed says everything, so a failure is its seed: [`scenario`] makes the same one again. Each
-//! ends with a calm phase in which nobody asks any more and everything must be served.
+//! A seed determines everything, so a failure is named by its seed: [`scenario`] makes the same
+//! scenario again. Each scenario ends with a phase in which no tenant submits and all requests must
+//! be served.
 
 use fairq_core::d2fq::Ratio;
 use fairq_core::kyber_fair::Totals;
@@ -16,22 +17,22 @@ use crate::policies::{
 use crate::random::Random;
 use crate::scenario::{Access, Arrivals, Burst, Faults, Job, MS, Scenario, Tenant, US};
 
-// What stands twice in a list is drawn twice as often.
+// A value that is twice in a list is drawn twice as often.
 const WEIGHTS: [u16; 9] = [1, 7, 50, 100, 100, 300, 1000, 9999, 10_000];
 const SIZES: [u32; 5] = [512, 4096, 4096, 16_384, 131_072];
 const DURATION_NS: u64 = 8 * MS;
 
-/// The stream that scenarios are drawn from; threads have the low ones.
+/// The stream from which scenarios are drawn; threads have the low streams.
 const STREAM: u64 = 1 << 40;
 
-/// The scenario of a seed, and the policy to run it under.
+/// The scenario of a seed, and its policy.
 pub fn scenario(seed: u64) -> (Scenario, AnySubject) {
     let random = &mut Random::new(seed, STREAM);
     let ports = 1 + random.below(8) as usize;
     let (name, _) = random.pick(&BUILT_IN);
     let profile = Profile::named(name).expect("it is built in");
-    // All threads, up to twelve, may meet on one port, and their requests must fit its queue: SATA
-    // has few.
+    // All threads, up to twelve, may be on one port, and their requests must fit its queue, which
+    // is short with SATA.
     let room = (profile.host.queue_entries.get() / 12).clamp(1, 64);
     let tenants = (0..1 + random.below(6))
         .map(|number| tenant(random, &format!("t{number}"), ports, room))
@@ -41,7 +42,8 @@ pub fn scenario(seed: u64) -> (Scenario, AnySubject) {
     scenario.wake_ns = random.pick(&[1, 500, US, 20 * US]);
     scenario.faults = faults(random);
     scenario.seed = seed;
-    // The order of draws is the scenario of a seed: one that is moved changes them all.
+    // The order of the draws determines the scenario of a seed: moving one draw changes all
+    // scenarios.
     let policy = policy(random);
     scenario.moves_ns = random.one_in(4).then_some(MS);
     let ahead = ReadAhead { kib: Count::new(64), streams: Count::new(2) };
@@ -146,12 +148,12 @@ fn job(random: &mut Random, room: u32) -> Job {
     job
 }
 
-/// Up to three times there, with pauses.
+/// Up to three lives, with pauses.
 fn lives(random: &mut Random) -> Vec<(u64, u64)> {
     let mut ends: Vec<u64> =
         (0..2 + 2 * random.below(3)).map(|_| random.below(DURATION_NS)).collect();
     ends.sort_unstable();
-    // Equal ends would make lives that touch or take no time, which a scenario may not have.
+    // Equal ends would make lives without a gap or without length, which a scenario may not have.
     ends.dedup();
     ends.chunks_exact(2).map(|life| (life[0], life[1])).collect()
 }

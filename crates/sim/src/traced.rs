@@ -1,24 +1,24 @@
 //! The traced platform: the policies' own code, with every access to a shared word charged to the
 //! caches of a simulated host.
 //!
-//! **Problem.** A scheduler's cost on 32 cores is what its shared words cost, and nobody here has
-//! 32 cores. **Model.** [`Traced`] is a [`Platform`] like the processor's. While a simulated core
-//! is *inside* a verb, each access goes to `Caches` and takes that core's time; outside (control
-//! threads, checks) it is free. A run is one thread, which is what the thread-local is for; the
-//! words' values are ordinary.
+//! **Problem.** A scheduler's cost on 32 cores is the cost of its shared words, and no machine with
+//! 32 cores is at hand. **Model.** [`Traced`] is a [`Platform`] like the processor's. While a
+//! simulated core is *inside* a verb, each access goes to `Caches` and takes that core's time;
+//! outside of verbs (control threads, checks) an access is free. A run is one thread, so its state
+//! is in a thread-local; the words' values are ordinary.
 //!
-//! **Which words share a line** is decided by their places in memory, and must not depend on what
-//! the allocator did. Words are numbered as they are made. Two words share a line if they are as
-//! far apart in memory as their numbers are, so lie in one array or structure, and no more than a
-//! line's worth of words is between them; a line begins with the word of it that is touched first,
-//! and grows to either side. That is exact for structures that are aligned to lines, as all are
-//! that matter, and a fair guess for arrays of words. (A traced word is larger than a real one: it
-//! carries its number.)
+//! **Lines.** The words of a line follow from their places in memory, and must not depend on the
+//! allocator. Words are numbered as they are made. Two words share a line if their distance in
+//! memory equals that of their numbers, so that they are in one array or structure, and at most a
+//! line's worth of words is between them; a line begins with its first accessed word, and grows to
+//! either side. This is exact for structures that are aligned to lines, as all relevant ones are,
+//! and an approximation for arrays of words. (A traced word is larger than a real one: it carries
+//! its number.)
 //!
-//! On a host where cores race an access waits for its turn before it begins and before it takes
-//! effect: whatever other cores do earlier comes first. A plain store is in the core's store buffer
-//! until its line is there and all stores before it are done; until then other cores see what was
-//! there before.
+//! On a host where cores race, an access waits for its turn before it begins and before it takes
+//! effect: earlier accesses of other cores come first. A plain store is in the core's store buffer
+//! until its line has arrived and all stores before it are done; until then other cores see the old
+//! value.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -40,12 +40,12 @@ pub struct Traced;
 pub struct Word {
     value: AtomicU64,
     number: u32,
-    /// Its line and 1; 0 before it is first touched.
+    /// Its line plus 1; 0 before its first access.
     line: AtomicU32,
-    /// A core that has stored something which others do not see yet, and 1; 0 if there is none.
+    /// The core, plus 1, that has stored a value which others do not see yet; 0 if there is none.
     storer: AtomicU32,
     stored: AtomicU64,
-    /// When they see it.
+    /// Time at which other cores see that value.
     seen_ps: AtomicU64,
 }
 
@@ -53,7 +53,7 @@ pub struct Word {
 #[derive(Debug)]
 pub struct TracedLock<T> {
     value: Mutex<T>,
-    /// Its number and 1; 0 before it is first taken.
+    /// Its number plus 1; 0 before its first acquisition.
     lock: AtomicU32,
 }
 
@@ -63,50 +63,49 @@ impl Platform for Traced {
     fn relax() {}
 }
 
-/// How many words a line has.
+/// Number of words of a line.
 const LINE_WORDS: u32 = 8;
 
-/// A core that waits for a line asks again when the line is free, after a random time below this
-/// (picoseconds). So the order in which waiting cores get a line is random.
+/// A core that waits for a line retries when the line is free, after a random time below this
+/// (picoseconds). So waiting cores get a line in random order.
 const ORDER_PS: u64 = 1000;
 
-/// What the simulated host is doing on this thread. What each access needs lies bare, so that it
-/// costs a few loads.
+/// The state of the simulated host on this thread. The fields that each access needs are plain
+/// cells, so that an access costs few loads.
 struct Trace {
-    /// A run is on.
+    /// Whether a run is in progress.
     is_on: Cell<bool>,
-    /// Who is inside a verb.
+    /// The core that is inside a verb.
     core: Cell<Option<usize>>,
-    /// Its bit, if cores do not race; else 0.
+    /// The bit of that core, if cores do not race; else 0.
     own: Cell<u64>,
     now_ps: Cell<u64>,
-    /// Until when no other core has anything to do; without races for ever.
+    /// Time until which no other core has anything to do; without races `u64::MAX`.
     until_ps: Cell<u64>,
-    /// In which order waiting cores get a line.
+    /// Random order in which waiting cores get a line.
     order: RefCell<Option<Random>>,
     /// Loads that are under way at the same time.
     loads: Cell<Loads>,
     /// Compare-and-swaps that found another value.
     failed: Cell<u64>,
     waited_ps: Cell<u64>,
-    /// The lock that was last given back.
+    /// The lock that was released last.
     released: Cell<Option<usize>>,
     words: Cell<u32>,
     caches: RefCell<Caches>,
-    /// By where word 0 would be: the lines of an array or structure, each with its first and last
-    /// number.
+    /// The lines of each array or structure, with their first and last word numbers; the key is the
+    /// address that word 0 would have there.
     arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
 }
 
-/// Loads of a racing core with nothing but other loads and stores between them. The core fetches
-/// their lines at the same time, as many as the machine's cores can. It can where no address
-/// depends on a word that was loaded before, as when it looks through an array or a tree of fixed
-/// shape.
+/// Loads of a racing core with only other loads and stores between them. The core fetches their
+/// lines at the same time, as many as the machine's cores can. This assumes that no address depends
+/// on a word that was loaded before, as in a scan of an array or of a tree of fixed shape.
 #[derive(Clone, Copy)]
 pub(crate) struct Loads {
     from_ps: u64,
     until_ps: u64,
-    /// The last line: who waits for a word to change reads it again and again.
+    /// The last line: a core that waits for a word to change reads that word again and again.
     line: usize,
     lines: u64,
 }
@@ -123,7 +122,7 @@ struct Span {
 }
 
 thread_local! {
-    // Never dropped, so that no access has to ask whether it has been. The end of a run empties it.
+    // Never dropped, so that no access has to check for that. The end of a run empties it.
     static TRACE: ManuallyDrop<Trace> = const {
         ManuallyDrop::new(Trace {
             is_on: Cell::new(false),
@@ -144,12 +143,12 @@ thread_local! {
 }
 
 /// Begins a run on a host with these caches; words and locks that are made from now on belong to
-/// it.
+/// the run.
 pub(crate) fn begin(caches: Caches) {
     reset(true, caches);
 }
 
-/// Ends the run: nothing is charged any more.
+/// Ends the run: accesses are free from now on.
 pub(crate) fn end() {
     reset(false, Caches::NONE);
 }
@@ -167,18 +166,18 @@ fn reset(is_on: bool, caches: Caches) {
     });
 }
 
-/// What a core did.
+/// The time that a core spent in a verb.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spent {
-    /// When it was done.
+    /// End of the verb.
     pub(crate) until_ps: u64,
-    /// How much of the time it waited for locks.
+    /// Time in waits for locks.
     pub(crate) waited_ps: u64,
-    /// The lock that it held last, if it held any.
+    /// The lock that the verb released last, if any.
     pub(crate) held: Option<usize>,
 }
 
-/// A core runs this from a moment on; what it does with shared words takes its time.
+/// A core runs `verb` from `from_ps` on; its accesses to shared words take the core's time.
 #[inline]
 pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
     TRACE.with(|trace| {
@@ -212,7 +211,7 @@ pub(crate) struct Racing {
     pub(crate) loads: Loads,
 }
 
-/// Goes on with what a core is doing, alone until `until_ps`.
+/// Continues a core's verb, which runs alone until `until_ps`.
 #[inline]
 pub(crate) fn resume<R>(racing: &mut Racing, until_ps: u64, go_on: impl FnOnce() -> R) -> R {
     TRACE.with(|trace| {
@@ -232,7 +231,7 @@ pub(crate) fn resume<R>(racing: &mut Racing, until_ps: u64, go_on: impl FnOnce()
     result
 }
 
-/// Where cores race, those that have something to do earlier than the one that runs go first.
+/// Where cores race, lets cores with earlier work than the running core go first.
 pub(crate) fn take_turn() {
     TRACE.with(|trace| trace.take_turn());
 }
@@ -242,12 +241,12 @@ pub(crate) fn with_caches<R>(act: impl FnOnce(&mut Caches) -> R) -> R {
     TRACE.with(|trace| act(&mut trace.caches.borrow_mut()))
 }
 
-/// A core held a lock longer than it took to touch shared words: until then.
+/// A core held a lock beyond its accesses to shared words, until `until_ps`.
 pub(crate) fn held_until(lock: usize, until_ps: u64) {
     TRACE.with(|trace| trace.caches.borrow_mut().held_until(lock, until_ps));
 }
 
-/// The core that is inside a verb does something else for so long.
+/// The core that is inside a verb works for `takes_ps` without shared words.
 pub(crate) fn work(takes_ps: u64) {
     TRACE.with(|trace| {
         if trace.core.get().is_some() {
@@ -257,8 +256,8 @@ pub(crate) fn work(takes_ps: u64) {
 }
 
 impl Trace {
-    // Each kind of access is called from the policies' code, which is not to grow by all of it, and
-    // begins with the case that is most frequent by far: the line is in the core's cache.
+    // Each kind of access is called from the policies' code. It is not inlined, so that this code
+    // does not grow, and begins with the most frequent case: the line is in the core's cache.
 
     #[inline(never)]
     fn load(&self, word: &Word) -> u64 {
@@ -295,11 +294,12 @@ impl Trace {
         }
     }
 
-    /// Whether the core that is inside a verb has the line of a word as it needs it: then the
-    /// access is done. Never where cores race, so no store waits to be seen.
+    /// Performs the access if the core that is inside a verb holds the word's line in the state
+    /// that it needs; returns whether it did. Always false where cores race, so no store is in a
+    /// buffer here.
     #[inline(always)]
     fn is_done_here(&self, word: &Word, access: Access) -> bool {
-        // A word that has not been touched has a line beyond all there are.
+        // A word without an access so far has a line number beyond all lines.
         let line = word.line.load(Ordering::Relaxed).wrapping_sub(1) as usize;
         let (own, now_ps) = (self.own.get(), self.now_ps.get());
         let done_ps = self.caches.borrow_mut().access_here(own, line, access, now_ps);
@@ -310,8 +310,8 @@ impl Trace {
     }
 
     /// A core accesses a word, wherever its line is.
-    // Inlined, so that a core that stops in its midst comes back through few returns: after a
-    // change of stacks the processor foresees none of them.
+    // Inlined, so that a core that stops inside of it comes back through few returns: after a
+    // change of stacks the processor predicts none of them.
     #[inline(always)]
     fn access(&self, word: &Word, access: Access) {
         let Some(core) = self.core.get() else { return };
@@ -331,7 +331,8 @@ impl Trace {
         let stored_ps = caches.stored_ps(core);
         drop(caches);
         if access == Access::Atomic && stored_ps > now_ps {
-            // It comes after the stores before it, if not after those who wait for their lines.
+            // An atomic operation comes after the core's earlier stores; the random delay lets
+            // other cores that wait for their lines be first.
             self.wait_until(stored_ps);
         }
         self.race(core, line, access);
@@ -344,7 +345,8 @@ impl Trace {
             self.take_turn();
             let mut caches = self.caches.borrow_mut();
             let now_ps = self.now_ps.get();
-            // Of those that wait for a line any may be next. A store waits in the core's buffer.
+            // Any of the cores that wait for a line may be next. A store waits in the core's
+            // buffer.
             if access != Access::Store
                 && let Some(free_ps) = caches.waits(core, line, access, now_ps)
             {
@@ -362,7 +364,8 @@ impl Trace {
         self.take_turn();
     }
 
-    /// A line moves until then, and any of those that wait for it may be next.
+    /// Waits for a line that moves until `free_ps`, and for a random time, so that any waiting core
+    /// may be next.
     fn wait_until(&self, free_ps: u64) {
         let mut order = self.order.borrow_mut();
         self.now_ps.set(free_ps + order.as_mut().map_or(0, |order| order.below(ORDER_PS)));
@@ -400,7 +403,7 @@ impl Trace {
         done_ps
     }
 
-    /// Cores that have something to do earlier go first.
+    /// Cores with earlier work go first.
     #[inline]
     fn take_turn(&self) {
         if self.now_ps.get() > self.until_ps.get() {
@@ -408,8 +411,8 @@ impl Trace {
         }
     }
 
-    /// Does a store that others do not see yet, if they do by now; if not, gives its value to the
-    /// core that has stored it.
+    /// Applies a buffered store that is visible by now; if it is not, returns its value if this
+    /// core has stored it.
     #[inline]
     fn settle(&self, word: &Word) -> Option<u64> {
         if word.storer.load(Ordering::Relaxed) == 0 {
@@ -426,7 +429,7 @@ impl Trace {
         None
     }
 
-    /// Where cores race a store waits in its core's buffer; false if it is done at once.
+    /// Where cores race, puts a store into its core's buffer; false if the store is done at once.
     #[inline]
     fn buffer(&self, word: &Word, value: u64) -> bool {
         let Some(core) = self.core.get() else { return false };
@@ -435,7 +438,7 @@ impl Trace {
         }
         let before = word.storer.load(Ordering::Relaxed);
         if before != 0 && before != core as u32 + 1 {
-            // The other core's is overwritten by this one.
+            // Applies the other core's store, which this one follows.
             word.value.store(word.stored.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         let seen_ps = self.caches.borrow().stored_ps(core);
@@ -446,12 +449,12 @@ impl Trace {
         waits
     }
 
-    /// The line of a word that is touched for the first time.
+    /// The line of a word at its first access.
     #[cold]
     fn line(&self, caches: &mut Caches, address: usize, number: u32) -> usize {
         let mut arrays = self.arrays.borrow_mut();
-        // Words of one array or structure have this difference in common. It is a name and no
-        // address, so it may wrap.
+        // Words of one array or structure have this difference in common. It is used as a key and
+        // not as an address, so it may wrap.
         let array =
             arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
         let fits = |span: &&mut Span| number.max(span.last) - number.min(span.first) < LINE_WORDS;
@@ -466,8 +469,9 @@ impl Trace {
 }
 
 impl Word {
-    /// A read-modify-write; gives what was there. A run is one thread, so this needs no atomic
-    /// operation of the machine that simulates, and an order only says what an access costs.
+    /// A read-modify-write; returns the old value. A run is one thread, so this needs no atomic
+    /// operation of the machine that simulates, and a memory order only determines the cost of an
+    /// access.
     #[inline]
     fn modify(&self, change: impl FnOnce(u64) -> u64) -> u64 {
         TRACE.with(|trace| trace.atomic(self));
@@ -495,8 +499,8 @@ impl AtomicWord for Word {
         TRACE.with(|trace| trace.load(self))
     }
 
-    /// A sequentially consistent store waits until all see it: on the papers' processors it is an
-    /// exchange.
+    /// A sequentially consistent store waits until all cores see it: on the papers' processors it
+    /// is an exchange.
     #[inline]
     fn store(&self, value: u64, order: Ordering) {
         if order == Ordering::SeqCst {
@@ -549,7 +553,7 @@ impl AtomicWord for Word {
 }
 
 impl<T> TracedLock<T> {
-    /// Where cores race: stops the verb, so that `races` grants the lock or takes it back. False if
+    /// Where cores race, stops the verb, so that `races` grants or releases the lock. False if
     /// cores do not race.
     fn races(&self, pause: impl FnOnce(usize) -> Pause) -> bool {
         TRACE.with(|trace| {
@@ -575,13 +579,13 @@ impl<T> TracedLock<T> {
         }
     }
 
-    /// Does something with the caches at this core's time, if a core is inside a verb; says how
-    /// long it took.
+    /// Runs `act` on the caches at the core's time, if a core is inside a verb; returns its time in
+    /// picoseconds.
     fn trace(&self, act: impl FnOnce(&mut Caches, usize, usize, u64) -> u64) -> u64 {
         TRACE.with(|trace| {
             let Some(core) = trace.core.get() else { return 0 };
-            // The borrow ends with this call, before the guarded code runs: that touches words and
-            // other locks.
+            // The borrow ends with this call, before the guarded code runs, which accesses words
+            // and other locks.
             let caches = &mut *trace.caches.borrow_mut();
             let lock = self.number(caches);
             let before_ps = trace.now_ps.get();
@@ -631,7 +635,7 @@ mod tests {
         begin(Caches::new(latencies, vec![0, 0]));
     }
 
-    /// One after the other: no line is still under way.
+    /// Runs one verb after the other, so that no line is still moving.
     fn cost(core: usize, verb: impl FnOnce()) -> u64 {
         let from_ps = TRACE.with(|trace| trace.now_ps.get()) + 1_000_000;
         inside(core, from_ps, verb).1.until_ps - from_ps
@@ -645,7 +649,7 @@ mod tests {
         let add = |structure: usize, word: usize| {
             structures[structure][word].fetch_add(1, Ordering::Relaxed);
         };
-        // Touched in any order, everything is in core 0's cache.
+        // Accessed in any order, everything is in core 0's cache.
         for (structure, word) in
             (0..20).rev().flat_map(|structure| [2, 0, 1].map(|word| (structure, word)))
         {
@@ -686,7 +690,7 @@ mod tests {
         assert_eq!(cost(0, || word.store(1, Ordering::SeqCst)), 0);
     }
 
-    /// Core 2 is on another socket, and has `far`.
+    /// Core 2 is on another socket, and holds the line of `far`.
     #[test]
     fn others_see_a_store_after_the_stores_before_it_and_its_own_core_at_once() {
         let latencies = Latencies {

@@ -1,9 +1,9 @@
-//! The verbs of a port that a core calls, as values: where cores race a verb is
-//! under way while others are.
+//! The verbs of a port that a core calls, as values: where cores race, several verbs are under way
+//! at the same time.
 
 use fairq_core::{Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
-/// A verb, and what it is called with.
+/// A verb and its arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
     Submit(Request),
@@ -11,7 +11,7 @@ pub(crate) enum Verb {
     Complete(Tag, Outcome),
 }
 
-/// What it answers.
+/// The result of a verb.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Answer {
     Submitted(Result<Submitted, SubmitError>),
@@ -20,7 +20,7 @@ pub(crate) enum Answer {
 }
 
 impl Verb {
-    /// Calls it; gives the ports to wake, too.
+    /// Calls the verb; also returns the ports to wake.
     #[inline]
     pub(crate) fn call(self, port: &mut impl Port, now_ns: u64) -> (Answer, PortSet) {
         let mut wake = PortSet::EMPTY;
@@ -36,16 +36,16 @@ impl Verb {
     }
 }
 
-/// Why a verb stops on its way.
+/// The reason why a verb stops before its end.
 #[derive(Debug)]
 pub(crate) enum Pause {
-    /// Another core is first.
+    /// Another core goes first.
     Later,
-    /// It asks for a lock, which guards so many lines.
+    /// It acquires a lock that guards this many lines.
     Acquire { lock: usize, guarded: u64 },
-    /// It gives a lock back.
+    /// It releases a lock.
     Release { lock: usize },
-    /// It has answered; these ports are to be woken.
+    /// It has returned this result; these ports are to be woken.
     Done(Answer, PortSet),
 }
 

@@ -1,9 +1,9 @@
-//! Threads: what each asks for next, and when.
+//! Threads: the next request of each, and its time.
 //!
-//! A thread has `depth` places. A place asks, waits for the answer, thinks, and asks again; pacing
-//! and bursts put off when it asks. So the load follows the device, as that of fio with libaio
-//! does. In an open loop requests arrive by the clock instead; each takes the next place that is
-//! free.
+//! A thread has `depth` places. A place submits a request, waits for its completion, thinks, and
+//! submits again; pacing and bursts delay the submission. So the load follows the device, as that
+//! of fio with libaio does. In an open loop requests arrive by the clock instead; each takes the
+//! next place that is free.
 
 use std::collections::VecDeque;
 
@@ -18,56 +18,56 @@ use crate::zipf::{self, Zipf};
 pub(crate) struct Thread {
     pub(crate) tenant: usize,
     pub(crate) port: usize,
-    /// Places that do nothing, since the tenant is not there.
+    /// Number of places that do nothing because the tenant is not present.
     pub(crate) resting: u32,
     job: Job,
-    /// The sum of how often sizes are chosen.
+    /// Sum of the sizes' relative frequencies.
     choices: u64,
     random: Random,
     capacity: u64,
-    /// Of each size, if some places are preferred.
+    /// A sampler for each size, if addresses follow Zipf's law.
     zipf: Vec<Zipf>,
-    /// In an open loop: when the last request arrived, and those whose places have not asked yet.
+    /// In an open loop: the last arrival, and the arrivals that are not submitted yet.
     arrived_ns: u64,
     arrivals: VecDeque<u64>,
-    /// Where a sequential thread goes on.
+    /// The next address of a sequential thread.
     position: u64,
-    /// When it may ask again, if it is paced.
+    /// Earliest time of its next submission, if it is paced.
     paced_ns: u64,
     turns: Turns,
 }
 
-/// Which requests of a trace are a thread's, and how far it is: places wait for the time of one
-/// after the other, and ask for them in the same order.
+/// The requests of a trace that belong to a thread, and its progress: places wait for the times of
+/// these requests in turn, and submit them in the same order.
 #[derive(Clone, Copy)]
 pub(crate) struct Turns {
-    /// The next that a place will wait for.
+    /// Index of the next request for which a place will wait.
     awaited: usize,
-    /// The next that will be asked for.
+    /// Index of the next request to submit.
     asked: usize,
-    /// From one to the next.
+    /// Distance between two requests of the thread.
     step: usize,
-    /// When the trace begins.
+    /// Start of the trace.
     begins_ns: u64,
 }
 
 impl Turns {
-    /// Of this thread, of so many; from then on.
+    /// The turns of thread number `thread` of `of` threads; the trace begins at `begins_ns`.
     pub(crate) fn new(thread: usize, of: usize, begins_ns: u64) -> Turns {
         Turns { awaited: thread, asked: thread, step: of, begins_ns }
     }
 }
 
-/// For a place that has nothing to ask for any more.
+/// The time of a place that has no more requests.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// What a thread asks for.
+/// A request of a thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Ask {
     pub(crate) op: Op,
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// When it arrived, if that was not now.
+    /// Time of its arrival, if it arrived earlier.
     pub(crate) arrived_ns: Option<u64>,
 }
 
@@ -77,7 +77,7 @@ const BLOCK: u64 = 4096;
 const SECTOR: u64 = 512;
 
 impl Thread {
-    /// `place` of 2^16 is where a sequential thread begins.
+    /// A sequential thread begins at `place` / 2^16 of the capacity.
     pub(crate) fn new(
         tenant: usize,
         port: usize,
@@ -112,18 +112,18 @@ impl Thread {
         }
     }
 
-    /// Its tenant is there from now on; what would have arrived before has not.
+    /// Its tenant is present from now on: no request arrives earlier.
     pub(crate) fn begin(&mut self, now_ns: u64) {
         self.arrived_ns = self.arrived_ns.max(now_ns);
     }
 
-    /// Its tenant is not there: the place whose turn it is rests.
+    /// Its tenant is not present: a place rests, and its arrival is dropped.
     pub(crate) fn rest(&mut self) {
         self.resting += 1;
         self.arrivals.pop_front();
     }
 
-    /// When a place that was answered now asks again; [`NEVER`] at a trace's end.
+    /// Time at which a place whose request completes now submits again; [`NEVER`] at a trace's end.
     #[inline]
     pub(crate) fn due_ns(&mut self, now_ns: u64) -> u64 {
         if self.job.arrivals != Arrivals::Closed {
@@ -133,7 +133,7 @@ impl Thread {
             };
             self.arrived_ns = self.in_burst_ns(self.arrived_ns.saturating_add(interval_ns));
             self.arrivals.push_back(self.arrived_ns);
-            // A request that arrived while all places were taken is asked for at once.
+            // A request that arrived while all places were taken is submitted at once.
             return self.arrived_ns.max(now_ns);
         }
         let mut due_ns = now_ns + self.job.think_ns;
@@ -146,13 +146,13 @@ impl Thread {
         }
         if self.job.interval_ns > 0 {
             due_ns = due_ns.max(self.paced_ns);
-            // From when this one asks, so that a late one is not followed by a burst.
+            // Counted from this submission, so that a late request is not followed by a burst.
             self.paced_ns = due_ns.saturating_add(self.job.interval_ns);
         }
         self.in_burst_ns(due_ns)
     }
 
-    /// Then, or when the next burst begins.
+    /// `due_ns`, or the start of the next burst.
     fn in_burst_ns(&self, due_ns: u64) -> u64 {
         let Some(burst) = self.job.burst else { return due_ns };
         let cycle_ns = burst.on_ns + burst.off_ns;
@@ -198,7 +198,7 @@ impl Thread {
         Ask { op, offset, length, arrived_ns: None }
     }
 
-    /// Which of its sizes is next.
+    /// Index of the next size.
     #[inline]
     fn size(&mut self) -> usize {
         if self.job.sizes.len() == 1 {
@@ -261,7 +261,7 @@ mod tests {
         assert!(asks.iter().all(|ask| ask.offset % u64::from(ask.length) == 0));
     }
 
-    /// What arrives while all places are taken waits, and keeps its time.
+    /// A request that arrives while all places are taken waits, and keeps its arrival time.
     #[test]
     fn in_an_open_loop_the_clock_asks() {
         let even = Job { arrivals: Arrivals::Even, interval_ns: 100, ..Job::random_read(4096, 2) };
@@ -269,7 +269,7 @@ mod tests {
         thread.begin(1_000);
         assert_eq!([thread.due_ns(1_000), thread.due_ns(1_000)], [1_100, 1_200]);
         assert_eq!(thread.ask().arrived_ns, Some(1_100));
-        // Both places are taken until 1,450: one that arrived at 1,300 has waited.
+        // Both places are taken until 1,450: the request that arrived at 1,300 has waited.
         assert_eq!(thread.ask().arrived_ns, Some(1_200));
         assert_eq!((thread.due_ns(1_450), thread.ask().arrived_ns), (1_450, Some(1_300)));
         thread.rest();
@@ -290,7 +290,7 @@ mod tests {
             assert!(offset % 4096 == 0 && offset < 1 << 30);
             *seen.entry(offset).or_insert(0) += 1;
         }
-        // The first of 262,144 has 1 / zeta of all: a fifth.
+        // The first of 262,144 places gets 1 / zeta of all requests: a fifth.
         let most = *seen.values().max().unwrap();
         assert!((1_700..2_300).contains(&most) && seen.len() > 1_000, "{most} {}", seen.len());
     }

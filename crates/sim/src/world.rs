@@ -1,27 +1,28 @@
-//! The world: a host's cores, a policy, a device and tenants, from event to event.
+//! The world: simulates a host's cores, a policy, a device and tenants, event by event.
 //!
-//! **Problem.** To see what a scheduler does on a device that one does not have, and the same every
-//! time. **Model.** Each simulated core has a port. It hands what its threads ask for to the
-//! policy, sends what the policy says, takes completions, and does each at the moment when it is
-//! due. What one core's verb wakes on another arrives there a wake-up's time later; a core that is
-//! about to be woken is not woken twice. Whenever a core has done anything it asks `next` until
-//! there is nothing to issue, as the contract says. The device completes in its own time.
+//! **Problem.** To observe a scheduler on a device that is not at hand, with the same result every
+//! time. **Model.** Each simulated core has a port. It submits its threads' requests to the policy,
+//! issues the requests that the policy dispatches, and takes completions, each at the moment when
+//! it is due. A wake-up that one core's verb sends to another arrives there after the time of a
+//! wake-up; a core with a wake-up under way is not woken twice. After each other verb a core calls
+//! `next` until there is nothing to issue, as the contract requires. The device completes commands
+//! in its own time.
 //!
-//! On a scenario's [host](crate::host), if it has one, all of that takes time: what is due is
-//! queued at its core, begins when the core is free, and takes effect when it is done. The policy
-//! is asked at the moment when the work before its verb is done, and for that moment its state is
-//! what facts tell; after each request that it issues the core comes back to it later, so that the
-//! verbs of different cores are called in the order of their times. Without a host nothing takes
-//! time.
+//! On a scenario's [host](crate::host), if it has one, this work takes time: a task is queued at
+//! its core, begins when the core is free, and takes effect when it is done. The policy's verb is
+//! called at the moment when the work before it is done, and facts describe the policy's state at
+//! that moment; after each issued request the core comes back to the policy later, so that the
+//! verbs of different cores are called in the order of their times. Without a host only the device
+//! takes time.
 //!
 //! ```text
-//!   event:  thread asks ─▶ submit ┐                ┌▶ Issue ─▶ queues ─▶ device ─▶ completion
+//!   event:  request     ─▶ submit ┐                ┌▶ Issue ─▶ queues ─▶ device ─▶ completion
 //!           wake-up, timer        ├▶ next, next … ─┤
 //!           completion ─▶ complete┘                └▶ wake other cores later; set a timer
 //! ```
 //!
-//! **Order.** Whatever is due first; among equals the device's completions, then events in the
-//! order in which they were set ([`crate::agenda`]). One event is done at a time, to its end.
+//! **Order.** By time; at equal times the device's completions come first, then events in the order
+//! in which they were added ([`crate::agenda`]). One event is done at a time, to its end.
 
 mod clock;
 mod verbs;
@@ -47,26 +48,27 @@ use crate::traced::{self, Traced};
 use crate::verb::Verb;
 use crate::workload::{NEVER, Thread, Turns};
 
-/// How long what was asked for in time may take to be served, beside what caps hold it.
+/// Time for requests that were submitted in time to complete, beside the time for which caps hold
+/// them, in nanoseconds.
 pub const CALM_NS: u64 = 5 * SECOND;
 
-/// What will happen beside the device.
+/// The events of all parts but the device.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A place of a thread asks.
+    /// A place of a thread submits a request.
     Ask(u32),
     /// A wake-up reaches a port.
     Wake(u8),
-    /// A port's time has come.
+    /// A port's timer expires.
     Timer(u8),
-    /// A core has done what comes before the policy's verbs.
+    /// A core has done the work before the policy's verbs.
     Run(u8),
     /// A core has done its work.
     Free(u8),
-    /// A command is in its queue.
+    /// A command arrives in its queue.
     Post(u32, Class),
     Tick,
-    /// A tenant comes, or goes.
+    /// A tenant's life begins, or ends.
     Begin(u32),
     End(u32),
     Reweigh(u32, u16),
@@ -74,18 +76,18 @@ enum Event {
     Move,
 }
 
-/// A port and what its core keeps.
+/// A port and the state of its core.
 struct Core<P> {
-    /// Where cores race, it is with [`Races`].
+    /// `None` where cores race: [`Races`] has the port.
     port: Option<P>,
-    /// The verb that it is in, where verbs take their time.
+    /// The verb in progress, where cores race.
     stage: Option<Stage>,
     requests: Box<[Option<Kept>]>,
     free: Vec<u32>,
     staged: usize,
-    /// What has been joined to the command that the next request issued completes.
+    /// Tags of the requests that were joined to the command of the next issued request.
     joined: Vec<u32>,
-    /// A wake-up is on its way.
+    /// Whether a wake-up is under way.
     woken: bool,
     timer_ns: Option<u64>,
     cpu: Cpu,
@@ -99,17 +101,17 @@ struct Kept {
     op: Op,
     offset: u64,
     issued: bool,
-    /// The one after it in its command.
+    /// Tag of the next request of its command.
     after: Option<u32>,
-    /// Of the first one of a command, the command's length.
+    /// Length of the command, in its first request, in bytes.
     length: u32,
-    /// The scheduler kept it for a while.
+    /// Whether the scheduler staged it.
     staged: bool,
-    /// From when on its latency counts.
+    /// Start of its latency.
     since_ns: u64,
 }
 
-/// A tenant's flow while it is there: the policy's name and our number.
+/// A present tenant's flow: the policy's identifier and the number in facts.
 #[derive(Clone, Copy)]
 struct Present {
     id: FlowId,
@@ -123,13 +125,13 @@ struct World<'a, P: Policy> {
     cores: Vec<Core<P::Port>>,
     device: Device,
     threads: Vec<Thread>,
-    /// Where they go.
+    /// Random numbers for the placement of threads.
     moves: Random,
     present: Vec<Option<Present>>,
     flows: usize,
     agenda: Agenda<Event>,
     now_ns: u64,
-    /// What is not served by then is lost.
+    /// End of the run: requests that are not served by then count as lost.
     end_ns: u64,
     live: usize,
     wakes_under_way: usize,
@@ -140,11 +142,11 @@ struct World<'a, P: Policy> {
     tags: usize,
 }
 
-/// A stream for each thread; the device has the one after all.
+/// Threads have streams from 0 on; the device and the placement have the last two.
 const DEVICE_STREAM: u64 = u64::MAX;
 const MOVES_STREAM: u64 = u64::MAX - 1;
 
-/// How often a port may wake itself before it is said to do so for ever.
+/// Number of times that a port may wake itself before the world reports an endless loop.
 const MOST_SELF_WAKES: u32 = 1000;
 
 /// Runs a scenario under a policy, with these checks.
@@ -161,7 +163,7 @@ pub fn run<S: Subject>(
     Ok(simulate(scenario, policy, ports, checks))
 }
 
-/// The same on the scenario's host, where the policy's accesses to shared words take time.
+/// Runs a scenario on its host, where the policy's accesses to shared words take time.
 pub fn run_traced<S: Subject<Traced>>(
     scenario: &Scenario,
     subject: &S,
@@ -278,10 +280,10 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
-    /// Sets what is known from the start.
+    /// Adds the groups, and the events that the scenario contains.
     fn begin(&mut self) {
         for (id, group) in (0..).zip(&self.scenario.groups) {
-            // `none` goes beside other policies in one scenario.
+            // Ignores the error of a policy without this: scenarios also run under `none`.
             let _ = self.policy.set_group(GroupId(id), Some(group));
         }
         // Groups are there before the flows that join them.
@@ -302,21 +304,22 @@ impl<'a, P: Policy> World<'a, P> {
         self.tick();
     }
 
-    /// Does what is due next; false when the run is over.
+    /// Does the next event; false when the run is over.
     fn step(&mut self) -> bool {
         let end_ns = self.end_ns;
         let agenda_ns = self.agenda.next_ns();
         if self.clock.races.is_some() && self.race(agenda_ns, end_ns) {
             return true;
         }
-        // The agenda's time included: of equals the device's completion comes first.
+        // The agenda's time is included: at equal times the device's completion comes first.
         if let Some((at_ns, id, outcome)) =
             self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns)))
         {
             self.interrupt(at_ns, id, outcome);
         } else {
             let Some(at_ns) = agenda_ns.filter(|&at_ns| at_ns <= end_ns) else { return false };
-            // All tenants have stopped and all is served: only timers, ticks and wake-ups are left.
+            // All tenants have stopped and all requests are served: only timers, ticks and wake-ups
+            // remain.
             if at_ns >= self.scenario.duration_ns && self.live == 0 && !self.is_in_a_verb() {
                 return false;
             }
@@ -346,7 +349,8 @@ impl<'a, P: Policy> World<'a, P> {
             Event::Wake(port) => self.arrive(usize::from(port), Task::Wake),
             Event::Timer(port) => {
                 let timer_ns = &mut self.cores[usize::from(port)].timer_ns;
-                // The agenda forgets no event: one that is not the port's timer any longer is void.
+                // The agenda cannot cancel events: an event that no longer is the port's timer has
+                // no effect.
                 if *timer_ns == Some(self.now_ns) {
                     *timer_ns = None;
                     self.arrive(usize::from(port), Task::Timer);
@@ -374,19 +378,19 @@ impl<'a, P: Policy> World<'a, P> {
             return self.broken("a flow that fits is refused");
         };
         if let Some(target) = self.scenario.tenants[tenant].target {
-            // `none` goes beside other policies in one scenario.
+            // Ignores the error of a policy without this: scenarios also run under `none`.
             let _ = self.policy.set_target(id, Some(target));
         }
         let Tenant { share, caps, .. } = self.scenario.tenants[tenant];
         if share != Share::default() {
-            // Likewise.
+            // As above.
             let _ = self.policy.set_share(id, &share);
         }
         if !caps.is_empty() {
-            // Likewise.
+            // As above.
             let _ = self.policy.set_caps(id, &caps);
         }
-        // Every life is a flow of its own for the checks, whatever number the policy uses again.
+        // For the checks every life is a flow of its own, even if the policy reuses a number.
         let flow = self.flows;
         self.flows += 1;
         self.present[tenant] = Some(Present { id, flow, weight });
@@ -401,9 +405,9 @@ impl<'a, P: Policy> World<'a, P> {
     }
 
     fn go(&mut self, tenant: usize) {
-        // Requests of it that are live stay; its threads find no flow when they ask next, and rest.
+        // Its live requests stay; its threads find no flow at their next submission, and rest.
         if self.is_submitting(tenant) {
-            // What is under way comes first.
+            // The submission under way comes first.
             return self.agenda.add(self.now_ns + US, Event::End(tenant as u32));
         }
         let Some(Present { id, flow, .. }) = self.present[tenant].take() else { return };
@@ -415,8 +419,8 @@ impl<'a, P: Policy> World<'a, P> {
         self.tell(Fact::Removed { flow });
     }
 
-    /// Places the threads that are there on cores by chance, as many on each as on any other or one
-    /// more.
+    /// Places the threads of present tenants on random cores; the numbers of threads differ by at
+    /// most one between cores.
     fn place(&mut self) {
         let Some(moves_ns) =
             self.scenario.moves_ns.filter(|_| self.now_ns < self.scenario.duration_ns)
@@ -436,7 +440,7 @@ impl<'a, P: Policy> World<'a, P> {
     }
 
     fn reweigh(&mut self, tenant: usize, weight: u16) {
-        // A tenant that is away comes back with the weight that it began with.
+        // An absent tenant comes back with its first weight.
         let Some(present) = &mut self.present[tenant] else { return };
         let legal = Weight::new(weight).expect("the scenario was checked");
         present.weight = weight;
@@ -448,18 +452,18 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
-    /// A place of a thread is free: it asks when it is due.
+    /// A place of a thread is free: it submits its next request when that is due.
     #[inline]
     fn go_on(&mut self, thread: u32) {
         let due_ns = self.threads[thread as usize].due_ns(self.now_ns);
-        // Its trace is at an end: the place is given up.
+        // Its trace is at its end: the place stays unused.
         if due_ns == NEVER {
             return;
         }
         let port = self.threads[thread as usize].port;
         if due_ns <= self.now_ns {
-            // A thread that has its answer asks again before it takes the next one, as fio does
-            // unless it is told otherwise.
+            // A thread submits again before it takes the next completed request, as fio does by
+            // default.
             if self.cores[port].cpu.is_busy() {
                 self.cores[port].cpu.add_next(Task::Ask(thread));
             } else {
@@ -470,7 +474,7 @@ impl<'a, P: Policy> World<'a, P> {
         }
     }
 
-    /// A place of a thread asks on this port, if its tenant is there.
+    /// A place of a thread submits a request on this port, if its tenant is present.
     #[inline]
     fn ask(&mut self, port: usize, number: u32) {
         let thread = &mut self.threads[number as usize];
@@ -481,7 +485,7 @@ impl<'a, P: Policy> World<'a, P> {
         };
         let core = &mut self.cores[port];
         let Some(tag) = core.free.pop() else {
-            // Only where threads move: what those left that were here before fills the queue.
+            // Only where threads move: requests of threads that were here earlier fill the queue.
             return self.agenda.add(self.now_ns + US, Event::Ask(number));
         };
         let ask = thread.ask();
@@ -514,18 +518,18 @@ impl<'a, P: Policy> World<'a, P> {
 
     // Cores.
 
-    /// Sends a request to the device, as one command with those that were joined to it.
+    /// Sends a request to the device, as one command with the requests that were joined to it.
     #[inline]
     fn issue(&mut self, port: usize, tag: u32, class: Class) {
         let mut joined = std::mem::take(&mut self.cores[port].joined);
-        // A command goes by the tag of its first request; each request knows the next one.
+        // A command has the tag of its first request; each request has the tag of the next one.
         let first = joined.first().copied().unwrap_or(tag);
         let mut length = 0;
         for (at, &part) in joined.iter().enumerate() {
             length += self.leave(port, part, Some(joined.get(at + 1).copied().unwrap_or(tag)));
         }
         length += self.leave(port, tag, None);
-        // The memory goes back, so that commands cost no allocation.
+        // Puts the memory back, so that commands cost no allocation.
         joined.clear();
         let core = &mut self.cores[port];
         core.joined = joined;
@@ -542,11 +546,12 @@ impl<'a, P: Policy> World<'a, P> {
         self.spend(self.clock.times.issue_ps);
         self.cores[port].cpu.has_issued();
         self.clock.in_hand += 1;
-        // The command reaches its queue when the core's work is done, not when the policy says so.
+        // The command reaches its queue when the core's work is done, not when the policy
+        // dispatches it.
         self.agenda.add(self.effect_ns(), Event::Post(id, class));
     }
 
-    /// A request is staged no more; how long it is.
+    /// A request is no longer staged; returns its length in bytes.
     #[inline]
     fn leave(&mut self, port: usize, tag: u32, after: Option<u32>) -> u32 {
         let core = &mut self.cores[port];
@@ -566,7 +571,7 @@ impl<'a, P: Policy> World<'a, P> {
         live.bytes
     }
 
-    /// A command of a core that takes time is in its queue.
+    /// A command has arrived in its queue, on a host whose CPUs take time.
     fn post(&mut self, id: u32, class: Class) {
         let (port, tag) = (id as usize / self.tags, id as usize % self.tags);
         let Kept { length, op, offset, .. } =
@@ -575,7 +580,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.device.post(port, class, Command { id, op, offset, length });
     }
 
-    /// Wakes ports other than `me` after a while; says whether `me` is among them.
+    /// Sends wake-ups to ports other than `me`; returns whether `me` is among the ports.
     #[inline]
     fn wake(&mut self, me: Option<usize>, ports: PortSet) -> bool {
         // Most verbs wake no port.
@@ -613,11 +618,11 @@ impl<'a, P: Policy> World<'a, P> {
         self.quiet();
         let mut wake = PortSet::EMPTY;
         if let Some(at_ns) = self.policy.tick(self.now_ns, &mut wake) {
-            // As with timers: a deadline that is past must not stop the clock.
+            // As with timers: a past deadline must not stop the clock.
             self.agenda.add(at_ns.max(self.now_ns + 1), Event::Tick);
         }
         self.wake(None, wake);
-        // After the tick, which is where a policy changes its ratio.
+        // After the tick, in which a policy changes its ratio.
         if let Some(weights) = self.policy.class_weights() {
             self.device.weigh(weights);
             self.meter.weigh(self.now_ns, weights);
@@ -626,7 +631,7 @@ impl<'a, P: Policy> World<'a, P> {
 
     // The device.
 
-    /// A command has completed, and so has each request of it.
+    /// Completes each request of a command.
     #[inline]
     fn complete(&mut self, id: u32, outcome: Outcome) {
         let (index, first) = (id as usize / self.tags, id % self.tags as u32);
@@ -638,7 +643,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.complete_from(index, Some(first), outcome);
     }
 
-    /// A thread has its answer, and goes on.
+    /// A thread takes a completed request, and goes on.
     #[inline]
     fn reap(&mut self, answer: &Reaped) {
         let tenant = self.threads[answer.thread as usize].tenant;
@@ -647,7 +652,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.go_on(thread);
     }
 
-    /// The device fetches what it has room for.
+    /// The device fetches as many commands as it has room for.
     #[inline]
     fn fetch(&mut self) {
         if self.device.waiting() > 0 {
@@ -672,7 +677,7 @@ impl<'a, P: Policy> World<'a, P> {
 
     // Checks.
 
-    /// An event is done to its end.
+    /// Reports to the checks that an event is done.
     #[inline]
     fn settled(&mut self) {
         if !self.checks.is_empty() {
@@ -683,12 +688,12 @@ impl<'a, P: Policy> World<'a, P> {
     fn tell_settled(&mut self) {
         let staged = self.cores.iter().map(|core| core.staged).sum();
         let moment = Moment {
-            // A core that comes back asks `next`, as one that is woken does, and one that is in a
-            // verb is about to.
+            // Each of these calls `next` later: a core that is woken, a core that comes back, and a
+            // core that is in a verb.
             wakes_under_way: self.wakes_under_way + self.clock.going_on + self.in_verbs(),
             staged,
-            // The policy has issued what is on its way to a queue, and not heard of what is on its
-            // way back.
+            // The policy has issued the commands on their way to a queue, and has not completed
+            // those on their way back.
             outstanding: self.device.outstanding() + self.clock.in_hand,
             unfetched: self.device.waiting(),
             idle_slots: self.device.idle_slots(),
@@ -697,7 +702,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.tell(Fact::Settled(moment));
     }
 
-    /// How many cores are in a verb.
+    /// Number of racing cores that are in a verb.
     fn in_verbs(&self) -> usize {
         if self.clock.races.is_none() {
             return 0;
@@ -705,7 +710,7 @@ impl<'a, P: Policy> World<'a, P> {
         self.cores.iter().filter(|core| core.stage.is_some()).count()
     }
 
-    /// The policy did what the contract forbids.
+    /// Records that the policy broke the contract.
     fn broken(&mut self, what: &str) {
         let violation = Violation { check: "contract", at_ns: self.now_ns, what: what.to_owned() };
         self.violation.get_or_insert(violation);
@@ -735,7 +740,7 @@ impl<'a, P: Policy> World<'a, P> {
     }
 }
 
-/// Tells a fact to all checks; the first that finds something wrong ends the run.
+/// Gives a fact to all checks; the first violation ends the run.
 #[inline]
 fn tell(
     checks: &mut [Box<dyn Check>],

@@ -1,16 +1,17 @@
-//! Addresses of which some are asked for far more often than others.
+//! Addresses of which some are requested far more often than others.
 //!
-//! **Model.** Of `count` places the one of rank k is asked for in proportion to k^-q (Zipf's law).
-//! Ranks come by rejection from the integral of that curve, inverted (Hörmann and Derflinger,
-//! "Rejection-inversion to generate variates from monotone discrete distributions", 1996): a few
-//! logarithms for each, no table, whatever the count. Ranks are scattered over the device by a
-//! multiplication with a prime, so that the most wanted places are not neighbours.
+//! **Model.** Of `count` places the place of rank k is requested in proportion to k^-q (Zipf's
+//! law). Ranks are drawn by rejection from the inverted integral of that curve (Hörmann and
+//! Derflinger, "Rejection-inversion to generate variates from monotone discrete distributions",
+//! 1996): a few logarithms for each, no table, whatever the count. Ranks are scattered over the
+//! device by a multiplication with a prime, so that the most frequent places are not neighbours.
 //!
 //! Logarithms are `libm`'s, which gives the same bits on every machine.
 
 use crate::random::Random;
 
-/// Larger than any device has places, and a prime: so it has no factor in common with their number.
+/// A prime that is larger than the number of places of any device, so it has no factor in common
+/// with that number.
 const PRIME: u64 = 0xffff_ffff_ffff_ffc5;
 /// The steps of a number between 0 and 1.
 const FRACTION: f64 = 1.0 / (1_u64 << 53) as f64;
@@ -20,14 +21,15 @@ const FRACTION: f64 = 1.0 / (1_u64 << 53) as f64;
 pub(crate) struct Zipf {
     exponent: f64,
     count: u64,
-    /// The integral from the first rank on, to the last, and how near a draw is taken at once.
+    /// The integral at the first rank and at the last; and the distance within which a draw is
+    /// accepted at once.
     first: f64,
     last: f64,
     near: f64,
 }
 
 impl Zipf {
-    /// Of `count` places, at least one; the exponent in thousandths, above 0.
+    /// A sampler of `count` places, at least one; the exponent is in thousandths, above 0.
     pub(crate) fn new(count: u64, thousandths: u32) -> Zipf {
         let mut zipf = Zipf {
             exponent: f64::from(thousandths) / 1000.0,
@@ -54,7 +56,7 @@ impl Zipf {
         loop {
             let drawn = self.last + uniform(random) * (self.first - self.last);
             let x = self.inverse(drawn);
-            // Rounding may put x a little outside.
+            // Rounding may put x slightly outside of the range.
             let rank = ((x + 0.5) as u64).clamp(1, self.count);
             let k = rank as f64;
             if k - x <= self.near || drawn >= self.integral(k + 0.5) - self.curve(k) {
@@ -86,13 +88,13 @@ impl Zipf {
     }
 }
 
-/// Above 0 and at most 1.
+/// A number above 0 and at most 1.
 pub(crate) fn uniform(random: &mut Random) -> f64 {
     // As many bits as a float holds exactly; never 0, whose logarithm does not exist.
     ((random.word() >> 11) + 1) as f64 * FRACTION
 }
 
-/// A time between two arrivals that know nothing of each other, of this mean; in nanoseconds.
+/// A time between two independent arrivals, with this mean, in nanoseconds.
 pub(crate) fn interval_ns(mean_ns: u64, random: &mut Random) -> u64 {
     (-libm::log(uniform(random)) * mean_ns as f64) as u64
 }
@@ -101,8 +103,8 @@ pub(crate) fn interval_ns(mean_ns: u64, random: &mut Random) -> u64 {
 mod tests {
     use super::*;
 
-    /// How often each rank comes is the law's, whatever the exponent; at 1 it has a formula of its
-    /// own.
+    /// The frequency of each rank follows the law for every exponent; exponent 1 has a formula of
+    /// its own.
     #[test]
     fn ranks_come_as_often_as_the_law_says() {
         for thousandths in [500, 1000, 1200, 2500] {

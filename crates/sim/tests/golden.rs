@@ -1,9 +1,9 @@
 //! Golden digests: the same scenario, policy and seed give the same run, on any machine and in any
 //! build.
 //!
-//! A digest changes with every completion's time and place. When it changes for a reason (a policy
-//! decides otherwise, a profile is calibrated anew), the new one belongs into the commit that says
-//! why.
+//! A digest depends on every completion's time, port and tag. When it changes for a reason (a
+//! policy decides otherwise, a profile is calibrated anew), the new digest belongs into the commit
+//! that states the reason.
 
 use fairq_core::d2fq::Ratio;
 use fairq_core::nass::NassConfig;
@@ -53,8 +53,8 @@ fn twice_the_same_and_another_seed_another_run() {
     assert_ne!(digest(5), digest(6));
 }
 
-/// The same loads where CPUs take time, on two sockets: what the caches of the simulated host do is
-/// part of the run.
+/// The same loads where CPUs take time, on two sockets: the digest includes the effects of the
+/// simulated host's caches.
 #[test]
 fn the_same_run_on_a_host_for_ever() {
     let policies = [
@@ -87,7 +87,7 @@ fn digest_on_two_sockets(policy: AnySubject) -> u64 {
     run.digest
 }
 
-/// What the authors measured, as the laboratory runs it beside fairq's own.
+/// The policies that the papers' authors measured, as the laboratory runs them beside fairq's own.
 #[test]
 fn the_same_run_of_the_papers_letters_for_ever() {
     let parts = MqfqSubject { slots: 32, threshold: 45 << 10 }.parts();
@@ -113,8 +113,8 @@ fn the_same_run_of_the_papers_letters_for_ever() {
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }
 
-/// The same where cores race: every law holds, it is the same twice, and it is another run than
-/// with whole verbs.
+/// The same where cores race: every law holds, two runs are equal, and they differ from a run with
+/// whole verbs.
 #[test]
 fn the_same_run_twice_with_races() {
     let scenario = scenario();

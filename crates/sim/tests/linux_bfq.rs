@@ -1,8 +1,8 @@
 //! The model of Linux's BFQ beside Linux: the loads and figures of `linux_bfq.toml`, which
 //! `bench/oracle` measures.
 //!
-//! Held to: all bytes and each share within 15 %, and the order of latencies that differ by more
-//! than 15 %. What is not so is named in the file.
+//! The test requires all bytes and each share within 15 %, and the order of latencies that differ
+//! by more than 15 %. The file lists the exceptions.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant};
 use fairq_sim::{Got, Run};
 use serde::Deserialize;
 
-/// What the drive works on, and one more: Linux finds that a drive is full when it has taken the
-/// next request from its scheduler.
+/// The requests that the drive works on, and one more: Linux detects a full drive when it has taken
+/// the next request from its scheduler.
 const SLOTS: u32 = 16 + 1;
-/// The same difference counts as none.
+/// The tolerance; a smaller difference counts as none.
 const WITHIN: f64 = 0.15;
 const FILE: &str = include_str!("linux_bfq.toml");
 
@@ -38,7 +38,7 @@ struct Load {
     #[serde(default = "forty")]
     seconds: u64,
     tenants: Vec<Asks>,
-    /// By version.
+    /// Linux's figures by version.
     linux: BTreeMap<String, Linux>,
 }
 
@@ -101,7 +101,8 @@ impl Asks {
             "read" => (Access::Sequential, 100),
             other => panic!("rw = {other}"),
         };
-        // What fio takes from an answer to the next request: others' requests go in between.
+        // fio's time from a completion to the next request, in which others' requests are
+        // dispatched.
         let think_ns = 20_000 + self.pause_ms * 1_000_000;
         let job = Job { think_ns, ..Job::random_read(self.kib << 10, self.depth) };
         Job { access, read_percent, ..job }
@@ -109,7 +110,7 @@ impl Asks {
 }
 
 impl Load {
-    /// Each process is a flow, which has a part of its group's weight.
+    /// Runs the load; each process is a flow, which has a part of its group's weight.
     fn run(&self, drive: &Profile, kernel: Kernel) -> Run {
         let begin = self.before + self.tenants.iter().map(|asks| asks.starts).max().unwrap_or(0);
         let end_ns = (begin + self.seconds) * SECOND;

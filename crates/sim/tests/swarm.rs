@@ -1,5 +1,5 @@
 //! The swarm: many seeds, every check. A failure prints its seed, the commit and the command that
-//! runs it again; `FAIRQ_SWARM_SEED=n` replays one, `FAIRQ_SWARM_SEEDS=n` runs so many.
+//! runs it again; `FAIRQ_SWARM_SEED=n` replays one seed, `FAIRQ_SWARM_SEEDS=n` runs n seeds.
 
 use std::ops::Range;
 use std::process::Command;
@@ -7,10 +7,10 @@ use std::process::Command;
 use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};
 use fairq_sim::{Machine, Scenario, swarm};
 
-/// How many seeds a usual run of the tests takes.
+/// Number of seeds of a usual run of the tests.
 const SEEDS: u64 = 1500;
 
-/// And how many on hosts whose CPUs take time, and for the policies that were not made for this.
+/// Number of seeds on hosts whose CPUs take time, and for older policies.
 const FEWER_SEEDS: u64 = 300;
 
 fn number(name: &str) -> Option<u64> {
@@ -26,7 +26,7 @@ fn seeds(usual: u64) -> Range<u64> {
     }
 }
 
-/// What git says here; empty if there is none.
+/// The output of a git command here; empty if it fails.
 fn git(arguments: &[&str]) -> String {
     let output =
         Command::new("git").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
@@ -35,7 +35,7 @@ fn git(arguments: &[&str]) -> String {
         .unwrap_or_default()
 }
 
-/// Where it failed, and how to see it again.
+/// The place of a failure, and the command that repeats it.
 fn told(test: &str, seed: u64, what: &str) -> String {
     let changes =
         if git(&["status", "--porcelain"]).is_empty() { "" } else { " and what is not committed" };
@@ -46,7 +46,7 @@ fn told(test: &str, seed: u64, what: &str) -> String {
     )
 }
 
-/// Runs all seeds; how many requests that were.
+/// Runs all seeds; returns the number of requests.
 fn nothing_is_wrong(test: &str, usual: u64, case: impl Fn(u64) -> (Scenario, AnySubject)) -> u64 {
     let one = |seed| {
         let (scenario, policy) = case(seed);
@@ -71,8 +71,8 @@ fn nothing_is_wrong_under_any_seed() {
     assert!(requests > 0);
 }
 
-/// The same on hosts whose CPUs take time: what is asked for, and what goes wrong, then meets cores
-/// that are busy. In every second run their accesses race.
+/// The same on hosts whose CPUs take time: requests and faults then meet busy cores. In every
+/// second run the cores race.
 #[test]
 fn nothing_is_wrong_where_cpus_take_time() {
     let hosts = [Machine::GOLD_5112, Machine::E5_2630_V3, Machine::FOUR_SOCKETS];

@@ -2,20 +2,20 @@
 //! that they receive differ by no more than a bound. With `l` the largest service per weight of one
 //! request, in units of virtual time:
 //!
-//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (It speaks of D = 1. At
-//!   dispatch its proof needs nothing of D: what is dispatched between two moments starts at or
-//!   after the first one's virtual time and at most T after the second one's, and all that starts
-//!   before that has been dispatched.)
+//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (It is stated for D = 1.
+//!   At dispatch its proof does not depend on D: the requests that are dispatched between two
+//!   moments start at or after the first one's virtual time and at most T after the second one's,
+//!   and all requests that start before that have been dispatched.)
 //! - counted at completion, by `(D + 1) (2T + l_f + l_m)`: Theorem 2.
 //!
-//! A flow is backlogged while it has requests staged. All intervals at once: the difference of two
-//! flows' services is a walk, and the worst interval lies between its least and its greatest value.
-//! Slack for integers: a unit per flow and port, and one more for each weight that a flow has had
-//! (a change drops the remainder). Where cores race, what each of them is
-//! dispatching at the beginning or the end of an interval may count on either side: a request of
-//! each flow per port and end more.
+//! A flow is backlogged while it has requests staged. All intervals are checked at once: the
+//! difference of two flows' services is a walk, and the worst interval lies between its least and
+//! its greatest value. Slack for integers: a unit per flow and port, and one more for each weight
+//! that a flow has had (a change drops the remainder). Where cores race, a request that a core is
+//! dispatching at the beginning or the end of an interval may count on either side: one request
+//! more for each flow, port and end.
 //!
-//! Each service is looked at against every other backlogged flow; that is what this check costs.
+//! The cost of this check: each service is compared with that of every other backlogged flow.
 
 use super::Check;
 use super::threshold::Threshold;
@@ -33,7 +33,7 @@ struct Flow {
     completed: i128,
 }
 
-/// A walk since a pair is backlogged.
+/// The walk of a pair of flows, from the moment at which both are backlogged.
 #[derive(Clone, Copy)]
 struct Walk {
     least: i128,
@@ -48,7 +48,7 @@ pub struct Bounds {
     under_way: i128,
     threshold: Threshold,
     flows: Vec<Flow>,
-    /// The backlogged ones.
+    /// The backlogged flows.
     backlogged: Vec<usize>,
     /// Per pair `(f, m)`, `m < f`, at `f (f - 1) / 2 + m`: at dispatch and at completion.
     walks: Vec<[Walk; 2]>,
@@ -58,7 +58,7 @@ const AT_DISPATCH: usize = 0;
 const AT_COMPLETION: usize = 1;
 
 impl Bounds {
-    /// For D, and T in bytes at the reference weight.
+    /// A check for this D, and for T in bytes at the reference weight.
     pub fn new(scenario: &Scenario, slots: u32, threshold: u64) -> Self {
         Bounds {
             ports: scenario.ports as i128,
@@ -88,7 +88,7 @@ impl Bounds {
         self.backlogged.push(flow);
     }
 
-    /// The flow, which is backlogged, has been served.
+    /// A backlogged flow has been served.
     fn served(&mut self, flow: usize, counted: usize) -> Result<(), String> {
         for at in 0..self.backlogged.len() {
             let other = self.backlogged[at];
@@ -161,8 +161,8 @@ impl Check for Bounds {
             }
             Fact::Issued(request) => {
                 self.flows[request.flow].dispatched += request.service();
-                // While the request counts as staged: the last one of a backlog belongs to its
-                // interval.
+                // Called while the request still counts as staged: the last request of a backlog
+                // belongs to its interval.
                 self.served(request.flow, AT_DISPATCH)?;
                 self.flows[request.flow].staged -= 1;
                 if !self.is_backlogged(request) {
@@ -171,7 +171,7 @@ impl Check for Bounds {
             }
             Fact::Completed(request, _) => {
                 self.flows[request.flow].completed += request.service();
-                // What is completed after its flow's backlog is beyond what the theorem speaks of.
+                // The theorem does not cover requests that complete after their flow's backlog.
                 if self.is_backlogged(request) {
                     self.served(request.flow, AT_COMPLETION)?;
                 }

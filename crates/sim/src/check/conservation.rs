@@ -1,9 +1,9 @@
-//! **Conservation.** Each request that was taken is issued once, by its own port, and completed
-//! once; a port with requests does not say that it has none; and when tenants stop asking, all that
-//! they asked for is served.
+//! **Conservation.** Each accepted request is issued once, by its own port, and completed once; a
+//! port with staged requests does not report that it is idle; and when tenants stop submitting, all
+//! their requests are served.
 //!
-//! (That a port issues what it does not have, or twice, cannot even be carried out: the world
-//! reports it as a breach of the contract.)
+//! (A port that issues a request that it does not have, or issues one twice, is stopped by the
+//! world, which reports a breach of the contract.)
 
 use super::Check;
 use crate::fact::{Fact, Live};
@@ -26,7 +26,7 @@ pub struct Conservation {
 }
 
 impl Conservation {
-    /// For the ports and tags of a scenario.
+    /// A check for the ports and tags of a scenario.
     pub fn new(scenario: &Scenario) -> Self {
         let tags = scenario.tags();
         Conservation {

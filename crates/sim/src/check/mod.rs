@@ -1,7 +1,7 @@
 //! Laws, each in a file of its own, checked while a run goes on.
 //!
-//! A check hears every [`Fact`] and says what is wrong as soon as it is. The broken policies in
-//! `tests/canaries` show that each notices what it is for.
+//! A check receives every [`Fact`] and reports a violation as soon as there is one. The broken
+//! policies in `tests/canaries` show that each check catches its fault.
 
 use crate::fact::Fact;
 use crate::scenario::Scenario;
@@ -26,19 +26,19 @@ mod work;
 
 /// A law.
 pub trait Check {
-    /// What it is called.
+    /// The name in reports.
     fn name(&self) -> &'static str;
 
-    /// Looks at a fact; says what is wrong, if something is.
+    /// Examines a fact; returns a description of the violation, if there is one.
     fn see(&mut self, now_ns: u64, fact: &Fact) -> Result<(), String>;
 
-    /// Looks back when the run has ended.
+    /// Checks the whole run when it has ended.
     fn end(&mut self, _now_ns: u64) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// How many verbs may be under way at the same time as another: where cores race, one on each.
+/// Number of verbs that may be under way at the same time: where cores race, one on each core.
 fn under_way(scenario: &Scenario) -> u32 {
     match &scenario.host {
         Some(host) if host.races => scenario.ports as u32,
@@ -55,7 +55,7 @@ pub fn all(scenario: &Scenario, promise: &Promise) -> Vec<Box<dyn Check>> {
     ];
     if let Some(slots) = promise.slots {
         checks.push(Box::new(Slots::new(slots + under_way(scenario))));
-        // Theorem 2's bound is in D: without slots there is none.
+        // The bound of Theorem 2 contains D: without slots there is no bound.
         if let Some(threshold) = promise.threshold {
             checks.push(Box::new(Bounds::new(scenario, slots, threshold)));
         }

@@ -1,22 +1,22 @@
 //! **Shares.** Over long times flows that are backlogged all the while are served by weight.
 //!
 //! Whenever the set of backlogged flows (those with requests staged) changes, a weight changes or a
-//! flow leaves, counting begins anew. After [`ENOUGH`] times what a single exchange may put out of
-//! order, in units of virtual time, each pair of those flows must have received the same service
-//! per weight, within [`TOLERANCE`].
+//! flow leaves, counting begins anew. After [`ENOUGH`] times the service that a single exchange may
+//! put out of order, in units of virtual time, each pair of these flows must have received the same
+//! service per weight, within [`TOLERANCE`].
 //!
-//! `bounds` says the same about every interval of MQFQ, exactly. This one asks nothing of how a
-//! policy works, so it holds for all that stage requests.
+//! `bounds` checks every interval of MQFQ exactly. This check does not depend on how a policy
+//! works, so it applies to all policies that stage requests.
 
 use super::Check;
 use super::threshold::Threshold;
 use crate::fact::{Fact, ONE_UNIT};
 use crate::subject::Promise;
 
-/// How far two flows' services per weight may be apart, as a part of them.
+/// Two flows' services per weight may differ by one part in this many.
 const TOLERANCE: i128 = 20;
-/// How much more than a single exchange has to have been served: what is out of order is then less
-/// than half the tolerance.
+/// Service to wait for, in single exchanges: the service that is out of order is then less than
+/// half the tolerance.
 const ENOUGH: i128 = 2 * TOLERANCE;
 
 #[derive(Clone, Copy, Default)]
@@ -36,7 +36,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// For a policy with this promise.
+    /// A check for a policy with this promise.
     pub fn new(promise: &Promise) -> Self {
         Share {
             threshold: Threshold::new(promise.threshold.unwrap_or(0)),

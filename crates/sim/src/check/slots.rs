@@ -1,18 +1,18 @@
 //! **Outstanding <= D.** No more commands are issued and not completed than the policy has slots.
-//! Where cores race each of them may be in a verb that has freed a slot, which
-//! another has taken since.
+//! Where cores race, each core may be in a verb that has freed a slot which another core has
+//! already taken.
 
 use super::Check;
 use crate::fact::Fact;
 
-/// Counts what is outstanding.
+/// Counts outstanding commands.
 pub struct Slots {
     slots: u32,
     outstanding: u32,
 }
 
 impl Slots {
-    /// For so many slots.
+    /// A check for this many slots.
     pub fn new(slots: u32) -> Self {
         Slots { slots, outstanding: 0 }
     }
@@ -25,7 +25,7 @@ impl Check for Slots {
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
         match fact {
-            // Of a merged command one request is not joined: it stands for the command's slot.
+            // One request of a merged command is not joined: it counts for the command's slot.
             Fact::Issued(request) => self.outstanding += u32::from(!request.joined),
             Fact::Completed(request, _) => self.outstanding -= u32::from(!request.joined),
             _ => {}

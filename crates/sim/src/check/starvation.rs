@@ -1,21 +1,21 @@
-//! **Nobody starves.** While a flow has requests, the others get only so much before one of them
-//! completes.
+//! **No flow starves.** While a flow has requests, the service of the other flows until one of
+//! these requests completes is bounded.
 //!
-//! The measure is what others are served, not time: a device that stalls starves nobody, and there
-//! is nothing to calibrate. For a flow of weight w among flows whose weights add up to W, with L
-//! the largest request of the run and D the most that the device can have of the policy, others may
-//! be served, until one of the flow's requests completes,
+//! The measure is the service of others, not time: a stalled device starves no flow, and there is
+//! nothing to calibrate. For a flow of weight w among flows whose weights add up to W, with L the
+//! largest request of the run and D the most requests that the policy can have on the device,
+//! others may be served, until one of the flow's requests completes,
 //!
 //! ```text
 //!   SLACK x ( W 2T + (W / w) L + (D + all that may be live) L + F x turn )
 //! ```
 //!
-//! The first parts are what weights alone may ask for (a request of the flow costs L / w of virtual
-//! time, during which the others get theirs, T on either side); the last is what policies that
-//! serve one flow at a time let each of the F flows have in its turn; the second is what stands
-//! before it in queues that nobody reorders: device queues and, with classes, up to a round of the
-//! largest weights for each command before it in a low queue, and for each queue. It is a loose
-//! bound on purpose: `bounds` and `share` say what is fair, this one says what is never right.
+//! The first two terms follow from weights alone (a request of the flow costs L / w of virtual
+//! time, during which the others are served, T on either side). The third is the service of the
+//! requests before it in queues that are not reordered: device queues and, with classes, up to a
+//! round of the largest weights for each command before it in a low queue, and for each queue. The
+//! last is the turn of each of the F flows, for policies that serve one flow at a time. The bound
+//! is loose on purpose: `bounds` and `share` check fairness, this check catches only gross faults.
 
 use super::Check;
 use super::threshold::Threshold;
@@ -23,18 +23,18 @@ use crate::fact::{Fact, Live};
 use crate::scenario::Scenario;
 use crate::subject::Promise;
 
-/// How much looser than the estimate.
+/// Factor between the bound and the estimate.
 const SLACK: u64 = 4;
 
 #[derive(Clone, Copy, Default)]
 struct Flow {
     weight: u64,
     live: u64,
-    /// What all have been served when it was last served, or came back.
+    /// The service of all flows when this flow was last served, or last became busy.
     since: u64,
 }
 
-/// Counts what others get.
+/// Counts the service of the other flows.
 pub struct Starvation {
     threshold: Threshold,
     turn: u64,
@@ -42,7 +42,7 @@ pub struct Starvation {
     largest: u64,
     served: u64,
     flows: Vec<Flow>,
-    /// The weights of flows that are there.
+    /// Sum of the weights of all present flows.
     weights: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct Starvation {
 const ROUND: u64 = 256 + 16;
 
 impl Starvation {
-    /// For a scenario and a policy.
+    /// A check for a scenario and a policy with this promise.
     pub fn new(scenario: &Scenario, promise: &Promise) -> Self {
         let live: u64 = scenario.tenants.iter().map(|tenant| tenant.depth()).sum();
         // A policy with classes (D2FQ) promises no slots.
@@ -82,7 +82,7 @@ impl Starvation {
     fn submitted(&mut self, request: &Live) {
         self.largest = self.largest.max(request.cost);
         let flow = &mut self.flows[request.flow];
-        // Without a request a flow waits for nothing, whatever others get.
+        // A flow without a request waits for nothing, so the service of others does not count.
         if flow.live == 0 {
             flow.since = self.served;
         }
@@ -126,7 +126,7 @@ impl Check for Starvation {
                 });
                 self.weights += u64::from(*weight);
             }
-            // The larger sum is kept: requests of the old weight are still there.
+            // The larger sum is kept: there are still requests of the old weight.
             Fact::Weighed { flow, weight } => {
                 let weight = u64::from(*weight);
                 self.weights += weight;

@@ -1,17 +1,17 @@
-//! T in units of virtual time, of a run in which flows come and go: policies mean it in bytes at
-//! the reference weight.
+//! T in units of virtual time in a run in which flows come and go: policies state T in bytes at the
+//! reference weight.
 
 use fairq_core::{ReferenceWeight, Weight};
 
 use crate::fact::Fact;
 
-/// Follows the weights of the flows that there are.
+/// Follows the weights of the present flows.
 pub(super) struct Threshold {
     bytes: u64,
-    /// By flow, while it is there.
+    /// Weights by flow; `None` for a flow that is not present.
     weights: Vec<Option<Weight>>,
     units: u64,
-    /// The largest that was in force when something was sent.
+    /// The largest T that was in force at a dispatch, in units.
     largest: u64,
 }
 
@@ -21,7 +21,7 @@ impl Threshold {
         Threshold { bytes, weights: Vec::new(), units, largest: 0 }
     }
 
-    /// The largest that has been in force, in units: a flow may still be ahead by an earlier one.
+    /// The largest T that has been in force, in units: a flow may still be ahead by an earlier T.
     pub(super) fn largest(&self) -> u64 {
         self.largest
     }

@@ -5,7 +5,7 @@ use fairq_core::vtime::VTime;
 use super::Check;
 use crate::fact::{Fact, Moment};
 
-/// Remembers where virtual time was.
+/// Keeps the last virtual time.
 #[derive(Default)]
 pub struct VirtualTime {
     last: VTime,

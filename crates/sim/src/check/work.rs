@@ -1,23 +1,23 @@
-//! **Work conservation.** The device does not idle while somebody waits for it.
+//! **Work conservation.** The device does not idle while a request waits for it.
 //!
 //! - Of the policy: while requests are staged anywhere all D slots are in use, once every wake-up
-//!   has arrived. (A throttled request is no excuse: one that is least ahead is not throttled.) A
-//!   policy without slots stages nothing. One that holds requests back on purpose (anticipation,
-//!   tokens, depths) is not asked.
+//!   has arrived. (Throttling is no exception: the request that is least ahead is never throttled.)
+//!   A policy without slots stages nothing. Policies that hold requests back on purpose
+//!   (anticipation, tokens, depths) are not checked.
 //! - Of the device: it fetches as long as its window has room.
 
 use super::Check;
 use crate::fact::{Fact, Moment};
 use crate::subject::Promise;
 
-/// Looks at settled moments.
+/// Checks each moment at which all due events are done.
 pub struct Work {
-    /// While so many are outstanding, requests may wait.
+    /// Requests may wait while at least this many are outstanding.
     slots: usize,
 }
 
 impl Work {
-    /// For a policy with this promise.
+    /// A check for a policy with this promise.
     pub fn new(promise: &Promise) -> Self {
         let slots = promise.slots.map_or(usize::MAX, |slots| slots as usize);
         Work { slots: if promise.holds_back { 0 } else { slots } }

@@ -13,24 +13,24 @@ pub struct D2fqSubject {
     pub ratio: Ratio,
     /// The threshold of the low class, in units.
     pub tau_l: u64,
-    /// The threshold of the medium class, in units: the paper's tau_l / 2 if nothing is said; at
-    /// tau_l there is no such class.
+    /// The threshold of the medium class, in units: by default the paper's tau_l / 2; at tau_l
+    /// there is no medium class.
     pub tau_m: Option<u64>,
-    /// Exactly what the paper says, where our default differs.
+    /// Whether the policy follows the paper exactly where fairq's default differs.
     pub strict_paper: bool,
 }
 
-/// D2FQ with another way to global virtual time (Figure 17).
+/// D2FQ with another tracker of global virtual time (Figure 17).
 #[derive(Clone, Copy, Debug)]
 pub struct D2fqParts {
     /// D2FQ.
     pub direct: D2fqSubject,
-    /// The way.
+    /// The tracker.
     pub tracker: TrackerKind,
 }
 
 impl D2fqSubject {
-    /// The knobs for a scenario.
+    /// The configuration for a scenario.
     pub(crate) fn config(&self, scenario: &Scenario) -> D2fqConfig {
         let mut config = D2fqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
         config.ratio = self.ratio;
@@ -48,8 +48,8 @@ impl<P: Platform> Subject<P> for D2fqSubject {
         D2fq::new(self.config(scenario))
     }
 
-    /// Shares come only once the ratio has adapted, and where queues are backed up: a matter for
-    /// the lab. Global virtual time may go back: whoever is behind it lowers it (Figure 9).
+    /// Shares hold only after the ratio has adapted, and where queues are backlogged, so the lab
+    /// checks them. Global virtual time may go back: a flow that is behind it lowers it (Figure 9).
     fn promise(&self) -> Promise {
         Promise::NONE
     }

@@ -14,13 +14,13 @@ pub struct KyberSubject;
 /// Kyber-fairness.
 #[derive(Clone, Copy, Debug)]
 pub struct KyberFairSubject {
-    /// While fewer requests are outstanding nobody is throttled.
+    /// While fewer requests than this are outstanding, no flow is throttled.
     pub busy: u32,
-    /// How many tokens a period may have.
+    /// The limits of the tokens of a period.
     pub totals: Totals,
 }
 
-/// More than a flow is served in a period of 100 ms.
+/// More bytes than a flow is served in a period of 100 ms.
 const TURN: u64 = 1 << 30;
 
 impl<P: Platform> Subject<P> for KyberSubject {

@@ -1,36 +1,37 @@
 //! BFQ as Linux runs it on a drive that does not rotate and has tagged queueing, for the laboratory
 //! alone. Each flow is a process, alone or with others in a control group.
 //!
-//! **Why beside `bfq`.** fairq's own BFQ leaves out what Linux does to keep such a drive busy and
-//! to hold back what is slow. Facts are those of `block/bfq-iosched.c` and `bfq-wf2q.c`, in this
-//! module's words; a function of these files is named where one is followed. The test
-//! `tests/linux_bfq.rs` holds it to what Linux 4.15, 5.2, 5.3 and 7.2 were measured to do
+//! **Why beside `bfq`.** fairq's own BFQ leaves out Linux's mechanisms that keep such a drive busy
+//! and hold slow queues back. Facts are those of `block/bfq-iosched.c` and `bfq-wf2q.c`, in this
+//! module's words; a function of these files is named where this module follows it. The test
+//! `tests/linux_bfq.rs` compares the model with measurements of Linux 4.15, 5.2, 5.3 and 7.2
 //! (`bench/oracle`).
 //!
 //! **Model.** B-WF2Q+ over groups, and in each over queues with budgets of sectors.
-//! - *Budgets* are doubled or quadrupled where they were too small, at most to what the drive's
-//!   peak rate serves in 125 ms (`__bfq_bfqq_recalc_budget`, `bfq_update_rate_reset`).
-//! - *Slow turns* are charged for their time: one of more than 20 ms that served less than half of
-//!   the largest budget, and one that ran out of time with a third of its budget left
+//! - *Budgets* that were too small are doubled or quadrupled, at most to the sectors that the drive
+//!   serves in 125 ms at its peak rate (`__bfq_bfqq_recalc_budget`, `bfq_update_rate_reset`).
+//! - *Slow turns* are charged for their time: a turn of more than 20 ms that served less than half
+//!   of the largest budget, and a turn that ran out of time with a third of its budget left
 //!   (`bfq_bfqq_is_slow`, `bfq_bfqq_charge_time`).
-//! - *Waiting.* A queue in service that has nothing staged is waited for, by a timer of 8 ms once
-//!   its last has come back, while the others are not its equals (`bfq_better_to_idle`): see
-//!   [`Kernel`].
-//! - *Injection.* Meanwhile others' requests go, as many as do not make the queue's own take half
-//!   as long again (`bfq_choose_bfqq_for_injection`, `bfq_update_inject_limit`).
-//! - *Tags.* A queue has its weight's part of 256 requests; what it sends beyond waits outside,
-//!   where BFQ does not see it (`bfqq_request_over_limit`).
-//! - *A queue that comes back* within 24 ms goes on with what is left of its budget and takes the
-//!   drive from a queue in service (`bfq_bfqq_update_budg_for_activation`).
+//! - *Waiting.* BFQ waits for a queue in service that has nothing staged, with a timer of 8 ms
+//!   after its last request has completed, while the others are not its equals
+//!   (`bfq_better_to_idle`): see [`Kernel`].
+//! - *Injection.* While it waits, other queues' requests are dispatched, as many as do not make the
+//!   queue's own requests take half as long again (`bfq_choose_bfqq_for_injection`,
+//!   `bfq_update_inject_limit`).
+//! - *Tags.* A queue has its weight's share of 256 tags; its further requests wait outside, where
+//!   BFQ does not see them (`bfqq_request_over_limit`).
+//! - *A queue that comes back* within 24 ms goes on with the rest of its budget and takes the drive
+//!   from a queue in service (`bfq_bfqq_update_budg_for_activation`).
 //!
-//! - *Weight raising* (`low_latency`; [`raising`]): a queue that begins, or comes back after two
-//!   seconds, and one that sends little at regular times have many times their weight for a while,
-//!   are waited for, have small budgets, and pay for sectors alone. Linux has it on unless told
-//!   otherwise. The papers' rows have it off: they ran for minutes, when it was long over, and the
-//!   laboratory runs them for less than it lasts.
+//! - *Weight raising* (`low_latency`; [`raising`]): a queue that begins or comes back after two
+//!   seconds, and a queue that sends little at regular times, have many times their weight for a
+//!   while. BFQ waits for them, gives them small budgets, and charges them for sectors alone. Linux
+//!   has it on by default. The papers' rows have it off: the papers ran for minutes, when raising
+//!   had long ended, and the laboratory's runs are shorter than raising lasts.
 //!
 //! **Left out**: asynchronous writes, merging of queues, wakers, and large bursts (eight queues
-//! that begin within 180 ms, which are not raised).
+//! that begin within 180 ms are not raised).
 
 use std::collections::VecDeque;
 
@@ -55,20 +56,21 @@ const MS: u64 = 1_000_000;
 /// `bfq_slice_idle`, `bfq_timeout`, `BFQ_MIN_TT`.
 const IDLE_NS: u64 = 8 * MS;
 const TIMEOUT_NS: u64 = 125 * MS;
-/// How long 7.2 waits for a queue whose weight is raised.
+/// Time for which 7.2 waits for a queue whose weight is raised.
 const RAISED_IDLE_NS: u64 = 20 * MS;
 const LEAST_CHARGED_NS: u64 = 2 * MS;
-/// A turn that is longer can be slow.
+/// Only a longer turn can be slow.
 const SLOW_FROM_NS: u64 = 20 * MS;
 /// The largest budget before the drive's rate is known, in sectors; the least is a 32nd of the
 /// largest.
 const FIRST_BUDGET: u64 = 16 << 10;
 const BUDGET_RANGE: u64 = 32;
-/// Requests from here on are not injected beside others, and do not seek (`BFQQ_SECT_THR_NONROT`).
+/// Requests of at least this many sectors are not injected beside others, and do not seek
+/// (`BFQQ_SECT_THR_NONROT`).
 const LARGE: u64 = 64;
-/// How many requests Linux keeps for a drive (`nr_requests`).
+/// Number of tags that Linux keeps for a drive (`nr_requests`).
 const REQUESTS: u64 = 256;
-/// The weight of a process that has no other: of a group's all.
+/// The default weight of a process; all processes of a group have it.
 const USUAL_WEIGHT: u64 = 40 << 8;
 /// Two requests further apart than this many sectors seek.
 const NEAR: u64 = 800;
@@ -92,11 +94,11 @@ struct Staged {
     at: u64,
 }
 
-/// Queues that have a weight together. Without groups all are in one.
+/// Queues with a common weight. Without groups all queues are in one group.
 #[derive(Debug)]
 struct Group {
     entity: Entity,
-    /// Of its queues.
+    /// Virtual time of its queues.
     virtual_time: u64,
 }
 
@@ -106,31 +108,31 @@ struct Queue {
     on_drive: u32,
     lane: Lane,
     group: usize,
-    /// Before it is raised.
+    /// Weight without raising.
     weight: u64,
     entity: Entity,
     raising: Raising,
-    /// Of this turn, in sectors.
+    /// Budget of this turn, in sectors.
     budget: u64,
-    /// Of the next turns.
+    /// Budget of the next turns, in sectors.
     usual_budget: u64,
-    /// Whether its turn ended since it had nothing, so that it may go on with it.
+    /// Whether its turn ended because it had no request, so that it may continue the turn.
     may_go_on: bool,
-    /// Of its last 32 requests, which sought.
+    /// A bit for each of its last 32 requests: whether it sought.
     seeks: u32,
     last_end: u64,
     last_end_ns: u64,
     think: ThinkTime,
     injection: Injection,
-    /// Which was busy last: `active_list` begins with it.
+    /// Order in which queues became busy: `active_list` begins with the last one.
     became_busy: u64,
 }
 
-/// How many of others' requests may be on the drive while a queue in service has none staged.
+/// The limit of others' requests on the drive while the queue in service has none staged.
 #[derive(Clone, Copy, Debug, Default)]
 struct Injection {
     limit: u32,
-    /// What a request of its own takes without, and 0 while that is not known.
+    /// Time of its own request without injection; 0 while it is unknown.
     usual_ns: u64,
     changed_ns: u64,
 }
@@ -140,13 +142,14 @@ struct Injection {
 struct Turn {
     at: usize,
     began_ns: u64,
-    /// How long it may take.
+    /// Longest time of the turn.
     most_ns: u64,
-    /// Until when it is waited for, while it has nothing at all.
+    /// End of the wait for its next request, while it has none staged or on the drive.
     waits_until_ns: Option<u64>,
     idle_since_ns: u64,
     has_injected: bool,
-    /// The next of its requests that goes is timed, from then on; and the one that is.
+    /// Whether the next of its requests that is dispatched is timed; then the timed request and its
+    /// start.
     times_next: bool,
     timed: Option<Job>,
     timed_from_ns: u64,
@@ -163,15 +166,15 @@ pub(crate) struct LinuxBfq {
     on_drive: u32,
     most_on_drive: u32,
     largest_budget: u64,
-    /// Some average of how many budgets were given, in 256ths of one more each time.
+    /// A moving average of the number of assigned budgets, in 256ths.
     assigned: u64,
     peak: Peak,
     became_busy: u64,
 }
 
 impl LinuxBfq {
-    /// A scheduler with a queue for each of the flows that `bounds` allows, and no requests yet.
-    /// Whether it ever waits: `slice_idle`.
+    /// A scheduler with a queue for each of the flows that `bounds` allows, and no requests.
+    /// `waits`: whether it ever waits (`slice_idle`).
     pub(crate) fn new(bounds: &SerialConfig, config: LinuxBfqConfig, waits: bool) -> LinuxBfq {
         let of = |flow: usize| flow.checked_div(config.processes).unwrap_or(0);
         let queue = |flow| {
@@ -220,24 +223,24 @@ impl LinuxBfq {
         self.queues.iter().enumerate().filter(|(_, queue)| queue.entity.is_busy)
     }
 
-    /// Of the busy queues, whose weights are raised (`wr_busy_queues`).
+    /// Number of busy queues whose weights are raised (`wr_busy_queues`).
     fn raised(&self) -> usize {
         self.busy().filter(|(_, queue)| queue.raising.is_on()).count()
     }
 
-    /// The weights of a group's busy queues.
+    /// Sum of the weights of a group's busy queues.
     fn weights_in(&self, group: usize) -> u64 {
         let queues = self.busy().filter(|(_, queue)| queue.group == group);
         queues.map(|(_, queue)| queue.entity.weight).sum()
     }
 
-    /// The weights of the busy groups.
+    /// Sum of the weights of the busy groups.
     fn weights(&self) -> u64 {
         let busy = self.groups.iter().map(|group| group.entity).filter(|entity| entity.is_busy);
         busy.map(|entity| entity.weight).sum()
     }
 
-    /// The first request of a queue that BFQ sees: what has no tag does not count.
+    /// The first request of a queue that BFQ sees: requests without a tag do not count.
     fn first(&self, at: usize) -> Option<&Staged> {
         let queue = &self.queues[at];
         let tags = match self.config.kernel {
@@ -259,8 +262,8 @@ impl LinuxBfq {
         largest / BUDGET_RANGE
     }
 
-    /// `bfq_better_to_idle`: on such a drive waiting only costs, but for others' sake it is needed
-    /// (`idling_needed_for_service_guarantees`).
+    /// `bfq_better_to_idle`: on such a drive waiting only costs throughput, so it is used only for
+    /// service guarantees (`idling_needed_for_service_guarantees`).
     fn is_waited_for(&self, at: usize) -> bool {
         let (kernel, queue) = (self.config.kernel, &self.queues[at]);
         let is_raised = queue.raising.is_on();
@@ -275,7 +278,7 @@ impl LinuxBfq {
         let weight = queue.entity.weight;
         let least = usual().map(|queue| queue.entity.weight).min().unwrap_or(weight);
         let is_lightest = kernel > Kernel::V4_15 && !is_raised && weight == least;
-        // In groups all processes have the same weight, a group's own apart.
+        // In groups all processes have the same weight, which is apart from the group's own.
         let queues_differ = self.config.processes == 0
             && !is_lightest
             && usual().any(|queue| queue.entity.weight != least);
@@ -382,7 +385,7 @@ impl LinuxBfq {
             && now_ns >= turn.began_ns + turn.most_ns
     }
 
-    /// The queue of a group that goes next, of those that may go.
+    /// The next queue of a group, among the queues that may send.
     fn next_in(&self, group: usize, lanes: Lanes) -> Option<usize> {
         let of = || self.busy().filter(|(_, queue)| queue.group == group);
         let first = of().map(|(_, queue)| queue.entity.start).min()?;
@@ -394,7 +397,7 @@ impl LinuxBfq {
         next.map(|(at, _)| at)
     }
 
-    /// The next turn, by B-WF2Q+, of those that may go.
+    /// Begins the next turn, by B-WF2Q+, among the queues that may send.
     fn begin(&mut self, now_ns: u64, lanes: Lanes) -> Option<Turn> {
         let busy = || self.groups.iter().enumerate().filter(|(_, group)| group.entity.is_busy);
         let first = busy().map(|(_, group)| group.entity.start).min()?;
@@ -439,7 +442,8 @@ impl LinuxBfq {
             return None;
         }
         let served = &self.queues[turn.at];
-        // What goes beside a raised queue that soon sends again delays it: only raised ones may.
+        // A request that is injected beside a raised queue delays its next one. If that queue soon
+        // sends again, only requests of other raised queues are injected.
         let spares = served.raising.is_on() && served.think.is_short();
         if spares && self.raised() < 2 {
             return None;
@@ -514,8 +518,8 @@ impl LinuxBfq {
         }
     }
 
-    /// `bfq_update_inject_limit`. 5.2 asks whether the drive is empty while the request still
-    /// counts, so it never learns what one takes, and its limit stays what it was reset to.
+    /// `bfq_update_inject_limit`. 5.2 tests whether the drive is empty while the request still
+    /// counts, so it never learns the time of a request, and its limit stays as it was reset.
     fn adapt(&mut self, turn: Turn, now_ns: u64) {
         let is_alone = self.on_drive == 1 && self.config.kernel >= Kernel::V5_3;
         let took_ns = now_ns - turn.timed_from_ns;
@@ -569,7 +573,7 @@ impl LinuxBfq {
         }
     }
 
-    /// A queue becomes busy: whether its weight is raised from now on, or is already.
+    /// A queue becomes busy; returns whether its weight is raised from now on, or already was.
     fn raise(&mut self, at: usize, now_ns: u64) -> bool {
         let (rate, least) = (self.peak.rate(), self.least_budget());
         let queue = &mut self.queues[at];
@@ -698,10 +702,10 @@ impl SerialPolicy for LinuxBfq {
         self.queues[flow].lane = lane;
     }
 
-    /// `bfq_select_queue`. A queue that is held back keeps its turn, and the first other that may
-    /// go does.
+    /// `bfq_select_queue`. A queue that NASS holds back keeps its turn, and the first other queue
+    /// that may send is served.
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
-        // Each turn that ends here has nothing to serve or no time left, and the next one has.
+        // Each turn that ends in this loop has nothing to serve, no budget or no time left.
         for _ in 0..=self.queues.len() {
             let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) else { break };
             let queue = &self.queues[turn.at];

@@ -1,72 +1,72 @@
 //! CFQ as Linux 3.10 runs it on a drive that does not rotate and has tagged queueing, for the
-//! laboratory alone: what the NASS paper measured.
+//! laboratory alone: the scheduler that the NASS paper measured.
 //!
 //! **Why beside `cfq`.** fairq's own CFQ waits for a reader's next request by a timer, as on a
 //! disk. On such a drive Linux does not, and some of its other decisions differ, too. Facts are
 //! those of `block/cfq-iosched.c` of 3.10, in this module's words; a function of that file is named
-//! where one is followed.
+//! where this module follows it.
 //!
 //! **Model.** A queue for each flow, all of one priority, in one group. Time in ticks of a
 //! millisecond.
-//! - *Trees.* A queue is in the tree of those that may be waited for (*sync*) while its idle window
-//!   is open, else in the other (*noidle*). The window is closed while most of its last requests
-//!   were below 32 KiB when they came, unless it has been *deep*: had four staged at once
-//!   (`cfq_update_idle_window`). Within a tree queues go in the order in which they came back, and
-//!   a tree is served for its queues' part of 300 ms (`choose_wl_class_and_type`).
+//! - *Trees.* A queue is in the tree of queues for which CFQ may wait (*sync*) while its idle
+//!   window is open, else in the other tree (*noidle*). The window is closed while most of its last
+//!   requests were below 32 KiB when they came, unless it has been *deep*: had four staged at once
+//!   (`cfq_update_idle_window`). Within a tree queues are served in the order in which they entered
+//!   it, and a tree is served for its queues' part of 300 ms (`choose_wl_class_and_type`).
 //! - *Waiting.* No timer is ever armed (`cfq_arm_slice_timer` returns at once). A queue that runs
 //!   empty keeps the drive only while requests of its own are on it and it is alone in its tree
-//!   (`cfq_should_idle`); else the next is served. Writes past the page cache are synchronous there
-//!   (`WRITE_ODIRECT`), so that this is so of reads and writes alike.
-//! - *Asynchronous writes*, those out of the page cache, if it is told to take writes for such. All
-//!   flows' are in one queue, which has a tree of its own (`cfq_async_queue_prio`). They wait while
-//!   a synchronous request is on the drive. Else as many may be there as tenths of a second have
-//!   passed since a synchronous request last took 125 ms, at least one (`cfq_may_dispatch`). Beside
+//!   (`cfq_should_idle`); else the next queue is served. Writes past the page cache are synchronous
+//!   there (`WRITE_ODIRECT`), so the rule covers reads and writes alike.
+//! - *Asynchronous writes* come from the page cache; an option treats all writes so. The writes of
+//!   all flows are in one queue, which has a tree of its own (`cfq_async_queue_prio`). They wait
+//!   while a synchronous request is on the drive. Otherwise one may be there for each tenth of a
+//!   second since a synchronous request last took 125 ms, at least one (`cfq_may_dispatch`). Beside
 //!   other queues a turn is sixteen writes (`cfq_prio_to_maxrq`), and a synchronous request ends it
 //!   (`cfq_should_preempt`).
 //! - *Slices* of 100 ms begin when a queue's first request comes back (`cfq_set_prio_slice`).
-//! - *Depth.* A queue has four on the drive before its slice begins and near its end, and eight in
-//!   between; one that is alone, or the only synchronous one, as many as fit (`cfq_may_dispatch`).
-//! - *Limits of NASS.* Where these hold the active queue back, the next that may go does, without
-//!   `cfq_may_dispatch`; asynchronous writes, too, beside reads. How the two go together is not
-//!   said, and else no limit on reads could help such writes.
+//! - *Depth.* A queue has four requests on the drive before its slice begins and near its end, and
+//!   eight in between; a queue that is alone, or the only synchronous one, has as many as fit
+//!   (`cfq_may_dispatch`).
+//! - *Limits of NASS.* Where these hold the active queue back, the next queue that may send is
+//!   served, without `cfq_may_dispatch`; asynchronous writes too, beside reads. The paper does not
+//!   describe how the two combine, and otherwise no limit on reads could help such writes.
 //!
-//! Without waiting (`slice_idle` = 0, the paper's CFQ-NA) all queues are in one tree and none is
-//! waited for.
+//! Without waiting (`slice_idle` = 0, the paper's CFQ-NA) all queues are in one tree and CFQ waits
+//! for none.
 //!
-//! **Left out**: groups, priorities, cooperating queues, the order of sectors within a queue, what
-//! prolongs the slice of a lone queue (`cfq_should_wait_busy`), and that the first queue of an idle
-//! drive is placed before now. A lone queue is kept for its own requests on the drive, not for
-//! those of a queue that has just left (`check_group_idle`).
+//! **Left out**: groups, priorities, cooperating queues, the order of sectors within a queue, the
+//! longer slice of a lone queue (`cfq_should_wait_busy`), and the earlier place of the first queue
+//! of an idle drive. A lone queue keeps the drive for its own requests there, not for the requests
+//! of a queue that has just left (`check_group_idle`).
 
 use std::collections::VecDeque;
 
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
 use fairq_core::{Op, Outcome, Weight};
 
-/// The slice of a queue, that of asynchronous writes, and what all queues of a group have in turn,
-/// in ms.
+/// In ms: the slice of a queue, the slice of asynchronous writes, and the time in which all queues
+/// of a group have a turn.
 const SLICE_MS: i64 = 100;
 const ASYNC_SLICE_MS: i64 = 40;
 const TARGET_MS: i64 = 300;
-/// How much later than now a queue's place is for each other one (`cfq_slice_offset`): what an
-/// asynchronous queue of the highest priority has beyond one of the usual.
+/// The delay of a queue's place for each other queue, in ms (`cfq_slice_offset`): the slice of a
+/// synchronous queue of the highest priority, 180 ms, less the queue's own slice.
 const OFFSET_MS: i64 = 80;
 const ASYNC_OFFSET_MS: i64 = 140;
-/// How many asynchronous writes a turn has beside other queues (`cfq_slice_async_rq` 2, the usual
-/// priority).
+/// Asynchronous writes of a turn beside other queues (`cfq_slice_async_rq` 2, the usual priority).
 const ASYNC_TURN: u32 = 16;
-/// A synchronous request that took longer was late (`cfq_fifo_expire`).
+/// A synchronous request that took this long was late (`cfq_fifo_expire`).
 const LATE_MS: i64 = 125;
-/// The least part of a tree.
+/// The shortest service of a tree, in ms.
 const LEAST_MS: i64 = 2;
-/// A request below this many bytes is one that seeks (`CFQQ_SECT_THR_NONROT`).
+/// A request of fewer bytes counts as a seek (`CFQQ_SECT_THR_NONROT`).
 const SEEKS_BELOW: u32 = 32 << 10;
-/// Staged requests from which on a queue is deep.
+/// A queue is deep from this many staged requests on.
 const DEEP: usize = 4;
-/// Before `preempt` a queue is this much in front of the first (`HZ`).
+/// A queue that preempts gets a place this many ms before the first (`HZ`).
 const FRONT_MS: i64 = 1000;
 
-/// Which tree a queue is in.
+/// The tree of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Tree {
     Async,
@@ -75,7 +75,7 @@ enum Tree {
     Sync,
 }
 
-/// How long it takes from an answer to the next request, on average (`cfq_ttime`).
+/// The mean time from a completion to the next request (`cfq_ttime`).
 #[derive(Clone, Copy, Debug, Default)]
 struct ThinkTime {
     last_end_ms: i64,
@@ -92,7 +92,7 @@ impl ThinkTime {
         self.total = (7 * self.total + 256 * elapsed) / 8;
     }
 
-    /// The mean in ms, once there are enough.
+    /// The mean in ms; `None` until there are enough samples.
     fn mean_ms(&self) -> Option<i64> {
         (self.samples > 80).then(|| (self.total + 128) / self.samples)
     }
@@ -102,7 +102,7 @@ impl ThinkTime {
     }
 }
 
-/// When the slice of the active queue ends.
+/// Start and end of a queue's slice.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     start_ms: i64,
@@ -112,22 +112,22 @@ struct Slice {
 #[derive(Debug, Default)]
 struct Queue {
     is_async: bool,
-    /// Requests, and whose each is.
+    /// Staged requests with their flows.
     staged: VecDeque<(Job, usize)>,
     on_drive: u32,
-    /// How many it has sent in this turn.
+    /// Requests dispatched in this turn.
     sent: u32,
-    /// Whether it is in a tree, and its place there.
+    /// Whether the queue is in a tree; the tree and its place there.
     is_busy: bool,
     tree: Tree,
     place: (i64, u64),
-    /// `None` until its first request of this turn has come back.
+    /// `None` until its first request of this turn has completed.
     slice: Option<Slice>,
-    /// What it had left of its last slice, or owes.
+    /// Rest of its last slice; negative if it used more than the slice.
     residue_ms: i64,
     is_deep: bool,
     idle_window: bool,
-    /// Of its last 32 requests, which were small.
+    /// A bit for each of its last 32 requests: whether it was small.
     small: u32,
     think: ThinkTime,
 }
@@ -149,13 +149,13 @@ impl Queue {
         }
     }
 
-    /// Its slice, and how much later than now its place is for each other queue.
+    /// Its slice, and the delay of its place for each other queue.
     fn slice_and_offset_ms(&self) -> (i64, i64) {
         if self.is_async { (ASYNC_SLICE_MS, ASYNC_OFFSET_MS) } else { (SLICE_MS, OFFSET_MS) }
     }
 }
 
-/// What is known of a request until it comes back.
+/// The record of a request until it completes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sent {
     queue: usize,
@@ -167,24 +167,24 @@ pub(crate) struct LinuxCfq {
     idle_ms: i64,
     quantum: u32,
     has_async_writes: bool,
-    /// One for each flow, and that of asynchronous writes.
+    /// One queue for each flow, and the queue of asynchronous writes.
     queues: Vec<Queue>,
     lanes: Vec<Lane>,
     sent: Vec<Sent>,
-    /// When a synchronous request was late last.
+    /// Time of the last late synchronous request.
     late_ms: i64,
     active: Option<usize>,
     serving: Tree,
-    /// Until when that tree is served.
+    /// End of that tree's service.
     tree_ends_ms: i64,
     think: [ThinkTime; 3],
-    /// How many queues are busy, on average, which forgets slowly.
+    /// Moving average of the number of busy queues.
     usually_busy: i64,
     places: u64,
 }
 
 impl LinuxCfq {
-    /// Waiting or not (`slice_idle`), how many requests a queue may have beside others, and
+    /// `waits`: whether CFQ waits (`slice_idle`); the most requests of a queue beside others;
     /// whether writes are asynchronous.
     pub(crate) fn new(
         bounds: &SerialConfig,
@@ -329,7 +329,7 @@ impl LinuxCfq {
         self.lanes.len()
     }
 
-    /// How many synchronous requests are on the drive.
+    /// Number of synchronous requests on the drive.
     fn sync_on_drive(&self) -> u32 {
         self.queues.iter().filter(|queue| !queue.is_async).map(|queue| queue.on_drive).sum()
     }
@@ -366,7 +366,7 @@ impl LinuxCfq {
         queue.on_drive < most
     }
 
-    /// Which of its staged requests may go first.
+    /// Index of the first of its staged requests that may be dispatched.
     fn admitted(&self, at: usize, lanes: Lanes) -> Option<usize> {
         self.queues[at].staged.iter().position(|&(_, flow)| match lanes {
             Lanes::All => self.lanes[flow] != Lane::Shut,
@@ -400,14 +400,14 @@ impl LinuxCfq {
             || (old.staged.is_empty() && (both_noidle || !self.is_waited_for(active)))
     }
 
-    /// `cfq_select_queue`: the queue whose turn it is, if it is any's.
+    /// `cfq_select_queue`: the queue that has the turn, if any.
     fn turn(&mut self, now_ms: i64) -> Option<usize> {
         if let Some(at) = self.active {
             let queue = &self.queues[at];
             let is_alone = self.busy().count() == 1;
             if queue.is_used_up(now_ms) {
-                // `check_group_idle`: alone in its group it is kept while its own requests are on
-                // the drive.
+                // `check_group_idle`: a queue that is alone in its group keeps its turn while its
+                // own requests are on the drive.
                 if is_alone && queue.on_drive > 0 {
                     return None;
                 }
@@ -467,7 +467,7 @@ impl SerialPolicy for LinuxCfq {
             && self.preempts(at, active, now_ms)
         {
             if self.queues[active].tree_of_its_kind() != self.queues[at].tree_of_its_kind() {
-                // Else the tree of the queue that is put off would be served on
+                // Otherwise the service of the preempted queue's tree would continue
                 // (`cfq_preempt_queue`).
                 self.tree_ends_ms = now_ms - 1;
             }
@@ -491,10 +491,11 @@ impl SerialPolicy for LinuxCfq {
         self.lanes[flow] = lane;
     }
 
-    /// A queue that is held back keeps its turn, and the first other that may go does.
+    /// A queue that NASS holds back keeps its turn, and the first other queue that may send is
+    /// served.
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let now_ms = ms(now_ns);
-        // While nothing is queued no turn ends (`rq_queued`): the active queue keeps its own.
+        // While nothing is queued, no turn ends (`rq_queued`): the active queue keeps its turn.
         if self.queues.iter().all(|queue| queue.staged.is_empty()) {
             return Selection::Nothing;
         }
@@ -510,8 +511,8 @@ impl SerialPolicy for LinuxCfq {
             .filter_map(|(other, queue)| Some((queue.place, other, self.admitted(other, lanes)?)));
         let Some((_, other, staged)) = others.min() else { return Selection::Nothing };
         let selection = self.serve(other, staged, now_ms);
-        // It has no turn that ends: it leaves its tree here, or it would get one with nothing to
-        // send, and the drive could stand still.
+        // The queue has no turn whose end removes it from its tree, so an empty queue leaves here.
+        // Otherwise it would get a turn with nothing to send, and the drive could stand still.
         self.queues[other].is_busy &= !self.queues[other].staged.is_empty();
         selection
     }
@@ -552,7 +553,7 @@ mod tests {
     struct Two {
         policy: LinuxCfq,
         next: u32,
-        /// The last one of each.
+        /// The last request of each queue.
         last: [u32; 2],
         now_ns: u64,
     }
@@ -587,7 +588,7 @@ mod tests {
             }
         }
 
-        /// All that may go, by flow.
+        /// Dispatches all requests that may go; their flows.
         fn goes(&mut self) -> Vec<usize> {
             let mut flows = Vec::new();
             while let Selection::Serve(_, flow) = self.policy.select(self.now_ns, Lanes::All) {
@@ -616,7 +617,7 @@ mod tests {
         two.sends(1, 1, 4096, Op::Read);
         assert_eq!(two.goes(), [1], "it goes while the other is held back");
         two.comes_back(0, MS);
-        // The other's slice is over when it may go again.
+        // The other queue's slice is over when this one may send again.
         two.comes_back(1, 200 * MS);
         two.policy.set_lane(0, Lane::Common);
         assert_eq!(two.goes(), [0]);
@@ -632,7 +633,8 @@ mod tests {
         assert_eq!(two.goes(), [1; 8], "at once, though a reader has just been answered");
     }
 
-    /// The shallow one is in the tree of those that seek, the deep one in the other: each is alone.
+    /// The shallow queue is in the tree of seeking queues, the deep one in the other tree: each is
+    /// alone.
     #[test]
     fn a_queue_alone_in_its_tree_keeps_the_drive_while_its_own_are_on_it() {
         for (waits, op) in [(true, Op::Read), (true, Op::Write), (false, Op::Read)] {
@@ -648,7 +650,7 @@ mod tests {
             two.sends(0, 2, 4096, op);
             two.sends(1, 8, 128 << 10, op);
             two.comes_back(1, MS);
-            // Its tree is served for 300 ms, since it was the only one.
+            // Its tree is served for 300 ms, because it was the only one.
             two.comes_back(1, 301 * MS);
             let waiting = (two.goes(), two.comes_back(0, MS), two.goes());
             two.comes_back(0, MS);
@@ -677,7 +679,8 @@ mod tests {
     #[test]
     fn of_two_deep_queues_one_that_runs_empty_loses_its_turn() {
         let mut two = Two::new(true);
-        // Large ones do not seek: both are in the tree that is waited for, and neither alone.
+        // Large requests do not seek: both queues are in the tree for which CFQ waits, and neither
+        // is alone.
         two.sends(0, 4, 128 << 10, Op::Read);
         two.sends(1, 4, 128 << 10, Op::Read);
         assert_eq!(two.goes(), [0, 0, 0, 0, 1, 1, 1, 1]);
@@ -691,7 +694,7 @@ mod tests {
         assert_eq!(two.goes(), [0; 4], "nothing has come back");
         two.comes_back(0, MS);
         assert_eq!(two.goes(), [0; 5], "three are out, and eight may be");
-        // 8 ms for each that is out are more than what is left of 100.
+        // 8 ms for each request on the drive are more than the rest of the 100 ms.
         two.comes_back(0, 75 * MS);
         assert_eq!(two.goes(), []);
         for _ in 0..4 {

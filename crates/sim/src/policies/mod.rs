@@ -1,4 +1,4 @@
-//! The policies that a scenario may name, each with what it promises.
+//! The policies that a scenario may name, each with its promise.
 
 use fairq_core::Native;
 use fairq_core::mqfq::{OnPath, Ours, StrictPaper, Untimed};
@@ -30,7 +30,7 @@ mod serial;
 mod sfqd;
 mod strict_nass;
 
-/// One of the policies, chosen while running.
+/// One of the policies, chosen at run time.
 #[derive(Clone, Copy, Debug)]
 pub enum AnySubject {
     /// First come, first served.
@@ -41,18 +41,17 @@ pub enum AnySubject {
     Mqfq(MqfqSubject),
     /// D2FQ.
     D2fq(D2fqSubject),
-    /// MQFQ, made of other parts.
+    /// MQFQ made of other parts.
     MqfqParts(MqfqParts),
     /// MQFQ to the letter of its paper.
     MqfqStrict(MqfqParts),
     /// The same without virtual time.
     MqfqUntimed(MqfqParts),
-    /// The same whose ports find the tokens of their own path alone.
+    /// The same, with ports that find only the tokens on their own path.
     MqfqOnPath(MqfqParts),
-    /// D2FQ, with another way to virtual time.
+    /// D2FQ with another tracker of virtual time.
     D2fqParts(D2fqParts),
-    /// One of those that Linux had before multi-queue, and FlashFQ and FIOPS; with NASS, or
-    /// without.
+    /// A scheduler behind one lock: CFQ, BFQ, FlashFQ or FIOPS, with or without NASS.
     Serial(SerialSubject),
     /// Kyber.
     Kyber(KyberSubject),
@@ -61,12 +60,12 @@ pub enum AnySubject {
 }
 
 impl AnySubject {
-    /// Runs a scenario under it, with every check of what it promises.
+    /// Runs a scenario under this policy, with every check of its promise.
     pub fn run(&self, scenario: &Scenario) -> Result<Run, ScenarioError> {
         self.with(scenario, true)
     }
 
-    /// Runs a scenario under it without checks: some of them look at every pair of flows.
+    /// Runs a scenario under this policy without checks, some of which compare every pair of flows.
     pub fn measure(&self, scenario: &Scenario) -> Result<Run, ScenarioError> {
         self.with(scenario, false)
     }
@@ -95,14 +94,14 @@ impl AnySubject {
     }
 }
 
-/// Runs a scenario under a policy, on its host if it has one, with every check of what it promises
-/// or with none.
+/// Runs a scenario under a policy, on the scenario's host if it has one, with every check of the
+/// policy's promise or with none.
 fn go<S: Subject + Subject<Traced>>(
     scenario: &Scenario,
     subject: &S,
     is_checked: bool,
 ) -> Result<Run, ScenarioError> {
-    // Checks are made for a scenario that there can be.
+    // Checks can only be made for a legal scenario.
     scenario.check()?;
     let promise = Subject::<Native>::promise(subject);
     let checks = if is_checked { check::all(scenario, &promise) } else { Vec::new() };

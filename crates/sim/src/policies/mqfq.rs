@@ -17,23 +17,23 @@ pub struct MqfqSubject {
     pub threshold: u64,
 }
 
-/// MQFQ, made of these parts (Sections 4.2 and 4.3 of its paper).
+/// MQFQ made of these parts (Sections 4.2 and 4.3 of its paper).
 #[derive(Clone, Copy, Debug)]
 pub struct MqfqParts {
     /// MQFQ.
     pub multi: MqfqSubject,
-    /// How virtual time is computed.
+    /// The computation of virtual time.
     pub virtual_time: VirtualTimeKind,
-    /// How slots are kept.
+    /// The structure that holds free slots.
     pub slots: SlotKind,
-    /// How throttled ports learn that they may go on.
+    /// The wake-up of throttled ports.
     pub unthrottle: UnthrottleKind,
     /// Whether one lock is held throughout each verb.
     pub serial: bool,
 }
 
 impl MqfqSubject {
-    /// Made of its own parts; replace some.
+    /// The parts of fairq's MQFQ, some of which the caller replaces.
     pub fn parts(self) -> MqfqParts {
         MqfqParts {
             multi: self,
@@ -44,7 +44,7 @@ impl MqfqSubject {
         }
     }
 
-    /// The knobs for a scenario.
+    /// The configuration for a scenario.
     pub(crate) fn config(&self, scenario: &Scenario) -> MqfqConfig {
         let mut config = MqfqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
         config.slots = self.slots;
@@ -78,7 +78,7 @@ impl MqfqParts {
 }
 
 /// MQFQ made of these parts, by a reading of its paper: fairq's own, to the letter, without virtual
-/// time (Section 4.3.3), or with ports that look for tokens nowhere but on their path through the
+/// time (Section 4.3.3), or with ports that search for tokens only on their own path through the
 /// token tree (Section 3.2).
 pub(super) struct MqfqRead<R> {
     parts: MqfqParts,
@@ -98,9 +98,9 @@ impl<P: Platform, R: Reading> Subject<P> for MqfqRead<R> {
         Mqfq::read(self.parts.config(scenario))
     }
 
-    /// What MQFQ promises. But without virtual time only slots decide; a port that polls leaves
-    /// slots free until it looks again, and one that keeps to its path may wait while tokens lie
-    /// elsewhere.
+    /// The promise of MQFQ, with exceptions: without virtual time only slots decide; a port that
+    /// polls leaves slots free until its next poll; and a port that searches only its own path may
+    /// wait while tokens are elsewhere.
     fn promise(&self) -> Promise {
         let promise = match R::IS_TIMED {
             true => Subject::<P>::promise(&self.parts.multi),

@@ -1,4 +1,4 @@
-//! The schedulers behind one lock, and NASS around them.
+//! The schedulers behind one lock, alone or with NASS around them.
 
 use fairq_core::bfq::{BfqConfig, BfqScheduler};
 use fairq_core::cfq::{CfqConfig, CfqScheduler};
@@ -17,54 +17,57 @@ use crate::scenario::Scenario;
 use crate::subject::{Built, Promise, Subject};
 use crate::traced;
 
-/// Which of them.
+/// A scheduler behind one lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scheduler {
-    /// Slices of time.
+    /// fairq's CFQ: slices of time.
     Cfq,
     /// CFQ as Linux 3.10 runs it on an SSD with tagged queueing.
     LinuxCfq,
-    /// Budgets of bytes.
+    /// fairq's BFQ: budgets of bytes.
     Bfq,
     /// BFQ as Linux runs it on an SSD with tagged queueing, each flow a process.
     LinuxBfq(LinuxBfqConfig),
-    /// Virtual time with a threshold, and anticipation.
+    /// FlashFQ: virtual time with a threshold, and anticipation.
     FlashFq,
-    /// A request a turn.
+    /// FIOPS: one request a turn.
     Fiops,
 }
 
-/// A scheduler behind one lock, with the knobs that it has by default but for what is said here.
+/// A scheduler behind one lock; options that are not listed here have their defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct SerialSubject {
-    /// Which.
+    /// The scheduler.
     pub scheduler: Scheduler,
-    /// D; over SATA the length of the device's queue.
+    /// D; on SATA the length of the device's queue.
     pub slots: u32,
-    /// Whether it waits for the next request of a flow that has just been answered (anticipation).
+    /// Whether it waits for the next request of a flow whose request has just completed
+    /// (anticipation).
     pub waits: bool,
-    /// The limits around it, if there are any.
+    /// The NASS limits around it, if any.
     pub nass: Option<NassConfig>,
-    /// Whether these are the paper's to the letter, not fairq's own.
+    /// Whether the limits follow the paper to the letter instead of fairq's NASS.
     pub strict_nass: bool,
-    /// The most requests that CFQ has of one flow on the device; NASS, if it is there, says that.
+    /// The most requests of one flow that CFQ has on the device; with NASS its queue length applies
+    /// instead.
     pub quantum: u32,
-    /// Whether Linux's CFQ takes writes for asynchronous ones, as from the page cache.
+    /// Whether Linux's CFQ treats writes as asynchronous, as from the page cache.
     pub async_writes: bool,
-    /// The most bytes that are merged to one command; 0 merges none.
+    /// The most bytes that are merged into one command; 0 merges none.
     pub merge_bytes: u32,
-    /// FlashFQ's knobs; of `idle_ns` only where it waits.
+    /// FlashFQ's configuration; `idle_ns` applies only if `waits` is set.
     pub flashfq: FlashFqConfig,
 }
 
-/// What Linux merges to one command on most drives (max_sectors_kb), in bytes.
+/// The most bytes that Linux merges into one command on most drives (max_sectors_kb).
 const LINUX_MERGES: u32 = 512 << 10;
 
-/// More than any of them serves one flow at a time: a slice of 100 ms on the fastest device.
+/// More bytes than any scheduler serves one flow in a turn: a slice of 100 ms on the fastest
+/// device.
 const TURN: u64 = 1 << 30;
 
 impl SerialSubject {
-    /// With anticipation, if it has any, and without limits or merging.
+    /// A scheduler with anticipation, if it has any, and without limits or merging.
     pub fn new(scheduler: Scheduler, slots: u32) -> SerialSubject {
         SerialSubject {
             scheduler,
@@ -79,32 +82,32 @@ impl SerialSubject {
         }
     }
 
-    /// With adjacent requests merged as Linux does it.
+    /// The same, with adjacent requests merged as in Linux.
     #[must_use]
     pub fn merging(self) -> SerialSubject {
         SerialSubject { merge_bytes: LINUX_MERGES, ..self }
     }
 
-    /// Without anticipation.
+    /// The same without anticipation.
     #[must_use]
     pub fn without_waiting(self) -> SerialSubject {
         SerialSubject { waits: false, ..self }
     }
 
-    /// Within limits. NASS keeps room for flows instead of waiting for them, unless it is told not
-    /// to.
+    /// The same within NASS limits. With `idleness` NASS reserves room for flows, and the scheduler
+    /// does not wait for them.
     #[must_use]
     pub fn limited(self, nass: NassConfig) -> SerialSubject {
         SerialSubject { waits: self.waits && !nass.idleness, nass: Some(nass), ..self }
     }
 
-    /// Within limits to the letter of NASS's paper.
+    /// The same within limits to the letter of NASS's paper.
     #[must_use]
     pub fn limited_strictly(self, nass: NassConfig) -> SerialSubject {
         SerialSubject { strict_nass: true, ..self.limited(nass) }
     }
 
-    /// What a flow may have on the device is for NASS to say, if it is there.
+    /// The most requests of a flow on the device: NASS's queue length, if there is NASS.
     fn quantum(&self) -> u32 {
         self.nass.map_or(self.quantum, |nass| nass.queue_length)
     }
@@ -176,8 +179,9 @@ impl<P: Platform> Subject<P> for SerialSubject {
         Serial::with_policy(scheduler, &bounds)
     }
 
-    /// They keep the device for one flow, wait, or keep places free; how fair they are is for the
-    /// lab to find out. NASS, whosever it is, never has more on the device than its queue takes.
+    /// These schedulers keep the device for one flow, wait, or keep places free; the lab measures
+    /// their fairness. Both kinds of NASS never have more requests on the device than its queue
+    /// takes.
     fn promise(&self) -> Promise {
         let queue = self.nass.map_or(self.slots, |nass| nass.queue_length);
         Promise {
@@ -189,14 +193,14 @@ impl<P: Platform> Subject<P> for SerialSubject {
     }
 }
 
-/// A scheduler whose steps take time. What is done behind a lock is plain work, which the traced
-/// platform does not see; it is counted in steps, calls of the scheduler or of what is around it.
-/// Each takes as long as a verb beside its shared words, whosever it is; but of a scheduler whose
-/// hooks were measured, those of a request take what was measured.
+/// A scheduler whose steps take time. The traced platform does not see plain work behind a lock, so
+/// this type counts it in steps: calls of the scheduler or of the NASS around it. Each step takes
+/// as long as a verb without its shared words, for every scheduler; where a scheduler's hooks were
+/// measured, the hooks of a request take the measured time.
 struct Stepwise {
     scheduler: Box<dyn SerialPolicy>,
     step_ps: u64,
-    /// Insertion, dispatch and completion of a request.
+    /// Time of each hook (insertion, dispatch, completion) of a request, in picoseconds.
     hook_ps: u64,
 }
 

@@ -20,8 +20,8 @@ impl<P: Platform> Subject<P> for SfqdSubject {
         Sfqd::new(&scenario.serial(self.slots))
     }
 
-    /// Not the theorems: it dispatches in one port's `next` what another port issues a wake-up
-    /// later, so that the moment of dispatch cannot be seen.
+    /// The theorems are not promised: one port's `next` dispatches requests that another port
+    /// issues a wake-up later, so the moment of dispatch is not visible.
     fn promise(&self) -> Promise {
         Promise { slots: Some(self.slots), steady_time: true, shares: true, ..Promise::NONE }
     }

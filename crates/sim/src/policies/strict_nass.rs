@@ -1,30 +1,30 @@
-//! NASS to the letter of its paper's Algorithm 1, for the laboratory alone: what its authors say of
-//! it is of this one.
+//! NASS to the letter of its paper's Algorithm 1, for the laboratory alone: the authors' claims are
+//! about this algorithm.
 //!
-//! **Why beside `nass`.** fairq's own bounds limits by what makes a flow average, lets them
-//! recover, sets them anew from time to time, counts weights, and binds only the others while one
-//! is expected (decision 14). Algorithm 1 has none of that. Section and line numbers are the
-//! paper's (Sections III.B and III.C).
+//! **Why beside `nass`.** fairq's own NASS bounds limits by the value that makes a flow average,
+//! lets limits recover, resets them from time to time, counts weights, and limits only the other
+//! flows while one is expected (decision 14). Algorithm 1 does none of this. Section and line
+//! numbers are the paper's (Sections III.B and III.C).
 //!
-//! **Model.** Each workload has a limit on its requests on the drive, MDN, and all have one
-//! together.
+//! **Model.** Each workload has a limit on its requests on the drive, MDN, and there is a limit for
+//! all together.
 //! - *Lines 1 to 6.* A workload is new if nothing of it is staged, on the drive, or among the last
-//!   α arrivals. With it all limits become `NCQdef / W(n)`, rounded down; `W(n)` are the workloads
-//!   that are not new.
+//!   α arrivals. When it arrives, all limits become `NCQdef / W(n)`, rounded down; `W(n)` is the
+//!   number of workloads that are not new, with this one.
 //! - *Lines 7 to 13.* While a workload is sequential each arrival of it lowers its limit by one if
 //!   its aggressiveness did not fall when it last changed, and raises it by one if it did.
-//! - *Lines 16 to 22.* When a request enters the drive and none of its workload is staged, all
-//!   together may have β there if the workload is among the last α arrivals, else NCQdef. It stays
-//!   so until a request enters that leaves none staged.
+//! - *Lines 16 to 22.* When a request enters the drive and none of its workload is staged, the
+//!   limit of all together becomes β if the workload is among the last α arrivals, else NCQdef. It
+//!   stays so until the next request enters that leaves none staged.
 //! - *Lines 23 to 29.* When a request enters or is completed, all together need more than η
 //!   channels, and more than one workload is on the drive: the workload's limit is halved, rounded
 //!   down, if it needs more than the average.
 //!
-//! **What the letters leave open**, and is decided so: the average is that of all workloads (Table
-//! III), those with nothing on the drive among them. Sequentiality decays each millisecond, as in
-//! fairq's own (Eq. 6 has no unit). A limit is at least 1: nothing would raise it from 0 for a
-//! workload that does not merge, and it would never be served again; there is no greatest. Nothing
-//! is said of weights, and none counts.
+//! **Choices where the paper is silent**: the average is that of all workloads (Table III),
+//! including workloads with nothing on the drive. Sequentiality decays each millisecond, as in
+//! fairq's own NASS (Eq. 6 has no unit). A limit is at least 1: nothing would raise it from 0 for a
+//! workload that does not merge, which would never be served again. A limit has no upper bound.
+//! Weights do not count.
 //!
 //! **Example.** Two workloads: limits of 16. The first has sixteen requests of 4 KiB on the drive,
 //! 16 channels, the second sends one of 128 KiB, 17 channels: with it 33 are needed, more than 10,
@@ -53,12 +53,12 @@ struct Workload {
     limit: u32,
     staged: u32,
     on_drive: u32,
-    /// How many of the last α arrivals are its own.
+    /// Number of the last α arrivals that are its own.
     remembered: usize,
-    /// Aggre, and what it was before it last changed: Haggre.
+    /// Aggre, and its value before the last change: Haggre.
     channels: u64,
     channels_before: u64,
-    /// S in fixed point, as of `decayed_ms`.
+    /// S in fixed point, at `decayed_ms`.
     sequentiality: i64,
     decayed_ms: u64,
     lane: Lane,
@@ -69,10 +69,10 @@ impl Workload {
         self.staged > 0 || self.on_drive > 0 || self.remembered > 0
     }
 
-    /// Eq. 7: an arrival that merges, or does not.
+    /// Eq. 7: updates S at an arrival, which merges or does not.
     fn perceive(&mut self, now_ns: u64, merges: bool, decay: u32) {
         let now_ms = now_ns / DECAY_UNIT_NS;
-        // 64 divisions by 2 or more leave nothing, however long the workload was away.
+        // 64 divisions by 2 or more leave 0, so a longer absence makes no difference.
         for _ in self.decayed_ms..now_ms.min(self.decayed_ms + 64) {
             self.sequentiality /= i64::from(decay);
         }
@@ -86,7 +86,7 @@ pub(super) struct StrictNass {
     inner: Box<dyn SerialPolicy>,
     config: NassConfig,
     workloads: Vec<Workload>,
-    /// By job.
+    /// Requests by job.
     requests: Vec<Option<Sent>>,
     /// The workloads of the last α arrivals, the oldest first.
     history: VecDeque<usize>,
@@ -162,7 +162,7 @@ impl StrictNass {
         }
     }
 
-    /// Lines 16 to 22, and then those that follow.
+    /// Lines 16 to 22, then lines 23 to 30.
     fn entered(&mut self, job: Job, flow: usize) {
         let workload = &mut self.workloads[flow];
         workload.staged -= 1;
@@ -175,7 +175,7 @@ impl StrictNass {
         self.evaluate(flow, channels);
     }
 
-    /// Lines 23 to 30: the workload needs so many channels now.
+    /// Lines 23 to 30: the workload needs this many channels now.
     fn evaluate(&mut self, flow: usize, channels: u64) {
         let workload = &mut self.workloads[flow];
         workload.channels_before = std::mem::replace(&mut workload.channels, channels);
@@ -190,7 +190,7 @@ impl StrictNass {
         self.settle(flow);
     }
 
-    /// Whether a workload may send is for its lane to say.
+    /// Sets the workload's lane, which decides whether it may send.
     fn settle(&mut self, flow: usize) {
         let workload = &mut self.workloads[flow];
         let lane = match workload.on_drive < workload.limit {
@@ -205,7 +205,7 @@ impl StrictNass {
 }
 
 impl SerialPolicy for StrictNass {
-    /// The slot's last workload leaves no trace but its lane, which the scheduler inside keeps.
+    /// Nothing of the slot's last workload stays except its lane, which the scheduler inside keeps.
     fn add_flow(&mut self, flow: usize, weight: Weight) {
         self.inner.add_flow(flow, weight);
         let lane = self.workloads[flow].lane;
@@ -249,7 +249,7 @@ impl SerialPolicy for StrictNass {
         self.workloads[flow].staged -= 1;
     }
 
-    /// Lanes are this one's own, and nothing is around it.
+    /// Does nothing: this scheduler sets the lanes itself, and is the outermost.
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
@@ -322,7 +322,7 @@ mod tests {
             }
         }
 
-        /// Sends all that may go; how many of each flow are on the drive then.
+        /// Dispatches all requests that may go; returns the number of each flow's on the drive.
         fn send(&mut self) -> [usize; 3] {
             while let Selection::Serve(job, flow) = self.nass.select(self.now_ns, Lanes::All) {
                 self.on_drive[flow].push(job);
@@ -382,7 +382,8 @@ mod tests {
         bench.send();
         bench.stage(0, 40, 128 << 10);
         assert_eq!(bench.limits()[..2], [16, 16]);
-        // One is 17 channels beside 4: 16 becomes 8, with the next one 4, and with the third 2.
+        // One request is 17 channels beside 4: the limit of 16 becomes 8, with the second request
+        // 4, and with the third 2.
         assert_eq!((bench.send()[0], bench.limits()[0]), (3, 2));
         bench.comes_back(0, 1);
         assert_eq!((bench.send()[0], bench.limits()[0]), (2, 1), "the answer halved it once more");
@@ -405,7 +406,7 @@ mod tests {
         bench.comes_back(0, 2);
         bench.stage(1, 200, 4096);
         assert_eq!(bench.send(), [0, 8, 0], "however long ago that was");
-        // It is not among the last 128 arrivals when its last request enters.
+        // The workload is not among the last 128 arrivals when its last request enters.
         let mut bench = Bench::new(only(false, false, true));
         bench.stage(0, 1, 4096);
         bench.stage(1, 200, 4096);
@@ -418,7 +419,7 @@ mod tests {
         let mut bench = Bench::new(only(false, true, false));
         bench.stage(0, 1, 4096);
         let part = bench.arrival(0, 0, 4096);
-        // -1 for the first, 0 with the second: not above 0.
+        // S is -1 after the first arrival and 0 after the second: not above 0.
         bench.nass.grow(bench.now_ns, &part);
         assert_eq!(bench.limits()[0], 32);
         (0..3).for_each(|_| bench.nass.grow(bench.now_ns, &part));

@@ -1,10 +1,10 @@
-//! A line of each of the formats that are text.
+//! Parsers for a line of each text format.
 
 use fairq_core::Op;
 
 use super::{Format, Raw, SECTOR};
 
-/// The request of a line; `None` if it has none that counts.
+/// The request of a line; `None` if it has none that is replayed.
 pub(super) fn parse(format: Format, line: &str) -> Result<Option<Raw<'_>>, String> {
     match format {
         Format::Msr => msr(line).map(Some),
@@ -18,7 +18,7 @@ pub(super) fn parse(format: Format, line: &str) -> Result<Option<Raw<'_>>, Strin
     }
 }
 
-/// So many fields.
+/// Splits a line into exactly `N` fields.
 fn fields<'a, const N: usize>(
     line: &'a str,
     mut split: impl Iterator<Item = &'a str>,
@@ -126,8 +126,8 @@ fn mqsim(line: &str) -> Result<Raw<'_>, String> {
     })
 }
 
-/// A decision of a scheduler; of those, the arrivals of reads and writes. The first line names the
-/// columns.
+/// A decision of a scheduler; only arrivals of reads and writes are requests. The first line names
+/// the columns.
 fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
     let [
         time,
@@ -144,7 +144,7 @@ fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
         _start,
         _why,
     ] = fields(line, line.split(',').take(13))?;
-    // Flushes and discards arrive, too; the line that names the columns is none of these.
+    // Skips flushes and discards, which also arrive, and the line that names the columns.
     if event != "arrive" || !["read", "write"].contains(&op) {
         return Ok(None);
     }

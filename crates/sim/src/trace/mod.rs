@@ -1,4 +1,4 @@
-//! Traces of block devices, as loads: what was asked for somewhere, when, and where.
+//! Traces of block devices, as loads: recorded requests with their times and addresses.
 //!
 //! | format | a request is |
 //! |---|---|
@@ -11,11 +11,11 @@
 //! | `fairq` | `time in ns,shard,event,tenant,tag,read or write,offset,bytes,…`: what `fairq ctl trace --format csv` writes; arrivals count |
 //! | `vscsi` | a binary record of 32 bytes (version 1) or 40 (version 2): reads and writes by SCSI's opcodes |
 //!
-//! **Edges.** A trace comes from strangers. Each field is read once, here, and what makes no sense
-//! is an error with its line or record: lengths of 0 or above [`LARGEST`], ends beyond 2^63, more
-//! than [`MOST`] requests, lines longer than [`LONGEST_LINE`]. Times count from the first request;
-//! one that goes back (traces are sorted by completion here and there) counts as the latest before
-//! it. Places are taken modulo the device, in whole sectors, by whoever replays.
+//! **Edges.** A trace is untrusted. Each field is read once, here, and an impossible value is an
+//! error with its line or record: lengths of 0 or above [`LARGEST`], ends beyond 2^63, more than
+//! [`MOST`] requests, lines longer than [`LONGEST_LINE`]. Times count from the first request; a
+//! time that goes back (some traces are sorted by completion) counts as the latest one before it.
+//! The replay takes addresses modulo the device's size, in whole sectors.
 
 use std::io::{BufRead, Read};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub const LONGEST_LINE: u64 = 4096;
 /// Sectors, in bytes.
 const SECTOR: u64 = 512;
 
-/// How a trace is written.
+/// The format of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// Microsoft Research Cambridge.
@@ -50,24 +50,24 @@ pub enum Format {
     Alibaba,
     /// MQSim's.
     Mqsim,
-    /// What `blkparse` prints.
+    /// The text output of `blkparse`.
     Blkparse,
     /// CloudPhysics' binary records.
     Vscsi,
-    /// What `fairq ctl trace --format csv` writes.
+    /// The output of `fairq ctl trace --format csv`.
     Fairq,
 }
 
 /// A request of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// When, from the first on.
+    /// Time since the first request, in nanoseconds.
     pub at_ns: u64,
     /// A read or a write.
     pub op: Op,
-    /// Where, in bytes.
+    /// Address, in bytes.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Length, in bytes.
     pub length: u32,
 }
 
@@ -77,35 +77,35 @@ pub struct Trace {
     asked: Arc<[Asked]>,
 }
 
-/// Why there is no trace.
+/// The reason why a trace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It cannot be read.
+    /// The trace cannot be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// A line (or record) is not what the format has.
+    /// A line (or record) does not have the format.
     #[error("{unit} {number}: {what}")]
     Bad {
         /// Lines or records.
         unit: &'static str,
-        /// Which, from 1.
+        /// Number of the line or record, from 1.
         number: usize,
-        /// What is wrong.
+        /// Description of the error.
         what: String,
     },
-    /// There is nothing in it.
+    /// The trace has no requests.
     #[error("no \
      requests{}", .volume.as_ref().map(|volume| format!(" of volume \
       {volume}")).unwrap_or_default())]
     Empty {
-        /// The only one that was asked for.
+        /// The selected volume, if one was selected.
         volume: Option<String>,
     },
 }
 
 /// A request before times are made relative.
 struct Raw<'a> {
-    /// In nanoseconds from wherever the trace counts.
+    /// Time in nanoseconds, from the trace's own origin.
     at_ns: u128,
     volume: &'a str,
     op: Op,
@@ -114,7 +114,7 @@ struct Raw<'a> {
 }
 
 impl Format {
-    /// All of them, by name.
+    /// All formats, by name.
     pub const ALL: [(&'static str, Format); 8] = [
         ("msr", Format::Msr),
         ("systor", Format::Systor),
@@ -126,14 +126,14 @@ impl Format {
         ("fairq", Format::Fairq),
     ];
 
-    /// The one of this name.
+    /// The format with this name.
     pub fn named(name: &str) -> Option<Format> {
         Format::ALL.iter().find(|format| format.0 == name).map(|format| format.1)
     }
 }
 
 impl Trace {
-    /// Reads a trace; of one volume, disk or LUN only, if one is named.
+    /// Reads a trace; only one volume, disk or LUN of it, if one is named.
     pub fn read(
         format: Format,
         from: impl BufRead,
@@ -155,7 +155,7 @@ impl Trace {
         &self.asked
     }
 
-    /// Reads of all requests, and the mean length in bytes.
+    /// The fraction of reads among all requests, and the mean length in bytes.
     pub fn mix(&self) -> (f64, f64) {
         let count = self.asked.len() as f64;
         let reads = self.asked.iter().filter(|asked| asked.op == Op::Read).count();
@@ -173,7 +173,7 @@ fn lines(
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        // One byte more than allowed tells a line that is too long from one that fits.
+        // One byte more than allowed distinguishes a line that is too long from one that fits.
         let read = from.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line)?;
         if read == 0 {
             return Ok(());
@@ -198,7 +198,7 @@ fn lines(
     Ok(())
 }
 
-/// Takes requests one by one.
+/// Collects the requests of a trace.
 struct Reader {
     asked: Vec<Asked>,
     first_ns: Option<u128>,

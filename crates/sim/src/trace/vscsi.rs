@@ -1,9 +1,10 @@
-//! CloudPhysics' records: little-endian, without a header. Which of the two versions it is stands
-//! in each record, at another place in each; the first two records must agree.
+//! CloudPhysics' records: little-endian, without a header. Each record contains its version, at a
+//! different offset in each of the two versions; the first two records must agree.
 //!
 //! ```text
-//!   version 1: sn u32, length u32, segments u32, command u16, version u16, block u64, time u64         (us)
-//!   version 2: command u16, version u16, sn u32, length u32, segments u32, block u64, time u64, took u64
+//!   1: sn u32, length u32, segments u32, command u16, version u16, block u64, time u64
+//!   2: command u16, version u16, sn u32, length u32, segments u32, block u64, time u64, took u64
+//!   (times in us)
 //! ```
 
 use std::io::{BufRead, ErrorKind};
@@ -26,7 +27,7 @@ impl Version {
         }
     }
 
-    /// Where command, version, length, block and time are.
+    /// Offsets of command, version, length, block and time in a record.
     fn places(self) -> [usize; 5] {
         match self {
             Version::One => [12, 14, 4, 16, 24],
@@ -39,7 +40,7 @@ fn word<const N: usize>(record: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|index| record[at + index])
 }
 
-/// What a record says of itself.
+/// Whether a record claims to be of this version.
 fn says(record: &[u8], version: Version) -> bool {
     let expected = match version {
         Version::One => 1,
@@ -53,7 +54,7 @@ pub(super) fn read(mut from: impl BufRead, reader: &mut Reader) -> Result<(), Tr
     let mut record = [0; 40];
     let mut version = None;
     for number in 1.. {
-        // As much as both versions have, until the first record says which it is.
+        // The length that both versions share, until the first record reveals its version.
         let known = version.unwrap_or(Version::One).size();
         if !fill(&mut from, &mut record[..known], number)? {
             return Ok(());

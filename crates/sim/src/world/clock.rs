@@ -1,4 +1,4 @@
-//! What cores do on a host whose CPUs take time: one task after the other.
+//! The cores of a host whose CPUs take time: one task after the other.
 
 use fairq_core::Policy;
 
@@ -9,43 +9,44 @@ use crate::host::Times;
 use crate::races::Races;
 use crate::traced;
 
-/// What a core is doing on a host whose CPUs take time.
+/// The state of the core that works, on a host whose CPUs take time.
 #[derive(Default)]
 pub(super) struct Clock {
-    /// The time of the core that works; this moment, before it began.
+    /// The time of the core that works, in picoseconds; at first the time of the event.
     pub(super) now_ps: u64,
-    /// Whether another hardware thread of its core works as well.
+    /// Whether another hardware thread of its core works too.
     pub(super) is_shared: bool,
-    /// It is to come back to the policy.
+    /// Whether it has to come back to the policy.
     pub(super) goes_on: bool,
-    /// What the policy's verbs took, and what of that were locks.
+    /// Time of the policy's verbs, and its part in waits for locks.
     pub(super) verbs_ps: u64,
     pub(super) locks_ps: u64,
-    /// The lock that the last verb held, if it held any.
+    /// The lock that the last verb held, if any.
     pub(super) held: Option<usize>,
-    /// Where cores race: the port whose last verb has a lock still.
+    /// Where cores race: the port whose last verb still has a lock.
     pub(super) gives: Option<usize>,
-    /// Commands that are issued and not posted, or completed and not told to the policy.
+    /// Number of commands that are issued and not posted, or completed by the device and not in the
+    /// policy.
     pub(super) in_hand: usize,
-    /// Cores that come back to the policy.
+    /// Number of cores that will come back to the policy.
     pub(super) going_on: usize,
-    /// What takes how long; nothing without a host.
+    /// The host's times; all 0 without a host.
     pub(super) times: Times,
-    /// The core of each port, and the other ports of that.
+    /// The core of each port, and the other ports of that core.
     pub(super) cores: Vec<usize>,
     pub(super) siblings: Vec<Vec<usize>>,
-    /// Where cores race.
+    /// The racing cores; `None` if cores do not race.
     pub(super) races: Option<Box<Races>>,
 }
 
-/// How far a core goes on before the device is looked at, in picoseconds: less than the time from a
-/// completion until its core calls the policy.
+/// Longest time that a core runs before the device is polled, in picoseconds: less than the time
+/// from a completion until its core calls the policy.
 const LOOK_PS: u64 = 64_000;
 
 impl<P: Policy> World<'_, P> {
     // Work.
 
-    /// There is something to do for a core: at once, or when it is free.
+    /// Gives a core a task, which it does at once or when it is free.
     #[inline]
     pub(super) fn arrive(&mut self, port: usize, task: Task) {
         if self.scenario.host.is_none() {
@@ -70,12 +71,11 @@ impl<P: Policy> World<'_, P> {
         }
     }
 
-    /// A free core begins with this.
+    /// A free core begins a task.
     #[inline]
     pub(super) fn start(&mut self, port: usize, task: Task) {
         let alone_ps = self.cores[port].cpu.start(task, self.now_ns, &self.clock.times);
-        // Whether the sibling works is looked up when work begins; what it does meanwhile is not
-        // followed.
+        // The sibling's state is read when the task begins; later changes of it do not count.
         let takes_ps =
             if self.is_shared(port) { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
         self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
@@ -101,10 +101,10 @@ impl<P: Policy> World<'_, P> {
         }
     }
 
-    /// A core has done what a task asks of the policy.
+    /// A core has called all verbs of its task.
     pub(super) fn performed(&mut self, port: usize) {
         let until_ns = self.effect_ns();
-        // The core stays busy until it has been back: what arrives meanwhile queues behind it.
+        // The core stays busy until it has come back: tasks that arrive meanwhile are queued.
         if std::mem::take(&mut self.clock.goes_on) {
             self.clock.going_on += 1;
             self.cores[port].cpu.goes_on();
@@ -117,8 +117,8 @@ impl<P: Policy> World<'_, P> {
         self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
     }
 
-    /// The core that is next goes on in its verb, if it is before everything else; false if none
-    /// is.
+    /// Runs the next racing core in its verb, if it is earlier than all events; false if there is
+    /// none.
     pub(super) fn race(&mut self, before_ns: Option<u64>, end_ns: u64) -> bool {
         let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns.saturating_mul(1000));
         while let Some(races) = &mut self.clock.races
@@ -138,7 +138,7 @@ impl<P: Policy> World<'_, P> {
         false
     }
 
-    /// The lock that the last verb of a racing core held is free from then on.
+    /// Releases the lock that the last verb of a racing core held, at `at_ps`.
     pub(super) fn give_back(&mut self, at_ps: u64) {
         if let Some(port) = self.clock.gives.take()
             && let Some(races) = &mut self.clock.races
@@ -162,7 +162,7 @@ impl<P: Policy> World<'_, P> {
         self.cores.iter().any(submits)
     }
 
-    /// The policy itself is called, by nobody's core: no racing core holds a lock meanwhile.
+    /// Lets racing cores release their locks, because the world is about to call the policy itself.
     pub(super) fn quiet(&mut self) {
         if let Some(races) = &mut self.clock.races {
             races.quiet();
@@ -180,15 +180,15 @@ impl<P: Policy> World<'_, P> {
         }
     }
 
-    /// The core that works takes so long more, were it alone; nothing without a host.
+    /// Adds time to the core that works, more if a sibling works; `alone_ps` is 0 without a host.
     #[inline]
     pub(super) fn spend(&mut self, alone_ps: u64) {
         self.clock.now_ps +=
             if self.clock.is_shared { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
     }
 
-    /// What a scheduler does in a verb for a request that it keeps takes a third of the layer's
-    /// `stage`, and takes it under the lock that the verb held, if it held one.
+    /// Adds the time of a scheduler's hook for a request that it keeps: a third of the layer's
+    /// `stage`, under the lock that the verb held, if any.
     #[inline]
     pub(super) fn stage(&mut self) {
         self.spend(self.clock.times.stage_ps);
@@ -198,7 +198,7 @@ impl<P: Policy> World<'_, P> {
         self.give_back(self.clock.now_ps);
     }
 
-    /// Calls a verb of a port, and takes the time that it takes.
+    /// Calls a verb of a port, and adds its time.
     #[inline]
     pub(super) fn verb<R>(&mut self, port: usize, verb: impl FnOnce(&mut P::Port, u64) -> R) -> R {
         let now_ns = self.now_ns;
@@ -207,7 +207,8 @@ impl<P: Policy> World<'_, P> {
             return verb(core, now_ns);
         }
         let clock = &mut self.clock;
-        // What a verb computes comes before its shared words: a constant, whatever the policy.
+        // A verb's computing comes before its accesses to shared words: the same time for every
+        // policy.
         let from_ps = clock.now_ps + clock.times.verb_ps;
         let (result, spent) = traced::inside(clock.cores[port], from_ps, || verb(core, now_ns));
         clock.verbs_ps += spent.until_ps - clock.now_ps;
@@ -217,7 +218,7 @@ impl<P: Policy> World<'_, P> {
         result
     }
 
-    /// When what is done now takes effect.
+    /// Time at which the current work takes effect, in nanoseconds.
     #[inline]
     pub(super) fn effect_ns(&self) -> u64 {
         if self.scenario.host.is_some() { self.clock.now_ps.div_ceil(1000) } else { self.now_ns }

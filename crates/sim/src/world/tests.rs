@@ -1,12 +1,12 @@
-//! Where threads run.
+//! Tests of the placement of threads.
 
 use fairq_device::Profile;
 
 use crate::policies::AnySubject;
 use crate::scenario::{Job, MS, Scenario, Tenant};
 
-/// A device without weights serves queues alike: who has one alone gets twice what two others get
-/// of theirs.
+/// A device without weights serves queues alike: a tenant with a queue of its own gets twice as
+/// much as each of two tenants that share one.
 #[test]
 fn threads_that_move_get_on_average_what_cores_give() {
     let profile = Profile::named("z-ssd").expect("it is built in");

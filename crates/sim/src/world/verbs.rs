@@ -1,12 +1,12 @@
 //! The verbs of a port that a core calls for a task, one after the other.
 //!
 //! ```text
-//!   a thread asks ── submit ──┐
+//!   a request ────── submit ──┐
 //!   a command ends ─ complete ┼─ next ─ next ─ …
 //!   a wake-up, a timer ───────┘
 //! ```
 //!
-//! Where cores race a verb is only begun, and what follows waits for its answer.
+//! Where cores race, this module only begins a verb, and goes on when the verb has returned.
 
 use fairq_core::{Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
@@ -16,12 +16,12 @@ use crate::fact::{Fact, Live};
 use crate::races::Answered;
 use crate::verb::{Answer, Verb};
 
-/// The verb that a racing core is in, and what it needs afterwards.
+/// The verb that a racing core is in, with the state that is needed after it.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
     /// `submit` of this request.
     Submit(Live, Request),
-    /// `next`, and how often the port has woken itself since it was asked first.
+    /// `next`, and the number of times that the port has woken itself in this round.
     Next { self_wakes: u32 },
     /// `complete` of this request.
     Complete(Kept, Outcome),
@@ -38,7 +38,7 @@ impl Stage {
 }
 
 impl<P: Policy> World<'_, P> {
-    /// Submits a request, and asks what to do.
+    /// Submits a request, and dispatches.
     #[inline]
     pub(super) fn submit(&mut self, port: usize, live: Live, request: Request) {
         if self.begins(port, || Stage::Submit(live, request)) {
@@ -58,7 +58,7 @@ impl<P: Policy> World<'_, P> {
         submitted: Result<Submitted, SubmitError>,
         wake: PortSet,
     ) {
-        // Told before what the verb answered is done: an `Issue` follows it.
+        // This fact comes before the result of the verb is applied, because `Issued` follows it.
         self.tell(Fact::Submitted(live));
         match submitted {
             Ok(Submitted::Issue { class }) => self.issue(port, live.tag, class),
@@ -73,7 +73,7 @@ impl<P: Policy> World<'_, P> {
         self.wake(Some(port), wake);
     }
 
-    /// Completes the requests of a command, from this one on, and asks what to do.
+    /// Completes the requests of a command, from `first` on, and dispatches.
     #[inline]
     pub(super) fn complete_from(&mut self, port: usize, first: Option<u32>, outcome: Outcome) {
         let mut part = first;
@@ -106,10 +106,10 @@ impl<P: Policy> World<'_, P> {
         self.arrive(port, Task::Reap(Reaped { thread, id, op, bytes: live.bytes, since_ns }));
     }
 
-    /// Asks a port what to do until there is nothing to issue.
+    /// Calls `next` on a port until there is nothing to issue.
     #[inline]
     pub(super) fn drive(&mut self, port: usize) {
-        // Each round of `next` ends with an answer that says anew whether a timer is needed.
+        // Each round of `next` ends with a result that sets a timer if one is needed.
         self.cores[port].timer_ns = None;
         self.ask_next(port, 0);
     }
@@ -127,7 +127,8 @@ impl<P: Policy> World<'_, P> {
         }
     }
 
-    /// Does what `next` says; gives how often the port has woken itself if it is to be asked again.
+    /// Applies the result of `next`; if `next` has to be called again, returns the number of times
+    /// that the port has woken itself.
     #[inline]
     fn do_next(&mut self, index: usize, next: Next, wake: PortSet, self_wakes: u32) -> Option<u32> {
         let woke_itself = self.wake(Some(index), wake);
@@ -147,7 +148,7 @@ impl<P: Policy> World<'_, P> {
                 return Some(self_wakes);
             }
             Next::WaitUntil(at_ns) => {
-                // A time that is past would bring the port back within this moment, for ever.
+                // A past time would bring the port back within this moment, for ever.
                 let at_ns = at_ns.max(self.now_ns + 1);
                 self.cores[index].timer_ns = Some(at_ns);
                 self.agenda.add(at_ns, Event::Timer(index as u8));
@@ -166,7 +167,7 @@ impl<P: Policy> World<'_, P> {
 
     // Races.
 
-    /// Whether cores race: then this one begins with this verb.
+    /// If cores race, begins a verb on this core; returns whether they race.
     #[inline]
     fn begins(&mut self, port: usize, stage: impl FnOnce() -> Stage) -> bool {
         let clock = &mut self.clock;
@@ -177,7 +178,7 @@ impl<P: Policy> World<'_, P> {
         true
     }
 
-    /// A verb of a racing core has answered.
+    /// A verb of a racing core has returned.
     pub(super) fn answered(&mut self, answered: &Answered) {
         let &Answered { port, at_ps, answer, wake, verb_ps, locks_ps, failed, gives } = answered;
         let Some(stage) = self.cores[port].stage.take() else { return };

@@ -1,5 +1,5 @@
-//! Policies that are broken on purpose: each check must catch the one that is broken in its way,
-//! and pass those that are not.
+//! Policies that are broken on purpose: each check must catch the policy that breaks its law, and
+//! pass sound policies.
 
 mod shim;
 mod unfair;
@@ -16,8 +16,8 @@ use fairq_sim::{Job, Promise, Run, Scenario, Subject, Tenant, check, run};
 use shim::{Fault, Shim};
 use unfair::{ByWeight, FirstIn};
 
-/// Three tenants on three ports: sizes, depths and weights all differ, and each has more than its
-/// part to do.
+/// Three tenants on three ports: sizes, depths and weights all differ, and each submits more than
+/// its share.
 fn scenario() -> Scenario {
     let profile = Profile::named("z-ssd").expect("it is built in");
     let tenants = vec![
@@ -50,7 +50,7 @@ fn letters_of_nass(reserve: u32) -> SerialSubject {
 
 const PAPER: MqfqSubject = MqfqSubject { slots: 64, threshold: 45 << 10 };
 
-/// A policy that promises more than it keeps.
+/// A policy with a promise that it does not keep.
 struct Promising<S>(S, Promise);
 
 impl<S: Subject> Subject for Promising<S> {
@@ -109,7 +109,7 @@ fn conservation_catches_a_port_that_denies_what_it_has() {
     caught(&Shim(PAPER, Fault::SaysIdle), "conservation");
 }
 
-/// Lines 16 to 22 of Algorithm 1 let no request go then.
+/// With a β of 0, lines 16 to 22 of Algorithm 1 let no request go.
 #[test]
 fn conservation_catches_a_total_limit_of_none() {
     caught(&letters_of_nass(0), "conservation");
@@ -143,7 +143,7 @@ fn slots_catches_a_slot_too_many() {
 
 #[test]
 fn slots_catches_nass_with_more_than_the_queue_takes() {
-    // Without halves and a reserve each of the three tenants has its 11 there.
+    // Without halving and without a reserve each of the three tenants has its 11 requests there.
     let nass = NassConfig::default().with(|config| {
         config.queue_length = 33;
         (config.aggressiveness, config.idleness) = (false, false);
@@ -176,7 +176,7 @@ fn share_catches_first_come_first_served() {
 
 #[test]
 fn starvation_catches_strict_priority() {
-    // Of which `share` would say the same, sooner.
+    // `share` is off, because it would catch this policy earlier.
     let promise = Promise { shares: false, ..Unfair(ByWeight::default).promise() };
     caught(&Promising(Unfair(ByWeight::default), promise), "starvation");
 }

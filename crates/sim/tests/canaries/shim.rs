@@ -8,7 +8,7 @@ use fairq_core::{
 };
 use fairq_sim::{Promise, Scenario, Subject};
 
-/// What the shim does wrong.
+/// The fault of the shim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     Nothing,
@@ -19,7 +19,7 @@ pub(crate) enum Fault {
     TimeGoesBack,
 }
 
-/// A policy and what is done wrong to it.
+/// A policy and the shim's fault.
 pub(crate) struct Shim<S>(pub(crate) S, pub(crate) Fault);
 
 pub(crate) struct ShimPolicy<P> {

@@ -8,7 +8,7 @@ use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialPolicy};
 /// First in, first out.
 #[derive(Default)]
 pub(crate) struct FirstIn {
-    /// With their flows.
+    /// Jobs with their flows.
     queue: VecDeque<(Job, usize)>,
 }
 
@@ -28,10 +28,10 @@ impl SerialPolicy for FirstIn {
     }
 }
 
-/// The largest weight first, and nobody else while it has anything.
+/// The flow with the largest weight first, and no other while it has requests.
 #[derive(Default)]
 pub(crate) struct ByWeight {
-    /// With their flows.
+    /// Jobs with their flows.
     queue: Vec<(Weight, Job, usize)>,
 }
 

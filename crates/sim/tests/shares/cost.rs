@@ -11,7 +11,7 @@ use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 use fairq_sim::subject::{Built, Promise, Subject};
 use fairq_sim::{Run, run};
 
-/// MQFQ with these costs, and a D that is searched for or not.
+/// MQFQ with these costs, and a fixed D or a search for D.
 struct Costed(CostKind, Option<u32>);
 
 impl<P: Platform> Subject<P> for Costed {
@@ -32,7 +32,7 @@ impl<P: Platform> Subject<P> for Costed {
     }
 }
 
-/// 4,000 requests a second, 16 of them at a time.
+/// A device of 4,000 requests a second that works on `inside` of them at a time.
 fn four_thousand(inside: u32) -> Profile {
     let fixed = format!("read-fixed-us = {} #", (inside - 1) * 250);
     changed(
@@ -47,7 +47,7 @@ fn four_thousand(inside: u32) -> Profile {
     )
 }
 
-/// A link of 100 MB/s.
+/// A device whose link has 100 MB/s.
 fn link() -> Profile {
     changed(
         "z-ssd",
@@ -67,7 +67,7 @@ fn writer(name: &str, bytes: u32, depth: u32, core: usize) -> Tenant {
     Tenant::new(name, 100, vec![core], Job { read_percent: 0, ..Job::random_read(bytes, depth) })
 }
 
-/// Two tenants of a device.
+/// Two tenants on a device.
 #[derive(Clone)]
 struct Case {
     profile: Profile,
@@ -80,7 +80,7 @@ impl Case {
         Case { profile, state: State::Fresh, tenants }
     }
 
-    /// Bytes a second of each from one second to another.
+    /// Bytes a second of each tenant between two times.
     fn run(&self, costed: &Costed, tenants: &[Tenant], [from, to]: [u64; 2]) -> (Vec<f64>, Run) {
         let mut scenario = Scenario::new(self.profile.clone(), 2, tenants.to_vec(), to);
         (scenario.warmup_ns, scenario.state) = (from, self.state);
@@ -89,7 +89,7 @@ impl Case {
         (run.tenants.iter().map(|got| got.bytes as f64 / seconds).collect(), run)
     }
 
-    /// What each has of what it has alone.
+    /// Each tenant's throughput as a fraction of its throughput alone.
     fn parts(&self, costed: &Costed, times: [u64; 2]) -> ([f64; 2], Run) {
         let (got, run) = self.run(costed, &self.tenants, times);
         let part = |index: usize| {
@@ -104,8 +104,8 @@ impl Case {
 const SMALL_AND_LARGE: fn() -> [Tenant; 2] =
     || [reader("small", 512, 64, 0), reader("large", 1 << 20, 8, 1)];
 
-/// 512 bytes at depth 64 beside 1 MiB at depth 8: each has half of what it has alone, within two
-/// seconds at a given D, and at one that is searched for.
+/// 512 bytes at depth 64 beside 1 MiB at depth 8: each has half of its throughput alone, within two
+/// seconds at a given D, and with a search for D.
 #[test]
 fn a_device_that_is_short_of_requests_is_shared_by_requests() {
     for (inside, slots, times) in
@@ -121,7 +121,7 @@ fn a_device_that_is_short_of_requests_is_shared_by_requests() {
     }
 }
 
-/// Where bytes are what the device is short of, they are what is shared.
+/// A device whose bottleneck is bytes is shared by bytes.
 #[test]
 fn a_link_is_shared_by_bytes() {
     for slots in [Some(16), None] {
@@ -146,8 +146,8 @@ fn shares_of_the_same_requests_stay_as_they_are() {
     assert!((0.99..=1.01).contains(&(by_time / by_bytes)), "{by_bytes:.3}, {by_time:.3}");
 }
 
-/// On a device that has been written over a write takes ten times what a read does; by bytes the
-/// reader has a tenth of what it has alone.
+/// On a device that has been written over, a write takes ten times as long as a read; with costs in
+/// bytes the reader has a tenth of its throughput alone.
 #[test]
 fn a_reader_has_half_of_a_device_that_has_been_written_over() {
     let tenants = [reader("reads", 4096, 128, 0), writer("writes", 4096, 128, 1)];
@@ -159,8 +159,8 @@ fn a_reader_has_half_of_a_device_that_has_been_written_over() {
     assert!(parts[0] < 0.15, "by bytes {parts:?}");
 }
 
-/// What each of two tenants has of what it has alone, by bytes and by the device's time: the table
-/// of decision 41.
+/// Each of two tenants' throughput as a fraction of its throughput alone, by bytes and by the
+/// device's time: the table of decision 41.
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn by_the_devices_time_the_one_that_has_less_has_no_less_than_by_bytes() {
@@ -199,7 +199,7 @@ fn by_the_devices_time_the_one_that_has_less_has_no_less_than_by_bytes() {
         let [bytes, time] = [CostKind::Bytes, CostKind::Device].map(parts);
         let show = |[a, b]: [f64; 2]| format!("{a:.2} {b:.2}");
         println!("| {device} | {load} | {} | {} |", show(bytes), show(time));
-        // A reader beside a writer may have a little less on a device that does more for both.
+        // A reader beside a writer may have slightly less on a device that does more for both.
         let least = |[a, b]: [f64; 2]| a.min(b);
         assert!(least(time) > least(bytes) - 0.1, "{device}, {load}: {time:?}, by bytes {bytes:?}");
         gained.push(least(time) / least(bytes));

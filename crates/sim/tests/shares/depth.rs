@@ -1,9 +1,10 @@
-//! D by itself, in the lab: two tenants 300:100 that are together twice as deep as fills the device
-//! get their weights at the device's full rate; and again when the load has changed.
+//! The search for D, in the lab: two tenants 300:100 with together twice the depth that fills the
+//! device get their weights at the device's full rate; and again after a change of the load.
 //!
-//! How much fills a device is from the table of least depths that keep 97 % of its rate. Not in the
-//! list is 64 KiB on the Z-SSD, which two requests fill: a tenant of depth 2 that has both on the
-//! device has none to send when one of them completes, so the best fixed D gives 2.5 there, too.
+//! The depth that fills a device is from the table of least depths that keep 97 % of its rate. The
+//! list does not contain 64 KiB on the Z-SSD, which two requests fill: a tenant of depth 2 that has
+//! both requests on the device has none to send when one of them completes, so the best fixed D
+//! also gives a ratio of 2.5 there.
 
 use super::changed;
 use fairq_core::depth::AutoDepth;
@@ -16,7 +17,7 @@ use fairq_sim::scenario::{Access, Job, MS, SECOND, Scenario, Tenant};
 use fairq_sim::subject::{Built, Promise, Subject};
 use fairq_sim::{Run, run};
 
-/// MQFQ with a D that is searched for.
+/// MQFQ with a search for D.
 struct Auto;
 
 impl<P: Platform> Subject<P> for Auto {
@@ -33,7 +34,7 @@ impl<P: Platform> Subject<P> for Auto {
     }
 }
 
-/// Kyber-fairness whose `busy` is searched for, or is this.
+/// Kyber-fairness with this `busy`, or with a search for it.
 struct Tokens(Option<u32>);
 
 impl<P: Platform> Subject<P> for Tokens {
@@ -52,11 +53,11 @@ impl<P: Platform> Subject<P> for Tokens {
     }
 }
 
-/// What is asked for: bytes, how many percent are reads, and the depth of each tenant.
+/// The load: bytes of a request, percentage of reads, and depth of each tenant.
 #[derive(Clone, Copy, Debug)]
 struct Load(u32, u32, u32);
 
-/// Jain's index of what was got, where the same is due to all.
+/// Jain's index of the service, for equal weights.
 fn jain(got: &[f64]) -> f64 {
     let (sum, squares) = (got.iter().sum::<f64>(), got.iter().map(|n| n * n).sum::<f64>());
     sum * sum / (squares * got.len() as f64)
@@ -74,13 +75,13 @@ fn tenants(Load(bytes, read_percent, depth): Load, life: (u64, u64)) -> [Tenant;
     })
 }
 
-/// The last two tenants' ratio, and their bytes.
+/// The ratio of the last two tenants' bytes, and the sum.
 fn got(run: &Run) -> (f64, u64) {
     let [.., gold, silver] = &run.tenants[..] else { panic!("two tenants") };
     (gold.bytes as f64 / silver.bytes as f64, gold.bytes + silver.bytes)
 }
 
-/// Two seconds are for the search; the loads before last as long.
+/// The search has two seconds; the load before lasts as long.
 fn check(device: &str, before: Option<Load>, load: Load) {
     let starts_ns = if before.is_some() { 2 * SECOND } else { 0 };
     let mut all = Vec::new();
@@ -134,7 +135,7 @@ fn weights_hold_on_all_devices() {
     check("z-ssd", Some(Load(4096, 100, 128)), Load(4096, 0, 12));
 }
 
-/// As the paced device of the clients' tests: a link of 16 MB/s, 16 commands inside.
+/// Like the paced device of the clients' tests: a link of 16 MB/s, 16 commands inside.
 fn link() -> Profile {
     let lines = [
         ("read-mb-s = 3200", "read-mb-s = 16"),
@@ -144,13 +145,13 @@ fn link() -> Profile {
     changed("z-ssd", &lines)
 }
 
-/// 500 requests a second, `inside` of them at a time.
+/// A device of 500 requests a second that works on `inside` of them at a time.
 fn five_hundred(inside: u32) -> Profile {
     let fixed = format!("read-fixed-us = {} #", (inside - 1) * 2000);
     changed("z-ssd", &[("read-us", "read-us = 2000 #"), ("read-fixed-us", &fixed)])
 }
 
-/// The requests of each tenant with a D that is searched for, and with a fixed one.
+/// The requests of each tenant with a search for D, and with a fixed D.
 fn beside(scenario: &Scenario, slots: u32) -> [Vec<u64>; 2] {
     let requests = |run: Run| run.tenants.iter().map(|got| got.requests).collect();
     let fixed = AnySubject::Mqfq(MqfqSubject { slots, threshold: 45 << 10 });
@@ -158,7 +159,7 @@ fn beside(scenario: &Scenario, slots: u32) -> [Vec<u64>; 2] {
 }
 
 /// Two connections have two requests of 32 MiB each under way, which are scheduled by pieces of 64
-/// KiB: a thousand come at once, to a device that has served small requests alone till then.
+/// KiB: a thousand pieces come at once, to a device that has served only small requests so far.
 #[test]
 fn large_requests_leave_short_queues_their_part() {
     for depth in [32, 16] {
@@ -176,8 +177,8 @@ fn large_requests_leave_short_queues_their_part() {
     }
 }
 
-/// The device is kept as busy as with the usual D of 64, and a short queue has what it has there:
-/// of a disk it has some 300 requests in the time, give or take chance.
+/// The device is as busy as with the usual D of 64, and a short queue is served as much as there:
+/// on a disk some 300 requests in the time, with random deviations.
 fn is_no_worse_than_usual(name: &str, scenario: &Scenario) {
     let [auto, fixed] = beside(scenario, 64);
     let kept = auto.iter().sum::<u64>() as f64 / fixed.iter().sum::<u64>() as f64;
@@ -215,8 +216,9 @@ fn a_disk_is_no_worse_than_with_a_fixed_d() {
     }
 }
 
-/// Tokens hold weights where fewer requests than the device takes are outstanding, if `busy` is no
-/// more than that; and a tenant that leaves its tokens leaves its part of the device as well.
+/// With fewer requests outstanding than the device takes, tokens hold weights if `busy` is at most
+/// that number; and a tenant that does not use its tokens does not use its part of the device
+/// either.
 #[test]
 fn what_keeps_a_device_busy_is_found_for_tokens() {
     let (device, load) = ("p4500", Load(65536, 100, 8));
@@ -244,8 +246,9 @@ fn what_keeps_a_device_busy_is_found_for_tokens() {
     }
 }
 
-/// With 16 small requests outstanding, all of which a D of 16 and more lets onto the device, large
-/// ones take their time there: a little more in bytes, a sixth of the requests.
+/// With 16 small requests outstanding, all of which are on the device with a D of 16 or more, a
+/// larger D only adds large requests, which take the small ones' time: slightly more bytes, a sixth
+/// of the requests.
 #[test]
 fn small_requests_are_not_given_up_for_a_little_more_in_bytes() {
     let tenant = |number: usize| {
@@ -266,7 +269,8 @@ fn small_requests_are_not_given_up_for_a_little_more_in_bytes() {
     assert!(kept >= 0.95 && jain >= 0.98, "{kept:.3} of none, Jain {jain:.3}, D={slots:?}");
 }
 
-/// One request each of ten thousand is all that they ask for, and far more than the device needs.
+/// Each of ten thousand tenants has one request outstanding, far more in total than the device
+/// needs.
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn ten_thousand_tenants_have_the_device_in_equal_parts() {
@@ -283,6 +287,6 @@ fn ten_thousand_tenants_have_the_device_in_equal_parts() {
     let each: Vec<f64> = found.tenants.iter().map(|got| got.requests as f64).collect();
     let jain = jain(&each);
     let slots = found.stats.slots;
-    // Of some 37 requests each T lets a tenant have eleven more or less.
+    // With some 37 requests for each tenant, T allows eleven more or less.
     assert!(kept >= 0.97 && jain >= 0.9, "{kept:.3} of none, Jain {jain:.3}, D={slots:?}");
 }

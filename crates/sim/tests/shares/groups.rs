@@ -1,5 +1,5 @@
-//! Groups and reservations in the lab: shares hold on each level of a tree, and a tenant has what
-//! is kept for it in each second, whatever others weigh.
+//! Groups and reservations in the lab: shares hold on each level of a tree, and a tenant has its
+//! reservation in each second, whatever the weights of others.
 
 use fairq_core::registry::Shape;
 use fairq_core::{AnyPolicy, Group, GroupId, Native, Reservation, Share, Weight};
@@ -7,7 +7,7 @@ use fairq_device::Profile;
 use fairq_sim::scenario::{Job, SECOND, Scenario, Tenant};
 use fairq_sim::{Run, simulate};
 
-/// D is found while requests run, but for policies that have none.
+/// Runs a scenario; policies with a D search for it while requests run.
 fn run(name: &str, scenario: &Scenario) -> Run {
     scenario.check().unwrap();
     let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags());
@@ -28,13 +28,13 @@ fn scenario(device: &str, tenants: Vec<Tenant>, seconds: u64) -> Scenario {
     scenario
 }
 
-/// Requests of each tenant in each second.
+/// The number of each tenant's requests in each second.
 fn seconds(run: &Run) -> Vec<Vec<u64>> {
     let of = |bytes: &Vec<u64>| bytes.iter().map(|bytes| bytes / 4096).collect();
     run.tenants.iter().map(|tenant| of(&tenant.series)).collect()
 }
 
-/// What each has of all from one second to another.
+/// Each tenant's share of all requests between two seconds.
 fn parts(all: &[Vec<u64>], from: usize, to: usize) -> Vec<f64> {
     let sums: Vec<u64> = all.iter().map(|one| one[from..to].iter().sum()).collect();
     let total: u64 = sums.iter().sum();
@@ -47,7 +47,8 @@ fn assert_near(parts: &[f64], wanted: &[f64], what: &str) {
     }
 }
 
-/// Acme has 300, a and b of it 100 each, beside solo's 100; a leaves after two seconds.
+/// Acme has weight 300, and its members a and b 100 each, beside solo's 100; a leaves after two
+/// seconds.
 #[test]
 fn acme_has_three_quarters_and_a_leaves_what_it_has_to_b() {
     for (device, name) in [("p4500", "mqfq"), ("p4500", "sfqd"), ("z-ssd", "d2fq")] {
@@ -67,9 +68,10 @@ fn acme_has_three_quarters_and_a_leaves_what_it_has_to_b() {
     }
 }
 
-/// At weight 1 beside two floods of 10,000 each, in each second: little, and so much that D could
-/// not be found from what the policy alone has done. `d2fq` gives more than such a weight is due,
-/// and sends requests of the reservation to the urgent class.
+/// A reservation holds in each second at weight 1 beside two floods of weight 10,000 each. It is
+/// tested with a small value, and with one so large that D could not be found from the policy's own
+/// service alone. `d2fq` gives more than such a weight's share, and sends requests of the
+/// reservation to the urgent class.
 fn holds_a_reservation(on: &[(&str, &str, u64)]) {
     for &(device, name, iops) in on {
         let mut tenants =
@@ -77,7 +79,7 @@ fn holds_a_reservation(on: &[(&str, &str, u64)]) {
         tenants[0].share.reservation = Reservation::new(iops, 0).unwrap();
         let has = seconds(&run(name, &scenario(device, tenants, 3)))[0].clone();
         println!("{device}, {name}: {has:?}");
-        // Room is made in such a policy's device as soon as it is known what that can do.
+        // Such a policy reserves room on the device as soon as it knows the device's rate.
         let unknown = usize::from(name == "kyber-fair");
         for second in has.into_iter().skip(unknown) {
             let is_more = ["d2fq", "kyber-fair"].contains(&name);
@@ -107,7 +109,7 @@ fn a_reservation_holds_with_other_policies_and_devices() {
     ]);
 }
 
-/// The same without one: what the test above is to notice.
+/// The same without a reservation: the failure that the test above must detect.
 #[test]
 fn without_a_reservation_it_does_not() {
     let tenants = vec![reads("least", 1, 16), reads("x", 10_000, 256), reads("y", 10_000, 256)];

@@ -10,7 +10,7 @@ use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant, US};
 use fairq_sim::subject::{Built, Promise, Subject};
 use fairq_sim::{Run, run};
 
-/// MQFQ with a D that is searched for, or is this.
+/// MQFQ with this D, or with a search for D.
 struct Held(Option<u32>);
 
 impl<P: Platform> Subject<P> for Held {
@@ -46,7 +46,7 @@ fn scenario(device: &str, target_us: Option<u64>, seed: u64) -> Scenario {
     scenario
 }
 
-/// What the first tenant does alone on a device, and all do together without a scheduler.
+/// The requests of the first tenant alone on a device, and of all together without a scheduler.
 struct Base {
     seed: u64,
     alone: f64,
@@ -61,8 +61,8 @@ fn base(device: &str, seed: u64) -> Base {
     Base { seed, alone, full }
 }
 
-/// What the first tenant has beside what it has alone, its 99th percentile in microseconds, and the
-/// total beside that of `none`.
+/// The first tenant's rate as a fraction of its rate alone, its 99th percentile in microseconds,
+/// and the total rate as a fraction of that of `none`.
 fn point(policy: &Held, device: &str, target_us: u64, base: &Base) -> [f64; 3] {
     let held = run(&scenario(device, Some(target_us), base.seed), policy, vec![]).unwrap();
     let lc = &held.tenants[0];
@@ -76,8 +76,8 @@ fn seeds() -> &'static [u64] {
     if std::env::var_os("FAIRQ_LONG").is_some() { &[1, 2, 3] } else { &[1] }
 }
 
-/// With each policy and target, in microseconds: the least part of what the first tenant has alone,
-/// and of the total.
+/// Checks each policy with a target in microseconds, the least fraction of the first tenant's rate
+/// alone, and the least fraction of the total.
 fn check(device: &str, wanted: &[(Held, u64, f64, f64)]) {
     let bases: Vec<Base> = seeds().iter().map(|&seed| base(device, seed)).collect();
     for &(ref policy, target_us, lc, total) in wanted {
@@ -97,7 +97,7 @@ fn check(device: &str, wanted: &[(Held, u64, f64, f64)]) {
 
 #[test]
 fn a_target_is_met_on_a_device_of_one_link() {
-    // A D that is said is the most that there may be.
+    // With a target a given D is an upper bound.
     check("z-ssd", &[(Held(Some(256)), 60, 0.3, 0.98)]);
 }
 
@@ -123,7 +123,7 @@ fn a_tenant_that_comes_late_to_a_device_of_one_link() {
     comes_late("z-ssd", 60);
 }
 
-/// It comes when the others have run for ten seconds.
+/// The first tenant starts when the others have run for ten seconds.
 fn comes_late(device: &str, target_us: u64) {
     let burst = |warmup_ns: u64, until_ns: u64| {
         let mut scenario = scenario(device, Some(target_us), 1);

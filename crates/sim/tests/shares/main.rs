@@ -1,5 +1,5 @@
-//! What tenants have of a device in the laboratory: by weight, in groups, within a latency target,
-//! and by what requests cost.
+//! Tenants' shares of a device in the laboratory: by weight, in groups, with a latency target, and
+//! by the costs of requests.
 
 mod cost;
 mod depth;

@@ -2,7 +2,7 @@
 
 use super::SHIFT;
 
-/// What B-WF2Q+ knows of a queue in its group, or of a group (`bfq_entity`).
+/// The state of B-WF2Q+ for a queue in its group, or for a group (`bfq_entity`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entity {
     pub(super) weight: u64,
@@ -10,7 +10,7 @@ pub(super) struct Entity {
     pub(super) is_busy: bool,
     pub(super) start: u64,
     pub(super) finish: u64,
-    /// In this turn, in sectors.
+    /// Service in this turn, in sectors.
     pub(super) service: u64,
 }
 
@@ -23,7 +23,8 @@ impl Entity {
         self.start + (sectors << SHIFT) / self.weight.max(1)
     }
 
-    /// `__bfq_activate_entity`: what goes on where it stopped is not put behind virtual time.
+    /// `__bfq_activate_entity`: an entity that continues its turn keeps its finish as its start,
+    /// even if virtual time has passed it.
     pub(super) fn activate(&mut self, virtual_time: u64, budget: u64, goes_on: bool) {
         let back = goes_on && virtual_time > self.finish;
         self.start = if back { self.finish } else { virtual_time.max(self.finish) };
@@ -35,7 +36,7 @@ impl Entity {
         (self.is_busy, self.service) = (true, 0);
     }
 
-    /// Its turn is over, and what it was served is known.
+    /// Its turn is over: its finish follows from the service that it received.
     pub(super) fn settle(&mut self) {
         self.finish = self.finish(self.service);
     }

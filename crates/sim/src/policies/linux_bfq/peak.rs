@@ -1,9 +1,9 @@
-//! The drive's peak rate, as Linux's BFQ finds it: by it budgets are made
+//! The drive's peak rate as Linux's BFQ estimates it; budgets follow from it
 //! (`bfq_update_peak_rate`).
 
 use super::{LARGE, LEAST_CHARGED_NS, MS, NEAR, Staged, TIMEOUT_NS};
 
-/// The drive's peak rate, in sectors a microsecond and 2^16ths.
+/// The drive's peak rate, in 2^-16 sectors a microsecond.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peak {
     rate: u64,
@@ -13,7 +13,7 @@ pub(super) struct Peak {
     largest: u64,
     first_ns: u64,
     last_ns: u64,
-    /// From the first dispatch to the last one seen.
+    /// Time from the first dispatch to the last one.
     over_ns: u64,
     last_end: u64,
     completed_ns: u64,
@@ -48,7 +48,7 @@ impl Peak {
         }
     }
 
-    /// `bfq_update_peak_rate`; whether the rate is another now.
+    /// `bfq_update_peak_rate`; returns whether the rate has changed.
     pub(super) fn dispatched(&mut self, now_ns: u64, request: &Staged, on_drive: u32) -> bool {
         let mut changed = false;
         if self.samples == 0 {
@@ -74,7 +74,7 @@ impl Peak {
         changed
     }
 
-    /// A request has come back; whether the rate is another now.
+    /// A request has completed; returns whether the rate has changed.
     pub(super) fn completed(&mut self, now_ns: u64) -> bool {
         let took_us = (now_ns - self.completed_ns) / 1000;
         let is_gap = took_us > 2000 && (self.largest << 16) / took_us < 1 << 6;
@@ -101,7 +101,7 @@ impl Peak {
         changed
     }
 
-    /// In sectors a microsecond and 2^16ths.
+    /// The rate in 2^-16 sectors a microsecond.
     pub(super) fn rate(&self) -> u64 {
         self.rate
     }

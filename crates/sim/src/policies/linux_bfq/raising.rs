@@ -1,24 +1,25 @@
-//! Weight raising (`low_latency`): queues that seem to belong to something a person waits for have
-//! many times their weight for a while.
+//! Weight raising (`low_latency`): queues that seem to serve an application for which a person
+//! waits have many times their weight for a while.
 //!
-//! - *Interactive* is a queue that is new, or had nothing for two seconds: 30 times its weight, for
-//!   as long as the drive is taken to need for a large program's start (3 to 25 seconds, the slower
-//!   the drive the longer), and for at most 120,000 sectors.
-//! - *Soft real-time* is one that sends a batch, waits for all of it, and sends the next one no
-//!   sooner than at 7000 sectors a second it would: 3000 times its weight, for 300 ms from each
-//!   batch. One that seeks with all of its last 32 requests is not.
+//! - *Interactive* is a queue that is new, or was idle for two seconds: 30 times its weight, for
+//!   the time that a large program's start is assumed to take on the drive (3 to 25 seconds; longer
+//!   on slower drives), and for at most 120,000 sectors.
+//! - *Soft real-time* is a queue that sends a batch, waits for all of it, and sends the next batch
+//!   no sooner than a rate of 7000 sectors a second allows: 3000 times its weight, for 300 ms from
+//!   each batch. A queue all of whose last 32 requests sought is not soft real-time.
 //!
-//! Facts are from the source of 7.2, and for [`Kernel::V4_15`] from one of its time: there
+//! Facts are from the source of 7.2, and for [`Kernel::V4_15`] from a source of its time: there
 //! interactive raising lasts 13 seconds at most and has no limit in sectors, slow drives have other
-//! numbers, and what only seeks can be soft real-time. 5.2 and 5.3 are taken to be as 7.2, but for
-//! what came later: only queues of the usual weight are raised (5.12), and are waited for 20 ms.
+//! numbers, and a queue that only seeks can be soft real-time. 5.2 and 5.3 are assumed to be as
+//! 7.2, without two later changes: only queues of the default weight are raised (5.12), and the
+//! wait for them is 20 ms.
 
 use super::{IDLE_NS, Kernel, MS};
 
 #[cfg(test)]
 mod tests;
 
-/// `bfq_wr_coeff`, and that times `BFQ_SOFTRT_WEIGHT_FACTOR`.
+/// `bfq_wr_coeff`, and `bfq_wr_coeff` times `BFQ_SOFTRT_WEIGHT_FACTOR`.
 pub(super) const INTERACTIVE: u64 = 30;
 pub(super) const SOFT_REAL_TIME: u64 = 3000;
 /// `bfq_wr_min_idle_time`, `bfq_wr_rt_max_time`.
@@ -26,13 +27,13 @@ const IDLE_FROM_NS: u64 = 2000 * MS;
 const SOFT_REAL_TIME_NS: u64 = 300 * MS;
 /// `bfq_wr_max_softrt_rate`, in sectors a second.
 const SOFT_RATE: u64 = 7000;
-/// What comes back sooner than this after its last answer is greedy: what a queue is waited for and
-/// four jiffies, of 4 ms as distributions have them.
+/// A queue that sends sooner than this after its last completion is greedy: the time of a wait and
+/// four jiffies, of 4 ms as in distributions.
 const GREEDY_NS: u64 = IDLE_NS + 16 * MS;
 /// `max_service_from_wr`, in sectors.
 const MOST_SERVICE: u64 = 120_000;
-/// `ref_rate` times `ref_wr_duration`, and in 4.15 that of slow drives: a drive's rate, in sectors
-/// a microsecond and 2^16ths, times the milliseconds that a start takes on it.
+/// `ref_rate` times `ref_wr_duration`, and in 4.15 the same of slow drives: a drive's rate, in
+/// 2^-16 sectors a microsecond, times the milliseconds of a program's start on it.
 const REFERENCE: u64 = 33_000 * 2500;
 const SLOW_REFERENCE: u64 = 10_700 * 6000;
 const SLOW_UP_TO: u64 = 4 * 10_700 / 3;
@@ -47,26 +48,26 @@ fn interactive_ns(kernel: Kernel, rate: u64) -> u64 {
     (reference / rate.max(1)).clamp(3000, most_ms) * MS
 }
 
-/// How a queue's weight is raised, and what that is decided by.
+/// The raising of a queue's weight, and the state that decides it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Raising {
-    /// What its weight is multiplied by: 1 while it is not raised.
+    /// Factor of its weight: 1 while it is not raised.
     pub(super) coefficient: u64,
     /// `last_wr_start_finish`, `wr_cur_max_time`.
     since_ns: u64,
     lasts_ns: u64,
-    /// Where it became soft real-time while interactive: since when it was that.
+    /// Start of its interactive raising, if it became soft real-time during that.
     interactive_since_ns: Option<u64>,
-    /// Since it is interactive, in sectors.
+    /// Service since raising began, in sectors.
     service: u64,
-    /// `soft_rt_next_start`: a batch that begins later is soft real-time's.
+    /// `soft_rt_next_start`: a batch that begins later is soft real-time.
     next_start_ns: u64,
-    /// Whether that is worked out once the last request is back.
+    /// Whether `next_start_ns` is computed when the last request has completed.
     next_start_is_due: bool,
-    /// Since when it has had something, and what it was served since, in sectors.
+    /// Start of its current busy time, and its service since then, in sectors.
     busy_since_ns: u64,
     busy_service: u64,
-    /// Since when it has nothing at all: `None` before its first request.
+    /// Start of its idle time; `None` before its first request.
     idle_since_ns: Option<u64>,
 }
 
@@ -92,13 +93,14 @@ impl Raising {
         self.is_on() && self.lasts_ns == SOFT_REAL_TIME_NS
     }
 
-    /// How many times the usual time a turn may take (`bfq_set_budget_timeout`).
+    /// Factor of the usual longest time of a turn (`bfq_set_budget_timeout`).
     pub(super) fn turns(&self) -> u64 {
         if self.is_soft_real_time() { 1 } else { self.coefficient }
     }
 
-    /// Its first request has come after it had none (`bfq_bfqq_handle_idle_busy_switch`,
-    /// `bfq_update_bfqq_wr_on_rq_arrival`). Whether raising begins, which bounds its budget.
+    /// A request has arrived at the queue while it had none (`bfq_bfqq_handle_idle_busy_switch`,
+    /// `bfq_update_bfqq_wr_on_rq_arrival`). Returns whether raising begins, which bounds its
+    /// budget.
     pub(super) fn begins(&mut self, now_ns: u64, arrival: Arrived) -> bool {
         let Arrived { kernel, rate, is_usual_weight, only_seeks, on_drive } = arrival;
         let may = is_usual_weight || kernel < Kernel::V7_2;
@@ -145,7 +147,7 @@ impl Raising {
         }
     }
 
-    /// It was served some sectors.
+    /// The queue was served some sectors.
     pub(super) fn served(&mut self, sectors: u64) {
         if self.is_on() {
             self.service += sectors;
@@ -153,7 +155,7 @@ impl Raising {
         self.busy_service += sectors;
     }
 
-    /// A request of it has gone while it is in service: raising may be over
+    /// A request of the queue was dispatched while it is in service: raising may end
     /// (`bfq_update_wr_data`).
     pub(super) fn dispatched(&mut self, now_ns: u64, kernel: Kernel, rate: u64) {
         if self.is_on() && now_ns > self.since_ns + self.lasts_ns {
@@ -165,7 +167,7 @@ impl Raising {
         }
     }
 
-    /// It has sought with all of its last requests (`bfq_update_io_seektime`).
+    /// All of its last 32 requests sought (`bfq_update_io_seektime`).
     pub(super) fn only_seeks(&mut self, now_ns: u64, kernel: Kernel, rate: u64) {
         if self.is_soft_real_time() && kernel > Kernel::V4_15 {
             self.ends_or_falls_back(now_ns, kernel, rate);
@@ -176,7 +178,8 @@ impl Raising {
         (self.coefficient, self.lasts_ns, self.since_ns) = (1, 0, now_ns);
     }
 
-    /// Soft real-time is over: what was interactive before is that again, for what is left of it.
+    /// Ends raising; a queue that became soft real-time during its interactive time is interactive
+    /// again for the rest of that time.
     fn ends_or_falls_back(&mut self, now_ns: u64, kernel: Kernel, rate: u64) {
         let lasts_ns = interactive_ns(kernel, rate);
         match self.interactive_since_ns {
@@ -201,7 +204,7 @@ impl Raising {
         }
     }
 
-    /// Its last request is back, and it has no other (`bfq_completed_request`).
+    /// Its last request has completed, and it has no other (`bfq_completed_request`).
     pub(super) fn emptied(&mut self, now_ns: u64, kernel: Kernel, is_busy: bool) {
         if !is_busy {
             self.idle_since_ns = Some(now_ns);
@@ -220,11 +223,11 @@ impl Raising {
     }
 }
 
-/// What is known of a queue as its first request comes.
+/// The state of a queue when its first request arrives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrived {
     pub(super) kernel: Kernel,
-    /// The drive's peak rate, in sectors a microsecond and 2^16ths.
+    /// The drive's peak rate, in 2^-16 sectors a microsecond.
     pub(super) rate: u64,
     pub(super) is_usual_weight: bool,
     /// Whether each of its last 32 requests sought.

@@ -39,7 +39,7 @@ impl Drive {
         }
     }
 
-    /// Who goes next, if anybody may.
+    /// The queue that is served next, if any may send.
     fn goes(&mut self) -> Option<usize> {
         match self.policy.select(self.now_ns, Lanes::All) {
             Selection::Serve(_, flow) => Some(flow),
@@ -51,7 +51,7 @@ impl Drive {
         self.policy.completed(self.now_ns, Job(u32::MAX), flow, Outcome::Done);
     }
 
-    /// After a queue has sent all it has, whether another that came meanwhile goes.
+    /// Whether another queue's request is dispatched after a queue has sent its only one.
     fn goes_beside(&mut self, served: usize, other: usize) -> bool {
         self.sends(served, 1);
         assert_eq!(self.goes(), Some(served));
@@ -124,7 +124,7 @@ fn a_group_has_the_weight_of_its_processes_and_these_share_it_evenly() {
             served[flow] += 1;
         }
         let parts = served.map(|count| f64::from(count) / 200_000.0);
-        // A turn of 125 ms is a twentieth of what the least one gets.
+        // A turn of 125 ms is a twentieth of the smallest share.
         for (part, due) in parts.into_iter().zip([0.375, 0.375, 0.125, 0.125]) {
             assert!((part / due - 1.0).abs() < 0.06, "{kernel:?}: {parts:?}");
         }
@@ -149,7 +149,7 @@ fn the_largest_budget_that_is_set_bounds_turns() {
         let flow = drive.goes().expect("both have something");
         turn = if flow == last { turn + 1 } else { 1 };
         last = flow;
-        // The first budgets are still those of a drive whose rate is not known.
+        // The first budgets still assume a drive of unknown rate.
         longest = longest.max(if round > 5000 { turn } else { 0 });
         drive.now_ns += MS / 100;
         drive.comes_back(flow);
@@ -214,7 +214,7 @@ fn in_groups_raising_takes_from_others_only_what_slow_turns_cost_them() {
             drive.sends(1, 8);
             shares(&mut drive, 3000, each_ns)
         };
-        // On a slow drive the old queue pays for its time, and the new one for sectors.
+        // On a slow drive the old queue is charged for its time, and the new one for sectors.
         let [old, new] = got(MS);
         assert!(new > 2 * old, "{kernel:?}: {old} and {new}");
         let [old, new] = got(MS / 500);

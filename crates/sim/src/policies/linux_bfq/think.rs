@@ -1,4 +1,4 @@
-//! How long a process takes from its last answer to its next request.
+//! The think time of a process: from its last completion to its next request.
 
 use super::IDLE_NS;
 

@@ -1,52 +1,53 @@
-//! Which Linux's BFQ runs, and how.
+//! The version of Linux whose BFQ runs, and its options.
 
 use crate::host::Host;
 
-/// Which Linux. Later ones have what earlier ones have unless it says otherwise.
+/// The version of Linux. Later versions behave as earlier ones unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kernel {
-    /// A queue whose requests are all on the drive is waited for where queues or groups have
-    /// different weights. Nothing goes meanwhile.
+    /// BFQ waits for a queue whose requests are all on the drive if queues or groups have different
+    /// weights. Nothing is dispatched meanwhile.
     V4_15,
-    /// Others' requests are injected meanwhile, one at a time and once it has waited long. In
-    /// groups all queues are waited for; without groups the lightest is not.
+    /// Others' requests are injected during the wait, one at a time and after a long wait. In
+    /// groups BFQ waits for all queues; without groups not for the lightest.
     V5_2,
-    /// As many are injected as the queue's own bear. A queue that becomes busy takes the drive from
-    /// a lighter one.
+    /// The number of injected requests adapts to their effect on the queue's own. A queue that
+    /// becomes busy takes the drive from a lighter one.
     V5_3,
-    /// Tags by weight. In groups a queue is waited for while other groups have requests, and also
-    /// one that is alone.
+    /// Tags by weight. In groups BFQ waits for a queue while other groups have requests. It also
+    /// waits for the only busy queue.
     V7_2,
 }
 
 impl Kernel {
-    /// All of them.
+    /// All versions.
     pub const ALL: [Kernel; 4] = [Kernel::V4_15, Kernel::V5_2, Kernel::V5_3, Kernel::V7_2];
 }
 
-/// How Linux's BFQ runs.
+/// The options of Linux's BFQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinuxBfqConfig {
-    /// Of which Linux.
+    /// The version of Linux.
     pub kernel: Kernel,
-    /// How many flows, one after the other, are the processes of a control group, which has the
-    /// weight of all of them; 0 where there are no groups.
+    /// Number of consecutive flows that are the processes of one control group, whose weight is the
+    /// sum of theirs; 0 for no groups.
     pub processes: usize,
-    /// The largest budget in sectors (`max_budget`); 0 for what the drive's peak rate allows.
+    /// The largest budget in sectors (`max_budget`); 0 to derive it from the drive's peak rate.
     pub budget: u64,
-    /// What a request takes under BFQ's lock, in cycles.
+    /// Time of a request under BFQ's lock, in cycles.
     pub cycles: u64,
     /// Whether weights are raised (`low_latency`).
     pub low_latency: bool,
 }
 
 impl LinuxBfqConfig {
-    /// What each hook of a request takes on a host, more than the lightest scheduler's.
+    /// Additional time of each hook of a request on a host, over the lightest scheduler's, in
+    /// picoseconds.
     pub(crate) fn hook_ps(&self, host: &Host) -> u64 {
         host.ps(self.cycles.saturating_sub(host.machine.layer.stage) / 3)
     }
 
-    /// What Linux's documentation has: 1.9 us at 2.4 GHz, where the lightest scheduler's request
-    /// takes 0.7 (bfq-iosched.rst).
+    /// The value of Linux's documentation: 1.9 us at 2.4 GHz, where the lightest scheduler's
+    /// request takes 0.7 (bfq-iosched.rst).
     pub const CYCLES: u64 = 4560;
 }

@@ -8,7 +8,7 @@ fn arrived(kernel: Kernel) -> Arrived {
     Arrived { kernel, rate: RATE, is_usual_weight: true, only_seeks: false, on_drive: 0 }
 }
 
-/// One that began at 10 s, sent `sectors`, and had them all back 5 ms later.
+/// A queue that began at 10 s and sent `sectors`, all of which completed 5 ms later.
 fn after_batch(kernel: Kernel, sectors: u64) -> Raising {
     let mut raising = Raising::NONE;
     assert!(raising.begins(10 * SECOND, arrived(kernel)));
@@ -41,7 +41,7 @@ fn a_start_takes_longer_on_slow_drives_within_bounds() {
 #[test]
 fn what_has_had_nothing_for_two_seconds_is_interactive_again() {
     for (pause_ns, is_raised) in [(1900 * MS, false), (2100 * MS, true)] {
-        // More than a soft real-time batch has.
+        // More sectors than a soft real-time batch has.
         let mut raising = after_batch(Kernel::V7_2, 100_000);
         let now_ns = 10 * SECOND + 5 * MS + pause_ns;
         assert_eq!(raising.begins(now_ns, arrived(Kernel::V7_2)), is_raised);
@@ -72,7 +72,7 @@ fn interactive_raising_ends_with_120_000_sectors_but_for_4_15() {
 
 #[test]
 fn batches_below_7000_sectors_a_second_are_soft_real_time() {
-    // 700 sectors are 100 ms.
+    // At 7000 sectors a second 700 sectors take 100 ms.
     for (after_ms, is_raised) in [(99, false), (101, true)] {
         let mut raising = after_batch(Kernel::V7_2, 700);
         assert_eq!(raising.begins(10 * SECOND + after_ms * MS, arrived(Kernel::V7_2)), is_raised);
@@ -90,7 +90,7 @@ fn what_comes_back_at_once_is_greedy_however_little_it_asks_for() {
 
 #[test]
 fn what_it_sent_fast_counts_later() {
-    // 7000 sectors at once: nothing of the next second is soft real-time, whatever it is served.
+    // After 7000 sectors at once no batch of the next second is soft real-time, whatever its size.
     let mut raising = after_batch(Kernel::V7_2, 7000);
     assert!(!raising.begins(10 * SECOND + 500 * MS, arrived(Kernel::V7_2)));
     raising.served(8);
@@ -123,7 +123,7 @@ fn soft_real_time_lasts_300_ms_from_each_batch() {
     raising.dispatched(first_ns, Kernel::V7_2, RATE);
     raising.expired(first_ns + 5 * MS, Kernel::V7_2, 0);
     let second_ns = first_ns + 200 * MS;
-    // It goes on, and does not begin.
+    // Raising continues, and does not begin anew.
     assert!(!raising.begins(second_ns, arrived(Kernel::V7_2)));
     raising.dispatched(second_ns + 300 * MS, Kernel::V7_2, RATE);
     assert!(raising.is_on());
@@ -141,7 +141,7 @@ fn soft_real_time_before_an_interactive_time_is_over_falls_back_to_it() {
     assert_eq!(raising.coefficient, 3000);
     raising.dispatched(SECOND + 401 * MS, Kernel::V7_2, RATE);
     assert_eq!(raising.coefficient, 30);
-    // What is left of it counts from its beginning.
+    // The rest of the interactive time counts from its beginning.
     raising.dispatched(SECOND + 3751 * MS, Kernel::V7_2, RATE);
     assert!(!raising.is_on());
 }
