@@ -198,7 +198,7 @@ pub struct ProbeArgs {
     pub shards: ShardArgs,
 }
 
-/// What stands at the end of the help of `fairq bench`.
+/// The text at the end of the help of `fairq bench`.
 pub fn bench_examples() -> String {
     format!(
         "\
@@ -231,7 +231,7 @@ A tenant is NAME=key:value,…
     )
 }
 
-/// What stands at the end of the help of `fairq calibrate`.
+/// The text at the end of the help of `fairq calibrate`.
 pub fn calibrate_examples() -> String {
     format!(
         "\
@@ -245,7 +245,7 @@ It only reads unless --write is given.
     )
 }
 
-/// What stands at the end of the help of `fairq device`.
+/// The text at the end of the help of `fairq device`.
 pub fn device_examples() -> String {
     format!(
         "\

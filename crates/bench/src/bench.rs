@@ -1,5 +1,5 @@
-//! `fairq bench`: policies one after the other under the same load, and what each tenant gets from
-//! each.
+//! `fairq bench`: runs policies one after the other under the same load, and reports each tenant's
+//! service under each.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,33 +34,34 @@ use crate::plausible::{self, Limits};
 use crate::report::{Got, Report, Run};
 use crate::series::{Life, Series};
 
-/// The tenants of a run if none is named, as in `fairq serve`: three to one, and both ask for more
-/// than there is.
+/// The tenants of a run if none is named, as in `fairq serve`: weights three to one, and both
+/// submit more than the device can serve.
 const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,bs:4k,depth:128"];
 /// The default of `--timeout`, in nanoseconds.
 const TIMEOUT_NS: u64 = 10_000_000_000;
-/// How long jobs stay on one shard where nothing is said: as threads in the lab.
+/// Default time for which a job stays on one shard, in nanoseconds: as for threads in the lab.
 const MOVES_NS: u64 = 120_000_000;
-/// How finely a run is cut if tenants come and go in it and nobody says.
+/// Default interval of a run in which tenants come and go.
 const LIFE_INTERVAL: Duration = Duration::from_millis(10);
 /// The most intervals of a series.
 const INTERVALS_MAX: u128 = 1_000_000;
-/// Buffers of all jobs together.
+/// The most memory of all jobs' buffers, in bytes.
 const MEMORY_MAX: u64 = 8 << 30;
-/// Memory that is taken between two looks at the progress.
+/// Memory that is taken between two updates of the progress, in bytes.
 const MEMORY_AT_ONCE: u64 = 32 << 20;
-/// The part of the time that shards may wait for their CPUs without a word: a machine always has
-/// something else to do.
+/// The fraction of the time that shards may wait for their CPUs without a warning: a machine always
+/// has some other work.
 const MUCH_WAITING: f64 = 0.05;
-/// How to get the CPU.
+/// The advice in messages about a lack of CPU time.
 const CPU_CURE: &str = "give fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
                         machine without other work";
-/// How often, and for how long, a measurement that is disturbed each time is made: short ones more
-/// often, as their bound for a stall is more of their time.
+/// A measurement that is disturbed each time is repeated until it has had this many attempts and
+/// this much time has passed. Short measurements get more attempts, because the bound of a stall is
+/// a larger part of their time.
 const ATTEMPTS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What to run and for how long, complete.
+/// The complete plan of a run.
 struct Plan {
     place: Place,
     policies: Vec<PolicyConfig>,
@@ -69,14 +70,15 @@ struct Plan {
     times: Times,
 }
 
-/// Where to run it.
+/// The place of a run: a device in this process, or a server.
 enum Place {
     Device { device: DeviceConfig, cpus: Vec<usize>, path: load::Path, moves: Option<Duration> },
     Server { target: client::Target, uri: String, timeout: Duration },
 }
 
 impl Plan {
-    /// What a run is called: the policy's name, with its knobs if the same one runs more than once.
+    /// The label of a run: the policy's name, with its options if the same policy runs more than
+    /// once.
     fn label(&self, policy: &PolicyConfig) -> String {
         match &self.place {
             Place::Server { .. } => "connect".into(),
@@ -96,9 +98,10 @@ impl Plan {
 /// Runs and reports.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = plan(&args)?;
-    // Standard output is the JSON's alone then.
+    // Standard output has only the JSON then.
     let is_quiet = args.json.as_deref() == Some(Path::new("-"));
-    // Before the device and the run: a path that cannot be written costs no measurement.
+    // Opened before the device and the run, so that a path that cannot be written costs no
+    // measurement.
     let output = Output::open_if_named(args.json.as_deref())?;
     let target = match &plan.place {
         Place::Device { device, cpus, path, moves } => Target::Device {
@@ -119,7 +122,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let alone =
         if args.alone { bench.alone(&plan.jobs, plan.times)? } else { vec![None; plan.jobs.len()] };
     let (mut report, mut failed) = (Report { runs: Vec::new() }, Vec::new());
-    // The policy divides a group's weight itself; only what is due to each tenant needs it here.
+    // The policy divides a group's weight itself; only the tenants' entitled shares need the
+    // division here.
     let weighed = effective(&plan.jobs, &plan.groups);
     for policy in &plan.policies {
         let label = plan.label(policy);
@@ -230,7 +234,7 @@ fn timeout(args: &BenchArgs) -> Result<Duration, Refusal> {
     }
 }
 
-/// How long jobs stay on one shard, if all of them can be moved.
+/// The time for which jobs stay on one shard, if all of them can be moved.
 fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
     if interval_ns < 1_000_000 {
         return Err(Refusal::new(
@@ -250,7 +254,7 @@ fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
     }
 }
 
-/// The way to the device, if all policies and the device can go it.
+/// The path to the device, if all policies and the device support it.
 fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<load::Path, Refusal> {
     if way == Way::Shards {
         return Ok(load::Path::Shards);
@@ -276,8 +280,8 @@ fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<lo
     Ok(load::Path::Direct)
 }
 
-/// How finely the run is cut: as asked for, or, to tell what is due to tenants that come and go, in
-/// 10 ms.
+/// The interval of the series: the value of `--series`, or 10 ms if tenants come and go, whose
+/// entitled shares need one.
 fn interval(
     args: &BenchArgs,
     jobs: &[Job],
@@ -300,7 +304,7 @@ fn interval(
     Ok(Some(interval))
 }
 
-/// The jobs with the weights that they have beside those that are in no group, if all are active.
+/// The jobs with their effective weights, if all tenants are active.
 fn effective(jobs: &[Job], groups: &[Group]) -> Vec<Job> {
     // `acme/batch` is below `acme`, `acme2` is not.
     let is_below = |name: &str, group: &str| {
@@ -310,7 +314,7 @@ fn effective(jobs: &[Job], groups: &[Group]) -> Vec<Job> {
         jobs.iter().any(|job| job.group.as_ref().is_some_and(|own| is_below(own, &group.name)))
     };
     let weight = |weight: Weight| f64::from(weight.in_256ths());
-    // What all members of a group weigh.
+    // The sum of the weights of a group's members.
     let members = |name: &str| -> f64 {
         let own = jobs.iter().filter(|job| job.group.as_deref() == Some(name));
         let inner = groups.iter().filter(|group| group.parent() == Some(name) && has_any(group));
@@ -360,7 +364,7 @@ fn check_jobs(jobs: &[Job]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What makes no sense on somebody else's server, or cannot be done there.
+/// Refuses options that make no sense with a server, or are impossible there.
 fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
     let here = [
         ("--device", args.device.is_some()),
@@ -398,12 +402,12 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
     }
 }
 
-/// A load that writes to a file destroys what is in it.
+/// Refuses a load that would overwrite data, unless that is allowed.
 fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Result<(), Refusal> {
     let Some(file) = device.shared_file() else { return Ok(()) };
     refuse_pool(&file.path, allowed)?;
     match jobs.iter().find(|job| job.read_percent < 100) {
-        // A file that does not exist is made by the run, and has nothing to lose.
+        // A file that does not exist is made by the run, and has no data to lose.
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
             "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or \
              use rw:randread",
@@ -414,7 +418,7 @@ fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Res
     }
 }
 
-/// What will run, in a few lines.
+/// A description of the run, in a few lines.
 fn introduction(plan: &Plan) -> String {
     let mut text = match &plan.place {
         Place::Server { uri, .. } => format!("{uri}\n"),
@@ -437,27 +441,27 @@ fn introduction(plan: &Plan) -> String {
     text
 }
 
-/// What the load is put on.
+/// The target of the load.
 pub(crate) enum Target {
     /// A device, through a policy, inside this process.
     Device {
         device: Arc<AnyDevice>,
         /// The CPU of each shard.
         cpus: Vec<usize>,
-        /// D where a policy's configuration does not say.
+        /// D for a policy whose configuration has none.
         slots: u32,
-        /// The limits that its results cannot exceed.
+        /// The limits that the device's results cannot exceed.
         limits: Limits,
-        /// The way to the device.
+        /// The path to the device.
         path: load::Path,
-        /// How long a job stays on one shard, if it moves.
+        /// The time for which a job stays on one shard, if jobs move.
         moves: Option<Duration>,
     },
-    /// An NBD server, and how long it may send nothing.
+    /// An NBD server, and the time for which it may send nothing.
     Server(client::Target, Duration),
 }
 
-/// What can run loads.
+/// Runs loads on a target.
 pub(crate) struct Bench {
     pub(crate) target: Target,
     /// Groups of tenants, outer ones first.
@@ -467,9 +471,9 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Has a device in memory take what the jobs will write to before anything is measured, so that
-    /// the first policy does not pay for it alone: a virtual machine may wait milliseconds for each
-    /// 2 MiB of its host.
+    /// Makes a device in memory allocate the ranges that the jobs write before the measurement, so
+    /// that the first policy does not alone pay for the allocation: a virtual machine may wait
+    /// milliseconds for its host for each 2 MiB.
     fn take_memory(&self, jobs: &[Job]) -> anyhow::Result<()> {
         let Target::Device { device, .. } = &self.target else { return Ok(()) };
         let ranges = ranges(jobs, &device.info().sizes)?;
@@ -480,8 +484,8 @@ impl Bench {
                 .map(|(_, &range)| range)
         };
         let total: u64 = written().map(|(_, size)| size).sum();
-        // The ranges may be all of a large device, of which a run reaches a part: others would miss
-        // the memory that is taken for the rest.
+        // The ranges may be all of a large device, of which a run uses a part: other programs would
+        // lack the memory that is taken for the rest.
         if total > memory_available() / 2 {
             return Ok(());
         }
@@ -500,12 +504,13 @@ impl Bench {
         Ok(())
     }
 
-    /// Each tenant's bytes a second when it has the device for itself.
+    /// Each tenant's bytes a second alone on the device.
     fn alone(&self, jobs: &[Job], times: Times) -> anyhow::Result<Vec<Option<f64>>> {
         let none = PolicyTable::of("none", &[]).complete()?;
         let mut alone = Vec::new();
         for (index, job) in jobs.iter().enumerate() {
-            // The others are there but silent, so that it works on the range that it has later.
+            // The other tenants are present without jobs, so that this one has the same range as in
+            // the later runs.
             let plain = |job: &Job| Job {
                 urgent: false,
                 target: None,
@@ -576,7 +581,7 @@ impl Bench {
                     hand.iter().map(|&(tenant, _)| usize::from(jobs[tenant].depth)).sum()
                 };
                 let tags: Vec<usize> = hands.iter().map(depths).collect();
-                // All jobs may come together.
+                // All jobs may be on the same shard.
                 let tags =
                     if moves.is_some() { Some(tags.iter().sum()) } else { tags.into_iter().max() };
                 let common = Common::new(
@@ -621,7 +626,7 @@ fn undisturbed(
     }
 }
 
-/// What a run gave each tenant.
+/// The result of a run.
 fn outcome(
     label: &str,
     jobs: &[Job],
@@ -667,7 +672,7 @@ fn outcome(
     Run { slots: measured.slots, ..run }
 }
 
-/// Bytes that programs may take without others losing theirs; 0 if the kernel does not tell.
+/// Bytes of memory that programs can take without swapping; 0 if the kernel does not report them.
 fn memory_available() -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = meminfo.lines().find_map(|line| {
@@ -682,7 +687,8 @@ mod tests {
     use crate::plausible::tests::measured;
     use fairq_host::measure::stall::Disturbance;
 
-    /// The measurements that are made if the first `disturbed` are, and the requests of the result.
+    /// The number of measurements if the first `disturbed` of them are disturbed, and the requests
+    /// of the result.
     fn repeated(disturbed: u32) -> (u32, Result<u64, String>) {
         let (ms, second) = (Duration::from_millis(1), Duration::from_secs(1));
         let mut made = 0;

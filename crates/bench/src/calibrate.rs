@@ -1,16 +1,16 @@
 //! `fairq calibrate`: the D and T that suit a device (MQFQ, Section 3.4).
 //!
-//! **D.** With no policy in the way, the number of outstanding requests is raised from 1 until the
-//! device gives no more. D is the smallest number that gives (nearly) the most: less would leave
-//! the device idle, more would only add unfairness. Each size of request is swept by itself and the
-//! one that needs most decides. The powers of two are tried, and then the middle between the last
-//! that is too small and the first that is enough.
+//! **D.** Without a policy, the number of outstanding requests is raised from 1 until throughput
+//! does not rise. D is the smallest number with (nearly) the highest throughput: a smaller D would
+//! leave the device idle, a larger one would only add unfairness. Each size of request is swept by
+//! itself, and the size that needs the largest D decides. The sweep tries the powers of two, and
+//! then the middle between the last number that is too small and the first that is enough.
 //!
 //! **T.** With that D, small requests from every shard, each with a tenant of its own, are the
-//! worst case: the shards throttle each other most often. T is the smallest that still gives
-//! (nearly) what no throttling at all gives; more would only let tenants run further ahead.
+//! worst case: the shards throttle each other most often. T is the smallest value with (nearly) the
+//! throughput of no throttling; a larger T would only let tenants run further ahead.
 //!
-//! *Nearly* is 98 % unless said otherwise, so that noise does not double the result.
+//! *Nearly* is 98 % by default, so that noise does not double the result.
 
 use std::time::Duration;
 
@@ -34,27 +34,26 @@ use crate::bench::{Bench, Target};
 use crate::job::{Job, JobTable, Pattern};
 use crate::plausible::Limits;
 
-/// T to try, in bytes.
+/// The values of T to try, in bytes.
 const THRESHOLDS: [u64; 10] =
     [0, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
-/// A T that throttles nobody, for practical purposes: what the others are compared with.
+/// A T that in practice throttles no tenant: the reference of the others.
 const FREE: u64 = 1 << 30;
-/// Each point is measured so many times for a part of its time, and the best counts: what disturbs
-/// a measurement only ever takes from it.
+/// Each point is measured this many times, each for a part of its time, and the best result counts:
+/// a disturbance only lowers a result.
 const ROUNDS: u32 = 3;
-/// Requests in flight of each shard when T is sought, as a multiple of D: enough that none runs
-/// dry.
+/// Requests in flight in the search for T, as a multiple of D: enough that no shard runs empty.
 const PRESSURE: u32 = 2;
 /// Columns of the longest bar.
 const BAR: f64 = 48.0;
 
-/// What was found.
+/// The result of a calibration.
 #[derive(Debug, Serialize)]
 struct Calibration {
     device: String,
     shards: usize,
     sweeps: Vec<Sweep>,
-    /// Requests a second with D slots and nobody throttled.
+    /// Requests a second with D slots and no throttling.
     unthrottled_iops: f64,
     thresholds: Vec<Trial>,
     slots: u32,
@@ -62,7 +61,7 @@ struct Calibration {
     recommend: String,
 }
 
-/// One size of request.
+/// The sweep of one size of request.
 #[derive(Debug, Serialize)]
 struct Sweep {
     block: u64,
@@ -71,7 +70,7 @@ struct Sweep {
     slots: u32,
 }
 
-/// One number of outstanding requests.
+/// The result for one number of outstanding requests.
 #[derive(Clone, Debug, Serialize)]
 struct Point {
     outstanding: u32,
@@ -81,7 +80,7 @@ struct Point {
     p99_ns: u64,
 }
 
-/// One T.
+/// The result for one T.
 #[derive(Clone, Debug, Serialize)]
 struct Trial {
     threshold: u64,
@@ -133,7 +132,7 @@ pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let smallest = args.bs.iter().map(|size| size.0).min().unwrap_or(4096);
     let (unthrottled_iops, thresholds) = gauge.thresholds(slots, smallest)?;
     let enough = enough_threshold(&thresholds, gauge.enough * unthrottled_iops);
-    // The largest comes nearest; the text below says that it was not enough.
+    // The largest T comes nearest; the text below states that it was not enough.
     let threshold = enough.unwrap_or(THRESHOLDS[THRESHOLDS.len() - 1]);
     let recommend = format!("mqfq:slots={slots},threshold={}", exact_size(threshold));
     let device = device.describe();
@@ -236,7 +235,7 @@ impl<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> Gaug
         })
     }
 
-    /// What the best round gave, and how long it was, in seconds.
+    /// The statistics of the best round, and its length in seconds.
     fn best(
         &self,
         policy: &PolicyConfig,
@@ -252,8 +251,8 @@ impl<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> Gaug
                 "{label}: the device failed {} requests: see the kernel's log",
                 round.0.errors
             );
-            // Equal counts, too: a first round without a request replaces the placeholder and its
-            // second.
+            // An equal rate counts too: a first round without a request replaces the placeholder,
+            // whose length is one second.
             if rate(&round) >= rate(&best) {
                 best = round;
             }
@@ -261,7 +260,7 @@ impl<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> Gaug
         Ok(best)
     }
 
-    /// Requests a second with nobody throttled, and with each T.
+    /// Requests a second without throttling, and with each T.
     fn thresholds(&self, slots: u32, block: u64) -> anyhow::Result<(f64, Vec<Trial>)> {
         let depth = (slots * PRESSURE).div_ceil(self.shards as u32).clamp(8, 4096);
         let jobs: Vec<Job> = (0..self.shards)
@@ -298,13 +297,13 @@ fn doublings(most: u32) -> Vec<u32> {
     numbers
 }
 
-/// The first point that gives the fraction `part` of the most.
+/// The first point with the fraction `part` of the highest throughput.
 fn enough(points: &[Point], part: f64) -> Option<&Point> {
     let most = points.iter().map(|point| point.iops).fold(0.0, f64::max);
     points.iter().find(|point| point.iops >= part * most)
 }
 
-/// The number halfway between the last that is too small and the first that is enough.
+/// The number halfway between the last one that is too small and the first one that is enough.
 fn middle(points: &[Point], part: f64) -> Option<u32> {
     let first = enough(points, part)?.outstanding;
     let before = points
@@ -376,7 +375,7 @@ impl Calibration {
     }
 }
 
-/// Figures to the right, the bars in column `bars` to the left.
+/// Aligns figures to the right, and the bars in column `bars` to the left.
 fn finish(mut table: comfy_table::Table, bars: usize) -> String {
     align_right(&mut table);
     for index in [0, bars] {
@@ -395,9 +394,9 @@ mod tests {
     use crate::plausible::tests::measured;
     use std::cell::Cell;
 
-    /// A device that takes 2 ms for each request and four of them at once. Under `mqfq` it gets no
-    /// more than three at a time with a T below 64 KiB. Every other measurement is disturbed and
-    /// counts half.
+    /// A device that takes 2 ms for each request and serves four at once. Under `mqfq` it gets at
+    /// most three at a time with a T below 64 KiB. Every other measurement is disturbed and has
+    /// half the requests.
     fn four_at_once(rounds: &Cell<u32>, label: &str, jobs: &[Job], times: Times) -> Measured {
         rounds.set(rounds.get() + 1);
         let is_small = ["T = 0", "T = 4k", "T = 8k", "T = 16k", "T = 32k"].contains(&label);

@@ -1,13 +1,13 @@
 //! fio job files, since users have those: each job becomes a tenant of `fairq bench`.
 //!
-//! Taken are the keys that say what a job asks of the device. Keys that only say how fio does it
-//! (engine, files, logs) have no effect here; a key that nobody here knows is named in a warning,
-//! and one that would change the load in a way that cannot be done here is an error with its line.
-//! Numbers are fio's: k is 1024, a rate is for each of `numjobs`, `thinktime` is in microseconds
-//! and `runtime` in seconds if they have no unit, as `startdelay` is.
+//! This module uses the keys that describe a job's load. Keys that only describe fio's own work
+//! (engine, files, logs) have no effect here; an unknown key is named in a warning, and a key that
+//! would change the load in an unsupported way is an error with its line. Numbers are fio's: k is
+//! 1024, a rate is for each of `numjobs`, `thinktime` is in microseconds and `runtime` in seconds
+//! if they have no unit, as `startdelay` is.
 //!
-//! The weight is `cgroup_weight`, or follows from `prio` as the kernel's schedulers do it: 8 - prio
-//! parts, so that the usual 4 is the usual weight, 100.
+//! The weight is `cgroup_weight`, or follows from `prio` as in the kernel's schedulers: 8 - prio
+//! parts, so that the default of 4 is the default weight, 100.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use fairq_config::units::{Bandwidth, Count, Nanos, Size};
 
 use crate::job::{Job, JobTable, Pattern};
 
-/// Keys that say how fio works, not what it asks for.
+/// Keys that describe fio's own work, not the load.
 const WITHOUT_EFFECT: &[&str] = &[
     "allow_file_create",
     "buffered",
@@ -80,7 +80,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "per_job_logs",
 ];
 
-/// Keys that would change the load, and why that cannot be.
+/// Unsupported keys that would change the load, and the reason.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("blockalign", "requests are aligned to their size"),
     ("bsrange", "requests of a tenant have one size: use bs"),
@@ -101,16 +101,16 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("zonemode", "there are no zones"),
 ];
 
-/// What a job file says.
+/// The contents of a job file.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FioFile {
     /// Its jobs, in order.
     pub jobs: Vec<Job>,
-    /// How long to measure.
+    /// Length of the measurement.
     pub runtime: Option<Duration>,
-    /// How long to run before measuring.
+    /// Length of the run before the measurement.
     pub ramp: Option<Duration>,
-    /// What was not taken into account.
+    /// Warnings about ignored keys.
     pub warnings: Vec<String>,
 }
 
@@ -196,7 +196,8 @@ impl Reader<'_> {
                     .ok_or_else(|| self.refuse(number, "a section ends with `]`"))?
                     .trim();
                 in_global = Some(name == "global");
-                // As in fio a job has what the `[global]` sections above it say, and none below.
+                // As in fio, a job has the keys of the `[global]` sections above it, not of those
+                // below.
                 if name != "global" {
                     jobs.push((name.to_owned(), number, global.clone()));
                 }
@@ -221,7 +222,7 @@ impl Reader<'_> {
         Ok(jobs)
     }
 
-    /// The key by its usual name, if it is one that is taken into account.
+    /// The key by its usual name; `None` if the key has no effect.
     fn check_key(&mut self, key: &str, line: usize) -> Result<Option<String>, Refusal> {
         let key = match key {
             "blocksize" => "bs",
@@ -232,7 +233,7 @@ impl Reader<'_> {
             | "cgroup_weight" | "prio" | "name" => key,
             _ if WITHOUT_EFFECT.contains(&key) => return Ok(None),
             _ => {
-                // Left out silently, such a key would give a load other than the file's.
+                // If such a key were ignored silently, the load would differ from the file's.
                 if let Some((_, why)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
                     return Err(
                         self.refuse(line, format_args!("`{key}` cannot be done here: {why}"))
@@ -257,10 +258,10 @@ impl Reader<'_> {
         let count = |key: &str| get(key).map(|(value, line)| self.value::<Count>(key, value, line));
         let jobs = count("numjobs").transpose()?;
         let rw = get("rw").map(|(value, line)| self.pattern(value, line)).transpose()?;
-        // A mix in [global] is meant for the jobs that have one.
+        // A mix in [global] applies to the jobs that read and write.
         let mixed = matches!(rw, Some(Pattern::Rw | Pattern::RandRw));
         let copies = jobs.map_or(1, |Count(jobs)| jobs);
-        // `JobTable` refuses this, too, but knows only the section's line.
+        // `JobTable` also refuses this, but has only the section's line.
         if let (Some((_, one)), Some((_, two))) = (get("rate"), get("rate_iops")) {
             return Err(self.refuse(
                 one.max(two),
@@ -270,7 +271,7 @@ impl Reader<'_> {
         // fio limits each of a job's copies, `JobTable` the tenant as a whole.
         let per_job = |bytes: u64| bytes.saturating_mul(copies);
         let table = JobTable {
-            // A tenant's name may hold neither.
+            // A tenant's name may contain neither a space nor a slash.
             name: get("name").map_or(section, |(name, _)| name).replace([' ', '/'], "-"),
             weight: self.weight(keys)?,
             bs: size("bs").transpose()?,
@@ -294,8 +295,8 @@ impl Reader<'_> {
                 .map(|(value, line)| self.time("startdelay", value, "s", line))
                 .transpose()?,
             size: match get("size") {
-                // A part of a file that does not exist here: the tenant has an equal part of the
-                // device.
+                // A percentage refers to a file, and there is none here: the tenant has an equal
+                // part of the device.
                 Some((value, _)) if value.ends_with('%') => None,
                 _ => size("size").transpose()?,
             },
@@ -373,7 +374,7 @@ impl Reader<'_> {
     }
 }
 
-/// fio takes `read,write,trim`; here all are alike.
+/// fio has values for `read,write,trim`; here all must be equal.
 fn one<'a>(
     reader: &Reader<'_>,
     key: &str,

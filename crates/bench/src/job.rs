@@ -1,7 +1,7 @@
-//! What one tenant of `fairq bench` does:
-//! `--tenant NAME=weight:300,bs:4k,depth:128,jobs:4,rw:randread`.
+//! The load of one tenant of `fairq bench`: `--tenant
+//! NAME=weight:300,bs:4k,depth:128,jobs:4,rw:randread`.
 //!
-//! The words and their meanings are fio's: `depth` is for each of `jobs`; a rate is for the tenant
+//! The keys have fio's names and meanings: `depth` is for each of `jobs`; a rate is for the tenant
 //! as a whole.
 
 use std::str::FromStr;
@@ -37,15 +37,15 @@ pub enum Pattern {
     RandRead,
     /// Random writes.
     RandWrite,
-    /// Both, sequential.
+    /// Sequential reads and writes.
     #[serde(alias = "readwrite")]
     Rw,
-    /// Both, random.
+    /// Random reads and writes.
     RandRw,
 }
 
 impl Pattern {
-    /// Whether offsets are at random.
+    /// Whether offsets are random.
     pub fn is_random(self) -> bool {
         matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw)
     }
@@ -95,39 +95,40 @@ pub(crate) struct JobTable {
 pub struct Job {
     /// The tenant.
     pub name: String,
-    /// Its share relative to the others'.
+    /// Its weight relative to the others'.
     pub weight: Weight,
-    /// It may use the urgent class, within the policy's budget.
+    /// Whether it may use the urgent class, within the policy's budget.
     pub urgent: bool,
-    /// How long its requests are to take.
+    /// The latency target of its requests.
     pub target: Option<Target>,
-    /// The most that it gets.
+    /// Its caps.
     pub caps: Caps,
-    /// The group of tenants that it is in.
+    /// The name of its group.
     pub group: Option<String>,
-    /// What it has at least.
+    /// Its reservation.
     pub reservation: Reservation,
     /// Bytes of one request.
     pub block: u32,
     /// Requests that each job keeps in flight.
     pub depth: u16,
-    /// How many run at once.
+    /// Number of jobs that run at once.
     pub jobs: u16,
-    /// Offsets at random.
+    /// Whether offsets are random.
     pub random: bool,
     /// Percentage of requests that are reads.
     pub read_percent: u8,
-    /// The most bytes a second that the tenant asks for, all its jobs together.
+    /// The most bytes a second that the tenant submits, all its jobs together.
     pub rate: Option<u64>,
     /// Pause between a completion and the request that follows it, in nanoseconds.
     pub think_ns: u64,
-    /// When it begins, in nanoseconds from the start of the measurement.
+    /// Start of the load, in nanoseconds from the start of the measurement.
     pub starts_ns: u64,
-    /// When it asks for no more, likewise; `u64::MAX` if it stays.
+    /// End of the load, in nanoseconds from the start of the measurement; `u64::MAX` if it does not
+    /// end.
     pub stops_ns: u64,
-    /// How much of the device it touches; an equal part if not said.
+    /// Size of its part of the device, in bytes; an equal part by default.
     pub size: Option<u64>,
-    /// The export it connects to, if that is not the tenant's name.
+    /// The export to which it connects, if that is not the tenant's name.
     pub export: Option<String>,
 }
 
@@ -135,7 +136,7 @@ impl FromStr for Job {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Job, String> {
-        // `db,weight=300` is as good as `db=weight:300`: it is what `serve` takes.
+        // `db,weight=300` is the same as `db=weight:300`, because `serve` takes that form.
         let (name, rest) = match text.find(['=', ':', ',']) {
             Some(at) => (&text[..at], &text[at + 1..]),
             None => (text, ""),
@@ -148,7 +149,7 @@ impl FromStr for Job {
 }
 
 impl JobTable {
-    /// Fills in what is not said and refuses what makes no sense.
+    /// Fills in the defaults and refuses illegal values.
     pub(crate) fn complete(self) -> Result<Job, Refusal> {
         check_name(&self.name).map_err(Refusal::new)?;
         let refuse = |text: String| Err(Refusal::new(format!("tenant {}: {text}", self.name)));
@@ -192,11 +193,11 @@ impl JobTable {
             (None, Some(Count(0))) => {
                 return refuse("iops 0 would do nothing: leave the tenant out".into());
             }
-            // A limit beyond u64 bytes a second limits nothing, and neither does the greatest one.
+            // A limit beyond the range of `u64` limits nothing, like the greatest one.
             (None, Some(Count(iops))) => Some(iops.saturating_mul(block)),
             (rate, None) => rate.map(|Bandwidth(bytes)| bytes),
         };
-        // A tenant's range is cut to whole blocks: this one would be empty.
+        // A tenant's range has whole blocks only, so this one would be empty.
         if let Some(Size(size)) = self.size
             && size < block
         {
@@ -234,7 +235,7 @@ impl JobTable {
             caps,
             group: self.group,
             reservation,
-            // The three ranges above hold what the casts need.
+            // The three ranges above make the casts safe.
             block: block as u32,
             depth: depth as u16,
             jobs: jobs as u16,
@@ -251,12 +252,12 @@ impl JobTable {
 }
 
 impl Job {
-    /// All its requests in flight.
+    /// Requests in flight of all its jobs.
     pub fn outstanding(&self) -> u32 {
         u32::from(self.depth) * u32::from(self.jobs)
     }
 
-    /// What it does, in a few words.
+    /// The load in a few words.
     pub fn summary(&self) -> String {
         let order = if self.random { "random" } else { "sequential" };
         let what = match self.read_percent {

@@ -1,6 +1,6 @@
 //! Commands that measure: `fairq bench`, `fairq calibrate` and `fairq device`.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`mod@bench`] | policies one after the other under the same load; on shards, or on an NBD server |
 //! | [`calibrate`] | the D and T that suit a device |
@@ -8,7 +8,7 @@
 //! | [`job`], [`fiojob`] | a tenant's load, as flags or in a job file of fio |
 //! | `plausible` | whether the figures of a measurement are possible |
 //! | `load` | the jobs of a run: dealt over shards or connections, with a part of the device each |
-//! | [`report`], [`series`] | what each tenant got, in all and over time: tables and JSON |
+//! | [`report`], [`series`] | the service of each tenant, in all and over time: tables and JSON |
 //!
 //! The load itself is `fairq_host::measure`, which owns memory that the kernel writes to.
 

@@ -16,8 +16,8 @@ use fairq_host::shard::shared::Common;
 
 use crate::job::Job;
 
-/// The connections of a load on an NBD server. A tenant's export is the one it names, else the
-/// address's, else, if there are several tenants, the one of its own name.
+/// The connections of a load on an NBD server. A tenant's export is the one that it names, else the
+/// address's, else, if there are several tenants, the export of the tenant's name.
 pub(crate) fn connections(
     jobs: &[Job],
     target: &client::Target,
@@ -48,7 +48,7 @@ pub(crate) fn connections(
     jobs.iter().enumerate().flat_map(copies).collect()
 }
 
-/// The same random numbers in each run, others for each job.
+/// A seed for each job, the same in each run.
 fn seed(tenant: usize, copy: u16) -> u64 {
     (tenant as u64) << 16 | u64::from(copy)
 }
@@ -56,11 +56,11 @@ fn seed(tenant: usize, copy: u16) -> u64 {
 /// A load that waits for its policy.
 pub(crate) struct Load<'a> {
     pub(crate) jobs: &'a [Job],
-    /// Outer ones first.
+    /// Groups of tenants, outer ones first.
     pub(crate) groups: &'a [Group],
     /// Each tenant's first byte and size.
     pub(crate) ranges: Vec<(u64, u64)>,
-    /// The jobs of each shard: the tenant, and which of its copies.
+    /// The jobs of each shard: the tenant, and the number of the copy.
     pub(crate) hands: Vec<Vec<(usize, u16)>>,
     pub(crate) common: Common<AnyDevice>,
     pub(crate) threads: load::Threads<'a>,
@@ -75,14 +75,14 @@ impl WithPolicy for Load<'_> {
     where
         L::Port: 'static,
     {
-        // Outer groups come first, so a parent is there when its child names it.
+        // Outer groups come first, so a parent exists when its child names it.
         for (id, group) in (0..).zip(self.groups) {
             let parent = group.parent().and_then(|name| id_of(name, self.groups));
             let Group { weight, reservation, caps, .. } = *group;
             let settings = fairq_core::Group { parent, weight, reservation, caps };
             policy.set_group(GroupId(id), Some(&settings))?;
         }
-        // After the groups, since a flow's share names one of them.
+        // After the groups, because a flow's share names one of them.
         let flows: Vec<FlowId> = self
             .jobs
             .iter()
@@ -97,13 +97,13 @@ impl WithPolicy for Load<'_> {
     }
 }
 
-/// The number of the group of this name.
+/// The number of the group with this name.
 fn id_of(name: &str, groups: &[Group]) -> Option<GroupId> {
     groups.iter().position(|group| group.name == name).map(|at| GroupId(at as u16))
 }
 
-/// A tenant's flow. A policy that has no targets or no urgent class is told of: it is there to be
-/// compared with one that has.
+/// Adds a tenant's flow. A policy without targets or without an urgent class only causes a message,
+/// because it may run for comparison.
 fn add_flow<L: Policy>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId, FlowError> {
     let flow = policy.add_flow(job.weight)?;
     let urgent = if job.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
@@ -114,7 +114,7 @@ fn add_flow<L: Policy>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId
     if share != Share::default() {
         policy.set_share(flow, &share)?;
     }
-    // All calls are made first: a policy without one of both may have the other.
+    // Both calls come first: a policy without one feature may have the other.
     for error in [urgent, target].into_iter().filter_map(Result::err) {
         match error {
             FlowError::NoTargets | FlowError::NotUrgent => {
@@ -126,8 +126,8 @@ fn add_flow<L: Policy>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId
     Ok(flow)
 }
 
-/// One of a tenant's jobs as the load generator takes it. Random jobs share the tenant's range;
-/// sequential ones have a part of it each, so that they do not do the same.
+/// One of a tenant's jobs in the form of the load generator. Random jobs share the tenant's range;
+/// sequential jobs have a part of it each, so that their requests differ.
 fn expand(
     job: &Job,
     copy: u16,
@@ -136,7 +136,7 @@ fn expand(
     (base, size): (u64, u64),
 ) -> load::Job {
     let (block, copies) = (u64::from(job.block), u64::from(job.jobs.max(1)));
-    // Less than a block for each job: then they share the range, as random ones do.
+    // With less than a block for each job, sequential jobs share the range, as random ones do.
     let part = size / copies / block * block;
     let (start, size) =
         if job.random || part == 0 { (0, size) } else { (u64::from(copy) * part, part) };
@@ -158,8 +158,7 @@ fn expand(
     }
 }
 
-/// Deals the jobs to the shards in turn, over all tenants, so that none has much more to do than
-/// another.
+/// Deals the jobs of all tenants to the shards in turn, so that the shards have nearly equal work.
 pub(crate) fn deal(jobs: &[Job], shards: usize) -> Vec<Vec<(usize, u16)>> {
     let mut hands = vec![Vec::new(); shards];
     let all = jobs
@@ -170,8 +169,7 @@ pub(crate) fn deal(jobs: &[Job], shards: usize) -> Vec<Vec<(usize, u16)>> {
     hands
 }
 
-/// What each tenant works on, as offset and size: what it asks for, or an equal part of what the
-/// others leave.
+/// The range of each tenant, as offset and size: its configured size, or an equal part of the rest.
 pub(crate) fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Refusal> {
     let device = sizes.first().copied().unwrap_or(0);
     let asked: u64 = jobs.iter().filter_map(|job| job.size).sum();
@@ -180,7 +178,7 @@ pub(crate) fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Ref
     let mut at: u64 = 0;
     let range = |job: &Job| {
         let block = u64::from(job.block);
-        // A range begins and ends where its blocks do; what that costs comes off the last ones.
+        // A range consists of whole blocks; the space that this costs reduces the last ranges.
         let base = at.next_multiple_of(block);
         let wanted = job.size.unwrap_or(part);
         let left = device.saturating_sub(base);
@@ -199,7 +197,7 @@ pub(crate) fn ranges(jobs: &[Job], sizes: &[u64]) -> Result<Vec<(u64, u64)>, Ref
     jobs.iter().map(range).collect()
 }
 
-/// How far a run is, on a terminal.
+/// The progress of a run, on a terminal.
 pub(crate) struct Progress {
     label: String,
     is_shown: bool,

@@ -1,11 +1,11 @@
-//! Whether the figures of a measurement are possible.
+//! Checks that the figures of a measurement are possible.
 //!
 //! **Problem.** A fault of the clock or of the counting gives figures that look like results.
-//! **Model.** Three laws bound the requests that complete in a window of length T, whatever the
-//! device and the policy are. *Little's law*: the time that N jobs' requests are in flight is at
-//! most N × T, and a request that was in flight when the window began adds at most its latency.
-//! *The CPU*: no thread completes a request in less than [`LEAST_NS`]. *The device*: one with known
-//! limits completes no more than these allow, and the requests that it had completed before.
+//! **Model.** Three laws bound the requests that complete in a window of length T, for every device
+//! and policy. *Little's law*: the time that N jobs' requests are in flight is at most N × T, and a
+//! request that was in flight when the window began adds at most its latency. *The CPU*: no thread
+//! completes a request in less than [`LEAST_NS`]. *The device*: a device with known limits
+//! completes at most the requests that these allow, and those that it had completed earlier.
 //!
 //! **Example.** 52 requests in 1 ms, on a device of 2,000 a second with 8 in flight: at most
 //! 2 + 8 are possible.
@@ -19,12 +19,12 @@ use crate::job::Job;
 
 /// The least time in nanoseconds that a thread takes to make a request and handle its completion.
 const LEAST_NS: f64 = 5.0;
-/// Latencies are counted to two digits,
+/// Latencies are recorded to two digits,
 const SLACK: f64 = 1.05;
-/// and in units of so many nanoseconds.
+/// and in units of this many nanoseconds.
 const UNIT_NS: f64 = 64.0;
 
-/// What a device can do at most, of one second.
+/// The most that a device can do in one second.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Limits {
     pub(crate) iops: f64,
@@ -32,10 +32,10 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Of a device that completes as much as it is given.
+    /// The limits of a device without known limits.
     pub(crate) const NONE: Limits = Limits { iops: f64::INFINITY, bytes: f64::INFINITY };
 
-    /// Those that the configuration of a device states.
+    /// The limits in the configuration of a device.
     pub(crate) fn of(device: &DeviceConfig) -> Limits {
         let &DeviceConfig::Paced { iops, bandwidth, latency_ns, parallelism, .. } = device else {
             return Limits::NONE;
@@ -47,7 +47,7 @@ impl Limits {
     }
 }
 
-/// Fails if these jobs cannot have done that much on so many threads.
+/// Fails if these jobs cannot have completed the measured requests on this many threads.
 pub(crate) fn check(
     jobs: &[Job],
     threads: usize,

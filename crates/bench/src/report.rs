@@ -1,4 +1,4 @@
-//! What `fairq bench` found: as one JSON object, and as tables for the eye.
+//! The results of `fairq bench`: as one JSON object, and as tables for people.
 
 use comfy_table::Table;
 use fairq_config::table::{align_right, plain_table};
@@ -8,43 +8,43 @@ use serde::{Deserialize, Serialize};
 use crate::fairness::{Demand, entitled, jain};
 use crate::series::Series;
 
-/// Everything that was run.
+/// All runs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// One for each policy, in the order in which they ran.
+    /// One run for each policy, in the order of the runs.
     pub runs: Vec<Run>,
 }
 
 /// One policy's run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// Which policy.
+    /// The label of the policy.
     pub policy: String,
-    /// How long was measured.
+    /// Length of the measurement, in seconds.
     pub seconds: f64,
     /// Requests a second, of all flows.
     pub iops: f64,
     /// Bytes a second, of all flows.
     pub bytes_per_s: f64,
-    /// Jain's index of share over entitled: 1 when everybody has exactly what is due. Tenants to
-    /// which nothing is due, since they were not there, do not count.
+    /// Jain's index of share over entitled: 1 when every tenant has exactly its entitled share.
+    /// Tenants that are entitled to nothing because they were not present do not count.
     pub jain_weighted: f64,
     /// CPU time of this process for each request, in nanoseconds.
     pub cpu_ns_per_io: f64,
-    /// D, the most requests on the device, in the end; null if there is none, or it was not found.
+    /// D, the most requests on the device, at the end; null if there is none, or it was not found.
     #[serde(default)]
     pub slots: Option<u64>,
-    /// How busy the parts of a simulated SSD were.
+    /// Utilization of the parts of a simulated SSD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
-    /// One for each tenant, in the order in which they were given.
+    /// One entry for each tenant, in the order of the arguments.
     pub flows: Vec<Flow>,
-    /// How it went over time, if that was asked for.
+    /// The service over time, if `--series` was given or tenants came and went.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
 }
 
-/// How busy the parts of a simulated SSD were, from 0 to 1; means where there are several.
+/// Utilization of the parts of a simulated SSD, from 0 to 1; means where there are several.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Device {
     /// The controller.
@@ -63,17 +63,18 @@ pub struct Device {
     pub link_out: f64,
     /// The link to the device.
     pub link_in: f64,
-    /// How full the write buffer was.
+    /// Mean fill level of the write buffer.
     pub buffer: f64,
-    /// How many times what was written has been written in all, where the device maps pages.
+    /// Write amplification, where the device maps pages: writes to the media for each write of the
+    /// host.
     pub amplification: Option<f64>,
 }
 
-/// Tells of a device how busy one of its parts was.
+/// Reads the utilization of one part from a device.
 pub type Part = fn(&Device) -> f64;
 
 impl Device {
-    /// Its parts by their keys, the buffer last.
+    /// The parts by their keys, the buffer last.
     pub const PARTS: [(&'static str, Part); 9] = [
         ("controller", |device| device.controller),
         ("reads", |device| device.reads),
@@ -86,18 +87,18 @@ impl Device {
         ("buffer", |device| device.buffer),
     ];
 
-    /// On a line.
+    /// The utilization as one line of text.
     pub fn text(&self) -> String {
         let told = |part: Part| (part(self), show_percent(part(self)));
         Device::line(told, self.amplification.map(|times| format!("{times:.2}")))
     }
 
-    /// The line, from what each part comes to and how that is shown, and from the amplification.
+    /// The line, from each part's value and text, and from the amplification.
     pub fn line(told: impl Fn(Part) -> (f64, String), amplification: Option<String>) -> String {
         let [parts @ .., (buffer, of_buffer)] = Device::PARTS;
         let mut text = "device: ".to_owned();
         for (name, part) in parts {
-            // What would be shown as 0 does not help to find what holds the rest back.
+            // A part that would be shown as 0 does not help to find the bottleneck.
             let (value, shown) = told(part);
             if value >= 0.0005 {
                 text += &format!("{} {shown}, ", name.replace('_', " "));
@@ -111,16 +112,16 @@ impl Device {
     }
 }
 
-/// What one tenant got.
+/// The service of one tenant.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Flow {
     /// The tenant.
     pub name: String,
     /// Its weight.
     pub weight: u16,
-    /// The fraction of all bytes that is due to it.
+    /// The fraction of all bytes to which it is entitled.
     pub entitled: f64,
-    /// The fraction of all bytes that it got.
+    /// The fraction of all bytes that it received.
     pub share: f64,
     /// Requests a second.
     pub iops: f64,
@@ -131,48 +132,48 @@ pub struct Flow {
     pub mean_ns: f64,
     /// Median latency, in nanoseconds.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile of latency, in nanoseconds.
     pub p99_ns: u64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of latency, in nanoseconds.
     pub p999_ns: u64,
-    /// Bytes a second that it gets alone, over those it got here; null if it was not run alone.
+    /// Its bytes a second alone, divided by those of this run; null if it did not run alone.
     pub slowdown: Option<f64>,
-    /// Latencies, in nanoseconds, each with the number of requests that took so long, to three
-    /// digits; if that was asked for.
+    /// Latencies in nanoseconds, to three digits, each with its number of requests; only on
+    /// request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub histogram: Option<Vec<(u64, u64)>>,
 }
 
-/// What was measured of one tenant, before anything is derived from it.
+/// The raw measurements of one tenant.
 #[derive(Clone, Debug)]
 pub struct Got {
     /// The tenant.
     pub name: String,
     /// Its weight.
     pub weight: u16,
-    /// The most bytes a second that it asked for.
+    /// The most bytes a second that it submitted.
     pub rate: Option<u64>,
-    /// Requests.
+    /// Number of completed requests.
     pub operations: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub bytes: u64,
     /// Mean latency, in nanoseconds.
     pub mean_ns: f64,
     /// Median latency, in nanoseconds.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile of latency, in nanoseconds.
     pub p99_ns: u64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of latency, in nanoseconds.
     pub p999_ns: u64,
-    /// Bytes a second that it gets alone.
+    /// Its bytes a second alone on the device.
     pub alone: Option<f64>,
-    /// Latencies and how many requests took so long, if that was asked for.
+    /// Latencies in nanoseconds, each with its number of requests; only on request.
     pub histogram: Option<Vec<(u64, u64)>>,
 }
 
 impl Run {
-    /// Derives shares, rates and the index from what was measured. What is due to whom comes from
-    /// the series, which knows who was there when, if there is one.
+    /// Derives shares, rates and the index from the measurements. Entitled shares come from the
+    /// series, if there is one, which has the times at which each tenant was present.
     pub fn new(
         policy: &str,
         seconds: f64,
@@ -189,7 +190,8 @@ impl Run {
                 most: flow.rate.map_or(f64::INFINITY, |rate| rate as f64 * seconds),
             })
             .collect();
-        // A series without a byte says nothing of what is due, either: the weights do.
+        // Without a series, or with a series without a byte, entitled shares follow from the
+        // weights.
         let entitled = series
             .as_ref()
             .and_then(Series::entitled)
@@ -212,7 +214,7 @@ impl Run {
                     p50_ns: flow.p50_ns,
                     p99_ns: flow.p99_ns,
                     p999_ns: flow.p999_ns,
-                    // Of no bytes the slowdown would be infinite, which JSON cannot say.
+                    // With no bytes the slowdown would be infinite, which JSON cannot represent.
                     slowdown: flow
                         .alone
                         .filter(|_| flow.bytes > 0)
@@ -242,7 +244,7 @@ impl Run {
 }
 
 impl Report {
-    /// The tables, and how the policies compare.
+    /// The tables, and a comparison of the policies.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let name_width = self.runs.iter().map(|run| run.policy.len()).max().unwrap_or(0);
@@ -253,7 +255,8 @@ impl Report {
         text + &self.comparison(name_width)
     }
 
-    /// Each policy's throughput beside that of the first: bytes, since requests may differ in size.
+    /// Each policy's throughput relative to the first one's: in bytes, because requests may differ
+    /// in size.
     fn comparison(&self, name_width: usize) -> String {
         let Some((first, others)) =
             self.runs.split_first().filter(|(first, _)| first.bytes_per_s > 0.0)
@@ -274,7 +277,7 @@ impl Report {
 
 impl Run {
     fn text(&self, name_width: usize) -> String {
-        // A simulation uses none.
+        // A simulation uses no CPU time.
         let cpu = if self.cpu_ns_per_io > 0.0 {
             format!("  CPU {} a request", show_duration(self.cpu_ns_per_io))
         } else {
@@ -333,7 +336,7 @@ impl Run {
     }
 }
 
-/// `99.8 k` to `99.8 k`, `500` to `500 `: what a unit can follow.
+/// `99.8 k` to `99.8 k`, `500` to `500 `: a form that a unit can follow.
 fn with_space(count: &str) -> String {
     if count.contains(' ') { count.to_owned() } else { format!("{count} ") }
 }

@@ -1,8 +1,9 @@
-//! What tenants get over time: a run cut into intervals, and into phases where tenants come and go.
+//! Tenants' service over time: a run is divided into intervals, and into phases between which
+//! tenants come and go.
 //!
-//! A phase is the time between two changes of who is there. In each, those who are there are due
-//! their shares of what the device gave in it; what is due to a tenant of the whole run is the sum
-//! over its phases.
+//! A phase is the time between two changes of the set of present tenants. In each phase, present
+//! tenants are entitled to their shares of its bytes; a tenant's entitled bytes of the whole run
+//! are the sum over its phases.
 
 use std::time::Duration;
 
@@ -13,16 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::fairness::{Demand, entitled};
 
-/// When a tenant is there, and what it may have and wants then.
+/// The time in which a tenant is present, with its weight and demand.
 #[derive(Clone, Copy, Debug)]
 pub struct Life {
-    /// Nanoseconds from the start of the measurement.
+    /// Start, in nanoseconds from the start of the measurement.
     pub starts_ns: u64,
-    /// Likewise.
+    /// End, in nanoseconds from the start of the measurement.
     pub stops_ns: u64,
     /// Its weight.
     pub weight: f64,
-    /// The most bytes a second that it asks for.
+    /// The most bytes a second that it submits.
     pub most: f64,
 }
 
@@ -33,22 +34,22 @@ pub struct Series {
     pub interval_ns: u64,
     /// Bytes of each tenant in each interval.
     pub bytes: Vec<Vec<u64>>,
-    /// From one change of who is there to the next.
+    /// The phases: each from one change of the set of present tenants to the next.
     pub phases: Vec<Phase>,
-    /// The weights of the device's classes, from when they were wanted.
+    /// The weights of the device's classes, with the times from which on the policy set them.
     pub class_weights: Vec<Wanted>,
 }
 
-/// A time in which the same tenants are there.
+/// A time in which the same tenants are present.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Phase {
-    /// Nanoseconds from the start of the measurement.
+    /// Start, in nanoseconds from the start of the measurement.
     pub from_ns: u64,
-    /// Likewise.
+    /// End, in nanoseconds from the start of the measurement.
     pub to_ns: u64,
     /// Bytes of all tenants.
     pub bytes: u64,
-    /// One for each tenant of the run.
+    /// One entry for each tenant of the run.
     pub flows: Vec<PhaseFlow>,
 }
 
@@ -57,29 +58,31 @@ pub struct Phase {
 pub struct PhaseFlow {
     /// The tenant.
     pub name: String,
-    /// The fraction of the phase's bytes that is due to it; 0 if it is not there.
+    /// The fraction of the phase's bytes to which it is entitled; 0 if it is not present.
     pub entitled: f64,
-    /// The fraction that it got.
+    /// The fraction of the phase's bytes that it received.
     pub share: f64,
-    /// Standard deviation over mean of its share from interval to interval; null if it got nothing.
+    /// Standard deviation over mean of its share in the phase's intervals; null if it received
+    /// nothing.
     pub share_cv: Option<f64>,
 }
 
 /// Weights of the device's classes.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Wanted {
-    /// Nanoseconds from the start of the measurement.
+    /// Start, in nanoseconds from the start of the measurement.
     pub at_ns: u64,
-    /// Of the high class.
+    /// Weight of the high class.
     pub high: u16,
-    /// Of the medium class.
+    /// Weight of the medium class.
     pub medium: u16,
-    /// Of the low class.
+    /// Weight of the low class.
     pub low: u16,
 }
 
 impl Series {
-    /// From the bytes of each tenant in each interval; `lives` are the tenants by name.
+    /// Builds a series from the bytes of each tenant in each interval; `lives` are the tenants by
+    /// name.
     pub fn new(
         interval: Duration,
         bytes: Vec<Vec<u64>>,
@@ -115,9 +118,9 @@ impl Series {
         }
     }
 
-    /// The fraction of all bytes that is due to each tenant; `None` if nobody got anything. Bytes
-    /// that came when no tenant was there, as the last ones of a tenant that stopped, are due to
-    /// none.
+    /// The fraction of all bytes to which each tenant is entitled; `None` if no tenant received
+    /// any. Bytes that completed when no tenant was present, such as the last ones of a tenant that
+    /// stopped, belong to no tenant's entitled share.
     pub fn entitled(&self) -> Option<Vec<f64>> {
         let is_due = |phase: &&Phase| phase.flows.iter().any(|flow| flow.entitled > 0.0);
         let phases = || self.phases.iter().filter(is_due);
@@ -126,7 +129,7 @@ impl Series {
             let due = phases().map(|phase| phase.flows[index].entitled * phase.bytes as f64);
             due.sum::<f64>() / total as f64
         };
-        // Without a byte the fractions would be 0/0; the caller then goes by the weights alone.
+        // Without a byte the fractions would be 0/0; the caller then uses the weights alone.
         (total > 0).then(|| (0..self.bytes.len()).map(due).collect())
     }
 
@@ -175,8 +178,8 @@ impl Phase {
         let total_of = |at: usize| -> u64 { bytes.iter().map(|bytes| bytes[at]).sum() };
         let totals: Vec<u64> = (from..to).map(total_of).collect();
         let total: u64 = totals.iter().sum();
-        // Edges are rounded to whole intervals, so a start or stop may lie just inside a phase: its
-        // middle decides.
+        // Edges are rounded to whole intervals, so a start or stop may be just inside a phase: the
+        // phase's middle decides.
         let middle_ns = from_ns + (to_ns - from_ns) / 2;
         let seconds = (to_ns - from_ns) as f64 / 1e9;
         let is_there = |life: &Life| (life.starts_ns..life.stops_ns).contains(&middle_ns);
@@ -193,8 +196,7 @@ impl Phase {
         let flow = |((name, _), (bytes, &entitled)): (&(String, Life), (&Vec<u64>, &f64))| {
             let bytes = &bytes[from..to];
             let got: u64 = bytes.iter().sum();
-            // An interval in which the device did nothing has no shares, and says nothing of their
-            // spread.
+            // An interval without a byte has no shares, so it does not count for their spread.
             let shares = bytes.iter().zip(&totals).filter(|(_, total)| **total > 0);
             let shares: Vec<f64> =
                 shares.map(|(&bytes, &total)| bytes as f64 / total as f64).collect();

@@ -3,14 +3,15 @@
 //!
 //! Two loads, both with more requests than the controller fetches at a time, one in the high class
 //! and one in the low, at H/L ratios of 1, 8 and 64. The scheduler that puts them there is `d2fq`
-//! itself with a fixed ratio: one load is entitled to ten thousand times what the other is and
+//! itself with a fixed ratio: one load is entitled to ten thousand times the other's service and
 //! never gets it, so it is always behind, and the other always ahead.
 //!
-//! Classes show only while commands wait in both. Whenever somebody else has the CPU for a
-//! millisecond, the class that is served faster runs empty and the other gets its turns, so on a
-//! busy machine less comes out than the device does. Hence each ratio is tried several times, and
-//! the time when the device did the most counts, when least was in its way; and if that is not as
-//! set, and our threads were pushed aside all the time, nothing can be said.
+//! Classes have an effect only while commands wait in both. Whenever another program has the CPU
+//! for a millisecond, the class that is served faster runs empty and the other class gets its
+//! turns, so on a busy machine the measured ratio is below the device's. Hence each ratio is
+//! measured several times, and the round with the most requests counts, as the least disturbed one.
+//! If its ratio is not as set, and the load's threads were preempted all the time, the result is
+//! unknown.
 
 use std::time::Duration;
 
@@ -31,41 +32,41 @@ use crate::bench::{Bench, Target};
 use crate::job::Job;
 use crate::plausible::Limits;
 
-/// The ratios that are tried.
+/// The H/L ratios to measure.
 const RATIOS: [u16; 3] = [1, 8, 64];
-/// What comes out may be so many times more or less than what was set: a class that is empty for a
-/// moment loses its turn to the other, the more the further apart they are.
+/// The measured ratio may differ from the set one by this factor: a class that is empty for a
+/// moment loses its turn to the other, and the loss grows with the ratio.
 const WITHIN: f64 = 3.0;
-/// Each ratio is tried so many times, for a part of its time.
+/// Each ratio is measured this many times, each for a part of its time.
 const ROUNDS: u32 = 4;
-/// So many requests for each load: more than a device like a Z-SSD does in 0.6 ms of each.
+/// The requests of each load: more than a device like a Z-SSD serves of each in 0.6 ms.
 const LOAD: &str = "bs:4k,depth:256,jobs:2";
-/// Who is pushed off its CPU more often than so many times a second has not kept the queues full:
-/// each time may be milliseconds.
+/// A load that is preempted more often than this a second has not kept the queues full: each
+/// preemption may last milliseconds.
 const PUSHED: f64 = 50.0;
 
-/// What came out at one ratio.
+/// The result at one ratio.
 #[derive(Debug, Serialize)]
 struct Outcome {
-    /// High over low, as set.
+    /// Ratio of high to low, as set.
     ratio: u16,
-    /// Requests a second of each.
+    /// Requests a second of each class.
     high_iops: f64,
     low_iops: f64,
-    /// High over low, as measured.
+    /// Ratio of high to low, as measured.
     measured: f64,
-    /// How often a second others had the CPU instead.
+    /// Preemptions of the load's threads a second.
     preempted: f64,
 }
 
-/// What can be said of a device.
+/// The finding about a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Finding {
-    /// Its classes differ as they are told to.
+    /// Its classes differ as set.
     Differ,
-    /// They do not.
+    /// Its classes do not differ as set.
     Alike,
-    /// The queues were not kept full, which says nothing of the device.
+    /// The queues were not kept full, so nothing is known of the device.
     Unknown,
 }
 
@@ -84,14 +85,14 @@ fn find(outcomes: &[Outcome]) -> Finding {
     let wrong = || outcomes.iter().filter(|outcome| !outcome.is_as_set());
     match wrong().next() {
         None => Finding::Differ,
-        // A ratio that came out as set is believed whatever disturbed it: disturbance only makes
+        // A ratio that was measured as set is accepted in spite of disturbance, which only makes
         // the classes more alike.
         Some(_) if wrong().any(Outcome::is_disturbed) => Finding::Unknown,
         Some(_) => Finding::Alike,
     }
 }
 
-/// Measures a device that is given as for serve.
+/// Probes a device that is given as for `serve`.
 pub(super) fn run(device: &str, args: &ProbeArgs) -> anyhow::Result<()> {
     let foreign = [
         ("--output", args.output.is_some()),

@@ -1,16 +1,16 @@
-//! What requests cost a device, from how fast it is: the linear model of Linux's io.cost, in
+//! The costs of requests, derived from a device's speed: the linear model of Linux's io.cost, in
 //! equivalent bytes.
 //!
-//! A request takes a base and so much for each byte. Large sequential requests show what a byte
-//! takes, and 4 KiB requests what is added to that: random ones and sequential ones have a base
-//! each. The unit is the one of `cost=device`: a random read of 4 KiB costs 4,096.
+//! A request has a base cost and a cost for each byte. Large sequential requests give the cost of a
+//! byte, and 4 KiB requests the base: random and sequential ones have a base each. The unit is that
+//! of `cost=device`: a random read of 4 KiB costs 4,096.
 
 use serde::Serialize;
 
 /// The length of the small requests that are measured.
 pub(super) const SMALL: u64 = 4096;
 
-/// How fast the device is in one direction.
+/// The speed of the device in one direction.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Speed {
     /// Requests of 4 KiB a second: random ones and sequential ones.
@@ -20,32 +20,32 @@ pub(super) struct Speed {
     pub bytes_s: f64,
 }
 
-/// What requests of one direction cost, in equivalent bytes.
+/// The costs of requests of one direction, in equivalent bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(super) struct Line {
-    /// For being a request.
+    /// Base cost of a random request, and of a sequential one.
     pub random: u64,
     pub sequential: u64,
-    /// For each KiB.
+    /// Cost of each KiB.
     pub kib: u64,
 }
 
-/// What requests cost, as `status` has it.
+/// The costs of requests, as `status` shows them.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Coefficients {
     pub read: Line,
     /// `None`: writes were not measured.
     pub write: Option<Line>,
-    /// Of what a KiB read costs, in hundredths: `write-cost` for policies that count bytes.
+    /// Cost of a KiB written, in percent of a KiB read: `write-cost` for policies that count bytes.
     pub write_percent: Option<u64>,
-    /// The same speeds as the kernel's `io.cost.model` has them.
+    /// The same speeds in the form of the kernel's `io.cost.model`.
     pub io_cost_model: String,
 }
 
 impl Coefficients {
     pub(super) fn new(read: Speed, write: Option<Speed>) -> Coefficients {
-        // A device can be faster at random requests than its link is at large ones; then they have
-        // no base, and 4 KiB take what their bytes do.
+        // The rate of small random requests can exceed the bandwidth of large ones; then requests
+        // have no base, and 4 KiB cost only their bytes.
         let unit = SMALL as f64 / (1.0 / read.random_iops).max(SMALL as f64 / read.bytes_s);
         let line = |speed: Speed| {
             let byte_s = 1.0 / speed.bytes_s;
@@ -72,7 +72,7 @@ impl Coefficients {
         }
     }
 
-    /// In words, a line each.
+    /// The costs as text, one line each.
     pub(super) fn text(&self) -> String {
         let line = |name: &str, Line { random, sequential, kib }: Line| {
             format!("\n{name:<6} {random:>8} {sequential:>11} {kib:>8}")
@@ -97,7 +97,8 @@ impl Coefficients {
 mod tests {
     use super::*;
 
-    /// A read takes 1 us and 1 ns a byte, a write twice that; sequential ones have half the base.
+    /// A read takes 1 us and 1 ns a byte, a write twice that; sequential requests have half the
+    /// base.
     #[test]
     fn costs_are_those_that_the_speeds_come_from() {
         let speed = |times: f64| Speed {

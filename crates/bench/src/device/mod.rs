@@ -1,4 +1,4 @@
-//! `fairq device`: the profiles of devices, and what a real one is like.
+//! `fairq device`: the profiles of devices, and the probe of real ones.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ mod classes;
 mod coefficients;
 mod probe;
 
-/// Does what was asked for.
+/// Runs a subcommand.
 pub fn run(command: DeviceCommand) -> anyhow::Result<()> {
     match command {
         DeviceCommand::List { json } => list(json),
@@ -30,9 +30,9 @@ pub fn run(command: DeviceCommand) -> anyhow::Result<()> {
     }
 }
 
-/// Whether what is to be probed is the software controller, and not a path.
+/// Whether the argument of `probe` is the software controller, and not a path.
 fn is_controller(text: &str) -> bool {
-    // A file that happens to be called so is a file.
+    // An existing file of this name is a file.
     text.split(',').next() == Some("nvme-soft") && !Path::new(text).exists()
 }
 
@@ -44,9 +44,9 @@ struct Summary {
     queues: u32,
     window: u32,
     wrr: Wrr,
-    /// Of a 4 KiB random read (1 KiB where that is what is known) by itself.
+    /// Latency of a 4 KiB random read (1 KiB if only that is known) at depth 1, in microseconds.
     latency_us: Option<f64>,
-    /// The most small random reads a second that are known.
+    /// The highest known rate of small random reads, in requests a second.
     read_iops: Option<f64>,
 }
 
@@ -54,7 +54,7 @@ impl Summary {
     fn new(profile: &Profile) -> Summary {
         let reads = || profile.points.iter().filter(|point| point.load == Load::RandomRead);
         let alone = reads().find(|point| point.depth.get() == 1);
-        // At depth 1 one request follows the other, so the rate gives the latency.
+        // At depth 1 one request follows another, so the rate gives the latency.
         let latency = |point: &Point| point.latency_us.or(point.iops.map(|iops| 1e6 / iops));
         Summary {
             name: profile.name.clone(),
@@ -135,14 +135,14 @@ fn profile(name: &str) -> Result<(Profile, String), Refusal> {
     Ok((profile, text))
 }
 
-/// What is known of a device, and what its model does.
+/// A known figure of a device beside that of its model.
 #[derive(Debug, Serialize)]
 struct Comparison<'a> {
     #[serde(flatten)]
     point: &'a Point,
     /// The same figure of the model.
     model: f64,
-    /// How far that is off, in percent.
+    /// The model's deviation, in percent.
     off: f64,
 }
 
@@ -167,7 +167,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
     write_out(&format!("{}\n\n{}", describe(&profile), points_table(&points)))
 }
 
-/// What the device is made of, in a few lines.
+/// The parts of the device, in a few lines.
 fn describe(profile: &Profile) -> String {
     let Profile { host, controller, link, media, .. } = profile;
     let interface = match host.interface {

@@ -1,10 +1,10 @@
-//! `fairq device probe`: what a real file or disk is like, as a profile.
+//! `fairq device probe`: derives a profile from measurements of a real file or disk.
 //!
-//! It measures 4 KiB random reads at depth 1 and at growing depths, and sequential reads; likewise
-//! writes where it may write: into a scratch file if a directory is given, or over what is there
-//! with `--overwrite`. The scratch file has no name, so that nothing is left behind whichever way
-//! the program ends. From these points a [profile](fairq_device::derive) is derived, and from the
-//! highest rates what requests cost (`coefficients`).
+//! It measures 4 KiB random reads at depth 1 and at growing depths, and sequential reads; also
+//! writes where it may write: into a scratch file if a directory is given, or over existing data
+//! with `--overwrite`. The scratch file has no name, so that nothing remains however the program
+//! ends. From these points a [profile](fairq_device::derive) is derived, and from the highest rates
+//! the costs of requests (`coefficients`).
 
 use std::fs::File;
 use std::io::Write;
@@ -36,11 +36,11 @@ use crate::bench::{Bench, Target};
 use crate::job::{Job, JobTable, Pattern};
 use crate::plausible::Limits;
 
-/// Of sequential requests; and how many of them are outstanding.
+/// The size of sequential requests in bytes, and their depth.
 const SEQUENTIAL: (u64, u32) = (128 << 10, 32);
 /// A scratch file is written in pieces of this size.
 const PIECE: usize = 1 << 20;
-/// Smaller than this there are not enough places for random requests.
+/// The least size in bytes: a smaller file has not enough places for random requests.
 const SMALLEST: u64 = 1 << 20;
 
 /// Measures and derives.
@@ -140,13 +140,13 @@ fn report(
     write_out(&text)
 }
 
-/// What is measured.
+/// The file or device to measure.
 struct Place {
     path: PathBuf,
     may_write: bool,
     /// A file of which parts were never written.
     has_holes: bool,
-    /// Keeps the scratch file there.
+    /// Keeps the scratch file open, and so alive.
     _scratch: Option<File>,
 }
 
@@ -180,7 +180,7 @@ impl Place {
     }
 }
 
-/// A file without a name, full of what cannot be compressed.
+/// A file without a name, full of data that cannot be compressed.
 fn scratch(directory: &Path, size: u64, is_quiet: bool) -> anyhow::Result<File> {
     let context =
         || format!("cannot make a scratch file of {} in {}", exact_size(size), directory.display());
@@ -196,26 +196,26 @@ fn scratch(directory: &Path, size: u64, is_quiet: bool) -> anyhow::Result<File> 
     }
     let mut left = size;
     while left > 0 {
-        // No piece is like another, or a file system that stores equal data once would keep one of
-        // them.
+        // No piece equals another, because a file system with deduplication would store equal
+        // pieces once.
         random.fill_bytes(&mut piece);
         let part = left.min(PIECE as u64) as usize;
         file.write_all(&piece[..part]).with_context(context)?;
         left -= part as u64;
     }
-    // Else the kernel would write it back while reads are measured.
+    // Otherwise the kernel would write the file back during the measurement of reads.
     file.sync_all().with_context(context)?;
     Ok(file)
 }
 
-/// What was measured of a load.
+/// The measurement of a load.
 struct Measured {
     iops: f64,
     mb_s: f64,
     latency_us: f64,
 }
 
-/// What measures.
+/// Runs the measurements.
 struct Gauge {
     bench: Bench,
     none: PolicyConfig,
@@ -246,7 +246,7 @@ impl Gauge {
         points.push(self.point(sequential, bytes, depth.min(most), &large));
         // Not a point of the profile: the model of a device has no faster path for these.
         let small = self.measure(sequential, SMALL, depth.min(most))?;
-        // Depth 1 tells the latency, the others how the rate grows.
+        // Depth 1 gives the latency, the others the growth of the rate.
         let mut fastest = 0.0f64;
         for depth in std::iter::successors(Some(1u32), |depth| depth.checked_mul(2))
             .take_while(|&depth| depth <= most)
@@ -259,8 +259,8 @@ impl Gauge {
         Ok(Speed { random_iops: fastest, sequential_iops: small.iops, bytes_s })
     }
 
-    /// `depth` requests outstanding, spread over the shards; sequential ones from one job, so that
-    /// they are one stream.
+    /// Measures with `depth` requests outstanding, spread over the shards; sequential requests come
+    /// from one job, so that they are one stream.
     fn measure(&self, pattern: Pattern, bytes: u64, depth: u32) -> anyhow::Result<Measured> {
         // A job with no request to keep in flight is refused.
         let jobs = if pattern.is_random() { self.shards.min(depth) } else { 1 };
