@@ -1,7 +1,7 @@
-//! What the device side costs: nanoseconds per decision of the arbiter, and per 4 KiB command of
-//! the timing model.
+//! The CPU time of the device side: nanoseconds per decision of the arbiter, and per 4 KiB command
+//! of the timing model.
 //!
-//! Timings never fail: they belong to the machine, and to what else runs on it. Bars: 10 ns per
+//! Timings never fail the benchmark: they depend on the machine and its other load. Bars: 10 ns per
 //! decision, 100 ns per command.
 
 use std::hint::black_box;
@@ -28,7 +28,7 @@ fn arbiter(mechanism: Mechanism, queues: u16, stride: usize) -> Arbiter {
     arbiter
 }
 
-/// A decision, and a new command in the queue that it fell on: with `stride` 1 all queues stay
+/// A decision, and a new command in the queue that it chose: with `stride` 1 all queues stay
 /// backlogged.
 fn arbitrate(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("arbiter: next + post");
@@ -49,7 +49,7 @@ fn arbitrate(criterion: &mut Criterion) {
     }
 }
 
-/// A closed loop of 4 KiB requests at random places in virtual time: start, what happens inside,
+/// A closed loop of 4 KiB requests at random places in virtual time: start, the events inside,
 /// next_ns and pop.
 fn serve(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("timing model: one 4 KiB command");

@@ -1,5 +1,5 @@
-//! A closed loop in virtual time: what a profile gives under a load that keeps a number of requests
-//! outstanding.
+//! A closed loop in virtual time: the figures of a profile under a load that keeps a number of
+//! requests outstanding.
 
 use fairq_core::Op;
 
@@ -11,14 +11,14 @@ use crate::ssd::{Setup, Ssd};
 pub struct Figures {
     /// Requests a second.
     pub iops: f64,
-    /// Mean, in microseconds.
+    /// Mean latency, in microseconds.
     pub latency_us: f64,
-    /// 10^6 bytes a second.
+    /// Bandwidth, in 10^6 bytes a second.
     pub mb_s: f64,
 }
 
 impl Figures {
-    /// The figure that the point is about, and how far it is off, as a fraction.
+    /// The model's value of the point's figure, and its deviation as a fraction.
     pub fn against(&self, point: &Point) -> (f64, f64) {
         let (model, known) = match (point.iops, point.latency_us, point.mb_s) {
             (Some(iops), _, _) => (self.iops, iops),
@@ -29,18 +29,19 @@ impl Figures {
     }
 }
 
-/// Requests that are not counted at the start; writes that fill the buffer come on top.
+/// Requests at the start that are not counted, in addition to writes that fill the buffer.
 const WARM_UP: u64 = 2000;
-/// The least that are counted.
+/// Number of counted requests, unless they are large or fill the buffer.
 const COUNTED: u64 = 15_000;
-/// Bytes after which large requests need not go on.
+/// Bytes after which a run with large requests ends.
 const ENOUGH: u64 = 1 << 30;
 
 /// Runs the load of a point.
 pub fn predict(profile: &Profile, point: &Point) -> Figures {
     let mut run = Run::new(profile, point);
     let buffer = u64::from(profile.buffer.size_kib.get()) << 10;
-    // One request at a time never fills the buffer; others do, and then the media sets the pace.
+    // One request at a time never fills the buffer; deeper loads do, and then the media sets the
+    // pace.
     let filling = if run.op == Op::Write && run.depth > 1 { 3 * buffer / run.bytes } else { 0 };
     let warm_up = WARM_UP.min(ENOUGH / run.bytes) + filling;
     let counted = COUNTED.min(ENOUGH / run.bytes).max(filling).max(64);
@@ -89,7 +90,7 @@ struct Run {
     places: u64,
     place: u64,
     now_ns: u64,
-    /// Per request, when it was started.
+    /// Start of each request.
     began_ns: Box<[u64]>,
     latency_ns: u64,
 }
@@ -128,13 +129,13 @@ impl Run {
         } else {
             self.place + 1
         };
-        // The lower bits of such numbers repeat soon.
+        // The lower bits of such numbers have short periods.
         let place = if self.random { self.place >> 16 } else { self.place } % self.places;
         self.began_ns[id as usize] = self.now_ns;
         self.ssd.start(self.now_ns, id, self.op, place * self.bytes, self.bytes as u32);
     }
 
-    /// Completes this number of requests, and starts the next in the place of each.
+    /// Completes this number of requests, and starts a new request for each.
     fn turn_over(&mut self, requests: u64) {
         for _ in 0..requests {
             let completed = loop {

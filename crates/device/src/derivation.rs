@@ -1,19 +1,19 @@
-//! A profile from what was measured from outside.
+//! Derives a profile from measurements of a device from outside.
 //!
-//! **Problem.** A probe sees latencies, rates and bandwidths, not dies and channels. Many insides
-//! give the same figures. **Model.** The simplest inside that does: each figure sets one value, and
-//! where two values share a figure a search decides.
+//! **Problem.** A probe measures latencies, rates and bandwidths, not dies and channels. Many
+//! internal structures give the same figures. **Model.** The simplest structure with these figures:
+//! each figure sets one value, and where two values share a figure, a search decides.
 //!
 //! | figure | sets |
 //! |---|---|
-//! | most random reads a second | the controller's turn: whether it is the controller that ends there or the dies, nobody can tell |
+//! | most random reads a second | the controller's turn: a probe cannot distinguish whether the controller or the dies limit the rate |
 //! | sequential bandwidth | the link |
-//! | latency at depth 1 | what turn and link leave of it is the die's time and the fixed time together |
-//! | rates between | how that divides, and how many dies there are: the closer to depth times rate, the more dies or the more fixed time |
+//! | latency at depth 1 | without turn and link, the sum of the die's time and the fixed time |
+//! | rates between | the division of that sum, and the number of dies: the closer to depth times rate, the more dies or fixed time |
 //!
-//! Writes likewise, without dies: a program is taken to cost nothing, so that turn and link set the
-//! pace. **What cannot be derived** and is assumed: pages, channels, the buffer's size, what
-//! clearing old data costs, number and length of queues, weighted round robin, protection against
+//! Writes likewise, without dies: a program is assumed to take no time, so that turn and link set
+//! the pace. **Assumed, because it cannot be derived**: pages, channels, the buffer's size, the
+//! cost of clearing old data, number and length of queues, weighted round robin, protection against
 //! loss of power.
 
 use crate::closed::predict;
@@ -31,17 +31,17 @@ pub struct Derivation {
     pub model: String,
     /// Its size in bytes.
     pub capacity: u64,
-    /// The measurements: 4 KiB random reads, latency at depth 1 and rates at others, and
-    /// sequential reads; the same of writes, or none.
+    /// The measurements: 4 KiB random reads, with the latency at depth 1 and rates at larger
+    /// depths, and sequential reads; the same of writes, or no writes.
     pub points: Vec<Point>,
 }
 
-/// A profile, and the text that is read as it.
+/// A profile, and its text as a profile file.
 #[derive(Clone, Debug)]
 pub struct Derived {
     /// The profile.
     pub profile: Profile,
-    /// As a file, with comments.
+    /// The text of the file, with comments.
     pub text: String,
 }
 
@@ -53,7 +53,7 @@ struct Direction {
     mb_s: f64,
 }
 
-/// One kind of request, 4 KiB.
+/// The length of random requests, in bytes.
 const BYTES: f64 = 4096.0;
 /// The candidates for the part of the time that reading a page takes.
 const PARTS: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
@@ -73,7 +73,7 @@ pub fn derive(from: &Derivation) -> Result<Derived, ProfileError> {
     for part in PARTS {
         for dies in (0..10).map(|power| 1u32 << power) {
             let die_us = left_us * part;
-            // Fewer would be what ends the device, and not where it was seen to.
+            // With fewer dies the dies would limit the rate, below the measured one.
             let enough = f64::from(dies) >= reads.iops * die_us / 1e6;
             // Where dies take no time, their number changes nothing: one candidate is enough.
             if !enough || (part == 0.0 && dies > 1) {
@@ -113,7 +113,7 @@ impl Direction {
         1e6 / self.iops
     }
 
-    /// The time of a request outside the die and the link.
+    /// The time of a request without the controller's turn and the link, in microseconds.
     fn left_us(&self) -> f64 {
         (self.latency_us - self.turn_us() - BYTES / self.mb_s).max(0.0)
     }
@@ -123,7 +123,7 @@ fn micros(us: f64) -> Micros {
     Micros::from_ns((us * 1e3).round() as u64)
 }
 
-/// All that one figure sets; reading takes no time at the dies.
+/// A profile with all values that one figure sets; reading takes no time at the dies.
 fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
     let rates = || {
         from.points.iter().filter(|point| point.load == Load::RandomRead && point.iops.is_some())
@@ -178,11 +178,11 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
 fn error(profile: &Profile, points: &[Point]) -> f64 {
     let reads =
         points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
-    // By logarithms, so that half of a figure is as far off as twice of it.
+    // By logarithms, so that half and twice a figure have the same error.
     reads.map(|point| (1.0 + predict(profile, point).against(point).1).ln().powi(2)).sum()
 }
 
-/// The profile as a file, in which each value says where it is from.
+/// The profile as a file, with comments on the origin of the values.
 fn write(profile: &Profile, wrote: bool) -> Result<String, ProfileError> {
     let text =
         toml::to_string(profile).map_err(|error| ProfileError::Contradiction(error.to_string()))?;

@@ -1,19 +1,19 @@
-//! A disk: one arm over platters that turn.
+//! A disk: one arm over rotating platters.
 //!
-//! **Problem.** What is said of queues in solid-state drives is said to be otherwise on disks, and
-//! that can only be seen on one. **Model.** A command is positioning and transfer, and there is one
-//! at a time. *Seek:* from none within a cylinder, over the time for one track, to the full stroke,
-//! growing with the root of the distance and the distance itself, in the proportion that gives the
-//! stated average over random places. *Rotation:* the platter turns by the clock, and a place comes
-//! by once a turn. *Transfer:* a track a turn. *Queue:* of the commands that it has the disk takes
-//! the one that it can reach first (native command queueing); one that goes on where the last ended
-//! is reached at once, since the disk reads ahead.
+//! **Problem.** Claims about queues in solid-state drives are said not to hold on disks, which only
+//! a disk can show. **Model.** A command consists of positioning and transfer, and the disk does
+//! one at a time. *Seek:* no time within a cylinder, and from the time for one track up to the full
+//! stroke, growing with the root of the distance and the distance itself, in the proportion that
+//! gives the stated average over random places. *Rotation:* the platter turns by the clock, and a
+//! place passes the head once a turn. *Transfer:* a track a turn. *Queue:* the disk takes the
+//! queued command that it can reach first (native command queueing); a command that continues where
+//! the last one ended is reached at once, because the disk reads ahead.
 //!
-//! **What it leaves out.** Zones (a track is as long everywhere), skew, a cache for writes, which
-//! take their place like reads, and any rule that a command must not wait too long.
+//! **Left out.** Zones (all tracks have the same length), skew, a cache for writes, which are
+//! queued like reads, and any limit on a command's wait.
 //!
-//! **Knobs.** The profile's; it is data, with points that the model is held to, as those of
-//! [`crate::ssd`].
+//! **Parameters.** Those of the profile, which is data, with points that the model must reproduce,
+//! as those of [`crate::ssd`].
 
 use fairq_core::Op;
 use serde::Deserialize;
@@ -37,15 +37,15 @@ pub struct DiskProfile {
     pub rpm: Count<1000, 100_000>,
     /// Tracks of a cylinder.
     pub heads: Count<1, 64>,
-    /// Of a track.
+    /// Length of a track, in KiB.
     pub track_kib: Count<1, 65_536>,
-    /// From one track to the next, in milliseconds.
+    /// Seek time from one track to the next, in milliseconds.
     pub track_seek_ms: f64,
-    /// Between random places.
+    /// Mean seek time between random places, in milliseconds.
     pub average_seek_ms: f64,
-    /// From rim to hub.
+    /// Seek time from rim to hub, in milliseconds.
     pub full_stroke_ms: f64,
-    /// The time that a command takes in addition.
+    /// Additional time of each command.
     pub overhead_us: Micros,
     /// Its measured performance.
     #[serde(default, rename = "point")]
@@ -58,7 +58,7 @@ impl DiskProfile {
         let profile: DiskProfile =
             toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
         let seeks = [0.0, profile.track_seek_ms, profile.average_seek_ms, profile.full_stroke_ms];
-        // `Disk::new` divides by what the full stroke takes more. NaN is not sorted, either.
+        // `Disk::new` divides by the additional time of the full stroke. NaN is not sorted either.
         if !seeks.is_sorted() || seeks[1] == seeks[3] {
             return Err(ProfileError::Contradiction(
                 "a longer seek takes longer: track-seek-ms < average-seek-ms < full-stroke-ms"
@@ -68,7 +68,7 @@ impl DiskProfile {
         Ok(profile)
     }
 
-    /// The one that is built in.
+    /// The built-in profile.
     pub fn deskstar() -> DiskProfile {
         DiskProfile::parse(include_str!("../profiles/deskstar-7k500.toml"))
             .expect("a test reads it")
@@ -80,7 +80,7 @@ impl DiskProfile {
     }
 }
 
-/// A disk that takes its time.
+/// A model of a disk in time.
 pub struct Disk {
     turn_ns: u64,
     track_bytes: u64,
@@ -92,7 +92,7 @@ pub struct Disk {
     stroke_ns: f64,
     root_part: f64,
     overhead_ns: u64,
-    /// Where the last command ended.
+    /// End of the last command, in bytes.
     at: u64,
     waiting: Vec<Command>,
     /// The command in progress, and the time of its end.
@@ -106,8 +106,8 @@ struct Command {
     length: u32,
 }
 
-/// Over random places the root of the distance is 8/15 of that of the full stroke on average, and
-/// the distance 1/3.
+/// Means over random places, as fractions of the full stroke's: 8/15 for the root of the distance,
+/// 1/3 for the distance.
 const MEAN_ROOT: f64 = 8.0 / 15.0;
 const MEAN_DISTANCE: f64 = 1.0 / 3.0;
 
@@ -135,7 +135,7 @@ impl Disk {
 
     /// Starts a command that the caller calls `id`. Times never go back.
     pub fn start(&mut self, now_ns: u64, id: u32, op: Op, offset: u64, length: u32) {
-        // Other commands move no data over the head.
+        // Other commands transfer no data.
         let length = if matches!(op, Op::Read | Op::Write) { length } else { 0 };
         self.waiting.push(Command { id, offset, length });
         if self.busy.is_none() {
@@ -143,7 +143,7 @@ impl Disk {
         }
     }
 
-    /// When to call [`pop`](Self::pop); `None` when nothing is under way.
+    /// Time at which to call [`pop`](Self::pop); `None` when no command is in progress.
     pub fn next_ns(&self) -> Option<u64> {
         self.busy.map(|(until_ns, _)| until_ns)
     }
@@ -156,16 +156,16 @@ impl Disk {
         Some(Completed { id, at_ns })
     }
 
-    /// Begins with the command that can be reached first; of those that are alike, with the one
-    /// that has waited longest.
+    /// Begins the command that can be reached first; of equal ones, the command that has waited
+    /// longest.
     fn take_up(&mut self, now_ns: u64) {
         let reach = |command: &Command| self.reach_ns(now_ns, command.offset);
         let first = (0..self.waiting.len()).min_by_key(|&place| reach(&self.waiting[place]));
         let Some(place) = first else { return };
         let command = self.waiting.remove(place);
         let transfer_ns = u64::from(command.length) * self.turn_ns / self.track_bytes;
-        // A command without data at the place of the last one takes time, too, or a closed loop of
-        // them would never end.
+        // A command without data at the place of the last one also takes time, because otherwise a
+        // closed loop of them would not advance time.
         let until_ns = now_ns + (self.reach_ns(now_ns, command.offset) + transfer_ns).max(1);
         self.at = command.offset + u64::from(command.length);
         self.busy = Some((until_ns, command.id));
@@ -207,7 +207,7 @@ mod tests {
         z ^ (z >> 31)
     }
 
-    /// So many requests of a closed loop: mean latency in microseconds, and MB/s.
+    /// Runs requests in a closed loop; returns the mean latency in microseconds, and MB/s.
     fn measured(profile: &DiskProfile, load: Load, bytes: u32, depth: u32) -> (f64, f64) {
         const COUNT: u64 = 4000;
         let mut disk = Disk::new(profile);

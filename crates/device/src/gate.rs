@@ -1,18 +1,19 @@
-//! The gate: which thread polls a device that has no thread of its own.
+//! The gate: chooses the thread that polls a device without a thread of its own.
 //!
 //! **Problem.** Every shard rings doorbells and takes completions; the arbiter between is one state
-//! that one shard at a time may touch. Waiting for each other would waste the shards, and a shard
-//! that goes away without its doorbell having been looked at would strand its commands. **Model.**
-//! One word of bits says what was rung, and its highest bit that somebody is inside. Whoever has
-//! rung tries to enter; who finds somebody inside leaves its bits there and goes away, as the one
-//! inside cannot leave while there are any. **No bit is lost.** All changes are read-modify-writes
-//! of one word, so they have an order: a ringer either comes after the one inside has left, and
-//! enters, or before, and then the exchange by which that one would leave fails and takes the bits.
-//! The model below checks it, and that bits would be lost if one left without looking. **Memory
-//! ordering.** Entering acquires what the last one inside released by leaving, and what each ringer
-//! did before it set its bits. So a ringer always writes the word, also if its bits are there
-//! already: they may have been taken for those of another one by somebody who has not seen this
-//! one's doorbell. **Cost.** One who rings and enters, works and leaves writes the word twice.
+//! that only one shard at a time may access. If shards waited for each other, they would waste CPU
+//! time; if a shard left its doorbell unread, its commands would be stranded. **Model.** One word
+//! has a bit for each doorbell that was rung, and its highest bit is set while a poller is inside.
+//! A shard that has rung tries to enter; if a poller is inside, the shard leaves its bits in the
+//! word and goes on, because the poller cannot leave while bits are set. **No bit is lost.** All
+//! changes are read-modify-writes of one word, so they have an order: a ring comes either after the
+//! poller has left, and then the shard enters, or before, and then the poller's exchange on leaving
+//! fails and takes the bits. The model below checks this, and that bits are lost if a poller leaves
+//! without this check. **Memory ordering.** Entering acquires the writes that the last poller
+//! released by leaving, and each shard's writes before it set its bits. So a shard that rings
+//! always writes the word, even if its bits are already set: a poller may otherwise take the bits
+//! of an earlier ring without seeing this shard's doorbell. **Cost.** A shard that rings, enters,
+//! works and leaves writes the word twice.
 
 use crossbeam_utils::CachePadded;
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
@@ -20,7 +21,7 @@ use fairq_core::platform::{AtomicWord, Ordering, Platform};
 /// Lets one poller in at a time and loses no doorbell. See the [module's text](self).
 pub struct Gate<P: Platform>(CachePadded<P::U64>);
 
-/// A poller is inside.
+/// Set while a poller is inside.
 const INSIDE: u64 = 1 << 63;
 
 impl<P: Platform> Default for Gate<P> {
@@ -33,7 +34,7 @@ impl<P: Platform> Gate<P> {
     /// The bits that may be rung.
     pub const BITS: u64 = !INSIDE;
 
-    /// Sets bits. A thread that does not [`enter`](Self::enter) then leaves them to one that does.
+    /// Sets bits for the next poller that [enters](Self::enter) or is inside.
     #[inline]
     pub fn ring(&self, bits: u64) {
         debug_assert!(bits & INSIDE == 0);
@@ -46,13 +47,14 @@ impl<P: Platform> Gate<P> {
         self.0.load(Ordering::Acquire) & Self::BITS
     }
 
-    /// Rings `bits`, which may be none, and enters with all that are set, taking them; if a poller
-    /// is inside, that one gets them. The one that enters sees all that the last one inside did
-    /// before it; it works, and leaves.
+    /// Rings `bits`, which may be 0, and enters, taking all bits that are set; `None` if a poller
+    /// is inside, which then gets the bits. A thread that enters sees all writes of the last
+    /// poller; it has to work and leave.
     #[inline]
     pub fn enter(&self, bits: u64) -> Option<u64> {
         debug_assert!(bits & INSIDE == 0);
-        // A ringer writes the word anyway, and takes its line for that at once.
+        // With bits to set this thread writes the word anyway, so it skips the load and gets the
+        // line for writing at once.
         let mut word = if bits == 0 { self.0.load(Ordering::Relaxed) } else { 0 };
         loop {
             let is_free = word & INSIDE == 0;
@@ -68,19 +70,20 @@ impl<P: Platform> Gate<P> {
         }
     }
 
-    /// Leaves, unless bits were set meanwhile: takes those, and the caller is still inside.
+    /// Leaves, unless bits were set meanwhile: then takes and returns them, and the caller stays
+    /// inside.
     #[inline]
     #[must_use]
     pub fn leave(&self) -> Option<u64> {
-        // It fails only where bits were set: no other thread takes them, or `INSIDE`, while this
-        // one is inside.
+        // The exchange fails only if bits were set: no other thread clears them, or `INSIDE`, while
+        // this one is inside.
         if self.0.compare_exchange(INSIDE, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
             return None;
         }
         Some(self.0.swap(INSIDE, Ordering::AcqRel) & Self::BITS)
     }
 
-    /// Leaves with these bits set, and those that were set meanwhile, for another one to take.
+    /// Leaves with these bits and those that were rung meanwhile set, for another poller to take.
     pub fn hand_over(&self, bits: u64) {
         let mut word = self.0.load(Ordering::Relaxed);
         while let Err(seen) = self.0.compare_exchange(
@@ -121,7 +124,7 @@ mod tests {
         assert_eq!(gate.leave(), None);
     }
 
-    /// The property over real threads: every ring is worked off by somebody before all are done.
+    /// The property over real threads: every ring is handled by some thread before all are done.
     #[test]
     fn no_ring_is_lost_between_threads() {
         use std::sync::atomic::AtomicU64;
@@ -158,8 +161,9 @@ mod models {
 
     use super::*;
 
-    /// A gate, a doorbell for each of two, what was last seen of them, and how often somebody was
-    /// inside. The last two stand for plain state: they are read and written as if nobody else did.
+    /// A gate, two doorbells, their last seen values, and the number of visits inside. The last two
+    /// fields stand for plain state: they are read and written without synchronization of their
+    /// own.
     struct Shared {
         gate: Gate<Loom>,
         doorbells: [AtomicU64; 2],
@@ -167,8 +171,8 @@ mod models {
         visits: AtomicU64,
     }
 
-    /// Rings so many times and polls, as a shard does; `looks` is what makes it right. How often it
-    /// was inside.
+    /// Rings `times` times and polls, as a shard does; only with `looks` it leaves correctly.
+    /// Returns the number of visits inside.
     fn poll(shared: &Shared, who: usize, times: u64, looks: bool) -> u64 {
         let mut visits = 0;
         for ring in 1..=times {

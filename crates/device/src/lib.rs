@@ -1,4 +1,4 @@
-//! The device side: what stands behind the submission queues.
+//! The device side: all parts behind the submission queues.
 //!
 //! ```text
 //!   submission queues ── post ──▶ Arbiter ── next ──▶ Window ── fetched ──▶ a store, real or modelled (Ssd)
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Everything here is a pure state machine: time is an argument, there is no I/O, no clock and no
-//! thread, nothing is allocated per command, and the same calls give the same answers. The software
-//! controller drives it in real time, the laboratory in virtual time. The one exception is the
-//! [`gate`], which decides which of several threads drives it.
+//! thread, nothing is allocated per command, and the same calls return the same results. The
+//! software controller drives it in real time, the laboratory in virtual time. The one exception is
+//! the [`gate`], which decides which of several threads drives it.
 #![forbid(unsafe_code)]
 
 pub mod arbiter;

@@ -1,14 +1,14 @@
-//! The fetch window: how many commands a controller has taken out of the submission queues and not
-//! completed.
+//! The fetch window: bounds the commands that a controller has fetched from the submission queues
+//! and not completed.
 //!
-//! **Problem.** Arbitration decides whose command is fetched next and never reorders what has been
-//! fetched. It therefore matters only while commands wait in the submission queues: a controller
-//! that fetches without limit empties them at once, and weights then mean nothing (D2FQ's weights
-//! do something because a real controller is finite). **Model.** W slots for the whole device, not
-//! per queue. Fetching takes one, completing gives it back, and nothing is fetched ahead of a free
-//! slot. **Knob.** W: as large as the store needs to be busy and no larger. In a closed loop a
-//! class holds at most as many slots as it has commands outstanding, N; where N_high is below W,
-//! shares end near N_high : (W - N_high), whatever the weights.
+//! **Problem.** Arbitration decides the order of fetches and never reorders fetched commands. It
+//! therefore matters only while commands wait in the submission queues: a controller that fetches
+//! without limit empties them at once, and then weights have no effect (D2FQ's weights have one
+//! because a real controller is finite). **Model.** W slots for the whole device, not per queue. A
+//! fetch takes a slot, a completion releases it, and nothing is fetched without a free slot.
+//! **Parameter.** W: as large as the store needs to be busy and no larger. In a closed loop a class
+//! holds at most as many slots as it has commands outstanding, N; where N_high is below W, shares
+//! end near N_high : (W - N_high), whatever the weights.
 
 /// At most W commands fetched and not completed.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// `limit` slots, all free.
+    /// A window of `limit` slots, all free.
     ///
     /// # Panics
     /// When `limit` is 0: nothing could ever be fetched.
@@ -35,7 +35,7 @@ impl Window {
         free
     }
 
-    /// Gives back the slot of a completed command.
+    /// Releases the slot of a completed command.
     ///
     /// # Panics
     /// When no slot is taken.

@@ -1,5 +1,4 @@
-//! Each profile against the points that its device is known by; and profiles derived from measured
-//! points.
+//! Each profile against the known points of its device; and profiles derived from measured points.
 //!
 //! `cargo test -p fairq-device --test calibration -- --nocapture` prints the tables.
 
@@ -68,7 +67,7 @@ fn the_p4500_reads_ahead() {
 }
 
 /// The measurements that a probe would make of a device with a profile; every second point of reads
-/// is left for checking.
+/// is kept for checking.
 fn probed(profile: &Profile) -> (Vec<Point>, Vec<Point>) {
     let measure = |load, kib, depth| {
         let (kib, depth) = (Count::new(kib), Count::new(depth));

@@ -1,13 +1,13 @@
-//! The effect of NASS on tenants that share a SATA drive, with the schedulers that it was built
-//! for, in virtual time.
+//! The effect of NASS on tenants that share a SATA drive, around the schedulers of its paper, in
+//! virtual time.
 //!
 //! The paper's tests 5 (4 KiB beside 128 KiB) and 7 (depth 2 beside 32), random reads, on the model
-//! of its Intel 530; its measures: of the bandwidth that a tenant has alone, how much it keeps
-//! (BDR); fairness (FV), which is Jain's index of what each scheduler shares; device utilization
-//! (DU), the sum of what is kept.
+//! of its Intel 530, with its measures: the fraction of its bandwidth alone that a tenant keeps
+//! (BDR); fairness (FV), which is Jain's index of the resource that each scheduler shares; device
+//! utilization (DU), the sum of the kept fractions.
 //!
-//! FlashFQ's costs are the device's: what reads take there, one at a time. The closed loop is
-//! deterministic; a tenant takes 10 us from an answer to its next request.
+//! FlashFQ's costs are those of the device: the times of reads there, one at a time. The closed
+//! loop is deterministic; a tenant takes 10 us from a completion to its next request.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -55,7 +55,7 @@ fn device() -> Profile {
     Profile::named("intel-530").expect("built in")
 }
 
-/// With the device's costs.
+/// FlashFQ's configuration with the device's costs.
 fn flashfq() -> FlashFqConfig {
     FlashFqConfig::default()
         .with(|config| config.request_bytes = closed::read_cost_bytes(&device()))
@@ -77,7 +77,7 @@ struct Run<S: SerialPolicy> {
 }
 
 impl<S: SerialPolicy> Run<S> {
-    /// Which tenant's a tag is.
+    /// The tenant of a tag.
     fn tenant_of(&self, tag: u32) -> usize {
         let mut first = 0;
         let holds = |tenant: &Tenant| {
@@ -103,7 +103,7 @@ impl<S: SerialPolicy> Run<S> {
         (self.random >> 20) % (CAPACITY / length) * length
     }
 
-    /// Sends what may be sent; gives the time to ask again.
+    /// Dispatches all requests that may go; returns the time of the next call.
     fn send(&mut self, now_ns: u64) -> u64 {
         loop {
             match self.port.next(now_ns, &mut PortSet::default()) {
@@ -151,8 +151,8 @@ fn run<S: SerialPolicy>(built: (Serial<S>, Vec<SerialPort<S>>), tenants: &[Tenan
     run_with_stalls(built, tenants, 0)
 }
 
-/// The same, where nobody is there for so long three times a second, as on a machine whose CPUs are
-/// taken away.
+/// The same, with a stall of the host of this length three times a second, as on a machine whose
+/// CPUs are taken away.
 fn run_with_stalls<S: SerialPolicy>(
     (policy, mut ports): (Serial<S>, Vec<SerialPort<S>>),
     tenants: &[Tenant],
@@ -168,7 +168,7 @@ fn run_with_stalls<S: SerialPolicy>(
         flows,
         tenants: tenants.to_vec(),
         ssd: Ssd::new(&device(), &setup),
-        // Not all at the same moment.
+        // The first requests do not arrive at the same moment.
         arrivals: (0..requests).map(|tag| Reverse((u64::from(tag) * 1000, tag))).collect(),
         random: 1,
         served: vec![0; tenants.len()],
@@ -222,7 +222,7 @@ impl Base {
         }
     }
 
-    /// With NASS, and without anticipation unless NASS does not see to that.
+    /// The scheduler with NASS, without anticipation if NASS replaces it.
     fn run_with(self, nass: &NassConfig, tenants: &[Tenant]) -> Vec<f64> {
         fn around<S: SerialPolicy>(inner: S, nass: &NassConfig, tenants: &[Tenant]) -> Vec<f64> {
             run(NassOver::new(inner, &config(), nass).expect("legal"), tenants)
@@ -296,9 +296,9 @@ fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
     BASES.map(row).to_vec()
 }
 
-/// Test 5: with NASS those schedulers that share time or bytes become fairer, as in the paper, and
-/// in its order (by 4, 11 and 57 % for CFQ, FlashFQ and BFQ). The device is used as before, but for
-/// CFQ, which had eight places in use. FIOPS shares requests, of which NASS, which evens out
+/// Test 5: with NASS the schedulers that share time or bytes become fairer, as in the paper, and in
+/// its order (by 4, 11 and 57 % for CFQ, FlashFQ and BFQ). Utilization does not change, except for
+/// CFQ, which alone has eight places in use. FIOPS shares requests, of which NASS, which evens out
 /// channels, allows 17 small ones for each large one: there it is unfair by the paper's measure.
 #[test]
 fn small_requests_beside_large_ones() {
@@ -329,8 +329,8 @@ struct Conflicts {
     halving: AtomicU64,
 }
 
-/// FIOPS where the second flow, of large requests, may have `limit` requests on the device,
-/// whatever happens.
+/// FIOPS with a fixed `limit` on the requests on the device of the second flow, whose requests are
+/// large.
 struct Fixed {
     inner: FiopsScheduler,
     limit: u32,
@@ -400,11 +400,11 @@ impl SerialPolicy for Fixed {
     }
 }
 
-/// Why FIOPS is not as even with NASS as without, as the paper says it is. Whoever is served as
-/// many requests that take longer has more of them on the device, and large ones occupy 17 channels
-/// each: so at any limit of the large flow that leaves requests even, that flow is aggressive
-/// whenever it sends (Eq. 4 and 5), and lines 25 to 27 halve the limit. Half of the queue, which
-/// line 5 gives it, is too little already.
+/// The reason why FIOPS is less even with NASS than without, contrary to the paper. If two flows
+/// are served equal numbers of requests, the flow whose requests take longer has more of them on
+/// the device, and large ones occupy 17 channels each: so at any limit of the large flow that
+/// leaves requests even, that flow is aggressive whenever it sends (Eq. 4 and 5), and lines 25 to
+/// 27 halve the limit. Half of the queue, which line 5 gives it, is already too little.
 #[test]
 fn no_limit_that_lasts_leaves_fiops_even() {
     for limit in [1, 2, 3, 4, 8, 16, 31] {
@@ -427,8 +427,8 @@ fn no_limit_that_lasts_leaves_fiops_even() {
     }
 }
 
-/// And it stays so when the device has run empty now and then: a flow that was held back before has
-/// no claim to it alone.
+/// The small flow keeps its share after times in which the device ran empty: a flow that was held
+/// back earlier has no claim to the device alone.
 #[test]
 fn small_requests_beside_large_ones_after_stalls() {
     let inside = CfqConfig::default().with(|config| {
@@ -450,11 +450,11 @@ fn small_requests_beside_large_ones_after_stalls() {
     }
 }
 
-/// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation held the device back its
-/// utilization rises, most for CFQ; FIOPS, which never waited, and BFQ, which does not while
-/// weights are even, become fairer, and the device is used as much, by FIOPS a little less. With
-/// FlashFQ the shallow tenant had nearly all that it has alone, and the other paid for it: it gives
-/// some back.
+/// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation reduces the device's
+/// utilization, NASS raises it, most for CFQ. FIOPS, which never waits, and BFQ, which does not
+/// wait while weights are even, become fairer at about the same utilization, with FIOPS slightly
+/// less. With FlashFQ alone the shallow tenant has nearly its throughput alone, at the other's
+/// expense; with NASS it has less.
 #[test]
 fn depth_2_beside_depth_32() {
     let rows = before_and_after(N10);
@@ -475,9 +475,9 @@ fn depth_2_beside_depth_32() {
     for (_, before, after) in [rows[1], rows[3]] {
         assert!(after.fairness > 1.25 * before.fairness, "{before:?}, with NASS {after:?}");
     }
-    // Why FV of FlashFQ does not fall, as the paper has it: who pays alike for requests that are
-    // alike gets as many of them as the other, so that what each keeps is as one to the ratio of
-    // what they have alone.
+    // FV of FlashFQ does not fall as in the paper: two tenants that pay the same for equal requests
+    // are served equal numbers of them, so the fractions that they keep are inverse to their rates
+    // alone.
     let ratio = Base::FlashFq.run(&[SMALL])[0] / Base::FlashFq.run(&[SHALLOW])[0];
     let even_requests = (1.0 + ratio).powi(2) / (2.0 * (1.0 + ratio * ratio));
     let (_, before, after) = rows[2];
@@ -488,7 +488,7 @@ fn depth_2_beside_depth_32() {
     assert!(after.fairness > even_requests + 0.2, "{even_requests}, {after:?}");
 }
 
-/// Each of the two mechanisms is what helps in its test.
+/// Each of the two mechanisms alone has its effect in its test.
 #[test]
 fn each_mechanism_alone() {
     let only = |aggressiveness, idleness| {
@@ -504,7 +504,7 @@ fn each_mechanism_alone() {
     assert!(room > 1.2 * none, "{room} with idleness alone, {none} with neither");
 }
 
-/// Weights 1:3 on two equal tenants count with NASS as without.
+/// Weights 1:3 of two equal tenants hold with NASS as without.
 #[test]
 fn weights() {
     let heavy = Tenant { weight: 300, ..SMALL };

@@ -1,4 +1,4 @@
-//! Profile files: what is refused, and where the error points.
+//! Profile files: refused contents, and the line that the error names.
 
 use fairq_device::profile::{BUILT_IN, Interface, Wrr};
 use fairq_device::{Profile, ProfileError};
@@ -30,7 +30,7 @@ fn what_is_read_is_what_is_written() {
     assert_eq!(profile.link.read_mb_s.ns_per_mib(), 327_680);
     assert_eq!(profile.host.capacity(), 800_000_000_000 >> 20 << 20);
     assert_eq!(Profile::named("intel-530").unwrap().host.interface, Interface::Sata);
-    // It can be written out and read again.
+    // The profile can be written out and read again.
     let text = toml::to_string(&profile).unwrap();
     let again = Profile::parse(&text).unwrap();
     assert_eq!(toml::to_string(&again).unwrap(), text);

@@ -1,4 +1,4 @@
-//! Reading ahead: what it does for reads that follow each other, and for whom it does nothing.
+//! Reading ahead: its effect on sequential reads, and the loads on which it has none.
 
 use fairq_core::Op;
 use fairq_device::profile::{BUILT_IN, Count, ReadAhead};
@@ -37,7 +37,7 @@ fn alone(ssd: &mut Ssd, now_ns: u64, op: Op, offset: u64, length: u32) -> u64 {
     drain(ssd)[0].at_ns - now_ns
 }
 
-/// Keeps `depth` reads outstanding at these places; gives when each was done.
+/// Keeps `depth` reads outstanding at these places; returns the completions.
 fn closed(ssd: &mut Ssd, depth: u32, length: u32, offsets: &[u64]) -> Vec<Completed> {
     let mut offsets = offsets.iter();
     for id in 0..depth {
@@ -68,13 +68,13 @@ fn mean_ns(completed: &[Completed]) -> f64 {
     completed.last().expect("there were reads").at_ns as f64 / completed.len() as f64
 }
 
-/// The time of a read that finds its data in the buffer: its turn, the link, and what is fixed.
+/// The time of a read that finds its data in the buffer: its turn, the link, and the fixed time.
 fn hit_ns(profile: &Profile, length: u32) -> u64 {
     let link_ns = (u64::from(length) * profile.link.read_mb_s.ns_per_mib()) >> 20;
     profile.controller.read_us.ns() + link_ns + profile.controller.read_fixed_us.ns()
 }
 
-/// One 4 KiB read at a time, in a row: each takes what the controller and the link take.
+/// One sequential 4 KiB read at a time: each takes only the times of the controller and the link.
 #[test]
 fn small_reads_in_a_row_wait_for_no_die() {
     for (without, with) in pairs() {
@@ -87,13 +87,13 @@ fn small_reads_in_a_row_wait_for_no_die() {
     }
 }
 
-/// With two large reads at a time the link is full, or nearly where dies bring no more than it
-/// takes.
+/// With two large reads at a time the link is full, or nearly full where the dies are only as fast
+/// as the link.
 #[test]
 fn large_reads_in_a_row_fill_the_link() {
     for (without, with) in pairs() {
         let offsets = in_a_row(131_072, 4000);
-        // Dies have to bring as much as the link takes: half a megabyte ahead is enough for all.
+        // Dies have to be as fast as the link: half a megabyte ahead is enough for all profiles.
         let with = ahead(with, 512, 1);
         let mb_s = |profile| {
             131_072.0e3 / mean_ns(&closed(&mut Ssd::new(profile, &SETUP), 2, 131_072, &offsets))
@@ -142,7 +142,7 @@ fn what_is_written_over_is_not_taken_from_the_buffer() {
     }
 }
 
-/// A page that is written over while it is on its way is of no use when it comes.
+/// A page that is overwritten while it is under way is not used when it arrives.
 #[test]
 fn what_is_written_over_on_its_way_is_not_taken() {
     let with = ahead(Profile::named("p4500").expect("it is built in"), 128, 4);
@@ -150,19 +150,19 @@ fn what_is_written_over_on_its_way_is_not_taken() {
     (0..2).for_each(|at| {
         alone(&mut ssd, at * MS, Op::Read, at * 16_384, 16_384);
     });
-    // The third of the row sends its own page and the next ones.
+    // The third read of the row requests its own page and the next ones.
     ssd.start(2 * MS, 0, Op::Read, 32_768, 16_384);
     ssd.start(2 * MS, 1, Op::Discard, 65_536, 16_384);
     drain(&mut ssd);
     let took_ns =
         [49_152, 65_536].map(|offset| alone(&mut ssd, offset * MS, Op::Read, offset, 16_384));
     assert_eq!(took_ns[0], hit_ns(&with, 16_384));
-    // The die has it in its register, so that it costs no more than the channel.
+    // The die has the page in its register, so that it costs only the time of the channel.
     let channel_ns = (16_384 * with.media.channel_mb_s.ns_per_mib()) >> 20;
     assert_eq!(took_ns[1], hit_ns(&with, 16_384) + channel_ns);
 }
 
-/// Reads that find a page on its way share it: the die reads it once.
+/// Reads that find a page under way share it: the die reads it once.
 #[test]
 fn a_page_on_its_way_is_not_read_twice() {
     let with = ahead(Profile::named("p4500").expect("it is built in"), 128, 4);
@@ -173,13 +173,13 @@ fn a_page_on_its_way_is_not_read_twice() {
     let page_reads = ssd.usage().dies_ns[0] / with.media.read_us.ns();
     let pages = reads / 4;
     assert!((pages..pages + 20).contains(&page_reads), "{page_reads} for {pages} pages");
-    // A page goes through its channel once, too, and whole.
+    // A page also passes its channel once, as a whole.
     let page_ns = (16_384 * with.media.channel_mb_s.ns_per_mib()) >> 20;
     let moved = ssd.usage().channels_ns / page_ns;
     assert!((pages..pages + 20).contains(&moved), "{moved} for {pages} pages");
 }
 
-/// Streams beside each other, as many as the drive tells apart, all gain; more than that lose
+/// Concurrent streams, up to the number that the drive distinguishes, all gain; more streams lose
 /// little.
 #[test]
 fn streams_up_to_those_it_tells_apart() {
@@ -195,11 +195,11 @@ fn streams_up_to_those_it_tells_apart() {
     assert!(mean(&with, 8) < 1.02 * mean(&without, 8));
 }
 
-/// Where dies are busy with reads of the host a drive does not read ahead: these are as fast.
+/// While dies are busy with reads of the host, a drive does not read ahead, so these are as fast.
 #[test]
 fn reads_of_the_host_go_first() {
     for (without, with) in pairs() {
-        // Of 33 reads one continues a row.
+        // One of 33 reads continues a row.
         let random = at_random(4096, 20_000);
         let mixed = |at: usize| match at % 33 {
             0 => (1 << 35) + at as u64 / 33 * 4096,
@@ -214,7 +214,7 @@ fn reads_of_the_host_go_first() {
     }
 }
 
-/// A large read that sends few pages at once still finds in the buffer what was there for it.
+/// A large read that sends few pages at once still finds its pages in the buffer.
 #[test]
 fn reads_that_take_turns_find_their_pages() {
     let mut with = ahead(Profile::named("p4500").expect("it is built in"), 256, 4);
@@ -226,7 +226,7 @@ fn reads_that_take_turns_find_their_pages() {
     assert!((reads * 8..reads * 8 + 40).contains(&page_reads), "{page_reads} page reads");
 }
 
-/// Writes have what reading ahead leaves of the buffer.
+/// Writes have the buffer without the part for reading ahead.
 #[test]
 fn its_room_is_a_part_of_the_buffer() {
     let with = ahead(Profile::named("p4500").expect("it is built in"), 128, 4);

@@ -51,7 +51,7 @@ fn alone(ssd: &mut Ssd, now_ns: u64, op: Op, offset: u64, length: u32) -> u64 {
     drain(ssd)[0].at_ns - now_ns
 }
 
-/// A stream of requests: which come when is up to the loop.
+/// A stream of requests; the loop decides their times.
 struct Stream {
     op: Op,
     bytes: u32,
@@ -78,8 +78,8 @@ impl Stream {
     }
 }
 
-/// Keeps `depth` requests of each stream outstanding until `bytes` have been moved in all; MB/s of
-/// each stream.
+/// Keeps `depth` requests of each stream outstanding until `bytes` have been moved in all; returns
+/// MB/s of each stream.
 fn closed(
     ssd: &mut Ssd,
     streams: &mut [Stream],
@@ -159,8 +159,8 @@ fn any_profile() -> impl Strategy<Value = Profile> {
     })
 }
 
-/// Starts each command at its time and takes what completes, looking `every_ns` and whenever one
-/// arrives; or, with 0, when the device says.
+/// Starts each command at its time and takes completions, polling every `every_ns` and at each
+/// arrival; with 0, at the times that the device returns.
 fn replay(profile: &Profile, state: State, arrivals: &[Arrival], every_ns: u64) -> Vec<Completed> {
     let mut ssd = Ssd::new(profile, &setup(state, arrivals.len() as u32));
     let mut completed = Vec::new();
@@ -198,7 +198,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     /// Each command completes once, in the order of completion, none sooner than the controller,
-    /// the link and what is fixed allow; and it does not matter how often one looks.
+    /// the link and the fixed time allow; and the frequency of polls has no effect.
     #[test]
     fn each_completes_once_whoever_looks(
         profile in any_profile(),
@@ -251,7 +251,7 @@ fn the_bound_holds_until_commands_are_popped() {
     ssd.start(1, 1, Op::Read, 0, 4096);
 }
 
-/// Throughput never falls with depth, and it is fully there at the device's window.
+/// Throughput never falls with depth, and it is at its highest at the device's window.
 #[test]
 fn the_window_fills_the_device() {
     for (name, bytes) in [
@@ -278,7 +278,7 @@ fn the_window_fills_the_device() {
     }
 }
 
-/// Requests larger than the buffer, and more pages than can be on their way.
+/// Requests larger than the buffer, and more pages than can be under way.
 #[test]
 fn large_requests_take_their_time_and_end() {
     for (name, _) in BUILT_IN {
@@ -291,15 +291,14 @@ fn large_requests_take_their_time_and_end() {
     }
 }
 
-/// Pages of commands mix at dies, channels and link in the order in which they come; with
-/// `pages-at-once` a small read does not wait for all of the large ones before it, and these are as
-/// fast together.
+/// Pages of commands mix at dies, channels and link in the order of arrival; with `pages-at-once` a
+/// small read does not wait for all of the large ones before it, and all together are as fast.
 #[test]
 fn reads_take_turns_if_they_send_few_pages_at_once() {
     for name in ["z-ssd", "p3700", "p4500", "980-pro"] {
         let whole = profile(name);
         let mut turns = whole.clone();
-        // Half of the dies for two commands is all of them for eight.
+        // Eight commands with a quarter of the dies each keep all dies busy.
         turns.controller.pages_at_once = Some(Count::new(whole.dies() / 4));
         let small_and_all_ns = |profile: &Profile| {
             let mut ssd = ssd(profile);
@@ -313,7 +312,7 @@ fn reads_take_turns_if_they_send_few_pages_at_once() {
         let (in_turn, all_in_turn) = small_and_all_ns(&turns);
         assert!(in_turn * 4 < small, "{name}: {in_turn} ns, {small} ns without turns");
         near(all_in_turn as f64, all as f64, 0.03);
-        // Alone, or with no more pages than that, a read takes the same.
+        // Alone, with at most that many pages, a read takes the same time.
         let alone_ns = |profile| alone(&mut ssd(profile), 0, Op::Read, 1 << 30, 32_768);
         assert_eq!(alone_ns(&whole), alone_ns(&turns), "{name}");
     }
@@ -348,15 +347,15 @@ fn sata_moves_one_way_at_a_time() {
     near(nvme, read + write, 0.05);
 }
 
-/// With one die to a channel, a die that is held until its page has left gives one page per read
-/// and transfer; one that is not held gives one per the longer of the two.
+/// With one die per channel, a die that is held until its page has left takes the time of read and
+/// transfer for each page; a die that is not held takes the longer of the two.
 #[test]
 fn a_held_die_waits_for_its_channel() {
     let at = |held| {
         let dies =
             [("channels", held), ("read-us", "20"), ("read-fixed-us", "0"), ("channel-mb-s", "82")];
         let profile = changed("intel-530", &dies);
-        // 4 KiB pass the channel in 50 us, and 20 us of reading hide behind them.
+        // 4 KiB pass the channel in 50 us, which hides the 20 us of reading.
         rate(&mut ssd(&profile), Stream::new(Op::Read, 4096, true), 256, 4096 * 20_000) * 1e6
             / 4096.0
     };
@@ -364,8 +363,7 @@ fn a_held_die_waits_for_its_channel() {
     near(at("1\nheld-through-transfer = true"), 1e6 / 70.0, 0.02);
 }
 
-/// A held die's reservation of its channel for later does not keep other dies from the channel
-/// until then.
+/// A held die's reservation of its channel for a later time does not block other dies until then.
 #[test]
 fn a_held_die_does_not_keep_its_channel_from_others_before_it_needs_it() {
     let at = |more: &str| {
@@ -386,7 +384,7 @@ fn a_flush_waits_for_the_media_unless_the_buffer_is_safe() {
         let mut ssd = ssd(&profile);
         let nothing_ns = alone(&mut ssd, 0, Op::Flush, 0, 0);
         assert!(nothing_ns < 60 * US, "{name}: nothing to write");
-        // Less than a program's worth stays in the buffer until it is asked for.
+        // Data for less than a program stays in the buffer until a flush needs it.
         alone(&mut ssd, 1_000_000 * US, Op::Write, 0, 4096);
         let flush_ns = alone(&mut ssd, 2_000_000 * US, Op::Flush, 0, 0);
         let program_ns =
@@ -397,7 +395,7 @@ fn a_flush_waits_for_the_media_unless_the_buffer_is_safe() {
     }
 }
 
-/// A flush waits for what came before it and not for what comes after, however much that is.
+/// A flush waits for earlier writes and not for later ones, however many there are.
 #[test]
 fn a_flush_does_not_wait_for_later_writes() {
     let profile = profile("980-pro");
@@ -420,7 +418,7 @@ fn a_flush_does_not_wait_for_later_writes() {
     assert!((1000 * US..20_000 * US).contains(&flushed_ns), "{flushed_ns} ns");
 }
 
-/// Programs hold reads up, unless they can be suspended; and then reads do not stop programs for
+/// Programs delay reads, unless they can be suspended; and then reads do not stop programs for
 /// ever.
 #[test]
 fn reads_suspend_programs_within_reason() {
@@ -438,7 +436,7 @@ fn reads_suspend_programs_within_reason() {
     assert_eq!(read_ns(&with), calm_ns + 2 * US, "what it takes to suspend");
     assert!(read_ns(&without) > 900 * US, "it waits for the program");
 
-    // A flood of reads puts each program off by its own time at most: half of the writes remain.
+    // A flood of reads delays each program at most by its own time: half of the writes remain.
     let streams = || [Stream::new(Op::Write, 4096, true), Stream::new(Op::Read, 2048, true)];
     let alone = rate(&mut ssd(&with), Stream::new(Op::Write, 4096, true), 32, 4096 * 2000);
     let flooded = closed(&mut ssd(&with), &mut streams(), 32, 0, 4096 * 20_000).0[0];
@@ -467,7 +465,7 @@ fn space_runs_out_and_comes_back() {
     near(again[0], fresh[0], 0.1);
 }
 
-/// Optane is written in place: it has no states, and what was written before costs nothing.
+/// Optane is written in place: it has no states, and earlier writes cost nothing.
 #[test]
 fn media_written_in_place_has_no_states() {
     let at = |state| {

@@ -3,15 +3,15 @@
 
 use fairq_core::{Class, ClassWeights};
 
-/// The most commands that one submission queue starts when its turn comes, before that of the next
-/// (the Arbitration Burst, 2^n commands or as many as there are).
+/// The most commands that one submission queue starts in its turn (the Arbitration Burst, 2^n
+/// commands or without limit).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Burst(u8);
 
 impl Burst {
     /// One command.
     pub const ONE: Burst = Burst(0);
-    /// As many as there are.
+    /// No limit.
     pub const UNLIMITED: Burst = Burst(7);
 
     /// 2^`exponent` commands; 7 and above is no limit, as in the feature.
@@ -34,14 +34,14 @@ impl Burst {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arbitration {
-    /// Of each queue's turn.
+    /// The most commands of each queue's turn.
     pub burst: Burst,
     /// Commands per class and round, 1 to 256.
     pub weights: ClassWeights,
 }
 
 impl Arbitration {
-    /// One command per turn and class: what a device starts with.
+    /// One command per turn and class: the value after a reset.
     pub const RESET: Arbitration =
         Arbitration { burst: Burst::ONE, weights: ClassWeights { high: 1, medium: 1, low: 1 } };
 
@@ -56,7 +56,7 @@ impl Arbitration {
         Arbitration { burst: Burst((cdw11 & 7) as u8), weights }
     }
 
-    /// CDW11 of Set Features, which is also dword 0 of the answer to Get Features.
+    /// CDW11 of Set Features, which is also dword 0 of the completion of Get Features.
     ///
     /// # Panics
     /// When a weight is not 1 to 256.
@@ -73,8 +73,8 @@ pub(super) fn legal(weights: ClassWeights) -> bool {
     [weights.high, weights.medium, weights.low].iter().all(|weight| (1..=256).contains(weight))
 }
 
-/// The class that the two bits QPRIO (Create I/O Submission Queue, CDW11 bits 2:1) name; higher
-/// bits are ignored.
+/// The class in the two bits QPRIO (Create I/O Submission Queue, CDW11 bits 2:1); higher bits are
+/// ignored.
 pub const fn class_of_qprio(qprio: u32) -> Class {
     match qprio & 3 {
         0 => Class::Urgent,

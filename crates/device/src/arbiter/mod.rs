@@ -1,29 +1,30 @@
-//! The arbiter: which submission queue's next command the controller fetches (NVMe 2.1, 3.4.4).
+//! The arbiter: chooses the submission queue whose next command the controller fetches (NVMe 2.1,
+//! 3.4.4).
 //!
-//! **Problem.** Commands wait in up to a thousand and more submission queues; one is to be fetched.
+//! **Problem.** Commands wait in a thousand or more submission queues, and one is to be fetched.
 //! Nearly all queues are empty nearly always, and a decision must cost nanoseconds. **Model.** Two
 //! mechanisms, chosen for as long as the controller is enabled:
 //!
 //! - *Round robin*: every queue with commands in turn, each starting up to a burst.
 //! - *Weighted round robin with urgent priority*: queues have classes. Urgent queues are served
 //!   before all others, round robin among themselves; nothing protects the others from them. The
-//!   weighted classes share what is left in rounds: high starts up to its weight in commands, then
-//!   medium, then low. Within its turn a class goes round its queues, each starting at most
-//!   min(burst, what the class has left), round after round until the weight or the class's
-//!   commands are used up. (One command per queue and pass, as some models have it, would make
-//!   weights above the number of queues do nothing.) A class without commands yields its turn at
-//!   once: what it leaves goes to the others, and is not saved up.
+//!   weighted classes share the rest in rounds: high starts up to its weight in commands, then
+//!   medium, then low. Within its turn a class goes around its queues, each starting at most
+//!   min(burst, the class's remaining credits), again and again until the weight or the class's
+//!   commands are used up. (With one command per queue and pass, as in some models, weights above
+//!   the number of queues would have no effect.) A class without commands yields its turn at once:
+//!   its unused credits go to the others and are not saved.
 //!
-//! The admin queue is served before all of these and is the controller's matter.
+//! The controller serves the admin queue before all of these, without the arbiter.
 //!
-//! **What the specification leaves open.**
-//! - Emptiness is looked at when a command is to be fetched and no earlier: a class that is fed
-//!   again before that has not yielded. Asking when nothing waits changes nothing, so results do
-//!   not depend on how often a controller polls.
-//! - A command that becomes urgent goes before the rest of a weighted queue's burst, which then
-//!   goes on: a burst is the most that may be started, not a promise.
+//! **Choices where the specification is silent.**
+//! - A queue counts as empty only at the moment of a fetch: a class that gets new commands earlier
+//!   has not yielded. A call while nothing waits changes nothing, so results do not depend on how
+//!   often a controller polls.
+//! - A new urgent command goes before the rest of a weighted queue's burst, which then continues: a
+//!   burst is an upper bound, not a promise.
 //! - A queue whose burst was cut short by the end of its class's turn has had its turn; the next
-//!   one follows.
+//!   queue follows.
 //! - Weights that are changed count from the next round on; a change in the burst from the next
 //!   queue's turn on.
 //!
@@ -55,21 +56,21 @@ pub enum Mechanism {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct QueueIndex(pub u16);
 
-/// Says whose command is fetched next. See the [module's text](self).
+/// Chooses the queue whose command is fetched next. See the [module's text](self).
 pub struct Arbiter {
     mechanism: Mechanism,
     burst: u32,
     weights: ClassWeights,
-    /// For the next round.
+    /// The weights from the next round on.
     next_weights: ClassWeights,
-    /// The weighted class that is served now: a ring.
+    /// The weighted class that is served now, as the index of its ring.
     turn: usize,
     /// The commands that this class may still start in this round.
     credits: u32,
     rounds: u64,
     queues: Box<[Queue]>,
     rings: [Ring; 4],
-    /// The rings with commands, as bits.
+    /// A bit for each ring with commands.
     busy: u8,
 }
 
@@ -77,7 +78,7 @@ pub struct Arbiter {
 struct Queue {
     /// Commands posted and not fetched.
     waiting: u32,
-    /// Where it takes its turns; [`NOWHERE`] if there is no such queue.
+    /// The ring in which it takes its turns; [`NOWHERE`] if there is no such queue.
     ring: u8,
 }
 
@@ -92,7 +93,7 @@ impl Arbiter {
     /// The most queues an arbiter may have.
     pub const MAX_QUEUES: usize = ring::MAX_QUEUES;
 
-    /// For queues with indexes below `queues`, none of which exists yet.
+    /// An arbiter for queues with indexes below `queues`, none of which exists yet.
     ///
     /// # Panics
     /// When `queues` exceeds [`MAX_QUEUES`](Self::MAX_QUEUES), or a weight is not 1 to 256.
@@ -131,7 +132,7 @@ impl Arbiter {
         *slot = Queue { waiting: 0, ring: ring as u8 };
     }
 
-    /// Removes a queue; gives how many of its commands had not been fetched, and now never will.
+    /// Removes a queue; returns the number of its unfetched commands, which are dropped.
     ///
     /// # Panics
     /// When there is no such queue.
@@ -159,14 +160,15 @@ impl Arbiter {
         }
     }
 
-    /// The queue of which one command, its oldest, is to be fetched now; `None` if none has any.
+    /// The queue whose oldest command is to be fetched now; `None` if no queue has commands.
     #[inline]
     #[expect(
         clippy::should_implement_trait,
         reason = "commands may be posted after it has said None"
     )]
     pub fn next(&mut self) -> Option<QueueIndex> {
-        // Asked for each command: an urgent one goes before the rest of a weighted queue's burst.
+        // Checked for each command: an urgent command goes before the rest of a weighted queue's
+        // burst.
         let ring = if self.is_busy(URGENT) { URGENT } else { self.weighted()? };
         let index = self.rings[ring].pick(self.burst);
         let slot = &mut self.queues[index];
@@ -189,12 +191,12 @@ impl Arbiter {
         Some(self.turn)
     }
 
-    /// Goes on to the next weighted class that has commands; there is one, and no urgent queue has
-    /// any.
+    /// Goes on to the next weighted class with commands. There is one, and no urgent queue has
+    /// commands.
     #[inline]
     fn begin_turn(&mut self) {
-        // Without branches on which classes have commands, since no predictor foretells them; so is
-        // the rest of a decision.
+        // Without branches on the classes that have commands, because they cannot be predicted; the
+        // same holds for the rest of a decision.
         let later_in_round = self.busy & (u8::MAX << self.turn) << 1;
         let ends_round = later_in_round == 0;
         self.rounds += u64::from(ends_round);
@@ -215,7 +217,8 @@ impl Arbiter {
         let Arbitration { burst, weights } = arbitration;
         assert!(feature::legal(weights), "{weights:?}: weights are 1 to 256");
         self.burst = burst.commands().unwrap_or(u32::MAX);
-        // `weights` are those of the round that is under way, which ends as it began.
+        // `weights` stay those of the current round, which ends with the weights with which it
+        // began.
         self.next_weights = weights;
     }
 
@@ -230,7 +233,7 @@ impl Arbiter {
         self.queues.get(usize::from(queue.0)).is_some_and(|slot| slot.ring != NOWHERE)
     }
 
-    /// Whether [`next`](Self::next) would give a queue.
+    /// Whether [`next`](Self::next) would return a queue.
     #[inline]
     pub fn has_commands(&self) -> bool {
         self.busy != 0
@@ -248,7 +251,7 @@ impl Arbiter {
         self.busy &= !(u8::from(!ring_of.has_commands()) << ring);
     }
 
-    /// The weights in force, which are those of the round that has begun.
+    /// The weights of the current round.
     pub fn weights(&self) -> ClassWeights {
         self.weights
     }
@@ -258,7 +261,7 @@ impl Arbiter {
         self.rounds
     }
 
-    /// The mechanism it was made with.
+    /// The mechanism, which is fixed at construction.
     pub fn mechanism(&self) -> Mechanism {
         self.mechanism
     }

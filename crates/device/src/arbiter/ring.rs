@@ -1,8 +1,8 @@
-//! One round robin: the queues of a class that have commands, and whose turn it is.
+//! One round robin: the queues of a class that have commands, and the queue that has the turn.
 //!
-//! A bit says that a queue has commands, and a summary word says which words have bits, so that
-//! finding the next queue costs two words whatever the number of queues, and empty queues cost
-//! nothing.
+//! Each queue has a bit for "has commands", and a summary word has a bit for each word with such
+//! bits. So a search for the next queue reads two words for any number of queues, and empty queues
+//! cost nothing.
 
 /// The most queues: the summary is one word over words.
 pub(super) const MAX_QUEUES: usize = 64 * 64;
@@ -17,7 +17,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// For queues below `queues`, none of which has commands. The first turn is that of the lowest.
+    /// A ring of queues below `queues`, none of which has commands. The lowest queue has the first
+    /// turn.
     pub(super) fn new(queues: usize) -> Self {
         let words = queues.div_ceil(64).max(1);
         Ring { active: vec![0; words].into(), summary: 0, current: words * 64 - 1, left: 0 }
@@ -35,7 +36,7 @@ impl Ring {
         self.summary |= 1 << (queue >> 6);
     }
 
-    /// The queue, which had commands, has none any more, if `is_empty`.
+    /// Removes a queue, which had commands, from the ring if `is_empty`.
     #[inline]
     pub(super) fn deactivate_if(&mut self, is_empty: bool, queue: usize) {
         let word = &mut self.active[queue >> 6];
@@ -59,14 +60,14 @@ impl Ring {
         self.current
     }
 
-    /// A turn of the class begins. The turn of the queue ended with the last one, even in the
+    /// A turn of the class begins. The queue's turn ended with the class's last turn, even in the
     /// middle of its burst.
     #[inline]
     pub(super) fn begin_turn(&mut self) {
         self.left = 0;
     }
 
-    /// The next queue with commands, round the ring; at the end of the round it is `queue` itself.
+    /// The next queue with commands, around the ring; `queue` itself comes last.
     #[inline]
     fn after(&self, queue: usize) -> usize {
         let word = queue >> 6;

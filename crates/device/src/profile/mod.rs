@@ -1,9 +1,9 @@
-//! Profiles: what a device is like, as data.
+//! Profiles: the properties of devices, as data.
 //!
-//! A profile is a TOML file: what the host sees (`[host]`), the times and sizes of the [timing
-//! model](crate::ssd), and the points that the model is held to (`[[point]]`), each with where it
-//! comes from. Seven are built in; a user's own file is read the same way. Times are microseconds,
-//! bandwidths MB/s (10^6 bytes a second), sizes KiB, capacities GB.
+//! A profile is a TOML file: the interface to the host (`[host]`), the times and sizes of the
+//! [timing model](crate::ssd), and the points that the model must reproduce (`[[point]]`), each
+//! with its source. Seven are built in; a user's own file is read the same way. Times are
+//! microseconds, bandwidths MB/s (10^6 bytes a second), sizes KiB, capacities GB.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,19 +22,19 @@ pub const BUILT_IN: [(&str, &str); 7] = [
     ("nvmf-ramdisk", include_str!("../../profiles/nvmf-ramdisk.toml")),
 ];
 
-/// Why there is no profile.
+/// The reason why there is no profile.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// No profile is called that.
+    /// No profile has this name.
     #[error("no profile is called `{name}`: there are {}", names())]
     Unknown {
         /// The name in the request.
         name: String,
     },
-    /// The text is not a profile; says in which line, and what is wrong.
+    /// The text is not a profile; the error names the line and the fault.
     #[error("{0}")]
     Syntax(Box<toml::de::Error>),
-    /// Values that are each legal do not go together.
+    /// Legal values contradict each other.
     #[error("{0}")]
     Contradiction(String),
 }
@@ -55,17 +55,17 @@ pub struct Profile {
     pub host: Host,
     /// The cost of each command.
     pub controller: Controller,
-    /// Between host and device.
+    /// The link between host and device.
     pub link: Link,
-    /// Where the data is.
+    /// The media, which hold the data.
     pub media: Media,
-    /// Where writes wait for the media.
+    /// The buffer in which writes wait for the media.
     pub buffer: Buffer,
-    /// Rewriting; absent where media is written in place.
+    /// The cost of overwriting data; absent where media is written in place.
     pub garbage: Option<Garbage>,
-    /// Cells of which a part is written faster, until it is full.
+    /// Cells that are written faster, until they are full.
     pub slc: Option<Slc>,
-    /// The data that the device reads ahead of requests; absent if it does not.
+    /// Reading ahead of requests; absent if the device does not read ahead.
     pub read_ahead: Option<ReadAhead>,
     /// The device's measured performance.
     #[serde(default, rename = "point")]
@@ -76,7 +76,7 @@ pub struct Profile {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Host {
-    /// How it is attached.
+    /// Kind of the interface.
     pub interface: Interface,
     /// The most I/O submission queues; 1 for SATA.
     pub queues: Count<1, 4095>,
@@ -97,7 +97,7 @@ impl Host {
     }
 }
 
-/// How a device is attached.
+/// Kind of the interface of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Interface {
@@ -115,7 +115,7 @@ pub enum Wrr {
     Yes,
     /// It does not.
     No,
-    /// It is not known; taken as no.
+    /// Unknown; treated as no.
     Unknown,
 }
 
@@ -131,42 +131,41 @@ pub struct Controller {
     pub read_fixed_us: Micros,
     /// The fixed time of a write outside the queues of all parts.
     pub write_fixed_us: Micros,
-    /// The most pages of one read that are on their way at once, so that large reads leave dies,
-    /// channels and link to others in between; all of them if absent.
+    /// The most pages of one read that are under way at once, so that other reads get dies,
+    /// channels and link between the pages of a large one; all pages if absent.
     pub pages_at_once: Option<Count<1, 65_536>>,
-    /// Whether what the buffer holds survives a loss of power, so that a flush has nothing to wait
-    /// for.
+    /// Whether the buffer's data survives a loss of power, so that a flush has nothing to wait for.
     pub power_loss_protection: bool,
 }
 
-/// Between host and device.
+/// The link between host and device.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Link {
-    /// To the host.
+    /// Bandwidth to the host.
     pub read_mb_s: MbPerS,
-    /// To the device.
+    /// Bandwidth to the device.
     pub write_mb_s: MbPerS,
 }
 
-/// Where the data is.
+/// The media, which hold the data.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Media {
-    /// Each moves one page at a time.
+    /// Number of channels; each moves one page at a time.
     pub channels: Count<1, 1024>,
-    /// Each reads or programs one page at a time.
+    /// Number of dies of each channel; each reads or programs one page at a time.
     pub dies_per_channel: Count<1, 1024>,
     /// The bytes of one read of a die, and the unit by which logical addresses are striped; a power
     /// of two.
     pub page_kib: Count<1, 64>,
-    /// A page from the cells to the die's register.
+    /// Time to read a page from the cells to the die's register.
     pub read_us: Micros,
-    /// A program.
+    /// Time of a program.
     pub program_us: Micros,
     /// The bytes of one program.
     pub program_kib: Count<1, 4096>,
-    /// Of each channel.
+    /// Bandwidth of each channel.
     pub channel_mb_s: MbPerS,
     /// The time to suspend a program or an erase for a read; absent if the die cannot.
     pub suspend_us: Option<Micros>,
@@ -175,11 +174,11 @@ pub struct Media {
     pub held_through_transfer: bool,
 }
 
-/// Where writes wait for the media.
+/// The buffer in which writes wait for the media.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Buffer {
-    /// Its capacity.
+    /// Its capacity, in KiB.
     pub size_kib: Count<4, 16_777_216>,
 }
 
@@ -189,12 +188,13 @@ pub struct Buffer {
 pub struct ReadAhead {
     /// The amount for each stream of reads, in KiB.
     pub kib: Count<1, 65_536>,
-    /// The number of streams that it distinguishes. These take `streams` times `kib` of the buffer.
+    /// The number of streams that the device distinguishes; they take `streams` times `kib` of the
+    /// buffer.
     pub streams: Count<1, 64>,
 }
 
 impl ReadAhead {
-    /// Its part of the buffer, in KiB.
+    /// The part of the buffer for reading ahead, in KiB.
     pub fn room_kib(self) -> u32 {
         self.kib.get() * self.streams.get()
     }
@@ -204,25 +204,25 @@ impl ReadAhead {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Garbage {
-    /// Space beyond what the host sees, as a part of that.
+    /// Spare space, as a fraction of the host's capacity.
     pub over_provisioning: Spare,
-    /// An erase.
+    /// Time of an erase.
     pub erase_us: Micros,
     /// The number of programs that fill the space of one erase.
     pub programs_per_erase: Count<1, 100_000>,
-    /// How it is known what has to be moved.
+    /// The source of the number of moves.
     #[serde(default)]
     pub mapping: Mapping,
 }
 
-/// How it is known what has to be moved before a block can be erased.
+/// The source of the number of pages that are moved before a block can be erased.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mapping {
     /// The average of uniform random writes.
     #[default]
     Average,
-    /// From a map of the pages and greedy collection.
+    /// A map of the pages, with greedy collection.
     Pages,
 }
 
@@ -230,9 +230,9 @@ pub enum Mapping {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Slc {
-    /// Their size in GB (10^9 bytes).
+    /// Size of the fast cells, in GB (10^9 bytes).
     pub size_gb: Count<1, 1_000_000>,
-    /// A program.
+    /// Time of a program.
     pub program_us: Micros,
 }
 
@@ -243,23 +243,23 @@ pub struct Slc {
 pub struct Point {
     /// The load.
     pub load: Load,
-    /// Of each request.
+    /// Size of each request, in KiB.
     pub kib: Count<1, 4096>,
-    /// Outstanding.
+    /// Number of outstanding requests.
     pub depth: Count<1, 4096>,
-    /// Whether the device has been written over; fresh if it does not say.
+    /// Whether the device has been written over; fresh by default.
     #[serde(default)]
     pub state: State,
     /// Requests a second.
     pub iops: Option<f64>,
     /// Mean, in microseconds.
     pub latency_us: Option<f64>,
-    /// Bandwidth.
+    /// Bandwidth, in MB/s (10^6 bytes a second).
     pub mb_s: Option<f64>,
     /// The tolerance of the model in percent: 10 by default.
     #[serde(default = "ten")]
     pub within: f64,
-    /// Where the figure comes from.
+    /// The source of the figure.
     pub source: String,
 }
 
@@ -281,25 +281,25 @@ pub enum Load {
     SequentialWrite,
 }
 
-/// The writes that a device has had before.
+/// Earlier writes to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Nothing: there is space that needs no clearing.
+    /// No writes: there is free space that needs no clearing.
     #[default]
     Fresh,
-    /// Everything, at random: what is written next has to be made room for.
+    /// Random writes over the whole device: new writes need space to be cleared.
     Steady,
 }
 
 impl Profile {
-    /// The built-in profile of this name.
+    /// The built-in profile with this name.
     pub fn named(name: &str) -> Result<Profile, ProfileError> {
         let text = BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| text);
         Profile::parse(text.ok_or_else(|| ProfileError::Unknown { name: name.to_owned() })?)
     }
 
-    /// From the text of a profile file.
+    /// Reads a profile from the text of a profile file.
     pub fn parse(text: &str) -> Result<Profile, ProfileError> {
         let profile: Profile =
             toml::from_str(text).map_err(|error| ProfileError::Syntax(Box::new(error)))?;
@@ -307,7 +307,8 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Whether its values go together; one from [`parse`](Self::parse) has been checked.
+    /// Checks that its values do not contradict each other; [`parse`](Self::parse) includes this
+    /// check.
     pub fn check(&self) -> Result<(), ProfileError> {
         let refuse = |what: String| Err(ProfileError::Contradiction(what));
         let Media { page_kib, program_kib, .. } = &self.media;

@@ -16,7 +16,7 @@ impl Micros {
         self.ns
     }
 
-    /// From nanoseconds; what is beyond the range becomes its end.
+    /// A time from nanoseconds; a value beyond the range becomes the end of the range.
     pub fn from_ns(ns: u64) -> Micros {
         Micros { ns: ns.min(10_000_000_000) }
     }
@@ -25,7 +25,7 @@ impl Micros {
 impl<'de> Deserialize<'de> for Micros {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let us = f64::deserialize(deserializer)?;
-        // Negated, so that NaN is refused, too: it is in no range.
+        // Negated, so that NaN is refused too: it is in no range.
         if !(0.0..=1e7).contains(&us) {
             return Err(D::Error::invalid_value(
                 Unexpected::Float(us),
@@ -47,9 +47,9 @@ impl Serialize for Micros {
 pub struct MbPerS(f64);
 
 impl MbPerS {
-    /// From 10^6 bytes a second; what is beyond the range becomes its end.
+    /// A bandwidth from 10^6 bytes a second; a value beyond the range becomes the end of the range.
     pub fn new(mb_per_s: f64) -> MbPerS {
-        // NaN becomes the least, too.
+        // NaN becomes the least value too.
         MbPerS(if mb_per_s >= 1.0 { mb_per_s.min(1e6) } else { 1.0 })
     }
 
@@ -111,7 +111,7 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Count<MIN, MAX> {
     }
 }
 
-/// The part of the whole space that is spare, as a fraction of what the host sees, 0.02 to 10.
+/// Spare space as a fraction of the host's capacity, 0.02 to 10.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Serialize)]
 #[serde(transparent)]
 pub struct Spare(f64);

@@ -1,9 +1,8 @@
-//! An agenda: what happens when, the earliest first.
+//! An agenda: events by their times, the earliest first.
 //!
-//! Events of one kind are added nearly in the order in which they will happen, since each kind
-//! lasts about as long every time. So an agenda is a sorted ring into which events are put from the
-//! late end: an event passes those that happen after it, which are few. A heap would pay its
-//! logarithm each time.
+//! Events of one kind are added nearly in the order of their times, because each kind takes about
+//! the same time. So an agenda is a sorted ring into which events are inserted from the late end:
+//! an event passes the later ones, which are few. A heap would cost its logarithm each time.
 
 /// An event.
 #[derive(Clone, Copy, Debug)]
@@ -15,23 +14,23 @@ pub(super) struct Event {
     pub(super) detail: u32,
 }
 
-/// The time of what is not to happen.
+/// The time of an event that will not happen.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Events in the order of their times; those of the same time in the order in which they were
+/// Events in the order of their times; events of the same time in the order in which they were
 /// added.
 pub(super) struct Agenda {
     events: Box<[Event]>,
     mask: usize,
     first: usize,
-    /// One past the last; both run on and are masked.
+    /// One past the last event; `first` and `end` count without bound and are masked.
     end: usize,
-    /// When the first happens: here, so that looking costs one load.
+    /// Time of the first event: kept here, so that reading it costs one load.
     next_ns: u64,
 }
 
 impl Agenda {
-    /// For up to `events` at a time.
+    /// An agenda for up to `events` events at a time.
     pub(super) fn new(events: usize) -> Self {
         let room = events.max(1).next_power_of_two();
         let empty = Event { at_ns: NEVER, subject: 0, detail: 0 };
@@ -44,7 +43,7 @@ impl Agenda {
         }
     }
 
-    /// When the first happens; [`NEVER`] without any.
+    /// Time of the first event; [`NEVER`] without events.
     #[inline]
     pub(super) fn next_ns(&self) -> u64 {
         self.next_ns
@@ -67,7 +66,7 @@ impl Agenda {
         self.next_ns = self.next_ns.min(event.at_ns);
     }
 
-    /// Takes the first out; there must be one.
+    /// Takes the first event out; there must be one.
     #[inline]
     pub(super) fn take(&mut self) -> Event {
         debug_assert!(self.first != self.end, "an event that has a time is there");
@@ -85,7 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever is added and taken when, it comes as from a stable sort.
+        /// For any order of calls, events leave the agenda as from a stable sort.
         #[test]
         fn the_earliest_first(steps in prop::collection::vec((any::<bool>(), 0u64..20), 0..200)) {
             let mut agenda = Agenda::new(200);

@@ -1,49 +1,49 @@
-//! A flash translation layer: which unit of which block each logical unit is in, and what emptying
-//! blocks moves.
+//! A flash translation layer: the place of each logical unit in the blocks, and the moves that
+//! emptying blocks causes.
 //!
-//! **Problem.** `space` has one average for what it costs to make room, which holds for uniform
-//! random writes over the whole device. Writes that prefer some places, or a part of the device
-//! that is never written again, cost something else. **Model.** Logical *units* of [`UNIT`] bytes
-//! are mapped to places in blocks, which are erased whole. A write goes to the open block of writes
-//! and leaves its old place invalid. When few blocks are free, the block with the fewest valid
-//! units gives these up to the open block of moves and is erased (*greedy*). What is moved is older
-//! than what is written, so data that is written often and data that is not come to lie apart.
-//! Greedy collection gains nothing from that: it empties all blocks at the same number of valid
-//! units, so data that is written seldom, or never again, keeps its part of the spare space.
+//! **Problem.** `space` has one average cost of making room, which holds for uniform random writes
+//! over the whole device. The cost differs for writes that prefer some places, or if a part of the
+//! device is never written again. **Model.** Logical *units* of [`UNIT`] bytes are mapped to places
+//! in blocks, which are erased whole. A write goes to the open block of writes and leaves its old
+//! place invalid. When few blocks are free, the block with the fewest valid units gives these up to
+//! the open block of moves and is erased (*greedy*). Moved data is older than written data, so
+//! often and seldom written data separate. Greedy collection gains nothing from that: it empties
+//! all blocks at the same number of valid units, so data that is written seldom, or never again,
+//! keeps its part of the spare space.
 //!
 //! A block that is emptied with `v` valid units of `b` makes room for `b - v` units of writes, so
-//! each of those owes `v / (b - v)` moves; that is what the timing model asks for.
+//! each of these writes costs `v / (b - v)` moves, which the timing model charges.
 //!
-//! **MQSim** says the same within 5 % (`crates/device/tests/mqsim.csv`) if blocks are emptied as it
-//! does: from ten free blocks on, several at the same time. Here no more are emptied than a write
-//! needs. Where most writes go to a tenth of the places that makes 12 % more, for blocks of such
-//! writes are emptied sooner, with more that is still valid.
+//! **MQSim** has the same results within 5 % (`crates/device/tests/mqsim.csv`) if blocks are
+//! emptied by its rule: from ten free blocks on, several at the same time. This module empties only
+//! as many blocks as a write needs. Where most writes go to a tenth of the places, that makes 12 %
+//! more, because blocks of such writes are emptied earlier, with more valid units.
 //!
 //! **Size.** The map has at most [`MOST_UNITS`] units. A larger device is folded: addresses count
-//! modulo that. Uniform and sequential writes stay what they are; for loads that prefer some places
-//! give the device a capacity that is not folded. Spare space is in proportion to the map, beside
-//! [`RESERVE`] blocks that are kept free.
+//! modulo that. Uniform and sequential writes keep their character; for loads that prefer some
+//! places give the device a capacity that is not folded. Spare space is in proportion to the map,
+//! beside [`RESERVE`] blocks that are kept free.
 //!
-//! **Example.** 2^21 units, 11.7 % spare, blocks of 2,048: uniform random writes are written 4.9
-//! times in all, by the formula of `space` and here; 1.0 times if they are sequential.
+//! **Example.** 2^21 units, 11.7 % spare, blocks of 2,048: uniform random writes have an
+//! amplification of 4.9, by the formula of `space` and here; sequential writes 1.0.
 //!
-//! **Bounds.** A unit written takes constant time, and the moves that it causes. Blocks are in a
-//! list for each number of valid units.
+//! **Bounds.** A unit written takes constant time, in addition to the moves that it causes. Blocks
+//! are in a list for each number of valid units.
 
 use crate::profile::State;
 
 /// The unit of the mapping, in bytes.
 pub(super) const UNIT: u64 = 4096;
-/// The most units that are told apart: 8 GiB.
+/// The most units of the map: 8 GiB.
 const MOST_UNITS: u64 = 1 << 21;
-/// Blocks that are kept free, for what is moved.
+/// Blocks that are kept free, for moves.
 const RESERVE: usize = 2;
 /// The random writes that bring a device to the steady state, in multiples of its size.
 const TIMES_WRITTEN: u64 = 3;
 /// No place, no unit, no block.
 const NONE: u32 = u32::MAX;
 
-/// A block's open end: where the next unit goes.
+/// An open block, and the position of its next unit.
 #[derive(Clone, Copy)]
 struct Open {
     block: u32,
@@ -53,16 +53,17 @@ struct Open {
 pub(super) struct Ftl {
     /// Units of a block.
     per_block: u32,
-    /// Of each logical unit its place, and of each place its unit.
+    /// The place of each logical unit, and the unit of each place.
     places: Box<[u32]>,
     units: Box<[u32]>,
-    /// Of each block how many of its units are valid.
+    /// The number of valid units of each block.
     valid: Box<[u32]>,
-    /// Full blocks by that number: the first of each, and each one's neighbours.
+    /// Lists of full blocks by that number: the first block of each list, and each block's
+    /// neighbours.
     first: Box<[u32]>,
     next: Box<[u32]>,
     previous: Box<[u32]>,
-    /// No list below has a block.
+    /// All lists below this number are empty.
     least: u32,
     free: Vec<u32>,
     /// The number of free blocks that are kept, and the number that is emptied at a time.
@@ -70,20 +71,22 @@ pub(super) struct Ftl {
     batch: usize,
     written: Open,
     moved: Open,
-    /// Moves that each write owes, since the last block was emptied.
+    /// Moves for each unit written, from the last collection.
     moves: f64,
     is_collecting: bool,
     count: [u64; 2],
 }
 
 impl Ftl {
-    /// Of a device with this capacity and part of spare space, whose blocks have this many bytes.
+    /// The layer of a device with this capacity, this fraction of spare space, and blocks of
+    /// `block` bytes.
     pub(super) fn new(capacity: u64, spare: f64, block: u64, state: State, seed: u64) -> Self {
         let units = (capacity / UNIT).clamp(1, MOST_UNITS);
-        // Some hundred blocks at least, or choosing among them would have no effect.
+        // At least some hundred blocks, because with fewer the choice among them would have no
+        // effect.
         let per_block = (block / UNIT).clamp(1, (units / 256).max(1)) as u32;
         let spare = (units as f64 * spare).ceil() as u64;
-        // The last two are those that are open, for writes and for moves.
+        // The last two are the open blocks, for writes and for moves.
         let blocks = (units + spare).div_ceil(u64::from(per_block)) as usize + RESERVE + 2;
         let mut free: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut open = || Open { block: free.pop().expect("there are more"), next: 0 };
@@ -119,16 +122,16 @@ impl Ftl {
         ftl
     }
 
-    /// Writes what lies there.
+    /// Writes all units of a range.
     pub(super) fn note(&mut self, offset: u64, length: u32) {
         self.each(offset, length, Ftl::write);
     }
 
-    /// The host has discarded this range. Units that lie in it as a whole become invalid.
+    /// The host has discarded this range. Units that are completely in it become invalid.
     pub(super) fn discard(&mut self, offset: u64, end: u64) {
         let inner = offset.next_multiple_of(UNIT)..end / UNIT * UNIT;
         if !inner.is_empty() {
-            // More than the map has is all of it.
+            // A range longer than the map covers all of it.
             let length = (inner.end - inner.start).min(self.places.len() as u64 * UNIT);
             (0..length / UNIT).for_each(|at| {
                 let unit = self.fold(inner.start / UNIT + at);
@@ -148,7 +151,7 @@ impl Ftl {
         (unit % self.places.len() as u64) as usize
     }
 
-    /// Whether blocks have to be emptied for what is written.
+    /// Whether blocks have had to be emptied for writes.
     pub(super) fn is_collecting(&self) -> bool {
         self.is_collecting
     }
@@ -187,7 +190,7 @@ impl Ftl {
         self.valid[open.block as usize] += 1;
     }
 
-    /// The unit is nowhere.
+    /// Unmaps a unit.
     fn forget(&mut self, unit: usize) {
         let place = std::mem::replace(&mut self.places[unit], NONE);
         if place == NONE {
@@ -195,7 +198,8 @@ impl Ftl {
         }
         self.units[place as usize] = NONE;
         let block = place / self.per_block;
-        // An open block is in no list: it is not to be emptied while units go there.
+        // An open block is in no list, because it must not be emptied while units are written to
+        // it.
         let is_listed = block != self.written.block && block != self.moved.block;
         if is_listed {
             self.remove(block);
@@ -206,7 +210,7 @@ impl Ftl {
         }
     }
 
-    /// Empties blocks until writes have one.
+    /// Empties blocks until writes have a free one.
     fn collect(&mut self) {
         (self.moves, self.is_collecting) = (0.0, true);
         let (mut moved, mut won) = (0, 0);
@@ -279,8 +283,8 @@ mod tests {
         Ftl::new(CAPACITY, spare, BLOCK, State::Steady, 7)
     }
 
-    /// Writes `writes` units and returns how many units the device has written for each of them.
-    /// `choose` makes the unit's number from a random one.
+    /// Writes `writes` units and returns the write amplification. `choose` makes the unit's number
+    /// from a random one.
     fn amplification(ftl: &mut Ftl, writes: u64, choose: impl Fn(u64) -> u64) -> f64 {
         ftl.count = [0; 2];
         for number in 0..writes {
@@ -294,7 +298,7 @@ mod tests {
         ((u128::from(random) * u128::from(units)) >> 64) as u64
     }
 
-    /// Each unit is where the map says, and blocks know how many they have.
+    /// Checks that map and places agree, and the blocks' numbers of valid units.
     fn check(ftl: &Ftl) {
         let mut valid = vec![0; ftl.valid.len()];
         for (unit, &place) in ftl.places.iter().enumerate() {
@@ -319,9 +323,9 @@ mod tests {
         assert_eq!(full + ftl.free.len() + 2, ftl.valid.len(), "each block is in one place");
     }
 
-    /// Greedy collection of large blocks is as good as emptying the oldest one (Desnoyers,
-    /// *Analytic modeling of SSD write performance*, 2012), whose valid part is known; of small
-    /// ones it is somewhat better.
+    /// Greedy collection of large blocks is as good as emptying the oldest block (Desnoyers,
+    /// *Analytic modeling of SSD write performance*, 2012), whose valid part is known; with small
+    /// blocks it is somewhat better.
     #[test]
     fn uniform_random_writes_cost_what_the_formula_says() {
         for spare in [0.07, 0.117, 0.28, 1.0] {
@@ -341,7 +345,7 @@ mod tests {
     fn sequential_writes_move_nothing() {
         let mut ftl = steady(0.117);
         let units = ftl.places.len() as u64;
-        // Once through all that was written at random before.
+        // Overwrites once all that was written at random.
         (0..units).for_each(|unit| ftl.write(unit as usize));
         ftl.count = [0; 2];
         (0..units).for_each(|unit| ftl.write(unit as usize));
@@ -369,9 +373,9 @@ mod tests {
         }
     }
 
-    /// The results of MQSim, for uniform writes and for those of which most go to a few places:
-    /// within 5 % where blocks are emptied when MQSim does. By the rule here, two blocks kept free
-    /// and no more emptied than a write needs, it is less or more.
+    /// The results of MQSim, for uniform writes and for writes that prefer a few places: within 5 %
+    /// with MQSim's rule for emptying blocks. With the rule of this module (two blocks kept free,
+    /// and only as many emptied as a write needs) the results are lower or higher.
     #[test]
     fn writes_are_amplified_as_in_mqsim() {
         for row in include_str!("../../tests/mqsim.csv").lines().filter(|row| !row.starts_with('#'))
@@ -388,7 +392,7 @@ mod tests {
                 false => of(mix(random), hot_units),
             };
             let seen = |kept: u64, reserve, batch| {
-                // `new` adds what it keeps free, and the open blocks.
+                // `new` adds the reserve and the open blocks.
                 let full = blocks as u64 - kept - (RESERVE as u64 + 2);
                 let spare = (full * 256) as f64 / units as f64 - 1.0;
                 let mut ftl = Ftl::new(units * UNIT, spare, 256 * UNIT, State::Fresh, 7);
@@ -399,8 +403,9 @@ mod tests {
                 check(&ftl);
                 seen
             };
-            // MQSim keeps one block for its mapping. It begins when fewer than ten are free and
-            // empties up to ten at the same time, so that it ends with more: eight fit all rows.
+            // MQSim keeps one block for its mapping. It begins when fewer than ten blocks are free
+            // and empties up to ten at the same time, so that it ends with more: a batch of eight
+            // fits all rows.
             let by_its_rule = seen(1, 10, 8);
             let by_ours = seen(0, RESERVE, 0);
             println!("{row}: {by_its_rule:.2} by its rule, {by_ours:.2} by ours");

@@ -1,17 +1,17 @@
-//! Dies and channels: where pages are read, and what else a die does.
+//! Dies and channels: the places of pages, reads, and a die's other work.
 //!
 //! **A die** does one thing at a time. Reads are served in the order in which they come. A program,
 //! a move of a page to make room, or an erase is *work*; a die has at most one piece of it, and
 //! while it lasts a read waits, unless the device can suspend work: then the read goes first and
-//! the work ends later by what that took. Work is put off for at most as long as it lasts itself;
-//! after that reads wait, or writing would stop under a load of reads. **The register.** A die
-//! keeps the page that it has read last until it works; reading it again takes no time at the die.
-//! That is what makes small sequential reads faster than random ones. **Where a page is.** Logical
-//! pages are striped over all dies, neighbours on different channels, and each stripe is turned by
+//! the work ends later by that time. Work is delayed at most by its own length; after that reads
+//! wait, because writing would otherwise stop under a load of reads. **The register.** A die keeps
+//! the page that it has read last until its next work; reading that page again takes no time at the
+//! die. So small sequential reads are faster than random ones. **The place of a page.** Logical
+//! pages are striped over all dies, neighbours on different channels, and each stripe is rotated by
 //! a number drawn from the seed, so that no stride meets the same die every time. A write goes to
-//! whichever die is idle first, as a log does. A table of where each page was last written would
-//! take two bytes for each page of the device and would not tell more: after random writing pages
-//! lie at random, as they do here, and after sequential writing in stripes, as they do here.
+//! the die that is idle first, as in a log. A table of the places of the last writes would take two
+//! bytes for each page of the device without a benefit: after random writes pages are at random
+//! places, and after sequential writes in stripes, both as here.
 
 use super::server::{Bookings, Server, Speed};
 use crate::profile::Profile;
@@ -28,13 +28,13 @@ pub(super) enum Work {
 }
 
 struct Die {
-    /// When it is done with the reads that it has.
+    /// Time at which it has done all its reads.
     free_ns: u64,
-    /// In the register; [`NO_PAGE`] for none.
+    /// The page in the register; [`NO_PAGE`] for none.
     page: u64,
     work: Option<Work>,
     work_ends_ns: u64,
-    /// For how long its work may still be put off.
+    /// Time by which its work may still be delayed.
     patience_ns: u64,
     channel: u32,
 }
@@ -43,23 +43,23 @@ struct Die {
 pub(super) struct Media {
     dies: Box<[Die]>,
     channels: Box<[Server]>,
-    /// The channels instead, where dies are held until their page has left: they book ahead.
+    /// Used instead of `channels` where dies are held until their page has left: they book ahead.
     booked: Option<Box<[Bookings]>>,
     channel_speed: Speed,
     page_shift: u32,
     read_ns: u64,
     suspend_ns: Option<u64>,
     seed: u64,
-    /// For how long dies have read, programmed, moved and erased.
+    /// Time in which dies have read, programmed, moved and erased.
     busy_ns: [u64; 4],
 }
 
 /// The state of a page after the die has done its part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PageRead {
-    /// It is in the die's register then, and this channel is next.
+    /// The page is in the die's register at `at_ns`, and this channel is next.
     InRegister { at_ns: u64, channel: u32 },
-    /// It has left the channel then.
+    /// The page has left the channel at `at_ns`.
     Moved { at_ns: u64 },
 }
 
@@ -100,12 +100,12 @@ impl Media {
         self.channels.len() as u32
     }
 
-    /// For how long dies have read, programmed, moved and erased, all together.
+    /// Time in which all dies together have read, programmed, moved and erased.
     pub(super) fn busy_ns(&self) -> [u64; 4] {
         self.busy_ns
     }
 
-    /// For how long channels have moved data, all together.
+    /// Time in which all channels together have moved data.
     pub(super) fn channels_ns(&self) -> u64 {
         let booked = self.booked.iter().flatten().map(Bookings::busy_ns);
         self.channels.iter().map(Server::busy_ns).chain(booked).sum()
@@ -115,12 +115,12 @@ impl Media {
         self.page_shift
     }
 
-    /// The die that a logical page is on.
+    /// The die of a logical page.
     #[inline]
     fn die_of(&self, page: u64) -> usize {
         let dies = self.dies.len() as u64;
         let (stripe, place) = (page / dies, page % dies);
-        // Each stripe is turned by chance, so that no stride meets the same die every time.
+        // Each stripe is rotated at random, so that no stride meets the same die every time.
         let turned = place + (((mix(stripe ^ self.seed) >> 32) * dies) >> 32);
         (if turned >= dies { turned - dies } else { turned }) as usize
     }
@@ -146,7 +146,8 @@ impl Media {
         self.busy_ns[0] += takes_ns;
         (die.free_ns, die.page) = (at_ns, page);
         let channel = die.channel;
-        // The channel is reserved when the page is there, unless the die is held until it has gone.
+        // The channel is reserved when the page is in the register, unless the die is held until
+        // the page has left.
         let Some(booked) = &mut self.booked else {
             return PageRead::InRegister { at_ns, channel };
         };
@@ -155,7 +156,7 @@ impl Media {
         PageRead::Moved { at_ns: die.free_ns }
     }
 
-    /// Moves bytes of a page through its channel; gives when they are through.
+    /// Moves bytes of a page through its channel; returns the time at which they are through.
     #[inline]
     pub(super) fn transfer(&mut self, now_ns: u64, channel: u32, bytes: u64) -> u64 {
         let takes_ns = self.channel_speed.takes_ns(bytes);
@@ -165,8 +166,8 @@ impl Media {
         }
     }
 
-    /// An idle die begins to work; gives when it will be done if nothing puts it off. Data to
-    /// program goes through the channel first.
+    /// An idle die begins a piece of work; returns its end if nothing delays it. Data to program
+    /// goes through the channel first.
     pub(super) fn begin(&mut self, now_ns: u64, index: u32, work: Work, takes_ns: u64) -> u64 {
         let channel = self.dies[index as usize].channel;
         let ready_ns = match work {
@@ -184,12 +185,13 @@ impl Media {
         die.page = NO_PAGE;
         die.work = Some(work);
         die.work_ends_ns = die.free_ns.max(ready_ns) + takes_ns;
-        // Work is put off for as long as it lasts, or it would stop under a load of reads.
+        // Work is delayed at most by its own length, because otherwise it would stop under a load
+        // of reads.
         die.patience_ns = takes_ns;
         die.work_ends_ns
     }
 
-    /// The work of a die was to end now: gives it, or when it will really end.
+    /// Ends the work of a die, if it ends now; an error has the later end of delayed work.
     pub(super) fn end(&mut self, now_ns: u64, index: u32) -> Result<Work, u64> {
         let die = &mut self.dies[index as usize];
         if die.work_ends_ns > now_ns {
@@ -198,7 +200,7 @@ impl Media {
         Ok(die.work.take().expect("it works"))
     }
 
-    /// The positions of what is being programmed.
+    /// The positions of programs under way.
     pub(super) fn positions(&self) -> impl Iterator<Item = u64> {
         self.dies.iter().filter_map(|die| match die.work {
             Some(Work::Program { position, .. }) => Some(position),
@@ -208,7 +210,7 @@ impl Media {
 }
 
 impl Die {
-    /// A read meets work: gives when it begins.
+    /// A read arrives during work: returns the time at which the read begins.
     fn interrupt(
         &mut self,
         now_ns: u64,
@@ -219,7 +221,7 @@ impl Die {
         let Some(suspend_ns) = suspend_ns.filter(|_| self.patience_ns > 0) else {
             return self.work_ends_ns;
         };
-        // Right after another read the work is still suspended.
+        // If another read is under way, the work is already suspended.
         let suspend_ns = if self.free_ns > now_ns { 0 } else { suspend_ns };
         let put_off_ns = suspend_ns + takes_ns;
         self.work_ends_ns += put_off_ns;

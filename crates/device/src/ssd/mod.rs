@@ -1,10 +1,9 @@
 //! The timing model: when each command completes.
 //!
-//! **Problem.** Schedulers are judged by what a device does with what they send it: how its
-//! parallel parts fill up, where its bandwidth ends, how writing slows reading down. Few machines
-//! have the devices of the papers; a model has to stand in for them, in real time at a million
-//! commands a second and in virtual time. **Model.** A line of servers, each serving in the order
-//! of arrival:
+//! **Problem.** The effect of a scheduler depends on the device: on the use of its parallel parts,
+//! the limit of its bandwidth, and the effect of writes on reads. Few machines have the devices of
+//! the papers; a model has to replace them, in real time at a million commands a second and in
+//! virtual time. **Model.** A line of servers, each serving in the order of arrival:
 //!
 //! ```text
 //!            ┌ read:  die (page read) ─▶ channel ─▶ link to the host ─▶ fixed ─▶ done       per page
@@ -13,32 +12,32 @@
 //!                     buffer ─▶ channel ─▶ idle die: program, and what makes room           in the background
 //! ```
 //!
-//! - *The controller* takes its time for each command, one after the other, whatever its size.
+//! - *The controller* takes its time for each command, one after the other, independent of the
+//!   size.
 //! - *Reads* are cut into pages, which go to their dies at once, share channels and leave over one
-//!   link; the command is done when its last page is. Each server takes pages in the order in which
-//!   they come to it, whosever they are: pages of commands mix at dies, channels and link, but at a
-//!   die a page waits for all pages of earlier commands. With `pages-at-once` a command sends the
-//!   next page when one has arrived, so that a small read overtakes most of a large one.
-//! - *Writes* are done when they are in the buffer; each crosses the link as a whole. As soon as
-//!   there is enough for a program an idle die takes it. When the buffer is full writes wait: then
-//!   the dies set the pace. A command is let in while there is any room, so that one larger than the
-//!   buffer does not wait for ever.
-//! - *Flush* waits until all that was in the buffer is on the media; with power-loss protection it
-//!   has nothing to wait for.
+//!   link; the command is done when its last page is. Each server takes the pages of all commands
+//!   in the order of arrival: pages of commands mix at dies, channels and link, but at a die a page
+//!   waits for all pages of earlier commands. With `pages-at-once` a command sends the next page
+//!   when one has arrived, so that a small read overtakes most of a large one.
+//! - *Writes* are done when they are in the buffer; each crosses the link as a whole. When the
+//!   buffer has enough data for a program, an idle die takes it. When the buffer is full, writes
+//!   wait: then the dies set the pace. A command enters the buffer while there is any room, so that
+//!   a command larger than the buffer does not wait for ever.
+//! - *Flush* waits until all data that was in the buffer is on the media; with power-loss
+//!   protection it does not wait.
 //! - *Discard* and *write zeroes* change tables only, and give space back.
 //! - *SATA*: one link for both directions.
 //!
 //! The other work of a die is in `media`, the cost of overwriting data in `space`, and reading
 //! ahead in `read_ahead`.
 //!
-//! Each server is reserved at the very time when something arrives there, never ahead: a command
-//! that waits for a busy die does not hold the link up. Therefore it is a small event loop and not
-//! one formula per command.
+//! Each server is reserved at the time when a page or command arrives there, never ahead: a command
+//! that waits for a busy die does not delay the link. Therefore the model is a small event loop and
+//! not one formula per command.
 //!
-//! **What it leaves out.** Reading what is still in the buffer (it costs what reading from the
-//! media does), wear, read retries, mapping tables that do not fit, moves over the
-//! channel, the time that a controller needs to find work. Times do not vary by themselves; they
-//! vary by who meets whom where.
+//! **Left out.** Reads of data that is still in the buffer (they cost as much as reads from the
+//! media), wear, read retries, mapping tables that do not fit, moves over the channel, the time
+//! that a controller needs to find work. Times vary only because commands wait for each other.
 //!
 //! **Cost.** No allocation per command. Events of a kind are added nearly in order (`agenda`).
 
@@ -67,30 +66,31 @@ pub use usage::{Busy, Parts, Usage};
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The device's capacity in bytes. For a volume that is a part of a device give the device's
-    /// ([`crate::profile::Host::capacity`]): it says how long a fresh device stays fresh.
+    /// ([`crate::profile::Host::capacity`]), which determines how long a fresh device stays fresh.
     pub capacity: u64,
-    /// The writes that the device has had before.
+    /// Earlier writes to the device.
     pub state: State,
     /// The most commands started and not popped.
     pub outstanding: u32,
-    /// Where pages lie and where each die is in its cycle.
+    /// Seed of the pages' places and of each die's position in its cycle.
     pub seed: u64,
 }
 
 /// A command that has completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completed {
-    /// The caller's name for it.
+    /// The caller's identifier.
     pub id: u32,
-    /// When.
+    /// Time of completion.
     pub at_ns: u64,
 }
 
-/// A device that takes its time. See the [module's text](self).
+/// A model of an SSD in time. See the [module's text](self).
 pub struct Ssd {
     times: Times,
     controller: Server,
-    /// To the host, and to the device; the first is both where there is only one.
+    /// The links to the host and to the device; the first serves both directions where there is
+    /// only one.
     links: [Server; 2],
     to_device: usize,
     media: Media,
@@ -108,11 +108,11 @@ pub struct Ssd {
     read: Agenda,
     /// A page has left its channel.
     moved: Agenda,
-    /// A die's work ends, unless it was put off.
+    /// A die's work ends, unless it was delayed.
     worked: Agenda,
     /// A command is done.
     done: Agenda,
-    /// When the first of all these is due.
+    /// Time of the first of all these events.
     next_ns: u64,
 }
 
@@ -137,47 +137,48 @@ struct Command {
     id: u32,
     op: Op,
     length: u32,
-    /// From where pages are still to be read.
+    /// Start of the range that is still to be read.
     offset: u64,
     end: u64,
-    /// Pages on their way.
+    /// Number of pages under way.
     pages: u32,
 }
 
-/// Where writes wait for the media. Positions count bytes in the order in which they came in.
+/// The buffer in which writes wait for the media. Positions count bytes in the order of their
+/// arrival.
 struct Buffer {
     size: u64,
     program: u64,
-    /// Everything that came in.
+    /// Bytes that have arrived.
     came: u64,
-    /// Of that, what dies have taken.
+    /// Bytes of these that dies have taken.
     taken: u64,
     /// The bytes in the buffer that are not on the media.
     held: u64,
-    /// Bytes held, times how long, up to some time.
+    /// Bytes held, times nanoseconds, up to `counted_ns`.
     held_byte_ns: u128,
     counted_ns: u64,
-    /// Of what came and was not taken, what will cost moves.
+    /// Bytes that have arrived and were not taken, and will cost moves.
     random: u64,
     /// The bytes that can still be written at the faster rate.
     slc: u64,
     /// Writes that wait for room.
     waiting: VecDeque<u32>,
-    /// Flushes that wait, and the position up to which they do.
+    /// Flushes that wait, and the position up to which each waits.
     flushes: VecDeque<(u32, u64)>,
     /// Dies without work, the longest idle first.
     idle: VecDeque<u32>,
-    /// Per die, the moves it owes in 1/65536, and its programs since it erased.
+    /// For each die, its outstanding moves in 1/65536, and its programs since its last erase.
     debts: Box<[(u32, u32)]>,
 }
 
-/// Pages on their way beside one for each command: enough for many large commands to keep every die
+/// Pages under way beside one for each command: enough for many large commands to keep every die
 /// busy.
 const SPARE_PAGES: u32 = 1024;
 
 const ONE_MOVE: u32 = 1 << 16;
 
-/// Channel and bytes of a page, in one event's detail.
+/// Bits of the number of bytes in the detail of a page's event; the channel is above them.
 const BYTES_BITS: u32 = 17;
 
 impl Ssd {
@@ -229,8 +230,8 @@ impl Ssd {
         self.next_ns = self.next_ns.min(at_ns);
     }
 
-    /// When to call [`pop`](Self::pop): nothing completes before. It may turn out to be a little
-    /// early, while the command is still on its way; `None` when nothing is.
+    /// Time at which to call [`pop`](Self::pop): no command completes earlier. At that time the
+    /// command may still be under way; `None` when no command is outstanding.
     #[inline]
     pub fn next_ns(&self) -> Option<u64> {
         (self.live > 0).then_some(self.next_ns)
@@ -239,7 +240,7 @@ impl Ssd {
     /// Takes the next command that has completed by now, in the order of completion.
     #[inline]
     pub fn pop(&mut self, now_ns: u64) -> Option<Completed> {
-        // Callers ask far more often than anything is due.
+        // Most calls come when nothing is due.
         if self.next_ns > now_ns {
             return None;
         }
@@ -264,7 +265,7 @@ impl Ssd {
         }
     }
 
-    /// How busy its parts have been since the start.
+    /// Busy times of its parts since the start.
     pub fn usage(&self) -> Usage {
         Usage {
             controller_ns: self.controller.busy_ns(),
@@ -288,17 +289,18 @@ impl Ssd {
         self.live
     }
 
-    /// When something happens inside.
+    /// Time of the next event inside.
     #[inline]
     fn inner_ns(&self) -> u64 {
         let reads_ns = self.read.next_ns().min(self.moved.next_ns());
         self.fetched.next_ns().min(self.worked.next_ns()).min(reads_ns)
     }
 
-    /// Lets happen what happens at this time: one event.
+    /// Performs one event of this time.
     #[inline]
     fn step(&mut self, now_ns: u64) {
-        // Kinds at the same time go in a fixed order: the same calls give the same answers.
+        // Kinds of events at the same time have a fixed order, so that the same calls return the
+        // same results.
         if self.moved.next_ns() == now_ns {
             let Event { subject, detail, .. } = self.moved.take();
             // Pages that were read ahead have the subjects beyond those of commands.
@@ -345,7 +347,7 @@ impl Ssd {
         }
     }
 
-    /// Sends the command's pages to their dies, as many as there may be on their way.
+    /// Sends the command's pages to their dies, as many as may be under way.
     #[inline]
     fn read_pages(&mut self, now_ns: u64, slot: u32) {
         let shift = self.media.page_shift();
@@ -357,7 +359,8 @@ impl Ssd {
             if command.pages >= self.times.pages_at_once {
                 return;
             }
-            // The first page needs no spare place: each command has one, so none waits for ever.
+            // The first page needs no spare place: each command has a place of its own, so none
+            // waits for ever.
             if command.pages > 0 {
                 if self.spare_pages == 0 {
                     return;
@@ -398,7 +401,7 @@ impl Ssd {
         }
     }
 
-    /// A read has taken or sent for all of its pages: what comes next may be read ahead.
+    /// A read has found or requested all of its pages: the next ones may be read ahead.
     #[inline]
     fn read_on(&mut self, now_ns: u64, slot: u32) {
         let Some(ahead) = &mut self.ahead else { return };
@@ -408,7 +411,7 @@ impl Ssd {
         }
     }
 
-    /// Reads ahead what the stream wants, as far as dies are idle.
+    /// Reads ahead for a stream while the next page's die is idle.
     fn read_ahead(&mut self, now_ns: u64, stream: usize) {
         let bytes = 1 << self.media.page_shift();
         while let Some(ahead) = &mut self.ahead
@@ -420,7 +423,7 @@ impl Ssd {
         }
     }
 
-    /// A page that was read ahead is in the buffer: for those that wait for it, and for later.
+    /// A page that was read ahead is in the buffer, for waiting and for later commands.
     fn page_is_here(&mut self, now_ns: u64, place: u32) {
         let ahead = self.ahead.as_mut().expect("it has a place");
         ahead.arrived(place);
@@ -447,14 +450,14 @@ impl Ssd {
         }
     }
 
-    /// The command will be done at this time; its slot is free.
+    /// Completes a command at `at_ns`, and frees its slot.
     #[inline]
     fn complete(&mut self, at_ns: u64, slot: u32) {
         self.unused.push(slot);
         self.done.add(Event { at_ns, subject: self.commands[slot as usize].id, detail: 0 });
     }
 
-    /// Writes that wait come into the buffer while there is room.
+    /// Moves waiting writes into the buffer while there is room.
     fn let_in(&mut self, now_ns: u64) {
         self.buffer.count(now_ns);
         while self.buffer.held < self.buffer.size {
@@ -467,7 +470,7 @@ impl Ssd {
             self.buffer.came += bytes;
             self.buffer.held += bytes;
             self.buffer.random += self.space.note(offset, bytes as u32);
-            // From here on reads get what was written.
+            // From here on reads must get the new data.
             if let Some(ahead) = &mut self.ahead {
                 ahead.drop_range(offset, end);
             }
@@ -475,7 +478,7 @@ impl Ssd {
         self.hand_out(now_ns);
     }
 
-    /// Idle dies take what the buffer has for them.
+    /// Gives programs to idle dies.
     fn hand_out(&mut self, now_ns: u64) {
         while self.buffer.has_program() {
             let Some(die) = self.buffer.idle.pop_front() else { return };
@@ -498,7 +501,7 @@ impl Ssd {
         }
     }
 
-    /// A die without work begins what it owes, else a program, else it is idle.
+    /// A die without work begins an outstanding move or erase, else a program, else it is idle.
     fn find_work(&mut self, now_ns: u64, die: u32) {
         let (owed, programs) = &mut self.buffer.debts[die as usize];
         let (work, takes_ns) = if *owed >= ONE_MOVE {
@@ -517,14 +520,14 @@ impl Ssd {
         self.worked.add(Event { at_ns, subject: die, detail: 0 });
     }
 
-    /// Takes what a program writes out of the buffer.
+    /// Takes the data of a program out of the buffer.
     fn program(&mut self, die: u32) -> (Work, u64) {
         let Buffer { program, came, taken, .. } = self.buffer;
         let bytes = program.min(came - taken);
         let random = bytes.min(self.buffer.random);
         self.buffer.taken += bytes;
         self.buffer.random -= random;
-        // A program takes its whole space even if it is not full.
+        // A program uses its whole space even if its data is shorter.
         if !self.space.take(program) {
             let (owed, programs) = &mut self.buffer.debts[die as usize];
             *owed +=
@@ -537,11 +540,11 @@ impl Ssd {
         (Work::Program { bytes: bytes as u32, position: taken }, takes_ns)
     }
 
-    /// Flushes end when all that came before them is on the media.
+    /// Completes flushes whose earlier writes are all on the media.
     fn end_flushes(&mut self, now_ns: u64) {
         while let Some(&(slot, position)) = self.buffer.flushes.front() {
-            // All before the oldest program under way, and before what no die has taken, is on the
-            // media.
+            // All data before the oldest program under way, and before the data that no die has
+            // taken, is on the media.
             let oldest = self.media.positions().min().unwrap_or(u64::MAX).min(self.buffer.taken);
             if oldest < position {
                 return;
@@ -578,7 +581,8 @@ impl Times {
 
 impl Buffer {
     fn new(profile: &Profile, setup: &Setup, dies: usize, commands: usize) -> Self {
-        // On a device that has been written for long every die is somewhere in its cycle.
+        // On a device that has been written for long, every die is at a random position of its
+        // cycle.
         let debt = |die: u64| match &profile.garbage {
             Some(garbage) if setup.state == State::Steady => {
                 let random = mix(setup.seed ^ die);
@@ -608,13 +612,13 @@ impl Buffer {
         }
     }
 
-    /// Counts what it holds up to now.
+    /// Adds the bytes held up to now to `held_byte_ns`.
     fn count(&mut self, now_ns: u64) {
         self.held_byte_ns += u128::from(self.held) * u128::from(now_ns - self.counted_ns);
         self.counted_ns = now_ns;
     }
 
-    /// Whether a die may take something: enough for a program, or what a flush waits for.
+    /// Whether a die may take data: enough for a program, or data for which a flush waits.
     #[inline]
     fn has_program(&self) -> bool {
         let left = self.came - self.taken;

@@ -1,58 +1,58 @@
-//! Reading ahead: pages that a drive fetches before they are asked for.
+//! Reading ahead: pages that a drive fetches before they are requested.
 //!
-//! **Problem.** One small read at a time waits for a die each time, though the drive could know
-//! what comes next. Drives that read ahead answer such reads from their buffer: the P4500's data
-//! sheet has 10 us for sequential reads and 85 us for random ones; Memblaze measured 5.96 us with
-//! reading ahead and 56.95 us without on a PBlaze7 7940 (4 KiB, depth 1).
+//! **Problem.** With one small read at a time each read waits for a die, although the drive could
+//! predict the next one. Drives that read ahead serve such reads from their buffer: the P4500's
+//! data sheet has 10 us for sequential reads and 85 us for random ones; Memblaze measured 5.96 us
+//! with reading ahead and 56.95 us without on a PBlaze7 7940 (4 KiB, depth 1).
 //!
 //! **Model.** A read that begins where another ended continues its *row*. The third read of a row
-//! makes it a *stream*. Of each stream the drive keeps the next pages, as many as `kib` has, in a
-//! part of its buffer that is set aside: `streams` times `kib`, which writes do not have. A page
-//! goes through its die and its channel as others do, whole. A read that finds it takes its part
-//! over the link at once; one that finds it on its way waits for it. A page leaves the buffer when
-//! its last byte has been read, when its stream has gone past it, and when it is written over or
-//! discarded. A new stream takes the place of the one that has not been read for longest.
+//! makes it a *stream*. Of each stream the drive keeps the next pages, up to `kib`, in a reserved
+//! part of its buffer: `streams` times `kib`, which writes cannot use. A page passes its die and
+//! its channel like others, as a whole. A read that finds a page there takes its part over the link
+//! at once; a read that finds it under way waits for it. A page leaves the buffer when its last
+//! byte has been read, when its stream has passed it, and when it is overwritten or discarded. A
+//! new stream replaces the one that has not been read for longest.
 //!
-//! **Reads of the host go first.** A page is read ahead only when its die has nothing to do, and
-//! the pages behind it wait until it is. So a read waits for at most one page that was read ahead
-//! at its die, and a drive whose dies are all busy, which gains nothing from reading ahead, does
-//! not. The drive looks again when the stream is read and when a page arrives.
+//! **Reads of the host go first.** A page is read ahead only when its die is idle, and the pages
+//! behind it wait for that page. So a read waits for at most one page that was read ahead at its
+//! die, and a drive whose dies are all busy, which would gain nothing from reading ahead, does not
+//! read ahead. The drive tries again when the stream is read and when a page arrives.
 //!
 //! **Random reads** make no row, so they take the same time with reading ahead and without.
 //!
-//! **Bounds.** All memory is there from the start, except that of commands that wait for pages,
-//! which are as many as pages on their way. A read costs a look at each stream and at each of
-//! [`ROWS`] rows, a write one at each stream.
+//! **Bounds.** All memory is allocated at the start, except for the list of commands that wait for
+//! pages, at most as many as pages under way. A read checks each stream and each of [`ROWS`] rows,
+//! a write each stream.
 
 use crate::profile::Profile;
 
-/// The number of sequences that are followed and are no streams yet.
+/// The number of rows that are followed and are not streams yet.
 const ROWS: usize = 16;
-/// The number of reads after which a sequence becomes a stream.
+/// The number of reads that continue a row until it becomes a stream.
 const CONTINUED: u32 = 2;
-/// The end of no read.
+/// An address at which no read ends.
 const NOWHERE: u64 = u64::MAX;
 
 /// Room for one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Empty,
-    /// This page is being read.
+    /// This page is under way.
     OnItsWay(u64),
-    /// The data that are being read are of no use to later reads.
+    /// The page under way is of no use to later reads.
     Outdated,
-    /// This page is here.
+    /// This page is in the buffer.
     Here(u64),
 }
 
 #[derive(Clone, Copy)]
 struct Stream {
-    /// Where its next read begins.
+    /// Start of its next read, in bytes.
     next: u64,
-    /// One past the last page that was read ahead. No place has an older page than the one that is
-    /// a stream's room before this.
+    /// One past the last page that was read ahead. The stream's places hold no page before `end -
+    /// room`.
     end: u64,
-    /// When it was last read, in reads.
+    /// Number of the read that read it last.
     used: u64,
 }
 
@@ -62,29 +62,29 @@ struct Row {
     continued: u32,
 }
 
-/// A command that waits for a page on its way.
+/// A command that waits for a page under way.
 struct Waiting {
     place: u32,
     command: u32,
     bytes: u64,
 }
 
-/// Where a page is that a command wants.
+/// The state of a page that a command needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found {
-    /// It has to be read.
+    /// The page has to be read.
     No,
-    /// The command gets it when it arrives.
+    /// The command gets the page when it arrives.
     OnItsWay,
-    /// It can leave over the link.
+    /// The page can leave over the link.
     Here,
 }
 
 pub(super) struct ReadAhead {
     page_shift: u32,
-    /// Pages of the device.
+    /// Number of pages of the device.
     pages: u64,
-    /// Places of each stream.
+    /// Number of places of each stream.
     room: u64,
     streams: Box<[Stream]>,
     places: Box<[Place]>,
@@ -95,7 +95,7 @@ pub(super) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// `None` if the profile has none.
+    /// `None` if the profile has no section for reading ahead.
     pub(super) fn new(profile: &Profile, capacity: u64) -> Option<Self> {
         let section = profile.read_ahead.as_ref()?;
         let page_kib = profile.media.page_kib.get();
@@ -121,7 +121,7 @@ impl ReadAhead {
         self.places.len()
     }
 
-    /// The stream that has this place.
+    /// The stream of this place.
     pub(super) fn stream_of(&self, place: u32) -> usize {
         (u64::from(place) / self.room) as usize
     }
@@ -130,7 +130,7 @@ impl ReadAhead {
         stream * self.room as usize + (page % self.room) as usize
     }
 
-    /// A command takes these bytes, which end at `end`, of a page.
+    /// A command takes `bytes` bytes of a page, which end at `end`.
     pub(super) fn take(&mut self, page: u64, end: u64, bytes: u64, command: u32) -> Found {
         let wanted = [Place::Here(page), Place::OnItsWay(page)];
         let mut places = (0..self.streams.len()).map(|stream| self.place(stream, page));
@@ -155,11 +155,11 @@ impl ReadAhead {
         }
     }
 
-    /// Notes a read, after it has taken its pages; gives the stream that it belongs to.
+    /// Records a read, after it has taken its pages; returns its stream.
     pub(super) fn note(&mut self, offset: u64, end: u64) -> Option<usize> {
         self.reads += 1;
         let (page, shift) = (offset >> self.page_shift, self.page_shift);
-        // Commands of a stream may overtake each other, within what was read ahead.
+        // Commands of a stream may overtake each other, within the pages that were read ahead.
         let is_of = |stream: &Stream| {
             stream.next == offset || (stream.next >> shift..stream.end).contains(&page)
         };
@@ -171,14 +171,14 @@ impl ReadAhead {
         (it.next, it.used) = (it.next.max(end), self.reads);
         let first = it.next >> shift;
         if first > it.end {
-            // Reads have gone past all of it.
+            // Reads have passed all its pages.
             it.end = first;
             self.forget(stream);
         }
         Some(stream)
     }
 
-    /// A read that belongs to no stream: gives the stream that begins with it, if one does.
+    /// Records a read of no stream; returns the stream that begins with it, if any.
     fn begun(&mut self, offset: u64, end: u64) -> Option<usize> {
         let Some(row) = self.rows.iter_mut().find(|row| row.end == offset) else {
             self.rows[self.oldest] = Row { end, continued: 0 };
@@ -197,7 +197,7 @@ impl ReadAhead {
         Some(longest_unread)
     }
 
-    /// The page that the stream wants next and has room for.
+    /// The stream's next page to read ahead, if it has room.
     pub(super) fn wanted(&self, stream: usize) -> Option<u64> {
         let Stream { next, end, .. } = self.streams[stream];
         if next == NOWHERE {
@@ -208,17 +208,17 @@ impl ReadAhead {
         (end < most && is_free).then_some(end)
     }
 
-    /// The stream's next page is being read; gives its place.
+    /// Marks the stream's next page as under way; returns its place.
     pub(super) fn send(&mut self, stream: usize) -> u32 {
         let page = self.streams[stream].end;
         let place = self.place(stream, page);
-        // A page that is there has been passed by.
+        // Reads have passed the page that is still there.
         self.places[place] = Place::OnItsWay(page);
         self.streams[stream].end += 1;
         place as u32
     }
 
-    /// The page of a place is there.
+    /// The page of a place has arrived.
     pub(super) fn arrived(&mut self, place: u32) {
         let place = &mut self.places[place as usize];
         *place = match *place {
@@ -227,15 +227,15 @@ impl ReadAhead {
         };
     }
 
-    /// A command that has waited for what arrived, and how many bytes of it; in the order in which
-    /// they came.
+    /// The next command that has waited for the page that arrived, and its bytes of the page; in
+    /// the order of waiting.
     pub(super) fn next_waiting(&mut self, place: u32) -> Option<(u32, u64)> {
         let at = self.waiting.iter().position(|waiting| waiting.place == place)?;
         let Waiting { command, bytes, .. } = self.waiting.remove(at);
         Some((command, bytes))
     }
 
-    /// This range is written over or discarded.
+    /// This range is overwritten or discarded.
     pub(super) fn drop_range(&mut self, offset: u64, end: u64) {
         if offset >= end {
             return;
@@ -250,7 +250,7 @@ impl ReadAhead {
         }
     }
 
-    /// The stream's pages are of no use any longer.
+    /// Drops the stream's pages.
     fn forget(&mut self, stream: usize) {
         let first = stream * self.room as usize;
         (first..first + self.room as usize).for_each(|place| self.empty(place));
@@ -275,10 +275,10 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        /// A read of some bytes: from this offset, or from where the last one ended.
+        /// A read of some bytes: from this offset, or from the end of the last read.
         Read(Option<u64>, u64),
         Write(u64, u64),
-        /// The page of one of the places that wait for one comes.
+        /// The page of one of the waiting places arrives.
         Arrives(usize),
     }
 
@@ -301,15 +301,16 @@ mod tests {
         }
     }
 
-    /// Data that are there, or under way to later reads, were requested after the last write to it;
-    /// each place is asked for one page at a time; and each command that waits gets its bytes.
+    /// Data that are in the buffer, or under way for later reads, were requested after the last
+    /// write to them; each place waits for one page at a time; and each waiting command gets its
+    /// bytes.
     fn nothing_old_is_kept(steps: Vec<Step>) {
         let section = crate::profile::ReadAhead { kib: Count::new(64), streams: Count::new(3) };
         let mut profile = Profile::named("p4500").expect("it is built in");
         profile.read_ahead = Some(section);
         let mut ahead = ReadAhead::new(&profile, 1 << 30).expect("it has the section");
         let mut versions = vec![0u32; 1000];
-        // Of each place what was sent for, and whether it has not come yet.
+        // For each place the requested page, its version then, and whether it has not arrived yet.
         let mut sent = vec![(0u64, 0u32, false); ahead.places()];
         let (mut end, mut wait_for, mut got) = (0, 0, 0);
         for (number, step) in (0..).zip(steps) {

@@ -1,8 +1,8 @@
-//! Servers: each request is served as soon as those before it have been.
+//! Servers: each request is served as soon as the requests before it are done.
 
 use std::collections::VecDeque;
 
-/// Serves one at a time, first come, first served.
+/// Serves one request at a time, first come, first served.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Server {
     free_ns: u64,
@@ -10,7 +10,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// When it is done with what comes now and takes so long.
+    /// Serves a request that arrives now and takes `takes_ns`; returns its end.
     #[inline]
     pub(super) fn serve(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
         self.free_ns = self.free_ns.max(now_ns) + takes_ns;
@@ -18,23 +18,23 @@ impl Server {
         self.free_ns
     }
 
-    /// For how long it has served, or will have when it is done.
+    /// Total time of all requests so far, including their time to come.
     pub(super) fn busy_ns(&self) -> u64 {
         self.busy_ns
     }
 }
 
-/// Serves one at a time what asks for it now or for a time to come. What asks later goes first
-/// where there is room for it before what was booked.
+/// Serves one request at a time, with bookings for later times. A later request goes first if it
+/// fits before a booking.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bookings {
-    /// From when to when, in that order; what has ended is forgotten.
+    /// Start and end of each booking, in that order; past ones are dropped.
     taken: VecDeque<(u64, u64)>,
     busy_ns: u64,
 }
 
 impl Bookings {
-    /// When it is done with what asks now for so long, from a time on.
+    /// Books `takes_ns` from `from_ns` on at the earliest; returns the end.
     pub(super) fn serve(&mut self, now_ns: u64, from_ns: u64, takes_ns: u64) -> u64 {
         while self.taken.front().is_some_and(|&(_, ends_ns)| ends_ns <= now_ns) {
             self.taken.pop_front();
@@ -53,13 +53,13 @@ impl Bookings {
         begins_ns + takes_ns
     }
 
-    /// For how long it has served, or will have when it is done.
+    /// Total time of all requests so far, including their time to come.
     pub(super) fn busy_ns(&self) -> u64 {
         self.busy_ns
     }
 }
 
-/// The time that moving bytes takes.
+/// The time of moving bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Speed {
     ns_per_mib: u64,

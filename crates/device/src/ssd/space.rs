@@ -1,21 +1,22 @@
-//! Space: when writing costs more than writing.
+//! Space: the cost of making room for writes.
 //!
-//! Flash is programmed once between erases, so what is written goes to free space. While there is
-//! some, that is all (the *fresh* state). Afterwards a block must be emptied first: its pages that
-//! are still valid are moved (read and programmed elsewhere) and it is erased (the *steady* state).
+//! Flash is programmed once between erases, so data is written to free space. While there is free
+//! space, a write has no other cost (the *fresh* state). Afterwards a block must be emptied first:
+//! its valid pages are moved (read and programmed elsewhere) and it is erased (the *steady* state).
 //!
-//! **How many moves.** With the whole device written at random, blocks emptied in the order in
+//! **Number of moves.** With the whole device written at random, blocks emptied in the order in
 //! which they were filled have decayed to a valid part u that solves (u - 1) / ln u = 1 / (1 + s),
-//! where s is the space beyond what the host sees, as a part of that (Menon, *A performance
+//! where s is the spare space as a fraction of the host's capacity (Menon, *A performance
 //! comparison of RAID-5 and log-structured arrays*, 1995). Each page written then costs u / (1 - u)
 //! moves: 7 % spare, 6.8 moves; 28 %, 1.5.
 //!
 //! **Sequential writing** empties blocks by itself and costs no moves. A write counts as sequential
 //! if it is near the end of one of the last [`STREAMS`] streams of writes.
 //!
-//! **Discarded** space is free again, as far as there can be free space.
+//! **Discarded** space is free again, up to the most free space that there can be.
 //!
-//! **With a map of pages** (`mapping = "pages"`) all of that is not assumed, but found: see `ftl`.
+//! **With a map of pages** (`mapping = "pages"`) these costs are simulated instead of assumed: see
+//! `ftl`.
 
 use super::ftl::Ftl;
 use crate::profile::{Garbage, Mapping, Profile, State};
@@ -28,11 +29,11 @@ const NEAR: u64 = 256 << 10;
 pub(super) struct Space {
     /// Bytes that can be written without making room.
     free: u64,
-    /// The most of those.
+    /// The most free bytes.
     most: u64,
     /// Moves per program of random data; 0 where media is written in place.
     moves: f64,
-    /// Where streams have come to.
+    /// Ends of the streams of writes.
     ends: [u64; STREAMS],
     oldest: usize,
     ftl: Option<Box<Ftl>>,
@@ -58,7 +59,7 @@ impl Space {
         Space { free, most, moves, ends: [u64::MAX; STREAMS], oldest: 0, ftl }
     }
 
-    /// Notes a write; gives how many of its bytes will cost moves: all or none.
+    /// Records a write; returns the number of its bytes that will cost moves: all or 0.
     #[inline]
     pub(super) fn note(&mut self, offset: u64, length: u32) -> u64 {
         if let Some(ftl) = &mut self.ftl {
@@ -82,7 +83,7 @@ impl Space {
         }
     }
 
-    /// Takes space for a program; whether there was free space.
+    /// Takes space for a program; returns whether there was free space.
     pub(super) fn take(&mut self, bytes: u64) -> bool {
         if let Some(ftl) = &self.ftl {
             return !ftl.is_collecting();
@@ -118,7 +119,7 @@ pub(super) fn moves(spare: f64) -> f64 {
     let full = 1.0 / (1.0 + spare);
     // (u - 1) / ln u grows from 0 to 1 with u.
     let (mut low, mut high) = (0.0, 1.0);
-    // 60 halvings leave less than an `f64` tells apart.
+    // 60 halvings reach the resolution of an `f64`.
     for _ in 0..60 {
         let u: f64 = (low + high) / 2.0;
         if (u - 1.0) / u.ln() < full { low = u } else { high = u }

@@ -1,24 +1,24 @@
-//! How busy the parts of a device have been.
+//! Utilization of the parts of a device.
 
-/// The counts since the start; times are nanoseconds of one part, added up.
+/// The counts since the start; times are sums over the parts, in nanoseconds.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub struct Usage {
-    /// Of the controller.
+    /// Busy time of the controller.
     pub controller_ns: u64,
-    /// Of all dies: reads, programs, moves, erases.
+    /// Busy times of all dies: reads, programs, moves, erases.
     pub dies_ns: [u64; 4],
-    /// Of all channels.
+    /// Busy time of all channels.
     pub channels_ns: u64,
-    /// Of the link to the host, and of the one to the device; SATA has the first for both.
+    /// Busy times of the links to the host and to the device; SATA uses the first for both.
     pub links_ns: [u64; 2],
-    /// Bytes in the buffer, times how long they were there.
+    /// Bytes in the buffer, times nanoseconds.
     pub held_byte_ns: u128,
-    /// 4 KiB units that were written, and those that were moved to make room, where pages are
+    /// Number of 4 KiB units that were written, and that were moved to make room, where pages are
     /// mapped (`mapping = "pages"`).
     pub units: [u64; 2],
 }
 
-/// The part of a while that each part of a device was busy, from 0 to 1: a mean where there are
+/// The utilization of each part of a device over an interval, from 0 to 1: a mean where there are
 /// several.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Busy {
@@ -28,11 +28,11 @@ pub struct Busy {
     pub dies: [f64; 4],
     /// The channels.
     pub channels: f64,
-    /// The link to the host, and the one to the device.
+    /// The links to the host and to the device.
     pub links: [f64; 2],
-    /// How full the buffer was.
+    /// Mean fill level of the buffer.
     pub buffer: f64,
-    /// The number of writes to the media for each write of the host; `None` where that is not
+    /// Write amplification: writes to the media for each write of the host; `None` where it is not
     /// counted, or nothing was written.
     pub amplification: Option<f64>,
 }
@@ -49,10 +49,10 @@ pub struct Parts {
 }
 
 impl Usage {
-    /// The busy part of the time since `before`, which is `elapsed_ns` ago.
+    /// The utilization since `before`, which is `elapsed_ns` ago.
     pub fn since(&self, before: &Usage, elapsed_ns: u64, parts: Parts) -> Busy {
         let elapsed_ns = elapsed_ns.max(1) as f64;
-        // Work counts in full when it begins, and may end after the while does.
+        // Work counts in full when it begins, and may end after the interval.
         let part = |now: u64, before: u64, count: u32| {
             ((now - before) as f64 / (elapsed_ns * f64::from(count.max(1)))).min(1.0)
         };
@@ -64,7 +64,8 @@ impl Usage {
                 .map(|kind| part(self.dies_ns[kind], before.dies_ns[kind], parts.dies)),
             channels: part(self.channels_ns, before.channels_ns, parts.channels),
             links: [0, 1].map(|link| part(self.links_ns[link], before.links_ns[link], 1)),
-            // A command is let in while there is any room: the buffer may hold more than its size.
+            // A command enters the buffer while there is any room, so the buffer may hold more than
+            // its size.
             buffer: (held / (elapsed_ns * parts.buffer.max(1) as f64)).min(1.0),
             amplification: (written > 0).then(|| 1.0 + moved as f64 / written as f64),
         }

@@ -1,5 +1,5 @@
-//! The laws of arbitration (NVMe 2.1, 3.4.4), each as a check of any [`Subject`]: `Err` tells what
-//! it broke.
+//! The laws of arbitration (NVMe 2.1, 3.4.4), each as a check of any [`Subject`]: `Err` has the
+//! violation.
 
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbitration, Mechanism};
@@ -74,7 +74,7 @@ impl Backlog {
 }
 
 /// Each backlogged class starts exactly its weight in commands per round, high before medium before
-/// low, and what absent classes leave goes to the others.
+/// low, and the credits of absent classes go to the others.
 pub(crate) fn shares(build: &Build<'_>, backlog: &Backlog) -> Result<(), String> {
     let mut subject = backlog.build(build, Mechanism::Weighted);
     for round in 0..4 {
@@ -90,7 +90,7 @@ pub(crate) fn shares(build: &Build<'_>, backlog: &Backlog) -> Result<(), String>
     Ok(())
 }
 
-/// Within a class queues take turns by index, each with min(burst, what the class has left)
+/// Within a class queues take turns by index, each with min(burst, the class's remaining credits)
 /// commands.
 pub(crate) fn round_robin(
     build: &Build<'_>,
@@ -137,7 +137,7 @@ pub(crate) fn round_robin(
     Ok(())
 }
 
-/// A round that has begun ends with its weights; the next has the new ones.
+/// A round ends with the weights with which it began; the next round has the new ones.
 pub(crate) fn weights_between_rounds(
     build: &Build<'_>,
     backlog: &Backlog,
@@ -190,7 +190,7 @@ pub(crate) struct History {
     pub(crate) steps: Vec<Step>,
 }
 
-/// Queue by queue, its class and how many of its commands wait.
+/// For each queue, its class and the number of its waiting commands.
 type Waiting = Vec<(Class, u32)>;
 
 /// The results of a history, step by step: fetched queues; and, before each fetch, the commands
@@ -200,7 +200,7 @@ pub(crate) struct Trace {
 }
 
 impl History {
-    /// Runs it and then fetches until nothing is given.
+    /// Runs the history and then fetches until no command is left.
     pub(crate) fn run(&self, build: &Build<'_>) -> Result<Trace, String> {
         let mut subject = build(self.mechanism, self.classes.len(), self.arbitration);
         (0..).zip(&self.classes).for_each(|(queue, &class)| subject.add(queue, class));
@@ -245,8 +245,8 @@ impl History {
 }
 
 impl Trace {
-    /// Each posted command is fetched once: never one that is not there, and nothing is not fetched
-    /// while one is.
+    /// Each posted command is fetched once: no fetch returns a command that was not posted, and
+    /// none fails while a command waits.
     pub(crate) fn each_once(&self) -> Result<(), String> {
         let idle = |(queue, waiting): &&(Option<u16>, Waiting)| {
             queue.is_none() && waiting.iter().any(|&(_, left)| left > 0)

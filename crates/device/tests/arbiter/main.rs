@@ -1,5 +1,5 @@
-//! The arbiter's laws over random backlogs and histories, and arbiters broken on purpose that they
-//! must catch.
+//! The arbiter's laws over random backlogs and histories, and arbiters broken on purpose that the
+//! laws must catch.
 
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex, Window};
@@ -118,7 +118,7 @@ fn the_naive_arbiter_keeps_the_laws() {
     all_laws(&naive(Fault::None), 64).unwrap();
 }
 
-/// Each broken arbiter is caught, and by the law that is about what is broken.
+/// Each broken arbiter is caught by the law that it breaks.
 #[test]
 fn the_laws_catch_broken_arbiters() {
     let faults = [
@@ -144,7 +144,7 @@ fn the_laws_catch_broken_arbiters() {
     }
 }
 
-/// The laws leave nothing open: command by command the arbiter does what the naive one does.
+/// The laws determine every decision: command by command the arbiter decides as the naive one.
 #[test]
 fn the_arbiter_decides_as_the_naive_one() {
     let same = |history: History| {
@@ -201,9 +201,9 @@ fn an_urgent_command_interrupts_a_burst_which_then_goes_on() {
     assert_eq!(fetched, [2, 0, 0, 1, 1, 1, 1]);
 }
 
-/// Weights act only as far as commands wait: with a window of 4 and every class having more
-/// outstanding than that, the fetched commands are 3:1; with a window beyond all that is
-/// outstanding they follow the depths, 1:1.
+/// Weights act only while commands wait: with a window of 4 and more outstanding commands in every
+/// class, the fetched commands are 3:1; with a window above the number of all outstanding commands
+/// they follow the depths, 1:1.
 #[test]
 fn weights_need_a_window() {
     let share_of_high = |window: u32| {

@@ -3,7 +3,7 @@
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex};
 
-/// An arbiter as the laws see it: queues by number, added once at the start or on the way.
+/// The interface of an arbiter for the laws: queues by number, added at the start or later.
 pub(crate) trait Subject {
     fn add(&mut self, queue: u16, class: Class);
     fn remove(&mut self, queue: u16) -> u32;
@@ -34,15 +34,15 @@ impl Subject for Arbiter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     None,
-    /// Each queue starts once in its class's turn, and then the turn is over.
+    /// Each queue starts one command in its class's turn, and then the turn is over.
     OnePass,
     /// A class's round robin starts anew with each of its turns.
     Forgetful,
     /// Every queue starts one command at a time.
     NoBurst,
-    /// A queue goes on to the end of its burst when its class has no credits any more.
+    /// A queue continues its burst when its class has no credits left.
     BurstBeyondCredits,
-    /// High goes before medium and medium before low as long as they have commands.
+    /// High goes before medium and medium before low while they have commands.
     Strict,
     /// New weights count at once.
     WeightsAtOnce,
@@ -52,9 +52,9 @@ pub(crate) enum Fault {
     SavesCredits,
     /// Urgent commands wait for the end of the turn of a weighted class.
     PatientUrgent,
-    /// Now and then a command is fetched twice.
+    /// Some commands are fetched twice.
     Twice,
-    /// The lower half of the classes is the upper half: 0's-based weights taken as they are.
+    /// Weights are 0's-based values used without adding 1.
     ZeroBased,
 }
 
@@ -63,7 +63,7 @@ struct Queue {
     waiting: u32,
 }
 
-/// The arbiter in the naive way: linear scans over all queues.
+/// A naive arbiter: linear scans over all queues.
 pub(crate) struct Naive {
     fault: Fault,
     mechanism: Mechanism,
@@ -71,7 +71,8 @@ pub(crate) struct Naive {
     weights: ClassWeights,
     next_weights: ClassWeights,
     queues: Vec<Option<Queue>>,
-    /// By class as in [`CLASSES`]: the queue served last, and how many it may start yet.
+    /// By class as in [`CLASSES`]: the queue served last, and the number of commands that it may
+    /// still start.
     served: [(usize, u32); 4],
     turn: usize,
     credits: u32,
