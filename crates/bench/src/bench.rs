@@ -195,7 +195,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
         let target =
             client::Target::parse(uri).map_err(|text| Refusal::new(format!("connect: {text}")))?;
         check_connect(args, &jobs)?;
-        // The server has a policy of its own; this one only makes the loop over policies run once.
+        // The server has its own policy; this one only makes the loop over policies run once.
         let once = PolicyTable::of("none", &[]).complete()?;
         return Ok(Plan {
             place: Place::Server { target, uri: uri.clone(), timeout: timeout(args)? },
@@ -466,7 +466,7 @@ pub(crate) struct Bench {
     pub(crate) target: Target,
     /// Groups of tenants, outer ones first.
     pub(crate) groups: Vec<Group>,
-    /// No progress on the terminal.
+    /// Whether the progress is not shown on the terminal.
     pub(crate) is_quiet: bool,
 }
 
@@ -532,8 +532,8 @@ impl Bench {
         Ok(alone)
     }
 
-    /// Runs the jobs, under a policy if they run in this process. A measurement that was disturbed
-    /// is repeated, and one whose figures are impossible is an error.
+    /// Runs the jobs, under a policy if they run in this process. A disturbed measurement is
+    /// repeated; impossible figures are an error.
     pub(crate) fn measure(
         &self,
         policy: &PolicyConfig,

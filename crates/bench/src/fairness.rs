@@ -43,8 +43,8 @@ pub(crate) fn entitled(demands: &[Demand], total: f64) -> Vec<f64> {
     due.iter().map(|due| due / sum).collect()
 }
 
-/// Jain's index: the square of the sum over n times the sum of the squares. 1 when all are alike,
-/// 1/n when one has all.
+/// Jain's index: the square of the sum over n times the sum of the squares. 1 when all values are
+/// equal, 1/n when one value has the whole sum.
 pub(crate) fn jain(values: impl Iterator<Item = f64>) -> f64 {
     let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
     for value in values {

@@ -1,4 +1,4 @@
-//! fio job files, since users have those: each job becomes a tenant of `fairq bench`.
+//! Reads fio job files, because users have them: each job becomes a tenant of `fairq bench`.
 //!
 //! This module uses the keys that describe a job's load. Keys that only describe fio's own work
 //! (engine, files, logs) have no effect here; an unknown key is named in a warning, and a key that
@@ -179,7 +179,7 @@ impl Reader<'_> {
         value.parse().map_err(|text: String| self.refuse(line, format_args!("{key}: {text}")))
     }
 
-    /// The jobs' names, lines and keys, those of `[global]` filled in.
+    /// The jobs' names, lines and keys, with the keys of `[global]` filled in.
     fn sections(&mut self, text: &str) -> Result<Vec<(String, usize, Keys)>, Refusal> {
         let mut global = Keys::new();
         let mut jobs: Vec<(String, usize, Keys)> = Vec::new();
@@ -275,7 +275,7 @@ impl Reader<'_> {
             name: get("name").map_or(section, |(name, _)| name).replace([' ', '/'], "-"),
             weight: self.weight(keys)?,
             bs: size("bs").transpose()?,
-            // fio's own defaults, here and for `rw`: those of `--tenant` differ.
+            // fio's own defaults, here and for `rw`: the defaults of `--tenant` differ.
             depth: Some(count("iodepth").transpose()?.unwrap_or(Count(1))),
             jobs,
             rw: Some(rw.unwrap_or(Pattern::Read)),

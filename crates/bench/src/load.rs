@@ -35,7 +35,7 @@ pub(crate) fn connections(
         depth: job.depth,
         read_percent: job.read_percent,
         random: job.random,
-        // The tenant's rate is divided among its jobs; a small one does not become 0.
+        // The tenant's rate is divided among its jobs; a small rate does not become 0.
         rate: job.rate.map(|rate| (rate / u64::from(job.jobs.max(1))).max(1)),
         think_ns: job.think_ns,
         size: job.size,

@@ -56,9 +56,9 @@ pub fn predict(profile: &Profile, point: &Point) -> Figures {
     }
 }
 
-/// The fixed cost of a random read, in bytes: a line through the times that reads of 4
-/// and of 128 KiB take, one at a time, meets zero that many bytes before length zero. It is
-/// FlashFQ's `request_bytes` for the device.
+/// The fixed cost of a random read, in bytes: FlashFQ's `request_bytes` for the device. A line
+/// through the times of reads of 4 and of 128 KiB, one at a time, reaches time zero at a length of
+/// minus that many bytes.
 pub fn read_cost_bytes(profile: &Profile) -> u32 {
     let takes_us = |kib| {
         let (load, depth, state) = (Load::RandomRead, Count::new(1), State::Fresh);

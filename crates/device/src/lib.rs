@@ -1,9 +1,9 @@
 //! The device side: all parts behind the submission queues.
 //!
 //! ```text
-//!   submission queues ── post ──▶ Arbiter ── next ──▶ Window ── fetched ──▶ a store, real or modelled (Ssd)
-//!   (urgent, high, medium, low)   whose command       at most W             completion gives the
-//!                                 is fetched next     fetched at a time     window's slot back
+//!   submission queues ── post ──▶ Arbiter ── next ──▶ Window ── fetched ──▶ a store, real or a
+//!   (urgent, high, medium, low)   chooses the next    at most W             model (Ssd); completion
+//!                                 command             fetched at a time     releases the slot
 //! ```
 //!
 //! Everything here is a pure state machine: time is an argument, there is no I/O, no clock and no

@@ -281,7 +281,7 @@ fn measure(base: Base, pair: [Tenant; 2], nass: Option<&NassConfig>) -> Measured
 const N9: [Tenant; 2] = [SMALL, LARGE];
 const N10: [Tenant; 2] = [SHALLOW, SMALL];
 
-/// Without NASS and with it; the table is shown with `--nocapture`.
+/// Results without NASS and with it; `--nocapture` shows the table.
 fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
     let row = |base: Base| {
         let [before, after] =

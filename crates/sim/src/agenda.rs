@@ -13,7 +13,7 @@
 //!
 //! ```text
 //!   add ─▶ due within 65 us?  yes ─▶ wheel: 64 x 64 buckets of 16 ns ─┐
-//!                             no  ─▶ heap ────────────────────────────┴─▶ take: least (time, number)
+//!                             no  ─▶ heap ────────────────────────────┴─▶ take: the earlier
 //! ```
 
 use std::cmp::Reverse;

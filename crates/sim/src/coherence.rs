@@ -8,11 +8,11 @@
 //! contended line is handed from core to core, one transfer each. Readers of an unmodified line do
 //! not wait for each other.
 //!
-//! | access | in this cache, as it is needed | not so |
+//! | access | line in this cache, in the state that the access needs | otherwise |
 //! |---|---|---|
 //! | load | a load | a transfer; the owner keeps a copy |
-//! | plain store | a store | a store: the line moves meanwhile (store buffer), all copies go |
-//! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies go |
+//! | plain store | a store | a store: the line moves meanwhile (store buffer), all copies are invalidated |
+//! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies are invalidated |
 //!
 //! **Time** is that of the core that accesses. Unless cores race, cores are simulated one verb at a
 //! time. So the caches may already have recorded a later access of another core: an earlier access

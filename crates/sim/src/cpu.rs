@@ -19,7 +19,7 @@ pub(crate) enum Task {
     Wake,
     /// The port's timer has expired.
     Timer,
-    /// There may be more to issue.
+    /// The core calls `next` again, because there may be more to issue.
     GoOn,
 }
 

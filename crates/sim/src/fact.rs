@@ -19,7 +19,7 @@ pub struct Live {
     pub weight: u16,
     /// Time of submission.
     pub submitted_ns: u64,
-    /// Whether it was issued as part of one command with the next one of its port.
+    /// Whether it was issued in one command with the next issued request of its port.
     pub joined: bool,
 }
 

@@ -21,8 +21,8 @@
 //!
 //! | constant | cycles | where from |
 //! |---|---|---|
-//! | a request without a scheduler, Linux 5.2 and 5.3 | 14180 | `[D]` D2FQ 4.3: another path has 54 % more than one thread can do, and at most the link's 3.2 GB/s; so a core of 3.6 GHz does 254 K reads of 8 KB at most |
-//! | the same on the low-latency path | 9200 | `[D]` likewise: it saturates the core (Fig. 16b) at what the link gives |
+//! | a request without a scheduler, Linux 5.2 and 5.3 | 14180 | `[D]` D2FQ 4.3: another path has 54 % more than one thread achieves, and at most the link's 3.2 GB/s; so a core of 3.6 GHz does 254 K reads of 8 KB at most |
+//! | the same on the low-latency path | 9200 | `[D]` likewise: it saturates the core (Fig. 16b) at the link's rate |
 //! | Linux 4.15 without KPTI | 9600 | `[D]` MQFQ 4.2: two times eight cores of 2.4 GHz reach the device's 4 M a second |
 //! | how these divide into the parts in [`BlockLayer`] | | `[G]`, in the same proportions for each |
 //! | more where a request is staged | 1680 | `[S]` Linux, bfq-iosched.rst: insertion, dispatch and completion hooks of the lightest scheduler there take 0.7 us at 2.4 GHz, under its lock |
@@ -34,7 +34,7 @@
 //! | | ns | |
 //! | a line from another core: Haswell and Broadwell | 39, other socket 118 | `[S]` nviennot/core-to-core-latency, two E5-2630 v4; the first eight cores of an E5-2697 v3 are as near |
 //! | Skylake and Cascade Lake | 48, other socket 136 | `[S]` the same, Gold 6242 |
-//! | a wake-up under way | 600, other socket 1000 | `[P]` MQFQ 4.3.2: across sockets about what a timer of 1 us takes; within one `[G]` |
+//! | a wake-up under way | 600, other socket 1000 | `[P]` MQFQ 4.3.2: across sockets about the time of a timer of 1 us; within one `[G]` |
 //! | two hardware threads, each | 1.6 times | `[G]` together a quarter more than one |
 
 use std::collections::BTreeSet;
@@ -120,7 +120,7 @@ pub struct Host {
 /// The kernel's work around the scheduler, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockLayer {
-    /// From the thread's system call to the scheduler.
+    /// The path from the thread's system call to the scheduler.
     pub submit: u64,
     /// Additional work for a request that the scheduler keeps: a third each at insertion, dispatch
     /// and completion; under the scheduler's lock, if it has one.

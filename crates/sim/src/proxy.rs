@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `ycsb` | D2FQ, 4.4 (RocksDB) | 48 x 1 | 4 KiB reads (RocksDB's block), 20 us of computing |
 //! | `flashx` | MQFQ, 4.1 (pagerank) | 6 x 4 | 4 KiB reads, 20 us of computing for each, in each thread one after the other: "does not maintain a large queue depth" |
-//! | `aerospike` | MQFQ, 4.1 | 16 x 8 | 512 bytes read, at most a million a second; four threads for each of 32 CPUs (the configuration that it comes with), which wait for their read |
+//! | `aerospike` | MQFQ, 4.1 | 16 x 8 | 512 bytes read, at most a million a second; four threads for each of 32 CPUs (its default configuration), which wait for their read |
 //! | `file-server`, `mail-server`, `database` | NASS, Table IV (Filebench) | 32 x 1, 8 x 1, 64 x 1 | as the table says; a sequential thread has a file of its own |
 //! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 8 x 1 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
 //!

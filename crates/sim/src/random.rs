@@ -1,4 +1,4 @@
-//! Random numbers that are the same everywhere and for ever.
+//! Random numbers that are the same on every machine and in every version.
 //!
 //! A run is named by its seed, so the numbers that a seed gives must not depend on the machine or
 //! on the version of a library. `rand`'s small generators and its distributions promise neither.

@@ -286,7 +286,7 @@ impl<'a, P: Policy> World<'a, P> {
             // Ignores the error of a policy without this: scenarios also run under `none`.
             let _ = self.policy.set_group(GroupId(id), Some(group));
         }
-        // Groups are there before the flows that join them.
+        // Groups are added before the flows that join them.
         for (number, tenant) in (0u32..).zip(&self.scenario.tenants) {
             for &(from_ns, until_ns) in &tenant.lives {
                 self.agenda.add(from_ns, Event::Begin(number));
@@ -491,8 +491,7 @@ impl<'a, P: Policy> World<'a, P> {
         let ask = thread.ask();
         let charge = self.scenario.cost.charge(ask.op, ask.length);
         let cost = charge.alone;
-        // On a host the system call began when the core took up the work: latency counts from
-        // there.
+        // On a host the system call began when the core began the task: latency counts from there.
         let submitted_ns =
             if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
         let live =

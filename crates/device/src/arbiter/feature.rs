@@ -45,7 +45,7 @@ impl Arbitration {
     pub const RESET: Arbitration =
         Arbitration { burst: Burst::ONE, weights: ClassWeights { high: 1, medium: 1, low: 1 } };
 
-    /// From CDW11 of Set Features, in which weights are one less; every value is legal.
+    /// Decodes CDW11 of Set Features, in which weights are one less; every value is legal.
     pub fn from_cdw11(cdw11: u32) -> Arbitration {
         let weight = |byte: u32| (byte & 0xff) as u16 + 1;
         let weights = ClassWeights {

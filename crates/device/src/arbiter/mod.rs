@@ -32,7 +32,7 @@
 //! queue M and a low queue L, all with many commands: A B A | M M | L, then B A B | M M | L.
 //!
 //! **Cost.** A bit per queue with commands and a summary over them: a decision reads a few words,
-//! whether there are 3 queues or 4096.
+//! with 3 queues as with 4096.
 
 use fairq_core::{Class, ClassWeights};
 

@@ -28,7 +28,7 @@ pub enum ProfileError {
     /// No profile has this name.
     #[error("no profile is called `{name}`: there are {}", names())]
     Unknown {
-        /// The name in the request.
+        /// The requested name.
         name: String,
     },
     /// The text is not a profile; the error names the line and the fault.
@@ -111,9 +111,9 @@ pub enum Interface {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wrr {
-    /// It does.
+    /// The device offers it.
     Yes,
-    /// It does not.
+    /// The device does not offer it.
     No,
     /// Unknown; treated as no.
     Unknown,

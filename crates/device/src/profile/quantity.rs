@@ -11,7 +11,7 @@ pub struct Micros {
 }
 
 impl Micros {
-    /// In nanoseconds.
+    /// The time in nanoseconds.
     pub const fn ns(self) -> u64 {
         self.ns
     }

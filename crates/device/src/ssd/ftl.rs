@@ -40,7 +40,7 @@ const MOST_UNITS: u64 = 1 << 21;
 const RESERVE: usize = 2;
 /// The random writes that bring a device to the steady state, in multiples of its size.
 const TIMES_WRITTEN: u64 = 3;
-/// No place, no unit, no block.
+/// The value for no place, no unit or no block.
 const NONE: u32 = u32::MAX;
 
 /// An open block, and the position of its next unit.

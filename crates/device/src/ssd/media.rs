@@ -19,7 +19,7 @@ use crate::profile::Profile;
 /// The operation of a die.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
-    /// This many bytes of the buffer, from this position in the order of writing.
+    /// A program of `bytes` bytes of the buffer, from `position` in the order of writing.
     Program { bytes: u32, position: u64 },
     /// A page that is still valid, out of a block to be erased.
     Move,

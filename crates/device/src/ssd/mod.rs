@@ -6,10 +6,10 @@
 //! virtual time. **Model.** A line of servers, each serving in the order of arrival:
 //!
 //! ```text
-//!            ┌ read:  die (page read) ─▶ channel ─▶ link to the host ─▶ fixed ─▶ done       per page
+//!            ┌ read:  die (page read) ─▶ channel ─▶ link to the host ─▶ fixed ─▶ done  per page
 //! controller ┤
-//!            └ write: room in the buffer ─▶ link to the device ─▶ fixed ─▶ done             per command
-//!                     buffer ─▶ channel ─▶ idle die: program, and what makes room           in the background
+//!            └ write: room in the buffer ─▶ link to the device ─▶ fixed ─▶ done     per command
+//!                     buffer ─▶ channel ─▶ idle die: program, moves, erase       in the background
 //! ```
 //!
 //! - *The controller* takes its time for each command, one after the other, independent of the

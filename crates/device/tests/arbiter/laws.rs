@@ -268,8 +268,8 @@ impl Trace {
         Ok(())
     }
 
-    /// A low command waits at most for the high and medium commands of a round: never more than
-    /// `most` weighted ones of other classes are fetched in a row while low ones wait.
+    /// A low command waits at most for the high and medium commands of a round: while low commands
+    /// wait, at most `most` weighted commands of other classes are fetched in a row.
     pub(crate) fn low_is_not_starved(&self, most: usize) -> Result<(), String> {
         let mut in_a_row = 0;
         for (queue, waiting) in &self.fetches {

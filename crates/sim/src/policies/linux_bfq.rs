@@ -284,8 +284,9 @@ impl LinuxBfq {
             && usual().any(|queue| queue.entity.weight != least);
         let groups_count = match kernel {
             _ if self.config.processes == 0 => false,
-            // Only groups in the tree have a counter (`bfq_weights_tree_add`): not those whose
-            // requests are all on the drive, nor the one in service if it has no other queue.
+            // Only groups in the tree have a counter (`bfq_weights_tree_add`): groups whose
+            // requests are all on the drive have none, nor has the group in service if it has no
+            // other queue.
             Kernel::V4_15 => {
                 let in_tree = || self.busy().filter(|&(other, _)| other != at);
                 let mut weights =
@@ -404,7 +405,7 @@ impl LinuxBfq {
         let until = first.max(self.virtual_time);
         let next = |only_eligible: bool| {
             let may = busy().filter(|(_, group)| !only_eligible || group.entity.start <= until);
-            // A group has the budget of the queue that goes next in it.
+            // A group has the budget of its next queue.
             let finish = |(at, group): (usize, &Group)| {
                 let queue = self.next_in(at, lanes)?;
                 Some((group.entity.finish(self.queues[queue].budget), at, queue))
@@ -625,7 +626,7 @@ impl SerialPolicy for LinuxBfq {
         self.in_service = self.in_service.filter(|turn| turn.at != flow);
         let queue = &mut self.queues[flow];
         queue.staged.clear();
-        // Its memory is kept: verbs do not allocate.
+        // The queue keeps its memory, because verbs must not allocate.
         let (staged, lane) = (std::mem::take(&mut queue.staged), queue.lane);
         *queue = LinuxBfq::queue(staged, lane, queue.group);
         self.set_weight(flow, weight);

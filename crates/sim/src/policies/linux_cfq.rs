@@ -23,7 +23,7 @@
 //!   second since a synchronous request last took 125 ms, at least one (`cfq_may_dispatch`). Beside
 //!   other queues a turn is sixteen writes (`cfq_prio_to_maxrq`), and a synchronous request ends it
 //!   (`cfq_should_preempt`).
-//! - *Slices* of 100 ms begin when a queue's first request comes back (`cfq_set_prio_slice`).
+//! - *Slices* of 100 ms begin when a queue's first request completes (`cfq_set_prio_slice`).
 //! - *Depth.* A queue has four requests on the drive before its slice begins and near its end, and
 //!   eight in between; a queue that is alone, or the only synchronous one, has as many as fit
 //!   (`cfq_may_dispatch`).
@@ -444,7 +444,7 @@ impl SerialPolicy for LinuxCfq {
     fn add_flow(&mut self, flow: usize, _weight: Weight) {
         if let Some(queue) = self.queues.get_mut(flow) {
             queue.staged.clear();
-            // Its memory is kept: verbs do not allocate.
+            // The queue keeps its memory, because verbs must not allocate.
             let staged = std::mem::take(&mut queue.staged);
             *queue = Queue { staged, idle_window: true, ..Queue::default() };
         }

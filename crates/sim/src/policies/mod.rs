@@ -45,7 +45,7 @@ pub enum AnySubject {
     MqfqParts(MqfqParts),
     /// MQFQ to the letter of its paper.
     MqfqStrict(MqfqParts),
-    /// The same without virtual time.
+    /// The same, without virtual time.
     MqfqUntimed(MqfqParts),
     /// The same, with ports that find only the tokens on their own path.
     MqfqOnPath(MqfqParts),

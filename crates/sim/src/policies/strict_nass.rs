@@ -16,9 +16,9 @@
 //! - *Lines 16 to 22.* When a request enters the drive and none of its workload is staged, the
 //!   limit of all together becomes β if the workload is among the last α arrivals, else NCQdef. It
 //!   stays so until the next request enters that leaves none staged.
-//! - *Lines 23 to 29.* When a request enters or is completed, all together need more than η
-//!   channels, and more than one workload is on the drive: the workload's limit is halved, rounded
-//!   down, if it needs more than the average.
+//! - *Lines 23 to 29.* When a request enters or is completed, its workload's limit is halved,
+//!   rounded down, if all together need more than η channels, more than one workload is on the
+//!   drive, and the workload needs more than the average.
 //!
 //! **Choices where the paper is silent**: the average is that of all workloads (Table III),
 //! including workloads with nothing on the drive. Sequentiality decays each millisecond, as in

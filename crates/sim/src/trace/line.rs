@@ -170,7 +170,7 @@ fn blkparse(line: &str) -> Result<Option<Raw<'_>>, String> {
     else {
         return Err(format!("fewer than 7 fields: `{}`", shortened(line)));
     };
-    // A kind is a row of letters: D discards, R reads, W writes; further ones (S, M, A) do not
+    // A kind is a row of letters: D discards, R reads, W writes; further letters (S, M, A) do not
     // matter.
     let op = match (kind.contains('D'), kind.contains('R'), kind.contains('W')) {
         (false, true, _) => Op::Read,

@@ -28,7 +28,7 @@ impl<P: Platform> Subject<P> for Held {
     }
 }
 
-/// The first tenant reads 4 KiB, one at a time; so do four others, 256 at a time.
+/// The first tenant reads 4 KiB at depth 1, four others at depth 256.
 fn scenario(device: &str, target_us: Option<u64>, seed: u64) -> Scenario {
     let read = |depth| Job::random_read(4096, depth);
     let mut all = vec![Tenant::new("lc", 100, vec![0], read(1))];
