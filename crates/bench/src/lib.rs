@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`mod@bench`] | policies one after the other under the same load; on shards, or on an NBD server |
+//! | [`mod@bench`] | policies in turn under the same load; on shards, or on an NBD server |
 //! | [`calibrate`] | the D and T that suit a device |
 //! | [`device`] | profiles of devices: shown, or derived from a real one |
 //! | [`job`], [`fiojob`] | a tenant's load, as flags or in a job file of fio |

@@ -6,10 +6,10 @@
 //!
 //! | figure | sets |
 //! |---|---|
-//! | most random reads a second | the controller's turn: a probe cannot distinguish whether the controller or the dies limit the rate |
+//! | most random reads a second | the controller's turn (the dies may be the limit instead) |
 //! | sequential bandwidth | the link |
 //! | latency at depth 1 | without turn and link, the sum of the die's time and the fixed time |
-//! | rates between | the division of that sum, and the number of dies: the closer to depth times rate, the more dies or fixed time |
+//! | rates between | the parts of that sum, and the number of dies: more if rates follow depth |
 //!
 //! Writes likewise, without dies: a program is assumed to take no time, so that turn and link set
 //! the pace. **Assumed, because it cannot be derived**: pages, channels, the buffer's size, the

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   submission queues ── post ──▶ Arbiter ── next ──▶ Window ── fetched ──▶ a store, real or a
-//!   (urgent, high, medium, low)   chooses the next    at most W             model (Ssd); completion
-//!                                 command             fetched at a time     releases the slot
+//!   (urgent, high, medium, low)   chooses the next    at most W             model (Ssd); its
+//!                                 command             fetched at a time     end frees a slot
 //! ```
 //!
 //! Everything here is a pure state machine: time is an argument, there is no I/O, no clock and no

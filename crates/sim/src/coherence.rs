@@ -11,8 +11,8 @@
 //! | access | line in this cache, in the state that the access needs | otherwise |
 //! |---|---|---|
 //! | load | a load | a transfer; the owner keeps a copy |
-//! | plain store | a store | a store: the line moves meanwhile (store buffer), all copies are invalidated |
-//! | read-modify-write, sequentially consistent store | an atomic operation, after the stores before it | the same, after a transfer; all copies are invalidated |
+//! | plain store | a store | a store: the line moves meanwhile (store buffer); no copies stay |
+//! | read-modify-write, SeqCst store | an atomic operation, after earlier stores | the same, after a transfer; no copies stay |
 //!
 //! **Time** is that of the core that accesses. Unless cores race, cores are simulated one verb at a
 //! time. So the caches may already have recorded a later access of another core: an earlier access

@@ -17,12 +17,12 @@
 //!   empty keeps the drive only while requests of its own are on it and it is alone in its tree
 //!   (`cfq_should_idle`); else the next queue is served. Writes past the page cache are synchronous
 //!   there (`WRITE_ODIRECT`), so the rule covers reads and writes alike.
-//! - *Asynchronous writes* come from the page cache; an option treats all writes so. The writes of
-//!   all flows are in one queue, which has a tree of its own (`cfq_async_queue_prio`). They wait
-//!   while a synchronous request is on the drive. Otherwise one may be there for each tenth of a
-//!   second since a synchronous request last took 125 ms, at least one (`cfq_may_dispatch`). Beside
-//!   other queues a turn is sixteen writes (`cfq_prio_to_maxrq`), and a synchronous request ends it
-//!   (`cfq_should_preempt`).
+//! - *Asynchronous writes* come from the page cache; an option makes all writes asynchronous. The
+//!   writes of all flows are in one queue, which has a tree of its own (`cfq_async_queue_prio`).
+//!   They wait while a synchronous request is on the drive. Otherwise one may be there for each
+//!   tenth of a second since a synchronous request last took 125 ms, at least one
+//!   (`cfq_may_dispatch`). Beside other queues a turn is sixteen writes (`cfq_prio_to_maxrq`), and
+//!   a synchronous request ends it (`cfq_should_preempt`).
 //! - *Slices* of 100 ms begin when a queue's first request completes (`cfq_set_prio_slice`).
 //! - *Depth.* A queue has four requests on the drive before its slice begins and near its end, and
 //!   eight in between; a queue that is alone, or the only synchronous one, has as many as fit

@@ -58,7 +58,7 @@ pub(super) struct Raising {
     lasts_ns: u64,
     /// Start of its interactive raising, if it became soft real-time during that.
     interactive_since_ns: Option<u64>,
-    /// Service since raising began, in sectors.
+    /// Service while raised, since interactive raising began, in sectors.
     service: u64,
     /// `soft_rt_next_start`: a batch that begins later is soft real-time.
     next_start_ns: u64,
