@@ -10,7 +10,7 @@ use fairq_config::policy::NAMES;
 
 use crate::claims::Shard;
 
-/// What names a run if `--seed` is not given.
+/// Seed of a run if `--seed` is not given.
 pub(crate) const SEED: u64 = 1;
 
 /// `fairq lab`.
@@ -113,7 +113,7 @@ fn parse_lab_policies(text: &str) -> Result<Policies, String> {
     parse_policies(if text == "all" { &all } else { text })
 }
 
-/// `2/3` as the second of three.
+/// Parses `2/3` as the second part of three.
 pub(crate) fn parse_shard(text: &str) -> Result<Shard, String> {
     let number = |part: &str| part.parse::<usize>().ok().filter(|number| *number > 0);
     let parts = text.split_once('/').and_then(|(part, of)| Some((number(part)?, number(of)?)));
@@ -123,7 +123,7 @@ pub(crate) fn parse_shard(text: &str) -> Result<Shard, String> {
     }
 }
 
-/// What stands at the end of the help.
+/// Examples at the end of the help.
 pub fn examples() -> String {
     format!(
         "\

@@ -1,9 +1,9 @@
-//! The band as a table: which verdicts hang on which of the models' constants.
+//! The band as a table: the verdicts that change with one of the models' constants.
 
 use crate::claims::CONSTANTS;
 use crate::record::{Claim, Record, Table};
 
-/// A row for each end of a constant where a verdict is another; nothing without `--band`.
+/// One row for each end of a constant at which a verdict changes; `None` without `--band`.
 pub(crate) fn table(record: &Record) -> Option<Table> {
     let touched = |constant: &&str| {
         record.claims.iter().any(|claim| claim.band.iter().any(|one| one.constant == *constant))
@@ -37,12 +37,12 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
     })
 }
 
-/// Whether its verdict is the same everywhere.
+/// Whether the claim has the same verdict with every value of every constant.
 fn is_steady(claim: &Claim) -> bool {
     claim.band.iter().all(|one| one.holds == claim.on_first_seed())
 }
 
-/// Both ends of a constant.
+/// The rows of both ends of a constant.
 fn rows_of(record: &Record, constant: &str) -> Vec<Vec<String>> {
     let mut ends: Vec<&str> = Vec::new();
     for one in record.claims.iter().flat_map(|claim| &claim.band) {

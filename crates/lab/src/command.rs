@@ -1,5 +1,5 @@
-//! `fairq lab`: the papers' claims as a table, as JSON and as a report, and scenarios of one's own.
-//! The experiments are in `fairq-sim`.
+//! `fairq lab`: the papers' claims as a table, as JSON and as a report, and users' own scenarios.
+//! The experiments are in [`claims`](crate::claims).
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::progress::{progress_bar, stops_on_interrupt};
 use crate::record::{Claims, Record};
 use crate::{page, scenario, text};
 
-/// Does what was asked for.
+/// Runs the subcommand.
 pub fn run(args: LabArgs) -> anyhow::Result<()> {
     match args.command {
         LabCommand::List => write_out(&list()),
@@ -42,7 +42,7 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         ("--histograms", args.histograms),
         ("--fio-json", args.fio_json.is_some()),
     ];
-    // A flag without effect would be taken to have one.
+    // A flag without effect is refused, because a user would take it to have one.
     if let Some((flag, _)) = of_files.iter().find(|(_, is_given)| *is_given) {
         return Err(Refusal::new(format!(
             "{flag} is for scenario files: each claim says what it runs"
@@ -67,18 +67,19 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
     let was_stopped = stops.load(Ordering::Relaxed);
     let record = Record::new(extent, asked(args), findings);
     tell(&record, args.json.as_deref(), args.output.as_deref())?;
-    // After the report: what came out before the interrupt is kept. Yet a part is no success.
+    // After the report, so that the results before the interrupt are kept. An incomplete run is
+    // still an error.
     if was_stopped {
         return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
     }
-    // Not of an interrupted run, whose missing rows would all differ.
+    // An interrupted run is not compared: its missing rows would all differ.
     match &args.against {
         None => Ok(()),
         Some(folder) => same(&record, &Record::read(&file_of(folder))?),
     }
 }
 
-/// Whether all that came out is in the record.
+/// Fails unless the known record has all results of this one.
 fn same(record: &Record, known: &Record) -> anyhow::Result<()> {
     let differences = record.differences(known);
     if differences.is_empty() {
@@ -96,7 +97,7 @@ fn file_of(folder: &Path) -> PathBuf {
     if folder.is_dir() { folder.join("results/lab.json") } else { folder.to_owned() }
 }
 
-/// What is asked for, as on the command line.
+/// The requested claims, as on the command line.
 fn asked(args: &LabRunArgs) -> String {
     args.paper.as_ref().map_or_else(|| args.ids.join(" "), |paper| format!("--paper {paper}"))
 }
@@ -130,7 +131,7 @@ fn merge(args: &LabMergeArgs) -> anyhow::Result<()> {
     tell(&record, args.json.as_deref(), args.output.as_deref())
 }
 
-/// The rows that were asked for, in the catalogue's order and each once.
+/// The requested rows, in the catalogue's order and each once.
 fn selected(args: &LabRunArgs) -> Result<Vec<&'static Row>, Refusal> {
     let mut ids: Vec<&str> = Vec::new();
     for name in &args.ids {

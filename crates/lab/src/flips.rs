@@ -1,11 +1,11 @@
-//! What rows hang on that do not hold, and what proxies predict that are set by one number, as
-//! tables.
+//! Tables of the ablations that make failing rows hold, and of the predictions by proxies that one
+//! number sets.
 
 use crate::claims::{ABLATIONS, Ablated, EVIDENCE};
 use crate::record::{Claim, Record, Table};
 
-/// For each claim that does not hold on the first seed a row for each ablation, and one for what
-/// else is known; nothing without `--ablations`.
+/// For each claim that does not hold on the first seed a row for each ablation, and one for other
+/// evidence; `None` without `--ablations`.
 pub(crate) fn table(record: &Record) -> Option<Table> {
     let failed = |claim: &&Claim| record.ablations && claim.on_first_seed() == Some(false);
     let failed: Vec<&Claim> = record.claims.iter().filter(failed).collect();
@@ -34,7 +34,7 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
     })
 }
 
-/// For each proxy that is set by one published number the rows that it has to predict; nothing
+/// For each proxy that is set by one published number the rows that it has to predict; `None`
 /// without `--ablations`.
 pub(crate) fn predictions(record: &Record) -> Option<Table> {
     let set = ABLATIONS.iter().filter_map(|one| Some((one, one.number.as_ref()?)));
@@ -85,7 +85,7 @@ fn verdict(holds: Option<bool>) -> &'static str {
     }
 }
 
-/// What a claim may hang on.
+/// The ablations of a claim, without proxies.
 fn taken_away(claim: &Claim) -> impl Iterator<Item = &Ablated> {
     let is_proxy = |one: &Ablated| one.of(&claim.id).is_some_and(|known| known.number.is_some());
     claim.ablations.iter().filter(move |one| !is_proxy(one))
@@ -183,7 +183,7 @@ mod tests {
         let claims = vec![
             with("M-6.1", &[&run]),
             with("M-6.2", &[&run]),
-            // Not run, and as it is.
+            // The ablation of M-6.3 was not run; M-7.1 has a proxy that meets its number unchanged.
             with("M-6.3", &[]),
             claim("M-7.1", true, &[]),
         ];

@@ -1,6 +1,6 @@
 //! `[host]` of a scenario: a machine whose CPUs take time. It begins as one of the papers'
-//! machines, or as the first of them, and what is said beside that wins. What each number means and
-//! where those of the papers' machines come from is in `fairq_sim::host`.
+//! machines, by default the first of them, and the other keys override its values.
+//! `fairq_sim::host` explains each number, and the source of the papers' machines.
 
 use fairq_config::units::{Factor, Nanos};
 use fairq_sim::host::{BlockLayer, Cycles, Ways};
@@ -27,7 +27,7 @@ pub(crate) struct HostTable {
     cycles: CyclesTable,
 }
 
-/// How many cycles each piece of work takes.
+/// Cycles of each piece of work.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CyclesTable {
@@ -45,8 +45,8 @@ struct CyclesTable {
 }
 
 impl HostTable {
-    /// The host for so many ports, each a hardware thread of its own; what is wrong, and how to
-    /// mend it, if there can be none.
+    /// The host for `ports` ports, each a hardware thread of its own. The error gives the reason
+    /// and the cure.
     pub(crate) fn complete(self, ports: usize) -> Result<Host, String> {
         let machine = self.machine()?;
         machine.check()?;
@@ -123,7 +123,7 @@ impl HostTable {
     }
 }
 
-/// What has this name.
+/// The entry with this name.
 fn chosen<T: Copy>(all: &[(&str, T)], key: &str, name: &str) -> Result<T, String> {
     all.iter().find(|known| known.0 == name).map(|known| known.1).ok_or_else(|| {
         let names: Vec<&str> = all.iter().map(|known| known.0).collect();

@@ -1,4 +1,4 @@
-//! `fairq lab`: the papers' claims put to the test in the simulator, and scenarios of one's own.
+//! `fairq lab`: the papers' claims tested in the simulator, and users' own scenarios.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The report: one page that needs nothing else, and the files beside it.
+//! The report: one self-contained page, and the files beside it.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ pub(crate) fn write(record: &Record, command: &str, into: &Path) -> anyhow::Resu
     put(&into.join("RESULTS.md"), &markdown(record, command))
 }
 
-/// The record as JSON, a line for each claim, figure and table.
+/// The record as JSON, with a line for each claim, figure and table.
 fn a_line_each(record: &Record) -> anyhow::Result<String> {
     let Value::Object(fields) = serde_json::to_value(record)? else {
         bail!("a record is an object");
@@ -93,7 +93,7 @@ fn papers(record: &Record) -> Vec<Paper> {
     Paper::ALL.into_iter().filter(is_there).collect()
 }
 
-/// A bar for each paper: how much holds.
+/// A bar for each paper: how many of its claims hold.
 fn overview(record: &Record) -> Markup {
     html! {
         p.sum { (capitalised(&record.summary())) "." }

@@ -3,16 +3,16 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Does `count` pieces of work in a number of threads. `on` is told how many are done; if it says
-/// `false`, no other is begun. Gives the results in the order of the pieces, whatever the number
-/// of threads; `None` for a piece that was not begun.
+/// Runs `count` pieces of work in `threads` threads. `on` receives the number of finished pieces;
+/// if it returns `false`, no further piece begins. Returns the results in the order of the pieces,
+/// whatever the number of threads; `None` for a piece that did not begin.
 pub(crate) fn each<T: Send>(
     count: usize,
     threads: usize,
     on: impl Fn(usize) -> bool + Sync,
     work: impl Fn(usize) -> T + Sync,
 ) -> Vec<Option<T>> {
-    // Relaxed is enough: the counters order nothing, and what is made passes through the lock.
+    // Relaxed is enough: the counters order nothing, and the results pass through the lock.
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let found: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
     let thread = || {
@@ -28,7 +28,8 @@ pub(crate) fn each<T: Send>(
     };
     let threads = threads.clamp(1, count.max(1));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(thread))));
-    // Of two threads the one with the lower count may have told it last.
+    // The thread with the lower count may have called `on` last, so the final count is reported
+    // here.
     on(done.load(Ordering::Relaxed));
     found.into_inner().expect("no thread panics while it holds the lock")
 }

@@ -1,4 +1,4 @@
-//! Figures as SVG. Text stays text, so no font is needed to draw it and it reads well at any size.
+//! Figures as SVG. Text stays text, so drawing needs no font, and text is legible at any size.
 
 use std::fmt::Display;
 
@@ -13,18 +13,18 @@ use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
 
 use crate::record::{Figure, Line};
 
-/// Without the legend, which is above.
+/// Size in pixels, without the legend above the figure.
 const SIZE: (u32, u32) = (720, 380);
-/// How high a row of the legend is, and where it begins, which is where the figure's axis is.
+/// Height of a row of the legend, and its start, which is that of the figure's axis; in pixels.
 const ROW: i32 = 20;
 const FIRST: i32 = 74;
-/// What an entry takes beside its text: its colour, and some room before the next.
+/// Width of an entry beside its text, for its colour and a gap; in pixels.
 const BESIDE: i32 = 36;
-/// About how wide a letter is, since no font is asked.
+/// Approximate width of a letter in pixels; no font is measured.
 const LETTER: f64 = 7.0;
 const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
 const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
-/// Colours that those who do not see red or green tell apart (Okabe and Ito).
+/// Colours that are distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xe6, 0x9f, 0x00),
@@ -54,7 +54,7 @@ pub(crate) fn svg(figure: &Figure) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The least and the most of what is to be shown, not the same.
+/// The least and the greatest finite value, widened so that they differ.
 fn range(values: impl Iterator<Item = f64>, is_log: bool) -> (f64, f64) {
     let shown = values.filter(|value| value.is_finite() && (!is_log || *value > 0.0));
     let (least, most) = shown
@@ -66,7 +66,7 @@ fn range(values: impl Iterator<Item = f64>, is_log: bool) -> (f64, f64) {
     }
 }
 
-/// What a colour stands for, or the paper's mark.
+/// An entry of the legend: a measured line's, or the paper's.
 struct Entry<'a> {
     name: &'a str,
     colour: Option<RGBColor>,
@@ -88,8 +88,8 @@ impl Entry<'_> {
     }
 }
 
-/// The entries of a legend, in as many rows as they need, and the height of all. Above the figure
-/// none lies on a line.
+/// The entries of a legend, in as many rows as they need, and the height of all rows. Above the
+/// figure no entry covers a line.
 fn legend(figure: &Figure) -> (Vec<Entry<'_>>, i32) {
     let measured = measured(figure).map(|(line, colour)| (line.name.as_str(), Some(colour)));
     let of_paper = figure.lines.iter().any(|line| line.paper && !line.points.is_empty());
@@ -104,11 +104,11 @@ fn legend(figure: &Figure) -> (Vec<Entry<'_>>, i32) {
         entries.push(Entry { name, colour, place: (x, y) });
         x += width;
     }
-    // One that is alone is what the title says.
+    // A single entry repeats the title, so there is no legend.
     if entries.len() < 2 { (Vec::new(), 0) } else { (entries, y + ROW / 2) }
 }
 
-/// What was measured here, and its colours.
+/// The measured lines with their colours.
 fn measured(figure: &Figure) -> impl Iterator<Item = (&Line, RGBColor)> + Clone {
     figure.lines.iter().filter(|line| !line.paper).zip(COLOURS.into_iter().cycle())
 }
@@ -126,16 +126,16 @@ fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
     if is_bars {
         (left, right) = (-0.5, figure.groups.len() as f64 - 0.5);
     } else if !figure.x.log {
-        // `range` begins at 0 and leaves room above, which is for heights: along x lines fill the
+        // `range` begins at 0 and leaves space above, which suits heights: along x lines fill the
         // width.
         (left, right) = (points().map(|point| point.0).fold(f64::MAX, f64::min), right / 1.05);
-        // One point alone makes a range of no width, which has no scale.
+        // A single point makes a range of no width, which has no scale.
         right = if right > left { right } else { left + 1.0 };
     }
     let mut builder = ChartBuilder::on(area);
     let below = if is_bars && figure.groups.len() > 6 { 74 } else { 44 };
     builder.margin(10).x_label_area_size(below).y_label_area_size(64);
-    // Four kinds of coordinates are four types.
+    // The four combinations of linear and logarithmic axes are four types.
     match (figure.x.log, figure.y.log) {
         (false, false) => {
             let mut chart = builder
@@ -163,7 +163,7 @@ fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
     }
 }
 
-/// A number on an axis, without digits that say nothing.
+/// A number on an axis, without trailing zeros.
 fn number(value: &f64) -> String {
     let rounded = format!("{value:.3}");
     rounded.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -213,7 +213,7 @@ where
             };
             chart.draw_series(points.into_iter().map(bar)).map_err(|error| said(&error))?;
         } else {
-            // More dots than that hide the line.
+            // More than 40 dots hide the line.
             if line.points.len() <= 40 {
                 let dot = |&point: &(f64, f64)| Circle::new(point, 3, colour.filled());
                 chart.draw_series(points.iter().map(dot)).map_err(|error| said(&error))?;
@@ -222,7 +222,7 @@ where
             chart.draw_series(LineSeries::new(points, style)).map_err(|error| said(&error))?;
         }
         let whisker = |(&(x, y), half): (&(f64, f64), &f64)| {
-            // An interval may reach out of the figure, whose axes are made for the means.
+            // An interval may exceed the figure, whose axes fit the means.
             let (least, most) = ((y - half).max(bottom), (y + half).min(top));
             let x = place(x, index);
             PathElement::new(vec![(x, least), (x, most)], INK.stroke_width(1))
@@ -231,7 +231,8 @@ where
         chart.draw_series(whiskers).map_err(|error| said(&error))?;
     }
     for line in figure.lines.iter().filter(|line| line.paper) {
-        // On the bar, or in the colour of the line, that it is to be compared with.
+        // A mark of the paper is on the bar with which it is compared, or has the colour of that
+        // line.
         let of = measured(figure).enumerate().find(|(_, (one, _))| one.name == line.name);
         let colour = of.filter(|_| !is_bars).map_or(INK, |(_, (_, colour))| colour);
         let at = |(x, y)| (of.map_or(x, |(index, _)| place(x, index)), y);
@@ -260,9 +261,9 @@ where
     let is_crowded = figure.groups.len() > 6;
     for (index, group) in figure.groups.iter().enumerate() {
         let (x, y) = chart.backend_coord(&(index as f64, bottom));
-        // The legend is above the area, and text is placed from the area's corner.
+        // The legend is above the area, and the text's coordinates are relative to the area.
         let y = y - area.get_base_pixel().1;
-        // Every other one lower, so that neighbours do not touch.
+        // Every other label is lower, so that neighbours do not overlap.
         let lower = if is_crowded && index % 2 == 1 { 22 } else { 0 };
         area.draw_text(group, &style, (x, y + 8 + lower)).map_err(|error| error.to_string())?;
     }

@@ -1,4 +1,4 @@
-//! How far a long run is, and how it is ended.
+//! Progress of a long run, and its interruption.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::Context;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
-/// True once Ctrl-C is pressed. What runs is finished; pressed again, it ends the program.
+/// A flag that the first Ctrl-C sets. Running experiments finish; a second Ctrl-C ends the program.
 pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     let stops = Arc::new(AtomicBool::new(false));
     let flag = stops.clone();
     let pressed = move || {
         if flag.swap(true, Ordering::Relaxed) {
-            // What a shell says of a program that SIGINT has ended: 128 and the signal's number.
+            // The shell's exit status of a program that SIGINT ended: 128 plus the signal's number.
             std::process::exit(130);
         }
         eprintln!("\nending after the experiments that run now; once more to end at once");
@@ -22,9 +22,9 @@ pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stops)
 }
 
-/// On standard error, if that is a terminal.
+/// A progress bar on standard error, if that is a terminal.
 pub(crate) fn progress_bar() -> ProgressBar {
-    // Before the first experiment is done there is no pace to tell the rest by.
+    // Before the first experiment is done no pace is known.
     let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         if state.pos() > 0 {
             out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta())))

@@ -1,7 +1,7 @@
-//! What came out, as it is kept: claims, figures and tables, and the seed that gives them again.
+//! The record of results: claims, figures and tables, and the seed that reproduces them.
 //!
 //! `--json` prints the claims alone. The record has everything that a report needs, so that the
-//! parts of a sweep spread over many machines can be put together without running anything again.
+//! parts of a sweep over many machines can be merged without another run.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub(crate) struct Claims<'a> {
     pub(crate) claims: &'a [Claim],
 }
 
-/// A claim and what came out.
+/// A claim and its results.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Claim {
@@ -26,28 +26,29 @@ pub(crate) struct Claim {
     pub(crate) paper: String,
     pub(crate) claim: String,
     pub(crate) expected: String,
-    /// Ours. Of several seeds each figure is the median, with the least and the greatest.
+    /// The measurement. Over several seeds each figure is the median, with the least and the
+    /// greatest.
     pub(crate) measured: String,
-    /// By all seeds.
+    /// The verdict over all seeds; `None` if it cannot be decided.
     pub(crate) holds: Option<bool>,
     pub(crate) note: String,
-    /// The figures in `measured`, in their order; none of one seed, and none where seeds differ in
-    /// more than figures.
+    /// The figures in `measured`, in their order; empty for one seed, and if seeds differ in more
+    /// than figures.
     #[serde(default)]
     pub(crate) intervals: Vec<Interval>,
-    /// What came out on each seed.
+    /// Results by seed.
     #[serde(default)]
     pub(crate) by_seed: Vec<OnSeed>,
-    /// A model was derived from it, so that the verdict is told and not counted.
+    /// Whether a model was derived from the claim, so that the verdict is reported and not counted.
     #[serde(default)]
     pub(crate) calibration: bool,
-    /// Whether it is among the claims that are counted.
+    /// Whether the claim is counted.
     #[serde(default)]
     pub(crate) counted: bool,
-    /// What came out where a constant is another, with `--band`.
+    /// Results with other values of constants, with `--band`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) band: Vec<Elsewhere>,
-    /// What came out with what it may hang on taken away, with `--ablations`.
+    /// Results of ablations, with `--ablations`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) ablations: Vec<Ablated>,
 }
@@ -60,7 +61,7 @@ pub(crate) struct Figure {
     pub(crate) title: String,
     pub(crate) x: Axis,
     pub(crate) y: Axis,
-    /// What groups of bars are called; empty for lines.
+    /// Names of the groups of bars; empty for lines.
     pub(crate) groups: Vec<String>,
     pub(crate) lines: Vec<Line>,
 }
@@ -73,16 +74,16 @@ pub(crate) struct Axis {
     pub(crate) log: bool,
 }
 
-/// What is compared.
+/// A series of a figure.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
-    /// How far each may be off, up and down; nothing if that is not known.
+    /// Half-widths of the points' intervals; empty if they are not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) halves: Vec<f64>,
-    /// What the paper says of the line of this name, or of the figure.
+    /// Whether the points are the paper's values for the line of this name, or for the figure.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) paper: bool,
 }
@@ -97,25 +98,25 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// Everything.
+/// All results of a run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
-    /// The first.
+    /// The first seed.
     pub(crate) seed: u64,
-    /// How many.
+    /// Number of seeds. Default 1.
     #[serde(default = "one_seed")]
     pub(crate) seeds: usize,
-    /// What was asked for, as on the command line.
+    /// The requested claims, as on the command line.
     #[serde(default)]
     pub(crate) asked: String,
-    /// Which part of it this is, from 1, and of how many; nothing for the whole.
+    /// Number of this part, from 1, and the number of parts; `None` for the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<(usize, usize)>,
-    /// Whether each constant was also another.
+    /// Whether claims were also run with other values of each constant.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) band: bool,
-    /// Whether each claim was also run with what it may hang on taken away.
+    /// Whether failing claims were also run with ablations.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) ablations: bool,
     pub(crate) claims: Vec<Claim>,
@@ -147,7 +148,7 @@ impl Record {
         }
     }
 
-    /// What gives the same again.
+    /// The command that reproduces this record.
     pub(crate) fn command(&self) -> String {
         let seeds = match self.seeds {
             0 | 1 => String::new(),
@@ -158,7 +159,7 @@ impl Record {
         format!("fairq lab run {} --seed {}{seeds}{band}{ablations}", self.asked, self.seed)
     }
 
-    /// From the file that a report leaves in its folder.
+    /// Reads the file that a report has in its folder.
     pub(crate) fn read(path: &Path) -> Result<Record, Refusal> {
         let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
         let what = "it has to be a folder that --output made";
@@ -175,8 +176,8 @@ impl Record {
         }
     }
 
-    /// All parts of the same, in the catalogue's order. A claim that is in two parts must have come
-    /// out alike.
+    /// Merges the parts of one run, in the catalogue's order. A claim in two parts must have the
+    /// same results in both.
     pub(crate) fn merged(parts: Vec<Record>) -> Result<Record, Refusal> {
         let of_first = |part: &Record| Record {
             seed: part.seed,
@@ -187,7 +188,7 @@ impl Record {
             ..Record::default()
         };
         let mut all = parts.first().map_or_else(Record::default, of_first);
-        // Of records that are no parts none is missing.
+        // Records that are not parts are complete.
         complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
         for part in parts {
             if part.seed != all.seed {
@@ -237,16 +238,15 @@ impl Record {
         }
         all.claims.sort_by_key(|claim| ROWS.iter().position(|row| row.id == claim.id));
         all.figures.sort_by(|a, b| a.id.cmp(&b.id));
-        // Parts that overlap have the same figures as they have the same claims, which were
-        // compared.
+        // Parts that overlap have the same figures, because their claims were compared.
         all.figures.dedup_by(|a, b| a.id == b.id);
         all.tables.sort_by(|a, b| a.id.cmp(&b.id));
         all.tables.dedup_by(|a, b| a.id == b.id);
         Ok(all)
     }
 
-    /// What is here and not, or not so, in another record: in words. A claim is compared on each
-    /// seed that was run here, so that one seed is held against a record of ten.
+    /// Differences between this record and another one, in words. Claims are compared on the seeds
+    /// of this record, so a record of one seed can be compared with one of ten.
     pub(crate) fn differences(&self, other: &Record) -> Vec<String> {
         let mut found = Vec::new();
         for claim in &self.claims {
@@ -267,7 +267,7 @@ impl Record {
         found
     }
 
-    /// Of the claims that are counted, those that do not come out alike on all seeds.
+    /// Number of counted claims whose verdict depends on the seed.
     pub(crate) fn by_the_seed(&self) -> usize {
         let differs = |claim: &&Claim| {
             let first = claim.by_seed.first().map(|on| on.holds);
@@ -276,7 +276,7 @@ impl Record {
         self.claims.iter().filter(differs).count()
     }
 
-    /// How many of a paper's counted claims hold, do not, and cannot be decided.
+    /// Numbers of the papers' counted claims that hold, that do not, and that cannot be decided.
     pub(crate) fn counts(&self, papers: &[claims::Paper]) -> [usize; 3] {
         let mine = |claim: &&Claim| papers.iter().any(|paper| paper.name() == claim.paper);
         let counted = || self.claims.iter().filter(mine).filter(|claim| claim.counted);
@@ -284,13 +284,13 @@ impl Record {
         [count(Some(true)), count(Some(false)), count(None)]
     }
 
-    /// How many claims are told and not counted.
+    /// Number of the papers' claims that are reported and not counted.
     pub(crate) fn uncounted(&self) -> usize {
         let beyond = claims::Paper::Beyond.name();
         self.claims.iter().filter(|claim| !claim.counted && claim.paper != beyond).count()
     }
 
-    /// The distribution of outcomes, over the papers.
+    /// The counts over all papers, in words.
     pub(crate) fn summary(&self) -> String {
         let papers = claims::Paper::ALL
             .into_iter()
@@ -319,7 +319,7 @@ impl Record {
     }
 }
 
-/// Whether each part of a whole is there, once.
+/// Fails unless each part of a whole is there once.
 fn complete(parts: &[(usize, usize)]) -> Result<(), Refusal> {
     let Some(&(_, of)) = parts.first() else { return Ok(()) };
     if let Some((_, other)) = parts.iter().find(|part| part.1 != of) {
@@ -346,22 +346,22 @@ fn complete(parts: &[(usize, usize)]) -> Result<(), Refusal> {
 }
 
 impl Claim {
-    /// As it is in the catalogue.
+    /// The claim's row in the catalogue.
     pub(crate) fn row(&self) -> Option<&'static Row> {
         ROWS.iter().find(|row| row.id == self.id)
     }
 
-    /// On the first seed, which is what the band is beside.
+    /// The verdict on the first seed, on which the band is run.
     pub(crate) fn on_first_seed(&self) -> Option<bool> {
         self.by_seed.first().and_then(|on| on.holds)
     }
 
-    /// What counts as the same.
+    /// The tolerance in words.
     pub(crate) fn within(&self) -> &'static str {
         self.row().map_or("", |row| row.within.as_str())
     }
 
-    /// What there is to know beside the verdict: of this outcome, and whatever comes out.
+    /// Remarks beside the verdict: on this result, and on the claim in general.
     pub(crate) fn remarks(&self) -> String {
         let row = self.row();
         let lasting = row.and_then(|row| row.caveat.clone());
@@ -370,7 +370,7 @@ impl Claim {
             calibration.or(row.uncounted.as_ref().map(|why| format!("not counted: {why}")))
         });
         let mut said: Vec<String> = uncounted.into_iter().collect();
-        // What other seeds say, if it is something else: a law that is broken, for instance.
+        // Notes of other seeds, if they differ: a broken law, for instance.
         for note in std::iter::once(&self.note).chain(self.by_seed.iter().map(|on| &on.note)) {
             if !note.is_empty() && !said.contains(note) {
                 said.push(note.clone());
@@ -380,7 +380,7 @@ impl Claim {
         said.join(". ")
     }
 
-    /// In a few words.
+    /// The verdict in a few words.
     pub(crate) fn verdict(&self) -> &'static str {
         self.said(self.holds)
     }
@@ -394,8 +394,8 @@ impl Claim {
         }
     }
 
-    /// On how many seeds it holds, as in `9 of 10`; nothing of one seed, or where nothing is
-    /// claimed.
+    /// The number of seeds on which the claim holds, as in `9 of 10`; `None` for one seed, or for a
+    /// row that claims nothing.
     pub(crate) fn on_seeds(&self) -> Option<String> {
         let hold = self.by_seed.iter().filter(|on| on.holds == Some(true)).count();
         let is_claim = self.paper != claims::Paper::Beyond.name();
@@ -406,7 +406,7 @@ impl Claim {
         if on.note.is_empty() { &self.note } else { &on.note }
     }
 
-    /// What is not so in another record, on each seed that was run here.
+    /// Differences from another record of the claim, on the seeds of this one.
     fn differences(&self, known: &Claim) -> Vec<String> {
         let Claim { id, .. } = self;
         let mut found = Vec::new();
@@ -457,7 +457,7 @@ impl From<claims::Finding> for Claim {
         let each: Vec<Option<bool>> = by_seed.iter().map(|on| on.holds).collect();
         let holds = claims::verdict(&each);
         let note = by_seed.first().map_or("interrupted".to_owned(), |on| on.note.clone());
-        // Most say the same on all seeds.
+        // Most claims have the same note on all seeds.
         by_seed.iter_mut().filter(|on| on.note == note).for_each(|on| on.note.clear());
         let (calibration, counted) = (row.calibration.is_some(), row.is_counted());
         Claim {
@@ -511,7 +511,7 @@ impl From<claims::Figure> for Figure {
     }
 }
 
-/// A value among comma-separated ones.
+/// A value for CSV, in quotes if it needs them.
 pub(crate) fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -519,8 +519,7 @@ pub(crate) fn quoted(text: &str) -> String {
     }
 }
 
-/// Seven digits: more than any figure shows, and few enough to be read back exactly as they were
-/// written.
+/// Seven digits: more than any figure shows, and few enough to be read back exactly as written.
 fn rounded(value: f64) -> f64 {
     format!("{value:.6e}").parse().unwrap_or(value)
 }
@@ -537,7 +536,7 @@ impl From<claims::Table> for Table {
 }
 
 impl Figure {
-    /// As comma-separated values, a line for each point.
+    /// The figure as CSV, a line for each point.
     pub(crate) fn csv(&self) -> String {
         let or = |text: &str, usual: &str| quoted(if text.is_empty() { usual } else { text });
         let mut csv =

@@ -1,4 +1,4 @@
-//! For terminals, and as Markdown.
+//! Reports for terminals, and as Markdown.
 
 use std::fmt::Write;
 
@@ -9,21 +9,21 @@ use crate::claims::{Paper, frozen};
 use crate::record::{Claim, Record, Table};
 use crate::{band, flips};
 
-/// How wide tables are where nobody says: no more than a person likes to read.
+/// Width of tables in columns if the terminal's is not known.
 const USUAL_WIDTH: u16 = 120;
 const WIDEST: u16 = 160;
 
-/// A table that is no wider than the terminal; long texts go on in the next line.
+/// A table that is at most as wide as the terminal; long texts are wrapped.
 pub(crate) fn wrapped() -> Grid {
     let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
-    // 0 is no terminal, or one that does not know its size.
+    // 0 columns mean no terminal, or one that does not know its size.
     let width = if columns == 0 { USUAL_WIDTH } else { columns.clamp(60, WIDEST) };
     let mut table = plain_table();
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     table
 }
 
-/// All claims, and how many hold.
+/// All claims as a table, and how many hold.
 pub(crate) fn table(record: &Record) -> String {
     let mut table = wrapped();
     table.set_header(vec!["id", "", "paper's value (within)", "ours", "note"]);
@@ -53,13 +53,13 @@ pub(crate) fn table(record: &Record) -> String {
     format!("{text}\n\n{}.", capitalised(&record.summary()))
 }
 
-/// What stands beside the claims: what they hang on.
+/// The tables beside the claims: ablations, proxies and the band.
 pub(crate) fn beside(record: &Record) -> Vec<Table> {
     let tables = [flips::table(record), flips::predictions(record), band::table(record)];
     tables.into_iter().flatten().collect()
 }
 
-/// How to read what several seeds say.
+/// How to read results over several seeds.
 pub(crate) fn over_seeds(record: &Record) -> &'static str {
     match record.seeds {
         0 | 1 => "",
@@ -80,7 +80,7 @@ fn grid(table: &Table) -> String {
     grid.to_string()
 }
 
-/// The paper's value, and within what ours must be.
+/// The paper's value, with the tolerance.
 pub(crate) fn said(claim: &Claim) -> String {
     let within = claim.within();
     if within.is_empty() {
@@ -95,7 +95,7 @@ pub(crate) fn capitalised(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// The whole record for reading where it is kept, with figures in the folder `results` beside it.
+/// The whole record as Markdown for a repository, with figures in the folder `results` beside it.
 pub(crate) fn markdown(record: &Record, command: &str) -> String {
     let mut text = format!(
         "# What the papers claim, and what came out\n\n\
@@ -174,7 +174,7 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
     text
 }
 
-/// Text that stays in its cell.
+/// Text escaped for a cell of Markdown.
 fn escaped(text: &str) -> String {
     // A cell of Markdown may hold HTML, and ends with its line.
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")

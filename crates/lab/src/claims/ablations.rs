@@ -1,8 +1,8 @@
-//! What rows that do not hold hang on: something is taken away from what the rules say, or
-//! replaced, and the row is run again.
+//! Causes of rows that do not hold: an ablation removes or replaces a part of the rules, and the
+//! row is run again.
 //!
-//! `ablations.toml` has each of them, and what is known of the rows that nothing makes hold. An
-//! ablation never makes a verdict: it shows what a reader would have to believe for the paper's
+//! `ablations.toml` lists the ablations, and the evidence for rows that no ablation makes hold. An
+//! ablation never decides a verdict: it shows which assumption would have to differ for the paper's
 //! figure to come out.
 
 use std::sync::LazyLock;
@@ -13,31 +13,31 @@ use toml::Table;
 use super::keys::Change;
 use super::setting::EXPERIMENT;
 
-/// Something that is taken away or replaced.
+/// A part of the rules that is removed or replaced.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ablation {
-    /// The rows that are run with it.
+    /// The rows that are run with this ablation.
     pub rows: Vec<String>,
-    /// What it is, as reports tell it.
+    /// The change in words, as reports print it.
     pub what: String,
-    /// What stands for it, or against it.
+    /// The arguments for it or against it.
     pub why: String,
-    /// Of a proxy that is set by one published number, that number: then it tells what the proxy
-    /// predicts of the others, and no row hangs on it.
+    /// The published number that sets a proxy. Such an ablation shows the proxy's predictions for
+    /// other rows; it does not explain a row that fails.
     pub number: Option<String>,
-    /// By place and key, the values that are others. Where a proxy meets its number as it is there
-    /// are none.
+    /// The new values by place and key. Empty if the proxy meets its number without a change.
     change: Table,
 }
 
-/// Why a paper's figure does not follow from what the paper says, of rows that nothing makes hold.
+/// Evidence that a paper's figure does not follow from the paper's text, for rows that no ablation
+/// makes hold.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// Of these rows.
+    /// The rows.
     pub rows: Vec<String>,
-    /// What shows it.
+    /// The evidence in words.
     pub shows: String,
 }
 
@@ -52,38 +52,38 @@ static FILE: LazyLock<File> = LazyLock::new(|| {
     toml::from_str(include_str!("../../ablations.toml")).expect("a test reads the file")
 });
 
-/// All of them.
+/// All ablations of `ablations.toml`.
 pub static ABLATIONS: LazyLock<&'static [Ablation]> = LazyLock::new(|| &FILE.ablation);
 
-/// Where a paper's figure does not follow from what it says.
+/// All evidence of `ablations.toml`.
 pub static EVIDENCE: LazyLock<&'static [Evidence]> = LazyLock::new(|| &FILE.evidence);
 
-/// What came out of a row on the first seed with an ablation.
+/// The result of a row on the first seed with an ablation.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ablated {
-    /// What was another.
+    /// The change in words ([`Ablation::what`]).
     pub what: String,
-    /// Whether the row holds so.
+    /// Whether the row holds with the change.
     pub holds: Option<bool>,
-    /// What was measured, or what went wrong.
+    /// The measurement, or the error.
     pub measured: String,
 }
 
 impl Ablated {
-    /// Which it is in this row; nothing of what a later version does not know.
+    /// The ablation for this row; `None` if this version does not know it.
     pub fn of(&self, row: &str) -> Option<&'static Ablation> {
         ABLATIONS.iter().find(|ablation| ablation.what == self.what && ablation.is_of(row))
     }
 }
 
 impl Ablation {
-    /// Whether a row is run with it, or tells of it.
+    /// Whether this ablation belongs to a row.
     pub fn is_of(&self, row: &str) -> bool {
         self.rows.iter().any(|id| id == row)
     }
 
-    /// Whether anything is another.
+    /// Whether the ablation changes any value, so that it has to be run.
     pub fn is_run(&self) -> bool {
         !self.change.is_empty()
     }
@@ -100,7 +100,7 @@ impl Ablation {
         })
     }
 
-    /// Whether it asks the experiment itself for something, and not only for other runs.
+    /// Whether the experiment itself has to act on this ablation ([`EXPERIMENT`]).
     pub(super) fn is_of_experiment(&'static self) -> bool {
         self.behind(EXPERIMENT).count() > 0
     }
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use crate::claims::{ROWS, keys};
 
-    /// What stands before a key, and the key.
+    /// The place before a key, and the key.
     fn divided(name: &str) -> (&str, &str) {
         let places = match name.strip_prefix("proxy.") {
             Some(rest) => "proxy.".len() + rest.find('.').unwrap(),
@@ -132,7 +132,7 @@ mod tests {
         (&name[..places], &name[places + 1..])
     }
 
-    /// Whether something is another after a change.
+    /// Whether a change alters the printed value.
     fn changes<T: Debug>(
         mut it: T,
         key: &str,
@@ -144,7 +144,7 @@ mod tests {
         before != format!("{it:?}")
     }
 
-    /// One of each kind that has keys.
+    /// One policy of each kind that has keys.
     fn policies() -> Vec<AnySubject> {
         let bfq = LinuxBfqConfig {
             kernel: Kernel::V5_3,

@@ -1,8 +1,8 @@
-//! The models' constants that are guessed or derived, and what becomes of claims where they are
-//! others.
+//! The models' constants that are guessed or derived, and the verdicts of claims with other values
+//! of them.
 //!
-//! `constants.toml` has each of them, with what it could be as well and why. Experiments are run in
-//! a [setting](super::setting) where one is another.
+//! `constants.toml` lists the constants with their possible values and the reasons. Experiments run
+//! in a [setting](super::setting) in which one constant has another value.
 
 use std::fmt::{Display, Formatter};
 use std::sync::LazyLock;
@@ -11,30 +11,30 @@ use serde::{Deserialize, Serialize};
 
 use super::keys::Change;
 
-/// A constant, and what it could be as well.
+/// A constant and its other possible values.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constant {
-    /// What a report calls it.
+    /// Its name in reports.
     pub name: String,
     /// Keys of a device's profile, all of which are changed at once; or of the machine, of proxies,
     /// of FlashFQ or of Linux's BFQ.
     pub keys: Vec<String>,
-    /// The devices whose keys they are.
+    /// The devices to whose profiles the keys belong.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// The proxies whose keys they are.
+    /// The proxies to which the keys belong.
     #[serde(default)]
     pub proxies: Vec<String>,
-    /// The least that it could be, times what the lab runs with.
+    /// The least possible value, as a factor of the lab's own. Default 1.
     #[serde(default = "as_it_is")]
     pub low: f64,
-    /// The most.
+    /// The greatest possible value, as a factor of the lab's own. Default 1.
     #[serde(default = "as_it_is")]
     pub high: f64,
-    /// What it could be where the lab runs without it.
+    /// The value to try if the lab runs without this constant.
     pub instead: Option<f64>,
-    /// Why these.
+    /// The source of these values.
     pub source: String,
 }
 
@@ -48,21 +48,21 @@ struct Constants {
     constant: Vec<Constant>,
 }
 
-/// All of them.
+/// All constants of `constants.toml`.
 pub static CONSTANTS: LazyLock<Vec<Constant>> = LazyLock::new(|| {
     let text = include_str!("../../constants.toml");
     toml::from_str::<Constants>(text).expect("a test reads the file").constant
 });
 
-/// What stands before keys that are not a device's or a proxy's.
+/// Prefixes of keys that belong to neither a device nor a proxy.
 const PLACES: [&str; 4] = ["machine", "fio", "flashfq", "bfq"];
 
-/// What a constant is where it is another.
+/// The other value of a constant.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum End {
-    /// So many times what the lab runs with.
+    /// A factor of the lab's value.
     Times(f64),
-    /// This, where the lab runs without it.
+    /// An absolute value, for a constant that the lab runs without.
     Instead(f64),
 }
 
@@ -75,17 +75,17 @@ impl Display for End {
     }
 }
 
-/// What came out of a row on the first seed where a constant was another.
+/// The result of a row on the first seed with another value of a constant.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Elsewhere {
-    /// The constant.
+    /// Name of the constant.
     pub constant: String,
-    /// What it was there, as in `0.5 times`.
+    /// The constant's value, as in `0.5 times`.
     pub end: String,
-    /// Whether the row holds there.
+    /// Whether the row holds with this value.
     pub holds: Option<bool>,
-    /// What was measured there.
+    /// The measurement with this value.
     pub measured: String,
 }
 
@@ -114,9 +114,9 @@ impl Constant {
         })
     }
 
-    /// What it could be as well.
+    /// The values to try.
     pub(super) fn ends(&self) -> impl Iterator<Item = End> {
-        // An end that is what the lab runs with has been run.
+        // A factor of 1 is the usual run.
         let times = [self.low, self.high].into_iter().filter(|&times| times != 1.0);
         times.map(End::Times).chain(self.instead.map(End::Instead))
     }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use crate::claims::keys;
 
-    /// Names that are on no list of numbers: a policy is told nothing by them.
+    /// Keys whose values are not numbers: no constant has a range for them.
     const NO_NUMBERS: [&str; 1] = ["host.wrr"];
     const DEVICES: [&str; 7] =
         ["z-ssd", "p3700", "p4500", "980-pro", "p4800x", "intel-530", "nvmf-ramdisk"];
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Whether something is another once a constant is, if it has keys there.
+    /// Whether a constant's end changes the printed value, if the constant has keys at this place.
     fn is_another<T: Clone + std::fmt::Debug>(
         constant: &'static Constant,
         end: End,

@@ -1,13 +1,13 @@
 //! Applications beside fio: FlashX and Aerospike (MQFQ, Figures 6 and 7), YCSB on RocksDB (D2FQ,
 //! Figures 18 and 19).
 //!
-//! The applications are [proxies](fairq_sim::proxy), never adjusted to what the papers measured
+//! The applications are [proxies](fairq_sim::proxy), never adjusted to the papers' measurements
 //! beside fio. All runs are on the authors' machines; BFQ serves threads ([`go_by_thread`]). A
-//! target behind a fabric takes whatever its queues hold, 128 requests each, and serves it in turn:
-//! without a scheduler who sends little waits for all that others have sent. D2FQ's authors pin
-//! nothing: fio's four threads, which never sleep, are spread over the machine as Linux spreads
-//! them, each on every sixth of its 24 cores, and YCSB's clients are on the 20 others; for fairness
-//! and latency three adjacent cores share a set of queues, as in Section 4.4.
+//! target behind a fabric accepts all requests in its queues, 128 each, and serves them in turn:
+//! without a scheduler a tenant that sends little waits for all requests that others have sent.
+//! D2FQ's authors pin nothing: fio's four threads, which never sleep, are spread over the machine
+//! as Linux spreads them, each on every sixth of its 24 cores, and YCSB's clients are on the 20
+//! others; for fairness and latency three adjacent cores share a set of queues, as in Section 4.4.
 
 use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
@@ -39,11 +39,11 @@ struct Rig {
     machine: Machine,
     slots: u32,
     threshold: u64,
-    /// What a request costs at least, in bytes.
+    /// Least cost of a request, in bytes.
     least_cost: u32,
 }
 
-/// The authors count KB: 512 bytes cost one.
+/// The authors count in KB, of 1024 bytes: a request of 512 bytes costs 1 KB.
 const KB: u32 = 1024;
 
 const NVMF: Rig = Rig {
@@ -69,8 +69,8 @@ impl Rig {
         Ok(scenario)
     }
 
-    /// How much slower each of two is beside the other, under nosched, MQFQ and BFQ; and what the
-    /// first gets alone.
+    /// The slowdown of each of two tenants beside the other, under nosched, MQFQ and BFQ; and the
+    /// run of the first one alone.
     fn slowdowns(
         &self,
         tenants: [Tenant; 2],
@@ -87,7 +87,7 @@ impl Rig {
         let runs = [
             go(AnySubject::None, &both, setting)?,
             go(mqfq, &both, setting)?,
-            // Longer, since BFQ's turns take up to 125 ms each.
+            // A longer run: BFQ's turns take up to 125 ms each.
             go_by_thread(
                 linux_bfq(Kernel::V4_15, 0),
                 &Scenario { duration_ns: 5 * SECOND, ..both },
@@ -103,7 +103,7 @@ impl Rig {
     }
 }
 
-/// With what the paper's text says of the first and of the second.
+/// The slowdowns as a figure, with the paper's values for the first and the second tenant.
 fn drawn(
     id: &'static str,
     title: &str,
@@ -193,7 +193,7 @@ fn flashx(setting: Setting<'_>) -> Result<Outcome, String> {
         "Fig 6: FlashX beside fio (proxy)",
         ["FlashX", "fio"],
         &[("NVMf", &fabric), ("SSD", &ssd)],
-        // Of NVMf unscheduled, and under MQFQ.
+        // The paper's values for NVMf, unscheduled and under MQFQ.
         [vec![(0.0, rule("M-6.1", "nosched")), (1.0, rule("M-6.1", "mqfq"))], Vec::new()],
     );
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
@@ -264,7 +264,8 @@ fn aerospike(setting: Setting<'_>) -> Result<Outcome, String> {
         "Fig 7: Aerospike beside fio (proxy)",
         names,
         &[("NVMf", &fabric), ("SSD", &ssd)],
-        // Of NVMf unscheduled, and under MQFQ and BFQ; of the SSD under MQFQ.
+        // The paper's values for NVMf unscheduled, under MQFQ and under BFQ; and for the SSD under
+        // MQFQ.
         [
             vec![
                 (0.0, rule("M-7.1", "nosched")),
@@ -277,10 +278,10 @@ fn aerospike(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures: vec![figure], tables: Vec::new() })
 }
 
-/// The cores of machine B.
+/// Hardware threads of machine B.
 const CORES: usize = 24;
 
-/// YCSB's clients and fio's threads, on which of them; `port` says which port a core has.
+/// YCSB's clients and fio's threads on their cores; `port` maps a core to its port.
 fn ycsb_and_fio(ycsb: Proxy, port: impl Fn(usize) -> usize) -> Vec<Tenant> {
     let (clients, reader) = ycsb;
     let (fio, others): (Vec<usize>, Vec<usize>) = (0..CORES).partition(|core| core % 6 == 0);
@@ -354,7 +355,7 @@ fn ycsb_on_cores(setting: Setting<'_>) -> Result<Outcome, String> {
 fn ycsb(setting: Setting<'_>) -> Result<Outcome, String> {
     let tenants = ycsb_and_fio(setting.proxy("ycsb")?, |core| core / 3);
     let mut scenario = Scenario::new(profile("z-ssd")?, 8, tenants, 12 * SECOND);
-    // The ratio has settled by then.
+    // The H/L ratio has converged by then.
     scenario.warmup_ns = 8 * SECOND;
     let run = |policy| go(policy, &scenario, setting);
     let direct = D2fqSubject {
@@ -412,7 +413,8 @@ fn ycsb(setting: Setting<'_>) -> Result<Outcome, String> {
             .collect::<Vec<_>>()
     };
     let all = [("none", &none), ("D2FQ", &d2fq), ("MQFQ", &mqfq), ("BFQ", &bfq)];
-    // From as much as fio to so much more.
+    // The paper's YCSB values lie between fio's rate and the rate that is higher by the stated
+    // gain.
     let as_fio = |name, run: &Run, more: f64| {
         let fio = mb_s(run)[1];
         Line::of_paper(name, vec![(0.0, fio), (0.0, (1.0 + more) * fio)])

@@ -1,8 +1,8 @@
-//! Claims about CPU: what policies cost on the papers' machines, and how far they scale.
+//! Claims about CPU: the cost of policies on the papers' machines, and their scaling.
 //!
 //! All runs are on [hosts](fairq_sim::host) whose CPUs take time. D2FQ's machine A has a Z-SSD; its
-//! machine B has a ramdisk behind a fabric. Constants are the hosts', so what tells policies apart
-//! here is their own code. MQFQ's own claims of this kind are in `scalability`.
+//! machine B has a ramdisk behind a fabric. Constants belong to the hosts, so policies differ here
+//! only by their own code. MQFQ's own claims of this kind are in `scalability`.
 
 use fairq_core::d2fq::{Ratio, TrackerKind};
 use fairq_device::Profile;
@@ -63,7 +63,7 @@ pub(super) fn list(values: &[f64], digits: usize) -> String {
 
 const DEPTHS: std::ops::RangeInclusive<u32> = 1..=16;
 
-/// What one thread gets at each depth.
+/// Latency, bandwidth and CPU of one thread at each depth.
 struct Curve {
     latency_us: Vec<f64>,
     bandwidth: Vec<f64>,
@@ -92,13 +92,14 @@ impl Curve {
         })
     }
 
-    /// The least depth at which the core has no time left.
+    /// The least depth at which the core is saturated.
     fn saturates(&self, saturated: f64) -> Option<u32> {
         self.cpu.iter().zip(DEPTHS).find(|(cpu, _)| **cpu >= saturated).map(|(_, depth)| depth)
     }
 }
 
-/// Latency over bandwidth, and CPU by depth, as the paper draws both; with what it says of CPU.
+/// Latency over bandwidth, and CPU by depth, as the paper draws both; with the paper's values for
+/// CPU.
 fn drawn(
     ids: [&'static str; 2],
     title: &str,
@@ -130,7 +131,7 @@ fn drawn(
     ]
 }
 
-/// Whether at each depth the first is less than the second.
+/// Whether `a` is less than `b` at each depth.
 fn below(a: &[f64], b: &[f64]) -> bool {
     a.iter().zip(b).all(|(a, b)| a < b)
 }
@@ -153,7 +154,7 @@ fn bypass(setting: Setting<'_>) -> Result<Outcome, String> {
         &all,
         Vec::new(),
     );
-    // A core that is never saturated is so later than any.
+    // A core that is never saturated counts as saturated later than any other.
     let last = |depth: Option<u32>| depth.unwrap_or(u32::MAX);
     let answers = vec![
         answer(
@@ -225,7 +226,7 @@ fn depths(setting: Setting<'_>) -> Result<Outcome, String> {
     };
     let (others, low_latency) = (rule("D-16.3", "others"), rule("D-16.3", "low_latency"));
     const NAMES: [&str; 4] = ["none", "D2FQ", "MQFQ", "low-latency D2FQ"];
-    // Where a core saturates: all but the last at the same depth.
+    // The paper's depths of saturation: all but the last curve have the same one.
     let saturates = |name| match name == NAMES[3] {
         true => Line::of_paper(name, vec![(low_latency, 100.0)]),
         false => Line::of_paper(name, vec![(others, 100.0)]),
@@ -315,7 +316,7 @@ fn machine_a(flows: &[Flow], duration_ns: u64) -> Result<Scenario, String> {
     Ok(Scenario::new(profile("z-ssd")?, 8, tenants, duration_ns).on(Machine::GOLD_5112.host(8)))
 }
 
-/// Figure 12: what fairness costs.
+/// Figure 12: the cost of fairness.
 fn cost_of_fairness(setting: Setting<'_>) -> Result<Outcome, String> {
     let policies = [NONE, AnySubject::D2fq(direct(DYNAMIC)), MQFQ_SSD];
     let mut loads = Vec::new();
@@ -353,7 +354,8 @@ fn cost_of_fairness(setting: Setting<'_>) -> Result<Outcome, String> {
         policies.map(|(policy, name)| Line::bars(name, &values(policy))).collect()
     };
     let cpus = bars(&|run| 100.0 * run.cpu());
-    // "By up to" is said of MQFQ's, and so of the load where ours saves the most.
+    // The paper's "by up to" is relative to MQFQ, so it is drawn at the load where D2FQ saves the
+    // most here.
     let saves = |load: &usize| loads[*load][1].cpu() / loads[*load][2].cpu();
     let most = (0..loads.len()).min_by(|a, b| saves(a).total_cmp(&saves(b))).unwrap_or_default();
     let least = (1.0 - rule("D-12.1", "less")) * cpus[2].points[most].1;
@@ -480,7 +482,7 @@ fn short_term(setting: Setting<'_>) -> Result<Outcome, String> {
 fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut ramdisk = profile("nvmf-ramdisk")?;
     ramdisk.link.read_mb_s = MbPerS::new(7000.0);
-    // What 1 KiB takes on that link, so that the controller is no limit before it is.
+    // 1 KiB takes this time on that link, so the controller limits nothing before the link does.
     ramdisk.controller.read_us = Micros::from_ns(146);
     let at = |cores: usize, policy| {
         let tenant = |core| {
@@ -491,8 +493,9 @@ fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
         let host = host_of("D-17.1", Machine::GOLD_6226.host(cores));
         Ok::<_, String>(go(policy, &scenario.on(host), setting)?.iops() / 1e6)
     };
-    // As in the paper each completion moves its flow's virtual time: a port publishes what is worth
-    // tau_l / 64, here a request. Classes mean nothing on this device, and so neither does tau_l.
+    // As in the paper each completion moves its flow's virtual time: a port publishes changes of at
+    // least tau_l / 64, here one request. Classes mean nothing on this device, and so neither does
+    // tau_l.
     let published =
         D2fqSubject { ratio: Ratio::Static(3), tau_l: 64 << 10, tau_m: None, strict_paper: true };
     let by = |tracker| AnySubject::D2fqParts(D2fqParts { direct: published, tracker });
@@ -515,7 +518,7 @@ fn trackers(setting: Setting<'_>) -> Result<Outcome, String> {
         Ok(Line::new(name, points))
     };
     let mut lines = drawn.into_iter().map(line).collect::<Result<Vec<Line>, String>>()?;
-    // "Identical scaling to none"; and no more after 12 cores.
+    // The paper: "identical scaling to none"; the serial tracker does not scale beyond 12 cores.
     lines.push(Line::of_paper("D2FQ", lines[0].points.clone()));
     lines.push(Line::of_paper("serial", vec![(24.0, serial[0])]));
     let figure = Figure::lines(

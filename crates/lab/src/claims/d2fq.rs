@@ -5,11 +5,11 @@
 //! and 3 these are 100 and 300, and tau_l is 1 MiB. All runs are on the Z-SSD, with eight cores,
 //! 128 requests a thread, and one period of the ratio a second.
 //!
-//! Threads stay on the cores where they begin, except in Figure 15, where there come to be two of
-//! them for each core. The paper pins none, and its ratios of that figure need some unevenness: as
-//! long as the flows of one weight are served exactly alike, none of them is ever ahead of the
-//! others, the medium class stays empty, and Eq. 2 gives what two classes ask for (10 after
-//! event1). How often threads move is argued at [`MOVES_NS`].
+//! Threads stay on the cores where they begin, except in Figure 15, where each core has two of them
+//! in the end. The paper pins none, and its ratios of that figure need some unevenness: as long as
+//! flows of one weight are served exactly alike, none of them is ever ahead of the others, the
+//! medium class stays empty, and Eq. 2 gives the ratio for two classes (10 after event1).
+//! [`MOVES_NS`] gives the reason for the rate at which threads move.
 
 use std::ops::Range;
 
@@ -57,7 +57,7 @@ fn d2fq(ratio: Ratio, tau_l: u64) -> AnySubject {
     AnySubject::D2fq(D2fqSubject { ratio, tau_l, tau_m: None, strict_paper: false })
 }
 
-/// Flows of so many threads on a core each, sizes and weights.
+/// A scenario of flows, each with a number of threads on a core each, a size and a weight.
 fn scenario(flows: &[(usize, u32, u16)], duration_ns: u64) -> Result<Scenario, String> {
     let profile = Profile::named("z-ssd").map_err(|error| error.to_string())?;
     let mut cores = (0..8).cycle();
@@ -73,17 +73,17 @@ fn scenario(flows: &[(usize, u32, u16)], duration_ns: u64) -> Result<Scenario, S
     Ok(Scenario::new(profile, 8, flows.iter().map(tenant).collect(), duration_ns))
 }
 
-/// How far the flow that is farthest off is from its share by weight, as a part of that.
+/// The largest relative deviation of a flow from its share by weight.
 fn off(run: &Run, weights: &[u16]) -> f64 {
     let all: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
     let off = |(share, &weight): (f64, &u16)| (share / (f64::from(weight) / all) - 1.0).abs();
     run.shares().into_iter().zip(weights).map(off).fold(0.0, f64::max)
 }
 
-/// The H/L ratios that were in force during a time.
+/// The H/L ratios in force during a time.
 fn ratios(run: &Run, during: Range<u64>) -> Vec<u16> {
     let ratio = |weights: &ClassWeights| weights.high / weights.low;
-    // The ratio that was in force when the time began was set before it.
+    // The ratio in force at the start of the time was set earlier.
     let before = run.class_weights.iter().rev().find(|(at_ns, _)| *at_ns <= during.start);
     let within =
         run.class_weights.iter().filter(|(at_ns, _)| *at_ns > during.start && *at_ns < during.end);
@@ -94,7 +94,7 @@ fn ratios(run: &Run, during: Range<u64>) -> Vec<u16> {
     ratios
 }
 
-/// Whether this ratio and no other was in force.
+/// Whether this is the only ratio that was in force.
 fn is_only(ratios: &[u16], ratio: f64) -> bool {
     ratios.len() == 1 && f64::from(ratios[0]) == ratio
 }
@@ -186,7 +186,7 @@ fn walkthrough(setting: Setting<'_>) -> Result<Outcome, String> {
         },
     ];
     const B: &str = "b, weight 1 of 4";
-    // In the low class only, and three fifths in the high one.
+    // Percent of b's bytes in the high class: none at H/L 3, three fifths at H/L 6.
     let high = vec![(3.0, 0.0), (6.0, 100.0 * rule("D-3.4", "high"))];
     let axes = |label| [Axis::log("H/L"), Axis::linear(label)];
     let figures = vec![
@@ -250,7 +250,7 @@ fn eight_flows(setting: Setting<'_>) -> Result<Outcome, String> {
 
 const INTERVAL: u64 = 50 * MS;
 
-/// From when on every interval is fair within 10 %, in seconds.
+/// The time, in seconds, from which on every interval is fair within 10 %.
 fn fair_from(run: &Run) -> f64 {
     let intervals = run.tenants[0].series.len();
     let is_fair = |interval: usize| {
@@ -264,11 +264,11 @@ fn fair_from(run: &Run) -> f64 {
 }
 
 /// Figures 7 and 8: three flows of 4, 8 and 16 KB, tau_l from 1 MB to 1 GB. The paper's algorithm
-/// is asked; ours, which keeps tau_l at eight times what a flow has in flight and a flow's debt
-/// while it is idle, is told beside it.
+/// decides the verdict. The note reports fairq's own, which keeps tau_l at eight times a flow's
+/// bytes in flight, and keeps a flow's debt while the flow is idle.
 fn thresholds(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = scenario(&[(1, 4096, 100), (1, 8192, 100), (1, 16_384, 100)], 8 * SECOND)?;
-    // The paper tells of no time before it measures; fio tells of the whole run.
+    // The paper mentions no warm-up; fio reports the whole run.
     scenario.warmup_ns = 0;
     scenario.series_ns = Some(INTERVAL);
     let strict = |tau_l, tau_m| {
@@ -294,7 +294,7 @@ fn thresholds(setting: Setting<'_>) -> Result<Outcome, String> {
     let up_to =
         |runs: &[Run]| [0.99, 0.999, 0.9999].map(|part| longer_at(&runs[0], &runs[2], part));
     let (one, ours_one) = (up_to(&paper), up_to(&ours));
-    // Up to which of the three the figure goes is lost.
+    // The paper does not say which of the three quantiles its figure ends with: each is a reading.
     let up_to_one = |last: usize| one[..=last].iter().copied().fold(0.0, f64::max);
     let readings =
         [0, 1, 2].map(|last| near(up_to_one(last), rule("D-8.2", "times"), rule("D-8.2", "off")));
@@ -386,7 +386,7 @@ const LOADS: [&[(usize, u32, u16)]; 3] = [
 ];
 const LAST: Range<u64> = 6 * SECOND..10 * SECOND;
 
-/// A load under none, MQFQ, D2FQ and BFQ.
+/// The runs of a load under none, MQFQ, D2FQ and BFQ.
 struct Load {
     weights: Vec<u16>,
     none: Run,
@@ -414,7 +414,7 @@ impl Load {
         [("none", &self.none), ("MQFQ", &self.mqfq), ("D2FQ", &self.d2fq), ("BFQ", &self.bfq)]
     }
 
-    /// Whether none gives these parts and the others are fair, within so much.
+    /// Whether none gives the `unscheduled` ratio, and the others are fair within `within`.
     fn fair(&self, id: &'static str, unscheduled: f64, within: f64, with_bfq: bool) -> Answer {
         let ratio = self.none.tenants[1].bytes as f64 / self.none.tenants[0].bytes as f64;
         let [_, mqfq, d2fq, bfq] = self.all().map(|(_, run)| off(run, &self.weights));
@@ -440,7 +440,7 @@ impl Load {
         Answer { id, measured: listed(&found), holds, note }
     }
 
-    /// Of schedulers that the paper finds fair it says how what they serve is divided: by weight.
+    /// Bandwidths of the flows, with the paper's expectation for fair schedulers: by weight.
     fn drawn(&self, id: &'static str, title: &str, fair: &[&str]) -> Figure {
         let line = |(name, run): (&str, &Run)| {
             let mb_s = |got: &Got| got.bytes as f64 * 1e3 / run.measured_ns as f64;
@@ -470,7 +470,7 @@ fn three_loads(setting: Setting<'_>) -> Result<Outcome, String> {
     let (least, most) = totals[..3]
         .iter()
         .fold((f64::MAX, 0.0f64), |(least, most), &t| (least.min(t), most.max(t)));
-    // From the sixth second on, as all that is told of these runs: 600 intervals of 10 ms.
+    // From the sixth second on, as for all figures of these runs: 600 intervals of 10 ms.
     let variation = |run: &Run, flow: usize| {
         let series: Vec<f64> =
             run.tenants[flow].series[600..].iter().map(|&bytes| bytes as f64).collect();
@@ -499,7 +499,7 @@ fn three_loads(setting: Setting<'_>) -> Result<Outcome, String> {
         sizes.converged("D-11a.4", rule("D-11a.4", "ratio")),
         threads.fair("D-11b.1", rule("D-11b.1", "none"), rule("D-11b.1", "off"), true),
         threads.converged("D-11b.2", rule("D-11b.2", "ratio")),
-        // BFQ is not asked here: how far it is off by weight is D-11c.2.
+        // BFQ is not compared here: D-11c.2 measures its deviation from weights.
         weights.fair("D-11c.1", 1.0, rule("D-11c.1", "off"), false),
         weights.converged("D-11c.3", rule("D-11c.3", "ratio")),
         Answer {
@@ -603,7 +603,7 @@ fn events(setting: Setting<'_>) -> Result<Outcome, String> {
                 .map(|(name, flow)| Line::bandwidth(name, &run.tenants[flow].series, 100 * MS, 1))
                 .to_vec();
         if is_fair {
-            // One to three, some time after each event.
+            // A third of the heavy flows' rate, some time after each event.
             let third = |&(at_s, mb_s): &(f64, f64)| (at_s, mb_s / 3.0);
             let after = [150, 190, 250, 290].map(|interval| third(&lines[1].points[interval]));
             lines.push(Line::of_paper(lines[0].name.clone(), after.to_vec()));

@@ -1,5 +1,5 @@
-//! Claims about devices that need no scheduler: the order of arbitration, and how many requests
-//! fill a drive.
+//! Claims about devices that need no scheduler: the order of arbitration, and the number of
+//! requests that fill a drive.
 
 use fairq_core::{Class, ClassWeights};
 use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, Profile, QueueIndex};
@@ -54,7 +54,7 @@ fn sweep(
 ) -> Result<Vec<(u32, f64)>, String> {
     let profile = Profile::named(name).map_err(|error| error.to_string())?;
     let at = |depth: u32| {
-        // A thread a port, each with a part of the requests.
+        // One thread a port, each with an equal part of the depth.
         let threads = most.min(depth);
         let tenant = Tenant::new(
             "all",
@@ -69,7 +69,7 @@ fn sweep(
     DEPTHS.map(at).into_iter().collect()
 }
 
-/// The least depth that gives nearly the most, and the most.
+/// The least depth that reaches nearly the greatest rate, and that rate.
 fn fills(points: &[(u32, f64)]) -> (u32, f64) {
     let most = points.iter().map(|point| point.1).fold(0.0, f64::max);
     let least = points.iter().find(|point| point.1 >= rule("M-P.1", "most") * most);
@@ -104,7 +104,7 @@ fn internal_parallelism(setting: Setting<'_>) -> Result<Outcome, String> {
             points.iter().map(|&(depth, iops)| (f64::from(depth), iops / 1e3)).collect(),
         )
     };
-    // How many requests fill the drive, and how many a second it then does.
+    // The paper's depth that fills the drive, and its rate there.
     let of_paper = |name, depth: f64, iops: f64| Line::of_paper(name, vec![(depth, iops / 1e3)]);
     let figure = Figure::lines(
         "m-p",

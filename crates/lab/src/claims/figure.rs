@@ -1,72 +1,72 @@
-//! What can be drawn: data only. Who draws it is not our matter.
+//! Figures and tables as data; `plot`, `page` and `text` render them.
 
 /// A figure.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figure {
-    /// Names it and its files, as in `d-11a`.
+    /// Identifier of the figure and of its files, as in `d-11a`.
     pub id: &'static str,
-    /// What it shows.
+    /// Title of the figure.
     pub title: String,
-    /// From left to right.
+    /// Horizontal axis.
     pub x: Axis,
-    /// From bottom to top.
+    /// Vertical axis.
     pub y: Axis,
-    /// Lines or bars.
+    /// Lines, or groups of bars.
     pub shape: Shape,
-    /// What is compared.
+    /// The compared series, and the paper's values.
     pub lines: Vec<Line>,
 }
 
 /// An axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Axis {
-    /// What, and its unit.
+    /// Quantity and unit.
     pub label: &'static str,
-    /// Whether equal steps multiply.
+    /// Whether the axis is logarithmic.
     pub is_log: bool,
 }
 
-/// How it is drawn.
+/// Way in which a figure is drawn.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Shape {
-    /// Points in a row.
+    /// Points that are connected by lines.
     Lines,
     /// Groups of bars; a point's x is the number of its group.
     Bars(Vec<String>),
 }
 
-/// One of the things compared.
+/// One series of a figure.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Line {
-    /// What it is called.
+    /// Name in the legend.
     pub name: String,
-    /// Where it is.
+    /// Points as (x, y).
     pub points: Vec<(f64, f64)>,
-    /// What the paper says of the line of this name, or of the figure.
+    /// Whether the points are the paper's values for the line of this name, or for the figure.
     pub paper: bool,
 }
 
-/// A table, for what is no figure.
+/// A table, for results that are not drawn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
-    /// Names it and its file.
+    /// Identifier of the table and of its file.
     pub id: &'static str,
-    /// What it shows.
+    /// Title of the table.
     pub title: String,
-    /// Of the columns.
+    /// Column names.
     pub header: Vec<String>,
-    /// As many cells each.
+    /// Cells by row, as many as there are columns.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Figure {
-    /// Lines over an axis.
+    /// A figure of lines.
     pub fn lines(id: &'static str, title: &str, axes: [Axis; 2], lines: Vec<Line>) -> Figure {
         let [x, y] = axes;
         Figure { id, title: title.into(), x, y, shape: Shape::Lines, lines }
     }
 
-    /// Groups of bars.
+    /// A figure with groups of bars.
     pub fn bars(
         id: &'static str,
         title: &str,
@@ -81,37 +81,37 @@ impl Figure {
 }
 
 impl Axis {
-    /// Equal steps add.
+    /// A linear axis.
     pub const fn linear(label: &'static str) -> Axis {
         Axis { label, is_log: false }
     }
 
-    /// Equal steps multiply.
+    /// A logarithmic axis.
     pub const fn log(label: &'static str) -> Axis {
         Axis { label, is_log: true }
     }
 }
 
 impl Line {
-    /// Through these points.
+    /// A measured line through these points.
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
         Line { name: name.into(), points, paper: false }
     }
 
-    /// A bar in each group.
+    /// A measured series with one bar in each group.
     pub fn bars(name: impl Into<String>, values: &[f64]) -> Line {
         let points =
             values.iter().enumerate().map(|(group, &value)| (group as f64, value)).collect();
         Line { name: name.into(), points, paper: false }
     }
 
-    /// What the paper's text says of the line of this name; nothing is drawn that it does not
-    /// state.
+    /// The paper's values for the line of this name; only values that the paper's text states.
     pub fn of_paper(of: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
         Line { name: of.into(), points, paper: true }
     }
 
-    /// Bytes of each interval as MB (10^6) a second over seconds, so many intervals taken together.
+    /// Bytes of each interval as MB (10^6) a second over seconds, averaged over `together`
+    /// intervals.
     pub fn bandwidth(
         name: impl Into<String>,
         series: &[u64],

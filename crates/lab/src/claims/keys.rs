@@ -1,4 +1,4 @@
-//! What can be another in an experiment, by keys: of a device's profile, a machine, jobs, policies
+//! Values that an experiment may change, by keys: of a device's profile, a machine, jobs, policies
 //! and costs.
 
 use std::fmt::Display;
@@ -11,14 +11,14 @@ use fairq_sim::policies::{AnySubject, Kernel, MqfqSubject, Scheduler, SerialSubj
 use fairq_sim::scenario::Job;
 use toml::{Table, Value};
 
-/// What a key's value becomes.
+/// A change of a key's value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Change<'a> {
-    /// So many times what it is.
+    /// A factor of the present value.
     Times(f64),
     /// This number.
     Number(f64),
-    /// This, which is no number, or one whose kind counts.
+    /// A value that is not a number, or a number whose type matters.
     To(&'a Value),
 }
 
@@ -53,7 +53,7 @@ fn unknown<T>(what: &str, key: &str) -> Result<T, String> {
     Err(format!("{what} has no {key}"))
 }
 
-/// A device whose `section.name` is another.
+/// Changes a profile's key, `section.name`.
 pub(super) fn on_device(
     profile: &mut Profile,
     key: &str,
@@ -80,7 +80,7 @@ pub(super) fn on_device(
     Ok(())
 }
 
-/// A machine that is another.
+/// Changes a machine's key.
 pub(super) fn on_machine(
     machine: &mut Machine,
     key: &str,
@@ -112,12 +112,12 @@ pub(super) fn on_machine(
     for value in values {
         *value = change.integer(*value)?;
     }
-    // Less than alone it cannot take.
+    // Sharing a core takes at least the time of running alone.
     machine.shared_percent = machine.shared_percent.max(100);
     Ok(())
 }
 
-/// A job that is another, whosever it is.
+/// Changes a job's key, of a proxy or of fio.
 pub(super) fn on_job(job: &mut Job, key: &str, change: Change<'_>) -> Result<(), String> {
     match key {
         "depth" => job.depth = change.integer(job.depth.into())? as u32,
@@ -129,7 +129,7 @@ pub(super) fn on_job(job: &mut Job, key: &str, change: Change<'_>) -> Result<(),
     Ok(())
 }
 
-/// Requests that cost something else.
+/// Changes a key of the requests' cost.
 pub(super) fn on_cost(cost: &mut CostModel, key: &str, change: Change<'_>) -> Result<(), String> {
     match key {
         "least" => cost.min_bytes = change.integer(cost.min_bytes.into())? as u32,
@@ -138,7 +138,7 @@ pub(super) fn on_cost(cost: &mut CostModel, key: &str, change: Change<'_>) -> Re
     Ok(())
 }
 
-/// FlashFQ with another knob.
+/// Changes a knob of FlashFQ.
 pub(super) fn on_flashfq(
     flashfq: &mut FlashFqConfig,
     key: &str,
@@ -153,7 +153,7 @@ pub(super) fn on_flashfq(
     Ok(())
 }
 
-/// What keys of a policy stand behind: nothing for those that have no keys.
+/// The places whose keys a policy has; empty for policies without keys.
 pub(super) fn places_of(policy: &AnySubject) -> &'static [&'static str] {
     match policy {
         AnySubject::Mqfq(_)
@@ -172,7 +172,7 @@ pub(super) fn places_of(policy: &AnySubject) -> &'static [&'static str] {
     }
 }
 
-/// A policy where a key of one of its places is another.
+/// Changes a key in one of a policy's places.
 pub(super) fn on_policy(
     policy: &mut AnySubject,
     place: &str,
@@ -264,7 +264,7 @@ fn on_scheduler(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Resu
         }
         ("budget", Scheduler::LinuxBfq(bfq)) => bfq.budget = change.integer(bfq.budget)?,
         ("cycles", Scheduler::LinuxBfq(bfq)) => bfq.cycles = change.integer(bfq.cycles)?,
-        // fairq's own takes what its steps take.
+        // The time of fairq's own BFQ follows from its steps.
         ("cycles", Scheduler::Bfq) => {}
         ("whose", scheduler) => {
             *scheduler = match (&scheduler, change.text()?) {

@@ -1,11 +1,11 @@
 //! The claims of Kyber-fairness.
 //!
 //! Four tenants of four threads with 32 requests each, weights 1000:500:250:100, on the P4500
-//! (Tables 1 and 2), and on its machine, where what Linux and the schedulers do takes the cores'
-//! time. The paper runs for 60 s; here it is 2 s, measured after the first: ten times the period of
-//! the tokens. BFQ serves threads ([`go_by_thread`]), and waits for the one that it serves, as
-//! Linux 5.2 does where there are control groups: only one queue at a time can send requests to the
-//! device, which is what the paper finds wrong with it (Section II).
+//! (Tables 1 and 2), and on its machine, where the code of Linux and the schedulers takes the
+//! cores' time. The paper runs for 60 s; here it is 2 s, measured after the first: ten times the
+//! period of the tokens. BFQ serves threads ([`go_by_thread`]), and waits for the thread in
+//! service, as Linux 5.2 does with control groups: only one queue at a time can send requests to
+//! the device, which is the paper's criticism (Section II).
 
 use fairq_core::kyber_fair::Totals;
 use fairq_sim::Run;
@@ -33,7 +33,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 ];
 
 const WEIGHTS: [u16; 4] = [1000, 500, 250, 100];
-/// Half of what fills the device.
+/// Half of the requests that fill the device.
 const FAIR: AnySubject = AnySubject::KyberFair(KyberFairSubject { busy: 64, totals: TOTALS });
 const TOTALS: Totals = Totals::between(16 << 20, 1 << 20, 1 << 38);
 
@@ -46,7 +46,7 @@ const BFQ: LinuxBfqConfig = LinuxBfqConfig {
     low_latency: false,
 };
 
-/// Longer, since 16 queues have their turns.
+/// A longer run, because 16 queues take turns.
 fn bfq(scenario: &Scenario, setting: Setting<'_>) -> Result<Run, String> {
     let longer = Scenario { duration_ns: scenario.duration_ns.max(5 * SECOND), ..scenario.clone() };
     go_by_thread(SerialSubject::new(Scheduler::LinuxBfq(BFQ), LINUX_SLOTS), &longer, setting)
@@ -82,7 +82,7 @@ fn fairness(run: &Run, weights: &[u16]) -> f64 {
     jain(run.tenants.iter().zip(weights).map(|(got, &weight)| got.bytes as f64 / f64::from(weight)))
 }
 
-/// What stands for the traces.
+/// The loads that replace the traces.
 const MIXED: &str = "not the traces, which SNIA gives to whoever accepts its licence and which \
  are not in this repository: mixes of the sizes of a public sample of the same volumes' traces, \
  weighted so that mean and reads per write are a row's";
@@ -103,7 +103,7 @@ fn mixed(setting: Setting<'_>) -> Result<Outcome, String> {
     let of_none = |run: &Run| -> Vec<f64> {
         run.shares().iter().map(|share| share * run.bandwidth() / none.bandwidth()).collect()
     };
-    // Divided by weight, and in all a part of what none serves.
+    // The paper's values: by weight, and in all a part of the bandwidth under none.
     let of_paper = due.map(|due| due * rule("K-1.3", "part"));
     let figure = Figure::bars(
         "k-1",
@@ -173,7 +173,7 @@ fn synthetic(setting: Setting<'_>) -> Result<Outcome, String> {
     for (_, job) in &kinds {
         let mut scenario = scenario(four(job), WEIGHTS)?;
         if job.largest() > 4096 {
-            // Few and large: the prediction of tokens takes longer to settle.
+            // These requests are few and large: the prediction of tokens takes longer to converge.
             (scenario.warmup_ns, scenario.duration_ns) = (3 * SECOND, 15 * SECOND);
         }
         let (none, fair) =
@@ -258,12 +258,12 @@ fn synthetic(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
-/// How often each of [`SIZES`] is asked for, reads in a hundred, and what the paper tells: mean
-/// KiB, and reads per write.
+/// Frequency of each of [`SIZES`], percentage of reads, and the paper's figures: mean KiB, and
+/// reads per write.
 type Mix = ([u32; 7], u32, f64, f64);
 
-/// Sizes of the sample: 41, 974, 152, 133, 218, 147 and 333 of its 1998 requests are at most so
-/// large.
+/// Sizes of the sample, in bytes: 41, 974, 152, 133, 218, 147 and 333 of its 1998 requests are at
+/// most as large as these.
 const SIZES: [u32; 7] = [512, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
 
 /// Table 4's rows: the sample's numbers, each times the same constant to the power of its size, for
@@ -282,7 +282,7 @@ fn mix(row: usize) -> Job {
     Job { sizes, read_percent, ..Job::random_read(4096, 32) }
 }
 
-/// What a mix asks for on average: KiB, and reads per write.
+/// Averages of a mix: KiB, and reads per write.
 fn averages(row: usize) -> (f64, f64) {
     let (often, reads, ..) = MIXES[row];
     let all: u32 = often.iter().sum();
@@ -398,7 +398,7 @@ fn groups(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers: vec![answer], figures: vec![figure], tables: Vec::new() })
 }
 
-/// What too many tokens a period do, and too few.
+/// Effects of too many tokens a period, and of too few.
 fn predictions(setting: Setting<'_>) -> Result<Outcome, String> {
     let scenario = scenario(four(&Job::random_read(4096, 32)), WEIGHTS)?;
     let with = |totals| {
@@ -446,13 +446,14 @@ impl Check for NeverIdle {
     }
 }
 
-/// A heavy tenant that sends little beside light ones that send much: tokens are left over, and
-/// nobody else has any.
+/// A heavy tenant that sends little beside light ones that send much: tokens of the heavy one are
+/// left over, and no other tenant has any.
 fn never_idle(setting: Setting<'_>) -> Result<Outcome, String> {
     let little = Job { think_ns: MS, ..Job::random_read(4096, 1) };
     let much = Job::random_read(4096, 32);
     let mut scenario = scenario([little, much.clone(), much.clone(), much], WEIGHTS)?;
-    // Whether the device is idle is asked between its commands, without what is under way in cores.
+    // The check for an idle device runs between commands, and does not see requests on their way
+    // through cores, so CPUs take no time.
     scenario.host = None;
     let AnySubject::KyberFair(tokens) = FAIR else { return Err("FAIR is made of tokens".into()) };
     // A check of its own, so it does not pass through `go`.

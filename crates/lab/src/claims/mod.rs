@@ -1,9 +1,9 @@
-//! The lab: the papers' claims, one by one, and what came out.
+//! The lab: the papers' claims, one by one, and their results.
 //!
-//! A [`Row`] is a claim: what the paper says, and within what ours must be to say that it holds,
-//! as `claims.toml` has them. An experiment answers some rows with one set of runs. Every run is
-//! under all checks of what its policy promises: where a law is broken no claim of that experiment
-//! holds, and the note says which law. Tolerances were written down with the claims; where one does
+//! A [`Row`] is a claim of `claims.toml`: the paper's statement, and the tolerance within which
+//! ours must be for the claim to hold. An experiment answers some rows with one set of runs. Every
+//! run is under all checks of its policy's promises: if a law is broken no claim of that experiment
+//! holds, and the note names the law. Tolerances were written down with the claims; if a claim does
 //! not hold, the row says so.
 
 use std::borrow::Cow;
@@ -47,7 +47,7 @@ use setting::{Setting, Used, Varied};
 use ablations::Ablation;
 use band::Constant;
 
-/// Where a claim comes from.
+/// The source of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Paper {
     /// Woo et al., FAST 2021.
@@ -58,12 +58,12 @@ pub enum Paper {
     Kyber,
     /// NASS, MSST 2020.
     Nass,
-    /// None: what users ask.
+    /// No paper: questions of users.
     Beyond,
 }
 
 impl Paper {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Paper::D2fq => "d2fq",
@@ -74,7 +74,7 @@ impl Paper {
         }
     }
 
-    /// What it is called in a report.
+    /// Its title in a report.
     pub fn title(self) -> &'static str {
         match self {
             Paper::D2fq => "D2FQ (FAST 2021)",
@@ -85,61 +85,62 @@ impl Paper {
         }
     }
 
-    /// All of them.
+    /// All papers, in the order of reports.
     pub const ALL: [Paper; 5] =
         [Paper::D2fq, Paper::Mqfq, Paper::Kyber, Paper::Nass, Paper::Beyond];
 }
 
-/// What came out of a row.
+/// The result of a row.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The row.
     pub row: &'static Row,
-    /// On each seed, in their order; nothing if some were not run.
+    /// Results by seed, in the seeds' order; empty if some seeds were not run.
     pub by_seed: Vec<OnSeed>,
-    /// On the first seed where a constant is another, if that was asked for.
+    /// Results on the first seed with other values of constants, with `--band`.
     pub band: Vec<Elsewhere>,
-    /// On the first seed with what it may hang on taken away, if that was asked for.
+    /// Results on the first seed with ablations, with `--ablations`.
     pub ablations: Vec<Ablated>,
 }
 
-/// What came out of a row on one seed.
+/// The result of a row on one seed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OnSeed {
-    /// The seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// Whether it holds; `None` if that cannot be said here.
+    /// Whether the row holds; `None` if the run cannot decide it.
     pub holds: Option<bool>,
-    /// Ours; empty if there is none.
+    /// The measurement; empty if there is none.
     pub measured: String,
-    /// Why, or what else there is to know; nothing in a record where that is what the claim says.
+    /// The reason, or other remarks; left out of a record if it equals the claim's note.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
 }
 
-/// Some rows, and how they are answered.
+/// An experiment, and the rows that it answers.
 struct Experiment {
     ids: &'static [&'static str],
-    /// About how many seconds it takes on one core, for what is to be quick and for the time left.
+    /// Approximate duration in seconds on one core: selects `fast` claims and estimates the time
+    /// left.
     seconds: u32,
     run: fn(setting: Setting<'_>) -> Result<Outcome, String>,
 }
 
 impl Experiment {
-    /// Whether one of its rows is a paper's, which has a verdict.
+    /// Whether one of its rows is a paper's, and so has a verdict.
     fn decides(&self) -> bool {
         let is_ours = |row: &&Row| self.ids.contains(&row.id.as_str());
         ROWS.iter().filter(is_ours).any(|row| row.paper() != Paper::Beyond)
     }
 
-    /// What is said of its rows where it could not be run, or broke a law.
+    /// The answers to its rows if it could not be run, or broke a law.
     fn failed(&self, why: &str) -> Outcome {
         self.ids.iter().map(|id| Answer::failed(id, why)).collect::<Vec<_>>().into()
     }
 }
 
-/// What comes out of an experiment.
+/// The results of an experiment.
 #[derive(Clone)]
 struct Outcome {
     answers: Vec<Answer>,
@@ -152,13 +153,13 @@ struct Outcome {
 struct Answer {
     id: &'static str,
     measured: String,
-    /// `None` where it cannot be said, and the note tells why.
+    /// `None` if the run cannot decide the row; the note gives the reason.
     holds: Option<bool>,
     note: Cow<'static, str>,
 }
 
 impl Answer {
-    /// Of an experiment that could not be run, or broke a law.
+    /// The answer of an experiment that could not be run, or broke a law.
     fn failed(id: &'static str, why: &str) -> Answer {
         Answer { id, measured: String::new(), holds: Some(false), note: why.to_owned().into() }
     }
@@ -170,62 +171,62 @@ impl From<Vec<Answer>> for Outcome {
     }
 }
 
-/// All that came out: of the rows, and to be drawn.
+/// All results: the rows', and figures and tables.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// Of each row, in the catalogue's order.
     pub rows: Vec<Finding>,
-    /// Of the first seed, in the order of their names.
+    /// Figures of the first seed, by name.
     pub figures: Vec<Figure>,
-    /// Of the first seed, in the order of their names.
+    /// Tables of the first seed, by name.
     pub tables: Vec<Table>,
 }
 
-/// What to run beside the rows themselves.
+/// The runs to make beside the usual ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// On which seeds.
+    /// The seeds to run on.
     pub seeds: Seeds,
-    /// Which part of the experiments.
+    /// The part of the experiments to run.
     pub shard: Shard,
-    /// On the first seed also with each constant of the models that is guessed or derived at both
-    /// ends of what it could be.
+    /// Also run each constant that is guessed or derived at both ends of its range, on the first
+    /// seed.
     pub band: bool,
-    /// On the first seed also with what rows that do not hold may hang on taken away.
+    /// Also run ablations of rows that do not hold, on the first seed.
     pub ablations: bool,
 }
 
 impl Extent {
-    /// All experiments on one seed, and no more.
+    /// All experiments on one seed, without band and ablations.
     pub const fn one(seed: u64) -> Extent {
         Extent { seeds: Seeds::one(seed), shard: Shard::WHOLE, band: false, ablations: false }
     }
 }
 
-/// Which part of the experiments to run: this one, from 0, of so many.
+/// A part of the experiments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shard {
-    /// This one.
+    /// Number of the part, from 0.
     pub part: usize,
-    /// Of so many.
+    /// Number of parts.
     pub of: usize,
 }
 
 impl Shard {
-    /// All of them.
+    /// All experiments.
     pub const WHOLE: Shard = Shard { part: 0, of: 1 };
 }
 
-/// How far it is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Experiments done, each on each seed.
+    /// Number of experiments done, counted on each seed.
     pub done: usize,
-    /// Of so many.
+    /// Number of experiments in all.
     pub of: usize,
-    /// How long what is done takes, roughly, in seconds on one core.
+    /// Approximate duration of the finished experiments, in seconds on one core.
     pub seconds: u32,
-    /// And everything.
+    /// Approximate duration of all experiments, in the same unit.
     pub of_seconds: u32,
 }
 
@@ -255,8 +256,9 @@ fn experiments() -> impl Iterator<Item = &'static Experiment> {
     .flatten()
 }
 
-/// The rows that a name stands for: itself, or all that go on with a part (D-11 is D-11a.1 and its
-/// like); `all` is all, `fast` all whose experiments take seconds.
+/// The rows that a name stands for: the row itself, or all rows of a part (D-11 stands for D-11a.1
+/// and the like). `all` stands for every row, `fast` for rows whose experiments take
+/// seconds.
 pub fn named(name: &str) -> Vec<&'static Row> {
     let goes_on = |id: &str| {
         let rest = id
@@ -271,9 +273,9 @@ pub fn named(name: &str) -> Vec<&'static Row> {
     ROWS.iter().filter(stands).collect()
 }
 
-/// Answers rows on each of the seeds, in a number of threads on which the answers do not depend.
-/// `on` is told how far it is; if it answers `false`, no other experiment is begun. A shard answers
-/// only the rows of its own experiments.
+/// Answers rows on each seed in `jobs` threads; the answers do not depend on the number of threads.
+/// `on` receives the progress; if it returns `false`, no further experiment begins. A shard answers
+/// the rows of its own experiments, and part 0 also rows without an experiment.
 pub fn answer(
     rows: &[&'static Row],
     extent: Extent,
@@ -296,8 +298,8 @@ pub fn answer(
         };
         ABLATIONS.iter().filter(move |one| ablations && one.is_run()).filter(is_of)
     };
-    // By seed and then by experiment: `outcomes` keeps that order, so answers of a row stand by
-    // seed.
+    // By seed and then by experiment: `outcomes` keeps that order, so the answers of a row are in
+    // the order of the seeds.
     let planned = |seed| {
         let one = move |&of: &&'static Experiment| Planned {
             of,
@@ -350,7 +352,7 @@ pub fn answer(
                     elsewhere.entry(id).or_default().push(one);
                 }
                 Varied::Ablation(ablation) if ablation.is_of(id) => {
-                    // Where it could not be run, or broke a law, the note says why.
+                    // The note gives the reason if the experiment could not be run, or broke a law.
                     let measured = if measured.is_empty() { note.into_owned() } else { measured };
                     let one = Ablated { what: ablation.what.clone(), holds, measured };
                     ablated.entry(id).or_default().push(one);
@@ -359,8 +361,7 @@ pub fn answer(
             }
         }
     }
-    // Rows without an experiment are told by the first part, so that all parts together have each
-    // row.
+    // Part 0 reports rows without an experiment, so that all parts together have each row.
     let ours = |row: &&&'static Row| {
         shard.part == 0 || mine.iter().any(|experiment| experiment.ids.contains(&row.id.as_str()))
     };
@@ -372,7 +373,7 @@ pub fn answer(
     };
     let finding = |row: &&'static Row| {
         let by_seed = found.remove(row.id.as_str()).unwrap_or_default();
-        // Of fewer seeds than were asked for nothing is said.
+        // A row that did not run on every requested seed has no results.
         let by_seed = if by_seed.len() == seeds.count { by_seed } else { Vec::new() };
         let band = elsewhere.remove(row.id.as_str()).unwrap_or_default();
         let ablations = ablated.remove(row.id.as_str()).unwrap_or_default();
@@ -385,26 +386,26 @@ pub fn answer(
     }
 }
 
-/// An experiment that is to be run: on which seed, and with what changed.
+/// An experiment to run on a seed, with a change or without.
 #[derive(Clone, Copy)]
 struct Planned<'a> {
     of: &'static Experiment,
     seed: u64,
     varied: Varied,
-    /// What it ran with nothing changed.
+    /// The runs of the same experiment without a change.
     usual: Option<&'a Used>,
-    /// Whether it will be run again with something changed.
+    /// Whether it will be run again with a change.
     again: bool,
 }
 
-/// Runs all that is planned; gives what it ran on and what came out, in the order of the plan.
+/// Runs the whole plan; returns the runs used and the outcomes, in the order of the plan.
 fn outcomes<'a>(
     plan: Vec<Planned<'a>>,
     jobs: usize,
     on: &(impl Fn(Progress) -> bool + Sync),
 ) -> Vec<(Planned<'a>, Used, Result<Outcome, String>)> {
     let mut order: Vec<usize> = (0..plan.len()).collect();
-    // The longest first: then none of them runs alone at the end.
+    // The longest experiments run first, so that none of them runs alone at the end.
     order.sort_by_key(|&number| std::cmp::Reverse(plan[number].of.seconds));
     let of_seconds = plan.iter().map(|planned| planned.of.seconds).sum();
     let (of, ran) = (plan.len(), AtomicU32::new(0));
@@ -440,7 +441,7 @@ fn go(policy: AnySubject, scenario: &Scenario, setting: Setting<'_>) -> Result<R
     }
 }
 
-/// Linux keeps no request back for a full drive: more than anybody here sends.
+/// Linux limits no requests for a full drive: this is more than any tenant here sends.
 const LINUX_SLOTS: u32 = 8192;
 
 /// The `max_budget` of BFQ that D2FQ's authors set, in sectors.
@@ -458,10 +459,10 @@ fn linux_bfq(kernel: Kernel, budget: u64) -> SerialSubject {
     SerialSubject::new(Scheduler::LinuxBfq(bfq), LINUX_SLOTS)
 }
 
-/// Runs a scenario under Linux's BFQ: whom it serves in turn are not the tenants but their threads,
-/// since each has a queue of its own, and a tenant's weight is what its threads have together. So
+/// Runs a scenario under Linux's BFQ. BFQ serves threads in turn, not tenants: each thread has a
+/// queue of its own, and the weights of a tenant's threads add up to the tenant's weight. So
 /// tenants of one weight and different numbers of threads have queues of different weights, and
-/// there BFQ waits for the queue in service. What comes out is of the tenants again.
+/// with different weights BFQ waits for the queue in service. The results are summed by tenant.
 fn go_by_thread(
     bfq: SerialSubject,
     scenario: &Scenario,
@@ -474,7 +475,7 @@ fn go_by_thread(
         true => u64::from(tenant.weight),
         false => each(tenant),
     };
-    // Weights are whole numbers up to 10,000: the least ones that are in this proportion.
+    // Weights are whole numbers up to 10,000, so the least ones in this proportion are used.
     let least = scenario.tenants.iter().map(each).fold(0, gcd);
     let mut tenants = Vec::new();
     for tenant in &scenario.tenants {
@@ -501,7 +502,7 @@ fn measured(policy: AnySubject, scenario: &Scenario, setting: Setting<'_>) -> Re
     setting.policy(policy, &scenario)?.measure(&scenario).map_err(|error| error.to_string())
 }
 
-/// Jain's index: 1 when all are equal, 1/n when one has everything.
+/// Jain's index: 1 if all values are equal, 1/n if one of n has everything.
 fn jain(values: impl Iterator<Item = f64>) -> f64 {
     let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
     for value in values {
@@ -512,19 +513,19 @@ fn jain(values: impl Iterator<Item = f64>) -> f64 {
     if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
 }
 
-/// The verdict where a paper may be read in several ways: it holds if it does in all, it does not
-/// if it does in none, and else the paper does not say what decides it.
+/// The verdict of a paper that can be read in several ways: it holds if it holds in all readings,
+/// it does not hold if it holds in none, and otherwise the paper does not say what decides it.
 fn agreed(readings: &[bool]) -> Option<bool> {
     let first = *readings.first()?;
     readings.iter().all(|&reading| reading == first).then_some(first)
 }
 
-/// A part of a hundred.
+/// A fraction as a percentage.
 fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
 }
 
-/// Whether a value is what it should be, within a part of that.
+/// Whether a value is within the fraction `part` of `should_be`.
 fn near(value: f64, should_be: f64, part: f64) -> bool {
     (value / should_be - 1.0).abs() <= part
 }
@@ -610,7 +611,8 @@ mod tests {
         let names: Vec<&str> = found.band.iter().map(|one| one.constant.as_str()).collect();
         assert!(names.contains(&"controller, each command") && names.contains(&"page"));
         assert!(!names.contains(&"suspending a program"), "{names:?}");
-        // Commands that take a tenth less are more than the row allows, a tenth more are not.
+        // With a tenth less time for each command the rate exceeds the row's limit, with a tenth
+        // more it does not.
         let each = |one: &&Elsewhere| one.constant == "controller, each command";
         let rates: Vec<_> = found.band.iter().filter(each).map(|one| one.holds).collect();
         assert_eq!((found.by_seed[0].holds, rates), (Some(true), vec![Some(false), Some(true)]));
@@ -628,7 +630,7 @@ mod tests {
                 && later.of("D-2.3").is_none()
         );
         assert_eq!((of("D-16.3").by_seed[0].holds, later.holds), (Some(false), Some(true)));
-        // Of the same experiment, and not of the ablation's rows.
+        // D-16.1 is of the same experiment, but not one of the ablation's rows.
         assert!(of("D-16.1").ablations.is_empty());
     }
 

@@ -1,5 +1,5 @@
-//! MQFQ's theorems, and who gets what (Figure 5), on its authors' machines. BFQ serves threads
-//! ([`go_by_thread`]).
+//! MQFQ's theorems, and its division of throughput (Figure 5), on its authors' machines. BFQ serves
+//! threads ([`go_by_thread`]).
 
 use fairq_device::Profile;
 use fairq_sim::Run;
@@ -19,7 +19,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { ids: &["M-5c.1"], seconds: 3, run: weights },
 ];
 
-/// A device of the paper's, as many cores as threads that it uses, and the parameters (Section 4,
+/// A device of the paper, a machine with a core for each thread, and the parameters (Section 4,
 /// Table 1).
 struct Rig {
     profile: &'static str,
@@ -53,16 +53,16 @@ impl Rig {
         AnySubject::Mqfq(MqfqSubject { slots: self.slots, threshold: self.threshold })
     }
 
-    /// Longer, since turns take up to 125 ms each.
+    /// A longer run, because turns take up to 125 ms each.
     fn bfq(&self, flows: &[(usize, u32, u16)], setting: Setting<'_>) -> Result<Run, String> {
         let longer = Scenario { duration_ns: 5 * SECOND, ..self.scenario(flows)? };
         go_by_thread(linux_bfq(Kernel::V4_15, 0), &longer, setting)
     }
 
-    /// Flows of so many threads, each with its own queue.
+    /// Flows with a number of threads each; each thread has its own queue.
     fn scenario(&self, flows: &[(usize, u32, u16)]) -> Result<Scenario, String> {
         let profile = Profile::named(self.profile).map_err(|error| error.to_string())?;
-        // Where the range begins after all tenants is how many ports there are.
+        // The start of the remaining range is the number of ports.
         let mut ports = 0..;
         let tenant = |&(threads, bytes, weight): &(usize, u32, u16)| {
             let ports = ports.by_ref().take(threads).collect();
@@ -78,7 +78,7 @@ impl Rig {
             .on(self.machine.host(ports.start)))
     }
 
-    /// How much slower each flow is than alone.
+    /// The slowdown of each flow beside the others, relative to running alone.
     fn slowdowns(
         &self,
         together: &Run,
@@ -94,16 +94,16 @@ impl Rig {
     }
 }
 
-/// A flow's bytes, the first relative to the second.
+/// Bytes of the first flow over bytes of the second.
 fn ratio(run: &Run) -> f64 {
     run.tenants[0].bytes as f64 / run.tenants[1].bytes as f64
 }
 
-/// A row, the paper's value, and within what part of it ours must be.
+/// A row, the paper's value, and the tolerance as a fraction of it.
 type Rule = (&'static str, f64, f64);
 
 /// The same comparison on both devices: unscheduled 2:1; with MQFQ each half as fast as alone, with
-/// BFQ equally fast. And what is served in all.
+/// BFQ equally fast. It also compares the total throughput.
 fn compared(
     rules: [Rule; 2],
     totals: Option<&'static str>,
@@ -245,7 +245,8 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers: vec![answer], figures: vec![figure], tables: Vec::new() })
 }
 
-/// Flows that differ in everything, more than enough of each, over eight cores.
+/// Flows that differ in weight, size and depth, with more than enough requests each, over eight
+/// cores.
 fn everything(profile: &str) -> Result<Scenario, String> {
     let profile = Profile::named(profile).map_err(|error| error.to_string())?;
     let mixed = Job { sizes: vec![(512, 1), (4096, 4), (65_536, 1)], ..Job::random_read(4096, 64) };

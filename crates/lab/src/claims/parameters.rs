@@ -1,4 +1,4 @@
-//! MQFQ's claims about its parameters, and about what it keeps of simpler schedulers.
+//! MQFQ's claims about its parameters, and about properties that it shares with simpler schedulers.
 
 use fairq_device::Profile;
 use fairq_sim::Run;
@@ -22,10 +22,10 @@ fn profile(name: &str) -> Result<Profile, String> {
     Profile::named(name).map_err(|error| error.to_string())
 }
 
-/// One request at a time and no head start, on one queue: the order must be SFQ's. Whoever comes to
-/// a busy device is tagged with virtual time, which in SFQ is the tag in service and in MQFQ the
-/// least that waits; so all flows come while one first request is in service and nothing waits, and
-/// stay.
+/// One request at a time and no head start, on one queue: the order must be SFQ's. A flow that
+/// comes to a busy device starts at virtual time, which in SFQ is the tag in service and in MQFQ
+/// the least tag that waits. So all flows come while one first request is in service and nothing
+/// waits, and stay.
 fn as_sfq(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut requests = 0;
     let mut same = true;
@@ -72,15 +72,15 @@ fn depth_and_threshold(setting: Setting<'_>) -> Result<Outcome, String> {
     };
     let depths = [4, 8, 16, 32, 48, 64, 128];
     let by_depth: Vec<f64> = depths.into_iter().map(full).collect::<Result<_, String>>()?;
-    // That of 64, the D that the authors have for this device.
+    // The rate at D = 64, which the authors use for this device.
     let fills = by_depth[5];
-    // A tenant in bursts of 2 ms beside a deep one: how late its first requests are tells how much
-    // stands before them.
+    // A tenant in bursts of 2 ms beside a deep one: the latency of its requests shows how many
+    // requests are ahead of them.
     let bursts =
         Job { burst: Some(Burst { on_ns: 2 * MS, off_ns: 8 * MS }), ..Job::random_read(4096, 16) };
     let late = |slots| {
         let tenants = vec![deep.clone(), Tenant::new("bursts", 100, vec![0], bursts.clone())];
-        // This device takes up to 128: so D alone says how much stands before a burst.
+        // This device takes up to 128 requests, so D alone limits the requests ahead of a burst.
         let scenario = Scenario::new(profile("nvmf-ramdisk")?, 8, tenants, 200 * MS);
         Ok(go(mqfq(slots, 45 << 10), &scenario, setting)?.tenants[1].quantile_us(0.99))
     };
@@ -161,8 +161,8 @@ fn depth_and_threshold(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
-/// Sections 3.2 and 3.3: when all is served, the tokens of the tree are D again; while it is, no
-/// more than D are out (a check).
+/// Sections 3.2 and 3.3: after all requests are served the tree holds D tokens again; during the
+/// run at most D tokens are out (a check).
 fn tokens(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut requests = 0;
     let mut kept = true;

@@ -1,9 +1,8 @@
-//! The rules: every claim of the papers in their own words, and what ours must be within to say
-//! that it holds, as `claims.toml` has them.
+//! The rules: every claim of the papers in their own words, with the tolerance within which ours
+//! must be for the claim to hold, from `claims.toml`.
 //!
-//! That file is the only place where a tolerance stands: experiments ask [`rule`] for each number
-//! that they compare with. Tests hold that every number is asked for and that words and numbers of
-//! a row agree.
+//! That file is the only place with tolerances: experiments read each number that they compare with
+//! by [`rule`]. Tests check that every number is used, and that words and numbers of a row agree.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -13,19 +12,19 @@ use serde::Deserialize;
 
 use super::Paper;
 
-/// A claim, and when it holds.
+/// A claim, and the rule for its verdict.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Names it, as in D-11a.1.
+    /// Identifier, as in D-11a.1.
     pub id: String,
-    /// The section or figure where it is made.
+    /// Section or figure of the paper.
     #[serde(rename = "where", default)]
     pub place: String,
     /// The paper's own words.
     #[serde(default)]
     pub says: Vec<String>,
-    /// What it says, in short.
+    /// The claim in short.
     pub claim: String,
     /// The quantity that is compared.
     #[serde(default)]
@@ -33,22 +32,24 @@ pub struct Row {
     /// The paper's value.
     #[serde(default)]
     pub expected: String,
-    /// What counts as the same.
+    /// The tolerance in words.
     #[serde(default)]
     pub within: String,
-    /// Both as the experiment reads them.
+    /// The paper's value and the tolerance as numbers, by name.
     #[serde(default)]
     pub numbers: BTreeMap<String, f64>,
-    /// What was derived from it, which is why it is told and not counted.
+    /// The part of a model that was derived from this claim; such a claim is reported and not
+    /// counted.
     pub calibration: Option<String>,
-    /// Another reason why it is told and not counted.
+    /// Another reason for which the claim is reported and not counted.
     pub uncounted: Option<String>,
-    /// What limits what it shows, whatever comes out.
+    /// A limit of the claim's significance, whatever its result.
     pub caveat: Option<String>,
-    /// Whether accesses of one core come between those of another's verb.
+    /// Whether the runs are on a host with races: accesses of one core come between those of
+    /// another core's verb.
     #[serde(default)]
     pub races: bool,
-    /// What it was before.
+    /// Earlier versions of the row.
     #[serde(default)]
     pub changed: Vec<Change>,
 }
@@ -59,14 +60,14 @@ pub struct Row {
 pub struct Change {
     /// The day, as in 2026-11-25.
     pub on: String,
-    /// What was there.
+    /// The earlier text.
     pub from: String,
-    /// Why it is so now.
+    /// The reason for the change.
     pub why: String,
 }
 
 impl Row {
-    /// Where it is made: the letter that its name begins with.
+    /// The paper of the claim, by the first letter of the identifier.
     pub fn paper(&self) -> Paper {
         match self.id.as_bytes().first() {
             Some(b'D') => Paper::D2fq,
@@ -94,8 +95,8 @@ static RULES: LazyLock<Rules> = LazyLock::new(|| {
     toml::from_str(include_str!("../../claims.toml")).expect("a test reads the file")
 });
 
-/// Every claim of the four papers, and what users ask beyond them. Where nothing is said about what
-/// ours must be within, nothing is claimed.
+/// Every claim of the four papers, and the users' questions beyond them. A row without a tolerance
+/// claims nothing.
 pub static ROWS: LazyLock<&'static [Row]> = LazyLock::new(|| &RULES.claim);
 
 /// The day when the rules were frozen, as in 2026-11-25.
@@ -103,7 +104,7 @@ pub fn frozen() -> &'static str {
     &RULES.frozen
 }
 
-/// A number of a row: the paper's value, or how far from it ours may be.
+/// A number of a row: the paper's value, or the tolerance.
 ///
 /// # Panics
 ///
@@ -129,7 +130,7 @@ pub(super) fn percents_said(id: &str) -> Vec<f64> {
     words.match_indices('%').filter_map(number).map(|percents| percents / 100.0).collect()
 }
 
-/// The host of a row's runs, with races if the row asks for them.
+/// The host of a row's runs, with races if the row requires them.
 ///
 /// # Panics
 ///
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(written, asked_for());
     }
 
-    /// As a person would write it.
+    /// Whether the text has the number in a form that a person would write.
     fn is_said(text: &str, number: f64) -> bool {
         let hundred = 1e4 * number / 100.0;
         let hundred = (hundred * 1e6).round() / 1e6;
@@ -243,7 +244,7 @@ mod tests {
         }
     }
 
-    /// What answers several rows is run once.
+    /// An experiment that answers several rows runs once, so all its rows have the same host.
     #[test]
     fn races_are_of_the_rows_about_lines_and_of_no_other() {
         let racing: Vec<&str> =
@@ -264,7 +265,7 @@ mod tests {
         assert!(is_day(frozen()));
         for row in ROWS.iter() {
             for Change { on, from, why } in &row.changed {
-                // Days so written are in order as words are.
+                // Dates in this form sort as text.
                 assert!(is_day(on) && on.as_str() >= frozen(), "{}: {on}", row.id);
                 assert!(!from.is_empty() && !why.is_empty(), "{}", row.id);
             }

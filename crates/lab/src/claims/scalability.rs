@@ -1,8 +1,8 @@
 //! MQFQ's claims about its own cost (Figures 8 to 11), on its authors' machine before the ramdisk.
 //!
-//! What decides is MQFQ to the letter of the paper (`strict-paper`), whose lines the authors saw
-//! move; fairq's own is told beside it, and so is how it is with a flow a thread where the paper
-//! does not say who is a flow.
+//! MQFQ to the letter of the paper (`strict-paper`) decides the verdicts, because its lines moved
+//! on the authors' machine. fairq's own is reported beside it. Where the paper does not say what a
+//! flow is, the results with a flow for each thread are reported, too.
 
 use fairq_core::mqfq::{SlotKind, UnthrottleKind, VirtualTimeKind};
 use fairq_sim::Run;
@@ -25,12 +25,12 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 
 const MULTI: MqfqSubject = MqfqSubject { slots: 128, threshold: 64 << 10 };
 
-/// Whose MQFQ.
+/// The variant of MQFQ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     /// The paper's, to the letter.
     Strict,
-    /// What fairq serves with.
+    /// fairq's own, which it serves with.
     Ours,
 }
 
@@ -58,7 +58,8 @@ impl Whose {
         self.of(MqfqParts { unthrottle: UnthrottleKind::Polling { period_ns }, ..MULTI.parts() })
     }
 
-    /// With virtual time out of the way: it is not computed, as in the paper, or has no window.
+    /// The policy without the cost of virtual time: the strict one does not compute it, as in the
+    /// paper; ours has no window.
     fn slots(self, slots: SlotKind) -> AnySubject {
         match self {
             Whose::Strict => AnySubject::MqfqUntimed(MqfqParts { slots, ..MULTI.parts() }),
@@ -70,7 +71,7 @@ impl Whose {
     }
 }
 
-/// One that may be read in several ways: who is a flow.
+/// An answer that depends on what a flow is, with a reading for each possibility.
 fn by_flows(id: &'static str, measured: String, note: &'static str, readings: &[bool]) -> Answer {
     Answer { id, measured, holds: agreed(readings), note: note.into() }
 }
@@ -91,11 +92,11 @@ fn nvmf(threads: usize, each: bool, duration_ns: u64) -> Result<Scenario, String
 
 const MACHINE: Machine = Machine::E5_2630_V3;
 
-/// How long a run takes: behind one lock a round of all requests takes longer.
+/// Duration of a run. Behind one lock a round of all requests takes longer.
 const MANY: u64 = 15 * MS;
 const SERIAL: u64 = 90 * MS;
 
-/// Who is a flow: all threads together, or each of them. The paper does not say.
+/// What a flow is: all threads together, or each of them. The paper does not say.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flows {
     One,
@@ -124,15 +125,16 @@ fn millions_of_bfq(threads: usize, setting: Setting<'_>) -> Result<f64, String> 
         / 1e6)
 }
 
-/// What Figure 8 shows of one MQFQ.
+/// The results of Figure 8 for one MQFQ.
 struct Scaling {
-    /// The best of 15 to 19 threads, with one flow and with a flow each, in millions a second.
+    /// The best number of threads of 15 to 19 with one flow, and with a flow each; and millions of
+    /// requests a second there.
     threads: [usize; 2],
     millions: [f64; 2],
-    /// Of one flow, times what its serial variant does, and BFQ.
+    /// Throughput with one flow, as a multiple of the serial variant's and of BFQ's.
     by_serial: f64,
     by_bfq: f64,
-    /// At 16 threads: MQFQ, serial.
+    /// At 16 threads: MQFQ's and the serial variant's, in millions a second.
     at_16: [f64; 2],
 }
 
@@ -160,7 +162,7 @@ impl Scaling {
     }
 }
 
-/// Figure 8, MQFQ to the letter; with what the paper says of 15 to 19 threads.
+/// Figure 8, MQFQ to the letter; with the paper's values for 15 to 19 threads.
 fn by_threads(setting: Setting<'_>) -> Result<Figure, String> {
     let line = |name: &str, threads: &[usize], millions: &dyn Fn(usize) -> Result<f64, String>| {
         let point = |&threads: &usize| Ok((threads as f64, millions(threads)?));
@@ -249,7 +251,7 @@ fn scalability(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures: vec![by_threads(setting)?], tables: Vec::new() })
 }
 
-/// What is told of the paper's MQFQ and of ours, in million requests a second.
+/// A figure of the paper's MQFQ and of ours, in million requests a second.
 fn both(
     id: &'static str,
     title: &str,
@@ -270,7 +272,7 @@ const STRICT: &str = "to the letter";
 
 /// Figure 9.
 fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
-    // Mindicator and scan, in turn.
+    // Mindicator and scan alternate.
     let rates = |whose: Whose| {
         let cases = [(Flows::One, 32), (Flows::One, 16), (Flows::Each, 32)];
         let policies = [whose.mqfq(), whose.scan()];
@@ -286,7 +288,8 @@ fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
         format!("{all} better at 32 threads, {half} at 16, with a flow each {each} at 32")
     };
     let [all, _, each] = strict;
-    // The paper's gain at 32 threads, beside both lines: it does not say who is a flow.
+    // The paper's gain at 32 threads, at both kinds of flows: it does not say which one it
+    // measured.
     let better = [0, 4].map(|at| (at as f64, (1.0 + rule("M-9.1", "more")) * strict_rates[at + 1]));
     let figure = both(
         "m-9",
@@ -313,11 +316,12 @@ fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers: vec![answer], figures: vec![figure], tables: Vec::new() })
 }
 
-/// What Figure 10 shows of one MQFQ, a flow a thread, since flows of one progress alike.
+/// The results of Figure 10 for one MQFQ, with a flow for each thread, since threads of one flow
+/// progress alike.
 struct Waking {
-    /// Wheel, 1 us, 5 us at 32 threads, in millions a second.
+    /// Wheel, polling each 1 us, and each 5 us, at 32 threads, in millions a second.
     millions: [f64; 3],
-    /// Reschedules a request with the wheel at 32 threads, and those that found nothing to do.
+    /// Reschedules a request with the wheel at 32 threads, and the part of them that found no work.
     wheel: f64,
     idle: f64,
     /// Reschedules a request when polling each microsecond, at 4, 16 and 32 threads.
@@ -403,7 +407,7 @@ fn unthrottling(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
-/// With the tree, the counter and the bitmap, at 32 threads.
+/// Millions of requests a second with the tree, the counter and the bitmap, at 32 threads.
 fn kinds(whose: Whose, setting: Setting<'_>) -> Result<[f64; 3], String> {
     let at = |slots| millions(whose.slots(slots), Flows::One, 32, setting);
     Ok([at(SlotKind::TokenTree)?, at(SlotKind::AtomicCounter)?, at(SlotKind::ScalableBitmap)?])
@@ -419,7 +423,8 @@ fn slots(setting: Setting<'_>) -> Result<Outcome, String> {
     let ((strict, socket), (ours, our_socket)) = (of(Whose::Strict)?, of(Whose::Ours)?);
     let [tree, counter, bitmap] = strict;
     let all = |kinds: [f64; 3], socket: [f64; 2]| [&kinds[..], &socket].concat();
-    // Less than half of the tree's, so much less, and no more with twice the threads.
+    // The paper: the counter below half of the tree, the bitmap lower by the stated factor, and the
+    // counter no faster with twice the threads.
     let of_paper = vec![
         (1.0, tree / rule("M-11.1", "counter")),
         (2.0, tree / rule("M-11.1", "bitmap")),

@@ -1,53 +1,53 @@
-//! What several seeds say together.
+//! The verdict over several seeds, and the figures over them.
 //!
-//! A row is decided on each seed by its rule, and then by [`verdict`] on all (decision 0043). What
-//! was measured is a text with figures in it. [`told`] puts the texts of all seeds together: where
-//! they say the same but for the figures, each figure becomes its median with the least and the
-//! greatest in brackets, at the digits that are printed. Of N seeds these two enclose the median of
-//! all seeds with a probability of `1 - 2^(1 - N)`, whatever the distribution: 99.8 % of ten.
+//! A row is decided on each seed by its rule, and then by [`verdict`] on all (decision 0043). A
+//! measurement is a text with figures in it. [`told`] combines the texts of all seeds: if they
+//! differ in figures alone, each figure becomes its median with the least and the greatest in
+//! brackets, at the digits that are printed. Of N seeds these two enclose the median of all seeds
+//! with a probability of `1 - 2^(1 - N)`, whatever the distribution: 99.8 % for ten.
 //!
 //! Example: `0.56 (sum 3)`, `0.58 (sum 3)`, `0.61 (sum 3)` become `0.58 [0.56 to 0.61] (sum 3)`.
 
 use serde::{Deserialize, Serialize};
 
-/// The part of the seeds on which a row has to hold: 9 of 10.
+/// The part of the seeds on which a row has to hold.
 const NINE_TENTHS: (usize, usize) = (9, 10);
 
 /// A figure over seeds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interval {
-    /// As many are less as are greater.
+    /// The median of all seeds.
     pub median: f64,
-    /// Of all.
+    /// The least of all seeds.
     pub least: f64,
-    /// Of all.
+    /// The greatest of all seeds.
     pub greatest: f64,
 }
 
-/// Which seeds: this one and those that follow.
+/// Consecutive seeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seeds {
-    /// The first.
+    /// The first seed.
     pub first: u64,
-    /// How many.
+    /// Number of seeds.
     pub count: usize,
 }
 
 impl Seeds {
-    /// This one alone.
+    /// One seed.
     pub const fn one(seed: u64) -> Seeds {
         Seeds { first: seed, count: 1 }
     }
 
-    /// Each of them.
+    /// Each seed in turn.
     pub fn all(self) -> impl Iterator<Item = u64> {
         (0..self.count as u64).map(move |number| self.first.wrapping_add(number))
     }
 }
 
-/// Whether a row holds that is decided so on each seed: it does if it does on nine tenths of them;
-/// it cannot be decided if on nine tenths it holds or cannot be decided; else it does not.
+/// The verdict of a row over its seeds: it holds if it holds on nine tenths of them; it cannot be
+/// decided if on nine tenths it holds or cannot be decided; otherwise it does not hold.
 pub(crate) fn verdict(each: &[Option<bool>]) -> Option<bool> {
     let enough = (each.len() * NINE_TENTHS.0).div_ceil(NINE_TENTHS.1);
     let hold = each.iter().filter(|one| **one == Some(true)).count();
@@ -60,9 +60,9 @@ pub(crate) fn verdict(each: &[Option<bool>]) -> Option<bool> {
     }
 }
 
-/// What all seeds measured, as one text, and the figures in it in their order. There are none of
-/// one seed, and none where seeds differ in more than figures: then the text has each kind, the
-/// commonest first, and how many seeds say so.
+/// The measurements of all seeds as one text, and the figures in it in their order. There are no
+/// figures for one seed, or if seeds differ in more than figures: then the text lists each kind,
+/// the commonest first, with its number of seeds.
 pub(crate) fn told(texts: &[&str]) -> (String, Vec<Interval>) {
     let mut kinds: Vec<(Vec<Part>, Vec<Vec<&str>>)> = Vec::new();
     for text in texts {
@@ -73,7 +73,7 @@ pub(crate) fn told(texts: &[&str]) -> (String, Vec<Interval>) {
             None => kinds.push((parts, vec![figures])),
         }
     }
-    // Stable: of kinds that are as common the earliest is first.
+    // The sort is stable: of equally common kinds the earliest is first.
     kinds.sort_by_key(|(_, all)| std::cmp::Reverse(all.len()));
     let mut said = kinds.iter().map(|(parts, all)| together(parts, all));
     match (texts.len(), kinds.len()) {
@@ -122,7 +122,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
             from + rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())
         };
         let mut ends = whole(begins);
-        // A point with no digit behind it ends a sentence.
+        // A point without a digit behind it ends a sentence.
         if text[ends..].starts_with('.') && whole(ends + 1) > ends + 1 {
             ends = whole(ends + 1);
         }
@@ -147,7 +147,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
     found
 }
 
-/// One text of many that differ in figures alone.
+/// Combines texts that differ in figures alone.
 fn together(parts: &[Part], all: &[Vec<&str>]) -> (String, Vec<Interval>) {
     let (mut text, mut intervals) = (String::new(), Vec::new());
     for part in parts {
@@ -176,7 +176,7 @@ fn interval(column: &[&str]) -> Interval {
     Interval { median, least: at(0), greatest: at(values.len().wrapping_sub(1)) }
 }
 
-/// With the digits that were printed.
+/// An interval as text, with the digits of its column.
 fn shown(column: &[&str], Interval { median, least, greatest }: Interval) -> String {
     let digits = |text: &&str| text.split_once('.').map_or(0, |(_, digits)| digits.len());
     let digits = column.iter().map(digits).max().unwrap_or(0);

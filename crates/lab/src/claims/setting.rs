@@ -1,9 +1,9 @@
-//! What an experiment is run in: on a seed, and with a [constant](super::band) or an
-//! [ablation](super::ablations) that makes something another, or with nothing changed.
+//! The setting of an experiment: a seed, and at most one change, of a [constant](super::band) or by
+//! an [ablation](super::ablations).
 //!
-//! An experiment asks its setting for its [proxies](fairq_sim::proxy), and each scenario and each
-//! policy passes through it before it runs, so that no experiment knows of constants, and few of
-//! ablations.
+//! An experiment takes its [proxies](fairq_sim::proxy) from its setting, and each scenario and each
+//! policy passes through the setting before it runs. So no experiment knows of constants, and few
+//! know of ablations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -17,27 +17,27 @@ use super::ablations::Ablation;
 use super::band::{CONSTANTS, Constant, End};
 use super::keys::{self, Change};
 
-/// What an experiment is run in.
+/// The setting of an experiment.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
-    /// Names the run.
+    /// Seed of the runs.
     pub(super) seed: u64,
-    /// What is another.
+    /// The change.
     pub(super) varied: Varied,
-    /// Is told what was run.
+    /// Record of the runs of this experiment.
     pub(super) used: &'a Used,
-    /// What the same experiment ran with nothing changed.
+    /// The runs of the same experiment without a change.
     pub(super) usual: Option<&'a Used>,
 }
 
-/// What is another.
+/// A change against the rules.
 #[derive(Clone, Copy)]
 pub(super) enum Varied {
-    /// All is as the rules say.
+    /// No change.
     Nothing,
     /// A constant is at one of its ends.
     Constant(&'static Constant, End),
-    /// Something was taken away, or replaced.
+    /// A part of the rules is removed or replaced.
     Ablation(&'static Ablation),
 }
 
@@ -54,17 +54,17 @@ impl Varied {
     }
 }
 
-/// What an experiment ran on, and what came out of each run.
+/// The places that an experiment used, and its runs.
 #[derive(Debug, Default)]
 pub(super) struct Used {
-    /// What stands before the keys that could matter to it.
+    /// Prefixes of the keys that could affect the experiment.
     places: Mutex<BTreeSet<String>>,
-    /// By policy and scenario, as they print.
+    /// Runs by policy and scenario in their `Debug` form.
     runs: Mutex<BTreeMap<String, Run>>,
 }
 
 impl Used {
-    /// The constants that can matter to it.
+    /// The constants that can affect the experiment.
     pub(super) fn constants(&self) -> Vec<&'static Constant> {
         let used = self.places();
         let matters =
@@ -72,12 +72,12 @@ impl Used {
         CONSTANTS.iter().filter(matters).collect()
     }
 
-    /// Whether nothing was run that was not run before.
+    /// Whether all runs were found in the usual setting, so that nothing new was run.
     pub(super) fn has_no_runs(&self) -> bool {
         self.runs().is_empty()
     }
 
-    /// Without the runs, which are large.
+    /// The record without the runs, which are large.
     pub(super) fn without_runs(self) -> Used {
         Used { places: self.places, runs: Mutex::default() }
     }
@@ -99,23 +99,23 @@ impl Used {
 }
 
 impl Setting<'_> {
-    /// The keys behind a place that have other values; that the place was used is noted in any
-    /// setting, since the first run tells which constants are worth varying.
+    /// The keys behind a place that have other values. Every setting records the place as used,
+    /// because the first run decides which constants are varied.
     fn behind(&self, place: &str) -> Vec<(&'static str, Change<'static>)> {
         self.used.add(place);
         self.varied.behind(place)
     }
 
-    /// Whether an ablation asks the experiment itself for this.
+    /// Whether an ablation requires this change of the experiment itself.
     pub(super) fn asks_for(&self, what: &str) -> bool {
         let asked = self.varied.behind(EXPERIMENT);
         asked.iter().any(|(key, _)| *key == what)
     }
 
-    /// The scenario in this setting.
+    /// The scenario with the setting's changes.
     pub(super) fn applied(&self, scenario: &Scenario) -> Result<Scenario, String> {
         let mut scenario = Scenario { seed: self.seed, ..scenario.clone() };
-        // A disk stands in the drive's place, and then no key of the profile matters.
+        // A disk replaces the drive, so no key of the profile has an effect.
         if scenario.disk.is_none() {
             let device = scenario.profile.name.clone();
             for (key, change) in self.behind(&device) {
@@ -133,7 +133,7 @@ impl Setting<'_> {
         Ok(scenario)
     }
 
-    /// The application of this name in this setting.
+    /// The application of this name with the setting's changes.
     pub(super) fn proxy(&self, name: &'static str) -> Result<Proxy, String> {
         let (threads, mut job) =
             proxy::named(name).ok_or_else(|| format!("no proxy is called {name}"))?;
@@ -143,7 +143,7 @@ impl Setting<'_> {
         Ok((threads, job))
     }
 
-    /// A job of fio in this setting, as NASS' authors run it.
+    /// A job of fio, as NASS's authors run it, with the setting's changes.
     pub(super) fn fio(&self, mut job: Job) -> Result<Job, String> {
         for (key, change) in self.behind("fio") {
             keys::on_job(&mut job, key, change)?;
@@ -151,9 +151,9 @@ impl Setting<'_> {
         Ok(job)
     }
 
-    /// What a policy makes of a scenario in this setting. A run that was made is not made again:
-    /// experiments ask for some more than once, and where something is another the runs that do not
-    /// have it are as they were.
+    /// Runs a policy on a scenario in this setting. A run of the same policy and scenario is
+    /// reused: experiments repeat some runs, and a change leaves the runs without the changed key
+    /// as they were.
     pub(super) fn run(&self, policy: AnySubject, scenario: &Scenario) -> Result<Run, String> {
         let scenario = self.applied(scenario)?;
         let policy = self.policy(policy, &scenario)?;
@@ -167,7 +167,7 @@ impl Setting<'_> {
         Ok(run)
     }
 
-    /// The policy in this setting, on a device that was changed by [`Setting::applied`].
+    /// The policy with the setting's changes, on a device that [`Setting::applied`] has changed.
     pub(super) fn policy(
         &self,
         mut policy: AnySubject,
@@ -178,7 +178,7 @@ impl Setting<'_> {
                 keys::on_policy(&mut policy, place, key, change)?;
             }
         }
-        // Linux' schedulers have no more on the device than there are tags.
+        // Linux's schedulers have at most as many requests on the device as it has tags.
         if let AnySubject::Serial(lock) = &mut policy
             && scenario.disk.is_none()
         {
@@ -188,7 +188,7 @@ impl Setting<'_> {
     }
 }
 
-/// What stands before what experiments themselves are asked for.
+/// Prefix of the keys that an experiment itself has to apply.
 pub(super) const EXPERIMENT: &str = "experiment";
 
 #[cfg(test)]

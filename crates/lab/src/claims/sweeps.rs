@@ -1,9 +1,9 @@
-//! Beyond the papers: what users ask. How do fairness and tails change with the number of tenants,
-//! with weights, with the device's window W and MQFQ's D and T; does the rule of `fairq calibrate`
-//! choose D and T well; and which policy when.
+//! Beyond the papers: questions of users. How do fairness and tails change with the number of
+//! tenants, with weights, with the device's window W and MQFQ's D and T; does the rule of `fairq
+//! calibrate` choose D and T well; and which policy suits which situation.
 //!
-//! These rows claim nothing, so nothing holds or fails. Runs are without checks, some of which look
-//! at every pair of flows.
+//! These rows claim nothing, so nothing holds or fails. Runs are without checks, because some
+//! checks visit every pair of flows.
 
 use fairq_core::d2fq::Ratio;
 use fairq_core::kyber_fair::Totals;
@@ -54,7 +54,7 @@ fn fairness(run: &Run, scenario: &Scenario) -> f64 {
     )
 }
 
-/// A row that tells a value and claims nothing.
+/// A row that reports a value and claims nothing.
 fn told(id: &'static str, measured: String, note: &'static str) -> Answer {
     Answer { id, measured, holds: None, note: note.into() }
 }
@@ -90,7 +90,7 @@ fn tenants(setting: Setting<'_>) -> Result<Outcome, String> {
         for count in counts {
             let scenario = scenario(count)?;
             let run = measured(policy, &scenario, setting)?;
-            // The light tenants' tail: over all of them, so that a few requests of each are enough.
+            // The light tenants' tail over all of them, so that a few requests of each are enough.
             let mut light = run.tenants[0].latency_ns.clone();
             for got in run.tenants.iter().step_by(2).skip(1) {
                 light.add(&got.latency_ns).map_err(|error| error.to_string())?;
@@ -157,7 +157,7 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
             // reached at once.
             scenario.warmup_ns = 3 * SECOND;
             let run = measured(policy, &scenario, setting)?;
-            // A light tenant that got nothing would make the ratio infinite.
+            // The minimum of 1 byte keeps the ratio finite if a light tenant received nothing.
             let bytes = run.tenants.iter().map(|got| got.bytes.max(1) as f64).collect::<Vec<_>>();
             points.push((f64::from(ratio), bytes[1] / bytes[0]));
         }
@@ -188,14 +188,14 @@ fn weights(setting: Setting<'_>) -> Result<Outcome, String> {
     })
 }
 
-/// How far the first of two tenants is from its share by weight, as a part of that.
+/// Relative deviation of the first of two tenants from its share by weight.
 fn off(run: &Run, scenario: &Scenario) -> f64 {
     let all: f64 = scenario.tenants.iter().map(|tenant| f64::from(tenant.weight)).sum();
     let due = f64::from(scenario.tenants[0].weight) / all;
     (run.shares()[0] / due - 1.0).abs()
 }
 
-/// Devices that fetch from 8 to 512 commands: those that fetch everything leave nothing to be
+/// Devices that fetch from 8 to 512 commands: a device that fetches everything leaves nothing to be
 /// reordered.
 fn window(setting: Setting<'_>) -> Result<Outcome, String> {
     let windows = [8, 16, 32, 64, 128, 256, 512];
@@ -256,7 +256,7 @@ fn bursts_beside_deep(profile: Profile) -> Scenario {
     Scenario::new(profile, 8, tenants, 400 * MS)
 }
 
-/// What D does, on a device that would take more.
+/// The effect of D, on a device that would take more.
 fn depth(setting: Setting<'_>) -> Result<Outcome, String> {
     let depths = [4, 8, 16, 32, 64, 128, 256, 512];
     let mut wide = profile("z-ssd")?;
@@ -302,7 +302,7 @@ fn depth(setting: Setting<'_>) -> Result<Outcome, String> {
     })
 }
 
-/// What T does.
+/// The effect of T.
 fn threshold(setting: Setting<'_>) -> Result<Outcome, String> {
     let thresholds = [0, 4 << 10, 16 << 10, 45 << 10, 128 << 10, 512 << 10, 2 << 20];
     let scenario = bursts_beside_deep(profile("z-ssd")?);
@@ -343,9 +343,9 @@ fn threshold(setting: Setting<'_>) -> Result<Outcome, String> {
     })
 }
 
-/// The rule of `fairq calibrate`: the least D that gives 98 % of the most, then the least T that
-/// loses nothing; against the best of all pairs that give 98 %, which is the one with the shortest
-/// tail for a tenant in bursts.
+/// The rule of `fairq calibrate`: the least D that gives 98 % of the greatest rate, then the least
+/// T that loses nothing. It is compared with the best of all pairs that give 98 %: the pair with
+/// the shortest tail for a tenant in bursts.
 fn automatic(setting: Setting<'_>) -> Result<Outcome, String> {
     const DEPTHS: [u32; 8] = [4, 8, 16, 32, 64, 96, 128, 256];
     const THRESHOLDS: [u64; 4] = [0, 16 << 10, 64 << 10, 256 << 10];
@@ -411,7 +411,7 @@ fn automatic(setting: Setting<'_>) -> Result<Outcome, String> {
     })
 }
 
-/// A situation that users ask about.
+/// A load and a device that users ask about.
 struct Situation {
     name: &'static str,
     device: &'static str,
@@ -457,7 +457,7 @@ fn situations() -> Vec<Situation> {
     ]
 }
 
-/// Which policy when.
+/// The best policy in each situation.
 fn which(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut rows = Vec::new();
     let mut winners = Vec::new();
@@ -495,13 +495,13 @@ fn which(setting: Setting<'_>) -> Result<Outcome, String> {
         let mut all = Vec::new();
         for (policy, with) in policies {
             let run = measured(with, &scenario, setting)?;
-            // What the first one gets of what is due to it: its part of everything, or all that it
-            // wants if that is less.
+            // The part that the first tenant gets of its entitlement: an equal part of the total,
+            // or its whole demand if that is less.
             let due = (run.bandwidth() / scenario.tenants.len() as f64).min(wanted);
             let kept = run.tenants[0].bytes as f64 * 1e9 / run.measured_ns as f64 / due;
             all.push((policy, kept, run.bandwidth() / 1e6, run.tenants[0].quantile_us(0.99)));
         }
-        // That of `none`, which is the first.
+        // The rate under `none`, which is the first policy.
         let full = all[0].2;
         let good = all.iter().filter(|one| one.1 >= 0.95 && one.2 >= 0.9 * full);
         let best = good.min_by(|a, b| a.3.total_cmp(&b.3)).map_or("none of them", |one| one.0);

@@ -1,8 +1,8 @@
-//! What came out as fio's JSON (`--output-format=json`; with histograms `json+`), for the programs
-//! that read that: a job for each tenant of each run.
+//! Results as fio's JSON (`--output-format=json`; with histograms `json+`), for programs that read
+//! fio's output: a job for each tenant of each run.
 //!
-//! fio knows no policies, seeds and sweeps: a job's options say which it was. What a simulation
-//! does not have (submission latency, context switches, disk use) is left out.
+//! fio knows no policies, seeds and sweeps: a job's options name them. Fields that a simulation
+//! does not have (submission latency, context switches, disk use) are left out.
 
 use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::{Got, Run};
@@ -15,12 +15,12 @@ const PERCENTILES: [f64; 17] = [
     99.99,
 ];
 
-/// The whole of fio's output.
+/// fio's whole output.
 pub(super) fn output(jobs: &[Value]) -> Value {
     json!({ "fio version": concat!("fairq-", env!("CARGO_PKG_VERSION")), "jobs": jobs })
 }
 
-/// A job for each tenant. `options` says which run it was.
+/// A job for each tenant; `options` identifies the run.
 pub(super) fn jobs(
     scenario: &Scenario,
     run: &Run,
@@ -35,7 +35,7 @@ pub(super) fn jobs(
         let mut reads = got.latency_ns.clone();
         let (mut written, mut written_bytes) = (0, 0);
         let mut writes = Histogram::new_from(&reads);
-        // The meter counts all requests, and the writes once more: reads are the rest.
+        // The meter counts all requests, and writes separately: the difference is reads.
         if let Some(all) = &got.writes {
             reads.subtract(&all.latency_ns).expect("writes are a part of all");
             writes.add(&all.latency_ns).expect("all have the same bounds");
@@ -56,7 +56,7 @@ pub(super) fn jobs(
     scenario.tenants.iter().zip(&run.tenants).map(job).collect()
 }
 
-/// Reads, or writes.
+/// The reads or the writes of a job.
 fn way(measured_ns: u64, requests: u64, bytes: u64, latency: Value) -> Value {
     let per_second = |count: u64| count as f64 * 1e9 / measured_ns.max(1) as f64;
     json!({

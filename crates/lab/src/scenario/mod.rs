@@ -1,10 +1,10 @@
-//! Scenarios of one's own: `fairq lab run my.toml --policy all`. `docs/fairq.scenario.toml` has
-//! every key.
+//! Users' own scenarios: `fairq lab run my.toml --policy all`. `docs/fairq.scenario.toml` has every
+//! key.
 //!
 //! The words are those of `fairq bench`: sizes, rates and depths mean the same, and so do fio's job
-//! files. What is more is what only a simulation can have: a device by its profile, as many cores
-//! as there are submission queues, bursts, lives, weights that change, traces, applications by
-//! name, errors and stalls.
+//! files. The other keys are for a simulation only: a device by its profile, as many cores as there
+//! are submission queues, bursts, lives, weights that change, traces, applications by name, errors
+//! and stalls.
 //!
 //! ```text
 //!   Document ─▶ points (sweep) ─▶ scenario (table) ─▶ run (simulate) ─▶ Cell ─▶ JSON, fio's JSON
@@ -38,26 +38,26 @@ use crate::progress::{progress_bar, stops_on_interrupt};
 
 pub use sweep::{Document, Point};
 
-/// What there is to know of a point beside rates and percentiles.
+/// Optional results of a point beside rates and percentiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Details {
-    /// Every tenant is run alone first, which tells its slowdown.
+    /// Whether every tenant is run alone first, which gives its slowdown.
     pub alone: bool,
-    /// Whole histograms of latencies.
+    /// Whether results have whole histograms of latencies.
     pub histograms: bool,
 }
 
-/// What came out of a point on one seed, under each policy.
+/// Results of a point on one seed, under each policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Cell {
-    /// The file.
+    /// Name of the scenario file.
     pub file: String,
     /// The values of the keys that are swept, in the file's order.
     #[serde(serialize_with = "as_object")]
     pub point: Vec<(String, Value)>,
-    /// The seed.
+    /// Seed of the runs.
     pub seed: u64,
-    /// One for each policy, in the order in which they were given.
+    /// Results by policy, in the policies' order.
     pub runs: Vec<Run>,
 }
 
@@ -65,13 +65,13 @@ fn as_object<S: Serializer>(point: &[(String, Value)], to: S) -> Result<S::Ok, S
     to.collect_map(point.iter().map(|(key, value)| (key, value)))
 }
 
-/// Whether a name is that of a scenario file, not of a claim.
+/// Whether a name is a scenario file's, not a claim's.
 pub(crate) fn is_scenario(name: &str) -> bool {
     name.ends_with(".toml")
 }
 
 impl Point {
-    /// Runs it under policies, on a seed (the file's own if `None`).
+    /// Runs the point under policies, on a seed (the file's own if `None`).
     pub fn run(
         &self,
         policies: &[PolicyConfig],
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
         ("--band", args.band),
         ("--ablations", args.ablations),
     ];
-    // A flag without effect would be taken to have one.
+    // A flag without effect is refused, because a user would take it to have one.
     if let Some((flag, _)) = of_claims.iter().find(|(_, is_given)| *is_given) {
         return Err(Refusal::new(format!("{flag} is for claims, not for scenario files")).into());
     }
@@ -151,17 +151,17 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
     write_out(&report::text(&cells))
 }
 
-/// What is to be run: each point on each seed.
+/// The runs to make: each point on each seed.
 struct Plan<'a> {
     policies: &'a [PolicyConfig],
     /// A point and its scenario with a seed.
     worlds: Vec<(&'a Point, Scenario)>,
 }
 
-/// What came of one run.
+/// The results of one run.
 struct Done {
     run: Run,
-    /// fio's jobs, if they were asked for.
+    /// fio's jobs; empty without `--fio-json`.
     jobs: Vec<Value>,
 }
 
@@ -182,7 +182,7 @@ impl<'a> Plan<'a> {
         Ok(Plan { policies, worlds })
     }
 
-    /// Runs all of it in parallel; gives what came out in the order of the plan.
+    /// Runs the whole plan in parallel; returns the results in the order of the plan.
     fn carry_out(&self, args: &LabRunArgs) -> anyhow::Result<(Vec<Cell>, Vec<Value>)> {
         let threads = args.jobs.map_or_else(
             || std::thread::available_parallelism().map_or(1, usize::from),
@@ -236,9 +236,10 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// All of it, or the first error.
+/// All results, or the first error.
 fn finished<T>(done: Vec<Option<anyhow::Result<T>>>) -> anyhow::Result<Vec<T>> {
-    // Means over some of the seeds would look like those over all that were asked for.
+    // An interrupted run gives no results: means over some of the seeds would look like means over
+    // all.
     let interrupted = || Err(anyhow::anyhow!("interrupted: nothing was written"));
     done.into_iter().map(|done| done.unwrap_or_else(interrupted)).collect()
 }

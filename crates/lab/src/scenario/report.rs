@@ -1,4 +1,4 @@
-//! What came out of scenario files: as text, and as a folder with tables, figures and data.
+//! Results of scenario files: as text, and as a folder with tables, figures and data.
 
 use std::path::Path;
 
@@ -14,10 +14,10 @@ use super::spread::Spread;
 use crate::plot::svg;
 use crate::record::{Axis, Figure, Line, quoted};
 
-/// The most combinations of other keys that each have figures of their own.
+/// The most combinations of other swept keys that each have figures of their own.
 const MOST_FIGURES: usize = 24;
 
-/// A figure of a tenant that is drawn.
+/// A measure of a tenant that is drawn.
 struct Measure {
     id: &'static str,
     label: &'static str,
@@ -35,7 +35,7 @@ fn groups(cells: &[Cell]) -> Vec<&[Cell]> {
     cells.chunk_by(|a, b| a.file == b.file && a.point == b.point).collect()
 }
 
-/// For a terminal.
+/// The results for a terminal.
 pub(super) fn text(cells: &[Cell]) -> String {
     groups(cells).into_iter().map(group_text).collect::<Vec<_>>().join("\n")
 }
@@ -73,12 +73,12 @@ fn group_text(group: &[Cell]) -> String {
     text
 }
 
-/// What the device did on each seed, if it tells.
+/// The device's use on each seed; `None` if some run has none.
 fn devices<'a>(runs: &[&'a Run]) -> Option<Vec<&'a Device>> {
     runs.iter().map(|run| run.device.as_ref()).collect()
 }
 
-/// Nothing if it was not counted on some seed.
+/// Write amplification over the seeds; `None` if it was not counted on some seed.
 fn amplification(devices: &[&Device]) -> Option<String> {
     let times: Vec<f64> = devices.iter().map(|one| one.amplification).collect::<Option<_>>()?;
     Some(Spread::of(&times).told(|times| format!("{times:.2}")))
@@ -121,7 +121,7 @@ fn rows(runs: &[&Run]) -> (Vec<&'static str>, Vec<Vec<String>>) {
             spread(|flow| flow.p99_ns as f64).told(show_duration),
         ];
         if with_slowdown {
-            // A tenant that got nothing on one seed has no slowdown there, and so none in the mean.
+            // A tenant without service on one seed has no slowdown there, and so no mean.
             let slowdown = spread(|flow| flow.slowdown.unwrap_or(f64::NAN));
             row.push(match slowdown.mean.is_nan() {
                 true => "–".into(),
@@ -211,12 +211,12 @@ fn line(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     text + "\n"
 }
 
-/// Its header.
+/// The header of a table in Markdown.
 fn head(names: &[&str]) -> String {
     format!("{}|{}\n", line(names), "---|".repeat(names.len()))
 }
 
-/// A line for each tenant of each run, which ends with what the device did in that run.
+/// A line of CSV for each tenant of each run, with the device's use in that run at the end.
 fn csv(cells: &[Cell]) -> String {
     let mut keys: Vec<&String> = Vec::new();
     for (key, _) in cells.iter().flat_map(|cell| &cell.point) {
@@ -267,8 +267,8 @@ fn csv(cells: &[Cell]) -> String {
     text
 }
 
-/// Over the first key that is swept, a figure for each combination of the others; bars of tenants
-/// where nothing is swept.
+/// Figures over the first swept key, one for each combination of the others; bars of tenants if
+/// nothing is swept.
 fn figures(cells: &[Cell]) -> Vec<Figure> {
     let mut rests: Vec<(String, Vec<&[Cell]>)> = Vec::new();
     for group in groups(cells) {
@@ -282,7 +282,7 @@ fn figures(cells: &[Cell]) -> Vec<Figure> {
             None => rests.push((title, vec![group])),
         }
     }
-    // More would help no reader, and the data of all are in the tables.
+    // More figures would help no reader, and the tables have all data.
     rests.truncate(MOST_FIGURES);
     let mut figures = Vec::new();
     for (number, (title, groups)) in (1..).zip(&rests) {
@@ -315,7 +315,7 @@ fn figure(number: usize, title: &str, groups: &[&[Cell]], measure: &Measure) -> 
             let names = tenants().map(|(_, flow)| flow.name.clone()).collect();
             (String::new(), names, first.runs.iter().enumerate().map(of_policy).collect())
         }
-        // A line for each policy and tenant, or groups of bars where values are no numbers.
+        // A line for each policy and tenant, or groups of bars if values are not numbers.
         Some((key, _)) => {
             let values: Vec<Value> = groups.iter().filter_map(|group| value(group)).collect();
             let numbers: Option<Vec<f64>> = values.iter().map(Value::as_f64).collect();

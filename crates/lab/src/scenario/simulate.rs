@@ -1,4 +1,4 @@
-//! One run: a scenario under a policy, and what came out, in the words of `fairq bench`.
+//! One run: a scenario under a policy, and its results in the terms of `fairq bench`.
 
 use fairq_bench::report::{Device, Got, Run};
 use fairq_config::engine::{Shape, WithPolicy, with_policy};
@@ -9,7 +9,7 @@ use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::traced::Traced;
 use fairq_sim::{Promise, Run as Simulated, on_host, simulate};
 
-/// Simulates with whatever policy there is.
+/// Simulates a scenario with any policy.
 struct Simulate<'a>(&'a Scenario);
 
 impl WithPolicy for Simulate<'_> {
@@ -19,22 +19,22 @@ impl WithPolicy for Simulate<'_> {
     where
         L::Port: 'static,
     {
-        // Every policy promises this: no request is lost, no tenant starves, and a device with room
-        // has what it was sent. The turn is longer than any policy's, and small enough that the
-        // products of the starvation check fit.
+        // Every policy promises this: no request is lost, no tenant starves, and the device fetches
+        // commands while its window has room. The turn is longer than any policy's, and small
+        // enough that the products of the starvation check fit.
         let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
         simulate(self.0, policy, ports, check::all(self.0, &promise))
     }
 }
 
-/// What came out of a run, and what policies call it.
+/// The results of a run, and the policy's description.
 pub(super) struct Outcome {
     /// The policy in a few words.
     pub(super) policy: String,
     pub(super) run: Simulated,
 }
 
-/// Runs it. A law that is broken is an error.
+/// Runs a scenario under a policy. A broken law is an error.
 pub(super) fn under(scenario: &Scenario, policy: &PolicyConfig) -> anyhow::Result<Outcome> {
     let slots = scenario.profile.host.window.get();
     let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags()).before(slots);
@@ -60,7 +60,7 @@ pub(super) fn alone(scenario: &Scenario) -> anyhow::Result<Vec<f64>> {
     scenario.tenants.iter().map(only).collect()
 }
 
-/// The most bytes a second that it asks for, if it is held to a rate.
+/// The tenant's demand in bytes a second, if its requests have an interval.
 fn rate(tenant: &Tenant) -> Option<u64> {
     let job = &tenant.job;
     let often = |&(_, often): &(u32, u32)| u64::from(often);
@@ -72,7 +72,8 @@ fn rate(tenant: &Tenant) -> Option<u64> {
 }
 
 impl Outcome {
-    /// As `fairq bench` tells it. `alone`: what each tenant gets alone, if that is known.
+    /// The results as `fairq bench` reports them. `alone` has the tenants' bandwidths alone, if
+    /// they are known.
     pub(super) fn told(
         &self,
         scenario: &Scenario,

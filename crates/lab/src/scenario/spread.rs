@@ -1,4 +1,4 @@
-//! A figure over several seeds: its mean, and how far that may be from what more seeds would give.
+//! A figure over several seeds: its mean, and the interval of the mean.
 
 /// Student's t for a two-sided interval of 95 %, by degrees of freedom from 1 on.
 const STUDENT: [f64; 30] = [
@@ -6,20 +6,20 @@ const STUDENT: [f64; 30] = [
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
     2.052, 2.048, 2.045, 2.042,
 ];
-/// The same of a normal distribution, which more degrees of freedom come near to.
+/// The same quantile of the normal distribution, which approximates t with more degrees of freedom.
 const NORMAL: f64 = 1.960;
 
 /// A mean and its interval.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Spread {
     pub(super) mean: f64,
-    /// Half of the interval that holds the mean of all seeds with 95 % (Student's t); nothing if
-    /// there is one seed.
+    /// Half of the interval that contains the mean of all seeds with a probability of 95 %
+    /// (Student's t); `None` for one seed.
     pub(super) half: Option<f64>,
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of at least one value.
     pub(super) fn of(values: &[f64]) -> Spread {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -32,7 +32,7 @@ impl Spread {
         Spread { mean, half }
     }
 
-    /// As `show` shows numbers: `75.0 %`, or `75.0 % ± 0.2 %`.
+    /// The mean and its interval, formatted by `show`: `75.0 %`, or `75.0 % ± 0.2 %`.
     pub(super) fn told(&self, show: impl Fn(f64) -> String) -> String {
         match self.half {
             None => show(self.mean),

@@ -1,8 +1,8 @@
-//! Sweeps: a scenario file of which some values are to be tried one after the other.
+//! Sweeps: a scenario file, some of whose values are tried one after the other.
 //!
 //! `[sweep]` names keys by their path and gives each a list of values. Every combination is a
-//! [`Point`]: the same file with these values in place of its own, so that a point is checked, and
-//! refused, as any file is.
+//! [`Point`]: the same file with these values in place of its own. So a point is checked, and
+//! refused, like any file.
 //!
 //! ```toml
 //! [sweep]
@@ -21,36 +21,36 @@ use toml_edit::{DocumentMut, Item, TableLike};
 
 use super::table;
 
-/// The most points of a file: more are a mistake.
+/// The most points of a file: more are taken for a mistake.
 const MOST_POINTS: usize = 100_000;
 
 /// A scenario file.
 #[derive(Clone, Debug)]
 pub struct Document {
     text: String,
-    /// What messages call it.
+    /// The file's name in messages.
     name: String,
-    /// What paths in it are relative to.
+    /// The folder to which paths in the file are relative.
     folder: PathBuf,
 }
 
 /// One combination of the values that are swept.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Point {
-    /// The keys that are swept, and their values here, in the file's order.
+    /// The swept keys and their values at this point, in the file's order.
     pub settings: Vec<(String, toml::Value)>,
     /// The file with these values.
     pub text: String,
     /// The file's name.
     pub file: String,
-    /// What messages call it.
+    /// The point's name in messages.
     pub name: String,
-    /// What paths in it are relative to.
+    /// The folder to which paths in the file are relative.
     pub folder: PathBuf,
 }
 
 impl Document {
-    /// A text, what to call it, and what paths in it are relative to.
+    /// A document from a text, its name in messages, and the folder of its relative paths.
     pub fn new(text: String, name: String, folder: PathBuf) -> Document {
         Document { text, name, folder }
     }
@@ -61,7 +61,7 @@ impl Document {
         Ok(Document { text: read_text(path)?, name: path.display().to_string(), folder })
     }
 
-    /// From values instead of a text, as they are in the file.
+    /// A document from values instead of a text, with the keys of the file.
     pub fn of_values(
         values: &toml::Table,
         name: String,
@@ -72,10 +72,10 @@ impl Document {
         Ok(Document { text, name, folder })
     }
 
-    /// Sweeps one key more.
+    /// Adds a key to the sweep.
     pub fn sweep(&mut self, key: &str, values: &toml::Value) -> Result<(), Refusal> {
         self.swept()?;
-        // It parses, since `swept` has read it.
+        // The text parses, because `swept` has read it.
         let mut document: DocumentMut = self.text.parse().unwrap_or_default();
         let sweep = document.entry("sweep").or_insert_with(toml_edit::table);
         let told = |what: String| Refusal::new(format!("{}: sweep: {key}: {what}", self.name));
@@ -88,7 +88,7 @@ impl Document {
         Ok(())
     }
 
-    /// Its points; the file itself if nothing is swept. All of them are checked.
+    /// The points of the sweep; the file itself if nothing is swept. All of them are checked.
     pub fn points(&self) -> Result<Vec<Point>, Refusal> {
         let refuse = |what: String| Refusal::new(format!("{}: {what}", self.name));
         let swept = self.swept()?;
@@ -98,7 +98,7 @@ impl Document {
         let Some(count) = count else {
             return Err(refuse(format!("sweep: there are more than {MOST_POINTS} combinations")));
         };
-        // It parses, since `swept` has read it.
+        // The text parses, because `swept` has read it.
         let document: DocumentMut = self.text.parse().unwrap_or_default();
         let point = |number: usize| {
             let (mut document, mut settings, mut rest) = (document.clone(), Vec::new(), number);
@@ -111,7 +111,7 @@ impl Document {
                 settings.insert(0, (key.clone(), value));
             }
             document.remove("sweep");
-            // A file without a sweep stays as it is written, so that messages name its own lines.
+            // A file without a sweep keeps its text, so that messages name its own lines.
             let text = if swept.is_empty() { self.text.clone() } else { document.to_string() };
             let (file, folder) = (self.name.clone(), self.folder.clone());
             let point = Point { name: self.named(&settings), settings, text, file, folder };
@@ -122,13 +122,13 @@ impl Document {
         (0..count).map(point).collect()
     }
 
-    /// What is swept, with its values.
+    /// The swept keys with their values.
     fn swept(&self) -> Result<Vec<(String, Vec<toml::Value>)>, Refusal> {
         let refuse = |what: String| Refusal::new(format!("{}: sweep: {what}", self.name));
         let table: toml::Table =
             toml::from_str(&self.text).map_err(|error| misread(&self.text, &self.name, &error))?;
         let Some(sweep) = table.get("sweep") else { return Ok(Vec::new()) };
-        // A `toml::Table` may sort its keys; this one has them as they stand in the file.
+        // A `toml::Table` may sort its keys; a `DocumentMut` keeps the file's order.
         let document: DocumentMut = self.text.parse().unwrap_or_default();
         let order = document.get("sweep").and_then(Item::as_table_like);
         let order: Vec<&str> =
@@ -154,7 +154,7 @@ impl Document {
 }
 
 impl Point {
-    /// The scenario.
+    /// Parses the point's text.
     pub fn scenario(&self) -> Result<Scenario, Refusal> {
         table::parse(&self.text, &self.name, &self.folder)
     }
@@ -166,16 +166,16 @@ pub(super) fn shown(settings: &[(String, toml::Value)]) -> String {
     settings.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Gives a key of a table another value.
+/// Sets a key of a table.
 fn place(table: &mut dyn TableLike, key: &str, value: &toml::Value) -> Result<(), String> {
-    // One key and value as a document of their own, whose value is taken.
+    // The value is parsed as a document of one key, and taken from there.
     let line = format!("value = {value}\n");
     let mut parsed: DocumentMut = line.parse().map_err(|error| format!("{error}"))?;
     table.insert(key, parsed.remove("value").unwrap_or_default());
     Ok(())
 }
 
-/// Gives a key of a document another value, by its path.
+/// Sets a key of a document by its path.
 fn set(document: &mut dyn TableLike, key: &str, value: &toml::Value) -> Result<(), String> {
     let Some(of_tenant) = key.strip_prefix("tenant.") else {
         let mut table = document;
@@ -286,7 +286,7 @@ mod tests {
         assert!(error("device = []").contains("device has no value"));
         assert!(error("\"disk.size\" = [1]").contains("the file has no table `disk`"));
         assert!(error("tenant = [1]").contains("my.toml with tenant = 1"), "as any other key");
-        // As in the file, with the line as it would be.
+        // The message is that of a file, with the line that the point would have.
         let unknown = error("\"tenant.c.wait\" = [1]");
         assert!(
             unknown.contains("with tenant.c.wait = 1:") && unknown.contains("wait"),

@@ -1,9 +1,6 @@
-//! A scenario file, and the scenario that it means.
+//! A scenario file, and its scenario.
 //!
-//! The words are those of `fairq bench`: sizes, rates and depths mean the same, and so do fio's job
-//! files. What is more is what only a simulation can have: a device by its profile, as many cores
-//! as there are submission queues, bursts, lives, weights that change, traces, applications by
-//! name, errors and stalls.
+//! The keys and their units are described in [`scenario`](super).
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -31,7 +28,7 @@ use toml::Spanned;
 use crate::args::SEED;
 use crate::host::HostTable;
 
-/// The most cores, which is the most ports that a policy can have.
+/// The most cores, equal to the most ports that a policy can have.
 const CORES: u32 = 64;
 
 #[derive(Deserialize)]
@@ -58,12 +55,12 @@ struct ScenarioTable {
     errors_per_million: u32,
     #[serde(default)]
     stalls: Vec<(Nanos, Nanos)>,
-    /// Each of its values makes a scenario of its own (`sweep`).
+    /// The values to sweep, each in a scenario of its own (`sweep` reads them).
     #[serde(default, rename = "sweep")]
     _sweep: IgnoredAny,
 }
 
-/// A size, or several with how often each is chosen.
+/// A size, or several with their frequencies.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Sizes {
@@ -74,13 +71,13 @@ enum Sizes {
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Timing {
-    /// As fast as there are places.
+    /// As soon as the depth allows.
     Fast,
-    /// Not before its time.
+    /// Not earlier than in the trace.
     Original,
 }
 
-/// What makes a tenant ask.
+/// The arrivals of a tenant's requests.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Loop {
@@ -134,7 +131,8 @@ struct TenantTable {
     timing: Option<Timing>,
 }
 
-/// Reads a scenario. `shown` is what messages call it; paths in it are relative to `folder`.
+/// Reads a scenario. `shown` is the file's name in messages; paths in the file are relative to
+/// `folder`.
 pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, Refusal> {
     let table: ScenarioTable =
         toml::from_str(text).map_err(|error| misread(text, shown, &error))?;
@@ -154,7 +152,7 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
         return Err(refuse(format!("cores {cores} is not in 1..{CORES}")));
     }
     let groups = groups(&table.group, text, shown)?;
-    // One for all tenants: their threads are dealt over the cores in turn.
+    // One iterator for all tenants: it deals their threads over the cores in turn.
     let mut free = (0..cores as usize).cycle();
     let mut tenants = Vec::new();
     for spanned in table.tenant {
@@ -175,7 +173,7 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
     }
     let Nanos(duration_ns) = table.duration;
     let mut scenario = Scenario::new(profile, cores as usize, tenants, duration_ns);
-    // A trace has a beginning, and may be short: it counts from there.
+    // A trace may be short, so a run with a trace has no warm-up by default.
     let replays = scenario.tenants.iter().any(|tenant| tenant.job.replay.is_some());
     let warmup_ns = if replays { 0 } else { scenario.warmup_ns };
     scenario.warmup_ns = table.warmup.map_or(warmup_ns, |Nanos(ns)| ns);
@@ -231,14 +229,14 @@ fn id_of(name: &str, groups: &[Group]) -> Option<GroupId> {
     groups.iter().position(|group| group.name == name).map(|at| GroupId(at as u16))
 }
 
-/// What the policy is told of a group.
+/// A group's settings for the policy.
 fn settings(group: &Group, all: &[Group]) -> fairq_core::Group {
     let parent = group.parent().and_then(|name| id_of(name, all));
     let Group { weight, reservation, caps, .. } = *group;
     fairq_core::Group { parent, weight, reservation, caps }
 }
 
-/// A job of fio's as it is in `fairq bench`.
+/// A job of fio's with the meaning that it has in `fairq bench`.
 fn from_fio(job: &Job, free: &mut impl Iterator<Item = usize>) -> Tenant {
     let threads: Vec<usize> = free.take(usize::from(job.jobs)).collect();
     let load = Load {
@@ -255,8 +253,8 @@ fn from_fio(job: &Job, free: &mut impl Iterator<Item = usize>) -> Tenant {
     tenant
 }
 
-/// How long each of so many threads waits from request to request, so that all together keep to a
-/// rate.
+/// The interval in ns between requests of each of `threads` threads that together keep to a rate in
+/// bytes a second.
 fn interval_ns(threads: usize, bytes: u64, rate: u64) -> u64 {
     (threads as u64).saturating_mul(bytes).saturating_mul(1_000_000_000) / rate.max(1)
 }
@@ -348,7 +346,7 @@ impl TenantTable {
             (None, None) => load.burst,
             _ => return Err("bursts have an `on` and an `off`: give both".into()),
         };
-        // A size that is chosen 0 times is refused later, by the scenario's own check.
+        // The scenario's own check refuses sizes with a frequency of 0 later.
         let mean = load
             .sizes
             .iter()
@@ -395,7 +393,7 @@ impl TenantTable {
     }
 }
 
-/// `random`, or `zipf:1.2`, as fio says it.
+/// `random`, or `zipf:1.2`, in fio's notation.
 fn distributed(text: &str) -> Result<Access, String> {
     let unknown =
         || format!("distribution `{text}` is neither random nor zipf:EXPONENT, as zipf:1.2");
@@ -404,7 +402,7 @@ fn distributed(text: &str) -> Result<Access, String> {
         Some(("zipf", exponent)) => exponent.parse::<f64>().map_err(|_| unknown())?,
         _ => return Err(unknown()),
     };
-    // What is no number, or out of range, is 0 or too much, which the scenario's check refuses.
+    // NaN and values out of range become 0 or too much, which the scenario's check refuses.
     Ok(Access::Zipf { thousandths: (exponent * 1000.0).round() as u32 })
 }
 

@@ -1,4 +1,4 @@
-//! Whole files: what is read, run and written.
+//! Whole scenario files: reading, running and writing.
 
 use std::path::PathBuf;
 
@@ -18,8 +18,8 @@ fn points(text: &str) -> Vec<Point> {
     Document::new(text.into(), "my.toml".into(), PathBuf::new()).points().unwrap()
 }
 
-/// What rewriting moves is in the report where it is mapped; where media is written in place there
-/// is nothing to map.
+/// The report has the write amplification of a mapped device; media written in place has no
+/// mapping.
 #[test]
 fn the_device_tells_what_its_parts_did() {
     let text = |device: &str, mapping: &str| {
@@ -48,7 +48,8 @@ fn the_device_tells_what_its_parts_did() {
     assert!(refused.to_string().contains("p4800x writes in place"), "{refused}");
 }
 
-/// As a server has them; and what a cap holds when all stop asking is served, not lost.
+/// Caps, reservations and groups work as in a server. The requests that a cap holds when all
+/// tenants stop are served, not lost.
 #[test]
 fn caps_reservations_and_groups_hold_in_a_simulation() {
     let text = "device = \"p3700\"\ncores = 1\nduration = \"1300ms\"\nwarmup = \"300ms\"\n[[group]]\nname = \
@@ -75,7 +76,7 @@ fn the_example_has_every_key_and_runs() {
     std::fs::write(folder.path().join("volume.csv"), volume).unwrap();
     let jobs = "[batch]\nrw=randwrite\nbs=64k\niodepth=8\n";
     std::fs::write(folder.path().join("jobs.fio"), jobs).unwrap();
-    // Everything that is commented out, too.
+    // The example with its commented-out keys.
     let uncommented = |line: &'static str| line.strip_prefix("#: ").unwrap_or(line);
     let text = EXAMPLE.lines().map(uncommented).collect::<Vec<_>>().join("\n");
     let document = Document::new(text, "my.toml".into(), folder.path().to_owned());
@@ -118,12 +119,13 @@ fn on_a_host_requests_take_cpu_time_and_one_core_is_the_limit() {
     };
     let (free, slow) = (run(""), run("[host]\nkernel = \"linux-5\"\nmhz = 1000\n"));
     assert_eq!(free.cpu_ns_per_io, 0.0);
-    // 14180 cycles a request, most of which it shares with no other.
+    // 14180 cycles a request, most of which cannot be shared with other requests.
     assert!((12_000.0..16_000.0).contains(&slow.cpu_ns_per_io), "{}", slow.cpu_ns_per_io);
     assert!(slow.iops < 85_000.0 && free.iops > 700_000.0, "{} {}", slow.iops, free.iops);
 }
 
-/// An open loop sends what it says, and what waits for a place waits from its arrival on.
+/// An open loop keeps its rate, and a request that waits for a free place waits from its arrival
+/// on.
 #[test]
 fn in_an_open_loop_the_rate_is_kept_and_waiting_counts() {
     let run = |arrivals: &str, iops: &str| {
@@ -138,9 +140,9 @@ fn in_an_open_loop_the_rate_is_kept_and_waiting_counts() {
     for flow in [&closed, &even, &poisson] {
         assert!((4_700.0..5_300.0).contains(&flow.iops), "{}", flow.iops);
     }
-    // A place that is free half of the time: by chance two come at once.
+    // The place is busy half of the time: Poisson arrivals sometimes come two at once.
     assert!(poisson.mean_ns > 1.2 * even.mean_ns, "{} {}", poisson.mean_ns, even.mean_ns);
-    // More than it can do: a closed loop slows down, arrivals pile up.
+    // At more than the device's rate a closed loop slows down, and open arrivals pile up.
     let (closed, even) = (run("closed", "30k"), run("even", "30k"));
     assert!((closed.iops - even.iops).abs() < 0.02 * closed.iops);
     assert!(even.mean_ns > 100.0 * closed.mean_ns, "{} {}", even.mean_ns, closed.mean_ns);
@@ -189,7 +191,7 @@ fn fios_json_has_reads_and_writes_apart() {
     assert!(b["write"]["clat_ns"]["percentile"].is_null());
 }
 
-/// Each file of a report, whatever is swept, and how many threads there are.
+/// A report has each of its files, with the swept values in them.
 #[test]
 fn a_report_has_tables_figures_and_data() {
     let text =
@@ -220,7 +222,7 @@ fn a_report_has_tables_figures_and_data() {
     assert!(report.contains("| policy | controller | reads |"), "{report}");
     let device = report.lines().find(|line| line.starts_with("| none ") && line.ends_with("| – |"));
     assert!(device.is_some_and(|line| line.contains(" % ± ")), "over both seeds: {report}");
-    // One for each device and measure.
+    // One figure for each device and measure.
     assert_eq!(report.matches("![").count(), 6);
     assert!(read("1-share.svg").contains("tenant.b.weight") && read("2-p99.svg").contains("mqfq"));
     let text = report::text(&cells);

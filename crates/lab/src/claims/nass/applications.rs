@@ -1,4 +1,4 @@
-//! Figures 12 to 14: Filebench's servers, Spark beside OLTP, and what NASS costs.
+//! Figures 12 to 14: Filebench's servers, Spark beside OLTP, and the cost of NASS.
 
 use fairq_core::nass::NassConfig;
 use fairq_sim::Run;
@@ -96,7 +96,7 @@ pub(super) fn filebench(setting: Setting<'_>) -> Result<Outcome, String> {
 /// Hardware threads of the authors' machine: four processors of four cores.
 const CORES: f64 = 16.0;
 
-/// Figure 14: Filebench's servers on four cores of that machine, where what schedulers do under
+/// Figure 14: Filebench's servers on four cores of that machine, where the schedulers' code under
 /// their lock takes time by steps ([`fairq_sim::policies::SerialSubject`]).
 pub(super) fn overhead(setting: Setting<'_>) -> Result<Outcome, String> {
     let mut scenario = scenario(&profile()?, &servers(setting)?);
@@ -138,7 +138,7 @@ pub(super) fn overhead(setting: Setting<'_>) -> Result<Outcome, String> {
 }
 
 /// Figure 13: OLTP from the beginning, Sort's map phase from 12 to 34 s, Wordcount's from 20 to 39
-/// s. Eight requests at a time each; Sort's are intensive, Wordcount computes in between.
+/// s. Each keeps eight requests outstanding; Sort is I/O-intensive, Wordcount computes in between.
 fn applications(setting: Setting<'_>) -> Result<[Tenant; 3], String> {
     let tenant =
         |name, port, (threads, job): Proxy| Tenant::new(name, 100, vec![port; threads], job);
@@ -162,7 +162,7 @@ pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
     let cfq = SerialSubject::new(Scheduler::LinuxCfq, NCQ).merging();
     let mut alone = Vec::new();
     for tenant in applications.clone() {
-        // Alone it is there all the while: what it has then does not depend on when.
+        // Alone the tenant is active all the time, so its bandwidth does not depend on when it is.
         let tenant = Tenant { lives: vec![(0, u64::MAX)], ..tenant };
         alone.push(go(AnySubject::Serial(cfq), &over(vec![tenant], 4), setting)?.bandwidth());
     }
@@ -170,7 +170,7 @@ pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
     let nass = NassConfig::default();
     let (plain, limited) = (run(cfq)?, run(cfq.limited_strictly(nass))?);
     let ours = run(cfq.limited(nass))?;
-    // What each of those who are there keeps in a second.
+    // The part that each active tenant keeps in a second.
     let present = |second: u64| {
         let second = second * SECOND;
         applications
@@ -206,7 +206,8 @@ pub(super) fn spark(setting: Setting<'_>) -> Result<Outcome, String> {
         let axes = [Axis::linear("s"), Axis::linear(label)];
         Figure::lines(id, &format!("NASS, {title}"), axes, lines)
     };
-    // Always above that; and so much more than CFQ while others are beside OLTP.
+    // The paper's values: always above `above`; and the stated gain over CFQ while others are
+    // beside OLTP.
     let above = [16.0, 27.0, 37.0].map(|at_s| (at_s, rule("N-13.2", "above"))).to_vec();
     let gains = percents_said("N-13.3").into_iter();
     let more = gains.map(|gain| (26.0, (1.0 + gain) * mean(&plain, 13..39, &sum))).collect();

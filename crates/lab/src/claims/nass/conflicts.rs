@@ -1,5 +1,5 @@
-//! Figures 3 to 6: who gets in whose way in the device's queue, and what its length does to that
-//! (Observations 1 to 6).
+//! Figures 3 to 6: interference between loads in the device's queue, and its dependence on the
+//! queue's length (Observations 1 to 6).
 
 use fairq_device::Profile;
 use fairq_sim::policies::{Scheduler, SerialSubject};
@@ -257,7 +257,7 @@ pub(super) fn sizes(setting: Setting<'_>) -> Result<Outcome, String> {
     Ok(Outcome { answers, figures, tables: Vec::new() })
 }
 
-/// Figure 6, and what the paper sees over all tests.
+/// Figure 6, and the paper's observations over all tests.
 pub(super) fn intensities(setting: Setting<'_>) -> Result<Outcome, String> {
     let (reads, writes) = (lengths(7, setting)?, at(8, NCQ, setting)?);
     let deep = &reads[2];

@@ -1,4 +1,4 @@
-//! Section II-B: whether a disk shows what the SSD does.
+//! Section II-B: whether a disk has the SSD's unfairness.
 
 use fairq_device::DiskProfile;
 use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
@@ -8,8 +8,8 @@ use fairq_sim::scenario::SECOND;
 use super::{NCQ, pair, profile, scenario, six};
 use crate::claims::{Answer, Outcome, Setting, go, jain, rule};
 
-/// Section II-B: a shallow reader beside a deep one on a disk, which has its queue, and without the
-/// queue.
+/// Section II-B: a shallow reader beside a deep one on a disk, with the disk's queue and without
+/// it.
 pub(super) fn on_a_disk(setting: Setting<'_>) -> Result<Outcome, String> {
     let disk = DiskProfile::deskstar();
     let profile = profile()?;
@@ -17,7 +17,7 @@ pub(super) fn on_a_disk(setting: Setting<'_>) -> Result<Outcome, String> {
         let on_disk = |loads: &[Proxy]| {
             let mut scenario = scenario(&profile, loads);
             scenario.disk = Some(disk.clone());
-            // A hundred requests a second.
+            // Long times: a disk does a hundred requests a second.
             (scenario.warmup_ns, scenario.duration_ns) = (10 * SECOND, 130 * SECOND);
             scenario
         };

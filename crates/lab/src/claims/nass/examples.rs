@@ -8,8 +8,8 @@ use fairq_sim::scenario::{Access, MS};
 use super::{NCQ, job, profile, scenario};
 use crate::claims::{Answer, Outcome, Setting, go};
 
-/// How many requests flows have on a device that stands still, with the limits that they begin
-/// with. They ask in turn, so that each is known before anybody has all that it may have.
+/// Requests that flows have outstanding on a stalled device with the initial limits. Flows submit
+/// in turn, so each flow is known before another one has reached its limit.
 pub(super) fn worked_examples(setting: Setting<'_>) -> Result<Outcome, String> {
     const BYTES: u64 = 4096;
     // The example's queue holds 32.
@@ -24,7 +24,8 @@ pub(super) fn worked_examples(setting: Setting<'_>) -> Result<Outcome, String> {
         let loads = vec![(1, job(Access::Random, 100)); tenants];
         let mut scenario = scenario(&profile, &loads);
         (scenario.duration_ns, scenario.warmup_ns) = (20 * MS, 0);
-        // Until after the end: what is issued is all that the limits allow.
+        // The device stalls beyond the end of the run, so the issued requests are all that the
+        // limits allow.
         scenario.faults.stalls = vec![(0, 21 * MS)];
         let lock = SerialSubject::new(Scheduler::Fiops, NCQ).limited(limits);
         let run = go(AnySubject::Serial(lock), &scenario, setting)?;

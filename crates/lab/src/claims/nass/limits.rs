@@ -1,4 +1,4 @@
-//! Figures 8 to 11: what NASS changes for the pairs of loads, mechanism by mechanism.
+//! Figures 8 to 11: the effect of NASS on pairs of loads, mechanism by mechanism.
 
 use fairq_core::nass::NassConfig;
 use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
@@ -12,7 +12,7 @@ use crate::claims::{
     Answer, Axis, Figure, Line, Outcome, Setting, agreed, go, percents_said, rule,
 };
 
-/// Figure 8: an intensive load alone, with so many requests on the device.
+/// Figure 8: an intensive load alone, by the number of requests on the device.
 pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
     let profile = profile()?;
     let at = |slots: u32| {
@@ -27,13 +27,13 @@ pub(super) fn reserve(setting: Setting<'_>) -> Result<Outcome, String> {
         [1, 2, 4, 8, 12, 16, 24, 32].map(at).into_iter().collect::<Result<_, String>>()?;
     let most = points[7].1;
     let parts: Vec<(u32, f64)> = points.iter().map(|&(slots, rate)| (slots, rate / most)).collect();
-    // Halved each time, the first that loses so much.
+    // The largest power of two at which more than the part `loses` is lost.
     let first = |loses: f64| {
         let halves = parts.iter().rev().filter(|(slots, _)| slots.is_power_of_two());
         halves.into_iter().find(|&&(_, part)| part < 1.0 - loses).map_or(0, |&(slots, _)| slots)
     };
     let rises = parts.is_sorted_by(|a, b| a.1 <= b.1);
-    // The paper does not say what an obvious loss is: each part is a reading.
+    // The paper does not define an obvious loss: each threshold is a reading.
     let readings = [0.05, 0.1, 0.2, 0.3, 0.5]
         .map(|loses| rises && f64::from(first(loses)) == rule("N-8.1", "beta"));
     let figure = Figure::lines(
@@ -264,7 +264,7 @@ pub(super) fn merging(setting: Setting<'_>) -> Result<Outcome, String> {
         &["BDR-R", "BDR-W"],
         &groups,
         [
-            // Of the others it says that they gain more.
+            // The paper states no number for the gains of the other schedulers.
             Said {
                 variants: ["", "(NM)"],
                 ..Said::new("FV", fv, &[FlashFq], &[rule("N-11.1", "more")])

@@ -1,23 +1,23 @@
 //! NASS's claims: schedulers on a SATA drive with a queue of 32 commands, with NASS and without.
 //!
 //! Figures 3 to 6 are about eight pairs of loads (Table II) under six schedulers and three lengths
-//! of the queue, Figures 9 to 11 about three of them with and without NASS. Measures: of the
-//! bandwidth that a tenant has alone under the same scheduler, how much it keeps (BDR); fairness
-//! (FV), Jain's index of what the scheduler shares: BDR (CFQ, FlashFQ), bytes (BFQ) or requests
-//! (FIOPS); utilization (DU), the sum of what is kept. Each of fio's jobs is one thread with
-//! libaio: it sends one request after another, and each takes it 10 us.
+//! of the queue, Figures 9 to 11 about three of them with and without NASS. BDR is the part that a
+//! tenant keeps of its bandwidth alone under the same scheduler. Fairness (FV) is Jain's index of
+//! the quantity that the scheduler shares: BDR (CFQ, FlashFQ), bytes (BFQ) or requests (FIOPS).
+//! Utilization (DU) is the sum of the BDRs. Each of fio's jobs is one thread with libaio: it sends
+//! one request after another, and each takes it 10 us.
 //!
-//! **CFQ** is that of Linux 3.10 on such a drive (`fairq_sim::policies`, decision 43), since that
-//! is what the paper ran; **BFQ** that of Linux 4.15, since the paper names what 4.12 merged.
+//! **CFQ** is that of Linux 3.10 on such a drive (`fairq_sim::policies`, decision 43), because the
+//! paper ran it; **BFQ** is that of Linux 4.15, because the paper names features that 4.12 merged.
 //!
-//! **FlashFQ's costs** are the device's ("processing time of requests", Table I): what reads of 4
-//! and 128 KiB take there, one at a time.
+//! **FlashFQ's costs** are the device's ("processing time of requests", Table I): the times of
+//! reads of 4 and 128 KiB, one at a time.
 //!
-//! **NASS** is Algorithm 1 to the letter (`strict-paper`), since that is what the paper measured;
-//! fairq's own is told beside it.
+//! **NASS** is Algorithm 1 to the letter (`strict-paper`), as the paper measured it; fairq's own is
+//! reported beside it.
 //!
-//! **Merging** as the paper's kernel does it: requests that lie side by side in a scheduler are one
-//! command of up to 512 KiB.
+//! **Merging** is the paper's kernel's: adjacent requests in a scheduler become one command of up
+//! to 512 KiB.
 
 use fairq_core::nass::NassConfig;
 use fairq_device::{Profile, State, closed};
@@ -91,7 +91,7 @@ fn named(scheduler: Scheduler) -> &'static str {
     }
 }
 
-/// The six of Figures 3 to 6.
+/// The six schedulers of Figures 3 to 6.
 fn six(slots: u32) -> [Variant; 6] {
     let lock = |scheduler| SerialSubject::new(scheduler, slots).merging();
     [
@@ -104,8 +104,8 @@ fn six(slots: u32) -> [Variant; 6] {
     ]
 }
 
-/// 4 KiB unless another size is said, 32 requests deep, each as long after the last as a program
-/// takes to send one.
+/// A job of 4 KiB unless another size is given, at depth 32. A request follows the last one after
+/// 10 us, the time in which a program sends one.
 fn job(access: Access, read_percent: u32) -> Job {
     Job { access, read_percent, interval_ns: 10 * US, ..Job::random_read(4096, 32) }
 }
@@ -114,7 +114,7 @@ fn of_size(bytes: u32, job: Job) -> Job {
     Job { sizes: vec![(bytes, 1)], ..job }
 }
 
-/// Table II, a thread each.
+/// A test's two jobs of Table II, one thread each.
 fn pair(test: usize, setting: Setting<'_>) -> Result<[Proxy; 2], String> {
     let [first, second] = jobs(test);
     Ok([(1, setting.fio(first)?), (1, setting.fio(second)?)])
@@ -135,15 +135,15 @@ fn jobs(test: usize) -> [Job; 2] {
     }
 }
 
-/// What came of a pair: in the order of Table II.
+/// The measurements of a pair of loads, in the order of Table II.
 #[derive(Clone, Debug)]
 struct Measured {
     kept: Vec<f64>,
-    /// In bytes.
+    /// Bytes that each tenant received.
     got: Vec<f64>,
     fairness: f64,
     utilization: f64,
-    /// Requests that went in one command, on average.
+    /// Mean number of requests in one command, by tenant.
     merged: Vec<f64>,
 }
 
@@ -151,10 +151,9 @@ fn profile() -> Result<Profile, String> {
     Profile::named("intel-530").map_err(|error| error.to_string())
 }
 
-/// Tenants on as many ports as their requests need, of 32 each, since that is what the device's
-/// queue holds. The drive is one that has been written to for long, as by the tests before: on a
-/// fresh one small writes take less time than reads, the opposite of what the paper says of its own
-/// (Section II-C).
+/// Tenants on enough ports for their requests. A port has 32 requests, because the device's queue
+/// holds 32. The drive has been written to for long, as by earlier tests: on a fresh drive small
+/// writes take less time than reads, the opposite of the paper's drive (Section II-C).
 fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
     let mut ports = 0;
     let tenant = |(number, (threads, job)): (usize, &Proxy)| {
@@ -170,8 +169,8 @@ fn scenario(profile: &Profile, loads: &[Proxy]) -> Scenario {
     scenario
 }
 
-/// `alone` is under the scheduler without NASS and with the whole queue: only so can a shorter
-/// queue lower what is used of the device (Observation 5).
+/// Runs the loads together and alone. The runs alone are without NASS and with the whole queue,
+/// because only then can a shorter queue lower the utilization (Observation 5).
 fn measure(
     lock: SerialSubject,
     profile: &Profile,
@@ -271,7 +270,7 @@ fn fairness_grows(results: &[Vec<(&'static str, Measured)>; 3], name: &str) -> f
     of(&results[2], name).fairness - of(&results[0], name).fairness
 }
 
-/// BDRs, FV and DU of the six.
+/// BDRs, FV and DU of the six schedulers as a figure.
 fn drawn(
     id: &'static str,
     title: &str,
@@ -294,11 +293,11 @@ fn drawn(
 
 const MEASURES: &str = "BDR and FV (1 is best), DU";
 
-/// By how much the paper says that one variant of a scheduler has more than another.
+/// Gains of one variant of a scheduler over another in a measure, according to the paper.
 struct Said {
     measure: &'static str,
     of: fn(&Measured) -> f64,
-    /// What stands behind the scheduler's name: of the one with less, and of the one with more.
+    /// Suffixes of the scheduler's name: of the lower variant, and of the higher one.
     variants: [&'static str; 2],
     gains: Vec<(Scheduler, f64)>,
 }
@@ -315,10 +314,10 @@ impl Said {
     }
 }
 
-/// The four schedulers, each as it is and with NASS.
+/// The four schedulers, each without NASS and with it.
 struct Pairs(Vec<(Scheduler, Measured, Measured)>);
 
-/// The same with NASS to the letter of its paper, which decides, and with fairq's own.
+/// The pairs with NASS to the letter of its paper, which decides the verdict, and with fairq's own.
 struct Both {
     strict: Pairs,
     ours: Pairs,
@@ -338,7 +337,7 @@ impl Both {
         Ok(Both { strict: Pairs(strict), ours: Pairs(ours) })
     }
 
-    /// The gains of both, the letter's first.
+    /// The gains of both, first those of NASS to the letter.
     fn gains(&self, schedulers: &[Scheduler], value: impl Fn(&Measured) -> f64) -> String {
         let ours = self.ours.gains(schedulers, &value);
         format!("{}; ours {ours}", self.strict.gains(schedulers, &value))
@@ -351,7 +350,7 @@ impl Pairs {
         (&found.1, &found.2)
     }
 
-    /// By how much something grows, as a part of what it was.
+    /// Relative gain of a scheduler's value with NASS.
     fn gain(&self, scheduler: Scheduler, value: impl Fn(&Measured) -> f64) -> f64 {
         let (before, after) = self.of(scheduler);
         value(after) / value(before) - 1.0
@@ -370,7 +369,7 @@ impl Pairs {
         schedulers.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// Each scheduler as it is, and with NASS.
+    /// Each scheduler's results without NASS and with it.
     fn groups(&self) -> Vec<(String, &Measured)> {
         let both = self.0.iter().flat_map(|(scheduler, before, after)| {
             [(named(*scheduler).to_owned(), before), (format!("{}(N)", named(*scheduler)), after)]
@@ -379,8 +378,8 @@ impl Pairs {
     }
 }
 
-/// Schedulers with and without NASS, and what the paper says of them: so much more than what was
-/// measured here.
+/// A figure of schedulers with and without NASS. A value of the paper is the measurement here with
+/// the paper's gain on top.
 fn with_nass(
     id: &'static str,
     title: &str,
