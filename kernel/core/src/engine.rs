@@ -1,4 +1,4 @@
-//! A scheduler and its ports as C holds them, and the table of those that there are.
+//! A scheduler and its ports as C holds them, and the table of schedulers.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -20,12 +20,12 @@ use crate::linux::Linux;
 pub(crate) struct Made<L: Policy> {
     pub(crate) policy: L,
     ports: Box<[UnsafeCell<L::Port>]>,
-    /// The flow of all requests that belong to no other.
+    /// The flow of requests without a flow of their own.
     pub(crate) root: FlowId,
 }
 
 impl<L: Policy> Made<L> {
-    /// A port; `None` beyond the last.
+    /// The port of this number; `None` beyond the last.
     ///
     /// # Safety
     /// The caller holds the port's lock as long as it uses the reference.
@@ -36,9 +36,9 @@ impl<L: Policy> Made<L> {
     }
 }
 
-/// Why there is no engine.
+/// The reason for which no engine was built.
 pub(crate) enum Refused {
-    /// The keys make no sense together, or for this shape.
+    /// The keys contradict each other or the shape.
     Keys,
     /// There is not enough memory.
     Memory,
@@ -53,9 +53,9 @@ impl From<Error> for Refused {
     }
 }
 
-/// Builds a scheduler without the core's layers for groups and caps, which cgroups do not need.
-/// Not part of its caller, which has one for each entry: the stack is the kernel's, 16 KiB for all
-/// that is called.
+/// Builds a scheduler without the core's layers for groups and caps, which cgroups do not need. It
+/// is not inlined, because its caller has one instance for each entry, and the kernel's stack has
+/// 16 KiB for all calls.
 #[inline(never)]
 fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Linux>>>, Refused> {
     let (policy, ports) = registry::bare::<E, Linux>(keys, shape)?;
@@ -64,17 +64,17 @@ fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Li
     Ok(Box::new(Made { policy, ports, root }))
 }
 
-/// What policies are of one type, so that their verbs are compiled once.
+/// The type that all policies behind a lock share, so that their verbs are compiled once.
 type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Linux>;
 
-/// A scheduler that is chosen while the module runs.
+/// A scheduler of any type; the operator selects it while the module runs.
 pub(crate) enum Engine {
     Mqfq(Box<Made<<mqfq::Entry<Anticipating> as Entry>::Policy<Linux>>>),
     KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Linux>>>),
     Serial(Box<Made<Serial>>),
 }
 
-/// Does the same with whatever is in there.
+/// Evaluates the same expression for any variant.
 macro_rules! with {
     ($engine:expr, $made:ident => $call:expr) => {
         match $engine {
@@ -87,19 +87,19 @@ macro_rules! with {
 
 pub(crate) use with;
 
-/// A scheduler as Linux has it.
+/// A scheduler of the module.
 pub(crate) struct Scheduler {
-    /// How it is selected: as the core calls it, but where Linux has one of that name.
+    /// Its name in Linux: the core's, unless Linux has a scheduler of that name.
     pub(crate) name: &'static str,
     policy: &'static str,
-    /// The knob that has the device's depth for a default.
+    /// The knob whose default comes from the device's depth.
     depth: &'static str,
     build: fn(Keys<'_>, &Shape) -> Result<Engine, Refused>,
 }
 
 macro_rules! schedulers {
     ($($name:literal: $variant:ident, $entry:ty, $depth:literal;)*) => {
-        /// All of them.
+        /// All schedulers; C refers to them by their index.
         pub(crate) static ALL: &[Scheduler] = &[$(
             Scheduler {
                 name: $name,
@@ -111,7 +111,7 @@ macro_rules! schedulers {
     };
 }
 
-// A line more is a scheduler more; the module's aliases are in ../module/main.c.
+// A scheduler is added by a line here; the module's aliases are in ../module/main.c.
 schedulers! {
     "mqfq": Mqfq, mqfq::Entry<Anticipating>, "slots";
     "mqfq-serial": Mqfq, mqfq::SerialEntry<Anticipating>, "slots";
@@ -128,15 +128,14 @@ schedulers! {
 }
 
 impl Scheduler {
-    /// D is what the driver takes unless a key says otherwise; `kyber-fair` is busy with half of
-    /// that.
+    /// The default of the depth knob: the driver's depth, or half of it for `kyber-fair`'s `busy`.
     fn usual(&self, shape: &Shape) -> (&'static str, u64) {
         let slots = u64::from(shape.slots);
         (self.depth, if self.depth == "busy" { (slots / 2).max(1) } else { slots })
     }
 
-    /// The knobs with the values that these keys give them, in an order that is always the same.
-    /// Left out is what the block layer does itself (merging), and what only experiments want.
+    /// The knobs with their values under these keys, always in the same order. Knobs for merging,
+    /// which the block layer does itself, and for experiments are left out.
     #[inline(never)]
     pub(crate) fn knobs(&self, keys: Keys<'_>, shape: &Shape) -> registry::Values {
         let Some(policy) = registry::find(self.policy) else { return Vec::new() };
@@ -150,18 +149,19 @@ impl Scheduler {
         [self.usual(shape)].into_iter().chain(keys.iter().copied()).collect()
     }
 
-    /// Builds it.
+    /// Builds the scheduler for a shape.
     pub(crate) fn build(&self, keys: Keys<'_>, shape: &Shape) -> Result<Engine, Refused> {
         (self.build)(&self.with_usual(keys, shape), shape)
     }
 }
 
-/// So many ports on one socket, flows, tags of each port, before a device of so many places.
+/// A shape with `ports` ports on one socket, flows, tags of each port, and a device of `slots`
+/// requests.
 pub(crate) fn shape(ports: u32, flows: u32, tags: u32, slots: u32) -> Shape {
     Shape::new(Topology::flat(ports as usize), flows as usize, tags as usize).before(slots)
 }
 
-/// The name of a flow as C keeps it: 64 bits that mean nothing to it.
+/// A flow's name in C: 64 bits that C does not interpret.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Handle(u64);
@@ -169,17 +169,17 @@ pub(crate) struct Handle(u64);
 const _: () = assert!(size_of::<FlowId>() == size_of::<u64>());
 
 impl Handle {
-    /// No flow's.
+    /// The handle of no flow.
     pub(crate) const NONE: Handle = Handle(u64::MAX);
 
     pub(crate) fn of(flow: FlowId) -> Handle {
-        // SAFETY: a flow's name is two numbers of 32 bits without anything between or behind them.
+        // SAFETY: a flow's name is two numbers of 32 bits without padding.
         Handle(unsafe { core::mem::transmute::<FlowId, u64>(flow) })
     }
 
     pub(crate) fn flow(self) -> FlowId {
-        // SAFETY: as above; any two numbers are a flow's name, if not one that there is, and a
-        // scheduler refuses those.
+        // SAFETY: as above; any two numbers are a valid name, and a scheduler refuses a name
+        // without a flow.
         unsafe { core::mem::transmute::<u64, FlowId>(self.0) }
     }
 }

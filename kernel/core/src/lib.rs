@@ -1,14 +1,14 @@
 //! fairq's schedulers as C functions, for the Linux module `fairq.ko`.
 //!
-//! `module/core.h` declares what is here; the two are changed together.
+//! `module/core.h` declares these functions; the two are changed together.
 //!
-//! **What C owes.** Each port has a lock that C holds with interrupts off around every function
+//! **Duties of C.** Each port has a lock that C holds with interrupts off around every function
 //! that takes a port. The locks inside are the kernel's and switch interrupts off themselves.
 //! `fairq_core_new` may sleep.
 //!
-//! **What is given.** Outside of `table`, no function but `fairq_core_new` allocates or can panic.
-//! Memory is what C has lent (`fairq_core_lend`). That which an engine was built in is the
-//! engine's: C frees it when nothing uses the engine any longer, and there is nothing else to do.
+//! **Guarantees.** Outside of `table`, no function but `fairq_core_new` allocates or can panic. All
+//! memory is lent by C (`fairq_core_lend`). The memory in which an engine was built belongs to the
+//! engine: C frees it when nothing uses the engine, and no other cleanup is needed.
 #![no_std]
 
 extern crate alloc;
@@ -26,7 +26,7 @@ use fairq_core::{
 };
 use table::{Change, Key};
 
-/// The most ports of an engine, in words of 64.
+/// Words of 64 bits in a set of ports.
 const WORDS: usize = PortSet::MAX_PORTS / 64;
 
 /// A set of ports, a bit for each.
@@ -44,7 +44,7 @@ impl Wake {
     }
 }
 
-/// A request, or what one has grown by.
+/// A request, or the growth of one.
 #[repr(C)]
 struct Order {
     flow: Handle,
@@ -63,16 +63,16 @@ fn op(number: u32) -> Op {
     }
 }
 
-/// What a port may do next.
+/// The next step of a port.
 #[repr(C)]
 struct Chosen {
-    /// 0: nothing until it is woken; 1: send the request `tag`; 2: ask again at `until_ns`.
+    /// 0: nothing until a wake-up; 1: issue the request `tag`; 2: call again at `until_ns`.
     what: u32,
     tag: u32,
     until_ns: u64,
 }
 
-/// What a scheduler tells of itself.
+/// Statistics of a scheduler.
 #[repr(C)]
 struct Told {
     slots: u64,
@@ -81,12 +81,12 @@ struct Told {
     blocks: u64,
     wakes: u64,
     periods: u64,
-    /// How D is found. 0: it is the operator's; 1: searched for; 2: found; 3: all that is asked
-    /// for; 4: one flow is alone.
+    /// State of the search for D. 0: the operator sets D; 1: searching; 2: found; 3: D covers the
+    /// whole demand; 4: a single flow is active.
     search: u32,
 }
 
-/// What a port knows of a flow.
+/// Statistics of a flow on a port.
 #[repr(C)]
 struct FlowTold {
     staged: u32,
@@ -95,17 +95,18 @@ struct FlowTold {
     has_lag: bool,
 }
 
-/// The numbers behind a decision; `u64::MAX` and `u32::MAX` are what the policy does not have.
+/// The numbers behind a decision; `u64::MAX` and `u32::MAX` stand for values that the policy does
+/// not have.
 #[repr(C)]
 struct Why {
     virtual_time: u64,
     start_tag: u64,
     free_slots: u32,
-    /// 0: it is not held; 1: it is ahead of virtual time; 2: no slot is free; 3: a cap.
+    /// 0: not held; 1: ahead of virtual time; 2: no slot is free; 3: held by a cap.
     held: u32,
 }
 
-/// What an engine is built for.
+/// Parameters of an engine.
 #[repr(C)]
 struct Wanted {
     scheduler: u32,
@@ -117,11 +118,11 @@ struct Wanted {
     key_count: u32,
 }
 
-/// Builds a scheduler. 0: it is there; 1: there is none of this number, shape and keys; 2: there is
-/// not enough memory.
+/// Builds a scheduler. Returns 0: built; 1: no scheduler has this number, or it refuses the shape
+/// and keys; 2: not enough memory.
 ///
 /// # Safety
-/// There are as many keys as it says.
+/// `wanted.keys` points to `wanted.key_count` keys.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_new(wanted: &Wanted, engine: &mut *mut Engine) -> i32 {
     let Some(scheduler) = engine::ALL.get(wanted.scheduler as usize) else { return 1 };
@@ -138,10 +139,10 @@ unsafe extern "C" fn fairq_core_new(wanted: &Wanted, engine: &mut *mut Engine) -
     }
 }
 
-/// Takes a request. 0: it is staged; 1: it goes at once; less: it is refused.
+/// Submits a request. Returns 0: staged; 1: to be issued at once; negative: refused.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_submit(
     engine: &Engine,
@@ -158,7 +159,7 @@ unsafe extern "C" fn fairq_core_submit(
         };
         let mut woken = PortSet::EMPTY;
         let mut said = port.submit(now_ns, &request(order.flow.flow()), &mut woken);
-        // A cgroup that is gone has written something that is only sent now.
+        // The request belongs to a cgroup that is gone, for instance a late writeback.
         if said == Err(SubmitError::NoSuchFlow) {
             said = port.submit(now_ns, &request(made.root), &mut woken);
         }
@@ -171,10 +172,10 @@ unsafe extern "C" fn fairq_core_submit(
     })
 }
 
-/// Says what a port may do next.
+/// Gives the next step of a port.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_next(
     engine: &Engine,
@@ -197,10 +198,10 @@ unsafe extern "C" fn fairq_core_next(
     });
 }
 
-/// Takes an issued request off its port.
+/// Completes an issued request.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_complete(
     engine: &Engine,
@@ -218,11 +219,11 @@ unsafe extern "C" fn fairq_core_complete(
     });
 }
 
-/// Takes back an issued request that the device has not begun. 0: it is staged again; 1: it goes at
-/// once; less: it was not issued.
+/// Takes back an issued request that the device has not begun. Returns 0: staged again; 1: to be
+/// issued at once; negative: it was not issued.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_requeue(
     engine: &Engine,
@@ -245,10 +246,10 @@ unsafe extern "C" fn fairq_core_requeue(
     })
 }
 
-/// A staged request has grown by what the order says.
+/// Grows a staged request by the order's range.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_grow(
     engine: &Engine,
@@ -273,10 +274,10 @@ unsafe extern "C" fn fairq_core_grow(
     })
 }
 
-/// Takes a staged request back, which is part of another one now. Whether it was staged.
+/// Cancels a staged request that has become part of another one. Returns whether it was staged.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_cancel(
     engine: &Engine,
@@ -295,20 +296,20 @@ unsafe extern "C" fn fairq_core_cancel(
     })
 }
 
-/// Whether `fairq_core_next` may have something to give.
+/// Whether `fairq_core_next` may have a request or a time to wait until.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_has_work(engine: &Engine, port: u32) -> bool {
     // SAFETY: C holds the port's lock.
     with!(engine, made => unsafe { made.port(port) }.is_some_and(|port| port.has_work()))
 }
 
-/// Whether a flow may have another request on this port, so that it leaves tags to others.
+/// Whether a flow may have another request on this port; a limit leaves tags to other flows.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_admits(engine: &Engine, port: u32, flow: Handle) -> bool {
     with!(engine, made => {
@@ -318,7 +319,7 @@ unsafe extern "C" fn fairq_core_admits(engine: &Engine, port: u32, flow: Handle)
     })
 }
 
-/// The flow of requests that belong to no other.
+/// The flow of requests without a flow of their own.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_root(engine: &Engine) -> Handle {
     with!(engine, made => Handle::of(made.root))
@@ -329,27 +330,27 @@ fn weight(of_256ths: u32) -> Weight {
     Weight::of_256ths(of_256ths.clamp(Weight::LEAST_256THS, most)).unwrap_or(Weight::DEFAULT)
 }
 
-/// Adds a flow of this weight, in 256ths; `false` if there are as many as there can be.
+/// Adds a flow of this weight, in 256ths; `false` if there are already as many flows as possible.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_add_flow(engine: &Engine, of_256ths: u32, flow: &mut Handle) -> bool {
     let added = with!(engine, made => made.policy.add_flow(weight(of_256ths)));
     added.map(|added| *flow = Handle::of(added)).is_ok()
 }
 
-/// A flow, and what its weight is to be, in 256ths.
+/// A flow and its new weight, in 256ths.
 #[repr(C)]
 struct Weighed {
     flow: Handle,
     of_256ths: u32,
 }
 
-/// The most weights that are changed at once; `FAIRQ_WEIGHTS` in `module/core.h`.
+/// The most weights in one call; `FAIRQ_WEIGHTS` in `module/core.h`.
 const WEIGHTS: usize = 8;
 
-/// Changes the weights of flows, of at most [`WEIGHTS`].
+/// Changes the weights of at most [`WEIGHTS`] flows.
 ///
 /// # Safety
-/// There are as many as it says.
+/// `weighed` points to `count` entries.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_set_weights(engine: &Engine, weighed: *const Weighed, count: u32) {
     // SAFETY: the caller's promise.
@@ -359,11 +360,11 @@ unsafe extern "C" fn fairq_core_set_weights(engine: &Engine, weighed: *const Wei
         *to = (from.flow.flow(), weight(from.of_256ths));
     }
     let weights = &weights[..weighed.len().min(WEIGHTS)];
-    // As a layer that computes weights: what is measured of the flows goes on.
+    // This is a change of computed weights, so measurements of the flows continue.
     with!(engine, made => made.policy.set_weights(weights));
 }
 
-/// Removes a flow. What it has staged is still served.
+/// Removes a flow. Its staged requests are still served.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_remove_flow(engine: &Engine, flow: Handle, wake: &mut Wake) {
     if let Ok(woken) = with!(engine, made => made.policy.remove_flow(flow.flow())) {
@@ -371,7 +372,7 @@ extern "C" fn fairq_core_remove_flow(engine: &Engine, flow: Handle, wake: &mut W
     }
 }
 
-/// Does periodic work; gives the time of the next, 0 for none.
+/// Does periodic work; returns the time of the next call in ns, 0 for none.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_tick(engine: &Engine, now_ns: u64, wake: &mut Wake) -> u64 {
     let mut woken = PortSet::EMPTY;
@@ -380,7 +381,7 @@ extern "C" fn fairq_core_tick(engine: &Engine, now_ns: u64, wake: &mut Wake) -> 
     next.unwrap_or(0)
 }
 
-/// Makes a change. Whether it could.
+/// Changes a parameter. Returns whether the scheduler could.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_tune(engine: &Engine, change: &Change, wake: &mut Wake) -> bool {
     let Some(tuning) = change.tuning() else { return false };
@@ -390,7 +391,7 @@ extern "C" fn fairq_core_tune(engine: &Engine, change: &Change, wake: &mut Wake)
     done
 }
 
-/// What the scheduler tells of itself; what it has not is 0.
+/// Statistics of the scheduler; 0 for values that it does not have.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_tell(engine: &Engine, told: &mut Told) {
     let stats = with!(engine, made => made.policy.stats());
@@ -411,10 +412,10 @@ extern "C" fn fairq_core_tell(engine: &Engine, told: &mut Told) {
     };
 }
 
-/// What a port knows of a flow.
+/// Statistics of a flow on a port.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_tell_flow(
     engine: &Engine,
@@ -435,11 +436,11 @@ unsafe extern "C" fn fairq_core_tell_flow(
     };
 }
 
-/// The numbers behind the port's last answer: about this request, or (`u32::MAX`) about why none
-/// may go.
+/// The numbers behind the port's last decision: about this request, or with `u32::MAX` about why
+/// none may be issued.
 ///
 /// # Safety
-/// The module's text.
+/// The caller follows the rules in the module header.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_why(engine: &Engine, port: u32, tag: u32, why: &mut Why) {
     let tag = (tag != u32::MAX).then_some(Tag(tag));
@@ -455,7 +456,7 @@ unsafe extern "C" fn fairq_core_why(engine: &Engine, port: u32, tag: u32, why: &
         held: match reason.held {
             None => 0,
             Some(Held::Ahead) => 1,
-            // There are neither latency targets nor caps here.
+            // The module sets neither latency targets nor reservations.
             Some(Held::NoSlot | Held::Target | Held::Reserved) => 2,
             Some(Held::Cap | Held::GroupCap) => 3,
         },

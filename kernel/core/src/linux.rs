@@ -1,4 +1,4 @@
-//! What the crate takes from the kernel: memory, locks, and the end of it all.
+//! The kernel's services for the crate: memory, locks, and a panic.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
@@ -11,16 +11,16 @@ use fairq_core::Platform;
 use fairq_core::platform::Lock;
 
 unsafe extern "C" {
-    /// Makes a lock of this kind, which is a number of its own for all that guard the same.
+    /// Initializes a lock. `kind` is the same for all locks around values of one type.
     fn fairq_lock_init(lock: *mut LockWords, kind: u64);
-    /// Takes a lock and switches interrupts off; gives what [`fairq_unlock`] switches on again.
+    /// Takes a lock and switches interrupts off; returns the flags that [`fairq_unlock`] restores.
     fn fairq_lock(lock: *mut LockWords) -> usize;
     fn fairq_unlock(lock: *mut LockWords, flags: usize);
-    /// Writes this to the kernel's log and stops, as the kernel does for faults of its own.
+    /// Writes the text to the kernel's log and stops like a fault of the kernel's own.
     fn fairq_panicked(text: *const u8, length: usize) -> !;
 }
 
-/// The kernel, as a machine for policies.
+/// The kernel as a platform for policies.
 pub(crate) struct Linux;
 
 impl Platform for Linux {
@@ -32,7 +32,7 @@ impl Platform for Linux {
     }
 }
 
-/// Room for a spin lock of any kernel; `FAIRQ_LOCK_WORDS` in `module/core.h`.
+/// Space for a spin lock of any kernel; `FAIRQ_LOCK_WORDS` in `module/core.h`.
 type LockWords = [u64; 12];
 
 /// A spin lock of the kernel's, which is held with interrupts off.
@@ -44,7 +44,7 @@ pub(crate) struct SpinLock<T> {
 // SAFETY: the value is reached under the lock.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-/// Which locks are of one kind: those around values of one type.
+/// The kind of a lock: a hash of its value's type.
 fn kind<T>() -> u64 {
     let name = core::any::type_name::<T>().bytes();
     name.fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
@@ -53,12 +53,12 @@ fn kind<T>() -> u64 {
 }
 
 impl<T: Send + 'static> Lock<T> for SpinLock<T> {
-    // The value is not moved more often than without a lock: it may be large, and the stack is not.
+    // Inlined, so that the value is not moved through the stack: it may be large.
     #[inline]
     fn new(value: T) -> Self {
         let mut lock = [0; 12];
-        // SAFETY: the room is large enough for a lock. It has no pointer to itself, so it can be
-        // moved until it is taken for the first time.
+        // SAFETY: the array is large enough for a lock. A lock has no pointer to itself, so it can
+        // be moved until it is taken for the first time.
         unsafe { fairq_lock_init(&raw mut lock, kind::<T>()) };
         SpinLock { lock: UnsafeCell::new(lock), value: UnsafeCell::new(value) }
     }
@@ -75,16 +75,16 @@ impl<T: Send + 'static> Lock<T> for SpinLock<T> {
     }
 }
 
-/// Memory that C lends for some calls. It is handed out from the front; the last piece can be given
-/// back, or become larger. Pieces of a scheduler that is built stay: its memory is freed as a whole
-/// by C. Without any, and when it is used up, there is none.
+/// Memory that C lends for some calls. It is allocated from the front; only the last piece can be
+/// freed, or grow. The pieces of a scheduler stay: C frees its memory as a whole. Allocations fail
+/// if no memory is lent, or if it is used up.
 ///
-/// C lends to one call at a time, so that the words need no order.
+/// C lends to one call at a time, so the words need no ordering.
 struct Lent {
     begin: AtomicUsize,
     next: AtomicUsize,
     end: AtomicUsize,
-    /// How far it has been used.
+    /// End of the used part.
     most: AtomicUsize,
 }
 
@@ -101,10 +101,10 @@ impl Lent {
 }
 
 // SAFETY: each piece begins behind the one before, at an address of its alignment, and ends within
-// what was lent. Only the last one is given back or changes its size, and one that has been given
-// back is not used by its caller any longer.
+// the lent memory. Only the last piece is freed or changes its size, and callers do not use a freed
+// piece.
 unsafe impl GlobalAlloc for Lent {
-    // A call of its own: what its caller makes is then made in this memory, and not on the stack.
+    // Not inlined, so that the caller builds its value in this memory, and not on the stack.
     #[inline(never)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let begin = self.next.load(Ordering::Relaxed).checked_next_multiple_of(layout.align());
@@ -133,7 +133,7 @@ unsafe impl GlobalAlloc for Lent {
         // SAFETY: the caller's promise: the size is right for the alignment.
         let larger = unsafe { self.alloc(Layout::from_size_align_unchecked(size, layout.align())) };
         if !larger.is_null() {
-            // SAFETY: both are there, and different.
+            // SAFETY: both pieces exist and do not overlap.
             unsafe { ptr::copy_nonoverlapping(piece, larger, layout.size().min(size)) };
         }
         larger
@@ -148,11 +148,11 @@ static LENT: Lent = Lent {
     most: AtomicUsize::new(0),
 };
 
-/// Lends this memory to the calls that follow. Without any, and size 0, none is lent. Gives how
-/// much has been used of what was lent before.
+/// Lends this memory to the calls that follow; null and size 0 end a loan. Returns the used bytes
+/// of the previous loan.
 ///
 /// # Safety
-/// There are so many bytes, and nothing else uses them as long as what is built there is used.
+/// `memory` has `size` bytes, and nothing else uses them while an engine in them is in use.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fairq_core_lend(memory: *mut u8, size: usize) -> usize {
     let used = LENT.most.load(Ordering::Relaxed) - LENT.begin.load(Ordering::Relaxed);
@@ -163,7 +163,7 @@ unsafe extern "C" fn fairq_core_lend(memory: *mut u8, size: usize) -> usize {
     used
 }
 
-/// A line of text; what does not fit is left out.
+/// A line of text; text beyond its capacity is left out.
 struct Line {
     text: [u8; 160],
     length: usize,
@@ -186,12 +186,12 @@ impl Write for Line {
 fn panic(info: &PanicInfo<'_>) -> ! {
     let mut line = Line { text: [0; 160], length: 0 };
     let _ = write!(line, "{info}");
-    // SAFETY: the text is as long as it is said to be, and lives as long as the call.
+    // SAFETY: the text has this length and lives as long as the call.
     unsafe { fairq_panicked(line.text.as_ptr(), line.length) }
 }
 
-/// Division of 128-bit numbers, for which the kernel has no function: what searches for D when
-/// they are ticked. Bit by bit, since it is seldom needed.
+/// Division of 128-bit numbers, for which the kernel has no function. Ticks that search for D use
+/// it. It works bit by bit, because it is seldom needed.
 #[unsafe(no_mangle)]
 extern "C" fn __udivti3(dividend: u128, divisor: u128) -> u128 {
     let (mut quotient, mut rest) = (0, 0u128);

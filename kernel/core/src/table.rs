@@ -1,6 +1,8 @@
-//! The schedulers and their knobs as C reads them: names, values as text, and what each changes.
+//! The schedulers and their knobs as C reads them: names, values as text, and the change that each
+//! knob makes.
 //!
-//! `module/core.h` declares what is here. All of it may sleep: lists of knobs are built in memory.
+//! `module/core.h` declares these functions. All of them may sleep: lists of knobs are built in
+//! memory.
 
 use core::fmt::Write;
 
@@ -10,7 +12,7 @@ use fairq_core::registry::{Knob, Shape, Unit};
 
 use crate::engine::{self, Scheduler};
 
-/// Bytes of C's, written from the front. What does not fit is left out.
+/// A buffer of C's, written from the front. Text beyond its size is left out.
 struct Text<'a> {
     bytes: &'a mut [u8],
     length: usize,
@@ -35,7 +37,7 @@ impl Text<'_> {
     }
 }
 
-/// What a knob was set to.
+/// A knob's number and its new value.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Key {
@@ -43,10 +45,10 @@ pub(crate) struct Key {
     value: u64,
 }
 
-/// What changes a scheduler while it runs.
+/// A change of a running scheduler.
 #[repr(C)]
 pub(crate) struct Change {
-    /// 0: nothing does, it is built anew; 1: D; 2: D by itself; 3: T.
+    /// 0: no change is possible, the scheduler is rebuilt; 1: D; 2: automatic D; 3: T.
     what: u32,
     value: u64,
 }
@@ -66,7 +68,7 @@ impl Change {
             Some(Tuning::Slots(slots)) => (1, slots.into()),
             Some(Tuning::AutoSlots) => (2, 0),
             Some(Tuning::Threshold(bytes)) => (3, bytes),
-            // A T that follows takes memory, which a call with interrupts off cannot.
+            // An automatic T needs memory, which a call with interrupts off cannot allocate.
             Some(Tuning::FollowingThreshold(_)) | None => (0, 0),
         };
         Change { what, value }
@@ -85,8 +87,8 @@ fn knob(scheduler: &Scheduler, number: u32) -> Option<Knob> {
     scheduler.knobs(&[], &usual()).get(number as usize).map(|(knob, _)| *knob)
 }
 
-/// The keys that C gives, by their names. Not part of its caller, which builds a scheduler after
-/// that, on what is left of the stack.
+/// The keys of C by their names. It is not inlined, because its caller then builds a scheduler on
+/// the rest of the stack.
 ///
 /// # Safety
 /// `keys` points to `count` keys.
@@ -107,7 +109,8 @@ pub(crate) unsafe fn keys(
     named
 }
 
-/// The name of a scheduler, without a zero behind it; its length, 0: there is none.
+/// Writes the name of a scheduler, without a terminating zero. Returns its length; 0: there is no
+/// such scheduler.
 ///
 /// # Safety
 /// `text` has room for `size` bytes.
@@ -119,7 +122,7 @@ unsafe extern "C" fn fairq_core_name(number: u32, text: *mut u8, size: usize) ->
     text.length
 }
 
-/// The name of a scheduler's knob, the same way.
+/// Writes the name of a scheduler's knob, in the same way.
 ///
 /// # Safety
 /// `text` has room for `size` bytes.
@@ -133,8 +136,8 @@ unsafe extern "C" fn fairq_core_knob(number: u32, of: u32, text: *mut u8, size: 
     text.length
 }
 
-/// Reads a knob's value. 0: it is one; 1: the knob is to be as if nothing were said (`default`,
-/// and `auto` where that is no word of the knob); less: it is none.
+/// Reads a knob's value. Returns 0: read; 1: the knob returns to its default (`default`, and `auto`
+/// if that is not a word of the knob); negative: not a value.
 ///
 /// # Safety
 /// `text` has `size` bytes.
@@ -160,7 +163,7 @@ unsafe extern "C" fn fairq_core_parse(
     }
 }
 
-/// A value as it is written: a word, or a number with the unit's letters behind it.
+/// Parses a value: a word, or a number followed by the unit's letters.
 fn parse(knob: &Knob, text: &str) -> Option<u64> {
     if let Some(value) = knob.word(text) {
         return Some(value);
@@ -186,7 +189,7 @@ fn parse(knob: &Knob, text: &str) -> Option<u64> {
     knob.check(value).is_ok().then_some(value)
 }
 
-/// Writes a knob's value as it could be read back.
+/// Writes a knob's value in a form that [`parse`] reads.
 fn show(knob: &Knob, value: Option<u64>, text: &mut Text<'_>) -> core::fmt::Result {
     let Some(value) = value else { return text.write_str("auto") };
     let is_word = value == 0 || value > knob.most || knob.unit == Unit::Words;
@@ -201,7 +204,7 @@ fn show(knob: &Knob, value: Option<u64>, text: &mut Text<'_>) -> core::fmt::Resu
     })
 }
 
-/// What a knob is with these keys, for this shape; the length of the text.
+/// Writes a knob's value under these keys, for this shape. Returns the length of the text.
 ///
 /// # Safety
 /// `text` has room for `size` bytes, and there are `count` keys.
@@ -226,8 +229,8 @@ unsafe extern "C" fn fairq_core_value(
     text.length
 }
 
-/// How a knob is changed while the scheduler runs. `is_given`: to this value, and otherwise to what
-/// it is when nothing is said.
+/// The change that setting a knob makes to a running scheduler. `is_given`: to this value,
+/// otherwise to the default.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_change(
     number: u32,
