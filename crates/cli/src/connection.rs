@@ -10,7 +10,7 @@ use fairq_config::listen;
 use fairq_config::refusal::Refusal;
 use serde_json::{Value, json};
 
-/// Where the service of contrib/systemd has its control socket.
+/// Control socket of the service of contrib/systemd.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// The longest time that a server may take to answer.
 // A server answers a call that waits for a file system after 8 s: this is longer.
@@ -20,11 +20,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     stream: BufReader<UnixStream>,
     calls: u64,
-    /// It has answered the last call.
+    /// Whether the server has answered the last call.
     is_open: bool,
 }
 
-/// The control socket to use: what is said, else in FAIRQ_CONTROL, else the usual one, else the
+/// The control socket to use: the given one, else that of FAIRQ_CONTROL, else the default, else the
 /// service's.
 pub(crate) fn socket(said: Option<PathBuf>) -> PathBuf {
     let usual = || {
@@ -48,8 +48,8 @@ impl Connection {
         Ok(Connection { stream: BufReader::new(stream), calls: 0, is_open: true })
     }
 
-    /// Calls a method that may be called twice. If the connection ends, which an upgrade of the
-    /// server does to it, another to the same socket takes its place.
+    /// Calls a method that may be called twice. If the connection ends, as in an upgrade of the
+    /// server, another connection to the same socket replaces it.
     pub(crate) fn call_again(
         &mut self,
         path: &Path,
@@ -70,13 +70,13 @@ impl Connection {
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         match answer["error"]["code"].as_i64() {
             None => Ok(answer["result"].take()),
-            // Invalid params: it is the command that cannot be used, so the exit status is 2.
+            // Invalid params: the command itself is wrong, so the exit status is 2.
             Some(-32602) => Err(Refusal::new(message).into()),
             Some(_) => bail!("{message}"),
         }
     }
 
-    /// Sends a call, and gives what is answered.
+    /// Sends a call and returns the answer.
     fn ask(&mut self, method: &str, params: &Value) -> anyhow::Result<Value> {
         self.calls += 1;
         self.is_open = false;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::args::{ConfigCommand, CtlArgs, CtlCommand};
 use crate::connection::{Connection, socket};
 
-/// The time that a policy may take to finish its requests.
+/// Time limit for a policy to finish its requests.
 const CHANGE: Duration = Duration::from_secs(60);
 
 /// Carries out a command.
@@ -25,7 +25,7 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     let (method, params) = call_of(&args.command)?;
     let mut server = Connection::open(&socket(args.control))?;
     let result = server.call(&method, params)?;
-    // The answer comes when the change has begun, and the next command is to find it done.
+    // The answer comes when the change has begun; the next command has to find it done.
     if matches!(
         args.command,
         CtlCommand::Policy { name: Some(_), .. } | CtlCommand::Params { params: Some(_) }
@@ -49,14 +49,15 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until a tenant can be opened, and says how far that is.
+/// Waits until a tenant can be opened, and prints the progress.
 fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
     let (mut told, mut waited_for) = (Instant::now(), String::new());
     loop {
         let tenants = server.call("tenants", json!({}))?;
         let mut tenants = tenants.as_array().into_iter().flatten();
         let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
-            // The server takes back a tenant that has waited for removed ones too long.
+            // The server removes a new tenant that has waited too long for the requests of removed
+            // ones.
             if !waited_for.is_empty() {
                 bail!(
                     "tenant {name} was not added: requests of {waited_for}, which had its range or \
@@ -83,7 +84,7 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
             eprintln!("waiting for requests of {names}, which was removed");
         }
         waited_for = names;
-        // A short wait needs no words; a long one is told once a second.
+        // A short wait prints nothing; a long one prints a line a second.
         if waited_for.is_empty() && told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
             let part = number(&preparing["done"]) / number(&preparing["size"]).max(1.0);
@@ -93,7 +94,7 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until a tenant has another size, and says how far that is.
+/// Waits until a tenant has its new size, and prints the progress.
 fn wait_for_size(server: &mut Connection, name: &str, size: u64) -> anyhow::Result<()> {
     let mut told = Instant::now();
     loop {
@@ -139,7 +140,7 @@ fn save_table(result: &Value) -> anyhow::Result<()> {
     files::replace(&path, &text)
 }
 
-/// Waits until the policy before has finished its requests.
+/// Waits until the previous policy has finished its requests.
 fn wait_for_policy(server: &mut Connection) -> anyhow::Result<()> {
     let deadline = Instant::now() + CHANGE;
     while !server.call("policy", json!({}))?["state"]["changing_s"].is_null() {
@@ -159,7 +160,7 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
     let (method, params) = match command {
         CtlCommand::Latency { tenant, latency, percentile, floor } => {
             let mut params = json!({ "tenant": tenant });
-            // Without `latency` the server takes the target away.
+            // Without `latency` the server removes the target.
             let latency = latency.as_ref().filter(|text| *text != "off");
             let said = [("latency", latency), ("percentile", percentile.as_ref())];
             for (key, value) in said.into_iter().chain([("floor", floor.as_ref())]) {
@@ -182,7 +183,7 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
             ("share", json!({ "tenant": tenant, "keys": object_of(keys, "min-iops=500")? }))
         }
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
-        // The server may have another folder.
+        // The server may run in another folder, so the path is made absolute.
         CtlCommand::Upgrade { program: Some(program) } => {
             let whole = std::path::absolute(program)
                 .map_err(|error| Refusal::new(format!("{}: {error}", program.display())))?;
@@ -218,7 +219,7 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
     Ok((method.to_owned(), params))
 }
 
-/// `KEY=VALUE` arguments as an object; `off` alone is none of them.
+/// `KEY=VALUE` arguments as an object; a lone `off` is skipped.
 fn object_of(pairs: &[String], example: &str) -> Result<serde_json::Map<String, Value>, Refusal> {
     let mut object = serde_json::Map::new();
     for pair in pairs.iter().filter(|text| *text != "off") {
@@ -369,7 +370,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
-/// The number of upgrades, in words; empty if there was none.
+/// The number of upgrades in words; empty for none.
 fn upgrades(count: &Value) -> String {
     match count.as_u64() {
         None | Some(0) => String::new(),
@@ -405,7 +406,7 @@ fn status(result: &Value) -> String {
     ];
     let depth = &state["depth"];
     if state["slots"].is_null() && !depth.is_null() {
-        // The part of D that `kyber-fair` has.
+        // `kyber-fair` has no slots; its depth is the number of requests that keep the device busy.
         let busy = match depth["state"].as_str() {
             Some("found") => format!(
                 "with {} requests on it ({} requests/s with this load)",
@@ -609,7 +610,7 @@ fn changes(result: &Value) -> String {
     changes.iter().map(line).collect()
 }
 
-/// The changes that a reload would make, in words.
+/// The changes of a reload that was only checked, in words.
 fn foretold(result: &Value) -> String {
     let changes = result["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if changes.is_empty() {
@@ -664,7 +665,7 @@ mod tests {
     use crate::args::{Cli, Command};
     use crate::operate::table::Method;
 
-    /// Each command that is one call.
+    /// The commands that make one call.
     const LINES: [&str; 24] = [
         "status",
         "tenants",

@@ -1,9 +1,10 @@
-//! Laws for the input of strangers and tired operators: configuration files, policies, tenants,
-//! job files, lines on the control socket. Anything is taken or refused with a reason, and nothing
-//! ends the program; what is taken means the same when it is dumped and read again, gives no tenant
-//! a byte of another's, and makes a policy that serves.
+//! Laws for untrusted and mistaken input: configuration files, policies, tenants, job files, lines
+//! on the control socket. Every input is accepted or refused with a reason, and none ends the
+//! program. An accepted input has the same meaning after it is dumped and read again, gives no
+//! tenant a byte of another's, and makes a policy that serves.
 //!
-//! The texts are made from what the documentation shows (each key of the example file, with values
+//! The texts are made from the documentation (each key of the example file, with values of its own
+//! or of another key), because random bytes fail in the first line.
 //! that belong to it or to another), since random bytes get no further than the first line.
 
 use std::sync::LazyLock;
@@ -26,7 +27,7 @@ use proptest::sample::select;
 
 use crate::operate::rpc;
 
-/// Values that are right somewhere, and values that are nowhere.
+/// Values that are valid for some key, and values that are valid for none.
 const VALUES: &[&str] = &[
     "0",
     "1",
@@ -99,7 +100,7 @@ fn surroundings() -> Surroundings {
     }
 }
 
-/// The lines of the example file, those behind `#` too.
+/// The lines of the example file, with those behind `#`.
 static LINES: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let text = include_str!("../../../docs/fairq.example.toml");
     let line = |line: &'static str| {
@@ -143,7 +144,7 @@ const POLICIES: &[&str] = &[
     "nass+mqfq",
 ];
 
-/// A line as the example has it, or with another's value.
+/// A line of the example, or its key with another value.
 fn line() -> impl Strategy<Value = String> {
     (select(LINES.as_slice()), proptest::option::of(select(VALUES))).prop_map(
         |(line, value)| match (line.split_once(" = "), value) {
@@ -153,7 +154,7 @@ fn line() -> impl Strategy<Value = String> {
     )
 }
 
-/// A configuration that may be right: a device, a policy, tenants; and up to two lines anywhere
+/// A configuration that may be valid: a device, a policy, tenants; and up to two lines anywhere
 /// that may be wrong.
 fn configuration() -> impl Strategy<Value = String> {
     let devices = [
@@ -196,7 +197,7 @@ fn configuration() -> impl Strategy<Value = String> {
     })
 }
 
-/// As behind `--policy`: one of them, with knobs of its own or of another.
+/// A value of `--policy`: a policy's name, with its own knobs or another policy's.
 fn policy() -> impl Strategy<Value = String> {
     let knob = (select(KNOBS.as_slice()), select(VALUES))
         .prop_map(|(key, value)| format!("{key}={}", value.trim_matches('"')));
@@ -206,8 +207,8 @@ fn policy() -> impl Strategy<Value = String> {
     })
 }
 
-/// Serves two flows on two ports with a device that is done after a while, until all has been
-/// served.
+/// Serves two flows on two ports, with a device that completes requests after a while, until all
+/// requests are served.
 struct Serve;
 
 impl WithPolicy for Serve {
@@ -231,7 +232,7 @@ impl WithPolicy for Serve {
             if tick_ns.is_some_and(|tick| tick <= now_ns) {
                 tick_ns = policy.tick(now_ns, &mut wake);
             }
-            // Every port is asked in each round, so that each wake-up is delivered.
+            // Each round calls `next` on every port, so that each wake-up is delivered.
             let mut until = tick_ns;
             for (at, port) in ports.iter_mut().enumerate() {
                 loop {

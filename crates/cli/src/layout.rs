@@ -39,7 +39,7 @@ pub(crate) fn run(command: LayoutCommand) -> anyhow::Result<()> {
     }
 }
 
-/// The record of a pool, which must fit.
+/// The record of a pool, which must be valid.
 fn found(media: &Media, device: &Path) -> Result<Pool, Refusal> {
     let shown = device.display();
     match media.find()? {
@@ -54,7 +54,7 @@ fn found(media: &Media, device: &Path) -> Result<Pool, Refusal> {
     }
 }
 
-/// Changes the record of a pool that no server has.
+/// Changes the record of a pool that no server uses.
 fn change(
     device: &Path,
     change: impl FnOnce(&mut Record) -> Result<(), LayoutError>,
@@ -76,7 +76,7 @@ fn plan(config: &Path) -> Result<(Plan, Vec<u64>), Refusal> {
     let plan = settings::load(config)?.with_tenants().plan(&surroundings)?;
     let own = plan.tenants.iter().filter_map(|tenant| {
         let path = tenant.path.as_ref()?;
-        // A file that is not there yet has the size that it is to be made with.
+        // A file that does not exist yet gets its configured size.
         let there = path.metadata().map(|file| file.len()).ok();
         Some(there.filter(|size| *size > 0).or(tenant.size).unwrap_or(0))
     });

@@ -1,6 +1,6 @@
 //! The log, on standard error.
 //!
-//! Nobody waits for its reader ([`unread`]).
+//! The program never waits for the log's reader ([`unread`]).
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
@@ -15,12 +15,12 @@ use crate::unread::{self, Lost};
 /// The lines that were lost after the last line that was written.
 static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
 
-/// Logs to standard error: what is said here, else in FAIRQ_LOG, else what is usual; for people or
-/// as JSON.
+/// Logs to standard error, as text or as JSON. The level is the given one, else that of FAIRQ_LOG,
+/// else `usual`.
 pub(crate) fn start(level: Option<String>, usual: &str, is_json: bool) -> Result<(), Refusal> {
     // Under inetd standard error may be the client's connection, which no line may enter.
     let is_socket = rustix::net::getsockname(std::io::stderr()).is_ok();
-    // The journal of systemd is a socket, too: it says so in this variable.
+    // The journal of systemd is a socket, too: systemd then sets this variable.
     if is_socket && std::env::var_os("JOURNAL_STREAM").is_none() {
         return Ok(());
     }
@@ -32,13 +32,12 @@ pub(crate) fn start(level: Option<String>, usual: &str, is_json: bool) -> Result
              info,fairq_host=debug"
         ))
     };
-    // A word alone would be taken for the name of a part of the program, and nothing would be
-    // logged.
+    // A word alone would be read as the name of a module, and nothing would be logged.
     let is_word = |part: &&str| !part.contains('=') && part.parse::<LevelFilter>().is_err();
     if let Some(word) = level.split(',').find(is_word) {
         return Err(refuse(&format!("`{word}` is not a level")));
     }
-    // The allocator tells each step at level debug.
+    // The allocator logs each step at level debug.
     let directives = format!("offset_allocator=warn,{level}");
     let filter = EnvFilter::builder()
         .parse(directives)
@@ -64,7 +63,7 @@ struct LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The table of the status may stand on the same terminal: the line would go into it.
+        // The status table may be on the same terminal, and the line would go into it.
         status::take_away()?;
         let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
         unread::deliver(&mut io::stderr(), line, &mut lost, |lines| {

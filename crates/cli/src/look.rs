@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One look at a server.
+/// A view of a server.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Look {
     pub(crate) status: Status,
@@ -14,7 +14,7 @@ pub(crate) struct Look {
     pub(crate) groups: Vec<Group>,
 }
 
-/// Of `status`, what is shown.
+/// The shown fields of `status`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Status {
     pub(crate) uptime_s: f64,
@@ -27,7 +27,7 @@ pub(crate) struct Status {
     pub(crate) stores: Vec<Store>,
 }
 
-/// Of a store, what is shown.
+/// The shown fields of a store.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Store {
     pub(crate) name: String,
@@ -45,7 +45,7 @@ pub(crate) struct PolicyState {
     pub(crate) throttles: u64,
     pub(crate) blocks: u64,
     pub(crate) class_weights: Option<BTreeMap<String, u64>>,
-    /// Where D is searched for.
+    /// The search for D, if there is one.
     #[serde(default)]
     pub(crate) depth: Option<Depth>,
 }
@@ -63,19 +63,19 @@ pub(crate) struct Depth {
     pub(crate) bytes_per_s: u64,
 }
 
-/// Of a group of tenants, what is shown.
+/// The shown fields of a group of tenants.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Group {
     pub(crate) name: String,
     pub(crate) weight: u64,
-    /// Tenants and groups in it, and those that have asked for something lately.
+    /// Tenants and groups in it; and those that are active.
     pub(crate) members: u64,
     pub(crate) active: u64,
-    /// Its reservation, its caps, and what waits for these.
+    /// Its reservation, its caps, and the requests that wait for these.
     pub(crate) promised: Option<String>,
 }
 
-/// Of a tenant, what is shown.
+/// The shown fields of a tenant.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Tenant {
     pub(crate) name: String,
@@ -88,14 +88,14 @@ pub(crate) struct Tenant {
     pub(crate) last_second: Option<LastSecond>,
     #[serde(default)]
     pub(crate) latency_target: Option<LatencyTarget>,
-    /// Its group, its reservation, its caps, and what waits for these.
+    /// Its group, its reservation, its caps, and the requests that wait for these.
     #[serde(default)]
     pub(crate) promised: Option<String>,
     /// The tenants whose requests were served while its own waited, as parts of its delay.
     pub(crate) hurt_by: Option<BTreeMap<String, f64>>,
 }
 
-/// An active tenant's last second.
+/// Measurements of an active tenant in the last second.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct LastSecond {
     pub(crate) entitled: f64,
@@ -108,16 +108,16 @@ pub(crate) struct LastSecond {
     pub(crate) device_ns: f64,
 }
 
-/// How a tenant does beside its latency target.
+/// A tenant's latency target and its state.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct LatencyTarget {
     pub(crate) target_ns: u64,
-    /// Percent of its requests that are to take no longer.
+    /// Percent of its requests that must meet the target.
     pub(crate) percentile: f64,
     pub(crate) state: String,
-    /// Why it cannot be met, and what to do.
+    /// The reason for which it cannot be met, and the remedy.
     pub(crate) cause: Option<String>,
-    /// Requests completed in the last second, and how many of them took longer.
+    /// Requests completed in the last second, and the late ones among them.
     pub(crate) completed: u64,
     pub(crate) late: u64,
     /// The bound of D for all targets together, if there is one.
@@ -126,7 +126,7 @@ pub(crate) struct LatencyTarget {
 }
 
 impl LatencyTarget {
-    /// Whether the last second was worse than it.
+    /// Whether the target was missed in the last second.
     #[cfg(feature = "top")]
     pub(crate) fn is_missed(&self) -> bool {
         !["idle", "met"].contains(&&self.state[..])
@@ -134,7 +134,7 @@ impl LatencyTarget {
 }
 
 impl Look {
-    /// For programs.
+    /// The view as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::to_value(self).expect("plain data")
     }

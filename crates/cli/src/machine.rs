@@ -6,16 +6,17 @@ use std::path::Path;
 use rustix::process::configure_io_flusher_behavior;
 use rustix::thread::{CapabilitySet, capabilities, clear_ambient_capability_set, set_capabilities};
 
-/// Memory that is taken for granted where the system does not tell, in bytes.
+/// Assumed memory if the system does not report it, in bytes.
 const MEMORY: u64 = 2 << 30;
 
-/// The memory that this process may have, in bytes: the machine's, or less if a cgroup of it has a
-/// limit (`MemoryMax=` of a service).
+/// The memory that this process may use, in bytes: the machine's, or less if a cgroup of the
+/// process has a limit (`MemoryMax=` of a service).
 pub(crate) fn memory() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    // A limit holds for all below it. `max`, no limit, is no number and is left out.
+    // A limit applies to all cgroups below. `max`, no limit, does not parse as a number and is left
+    // out.
     let limits = Path::new(group).ancestors().filter_map(|group| {
         fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.max"))
             .ok()?
@@ -26,10 +27,10 @@ pub(crate) fn memory() -> u64 {
     limits.chain(machine).min().unwrap_or(MEMORY)
 }
 
-/// Marks this thread, and those that it starts from now on, as I/O flushers: the kernel gives them
+/// Marks this thread, and the threads that it starts later, as I/O flushers: the kernel gives them
 /// memory without waiting for disks. If the kernel of this machine is a client, it waits for memory
-/// that only this server can free by writing, and the server must not wait for the same. Then gives
-/// up the capability that this takes. A failure is not logged if the device is in memory
+/// that only this server can free by writing, so the server must not wait for it. The function then
+/// drops the capability that the call needs. A failure is not logged if the device is in memory
 /// (`is_in_memory`), because the kernel never waits for that device to free memory.
 pub(crate) fn become_io_flusher(is_in_memory: bool) {
     if let Err(error) = configure_io_flusher_behavior(true)

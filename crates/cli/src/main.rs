@@ -1,9 +1,9 @@
 //! `fairq`: share one fast SSD between tenants by weight.
 //!
-//! Arguments, and the commands for a server: `serve`, `ctl`, `top`. What is written and read is in
-//! `fairq-config`, the commands that measure are in `fairq-bench`, and the lab is in `fairq-lab`.
-//! Exit status: 0 when all went well, 1 when something failed while running, 2 when the command
-//! line or the configuration cannot be used.
+//! Arguments, and the commands for a server: `serve`, `ctl`, `top`. Configuration files are in
+//! `fairq-config`, the commands that measure in `fairq-bench`, and the lab in `fairq-lab`. Exit
+//! status: 0 for success, 1 for a failure while running, 2 for an unusable command line or
+//! configuration.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return misunderstood(&error),
     };
-    // A server's log is one JSON object a line where no person reads it, its last words too.
+    // Without a terminal a server logs one JSON object a line, its last error too.
     let is_server = matches!(&cli.command, Command::Serve(args) if !args.check_upgrade);
     let is_json = is_server && !std::io::stderr().is_terminal();
     match run(cli, is_json) {
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let said = in_words(&error);
             take_over::fall_back(&said);
-            // A configuration is refused before the log has begun: it begins for this line.
+            // A configuration may be refused before the log is set up: it is set up for this line.
             if !is_json
                 || (!tracing::dispatcher::has_been_set()
                     && logging::start(None, "error", true).is_err())
@@ -66,12 +66,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line cannot be used, or asks for help only.
+/// Reports a command line that cannot be used, or prints help.
 fn misunderstood(error: &clap::Error) -> ExitCode {
     take_over::fall_back("it does not know an argument of the server's");
     let is_server = std::env::args_os().any(|word| word == "serve");
     let is_json = is_server && error.use_stderr() && !std::io::stderr().is_terminal();
-    // Help and version go to standard output, and a person on a terminal reads clap's own words.
+    // Help and version go to standard output, and a terminal gets clap's own text.
     if !is_json || logging::start(None, "error", true).is_err() {
         error.exit();
     }
@@ -80,7 +80,7 @@ fn misunderstood(error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// An error and what caused it; a cause that has been told already is not told again.
+/// An error and its causes; a cause that the text already contains is left out.
 fn in_words(error: &anyhow::Error) -> String {
     error.chain().skip(1).fold(error.to_string(), |said, cause| {
         let cause = cause.to_string();
@@ -88,8 +88,7 @@ fn in_words(error: &anyhow::Error) -> String {
     })
 }
 
-/// Whether it is the command line or the configuration that cannot be used: trying again is in
-/// vain.
+/// Whether the command line or the configuration cannot be used, so that a retry would fail, too.
 fn is_refusal(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let inner = cause.downcast_ref().and_then(std::io::Error::get_ref);

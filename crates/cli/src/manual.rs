@@ -46,7 +46,7 @@ fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     command.get_subcommands().try_for_each(|command| write_pages(command, folder))
 }
 
-/// The end of a help text, paragraph by paragraph; indented paragraphs are kept as they are.
+/// The end of a help text, paragraph by paragraph; indented paragraphs stay as they are.
 fn sections(closing: &str) -> Roff {
     let mut roff = Roff::new();
     for paragraph in closing.split("\n\n").filter(|paragraph| !paragraph.is_empty()) {

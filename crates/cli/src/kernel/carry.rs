@@ -1,8 +1,8 @@
-//! `fairq kernel follow`: what `io.weight` says is what `io.fairq.weight` says.
+//! `fairq kernel follow`: keeps `io.fairq.weight` equal to `io.weight`.
 //!
-//! `io.weight` belongs to io.cost, and no other part of the kernel can read it. Its lines for one
-//! drive are carried over for drives that have one of fairq's schedulers; those that get one later
-//! have theirs at the next look.
+//! `io.weight` belongs to io.cost, and no other part of the kernel can read it. Its values, for all
+//! drives and for each one, are copied for drives that have one of fairq's schedulers; a drive that
+//! gets one later is included in the next pass.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -12,7 +12,7 @@ use fairq_config::refusal::Refusal;
 
 use super::sysfs::{Cgroup, Machine, Weights};
 
-/// Carries weights over, again and again.
+/// Copies weights, once or periodically.
 pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Result<()> {
     let mut is_first = true;
     // A failed write is reported once.
@@ -25,7 +25,7 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
                             nothing to carry over";
                 return Err(Refusal::new(text).into());
             }
-            // A cgroup that is made later may have one, so this is no reason to end.
+            // A cgroup that is made later may have one, so the program goes on.
             eprintln!(
                 "fairq: no cgroup has an io.weight yet, since no cgroup hands on I/O (echo +io > \
                  /sys/fs/cgroup/cgroup.subtree_control)"
@@ -43,7 +43,7 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
             return Ok(());
         }
         if is_first {
-            // Outside systemd there is no manager to tell, and that is no error.
+            // Without systemd there is no manager to notify, which is not an error.
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         }
         is_first = false;
@@ -60,7 +60,7 @@ struct Looked {
     failed: Vec<String>,
 }
 
-/// Carries over what differs.
+/// Writes the weights that differ.
 fn look(machine: &Machine) -> Looked {
     let drives = machine.drives().into_iter().filter(|drive| drive.knobs.is_some());
     let numbers: Vec<_> = drives.map(|drive| drive.number).collect();
@@ -71,7 +71,7 @@ fn look(machine: &Machine) -> Looked {
         for line in lines(&wanted, &has, &numbers) {
             match machine.write_weight(&name, &line) {
                 Ok(()) => looked.written += 1,
-                // It is gone by now.
+                // The cgroup has been removed.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => looked.failed.push(format!(
                     "cannot write `{line}` to io.fairq.weight of {name}: {error} (root may)"

@@ -1,4 +1,4 @@
-//! `fairq kernel metrics`: what is counted, for Prometheus.
+//! `fairq kernel metrics`: counters of the kernel's schedulers, for Prometheus.
 //!
 //! Names end in their unit, counters in `_total`, as those of `serve` do. Labels are `device` and
 //! `cgroup`.
@@ -12,7 +12,7 @@ use anyhow::Context;
 use super::sysfs::{Cgroup, Counts, Drive, Machine};
 use crate::operate::metrics::Text;
 
-/// Prints them, or writes them to a file again and again.
+/// Prints the metrics, or writes them to a file periodically.
 pub(super) fn run(machine: &Machine, output: Option<&Path>, every: Duration) -> anyhow::Result<()> {
     let Some(path) = output else { return super::print(&text(machine)) };
     loop {
@@ -22,12 +22,13 @@ pub(super) fn run(machine: &Machine, output: Option<&Path>, every: Duration) -> 
     }
 }
 
-/// Readers see the old text or the new one.
+/// Replaces the file, so that readers see the old text or the new one.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let mut file = tempfile::Builder::new()
         .prefix(".fairq")
-        // Temporary files are their owner's alone, and the node exporter is another user.
+        // By default only the owner can read a temporary file, and the node exporter is another
+        // user.
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
         .tempfile_in(folder.unwrap_or(Path::new(".")))?;
     file.write_all(text.as_bytes())?;

@@ -1,7 +1,7 @@
 //! `fairq kernel`: the schedulers inside Linux (`fairq.ko`), by their files in sysfs and cgroups.
 //!
-//! Nothing is kept here: what is shown is read, and what is changed is written. [`sysfs`] knows the
-//! files, [`shares`] what two looks at them say.
+//! The program keeps no state: it reads the values that it shows and writes the changes. [`sysfs`]
+//! has the files, [`shares`] the shares between two samples.
 
 use std::io::Write;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use sysfs::Machine;
 #[cfg(feature = "top")]
 pub(crate) use watch::run as watch;
 
-/// Between two looks.
+/// Time between two samples.
 const PERIOD: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: KernelArgs) -> anyhow::Result<()> {

@@ -12,11 +12,11 @@ use super::sysfs::{Cgroup, Counts, Drive, Machine};
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Line {
     pub(super) cgroup: String,
-    /// The root has none.
+    /// `None` for the root.
     pub(super) weight: Option<u32>,
-    /// In the time between the looks.
+    /// In the time between the samples.
     pub(super) counts: Counts,
-    /// Its part of the bytes of all.
+    /// Its part of the bytes of all cgroups.
     pub(super) share: f64,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Shares {
     pub(super) drives: Vec<(Drive, Vec<Line>)>,
 }
 
-/// Looks now and once more after this time.
+/// Takes two samples with this pause.
 pub(super) fn two_looks(
     machine: &Machine,
     devices: &[String],
@@ -69,9 +69,9 @@ pub(super) fn between(
     Shares { seconds, drives: drives.into_iter().map(lines).collect() }
 }
 
-/// A cgroup that was made anew, or a scheduler that was, counts from 0 again.
+/// Counts since an earlier sample. A cgroup or a scheduler that was made anew counts from 0.
 fn less(now: &Counts, before: &Counts) -> Counts {
-    // Requests only grow, so fewer of them mean a new count.
+    // The number of requests only grows, so a smaller one means a new count.
     let is_new = now.requests() < before.requests();
     let from = |value: u64, before: u64| if is_new { value } else { value.saturating_sub(before) };
     Counts {
@@ -100,7 +100,7 @@ impl Line {
         (each(self.counts.wait_us), each(self.counts.device_us))
     }
 
-    /// The text of each of [`COLUMNS`]; `name` columns are for the cgroup's.
+    /// The text of each of [`COLUMNS`]; the cgroup's name has at most `name` columns.
     fn cells(&self, seconds: f64, name: usize) -> [String; COLUMNS.len()] {
         let (name, weight) =
             (shortened(&self.cgroup, name), self.weight.map_or("–".into(), |w| w.to_string()));
@@ -137,15 +137,15 @@ const COLUMNS: [&str; 10] = [
     "wait",
     "device",
 ];
-/// Which of them are left out where the screen is too narrow, one after the other.
+/// Columns that are left out in this order if the terminal is too narrow.
 const LESS_URGENT: [&str; 4] = ["in flight", "device", "staged", "bandwidth"];
-/// Of a wide text, as far as nothing else bounds it.
+/// Width of a wide text if nothing else limits it, in columns.
 const USUAL_WIDTH: usize = 96;
-/// The least that is left of a cgroup's name.
+/// Least width of a cgroup's name, in columns.
 const LEAST_NAME: usize = 24;
 
-/// The name without its middle, where it is longer than this: what tells containers apart is
-/// mostly at the end.
+/// The name, without its middle if it is longer than `most`: names of containers differ mostly at
+/// the end.
 fn shortened(name: &str, most: usize) -> String {
     let length = name.chars().count();
     if length <= most {
@@ -157,7 +157,7 @@ fn shortened(name: &str, most: usize) -> String {
     name.chars().take(head).chain(['…']).chain(end).collect()
 }
 
-/// A table of these cgroups, whose names are not longer than this, with these columns.
+/// A table of these cgroups with these columns; names have at most `name` characters.
 fn table(lines: &[&Line], seconds: f64, name: usize, columns: &[&str]) -> String {
     let kept = |column: &usize| columns.contains(&COLUMNS[*column]);
     let mut table = plain_table();
@@ -170,7 +170,7 @@ fn table(lines: &[&Line], seconds: f64, name: usize, columns: &[&str]) -> String
     table.to_string()
 }
 
-/// The table in this width, as far as that can be: it has fewer columns then, and shorter names.
+/// The table in this width: if it is too wide, it gets fewer columns and shorter names.
 fn fitted(lines: &[&Line], seconds: f64, width: usize) -> String {
     let longest = lines.iter().map(|line| line.cgroup.chars().count()).max().unwrap_or(0);
     let mut columns = COLUMNS.to_vec();
@@ -187,7 +187,7 @@ fn fitted(lines: &[&Line], seconds: f64, width: usize) -> String {
             name = name.saturating_sub(beyond).max(LEAST_NAME);
         } else if let Some(column) = less_urgent.next() {
             columns.retain(|kept| kept != column);
-            // There may be room for more of the names.
+            // The removed column may leave room for longer names.
             name = longest;
         } else {
             return text;
@@ -195,7 +195,7 @@ fn fitted(lines: &[&Line], seconds: f64, width: usize) -> String {
     }
 }
 
-/// Words in lines of this width, the second and later ones indented.
+/// Wraps words into lines of this width; the second and later ones are indented.
 fn wrapped(words: &str, width: usize) -> String {
     let mut column = 0;
     let mut text = String::new();
@@ -214,7 +214,7 @@ fn wrapped(words: &str, width: usize) -> String {
 }
 
 impl Shares {
-    /// For the eye: a paragraph for each drive; in this width, if any.
+    /// A paragraph for each drive, wrapped to this width if there is one.
     pub(super) fn text(&self, width: Option<usize>) -> String {
         if self.drives.is_empty() {
             return "no drive has a scheduler of fairq's: fairq kernel set DEVICE scheduler=mqfq"

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use fairq_config::refusal::Refusal;
 
-/// Where the kernel's files are.
+/// The folders of the kernel's files.
 #[derive(Debug)]
 pub(super) struct Machine {
     sys: PathBuf,
@@ -35,12 +35,12 @@ pub(super) struct Drive {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Weights {
     pub(super) usual: u32,
-    /// By `MAJ:MIN`.
+    /// Weights by `MAJ:MIN`.
     pub(super) own: BTreeMap<String, u32>,
 }
 
 impl Weights {
-    /// The weight on this drive.
+    /// The weight on a drive.
     pub(super) fn on(&self, number: &str) -> u32 {
         self.own.get(number).copied().unwrap_or(self.usual)
     }
@@ -73,7 +73,7 @@ pub(super) struct Counts {
     pub(super) device_us: u64,
     /// Requests that the scheduler held back.
     pub(super) throttled: u64,
-    /// Now: percent of the drive, requests.
+    /// Present values: percent of the drive, requests.
     pub(super) entitled: f64,
     pub(super) staged: u64,
     pub(super) in_flight: u64,
@@ -103,7 +103,7 @@ impl Counts {
                     counts.entitled = value.parse().ok()?;
                     continue;
                 }
-                // A later module may tell more.
+                // Later versions of the module may have more counters.
                 _ => continue,
             };
             *field = value.parse().ok()?;
@@ -123,11 +123,11 @@ impl Counts {
 /// A cgroup.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Cgroup {
-    /// Below the root; the root is `/`.
+    /// Path below the root; the root is `/`.
     pub(super) name: String,
-    /// The root has none.
+    /// `None` for the root.
     pub(super) weights: Option<Weights>,
-    /// By `MAJ:MIN`.
+    /// Counts by `MAJ:MIN`.
     pub(super) counts: BTreeMap<String, Counts>,
 }
 
@@ -145,7 +145,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     pub(super) fn found() -> anyhow::Result<Machine> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
         let mount = mounts
@@ -167,7 +167,7 @@ impl Machine {
         Machine { sys: root.join("sys"), cgroups: root.join("cgroups") }
     }
 
-    /// Refuses to go on without the module.
+    /// Refuses if the module is not loaded.
     pub(super) fn has_module(&self) -> anyhow::Result<()> {
         if self.sys.join("module/fairq").exists() {
             return Ok(());
@@ -195,7 +195,7 @@ impl Machine {
         let selected = scheduler
             .split_whitespace()
             .find_map(|word| word.strip_prefix('[').and_then(|word| word.strip_suffix(']')));
-        // Of all schedulers, fairq's alone tell statistics there.
+        // Only fairq's schedulers have statistics there.
         let statistics = read(&queue.join("iosched/stats"));
         let knobs = statistics.as_ref().map(|_| {
             let folder = queue.join("iosched");
@@ -215,7 +215,7 @@ impl Machine {
         })
     }
 
-    /// These drives, or all that have one of fairq's schedulers.
+    /// The drives of these names, or all that have one of fairq's schedulers.
     pub(super) fn chosen(&self, devices: &[String]) -> anyhow::Result<Vec<Drive>> {
         let mut drives = self.drives();
         if devices.is_empty() {
@@ -245,7 +245,7 @@ impl Machine {
         let mut folders = vec![String::new()];
         while let Some(name) = folders.pop() {
             let folder = self.cgroups.join(&name);
-            // A cgroup may be gone since its parent was read: it has no children then.
+            // A cgroup may have been removed after its parent was read; it has no children then.
             let below = fs::read_dir(&folder).into_iter().flatten().flatten();
             let is_folder =
                 |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -254,7 +254,7 @@ impl Machine {
                 .filter_map(|entry| entry.file_name().into_string().ok())
                 .map(|child| if name.is_empty() { child } else { format!("{name}/{child}") })
                 .collect();
-            // The last one is taken first.
+            // The loop takes the last folder first.
             below.sort_by(|one, other| other.cmp(one));
             folders.append(&mut below);
             let stat = read(&folder.join("io.fairq.stat")).unwrap_or_default();
@@ -308,7 +308,8 @@ impl Machine {
             return Err(Refusal::new(text).into());
         }
         if !file.exists() {
-            // The file may be absent for want of the module, or since the parent hands on no I/O.
+            // The file may be absent because the module is not loaded, or because the parent hands
+            // on no I/O.
             self.has_module()?;
             let parent = Path::new(&name).parent().unwrap_or(Path::new(""));
             return Err(Refusal::new(format!(
@@ -344,7 +345,7 @@ impl Machine {
             };
             pairs.push(pair);
         }
-        // A scheduler's settings depend on which scheduler it is.
+        // The scheduler is set first, because its settings depend on it.
         pairs.sort_by_key(|(key, _)| *key != "scheduler");
         pairs.iter().try_for_each(|(key, value)| self.set_one(&drive, key, value))
     }
@@ -357,7 +358,7 @@ impl Machine {
         };
         // A key is the name of one file: a path could lead out of the folder.
         if key.contains('/') || key == "stats" || !file.exists() {
-            // It may be another one by now.
+            // The drive may have another scheduler by now.
             let drive = self.drive(&drive.name).unwrap_or(drive.clone());
             let Some(knobs) = &drive.knobs else { return Err(not_ours(&drive).into()) };
             let known: Vec<_> = knobs.keys().cloned().collect();
@@ -370,7 +371,7 @@ impl Machine {
         }
         match again_if_busy(|| fs::write(&file, value)) {
             Ok(()) => Ok(()),
-            // The kernel refuses a value by EINVAL: the file itself says what it would take.
+            // The kernel refuses a value by EINVAL; the file lists the valid ones.
             Err(error) if error.kind() == ErrorKind::InvalidInput && key == "scheduler" => {
                 let known = read(&file).unwrap_or_default();
                 Err(Refusal::new(format!(
@@ -390,8 +391,8 @@ impl Machine {
     }
 }
 
-/// The kernel refuses a write to a queue's file by EBUSY while another one changes the same queue,
-/// which takes it some milliseconds; so a write is tried for two seconds.
+/// Repeats a write for up to two seconds: the kernel refuses a write to a queue's file by EBUSY
+/// while another write changes the same queue, which takes some milliseconds.
 fn again_if_busy(mut write: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
     for _ in 0..100 {
         match write() {

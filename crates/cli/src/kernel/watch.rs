@@ -1,4 +1,4 @@
-//! `fairq top --kernel`: the cgroups on the whole terminal, once a second.
+//! `fairq top --kernel`: the cgroups in the whole terminal, once a second.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::shares::Shares;
 use super::sysfs::Machine;
 use super::{PERIOD, print, shares, width};
 
-/// Shows these drives until told to end, or once.
+/// Shows these drives until the user ends it, or once.
 pub(crate) fn run(devices: &[String], once: bool, json: bool) -> anyhow::Result<()> {
     let machine = Machine::found()?;
     machine.has_module()?;
@@ -27,7 +27,7 @@ pub(crate) fn run(devices: &[String], once: bool, json: bool) -> anyhow::Result<
     if !std::io::stdout().is_terminal() {
         return Err(Refusal::new("standard output is no terminal: say --once or --json").into());
     }
-    // A drive that is not there is told before the terminal is taken.
+    // An unknown drive is reported before the program takes the terminal.
     machine.chosen(devices)?;
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let result = show(&mut terminal, &machine, devices);
@@ -64,11 +64,11 @@ fn show(
     }
 }
 
-/// As many lines of the text as there is room for, without those `above`, and a last line of keys.
+/// The lines of the text that fit, without the first `above`, and a last line of keys.
 fn screen(text: &str, above: &mut usize, height: u16) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     let room = usize::from(height.saturating_sub(1));
-    // Lines may be fewer than a second ago: the text must not scroll out of sight.
+    // The text may have fewer lines than before: it must not scroll out of sight.
     *above = (*above).min(lines.len().saturating_sub(room));
     let shown = lines.iter().skip(*above).take(room);
     let mut screen: String = shown.flat_map(|line| [line, "\n"]).collect();
@@ -80,8 +80,8 @@ fn screen(text: &str, above: &mut usize, height: u16) -> String {
     screen
 }
 
-/// By how many lines a key that is pressed in this time scrolls; `None`: it ends all. Another event
-/// only ends the wait.
+/// The number of lines by which a key pressed in this time scrolls; `None` for a key that ends the
+/// program. Other events only end the wait.
 fn step_within(time: Duration) -> anyhow::Result<Option<isize>> {
     if !event::poll(time)? {
         return Ok(Some(0));

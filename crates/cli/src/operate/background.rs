@@ -1,8 +1,10 @@
-//! Work that may wait or take long, in threads of its own: the control thread serves others.
+//! Work that may wait or take long runs in threads of its own, so that the control thread serves
+//! other calls.
 //!
-//! A call that needs such work begins it and is refused as unfinished; the server makes the call
-//! again until the work is over. Names of users are looked up this way, since a directory service
-//! may take seconds, and so are configurations read, which may have thousands of tenants.
+//! The first call that needs such work starts it and is refused as unfinished; the server repeats
+//! the call until the work is done. Names of users are looked up this way, because a directory
+//! service may take seconds, and configurations are read this way, because they may have thousands
+//! of tenants.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -11,12 +13,12 @@ use fairq_config::refusal::Refusal;
 
 /// The time that the control thread waits for work; most work ends within it.
 const MOMENT: Duration = Duration::from_millis(2);
-/// A result for which no call has come for so long is of a call that was given up.
+/// A result that no call has fetched for this time belongs to an abandoned call.
 const UNFETCHED: Duration = Duration::from_secs(2);
-/// Threads of one kind at a time: each may hang.
+/// The most threads of one kind: each may hang.
 const MOST: usize = 16;
 
-/// Work of one kind, by the call that needs it.
+/// Work of one kind, by the key of the call that needs it.
 pub(super) struct Background<T> {
     jobs: Vec<Job<T>>,
 }
@@ -24,7 +26,7 @@ pub(super) struct Background<T> {
 struct Job<T> {
     key: String,
     since: Instant,
-    /// When a call wanted the result last.
+    /// Time of the last call for the result.
     wanted: Instant,
     thread: Receiver<T>,
     result: Option<T>,
@@ -37,7 +39,7 @@ impl<T> Default for Background<T> {
 }
 
 impl<T> Job<T> {
-    /// Whether it is over within `timeout`.
+    /// Whether the job ends within `timeout`.
     fn is_over(&mut self, timeout: Duration) -> bool {
         if self.result.is_none() {
             self.result = match self.thread.recv_timeout(timeout) {
@@ -52,8 +54,9 @@ impl<T> Job<T> {
 }
 
 impl<T: Clone + Send + 'static> Background<T> {
-    /// The result of `work`, which is begun by the first call with this key. A temporary refusal
-    /// as long as it goes on; `what` names it there. The result stays until it is forgotten.
+    /// The result of `work`, which the first call with this key starts. While the work goes on, the
+    /// call gets a temporary refusal that names `what`. The result stays until
+    /// [`forget`](Self::forget).
     pub(super) fn result(
         &mut self,
         key: &str,
@@ -88,8 +91,8 @@ impl<T: Clone + Send + 'static> Background<T> {
         }
     }
 
-    /// Whether a call with this key has begun work whose result is not forgotten; the next call
-    /// for it is about to come.
+    /// Whether a call with this key has started work whose result is not forgotten; the next call
+    /// for it will come soon.
     pub(super) fn is_begun(&mut self, key: &str) -> bool {
         self.drop_unfetched();
         let job = self.jobs.iter_mut().find(|job| job.key == key);
@@ -107,7 +110,7 @@ impl<T: Clone + Send + 'static> Background<T> {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<(), Refusal> {
         let (sender, thread) = channel();
-        // The receiver is gone when the server ends, and nobody waits for the result then.
+        // The receiver is gone when the server ends, and no call waits for the result then.
         let run = move || drop(sender.send(work()));
         std::thread::Builder::new()
             .name("fairq-config".into())
@@ -118,14 +121,14 @@ impl<T: Clone + Send + 'static> Background<T> {
         Ok(())
     }
 
-    /// The next call with this key, which has no work, gets this result.
+    /// Sets the result of the next call with this key, which has no work.
     pub(super) fn put(&mut self, key: &str, result: T) {
         let (now, (_, thread)) = (Instant::now(), channel());
         let (key, result) = (key.into(), Some(result));
         self.jobs.push(Job { key, since: now, wanted: now, thread, result });
     }
 
-    /// Drops a result that was used; the next call with the key begins anew.
+    /// Drops a result that was used; the next call with the key starts the work again.
     pub(super) fn forget(&mut self, key: &str) {
         self.jobs.retain(|job| job.key != key);
     }

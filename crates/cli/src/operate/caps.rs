@@ -12,7 +12,7 @@ use super::rpc::Fault;
 use fairq_config::caps::{self, Burst, Written};
 use fairq_config::units::{Bandwidth, Count};
 
-/// The keys as they are written of a tenant.
+/// The keys of caps, as in a tenant's table.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Said {
@@ -26,7 +26,7 @@ pub(super) struct Said {
 }
 
 impl Console {
-    /// Gives a tenant these caps instead of those it has.
+    /// Replaces a tenant's caps.
     pub(super) fn caps(
         &mut self,
         admin: &mut dyn Admin,
@@ -35,7 +35,7 @@ impl Console {
     ) -> Result<Value, Fault> {
         let said = fairq_config::caps_of!(said);
         let known = self.settings.tenant.iter().map(toml::Spanned::get_ref);
-        // Caps that make no sense by themselves are refused below, by `set_caps`.
+        // `set_caps` below refuses caps that are invalid by themselves.
         if let (Some(table), Ok(caps)) =
             (known.clone().find(|table| table.name == tenant), said.caps())
         {
@@ -70,14 +70,14 @@ impl Console {
     }
 }
 
-/// Warns in the log of caps for which a client may wait too long; the warning is the caller's, too.
+/// Logs and returns a warning about caps that may make a client wait too long.
 pub(super) fn warn(whose: &str, caps: &Caps) -> Option<String> {
     let warning = caps::warning(caps).map(|text| format!("{whose}: {text}"))?;
     tracing::warn!("{warning}");
     Some(warning)
 }
 
-/// A tenant's caps and what they have done.
+/// A tenant's caps and their counters.
 pub(super) fn json(stats: &CapStats) -> Value {
     let cap = |cap: fairq_core::Cap| json!({ "per_s": cap.per_second(), "burst": cap.burst() });
     let all: Map<String, Value> =

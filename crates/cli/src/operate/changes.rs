@@ -11,22 +11,22 @@ use super::methods::by_name;
 /// One key that differs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Change {
-    /// Where it stands: `policy.threshold`, `tenant.db.weight`, `listen`.
+    /// The key's path: `policy.threshold`, `tenant.db.weight`, `listen`.
     pub(crate) key: String,
-    /// The value in force; nothing if the key is absent.
+    /// The value in force; `None` if the key is absent.
     pub(crate) from: Option<String>,
-    /// The value that is wanted.
+    /// The new value.
     pub(crate) to: Option<String>,
-    /// Whether it has been done; if not, it needs a restart, or what the note says.
+    /// Whether the change is in force; if not, it needs a restart, or the step in the note.
     pub(crate) done: bool,
     /// A note for the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
 }
 
-/// The keys in which `to` differs from `from`, in order; none is done yet.
+/// The keys in which `to` differs from `from`, in order; none is in force yet.
 pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
-    // Nearly all of thousands of tenants are the same in both: only the others are written out.
+    // Most of thousands of tenants are the same in both: only the others are written out.
     let old = by_name(from);
     let tables = to.tenant.iter().map(Spanned::get_ref);
     let same: HashSet<&str> = tables
@@ -39,12 +39,12 @@ pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
     };
     let mut changes = Vec::new();
     compare("", Some(&written(from)), Some(&written(to)), &mut changes);
-    // The order of their tables is another one where names have dots.
+    // Tables with dots in their names are in another order.
     changes.sort_unstable_by(|a, b| a.key.cmp(&b.key));
     changes
 }
 
-/// Adds the differences of what is written under a key.
+/// Adds the differences of the values under a key.
 fn compare(key: &str, from: Option<&Value>, to: Option<&Value>, changes: &mut Vec<Change>) {
     if from == to {
         return;
@@ -61,8 +61,8 @@ fn compare(key: &str, from: Option<&Value>, to: Option<&Value>, changes: &mut Ve
     }
 }
 
-/// The tables whose entries are named, not numbered: by its number each tenant behind one that is
-/// removed would differ.
+/// The tables whose entries are compared by name. By number, all tenants behind a removed one would
+/// differ.
 fn is_named(key: &str) -> bool {
     matches!(key, "tenant" | "group")
 }
@@ -79,7 +79,7 @@ fn fields<'a>(key: &str, value: Option<&'a Value>) -> BTreeMap<&'a str, &'a Valu
     }
 }
 
-/// A value that is no table, as text. An empty list is what a file without the key has.
+/// A value that is not a table, as text. An empty list equals a missing key.
 fn text(key: &str, value: Option<&Value>) -> Option<String> {
     let one = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     match value? {
@@ -90,12 +90,12 @@ fn text(key: &str, value: Option<&Value>) -> Option<String> {
     }
 }
 
-/// The tenant whose key this is, and what of it; names may have dots, the rest has none.
+/// The tenant's name and the rest of a key. Names may have dots; the rest has none.
 pub(super) fn tenant_of(key: &str) -> Option<(&str, &str)> {
     key.strip_prefix("tenant.")?.rsplit_once('.')
 }
 
-/// Makes one difference of all keys of each of these tenants, with this note.
+/// Combines the differences of each of these tenants into one, with this note.
 pub(super) fn note_whole(differ: &mut Vec<Change>, notes: &HashMap<&str, String>) {
     if notes.is_empty() {
         return;
@@ -108,7 +108,7 @@ pub(super) fn note_whole(differ: &mut Vec<Change>, notes: &HashMap<&str, String>
     });
 }
 
-/// Notes how a tenant's size is changed, which a reload does not do.
+/// Notes the command that changes a tenant's size, because a reload does not.
 pub(super) fn note_sizes(differ: &mut [Change]) {
     for change in differ {
         if let (Some((name, "size")), Some(to), Some(_)) =

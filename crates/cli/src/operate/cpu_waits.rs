@@ -1,34 +1,34 @@
-//! Tells in the log that shards wait for their CPUs.
+//! Logs that shards wait for their CPUs.
 //!
-//! **Problem.** Where other programs have the shards' CPUs, a device that could do more is slow,
-//! and nothing else says why. **Model.** A shard that is ready to run and does not is counted by
-//! the kernel. When one of them was so for more than [`MUCH`] of the last [`WINDOW_S`] seconds it
-//! is told, since others wait for it then, and again when that is over: below [`LITTLE`], so that
-//! it is not told each minute.
+//! **Problem.** If other programs use the shards' CPUs, a device that could do more is slow, and
+//! nothing else shows the reason. **Model.** The kernel counts the time for which a shard is ready
+//! to run and does not. A warning is logged if one shard waited for more than [`MUCH`] percent of
+//! the last [`WINDOW_S`] seconds, because other shards wait for it then. A second line is logged
+//! when it is below [`LITTLE`]; the gap between the bounds limits the number of lines.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use fairq_host::observe::stats::ShardCounters;
 
-/// Over how many seconds.
+/// Length of the measured time, in seconds.
 const WINDOW_S: usize = 10;
-/// Percent of the time that are too many.
+/// Percent of the time that cause a warning.
 const MUCH: u64 = 20;
-/// Percent of the time that are none to speak of.
+/// Percent of the time below which the warning is over.
 const LITTLE: u64 = 5;
 
 /// The times that shards waited for their CPUs.
 #[derive(Default)]
 pub(super) struct CpuWaits {
-    /// When, and what each shard had waited until then, in nanoseconds; the oldest first.
+    /// Time of a sample, and each shard's wait until then, in nanoseconds; the oldest first.
     seconds: VecDeque<(Duration, Vec<u64>)>,
     is_told: bool,
 }
 
 impl CpuWaits {
-    /// Takes in what each shard had waited until now. Gives the percentage of the one that waited
-    /// most, if that is to be told.
+    /// Adds a sample of each shard's wait. Returns the percentage of the shard that waited most, if
+    /// it is to be logged.
     fn count(&mut self, now: Duration, waited_ns: Vec<u64>) -> Option<u64> {
         self.seconds.push_back((now, waited_ns));
         if self.seconds.len() <= WINDOW_S {
@@ -39,13 +39,13 @@ impl CpuWaits {
         let most_ns =
             before.iter().zip(after).map(|(before, after)| after.saturating_sub(*before)).max()?;
         let percent = most_ns * 100 / ((now - then).as_nanos() as u64).max(1);
-        // Between the two bounds nothing is news: a load near one of them is not told each second.
+        // Between the two bounds nothing is logged, so a load near one of them makes few lines.
         let is_news = if self.is_told { percent < LITTLE } else { percent > MUCH };
         self.is_told ^= is_news;
         is_news.then_some(percent)
     }
 
-    /// Takes in the second that ends now, and tells what is new.
+    /// Adds the sample of the second that ends now, and logs a change.
     pub(super) fn tell(&mut self, now: Duration, shards: &[ShardCounters]) {
         let waited_ns =
             shards.iter().map(|shard| shard.cpu.map_or(0, |cpu| cpu.waited_ns)).collect();
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn begin_and_end_of_waiting_are_told_and_nothing_between() {
         let (mut waits, mut waited_ns, mut told) = (CpuWaits::default(), 0, Vec::new());
-        // Two shards, of which one waits for so much of each second.
+        // Two shards, one of which waits for this part of each second.
         for second in 0..100_u64 {
             let percent = match second {
                 20..50 => 60,

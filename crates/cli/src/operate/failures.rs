@@ -1,10 +1,10 @@
-//! Tells in the log that the device fails a tenant's requests.
+//! Logs that the device fails a tenant's requests.
 //!
 //! **Problem.** A full file system fails every write, thousands of times a second. A line for each
-//! is a log that nobody can read, and its being written a load of its own; no line at all leaves
-//! the clients' word for it, who see an error and not its cause. **Model.** Failures come in
-//! *spells*: one begins with a failure, and ends when none has come for [`QUIET`]. Its begin is
-//! told, with the last error, and its end, with how many there were.
+//! failure makes the log unreadable, and writing it is a load; without a line only the clients see
+//! the error, and not its cause. **Model.** Failures come in *spells*: a spell begins with a
+//! failure, and ends when none has come for [`QUIET`]. Its beginning is logged with the last error,
+//! and its end with the number of failures.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,13 +13,13 @@ use std::time::Duration;
 use fairq_host::observe::stats::TenantStats;
 use rustix::io::Errno;
 
-/// A spell is over when no request has failed for so long.
+/// Time without failures after which a spell is over.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// The tenants whose requests fail.
 #[derive(Default)]
 pub(super) struct Failures {
-    /// By name.
+    /// Spells by the tenant's name.
     spells: HashMap<String, Spell>,
 }
 
@@ -29,9 +29,9 @@ struct Spell {
 }
 
 impl Failures {
-    /// Takes in what a tenant got in the second that ends now. True if a spell begins.
+    /// Counts a tenant's failures in the second that ends now. True if a spell begins.
     fn count(&mut self, now: Duration, tenant: &str, failed: u64) -> bool {
-        // Within a spell a failure is only counted: its line would be one of thousands.
+        // Within a spell failures are only counted: their lines would be thousands.
         if let Some(spell) = self.spells.get_mut(tenant) {
             spell.failed += failed;
             spell.last = now;
@@ -41,13 +41,13 @@ impl Failures {
         true
     }
 
-    /// The tenants for whom it is over, and how many requests had failed.
+    /// Removes the spells that are over; returns the tenants and their numbers of failures.
     fn take_over(&mut self, now: Duration) -> Vec<(String, u64)> {
         let over = self.spells.extract_if(|_, spell| now.saturating_sub(spell.last) >= QUIET);
         over.map(|(tenant, spell)| (tenant, spell.failed)).collect()
     }
 
-    /// Takes in what tenants got in the second that ends now, and tells what is new.
+    /// Counts tenants' failures in the second that ends now, and logs beginnings and ends.
     pub(super) fn tell<'a>(
         &mut self,
         now: Duration,

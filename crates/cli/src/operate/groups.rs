@@ -21,14 +21,14 @@ use crate::parts::server_group;
 /// The value that removes a key.
 const OFF: &str = "off";
 
-/// A tenant's group and reservation, as they are to be.
+/// The new group and reservation of a tenant.
 #[derive(Clone)]
 pub(super) struct Place {
     pub(super) group: Option<String>,
     pub(super) reservation: group::Written,
 }
 
-/// A value as it is written on the command line.
+/// A value in the form of the command line.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -44,7 +44,7 @@ where
 }
 
 impl Console {
-    /// Adds a group, or changes the keys that are named.
+    /// Adds a group, or changes the given keys of one.
     pub(super) fn group(
         &mut self,
         admin: &mut dyn Admin,
@@ -65,7 +65,7 @@ impl Console {
         let cgroups = self.cgroups.clone();
         let before = old.and_then(|table| table.complete(Some(&cgroups)).ok());
         let mut table = old.cloned().unwrap_or_default().overlaid(said);
-        // `off` is no value of a key: it is taken out of what was there before.
+        // `off` is not a value: it removes the key from the old table.
         for (key, _) in keys.iter().filter(|(_, value)| text(value) == OFF) {
             table.clear(key).map_err(Fault::params)?;
         }
@@ -75,7 +75,7 @@ impl Console {
         self.mark_ambiguous(&mut all);
         let is_it = |group: &&group::Group| group.name == table.name;
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
-        // Targets can be refused one by one, so they come before the group itself changes.
+        // Targets can be refused one by one, so they are set before the group itself changes.
         let changed = self
             .settle(admin, &all, None)
             .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));
@@ -95,7 +95,8 @@ impl Console {
         Ok(result)
     }
 
-    /// Whether the machine has a group of users of this name. Unfinished while it is looked up.
+    /// Whether the machine has a group of users of this name. Unfinished while the name is looked
+    /// up.
     fn is_of_users(&mut self, name: &str) -> Result<bool, Refusal> {
         let what = format!("group {name}: looking up whether it is one of users (getent group)");
         let wanted = name.to_owned();
@@ -112,14 +113,14 @@ impl Console {
         Ok(groups)
     }
 
-    /// Marks the groups whose names were found to be those of groups of users, too.
+    /// Marks the groups whose names are also names of groups of users.
     fn mark_ambiguous(&self, groups: &mut [group::Group]) {
         for group in groups {
             group.is_ambiguous = self.ambiguous.contains(&group.name);
         }
     }
 
-    /// Gives tenants, or this one, the latency targets that they have in these groups.
+    /// Sets the latency targets of all tenants, or of one, according to these groups.
     pub(super) fn settle(
         &self,
         admin: &mut dyn Admin,
@@ -142,7 +143,7 @@ impl Console {
         admin.change(&changes).into_iter().try_for_each(|made| made.map_err(Fault::refused))
     }
 
-    /// Gives groups that follow cgroups what these have now.
+    /// Updates groups that follow cgroups.
     pub(super) fn follow_groups(&mut self, admin: &mut dyn Admin) {
         let tables = self.settings.group.iter().map(Spanned::get_ref);
         let followers: Vec<GroupTable> = tables.filter(|table| table.follows()).cloned().collect();
@@ -171,7 +172,7 @@ impl Console {
             match admin.set_group(&server_group(&group)) {
                 Ok(()) => {
                     let now = describe(&group);
-                    // The first look is no change: the group was made with these settings.
+                    // The first reading is not a change: the group was made with these settings.
                     if self.followed.insert(group.name.clone(), group).is_some() {
                         tracing::info!(group = table.name, now, "the cgroup's settings changed");
                     }
@@ -191,7 +192,7 @@ impl Console {
         }
     }
 
-    /// Takes away a group that has no members.
+    /// Removes a group without members.
     pub(super) fn remove_group(
         &mut self,
         admin: &mut dyn Admin,
@@ -202,7 +203,7 @@ impl Console {
         Ok(json!({ "group": name }))
     }
 
-    /// Changes a tenant's group or reservation: the keys that are named.
+    /// Changes the given keys of a tenant's group or reservation.
     pub(super) fn share(
         &mut self,
         admin: &mut dyn Admin,
@@ -240,7 +241,7 @@ impl Console {
         self.set_place(admin, name, &Place { group, reservation })
     }
 
-    /// Puts a tenant there.
+    /// Sets a tenant's group and reservation.
     pub(super) fn set_place(
         &mut self,
         admin: &mut dyn Admin,
@@ -251,8 +252,8 @@ impl Console {
         let member = tenants.find(name);
         let tenant = member.map(|member| member.tenant.clone());
         let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
-        // Caps are left out: `share` and a reload's plan have compared them, and a reload may still
-        // be about to change them.
+        // Caps are left out: `share` and a reload's plan have compared them, and a reload may
+        // change them later.
         let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
         let change = Change::Place { group: to.group.clone(), reservation: wanted };
         admin.change_one(name, change).map_err(Fault::refused)?;
@@ -276,8 +277,7 @@ impl Console {
         }))
     }
 
-    /// Adds these groups or changes them, and writes down those of `wanted`; those that are gone
-    /// stay.
+    /// Adds or changes these groups, and stores the tables of `wanted`; groups that are gone stay.
     pub(super) fn put_groups(
         &mut self,
         admin: &mut dyn Admin,
@@ -295,7 +295,7 @@ impl Console {
         Ok(())
     }
 
-    /// Takes away the groups that `wanted` does not have, inner ones first; gives their names.
+    /// Removes the groups that `wanted` does not have, inner ones first; returns their names.
     pub(super) fn drop_groups(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> Vec<String> {
         let stays = |name: &str| wanted.group.iter().any(|table| table.get_ref().name == name);
         let known = self.settings.group.iter().map(|table| table.get_ref().name.clone());
@@ -368,13 +368,13 @@ fn phrases<const N: usize>(all: [Option<String>; N]) -> Option<String> {
     (!all.is_empty()).then(|| all.join(" · "))
 }
 
-/// A reservation, and whether it is had.
+/// A reservation and its state.
 fn least(reservation: fairq_core::Reservation, state: Option<ReservationState>) -> Option<String> {
     let state = state.map_or_else(String::new, |state| format!(" {}", word(state)));
     (!reservation.is_none()).then(|| format!("{}{state}", Described(reservation)))
 }
 
-/// Caps, and how many requests wait for them.
+/// Caps, and the number of requests that wait for them.
 fn most(of: &CapStats) -> Option<String> {
     let waiting = match of.waiting {
         0 => String::new(),
