@@ -2,17 +2,18 @@
 //! writes it.
 //!
 //! A change is on stable storage before it is in force. A device may hang, so the control thread
-//! does not wait for it: a call that changes the record has it written and is refused as
-//! unfinished, and the server makes the call again until the record is written. One write is under
-//! way at a time. The write of a call that is not made again is taken back by another one, unless
-//! the change stands for what has happened already.
+//! does not wait for it: a call that changes the record starts the write and is refused as
+//! unfinished, and the server repeats the call until the record is written. One write is under way
+//! at a time. If a call is not repeated, the next write reverts its change, unless the change
+//! describes something that has happened already.
 //!
-//! Changes that no call waits for, such as a range that has been zeroed, are in a queue. Each write
-//! takes many of them along, so that thousands of them need few writes.
+//! Changes that no call waits for, such as a zeroed range, are in a queue. Each write includes many
+//! of them, so that thousands of them need few writes.
 //!
-//! **Example.** `rename a b` and `rename c d` come at the same time. The first has a record with
-//! `b` written, and the second is told to come again. 20 ms later the first finds the record
-//! written, the record is in force, and the server renames its tenant. Then the second begins.
+//! **Example.** `rename a b` and `rename c d` come at the same time. The first starts the write of
+//! a record with `b`, and the second is refused as unfinished. 20 ms later the first finds the
+//! record written, the record is in force, and the server renames its tenant. Then the second
+//! begins.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -24,19 +25,19 @@ use fairq_config::layout::record::{Held, LayoutError, Record};
 use fairq_config::refusal::Refusal;
 use serde_json::{Value, json};
 
-/// A call that is made again waits so long for the record to be written: most disks need less.
+/// Time that a call waits for its write; most disks need less.
 const MOMENT: Duration = Duration::from_millis(2);
-/// A call that has not come for so long was given up.
+/// A call that is not repeated within this time was abandoned.
 const UNFETCHED: Duration = Duration::from_secs(2);
-/// Changes of the queue that a write takes along: each of them looks through the record.
+/// The most queued changes in a write: each of them searches the record.
 const ALONG: usize = 256;
 
 /// A change of the record.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Edit {
-    /// A range has no owner any more.
+    /// Frees a range.
     Free(String),
-    /// A new name has a range; a name that is there keeps its own.
+    /// Gives a range to a new name; a name that has a range keeps it.
     Claim {
         name: String,
         offset: u64,
@@ -47,7 +48,7 @@ pub(super) enum Edit {
         from: String,
         to: String,
     },
-    /// A range has this size and is zeroed.
+    /// Sets the size of a range and marks it as zeroed.
     Zeroed {
         name: String,
         size: u64,
@@ -72,14 +73,14 @@ impl Edit {
         }
     }
 
-    /// The range of a name that has none.
+    /// The range of a claim, if its name has none in the record.
     fn new_range(&self, record: &Record) -> Option<Held> {
         let Edit::Claim { name, offset, size, zeroed } = self else { return None };
         let (name, offset, size, zeroed) = (name.clone(), *offset, *size, *zeroed);
         record.find(&name).is_none().then_some(Held { name, offset, size, zeroed })
     }
 
-    /// Whether it is a new range of this name.
+    /// Whether the change claims a range for this name.
     pub(super) fn is_claim_of(&self, tenant: &str) -> bool {
         matches!(self, Edit::Claim { name, .. } if name == tenant)
     }
@@ -93,31 +94,31 @@ impl Edit {
     }
 }
 
-/// The fate of a change whose call is not made again.
+/// The fate of a change whose call is not repeated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GivenUp {
-    /// It is taken back.
+    /// The next write reverts it.
     TakenBack,
-    /// It is in force all the same.
+    /// It stays in force.
     Stands,
 }
 
 /// The thread's work.
 enum Job {
     Save(Record),
-    /// The pool's file has this size.
+    /// Adapts the record to this size of the pool's file, in bytes.
     Fit(u64),
 }
 
-/// The write that is under way, or that has ended and has not been fetched.
+/// The write that is under way, or whose result has not been fetched.
 struct Writing {
     /// The changes of a call; `None` if no call waits for the write.
     call: Option<(Vec<Edit>, GivenUp)>,
-    /// The part of the queue that is in it.
+    /// The queued changes in this write.
     queued: BTreeSet<Edit>,
-    /// The size of the pool's file, if that is the change.
+    /// The new size of the pool's file, if the write is for that; in bytes.
     size: Option<u64>,
-    /// When a call wanted it last; `None` if the call was given up.
+    /// Time of the last call for the write; `None` if the call was abandoned.
     wanted: Option<Instant>,
     result: Option<Result<Record, String>>,
 }
@@ -130,11 +131,11 @@ pub(super) struct Keeper {
     done: Receiver<Result<Record, String>>,
     writing: Option<Writing>,
     queue: BTreeSet<Edit>,
-    /// On storage is a record that was to be taken back.
+    /// Whether storage has a record with a change to be reverted.
     is_stale: bool,
-    /// The size of the pool's file when its growth was last looked for.
+    /// Size of the pool's file at the last check for growth, in bytes.
     seen: u64,
-    /// The last failure that is in the log.
+    /// The last failure in the log.
     failure: Option<String>,
 }
 
@@ -189,7 +190,7 @@ impl Keeper {
         &self.record
     }
 
-    /// The record in force and the ranges that are being claimed: nobody else may have these.
+    /// The record in force with the ranges that are being claimed: no other name may have these.
     pub(super) fn with_claims(&self) -> Record {
         let mut record = Record::clone(&self.record);
         let call = self.writing.as_ref().and_then(|writing| writing.call.as_ref());
@@ -201,15 +202,16 @@ impl Keeper {
         record
     }
 
-    /// Makes changes of the record. They are in force when this gives `Ok`. It gives a temporary
-    /// refusal as long as the record is being written.
+    /// Makes changes of the record. They are in force when it returns `Ok`. While the record is
+    /// being written it returns a temporary refusal.
     pub(super) fn change(&mut self, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
         self.written(edits, given_up)?;
         self.commit(edits);
         Ok(())
     }
 
-    /// The same, but the changes are in force only after [`commit`](Self::commit).
+    /// Like [`change`](Self::change), but the changes are in force only after
+    /// [`commit`](Self::commit).
     pub(super) fn written(&mut self, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
         let deadline = Instant::now() + MOMENT;
         loop {
@@ -244,14 +246,14 @@ impl Keeper {
         }
     }
 
-    /// Puts changes that are written in force.
+    /// Puts written changes in force.
     pub(super) fn commit(&mut self, edits: &[Edit]) {
         if self.waits_for(edits) {
             self.end_write(true);
         }
     }
 
-    /// The call that has these changes written is not made again.
+    /// Notes that the call for these changes will not be repeated.
     pub(super) fn give_up(&mut self, edits: &[Edit]) {
         if self.waits_for(edits)
             && let Some(writing) = &mut self.writing
@@ -260,12 +262,12 @@ impl Keeper {
         }
     }
 
-    /// Whether something is written, or is to be.
+    /// Whether a write is under way, or changes are queued.
     pub(super) fn is_writing(&self) -> bool {
         self.writing.is_some() || !self.queue.is_empty()
     }
 
-    /// Makes a change for which no call waits.
+    /// Queues a change for which no call waits.
     pub(super) fn queue(&mut self, edit: Edit) {
         let is_written = self.writing.as_ref().is_some_and(|of| of.queued.contains(&edit));
         if !is_written {
@@ -274,7 +276,7 @@ impl Keeper {
         self.tend();
     }
 
-    /// Whether a range of this name is being freed.
+    /// Whether the range of this name is being freed.
     pub(super) fn is_freeing(&self, name: &str) -> bool {
         let free = Edit::Free(name.to_owned());
         self.queue.contains(&free)
@@ -284,7 +286,7 @@ impl Keeper {
             })
     }
 
-    /// Tenants have been removed: what is in the queue of them is over.
+    /// Drops the queued changes of tenants that have been removed.
     pub(super) fn forget(&mut self, names: &HashSet<&str>) {
         self.queue.retain(|edit| !names.contains(edit.tenant()));
         if let Some(writing) = &mut self.writing {
@@ -292,8 +294,8 @@ impl Keeper {
         }
     }
 
-    /// Whether the record says that a tenant's range has this size and is zeroed. If not, that is
-    /// written.
+    /// Whether the record has a tenant's range with this size and as zeroed. If not, this is queued
+    /// to be written.
     pub(super) fn note_zeroed(&mut self, name: &str, size: u64) -> bool {
         self.collect(Instant::now());
         let held = self.record.find(name);
@@ -304,7 +306,7 @@ impl Keeper {
         false
     }
 
-    /// The pool's file has this size now.
+    /// Adapts the record to the size of the pool's file, in bytes.
     pub(super) fn fit(&mut self, size: u64) {
         self.tend();
         if size != self.seen && self.writing.is_none() && self.jobs.send(Job::Fit(size)).is_ok() {
@@ -313,18 +315,18 @@ impl Keeper {
         }
     }
 
-    /// Writes what is to be written without a call, if no write is under way.
+    /// Writes the queue, if no write is under way.
     fn tend(&mut self) {
         self.collect(Instant::now());
         if self.writing.is_none() && (self.is_stale || !self.queue.is_empty()) {
             let next = Record::clone(&self.record);
-            // The queue stays, and the next call of this function tries again.
+            // If this fails, the queue stays, and the next call of this function tries again.
             let _ = self.begin(None, next);
         }
     }
 
-    /// The server ends: what a call has written that will not be made again is taken back, if the
-    /// device does it in time.
+    /// Ends the keeper with the server: the change of a call that will not be repeated is reverted,
+    /// if the device is fast enough.
     pub(super) fn end(&mut self) {
         let call = self.writing.as_ref().and_then(|writing| writing.call.as_ref());
         if call.is_some_and(|(_, given_up)| *given_up == GivenUp::TakenBack) {
@@ -332,7 +334,7 @@ impl Keeper {
         }
     }
 
-    /// Whether this is what a call has written, or is writing.
+    /// Whether these are the changes of the call whose write is under way or done.
     fn waits_for(&self, edits: &[Edit]) -> bool {
         let call = self.writing.as_ref().and_then(|writing| writing.call.as_ref());
         call.is_some_and(|(of_call, _)| of_call == edits)
@@ -341,7 +343,7 @@ impl Keeper {
     fn make(&self, edits: &[Edit], record: &mut Record) -> Result<(), Refusal> {
         let refused = |error| Refusal::new(format!("{}: {error}", self.path));
         let is_claim = |edit: &Edit| matches!(edit, Edit::Claim { .. });
-        // New ranges are checked against all others, many in one go.
+        // New ranges are checked against all others in one pass.
         let make = |part: &[Edit]| match part {
             [edit] => edit.make(record),
             claims => {
@@ -358,7 +360,7 @@ impl Keeper {
         format!("{}: the layout record cannot be written: {what}; nothing has changed", self.path)
     }
 
-    /// Has `next` written, with what is in the queue.
+    /// Starts the write of `next`, with changes of the queue.
     fn begin(
         &mut self,
         call: Option<(Vec<Edit>, GivenUp)>,
@@ -370,7 +372,7 @@ impl Keeper {
         {
             match edit.make(&mut next) {
                 Ok(()) => drop(along.insert(edit)),
-                // Its tenant has gone.
+                // The tenant of this change has been removed.
                 Err(LayoutError::Unknown(_)) => {}
                 Err(error) => failed.push(error.to_string()),
             }
@@ -388,7 +390,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Takes the end of a write in, and waits for it until `deadline`.
+    /// Fetches the result of the write, and waits for it until `deadline`.
     fn collect(&mut self, deadline: Instant) {
         let Some(writing) = &mut self.writing else { return };
         if writing.result.is_none() {
@@ -421,8 +423,8 @@ impl Keeper {
         }
     }
 
-    /// Ends a write whose result is there. Its record is in force if `is_in_force`; otherwise its
-    /// part of the queue is to be written again.
+    /// Ends a write that has a result. Its record is in force if `is_in_force`; otherwise its part
+    /// of the queue is to be written again.
     fn end_write(&mut self, is_in_force: bool) {
         let Some(Writing { queued, size, result, .. }) = self.writing.take() else { return };
         match result {
@@ -445,7 +447,7 @@ impl Keeper {
         }
     }
 
-    /// Writes to the log that a change which is tried again and again has failed, once.
+    /// Logs the failure of a change that is retried, once.
     fn note_failure(&mut self, text: String) {
         if self.failure.as_ref() != Some(&text) {
             tracing::error!("{text}");
@@ -453,7 +455,7 @@ impl Keeper {
         }
     }
 
-    /// The record in force, as it is shown.
+    /// The record in force, to be shown.
     pub(super) fn shown(&self) -> Shown {
         Shown { path: self.path.clone(), record: self.record.clone() }
     }
@@ -476,7 +478,7 @@ impl Shown {
         self.record.ranges().iter().filter(move |held| !is_served(&held.name))
     }
 
-    /// For `status`; ranges of names that are not served are reserved.
+    /// The record for `status`; ranges of names that are not served are reserved.
     pub(super) fn json(&self, is_served: impl Fn(&str) -> bool) -> Value {
         let reserved = self.reserved(is_served);
         let range =
@@ -499,7 +501,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A keeper, a gate through which each write goes, and what is on storage.
+    /// A keeper, a gate for each write, and the record on storage.
     fn rig() -> (Keeper, SyncSender<Result<(), String>>, Arc<Mutex<Record>>) {
         let record = Record::new("id".into(), 64 * MIB, 64 * MIB);
         let disk = Arc::new(Mutex::new(record.clone()));
@@ -523,7 +525,7 @@ mod tests {
         record.ranges().iter().map(|held| &*held.name).collect()
     }
 
-    /// Makes the call until it is over.
+    /// Repeats a call until it ends.
     fn call(keeper: &mut Keeper, edits: &[Edit], given_up: GivenUp) -> Result<(), Refusal> {
         loop {
             match keeper.change(edits, given_up) {
@@ -541,7 +543,7 @@ mod tests {
         assert!(keeper.change(&b, GivenUp::TakenBack).unwrap_err().is_temporary());
         assert!(keeper.record().ranges().is_empty());
         assert_eq!(names(&keeper.with_claims()), ["a"], "nobody else may have its range");
-        // A change that no call waits for is written with the next one.
+        // The next write includes a change that no call waits for.
         assert!(!keeper.note_zeroed("a", MIB));
         (0..2).for_each(|_| gate.send(Ok(())).unwrap());
         call(&mut keeper, &a, GivenUp::TakenBack).unwrap();

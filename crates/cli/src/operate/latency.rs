@@ -1,7 +1,7 @@
-//! Latency targets: changed by the control socket, shown, and told in the log.
+//! Latency targets: changed by the control socket, shown, and logged.
 //!
-//! A target that is missed is told once, with its cause if it cannot be met, and once more when it
-//! has been met for [`CALM`] seconds: in a spell of both nothing more is told.
+//! A missed target is logged once, with the cause if it cannot be met, and once more when it has
+//! been met for [`CALM`] seconds. Shorter changes of the state are not logged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use fairq_config::tenant::TenantTable;
 use fairq_config::units::{Nanos, Part, Percentile};
 use fairq_config::{group, latency};
 
-/// Seconds in a row with the target met, or missed, before that is told.
+/// Seconds in a row of a new state before it is logged.
 const CALM: u32 = 3;
 
-/// A tenant's target as it is written.
+/// A tenant's target as configured.
 pub(super) type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
 
 pub(super) fn written(table: &TenantTable) -> Written {
@@ -27,7 +27,7 @@ pub(super) fn written(table: &TenantTable) -> Written {
 }
 
 impl Console {
-    /// Gives a tenant a target, or takes it away if none is given.
+    /// Sets a tenant's target, or removes it if none is given.
     pub(super) fn set_latency(
         &mut self,
         admin: &mut dyn Admin,
@@ -41,7 +41,7 @@ impl Console {
             let groups = self.known_groups().ok()?;
             group::target(member.as_ref()?.tenant.group.as_deref(), &groups)
         };
-        // Without one of its own the tenant falls back to its group's, as at the start.
+        // Without a target of its own the tenant has its group's, as at the start.
         let target = own.or_else(of_group);
         let before = admin.tenants().find(name).and_then(|member| member.tenant.target);
         admin.change_one(name, Change::Target(target)).map_err(Fault::refused)?;
@@ -55,7 +55,7 @@ impl Console {
     }
 }
 
-/// How each tenant that has a target does.
+/// The targets of tenants, with their state.
 pub(super) fn all(tenants: &TenantList, now: &Status) -> Value {
     let targets = tenants.members().filter_map(|member| {
         let stats = now.target_of(member)?;
@@ -71,7 +71,7 @@ pub(super) fn all(tenants: &TenantList, now: &Status) -> Value {
     targets.collect()
 }
 
-/// How a tenant does beside its target.
+/// A tenant's target and its state.
 pub(super) fn json(stats: &TargetStats) -> Value {
     let target = stats.target;
     json!({
@@ -97,12 +97,12 @@ pub(super) struct Teller {
 struct Spell {
     /// The state that was logged last.
     told: TargetState,
-    /// For how many seconds in a row it has been otherwise.
+    /// Seconds in a row with another state.
     seconds: u32,
 }
 
 impl Teller {
-    /// Tells what is new in the second that ends now.
+    /// Logs the states that are new in the second that ends now.
     pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
         self.spells.retain(|name, _| tenants.find(name).is_some());
         for member in tenants.members() {
@@ -126,12 +126,12 @@ impl Teller {
         }
     }
 
-    /// Whether a state has lasted, and was not told.
+    /// Whether a state has lasted for [`CALM`] seconds and was not logged.
     fn is_news(&mut self, tenant: &str, state: TargetState) -> bool {
-        // A target counts as met at first, so that only a missed one is news.
+        // At first a target counts as met, so that only a missed one is logged.
         let met = Spell { told: TargetState::Met, seconds: 0 };
         let spell = self.spells.entry(tenant.to_owned()).or_insert(met);
-        // An idle tenant has no latencies, so it says nothing of its target.
+        // An idle tenant has no latencies, so its target has no state.
         if state == TargetState::Idle || state == spell.told {
             spell.seconds = 0;
             return false;

@@ -1,9 +1,9 @@
 //! A server's changes of the layout record of the file that tenants share: claims, frees, renames
 //! and resizes of ranges.
 //!
-//! The record is on stable storage before anybody may rely on it: before a tenant can be opened
-//! in a range, and before a change of names or sizes is answered. How it gets there without a wait
-//! of the control thread is in [`super::keeper`].
+//! The record is on stable storage before anything relies on it: before a tenant can be opened in a
+//! range, and before a change of names or sizes is answered. [`super::keeper`] writes it without a
+//! wait of the control thread.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use super::keeper::{Edit, GivenUp};
 use super::rpc::Fault;
 
 impl Console {
-    /// Takes a range into the record for a new tenant, or finds there that the tenant has it. True
-    /// if the range is to be zeroed before the tenant can be opened.
+    /// Takes a range into the record for a new tenant, or finds the tenant's range there. True if
+    /// the range is to be zeroed before the tenant can be opened.
     pub(super) fn claim(&mut self, new: &Tenant, range: &Range) -> Result<bool, Refusal> {
         let Some(layout) = &mut self.layout else { return Ok(!new.keep_data) };
         if layout.is_freeing(&new.name) {
@@ -38,8 +38,8 @@ impl Console {
         Ok(layout.record().find(&new.name).is_none_or(|held| !held.zeroed))
     }
 
-    /// The changes of the record for a reload: these tenants go, and those come. A tenant for which
-    /// there is no range is left out, since adding it will say why.
+    /// The changes of the record for a reload that removes and adds these tenants. A tenant without
+    /// a range is left out: the error comes when it is added.
     pub(super) fn claims<'a>(
         &self,
         admin: &dyn Admin,
@@ -77,27 +77,29 @@ impl Console {
         edits
     }
 
-    /// Frees the range of a tenant that is served no more. Unfinished while that is written.
+    /// Frees the range of a tenant that is no longer served. Unfinished while the record is
+    /// written.
     pub(super) fn disown(&mut self, name: &str) -> Result<(), Refusal> {
         let Some(layout) = &mut self.layout else { return Ok(()) };
         layout.change(&[Edit::Free(name.to_owned())], GivenUp::Stands)
     }
 
-    /// The same where no call waits for it.
+    /// Like [`disown`](Self::disown), for callers that do not wait.
     pub(super) fn disown_later(&mut self, name: &str) {
         if let Some(layout) = &mut self.layout {
             layout.queue(Edit::Free(name.to_owned()));
         }
     }
 
-    /// Whether the range of a tenant needs no zeroing, by the record.
+    /// Whether the record has the tenant's range as zeroed.
     pub(super) fn is_ready(&self, name: &str) -> bool {
         let held = self.layout.as_ref().and_then(|layout| layout.record().find(name));
         held.is_some_and(|held| held.zeroed)
     }
 
-    /// A tenant's range has been zeroed: nobody may open it before the record says so, or another
-    /// start would zero what its clients have written. False if that cannot be written down now.
+    /// Notes that a tenant's range has been zeroed. The tenant opens only when the record has this,
+    /// because another start would zero the data of its clients otherwise. False if the record is
+    /// not written yet.
     pub(super) fn note_zeroed(&mut self, tenant: &server::Tenant) -> bool {
         let is_own = self.own.values().any(|own| own.0 == tenant.file);
         if let Some(layout) = self.layout.as_mut().filter(|_| !is_own)
@@ -116,14 +118,14 @@ impl Console {
         true
     }
 
-    /// The record with the ranges and the sizes that tenants are about to have.
+    /// The record with the ranges and the sizes that tenants will have after the changes under way.
     pub(super) fn planned(&self, admin: &dyn Admin) -> Option<Record> {
         let mut record = self.layout.as_ref()?.with_claims();
         reserve_growth(&mut record, &admin.tenants());
         Some(record)
     }
 
-    /// Gives a tenant's range another end.
+    /// Moves the end of a tenant's range.
     pub(super) fn resize(
         &mut self,
         admin: &mut dyn Admin,
@@ -172,14 +174,14 @@ impl Console {
         Ok(json!({ "tenant": name, "from": before, "to": size }))
     }
 
-    /// Finds out whether the file that is shared has grown.
+    /// Checks whether the shared file has grown.
     pub(super) fn look_for_growth(&mut self, admin: &dyn Admin) {
         if let (Some(layout), Some(size)) = (&mut self.layout, admin.size_of(0)) {
             layout.fit(size);
         }
     }
 
-    /// Gives a tenant another name; its clients, its range and all that it has stay.
+    /// Renames a tenant; its clients, its range and its settings stay.
     pub(super) fn rename(
         &mut self,
         admin: &mut dyn Admin,
@@ -214,7 +216,7 @@ impl Console {
         Ok(json!({ "from": tenant, "to": name }))
     }
 
-    /// A tenant's table as it is in force, for a configuration file.
+    /// A tenant's table in force, for a configuration file.
     pub(super) fn table_text(&self, name: &str) -> String {
         let tables = self.settings.tenant.iter().map(Spanned::get_ref);
         let tenant: Vec<_> = tables.filter(|table| table.name == name).collect();
@@ -228,12 +230,12 @@ fn claim(new: &Tenant, range: &Range) -> Edit {
     Edit::Claim { name, offset: range.offset, size: range.size, zeroed }
 }
 
-/// Gives tenants that are growing the sizes that they are about to have.
+/// Gives growing tenants their new sizes.
 fn reserve_growth(record: &mut Record, tenants: &server::TenantList) {
     for member in tenants.members() {
         let to = member.resizing.as_ref().map_or(0, |resizing| resizing.to);
         if to > member.tenant.size {
-            // The range that was found to be free for it has no owner.
+            // The range was found to be free, so the resize does not fail.
             let _ = record.resize(&member.tenant.name, to);
         }
     }

@@ -45,12 +45,12 @@ impl Console {
         })
     }
 
-    /// The configuration with every address and every tenant's place, so that a server started with
-    /// it is found where this one is and finds each tenant's data.
+    /// The configuration with every address and every tenant's place. A server started with it has
+    /// the same addresses and finds each tenant's data.
     pub(super) fn in_force(&self, admin: &dyn Admin) -> Settings {
         let mut settings = Settings::clone(&self.settings);
         if self.plan.source != Source::Stdio {
-            // A socket of the service manager has no address that could be written.
+            // A socket of the service manager has no address for a file.
             settings.listen =
                 admin.listening().into_iter().filter_map(|at| at.try_into().ok()).collect();
         }
@@ -64,12 +64,12 @@ impl Console {
                 table.offset = Some(Size(member.tenant.base));
             }
         }
-        // A file that names a tenant which is not there would be refused.
+        // A file with an unknown default tenant would be refused.
         settings.default_tenant.take_if(|name| tenants.find(name).is_none());
         settings
     }
 
-    /// Adds a tenant as it is written. Unfinished while its users are looked up, or its file is
+    /// Adds a tenant from its text. Unfinished while its users are looked up, or its file is
     /// opened.
     pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
@@ -92,7 +92,7 @@ impl Console {
         }))
     }
 
-    /// The tenant that a table stands for.
+    /// The tenant of a table.
     fn completed(&mut self, spec: &str, table: &TenantTable) -> Result<Tenant, Refusal> {
         let groups = self.known_groups()?;
         let (new, root) = (table.clone(), self.plan.cgroup_root.clone());
@@ -104,8 +104,8 @@ impl Console {
         self.adding.result(spec, &what, complete)?
     }
 
-    /// Adds tenants, each given by its table and its completed form, at free places. A call for
-    /// many tenants costs little more than a call for one.
+    /// Adds tenants, each given by its table and its completed form, at free places. The cost of a
+    /// call hardly depends on the number of tenants.
     pub(super) fn add_tables(
         &mut self,
         admin: &mut dyn Admin,
@@ -119,7 +119,7 @@ impl Console {
         let gaps = match checked.and_then(|()| self.gaps(admin, new)) {
             Ok(gaps) => gaps,
             Err(refusal) if come.len() == 1 => return vec![Err(refusal)],
-            // One that is refused keeps none of the others out.
+            // If one is refused, the others are added one by one.
             Err(_) => {
                 let one = |one| self.add_tables(admin, std::slice::from_ref(one)).pop();
                 return come.iter().filter_map(one).collect();
@@ -138,7 +138,7 @@ impl Console {
                 }
                 return Err(Refusal::new(error.to_string()));
             }
-            // The place is written down, so that a restart finds the tenant's data where they are.
+            // The place is stored, so that a restart finds the tenant's data.
             let (offset, size) = match new.path {
                 Some(_) => (table.offset, table.size),
                 None => (Some(Size(tenant.base)), Some(Size(tenant.size))),
@@ -161,15 +161,16 @@ impl Console {
         }
     }
 
-    /// A tenant with its range, which is its own file's or `gap`, and whether that is to be zeroed.
+    /// A tenant with its range, which is in its own file or is `gap`, and whether the range is to
+    /// be zeroed.
     fn prepare(
         &mut self,
         admin: &mut dyn Admin,
         new: &Tenant,
         gap: Option<Range>,
     ) -> Result<(server::Tenant, bool), Refusal> {
-        // A part of the shared file may hold what another tenant wrote; a file of its own was named
-        // for it.
+        // A part of the shared file may hold another tenant's data; a file of the tenant's own was
+        // chosen for it.
         let (range, wipe) = match (&new.path, gap) {
             (Some(path), _) => (self.own_file(admin, new, path)?, false),
             (None, Some(range)) => (range, self.claim(new, &range)?),
@@ -178,8 +179,7 @@ impl Console {
         Ok((server_tenant(new, &range), wipe))
     }
 
-    /// Finds free parts of the shared file for those of these tenants that have no file of
-    /// their own.
+    /// Finds free parts of the shared file for the tenants without a file of their own.
     pub(super) fn gaps<'a>(
         &self,
         admin: &dyn Admin,
@@ -211,7 +211,7 @@ impl Console {
         }
         let own: Vec<u16> = self.own.values().map(|&(number, _)| number).collect();
         let of_others = tenants.members().filter(|member| !own.contains(&member.tenant.file));
-        // Others stay where they are: `layout` has to find places around them.
+        // Other tenants stay where they are: `layout` has to find places around them.
         let pinned = |member: &Member| Tenant {
             name: member.tenant.name.clone(),
             size: Some(member.tenant.size),
@@ -224,7 +224,7 @@ impl Console {
         Ok(layout(&all, Some(self.shared), &[])?.split_off(others))
     }
 
-    /// A file of the tenant's own.
+    /// Opens the file of a tenant's own; its whole range.
     fn own_file(
         &mut self,
         admin: &mut dyn Admin,
@@ -248,14 +248,14 @@ impl Console {
         Ok(Range { file, offset: 0, size })
     }
 
-    /// Has the files of tenants that are to come opened before anything changes.
+    /// Opens the files of new tenants before anything changes.
     pub(super) fn prepare_files(
         &mut self,
         admin: &mut dyn Admin,
         come: &[(TenantTable, Tenant)],
     ) -> Result<(), Refusal> {
         for (_, new) in come {
-            // A file that is open is one of a tenant that goes, or is refused later.
+            // An open file belongs to a tenant that is removed, or is refused later.
             let Some(path) = new.path.as_ref().filter(|path| !self.own.contains_key(*path)) else {
                 continue;
             };
@@ -273,15 +273,15 @@ impl Console {
         }
     }
 
-    /// Removes a tenant; its range is reserved under its name if `keep`, and free otherwise. The
-    /// range of a tenant that is not served is freed in the same way.
+    /// Removes a tenant. Its range is reserved under its name if `keep`, and free otherwise. For a
+    /// name that is not served the range is freed.
     pub(super) fn remove(
         &mut self,
         admin: &mut dyn Admin,
         name: &str,
         keep: bool,
     ) -> Result<Value, Fault> {
-        // Looked up before the removal, after which the list does not know the tenant.
+        // The lookup comes before the removal, after which the list does not have the tenant.
         let file = admin.tenants().find(name).map(|member| member.tenant.file);
         let has_own = file.is_some_and(|file| self.own.values().any(|own| own.0 == file));
         let is_reserved = file.is_none()
@@ -309,7 +309,7 @@ impl Console {
         Ok(json!({ "tenant": name, "kept": keep || has_own }))
     }
 
-    /// Removes tenants; the layout record is left as it is.
+    /// Removes tenants, but leaves the layout record as it is.
     pub(super) fn remove_all(
         &mut self,
         admin: &mut dyn Admin,
@@ -318,7 +318,7 @@ impl Console {
         if names.is_empty() {
             return Vec::new();
         }
-        // Looked up before the removal, after which the list does not have the tenants.
+        // The lookup comes before the removal, after which the list does not have the tenants.
         let tenants = admin.tenants();
         let results = admin.remove(names);
         let pairs = names.iter().copied().zip(&results);
@@ -358,7 +358,7 @@ impl Console {
         }
     }
 
-    /// Gives tenants whose weight is a cgroup's the weight that it has now.
+    /// Updates the weights of tenants that follow cgroups.
     pub(super) fn follow_cgroups(&mut self, admin: &mut dyn Admin) {
         self.follow_groups(admin);
         let followed = self.settings.tenant.iter().map(Spanned::get_ref).filter_map(|table| {
@@ -369,7 +369,7 @@ impl Console {
         });
         let (tenants, root) = (admin.tenants(), &self.plan.cgroup_root);
         let changed = followed.filter_map(|(name, source)| {
-            // The last weight stays. At level debug, since it would be said again each second.
+            // The last weight stays. The level is debug, because the line repeats each second.
             let weight = source.now(root).inspect_err(|error| {
                 tracing::debug!(tenant = name, "{error}");
             });
@@ -394,7 +394,7 @@ impl Console {
         }
     }
 
-    /// The parameters that the policy takes, and what they are now.
+    /// The policy's parameters and their values.
     pub(super) fn parameters(&self) -> Value {
         let parameter = |(knob, now): &(Knob, Option<u64>)| {
             json!({
@@ -419,13 +419,13 @@ impl Console {
         self.change_policy(admin, text.parse().map_err(Fault::params)?)
     }
 
-    /// Makes the policy what `table` says, and tells what is different.
+    /// Changes the policy to that of `table`; returns the differences.
     fn change_policy(&mut self, admin: &mut dyn Admin, table: PolicyTable) -> Result<Value, Fault> {
         let wanted = table.clone().complete().map_err(Fault::params)?;
         let before = self.describe_policy();
         let settings = Settings { policy: Some(table), ..Settings::default() };
         let mut differ = changes::between(&policy_only(&self.settings), &settings);
-        // The usual policy has its name written down from here on; that is no difference.
+        // The default policy now has its name in the settings, which is not a difference.
         differ.retain(|change| {
             change.key != "policy.name" || wanted.policy != self.plan.policy.policy
         });
@@ -434,8 +434,8 @@ impl Console {
         Ok(json!({ "from": before, "to": self.describe_policy(), "changes": differ }))
     }
 
-    /// Makes the policy what it is in `settings`, and writes it down: parameters that the running
-    /// policy can change are changed there; for anything else another one takes its place.
+    /// Changes the policy to that of `settings`, and stores it. Parameters that the running policy
+    /// can change are changed there; any other difference replaces the policy.
     pub(super) fn make_policy(
         &mut self,
         admin: &mut dyn Admin,
@@ -451,7 +451,7 @@ impl Console {
                 .map_err(|refusal| refusal.to_string())?;
             admin.change_policy(built).map_err(|error| error.to_string())?;
         }
-        // Others may show both: then a change costs a copy with all tenants.
+        // Views may share the plan and the settings: then a change copies them with all tenants.
         if self.plan.policy != wanted {
             Arc::make_mut(&mut self.plan).policy = wanted;
         }
@@ -461,7 +461,7 @@ impl Console {
         Ok(())
     }
 
-    /// Changes parameters in the policy in force; false if that does not change all of them.
+    /// Changes parameters of the policy in force; false if some of them need another policy.
     fn tune_all(
         &self,
         admin: &mut dyn Admin,
@@ -470,8 +470,8 @@ impl Console {
     ) -> Result<bool, String> {
         let knobs = wanted.knobs(self.plan.device.default_slots());
         let mut tunings = Vec::new();
-        // All are looked up before one is changed: what needs another policy leaves this one as it
-        // is.
+        // All parameters are looked up before one changes: if one needs another policy, this one
+        // stays as it is.
         for changes::Change { key, .. } in differ {
             let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);
             let Some((knob, value)) = knobs.iter().find(changed) else { return Ok(false) };
@@ -488,7 +488,8 @@ impl Console {
         Ok(true)
     }
 
-    /// Takes no more connections, or ends at once; the connections that are waited for.
+    /// Stops accepting connections, or ends at once; returns the number of connections that it
+    /// waits for.
     pub(super) fn drain(&self, admin: &mut dyn Admin, now: bool) -> Value {
         admin.drain(now);
         json!({ "connections": admin.status().connections.iter().sum::<usize>() })
@@ -497,7 +498,7 @@ impl Console {
     pub(super) fn listen(&mut self, admin: &mut dyn Admin, address: &str) -> Result<Value, Fault> {
         let at: Listen = address.parse().map_err(Fault::params)?;
         let place = admin.listen(&at.clone().into()).map_err(Fault::refused)?;
-        // With port 0 the kernel has chosen one: the address that came of it is written down.
+        // With port 0 the kernel has chosen the port: the resulting address is stored.
         Arc::make_mut(&mut self.settings).listen.push(place.clone().try_into().unwrap_or(at));
         self.stored.put(admin);
         Ok(json!({ "address": place.to_string() }))
@@ -516,17 +517,17 @@ impl Console {
     }
 }
 
-/// Settings with the policy's keys only.
+/// Settings with only the policy's keys.
 fn policy_only(settings: &Settings) -> Settings {
     Settings { policy: settings.policy.clone(), ..Settings::default() }
 }
 
-/// The table of each tenant.
+/// The tenants' tables by name.
 pub(super) fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
     settings.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
 }
 
-/// A tenant's own file, as the device opens it.
+/// The specification of a tenant's own file for the device.
 fn own_spec(new: &Tenant, path: &Path) -> FileSpec {
     file_spec(FileConfig {
         path: path.into(),
@@ -536,7 +537,7 @@ fn own_spec(new: &Tenant, path: &Path) -> FileSpec {
     })
 }
 
-/// A tenant that has no place on a device without a file.
+/// Refuses a tenant without a file on a device without a shared file.
 pub(super) fn no_shared_file(new: &Tenant) -> Refusal {
     Refusal::new(format!(
         "{}: tenant {}: the device has no file to share: give it one of its own with path=FILE",
@@ -547,7 +548,7 @@ pub(super) fn no_shared_file(new: &Tenant) -> Refusal {
 fn refused_file(new: &Tenant, error: &AdminError) -> Refusal {
     let text = format!("{}: tenant {}: {error}", new.origin, new.name);
     match error {
-        // The file is still being opened: the same call gives what has come of it.
+        // The file is still being opened: a repeated call returns the result.
         AdminError::Opening { .. } => Refusal::temporary(text),
         _ => Refusal::new(text),
     }

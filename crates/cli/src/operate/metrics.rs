@@ -2,8 +2,9 @@
 //!
 //! Names end in their unit, counters in `_total`; times are seconds. Labels are `tenant`, `device`
 //! and `shard`; no sample has both a tenant and a shard, so the number of series grows with the sum
-//! of both, not with their product. At most [`MOST_TENANTS`] tenants have series of their own;
-//! those of the others are added up under one name.
+//! and `shard`; no sample has both a tenant and a shard, so the number of series grows with the sum
+//! of both, not with their product. At most [`MOST_TENANTS`] tenants have series of their own; the
+//! rest are summed under one name.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -29,7 +30,7 @@ mod promised;
 
 use promised::{caps, groups, targets};
 
-/// Tenants with series of their own.
+/// The most tenants with series of their own.
 const MOST_TENANTS: usize = 500;
 /// Upper bounds of the buckets of latencies, in nanoseconds.
 const BUCKETS_NS: [u64; 14] = [
@@ -101,11 +102,11 @@ struct Subject {
     name: String,
     weight: Option<u16>,
     stats: Arc<TenantStats>,
-    /// Its last second; nothing before its first, and nothing of an idle one.
+    /// Its last second; `None` before its first, `Some(None)` while idle.
     second: Option<Option<Now>>,
 }
 
-/// The tenants with series of their own, and the rest as one.
+/// The tenants with series of their own, and one subject for the rest.
 fn subjects(
     now: &Status,
     tenants: &TenantList,
@@ -136,7 +137,7 @@ fn subjects(
     subjects
 }
 
-/// Writes of connections that have ended, and what has waited for them.
+/// Writes of connections that have ended, and the requests that waited for them.
 fn ended(text: &mut Text, now: &Status, tenants: &TenantList) {
     type Ended = fn(&FenceStats) -> f64;
     let families: [(&str, &str, &str, Ended); 2] = [
@@ -279,7 +280,7 @@ fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
         text.family(name, "gauge", help);
         for store in &now.stores {
             let value = value(store);
-            // Prometheus would take NaN as a sample: without a value there is no line.
+            // Prometheus would take NaN as a sample, so a missing value has no line.
             if !value.is_nan() {
                 text.sample(name, &[("store", store.name.as_str())], value);
             }
@@ -424,8 +425,8 @@ fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
 fn at_or_below(latency_ns: &Histogram<u64>) -> [u64; BUCKETS_NS.len()] {
     let (mut from, mut sum) = (0, 0);
     BUCKETS_NS.map(|bound| {
-        // Latencies in the slot of the histogram that contains a bound count as below it, and are
-        // not counted again above it.
+        // A latency in the histogram's slot of a bound counts as below the bound, and is not
+        // counted again above it.
         sum += if latency_ns.is_empty() { 0 } else { latency_ns.count_between(from, bound) };
         from = latency_ns.next_non_equivalent(bound);
         sum
@@ -493,7 +494,7 @@ fn shards(text: &mut Text, now: &Status) {
     }
 }
 
-/// A D that is searched for.
+/// The search for D.
 fn depth(text: &mut Text, depth: &DepthStats) {
     text.one(
         "fairq_policy_slots_found",
@@ -665,7 +666,7 @@ fn interference(text: &mut Text, now: &Status, tenants: &TenantList) {
     let mut names = vec![None; GROUPS];
     for member in tenants.members() {
         let slot = &mut names[group(member.number())];
-        // The last group is several tenants, so it has the name of none.
+        // The last group has several tenants, so it has a name for all.
         *slot = Some(if group(member.number()) == GROUPS - 1 {
             OTHERS
         } else {

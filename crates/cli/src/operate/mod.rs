@@ -1,10 +1,10 @@
 //! The operator's view of a running server and its controls: the terminal, the control socket,
 //! metrics and the web page.
 //!
-//! One [`Console`] holds what is known beside the server itself: the configuration in force, and
-//! what was counted up to the last second. It runs in the server's control thread; each change is
-//! checked, made by the server's [`Admin`], and only then written into the configuration that
-//! `config dump` shows.
+//! One [`Console`] holds the state beside the server itself: the configuration in force, and the
+//! counts up to the last second. It runs in the server's control thread. Each change is checked,
+//! made by the server's [`Admin`], and only then stored in the configuration that `config dump`
+//! shows.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::IsTerminal;
@@ -51,21 +51,21 @@ pub(crate) mod table;
 mod upgrade;
 mod web;
 
-/// Seconds over which interference is told.
+/// Seconds over which interference is shown.
 const INTERFERENCE_S: usize = 10;
 
-/// The text that is printed when the server listens there.
+/// The text that is printed when the server listens, from its addresses.
 pub(crate) type Greeting = Box<dyn Fn(&[server::Listen]) -> String>;
 
-/// The input at the start of the server, which holds until it ends.
+/// The input at the server's start, which stays the same until it ends.
 pub(crate) struct Given {
-    /// The configuration file, to be read again.
+    /// The configuration file for a reload.
     pub(crate) file: Option<PathBuf>,
-    /// The flags, which win over it.
+    /// The flags, which override the file.
     pub(crate) flags: Settings,
     /// The machine.
     pub(crate) surroundings: Surroundings,
-    /// Why the program that was to follow this one has failed, if it has.
+    /// The reason for which an upgrade to the next program has failed, if it has.
     pub(crate) failure: Option<String>,
 }
 
@@ -75,29 +75,29 @@ pub(crate) struct Console {
     plan: Arc<Plan>,
     /// The configuration in force; a thread that reads a new one compares the two.
     settings: Arc<Settings>,
-    /// Where cgroups are, and the disk whose `io.max` counts.
+    /// The root of cgroups, and the disk of `io.max`.
     cgroups: Cgroups,
-    /// Groups of tenants that have the name of a group of this machine's users.
+    /// Groups of tenants whose names are also names of groups of users on this machine.
     ambiguous: HashSet<String>,
-    /// Tenants to be added whose users are looked up.
+    /// Tenants to be added, while their users are looked up.
     adding: Background<Result<Tenant, Refusal>>,
-    /// Whether the machine has a group of users of the name of a new group of tenants.
+    /// Lookups whether a new group of tenants has the name of a group of users.
     naming: Background<bool>,
-    /// The configuration file as it is read again.
+    /// The configuration file, while a reload reads it.
     reading: Background<Result<Arc<reload::Reading>, Refusal>>,
-    /// Whether the next program can take over.
+    /// Checks whether the next program can take over.
     checking: Background<Result<(), String>>,
     upgrades: upgrade::Upgrades,
     stored: stored::Stored,
-    /// The size of what is shared, in memory; a file's is in its record.
+    /// Size of the shared device if it is in memory, in bytes; a file's size is in its record.
     shared: u64,
-    /// The layout record of the file that is shared.
+    /// The layout record of the shared file.
     layout: Option<Keeper>,
-    /// The files of tenants that are open, their numbers and sizes.
+    /// The open files of tenants, with their numbers and their sizes in bytes.
     own: HashMap<PathBuf, (u16, u64)>,
     /// The shape of every policy of this server.
     shape: Shape,
-    /// For how many stores there is a policy each.
+    /// Number of stores, each with a policy of its own.
     stores: usize,
     welcome: Greeting,
     /// The counts at the last full second.
@@ -106,14 +106,14 @@ pub(crate) struct Console {
     idle: Arc<TenantStats>,
     /// The last settings of groups that follow cgroups.
     followed: HashMap<String, Group>,
-    /// Each tenant's last second; nothing of an idle one.
+    /// Each tenant's last second; `None` for an idle one.
     second: Arc<HashMap<FlowId, Option<Now>>>,
-    /// The server's status then, if its tenants are still the same.
+    /// The server's status at the last second, if its tenants are still the same.
     latest: Option<Arc<Status>>,
-    /// The views for all viewers, and for all scrapers, until the next second or change.
+    /// The views for viewers and for scrapers, until the next second or change.
     looked: Option<Arc<overview::Shared>>,
     scraped: Option<Arc<overview::Shared>>,
-    /// Interference at the last seconds and at the one before them, the oldest first.
+    /// Interference at the last seconds and one second earlier, the oldest first.
     matrices: VecDeque<Arc<Matrix>>,
     /// The clients that may change weights on the web page.
     writers: web::Writers,
@@ -127,7 +127,7 @@ pub(crate) struct Console {
     stuck: storage::Stuck,
     /// Recordings of decisions.
     records: record::Records,
-    /// When SIGHUP began a reload that is not over.
+    /// Time when SIGHUP began a reload that is not over.
     reload_since: Option<Instant>,
 }
 
@@ -146,7 +146,8 @@ impl Console {
         welcome: Greeting,
     ) -> Result<Console, Refusal> {
         let writers = web::Writers::new(plan.web_token.as_deref()).or_else(|refusal| {
-            // A server that goes on after a failed upgrade has clients, and read its token before.
+            // A server that continues after a failed upgrade has clients, and has read its token
+            // earlier.
             if given.failure.is_none() {
                 return Err(refusal);
             }
@@ -189,28 +190,27 @@ impl Console {
         })
     }
 
-    /// Keeps the layout record of the file that is shared from now on.
+    /// Takes charge of the layout record of the shared file.
     pub(crate) fn keep(&mut self, pool: Option<Pool>) -> anyhow::Result<()> {
         self.layout = pool.map(Keeper::new).transpose()?;
         Ok(())
     }
 
-    /// Takes a second's numbers in; gives each tenant's row and what it is made of. Tenants to whom
-    /// nothing has happened cost next to nothing.
+    /// Counts a second; returns each tenant's row, the counts behind it, and the seconds. Tenants
+    /// without requests cost next to nothing.
     fn count<'a>(
         &mut self,
         now: &Status,
         tenants: &'a TenantList,
     ) -> (Vec<Row<'a>>, Vec<Arc<TenantStats>>, f64) {
         let (elapsed, earlier) = &self.last;
-        // Rates are divided by it: it must not be 0.
+        // Rates are divided by the seconds, which must not be 0.
         let seconds = (now.elapsed - *elapsed).as_secs_f64().max(1e-3);
         let stats = |member: &server::Member| &now.totals.tenants[usize::from(member.number())];
         let counted: Vec<Arc<TenantStats>> = tenants
             .members()
             .map(|member| match (earlier.get(&member.flow), stats(member)) {
-                // The same object as a second ago means that nothing has happened to the tenant
-                // since.
+                // The same object as a second ago means that the tenant had no requests in between.
                 (Some(earlier), stats) if Arc::ptr_eq(earlier, stats) && stats.in_flight == 0 => {
                     self.idle.clone()
                 }
@@ -221,7 +221,7 @@ impl Console {
         let names: Vec<(&str, u16)> = tenants
             .members()
             .map(|member| {
-                // In a group it is a part of the group's.
+                // In a group it is a part of the group's weight.
                 let weight = now.share_of(member).map_or(member.tenant.weight, |of| of.weight);
                 (&*member.tenant.name, weight.get())
             })
@@ -241,14 +241,14 @@ impl Console {
         (rows, counted, seconds)
     }
 
-    /// Shows a second's numbers where somebody looks.
+    /// Shows a second's numbers on a terminal, or as lines with `--status`.
     fn show(&self, now: &Status, rows: &[Row<'_>], counted: &[Arc<TenantStats>], seconds: f64) {
         let rows_of_terminal = status::terminal_rows();
         // With stdio standard output is the client's connection.
         if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
             return;
         }
-        // A terminal that went away is no reason to stop serving.
+        // The server goes on if its terminal is gone.
         let _ = match rows_of_terminal.filter(|_| !self.plan.status) {
             Some(rows_of_terminal) => {
                 let most = rows_of_terminal.saturating_sub(6).max(1);
@@ -263,7 +263,7 @@ impl Operator for Console {
     fn ready(&mut self, admin: &dyn Admin, listening: &[server::Listen]) {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
-        // Bytes that are in no tenant's range: `fairq ctl add` can give them to one.
+        // Bytes outside of all ranges: `fairq ctl add` can give them to a tenant.
         let unassigned = self.unassigned(&admin.tenants());
         let s = if tenants == 1 { "" } else { "s" };
         tracing::info!(
@@ -286,7 +286,7 @@ impl Operator for Console {
         self.stored.put(admin);
         // On standard output only if it is not the connection itself.
         if self.plan.source != Source::Stdio {
-            // A closed standard output is no reason not to serve.
+            // The server goes on if standard output is closed.
             let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
         }
     }
@@ -296,7 +296,7 @@ impl Operator for Console {
         if let Some(recording) = self.upgrades.recording.take() {
             self.trace_go_on(admin, recording);
         }
-        // Counts of the program before this one are no part of the next second's rates.
+        // The previous program's counts are not part of the next second's rates.
         let now = admin.status();
         self.matrices = VecDeque::from([Arc::new(now.totals.matrix.clone())]);
         self.count(&now, &admin.tenants());
@@ -312,7 +312,7 @@ impl Operator for Console {
         self.give_up_waiting(admin);
         self.look_for_growth(admin);
         let (now, tenants) = (admin.status(), admin.tenants());
-        // Every shard has answered.
+        // Every shard has answered for the status.
         notify(&[NotifyState::Watchdog]);
         let (rows, counted, seconds) = self.count(&now, &tenants);
         let members = tenants.members().zip(&counted);
@@ -322,7 +322,7 @@ impl Operator for Console {
         self.targets.tell(&now, &tenants);
         self.stuck.tell(&now, &tenants);
         self.show(&now, &rows, &counted, seconds);
-        // The next viewer makes the look, and a second without viewers costs none.
+        // The next viewer makes a new view; a second without viewers costs none.
         self.forget_look();
         self.latest = Some(Arc::new(now));
     }
@@ -360,13 +360,13 @@ impl Operator for Console {
     }
 }
 
-/// The names of groups of tenants that are those of groups of users, too.
+/// Names of groups of tenants that are also names of groups of users.
 fn ambiguous(groups: &[Group]) -> HashSet<String> {
     let ambiguous = groups.iter().filter(|group| group.is_ambiguous);
     ambiguous.map(|group| group.name.clone()).collect()
 }
 
-/// The files of tenants, their numbers and sizes: they follow the one that is shared.
+/// The files of tenants, with their numbers and sizes; their numbers follow the shared file's.
 fn own_files(plan: &Plan, sizes: &[u64]) -> HashMap<PathBuf, (u16, u64)> {
     let paths = plan.tenants.iter().filter_map(|tenant| tenant.path.clone());
     let numbered =
@@ -374,7 +374,7 @@ fn own_files(plan: &Plan, sizes: &[u64]) -> HashMap<PathBuf, (u16, u64)> {
     paths.zip(numbered).collect()
 }
 
-/// Tells the service manager, if there is one.
+/// Notifies the service manager, if there is one.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "the service manager does not listen");

@@ -18,8 +18,8 @@ use super::{caps, groups, keeper, latency, metrics};
 use crate::look::Look;
 use crate::status::Now;
 
-/// The server at one time, as far as it is shown. The control thread copies it, and another thread
-/// makes an answer of it, which takes much longer where there are thousands of tenants.
+/// The shown state of the server at one time. The control thread copies it, and another thread
+/// formats the answer, which takes much longer with thousands of tenants.
 pub(super) struct View {
     plan: Arc<Plan>,
     settings: Arc<Settings>,
@@ -27,15 +27,15 @@ pub(super) struct View {
     tenants: Arc<TenantList>,
     listening: Vec<Listen>,
     unassigned: u64,
-    /// The layout record of the file that is shared.
+    /// The layout record of the shared file.
     layout: Option<keeper::Shown>,
-    /// Each tenant's last second; nothing of an idle one.
+    /// Each tenant's last second; `None` for an idle one.
     second: Arc<HashMap<FlowId, Option<Now>>>,
-    /// Interference when the time began over which it is told.
+    /// Interference at the beginning of the shown time.
     earlier: Option<Arc<Matrix>>,
 }
 
-/// A view that many ask for, and what was made of it by the first of them.
+/// A view for many callers; the first of them formats the answer for all.
 pub(super) struct Shared {
     view: View,
     look: OnceLock<Value>,
@@ -43,12 +43,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// The look.
+    /// The answer to `look`.
     pub(super) fn look(&self) -> &Value {
         self.look.get_or_init(|| self.view.look())
     }
 
-    /// The same, as the web page reads it.
+    /// The answer to `look` as the web page's text.
     pub(super) fn look_text(&self) -> Bytes {
         self.text.get_or_init(|| self.look().to_string().into()).clone()
     }
@@ -62,7 +62,7 @@ impl Shared {
 }
 
 impl Console {
-    /// Something has changed: the next that is shown is made anew.
+    /// Drops the views after a change, so that the next one is made anew.
     pub(super) fn forget_look(&mut self) {
         (self.looked, self.scraped, self.latest) = (None, None, None);
     }
@@ -87,8 +87,8 @@ impl Console {
         }
     }
 
-    /// The view for terminals and the web page: the state at the last full second, so that shards
-    /// and control thread have no more work with more viewers.
+    /// The view for terminals and the web page: the state at the last full second, so that more
+    /// viewers are no more work for shards and control thread.
     pub(super) fn looked(&mut self, admin: &dyn Admin) -> Arc<Shared> {
         let look = self.looked.take().unwrap_or_else(|| {
             let now = self.latest.clone().unwrap_or_else(|| admin.status().into());
@@ -97,7 +97,7 @@ impl Console {
         self.looked.insert(look).clone()
     }
 
-    /// The view for scrapers: the server as the first scraper of this second found it.
+    /// The view for scrapers: the state at the first scrape of this second.
     pub(super) fn scraped(&mut self, admin: &dyn Admin) -> Arc<Shared> {
         let view = self.scraped.take().unwrap_or_else(|| self.view(admin).into());
         self.scraped.insert(view).clone()
@@ -199,7 +199,7 @@ impl View {
         let server::Tenant { name, weight, file, base, size, read_only, identity, users, .. } =
             &member.tenant;
         let stats = &now.totals.tenants[usize::from(member.number())];
-        // Of an empty histogram all counters are added up, and there may be thousands of them.
+        // A quantile of an empty histogram sums all of its counters, and there may be thousands.
         let is_empty = stats.latency_ns.is_empty();
         let quantile =
             |quantile| if is_empty { 0 } else { stats.latency_ns.value_at_quantile(quantile) };
@@ -269,23 +269,23 @@ impl View {
         })
     }
 
-    /// The parts that others have in a tenant's delay over the last seconds; by number.
+    /// The parts that others have in a tenant's delay over the shown seconds, by group number.
     fn parts(&self, victim: usize, now: &Matrix) -> Option<[f64; GROUPS]> {
         let earlier = self.earlier.as_ref();
         let since = |other: usize| {
-            // A number that went to another tenant counts from 0 again.
+            // A number that was given to another tenant counts from 0 again.
             now[victim][other].saturating_sub(earlier.map_or(0, |matrix| matrix[victim][other]))
         };
         let total: u64 = (0..GROUPS).map(since).sum();
         (total > 0).then(|| std::array::from_fn(|other| since(other) as f64 / total as f64))
     }
 
-    /// The tenants that have delayed a tenant, by name; none if it did not wait.
+    /// The tenants that have delayed a tenant, with their parts; null if it did not wait.
     fn hurt_by(&self, victim: &Member, now: &Matrix, names: &[&str; GROUPS]) -> Value {
         let Some(parts) = self.parts(group(victim.number()), now) else { return Value::Null };
         let mut object = Map::new();
         for (name, part) in names.iter().zip(parts).filter(|(_, part)| *part > 0.0) {
-            // Several groups may have one name: those without a tenant are all `(others)`.
+            // Several groups may have the same name: all groups without a tenant are `(others)`.
             let sum = object.get(*name).and_then(Value::as_f64).unwrap_or(0.0) + part;
             object.insert((*name).to_owned(), json!(sum));
         }
@@ -307,7 +307,7 @@ impl View {
     }
 }
 
-/// Whom each group of the interference matrix stands for.
+/// The tenant's name for each group of the interference matrix.
 fn group_names(tenants: &TenantList) -> [&str; GROUPS] {
     let mut names = ["(others)"; GROUPS];
     for member in tenants.members().filter(|member| group(member.number()) < GROUPS - 1) {
@@ -320,7 +320,7 @@ fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {
     json!({ "urgent": urgent, "high": high, "medium": medium, "low": low })
 }
 
-/// Why D is what it is, in a word.
+/// The state of D's search in a word.
 pub(super) fn depth_state(state: DepthState) -> &'static str {
     match state {
         DepthState::Searching => "searching",

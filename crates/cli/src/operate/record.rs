@@ -1,14 +1,14 @@
 //! Recordings of the scheduler's decisions, over the control socket.
 //!
-//! `trace.start` makes the shards record, `trace.stop` takes what they have, and `trace.read` tells
-//! it piece by piece: rows of plain numbers, at most [`ROWS`] a call, so that the control thread is
-//! never busy with it for long. What is made of them is `fairq ctl trace`'s matter
-//! ([`crate::trace`]). One recording at a time; a client that forgets to stop one costs memory for
-//! at most [`SECONDS_MAX`] seconds, one that does not read it for [`READ_WITHIN`] more, and
-//! `trace.read` at its end drops it.
+//! `trace.start` makes the shards record, `trace.stop` fetches their records, and `trace.read`
+//! returns them in pieces: rows of plain numbers, at most [`ROWS`] a call, so that no call takes
+//! the control thread long. `fairq ctl trace` evaluates them ([`crate::trace`]). There is one
+//! recording at a time. A client that does not stop one costs memory for at most [`SECONDS_MAX`]
+//! seconds; one that does not read it costs memory for [`READ_WITHIN`] more. `trace.read` drops the
+//! recording at its end.
 //!
-//! A recording goes on over an upgrade: what was recorded before it is carried as rows of text
-//! ([`Left`]), at most [`LEFT_MAX`] of all shards together, since clients wait meanwhile.
+//! A recording continues over an upgrade: earlier records are passed on as rows of text ([`Left`]),
+//! at most [`LEFT_MAX`] of all shards together, because clients wait meanwhile.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -23,38 +23,38 @@ use super::Console;
 use super::overview::depth_state;
 use super::rpc::Fault;
 
-/// Rows that one call gives.
+/// The most rows of a call.
 const ROWS: usize = 4096;
-/// Decisions that a shard keeps if nothing is said.
+/// Default number of decisions that a shard keeps.
 const EVENTS: usize = 1 << 18;
-/// And at most: 80 MiB a shard.
+/// The most decisions that a shard keeps: 80 MiB.
 const EVENTS_MAX: usize = 1 << 20;
-/// The longest recording.
+/// The longest recording, in seconds.
 const SECONDS_MAX: f64 = 600.0;
-/// Rows that go over to the next program: 15 MB.
+/// The most rows that are passed to the next program: 15 MB.
 const LEFT_MAX: usize = 1 << 17;
-/// The number of no tenant.
+/// The tenant's number in a row without a tenant.
 const NOBODY: u16 = u16::MAX;
-/// The place of the tenant's number in a row.
+/// Index of the tenant's number in a row.
 const TENANT: usize = 2;
-/// A stopped recording is kept for this time after the last call for it.
+/// Time after the last call until a stopped recording is dropped.
 const READ_WITHIN: Duration = Duration::from_secs(60);
 
 /// The recording, under way or stopped.
 #[derive(Default)]
 pub(super) struct Records {
-    /// When it is to be stopped, or read, at the latest.
+    /// Deadline for stopping or reading the recording.
     until: Option<Instant>,
     is_stopped: bool,
-    /// Decisions that a shard keeps.
+    /// The most decisions that a shard keeps.
     events: usize,
     /// The records of each shard from before an upgrade.
     earlier: Vec<Earlier>,
     /// The values of D before an upgrade.
     earlier_depths: Vec<Value>,
-    /// The records of each shard since then.
+    /// The records of each shard after the upgrade.
     shards: Vec<Recording>,
-    /// The values of D.
+    /// The values of D after the upgrade.
     depths: Vec<DepthChange>,
 }
 
@@ -63,11 +63,11 @@ pub(super) struct Records {
 struct Earlier {
     rows: Vec<EarlierRow>,
     lost: u64,
-    /// The number of its first rows that an upgrade has dropped since the recording was stopped.
+    /// Number of its first rows that an upgrade has dropped after the recording was stopped.
     cut: usize,
 }
 
-/// A row as text, and the number that its tenant has now.
+/// The present number of the row's tenant, and the row as text.
 #[derive(Clone, Serialize, Deserialize)]
 struct EarlierRow(u16, Box<str>);
 
@@ -86,7 +86,7 @@ impl Earlier {
     }
 }
 
-/// A recording that goes over to the next program.
+/// A recording that is passed to the next program.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Left {
     rest: Duration,
@@ -99,7 +99,7 @@ pub(super) struct Left {
 }
 
 impl Records {
-    /// The records of one shard from before an upgrade, and since.
+    /// The records of a shard from before an upgrade and after it, and the number of lost ones.
     fn of(&self, shard: usize) -> (&[EarlierRow], &[Decision], u64) {
         let (earlier, now) = (self.earlier.get(shard), self.shards.get(shard));
         let lost = earlier.map_or(0, |of| of.lost) + now.map_or(0, |of| of.lost);
@@ -112,7 +112,7 @@ impl Records {
         self.earlier.len().max(self.shards.len())
     }
 
-    /// Makes rows of text of what the shards have recorded.
+    /// Converts the shards' records to rows of text.
     fn set_aside(&mut self, admin: &dyn Admin) {
         let (shards, depths) = (std::mem::take(&mut self.shards), std::mem::take(&mut self.depths));
         self.earlier.resize_with(shards.len().max(self.earlier.len()), Earlier::default);
@@ -123,7 +123,7 @@ impl Records {
         self.earlier_depths.extend(depths_of(admin, &depths));
     }
 
-    /// Ends what the shards record. Rows of before an upgrade stay as there is room for them.
+    /// Stops the shards' recording. Rows from before an upgrade are trimmed to the remaining space.
     fn stop(&mut self, admin: &mut dyn Admin) {
         (self.shards, self.depths) = admin.recorded();
         for (earlier, now) in self.earlier.iter_mut().zip(&self.shards) {
@@ -133,7 +133,7 @@ impl Records {
 }
 
 impl Console {
-    /// Begins a recording, in place of any other.
+    /// Begins a recording, which replaces any other.
     pub(super) fn trace_start(
         &mut self,
         admin: &mut dyn Admin,
@@ -160,9 +160,9 @@ impl Console {
         Ok(json!({ "events": events }))
     }
 
-    /// Ends the recording; says how much there is, and whose the numbers of tenants are.
+    /// Ends the recording; returns the numbers of rows, and the tenants' names by number.
     pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
-        // Only the first stop takes the shards' rings; a second one tells the same again.
+        // Only the first stop takes the shards' rings; a second one returns the same again.
         if self.records.until.is_some() && !self.records.is_stopped {
             self.records.stop(admin);
             self.records.is_stopped = true;
@@ -185,7 +185,7 @@ impl Console {
         }))
     }
 
-    /// Some of a shard's rows; after the last shard's last the recording is gone.
+    /// Rows of a shard; after the last row of the last shard the recording is dropped.
     pub(super) fn trace_read(&mut self, shard: usize, from: usize) -> Result<Value, Fault> {
         if shard >= self.records.count() || !self.records.is_stopped {
             return Err(Fault::refused("there is no such recording: call trace.stop first"));
@@ -206,7 +206,7 @@ impl Console {
         Ok(json!({ "rows": rows }))
     }
 
-    /// The state of a recording for the next program, without its rows: for a check.
+    /// The state of a recording for the next program, without its rows: for a check of the upgrade.
     pub(super) fn trace_outline(&self, admin: &dyn Admin) -> Option<Left> {
         let Records { until, is_stopped, events, .. } = self.records;
         let rest = until?.saturating_duration_since(Instant::now());
@@ -214,7 +214,7 @@ impl Console {
         Some(Left { rest, is_stopped, events, shards, depths, tenants: numbers(admin) })
     }
 
-    /// The same with its rows. The shards do not record before [`Console::trace_stays`].
+    /// The state with its rows. The shards do not record until [`Console::trace_stays`].
     pub(super) fn trace_leave(&mut self, admin: &mut dyn Admin) -> Option<Left> {
         let outline = self.trace_outline(admin)?;
         let records = &mut self.records;
@@ -239,14 +239,14 @@ impl Console {
         Some(Left { shards, depths, ..outline })
     }
 
-    /// No other program has taken over: the shards record again.
+    /// Makes the shards record again, because no other program has taken over.
     pub(super) fn trace_stays(&mut self, admin: &mut dyn Admin) {
         if self.records.until.is_some() && !self.records.is_stopped {
             admin.record(self.records.events);
         }
     }
 
-    /// Goes on with a recording after an upgrade. Tenants may have other numbers than before.
+    /// Continues a recording after an upgrade. Tenants may have new numbers.
     pub(super) fn trace_go_on(&mut self, admin: &mut dyn Admin, left: Left) {
         let Left { rest, is_stopped, events, shards: mut earlier, depths, tenants } = left;
         let now = admin.tenants();
@@ -271,7 +271,7 @@ impl Console {
 
     /// Drops a recording that was not stopped, or not read, in time.
     pub(super) fn trace_expire(&mut self, admin: &mut dyn Admin) {
-        // The client that asked for these seconds needs some more to end the recording.
+        // A client needs some time after the deadline to end the recording.
         if self.records.until.is_some_and(|until| until + Duration::from_secs(10) < Instant::now())
         {
             if !self.records.is_stopped {
@@ -290,7 +290,7 @@ fn numbers(admin: &dyn Admin) -> Vec<(u16, String)> {
     members.map(|member| (member.number(), member.tenant.name.clone())).collect()
 }
 
-/// The values of D, as `crate::trace` reads them.
+/// The values of D in the form that `crate::trace` reads.
 fn depths_of(admin: &dyn Admin, changes: &[DepthChange]) -> Vec<Value> {
     if changes.is_empty() {
         return Vec::new();
@@ -299,7 +299,7 @@ fn depths_of(admin: &dyn Admin, changes: &[DepthChange]) -> Vec<Value> {
     changes.iter().map(|change| depth(change, &stores)).collect()
 }
 
-/// A row of before an upgrade, with the number that its tenant has now.
+/// A row from before an upgrade, with the present number of its tenant.
 fn earlier_row(EarlierRow(tenant, row): &EarlierRow) -> Value {
     let mut row = serde_json::from_str(row).unwrap_or_else(|_| Value::Array(Vec::new()));
     if let Some(number) = row.get_mut(TENANT) {
@@ -308,7 +308,7 @@ fn earlier_row(EarlierRow(tenant, row): &EarlierRow) -> Value {
     row
 }
 
-/// One D, as `crate::trace` reads it.
+/// A value of D in the form that `crate::trace` reads.
 fn depth(change: &DepthChange, stores: &[String]) -> Value {
     let DepthChange { at_ns, store, slots, depth } = change;
     json!({
@@ -322,7 +322,7 @@ fn depth(change: &DepthChange, stores: &[String]) -> Value {
     })
 }
 
-/// A decision as `crate::trace` reads it.
+/// A decision in the form that `crate::trace` reads.
 fn row(decision: &Decision) -> Value {
     let Decision { at_ns, kind, tag, tenant, op, class, offset, length, reason } = *decision;
     let kind = match kind {

@@ -5,7 +5,7 @@ use fairq_host::server::TenantList;
 use super::super::keeper::Shown;
 use super::{MOST_TENANTS, Text};
 
-/// The ranges that the record keeps for names which are not served.
+/// The ranges of the record whose names are not served.
 pub(super) fn reserved(text: &mut Text, layout: Option<&Shown>, tenants: &TenantList) {
     let ranges = layout.map(|layout| layout.reserved(|name| tenants.find(name).is_some()));
     let ranges = ranges.into_iter().flatten();
@@ -26,7 +26,7 @@ pub(super) fn reserved(text: &mut Text, layout: Option<&Shown>, tenants: &Tenant
     }
 }
 
-/// Connections that have the size of before a resize.
+/// Connections with a size from before a resize.
 pub(super) fn outdated(text: &mut Text, tenants: &TenantList) {
     let name = "fairq_tenant_outdated_connections";
     let help = "Connections that have an earlier size of the tenant, until they connect again. \

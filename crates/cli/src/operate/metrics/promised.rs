@@ -1,4 +1,4 @@
-//! The metrics of what tenants and groups were promised: caps, reservations, latency targets.
+//! Metrics of caps, reservations and latency targets, of tenants and groups.
 
 use fairq_config::caps::listed;
 use fairq_config::group::KEYS;
@@ -21,7 +21,7 @@ fn labels<'a>(member: &'a Member, device: &'a str) -> [(&'static str, &'a str); 
     [("tenant", &member.tenant.name), ("device", device)]
 }
 
-/// Caps, of the tenants and of the groups that have some.
+/// Caps of the tenants and groups that have some.
 pub(super) fn caps(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
     let members = tenants.members().take(MOST_TENANTS);
     let tenants: Vec<(&str, &CapStats)> =
@@ -58,7 +58,7 @@ fn caps_of(text: &mut Text, kind: Kind<'_>, all: &[(&str, &CapStats)]) {
             |of| of.waiting as f64,
         ),
     ];
-    // A family without samples would only be noise where there are no caps.
+    // Without caps the families are left out.
     if all.is_empty() {
         return;
     }
@@ -82,7 +82,7 @@ fn caps_of(text: &mut Text, kind: Kind<'_>, all: &[(&str, &CapStats)]) {
     }
 }
 
-/// Groups, and the reservations of the tenants that have something kept for them.
+/// Groups, and the reservations of tenants.
 pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
     type Value = fn(&GroupStatus) -> f64;
     let families: [(&str, &str, Value); 2] = [
@@ -158,7 +158,7 @@ pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList, device
     }
 }
 
-/// Latency targets, of the tenants that have one.
+/// Latency targets of the tenants that have one.
 pub(super) fn targets(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
     type Value = fn(&TargetStats) -> f64;
     let families: [(&str, &str, Value); 5] = [
