@@ -11,8 +11,8 @@ use fairq_core::{Native, Policy};
 use fairq_host::nbd::session::tls;
 use fairq_host::server::{self, BuiltPolicy};
 
-/// A policy for the server's shards: that of the first of at most `stores` stores, and others like
-/// it as stores come.
+/// A policy for the server's shards, for the first of at most `stores` stores; further stores get
+/// others like it.
 pub(crate) fn build_policy(
     config: &PolicyConfig,
     shape: &Shape,
@@ -37,7 +37,7 @@ pub(crate) fn build_policy(
     Ok(first.for_stores(stores, move || build().map_err(|refusal| refusal.to_string())))
 }
 
-/// A tenant as the server knows it.
+/// A tenant in the server's form.
 pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
     server::Tenant {
         name: tenant.name.clone(),
@@ -58,19 +58,19 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
     }
 }
 
-/// The tenant of clients that name none, as the server knows it.
+/// The tenant of clients that name none, in the server's form.
 pub(crate) fn default_tenant(tenant: DefaultTenant) -> server::DefaultTenant {
     let DefaultTenant { name, is_named } = tenant;
     server::DefaultTenant { name, is_named }
 }
 
-/// A group as the server knows it.
+/// A group in the server's form.
 pub(crate) fn server_group(group: &Group) -> server::Group {
     let Group { name, weight, reservation, caps, .. } = group.clone();
     server::Group { name, weight, reservation, caps }
 }
 
-/// TLS, from its files as they are now.
+/// TLS with the present contents of its files.
 pub(crate) fn tls_mode(config: Option<&Tls>) -> Result<tls::TlsMode, Refusal> {
     let Some(config) = config else { return Ok(tls::TlsMode::Off) };
     let (ca, crl) = (config.client_ca.as_deref(), config.client_crl.as_deref());

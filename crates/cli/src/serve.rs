@@ -1,4 +1,4 @@
-//! `fairq serve`: from a plan to a running server, and what it tells the operator.
+//! `fairq serve`: from a plan to a running server, and its messages to the operator.
 
 use std::collections::BTreeMap;
 
@@ -25,16 +25,16 @@ use crate::operate::{self, Console, Given};
 use crate::parts::{build_policy, default_tenant, server_group, server_tenant, tls_mode};
 use crate::take_over::{self, Left};
 
-/// The configuration of a server, and where it comes from.
+/// The configuration of a server, and its sources.
 pub(crate) struct Sources {
     given: Given,
-    /// File and flags together.
+    /// The settings of file and flags together.
     pub(crate) settings: Settings,
-    /// The program is only to say whether it could take a server over.
+    /// Whether the program only checks if it could take over a server.
     is_check: bool,
 }
 
-/// Reads the configuration: what is written, or what is in force in the program before this one.
+/// Reads the configuration: the file and flags, or the settings in force in the previous program.
 pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> Result<Sources, Refusal> {
     let file = args.config.clone();
     let (is_check, failure) = (args.check_upgrade, args.after_failure.clone());
@@ -55,8 +55,8 @@ pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> Result<Sourc
     Ok(Sources { given: Given { file, flags, surroundings, failure }, settings, is_check })
 }
 
-/// Whether this program could go on with the state of a server: what it would do, without what
-/// changes something.
+/// Checks whether this program could continue a server's state. It does the same as a start,
+/// without steps that change something.
 fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
     let state = take_over::state_to_check()?;
     let plan = Left::plan(&Left::of(&state)?.settings()?, &state, &given.surroundings)?;
@@ -92,7 +92,7 @@ fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves until told to end; `before` is what another program in this process has left.
+/// Serves until the server ends; `before` is the state of the previous program in this process.
 pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Result<()> {
     let Sources { given, settings, is_check } = sources;
     if is_check {
@@ -102,12 +102,12 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
         Some(before) => Left::plan(&settings, &before.state, &given.surroundings)?,
         None => settings.plan(&given.surroundings)?,
     };
-    // Before there are threads, which have it from this one; the next program keeps it.
+    // Before threads start, because they inherit it from this one; a later program keeps it.
     if before.is_none() {
         machine::become_io_flusher(plan.device.is_in_memory());
     }
     let shared = plan.device.shared_file().map(|file| file.path.clone());
-    // Empty files are given their size as missing ones are made.
+    // An empty file gets its size like a missing one, so it counts as new.
     let is_made =
         shared.as_ref().is_some_and(|path| path.metadata().is_ok_and(|file| file.len() == 0))
             || shared.as_ref().is_some_and(|path| !path.exists());
@@ -152,7 +152,7 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
     Ok(())
 }
 
-/// Whether tenants stay where they are, which their connections rely on.
+/// Refuses ranges that moved, because connections rely on them.
 fn check_places(plan: &Plan, ranges: &[Range], state: &State) -> Result<(), Refusal> {
     for (tenant, range) in plan.tenants.iter().zip(ranges) {
         let left = state.tenants.iter().find(|left| left.name == tenant.name);
@@ -171,12 +171,12 @@ fn check_places(plan: &Plan, ranges: &[Range], state: &State) -> Result<(), Refu
 fn inherited_sockets() -> usize {
     let number =
         |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<usize>().ok());
-    // Child processes inherit the variables, too: the number says which process is meant.
+    // Child processes inherit the variables, too: `LISTEN_PID` names the intended process.
     let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id() as usize);
     number("LISTEN_FDS").filter(|_| ours).unwrap_or(0)
 }
 
-/// The files of tenants that have one of their own.
+/// The tenants' own files.
 fn own_files(tenants: &[Tenant]) -> Vec<FileConfig> {
     let file = |tenant: &Tenant| {
         let (path, store) = (tenant.path.clone()?, tenant.store.clone());
@@ -185,7 +185,7 @@ fn own_files(tenants: &[Tenant]) -> Vec<FileConfig> {
     tenants.iter().filter_map(file).collect()
 }
 
-/// Each tenant's range where no record is kept: in memory, or in files of their own.
+/// Each tenant's range if there is no record: in memory, or in files of their own.
 fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
     match sizes {
         [shared, own @ ..] if plan.device.has_shared_file() => {
@@ -196,7 +196,7 @@ fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
     }
 }
 
-/// Says in the log what the operator has to know of a pool.
+/// Logs news about a pool that the operator has to know.
 fn tell(start: &Start) {
     let pool = start.pool.path().display().to_string();
     if start.adopted {
@@ -243,7 +243,7 @@ fn server_config(
     let memory =
         usize::try_from(plan.limits.memory_per_connection).context("memory-per-connection")?;
     let limits = conn::Limits { depth: plan.limits.depth_per_connection as u16, memory };
-    // A connection goes to the shard with the fewest, so each shard has an equal part.
+    // A connection goes to the shard with the fewest connections, so each shard has an equal part.
     let connections = (plan.limits.connections as usize).div_ceil(plan.cpus.len());
     Ok(server::Config {
         tenants: plan
@@ -344,7 +344,7 @@ impl Welcome {
     }
 }
 
-/// Commands to attach with.
+/// Commands with which a client attaches.
 fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
     let uri = address.uri(&tenant.name, with_tls);
     let name = &tenant.name;

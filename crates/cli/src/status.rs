@@ -1,11 +1,11 @@
 //! The status of `fairq serve`, once a second: on a terminal a table that is redrawn in place,
-//! otherwise (if asked for) one line for each tenant.
+//! otherwise (with `--status`) one line for each tenant.
 //!
-//! A tenant is *active* in a second in which it completed something or has something in flight.
-//! Entitled is its part among those that are active, so it says what is due to it now.
+//! A tenant is *active* in a second in which it completed a request or has one in flight. Its
+//! entitled share is its part among the active tenants, by weight.
 //!
-//! Nobody waits for a reader: lines that find no room are lost, and counted in the next one
-//! ([`unread`]), and a terminal that was stopped keeps the table that it shows.
+//! The program never waits for a reader: lines that do not fit are dropped, and their number is in
+//! the next line ([`unread`]); a stopped terminal keeps its table.
 
 use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
@@ -18,15 +18,15 @@ use fairq_host::observe::stats::TenantStats;
 
 use crate::unread::{self, Lost};
 
-/// One tenant in one second.
+/// A tenant in one second.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Row<'a> {
     pub(crate) name: &'a str,
-    /// `None` while it is idle.
+    /// `None` while the tenant is idle.
     pub(crate) now: Option<Now>,
 }
 
-/// An active tenant's second.
+/// Measurements of an active tenant in one second.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Now {
     pub(crate) entitled: f64,
@@ -41,8 +41,8 @@ pub(crate) struct Now {
     pub(crate) device_ns: f64,
 }
 
-/// Derives each tenant's row from what was counted in `seconds`; `stores` is the store of each:
-/// shares are of what the store's tenants got.
+/// Each tenant's row from the counts of `seconds`. `stores` has each tenant's store; shares are
+/// parts of the store's total.
 pub(crate) fn rows<'a>(
     tenants: &[(&'a str, u16)],
     stores: &[u16],
@@ -50,7 +50,7 @@ pub(crate) fn rows<'a>(
     seconds: f64,
 ) -> Vec<Row<'a>> {
     let is_active = |stats: &TenantStats| stats.operations() > 0 || stats.in_flight > 0;
-    // Of each store, the weights of those that are active, and what all got.
+    // For each store, the weights of active tenants, and the bytes of all.
     let mut sums: HashMap<u16, (f64, u64)> = HashMap::new();
     for (((_, weight), store), stats) in tenants.iter().zip(stores).zip(counted) {
         let (weights, bytes) = sums.entry(*store).or_default();
@@ -66,7 +66,7 @@ pub(crate) fn rows<'a>(
             name,
             now: is_active(stats).then(|| Now {
                 entitled: f64::from(*weight) / weights,
-                // A tenant may be active without a byte, as one that flushes or waits.
+                // A tenant may be active without a byte, if it flushes or waits.
                 share: if bytes == 0 { 0.0 } else { stats.bytes() as f64 / bytes as f64 },
                 iops: stats.operations() as f64 / seconds,
                 bytes_per_s: stats.bytes() as f64 / seconds,
@@ -79,7 +79,7 @@ pub(crate) fn rows<'a>(
         .collect()
 }
 
-/// The table: at most `most` tenants, those who move most if there are more.
+/// The table of at most `most` tenants; of more, those with the most bytes.
 pub(crate) fn table(rows: &[Row<'_>], most: usize, summary: &str) -> String {
     let mut shown: Vec<&Row<'_>> = rows.iter().collect();
     let hidden = rows.len().saturating_sub(most);
@@ -104,7 +104,7 @@ pub(crate) fn table(rows: &[Row<'_>], most: usize, summary: &str) -> String {
         table.add_row([vec![row.name.to_owned()], cells.to_vec()].concat());
     }
     align_right(&mut table);
-    // Widths that stay from one second to the next keep the eye still.
+    // Constant widths keep the table steady.
     for (column, width) in [0, 8, 7, 7, 9, 8].into_iter().enumerate().skip(1) {
         if let Some(column) = table.column_mut(column) {
             column.set_constraint(comfy_table::ColumnConstraint::LowerBoundary(
@@ -140,10 +140,10 @@ pub(crate) fn lines(rows: &[Row<'_>], elapsed: Duration) -> String {
     rows.iter().map(line).collect()
 }
 
-/// Lines that were lost since the last one that was written.
+/// The lines that were lost after the last written line.
 static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
 
-/// Writes lines.
+/// Writes lines to standard output.
 pub(crate) fn write(lines: &str) -> io::Result<()> {
     let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
     unread::deliver(&mut io::stdout(), lines.as_bytes(), &mut lost, |lines| {
@@ -151,14 +151,14 @@ pub(crate) fn write(lines: &str) -> io::Result<()> {
     })
 }
 
-/// Lines of the table that stand on the terminal now, below which the cursor is.
+/// Number of the table's lines on the terminal, above the cursor.
 static DRAWN: Mutex<usize> = Mutex::new(0);
 
 /// Replaces the table on the terminal.
 pub(crate) fn redraw(text: &str) -> io::Result<()> {
     let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = io::stdout().lock();
-    // A stopped terminal takes nothing: a write would stop the control thread.
+    // A stopped terminal blocks a write, which would stop the control thread.
     if !unread::has_room_now(&out)? {
         return Ok(());
     }
@@ -167,16 +167,15 @@ pub(crate) fn redraw(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// The output that replaces `drawn` lines by `text`: up, then each line anew with the rest of the
-/// old one erased.
+/// The output that replaces `drawn` lines by `text`: it moves up, then writes each line and erases
+/// the rest of the old one.
 fn frame(drawn: usize, text: &str) -> String {
     let up = if drawn > 0 { format!("\x1b[{drawn}A") } else { String::new() };
     let lines: String = text.lines().map(|line| format!("{line}\x1b[K\n")).collect();
     format!("\r{up}{lines}\x1b[J")
 }
 
-/// Takes the table away before something else is written to the terminal; the next second draws it
-/// below that.
+/// Erases the table before other output to the terminal; the next second draws it below that.
 pub(crate) fn take_away() -> io::Result<()> {
     let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     if *drawn > 0 {
@@ -198,7 +197,7 @@ pub(crate) fn terminal_rows() -> Option<usize> {
         return None;
     }
     let size = rustix::termios::tcgetwinsize(&out).ok();
-    // Some terminals, serial lines among them, tell no size.
+    // Some terminals, for instance serial lines, report no size.
     Some(size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 0).unwrap_or(24))
 }
 

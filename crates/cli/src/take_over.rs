@@ -1,10 +1,10 @@
-//! One program goes on where another in the same process has stood: `fairq ctl upgrade`.
+//! One program takes over from another in the same process: `fairq ctl upgrade`.
 //!
-//! The server that is to go runs the next program twice: as a child, which sees whether it could go
-//! on (`serve --check-upgrade`, with the state on its standard input), and then in its own process
-//! (`serve --take-over`). These arguments follow those that the server was started with. If the
-//! next program fails before it serves, it executes the one before again (`--after-failure`), by a
-//! descriptor, since another program may have its path by now.
+//! The old server runs the next program twice: as a child that checks whether it could take over
+//! (`serve --check-upgrade`, with the state on its standard input), and then in its own process
+//! (`serve --take-over`). These arguments follow those of the server's start. If the next program
+//! fails before it serves, it executes the old one again (`--after-failure`), by a descriptor,
+//! because another program may have its path by now.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -29,15 +29,15 @@ const CHECK: &str = "--check-upgrade";
 const TAKE_OVER: &str = "--take-over=";
 const AFTER_FAILURE: &str = "--after-failure=";
 
-/// The output of a program that could go on.
+/// The output of a program that could take over.
 const FITS: &str = "fits";
-/// The limit of the time for that check.
+/// Time limit of the check.
 const CHECK_TIME: Duration = Duration::from_secs(6);
 
-/// The program before this one, as long as that can go on.
+/// The previous program, while it can still continue.
 static PREDECESSOR: Mutex<Option<Predecessor>> = Mutex::new(None);
 
-/// The part of the state that the operator side leaves for the next program.
+/// The operator side's state for the next program.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Left {
     /// The configuration in force, as TOML.
@@ -46,18 +46,18 @@ pub(crate) struct Left {
     pub(crate) program: PathBuf,
     /// Its arguments.
     pub(crate) args: Vec<OsString>,
-    /// The recording that goes on, if there is one.
+    /// The recording under way; null if there is none.
     #[serde(default)]
     pub(crate) recording: Value,
 }
 
 impl Left {
-    /// Of this program.
+    /// The state of this program.
     pub(crate) fn new(settings: String, program: PathBuf) -> Left {
         Left { settings, program, args: own_args(), recording: Value::Null }
     }
 
-    /// Of a server's state.
+    /// Reads the operator side's part of a server's state.
     pub(crate) fn of(state: &State) -> Result<Left, Refusal> {
         serde_json::from_value(state.operator.clone())
             .map_err(|error| Refusal::new(format!("the server's state: {error}")))
@@ -65,7 +65,7 @@ impl Left {
 
     pub(crate) fn settings(&self) -> Result<Settings, Refusal> {
         let mut settings = settings::parse(&self.settings, "the configuration in force")?;
-        // A default that is not there now would be refused; the state has it.
+        // A default tenant that is not there would be refused; the state has it.
         settings
             .default_tenant
             .take_if(|name| settings.tenant.iter().all(|one| one.get_ref().name != *name));
@@ -102,14 +102,14 @@ fn own_name() -> OsString {
     std::env::args_os().next().unwrap_or_else(|| "fairq".into())
 }
 
-/// The program at this path, as it is to go on.
+/// The program at this path with the arguments for taking over.
 pub(crate) fn successor(program: PathBuf) -> Successor {
     let mut args = own_args();
     args.push(TAKE_OVER.into());
     Successor { program, name: own_name(), args }
 }
 
-/// Whether the program at this path could go on with the state in this file.
+/// Whether the program at this path could take over with the state in this file.
 pub(crate) fn check(program: &Path, state: File) -> Result<(), String> {
     let shown = program.display();
     let mut command = Command::new(program);
@@ -151,7 +151,7 @@ pub(crate) fn check(program: &Path, state: File) -> Result<(), String> {
     })
 }
 
-/// Says that this program could go on.
+/// Prints that this program could take over.
 pub(crate) fn fits() {
     println!("{FITS}");
 }
@@ -163,7 +163,7 @@ pub(crate) fn state_to_check() -> anyhow::Result<State> {
     Ok(State::read(&File::from(input))?)
 }
 
-/// Finds out whether this program follows another one, which is executed again if this one panics.
+/// Notes whether this program follows another one, which is executed again if this one panics.
 pub(crate) fn begin() {
     let given = std::env::args_os()
         .find_map(|arg| arg.to_str()?.strip_prefix(TAKE_OVER).and_then(|text| text.parse().ok()));
@@ -183,11 +183,11 @@ fn lock() -> std::sync::MutexGuard<'static, Option<Predecessor>> {
     PREDECESSOR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Executes the program before this one again, if there is one that can go on; returns if not.
+/// Executes the previous program again, if it can continue; otherwise returns.
 pub(crate) fn fall_back(why: &str) {
     let Some(predecessor) = lock().take() else { return };
     say(&format!("cannot take over: {why}: the program before goes on"));
-    // This program's arguments may be what is wrong.
+    // This program's own arguments may be the reason for the failure.
     let left = predecessor.state().ok().and_then(|state| Left::of(&state).ok());
     let mut args = left.map_or_else(own_args, |left| left.args);
     args.push(format!("{TAKE_OVER}{predecessor}").into());
@@ -196,7 +196,7 @@ pub(crate) fn fall_back(why: &str) {
     say(&format!("cannot execute the program before again: {error}"));
 }
 
-/// Writes to the log, which may not have begun.
+/// Logs a text, even if the log is not set up yet.
 fn say(text: &str) {
     let has_begun = tracing::dispatcher::has_been_set();
     let is_json = !std::io::stderr().is_terminal();
@@ -207,12 +207,12 @@ fn say(text: &str) {
     }
 }
 
-/// This program serves: the one before cannot go on.
+/// Notes that this program serves, so that the previous one cannot continue.
 pub(crate) fn commit() {
     lock().take();
 }
 
-/// The state that a program has left for this one.
+/// The state from the previous program.
 pub(crate) fn before(predecessor: Option<Predecessor>) -> anyhow::Result<Option<Before>> {
     Ok(predecessor.map(Before::new).transpose()?)
 }

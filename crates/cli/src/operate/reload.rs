@@ -1,7 +1,7 @@
-//! The configuration file is read again, and its changes are made in the server.
+//! Reads the configuration file again, and changes the server accordingly.
 //!
 //! A thread of its own reads the file, looks users up and finds the differences ([`Reading`]); the
-//! control thread then makes them, those of tenants in one call.
+//! control thread then makes the changes, those of tenants in one call.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -29,23 +29,23 @@ use super::latency;
 use super::methods::{by_name, no_shared_file};
 use crate::parts::{default_tenant, tls_mode};
 
-/// Lines of one reload in the log: thousands of keys may differ, and the log may be slow.
+/// The most lines of one reload in the log: thousands of keys may differ, and the log may be slow.
 const LINES_MAX: usize = 200;
-/// The key of the one reading that goes on.
+/// The key of the only reading under way.
 const READING: &str = "config.reload";
-/// The most times that a thread compares all anew because groups have changed meanwhile.
+/// The most full comparisons by the thread if groups change meanwhile.
 const COMPARISONS: u32 = 3;
 
 /// The options of a reload.
 #[derive(Default)]
 pub(super) struct Asked {
-    /// Tenants that are to be removed, since the file has them no more.
+    /// Tenants to be removed, because the file does not have them.
     pub(super) remove: Vec<String>,
-    /// Nothing is changed.
+    /// Whether the changes are only listed.
     pub(super) dry_run: bool,
 }
 
-/// The file as it is now.
+/// The present file.
 struct Contents {
     wanted: Settings,
     plan: Plan,
@@ -53,13 +53,13 @@ struct Contents {
     cgroups: Cgroups,
 }
 
-/// The file, and what it changes.
+/// The file, and its differences from the configuration.
 #[derive(Clone)]
 pub(super) struct Reading {
     contents: Arc<Contents>,
-    /// The configuration that it was compared with.
+    /// The configuration of the comparison.
     in_force: Arc<Settings>,
-    /// The number of earlier comparisons of these contents with another configuration.
+    /// Number of earlier comparisons of these contents with other configurations.
     earlier: u32,
     /// The groups of that configuration.
     old_groups: Vec<group::Group>,
@@ -75,12 +75,12 @@ struct Differences {
     keys: Vec<Change>,
     /// Tenants that the file does not name.
     missing: Vec<String>,
-    /// Tenants that are new.
+    /// New tenants.
     come: Vec<(TenantTable, Tenant)>,
     steps: Steps,
 }
 
-/// The changes of tenants that stay; those of a tenant follow each other.
+/// The changes of tenants that stay; the changes of a tenant are adjacent.
 #[derive(Clone, Default)]
 struct Steps {
     changes: Vec<(String, server::Change)>,
@@ -100,15 +100,15 @@ impl Steps {
     }
 }
 
-/// The new values in the tenant's table after a change.
+/// The values to store in the tenant's table after a change.
 #[derive(Clone)]
 enum Written {
     Weight(WeightSource),
     Latency(latency::Written),
-    /// Its place, and whether its users stay: a running server does not change these.
+    /// Its place, and whether its users stay the same: a running server cannot change its users.
     Place(Place, bool),
     Caps(caps::Written),
-    /// The tenant has the target of its group.
+    /// Nothing: the tenant's target is its group's.
     Nothing,
 }
 
@@ -135,7 +135,7 @@ impl Start {
 }
 
 impl Reading {
-    /// The changes that the file makes in this configuration.
+    /// Compares the contents with this configuration.
     fn compared(
         contents: Arc<Contents>,
         with: &Arc<Settings>,
@@ -153,8 +153,8 @@ impl Reading {
         Ok(Arc::new(Reading { contents, in_force, earlier, old_groups, groups, differences }))
     }
 
-    /// The same for a configuration that has the same groups. Only the tenants that differ from
-    /// what was compared before are compared again, so that the control thread can do it.
+    /// Compares the contents with a configuration that has the same groups. Only tenants that
+    /// differ from the last comparison are compared again, so that the control thread can do it.
     fn compared_again(
         &mut self,
         with: &Arc<Settings>,
@@ -193,7 +193,7 @@ impl Reading {
 }
 
 impl Differences {
-    /// The changes from `in_force` to `wanted`, whose complete tenants are `planned`.
+    /// The changes from `in_force` to `wanted`; `planned` has the completed tenants of `wanted`.
     fn between(
         in_force: &Settings,
         tenants: &TenantList,
@@ -218,13 +218,13 @@ impl Differences {
     }
 }
 
-/// Whether a group is one of these; an ambiguous name is no difference.
+/// Whether a group equals one of these; ambiguity of the name is ignored.
 fn is_among(group: &group::Group, others: &[group::Group]) -> bool {
     let is_ambiguous = group.is_ambiguous;
     others.iter().any(|other| group::Group { is_ambiguous, ..other.clone() } == *group)
 }
 
-/// The changes that make a tenant what `table` says, which is `tenant` when it is completed.
+/// Adds the changes from `old` to `table`; `tenant` is the completed `table`.
 fn steps_of(
     old: &TenantTable,
     table: &TenantTable,
@@ -242,7 +242,7 @@ fn steps_of(
         let users = |table: &TenantTable, groups: &[group::Group]| {
             group::split(table.group.as_ref(), groups).map(|(_, users)| users)
         };
-        // Caps are left out: the plan has compared them.
+        // Caps are left out, because the plan has compared them.
         let wanted = reservation.reservation(&Caps::default()).map_err(Refusal::new)?;
         let group = tenant.group.clone();
         let place = Place { group: group.clone(), reservation };
@@ -251,7 +251,7 @@ fn steps_of(
             Written::Place(place, users(old, old_groups) == users(table, groups)),
         );
     }
-    // A target of its own comes before its group's, which may have changed too.
+    // A change of the tenant's own keys is stored, even if its group's target has changed, too.
     let target = server::Change::Target(tenant.target);
     if latency::written(old) != latency::written(table) {
         step(target, Written::Latency(latency::written(table)));
@@ -264,8 +264,8 @@ fn steps_of(
     Ok(())
 }
 
-/// The configuration in force, with places of tenants only where `wanted` names them: where
-/// nothing is said, any place will do, and the one that a tenant has is as good as another.
+/// The configuration in force, with places of tenants only where `wanted` names them: otherwise any
+/// place is right, so the present one is no difference.
 fn comparable<'a>(
     in_force: &'a Settings,
     tenants: &TenantList,
@@ -290,7 +290,7 @@ fn comparable<'a>(
     comparable
 }
 
-/// Notes of tenants that stay although the file does not name them.
+/// Adds notes for tenants that stay although the file does not name them.
 fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTable, Tenant)]) {
     let note = |name: &str| {
         let renamed = match come {
@@ -310,7 +310,7 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTab
 }
 
 impl Written {
-    /// The tenant's keys that hold when the change has been made.
+    /// The tenant's keys that have the new values after the change.
     fn keys(&self) -> Vec<&'static str> {
         match self {
             Written::Weight(_) => vec!["weight"],
@@ -323,22 +323,22 @@ impl Written {
     }
 }
 
-/// The changes of a reload, made or predicted. The answer is made of it by another thread than the
-/// control thread, since it takes much longer than the changes where there are thousands.
+/// The changes of a reload, made or predicted. Another thread formats the answer, because this
+/// takes much longer than the changes with thousands of tenants.
 pub(super) struct Outcome {
     reading: Arc<Reading>,
     /// Tenants that stay although the file does not name them.
     staying: Vec<String>,
-    /// Notes of tenants that come and go.
+    /// Notes for tenants that come and go.
     notes: HashMap<String, String>,
     done: Done,
-    /// Which of the steps have been made.
+    /// Whether each step has been made.
     made: Vec<bool>,
     is_dry_run: bool,
 }
 
 impl Outcome {
-    /// The keys that differ, and what has become of each; they go to the log.
+    /// The differing keys with the result of each, for the answer and the log.
     pub(super) fn changes(mut self) -> Vec<Change> {
         let Differences { keys, come, steps, .. } = &self.reading.differences;
         let mut differ = keys.clone();
@@ -359,7 +359,7 @@ impl Outcome {
     }
 }
 
-/// The keys that have been changed: each stands for those below it.
+/// The keys that have been changed; each stands for the keys below it.
 #[derive(Default)]
 struct Done(HashSet<String>);
 
@@ -379,7 +379,7 @@ impl Done {
     }
 }
 
-/// Warnings of one reload: the first of them, and then how many more there were.
+/// Warnings of one reload: the first ones are logged, then their number.
 #[derive(Default)]
 struct Warnings(usize);
 
@@ -391,7 +391,7 @@ impl Warnings {
         }
     }
 
-    /// Caps for which a client may wait too long.
+    /// Warns of caps that may make a client wait too long.
     fn of_caps(&mut self, whose: &str, change: &server::Change) {
         if let server::Change::Caps(caps) = change
             && let Some(text) = caps::warning(caps)
@@ -411,7 +411,7 @@ impl Warnings {
 }
 
 impl Console {
-    /// Reads the file again and makes its changes, or finds out what they would be.
+    /// Reads the file again and makes its changes, or only lists them.
     pub(super) fn reload_told(
         &mut self,
         admin: &mut dyn Admin,
@@ -427,14 +427,14 @@ impl Console {
         match &result {
             _ if asked.dry_run => {}
             Ok(_) => {}
-            // Each try of a slow file comes here: only the last one is an error to tell.
+            // Each retry with a slow file comes here: only the last error is logged as one.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
         }
         result
     }
 
-    /// Does what SIGHUP asks for. True if that is not over: then the server calls it again.
+    /// Reloads for SIGHUP. True if the reload is unfinished, so that the server calls it again.
     pub(super) fn reload_by_signal(&mut self, admin: &mut dyn Admin) -> bool {
         let since = *self.reload_since.get_or_insert_with(Instant::now);
         let result = self.reload_told(admin, &Asked::default());
@@ -461,7 +461,7 @@ impl Console {
         is_unfinished
     }
 
-    /// The file as it is now, compared with the configuration in force.
+    /// The present file, compared with the configuration in force.
     fn reading(&mut self, admin: &dyn Admin) -> Result<Arc<Reading>, Refusal> {
         let Some(file) = self.given.file.clone() else {
             return Err(Refusal::new(
@@ -481,8 +481,8 @@ impl Console {
         if Arc::ptr_eq(&reading.in_force, &self.settings) {
             return Ok(reading);
         }
-        // A call that changed the configuration meanwhile makes the differences wrong. They are
-        // not found by beginning anew, which such calls could outrun for ever.
+        // If a call has changed the configuration meanwhile, the differences are out of date. A new
+        // reading could always be too late, so the contents are compared again here.
         if reading.in_force.group == self.settings.group {
             self.reading.forget(READING);
             Arc::make_mut(&mut reading).compared_again(&self.settings, &admin.tenants())?;
@@ -499,8 +499,8 @@ impl Console {
         self.reading.result(READING, &what, again)?
     }
 
-    /// The tenants that the file does not name: those that are to be removed, and those that stay,
-    /// since they have data and nobody has said that they are to go.
+    /// The tenants that the file does not name: those to be removed, and those that stay, because
+    /// they have data and the operator has not asked to remove them.
     fn missing<'a>(
         &self,
         reading: &'a Reading,
@@ -524,7 +524,7 @@ impl Console {
         Ok(reading.differences.missing.iter().map(String::as_str).partition(goes))
     }
 
-    /// The changes that a reload would make; none is made.
+    /// The changes that a reload would make, without making them.
     fn foretell(
         &self,
         admin: &dyn Admin,
@@ -544,7 +544,7 @@ impl Console {
         let come = come.enumerate().map(|(place, new)| {
             let gap = match &gaps {
                 Ok(gaps) => Ok(gaps[place]),
-                // Of these, some have no place.
+                // Some of these tenants have no place; this finds out which.
                 Err(_) => self.gaps(admin, std::iter::once(new)).map(|gaps| gaps[0]),
             };
             (new.name.clone(), self.foretell_new(new, gap))
@@ -555,7 +555,7 @@ impl Console {
         Ok(Outcome { reading, staying, notes, done, made, is_dry_run: true })
     }
 
-    /// The fate of a tenant that is new in the file.
+    /// The place of a new tenant of the file, or the reason against it, in words.
     fn foretell_new(&self, new: &Tenant, gap: Result<Option<Range>, Refusal>) -> String {
         let name = &new.name;
         let record = self.layout.as_ref().map(|layout| layout.record());
@@ -575,8 +575,8 @@ impl Console {
         }
     }
 
-    /// Does what may be refused as a whole: then nothing has changed. Gives the changes of the
-    /// layout record, which are in force.
+    /// Makes the changes that may be refused as a whole; after a refusal nothing has changed.
+    /// Returns the changes of the layout record, which are in force.
     fn prepare_reload(
         &mut self,
         admin: &mut dyn Admin,
@@ -586,8 +586,8 @@ impl Console {
         let Reading { contents, differences: Differences { come, .. }, .. } = reading;
         let (gone, _) = self.missing(reading, asked)?;
         self.prepare_files(admin, come)?;
-        // The layout record is the first to have the ranges of tenants that come. Then it is in
-        // force, and adding a tenant does not wait for it.
+        // The record has the ranges of new tenants first. When it is in force, adding a tenant does
+        // not wait for it.
         let claims = self.claims(admin, &gone, come.iter().map(|(_, tenant)| tenant));
         if let Some(layout) = &mut self.layout {
             layout.written(&claims, GivenUp::TakenBack)?;
@@ -601,7 +601,7 @@ impl Console {
         Ok(claims)
     }
 
-    /// Makes the changes.
+    /// Makes the changes of a reload.
     fn apply(
         &mut self,
         admin: &mut dyn Admin,
@@ -609,7 +609,7 @@ impl Console {
         asked: &Asked,
     ) -> Result<Outcome, Refusal> {
         let claims = self.prepare_reload(admin, &reading, asked)?;
-        // Nothing is refused as a whole from here on. The reading drops its reference to the
+        // From here on nothing is refused as a whole. The reading drops its reference to the
         // configuration in force, so that the changes below do not copy it.
         self.reading.forget(READING);
         if let Some(reading) = Arc::get_mut(&mut reading) {
@@ -624,14 +624,14 @@ impl Console {
         admin.set_tls(tls.clone());
         self.cgroups = cgroups.clone();
         self.ambiguous = super::ambiguous(&plan.groups);
-        // Groups are there before tenants come or move into them, and go when tenants have left.
+        // Groups are added before tenants move into them, and removed after tenants have left them.
         match self.put_groups(admin, &reading.groups, wanted) {
             Ok(()) => {
                 reading.groups.iter().for_each(|group| done.add(format!("group.{}", group.name)));
             }
             Err(error) => warnings.add(&error),
         }
-        // Tenants are removed first: their ranges and files are free for new tenants.
+        // Tenants are removed first, so that their ranges and files are free for new tenants.
         for (name, result) in gone.iter().zip(self.remove_all(admin, &gone)) {
             match result {
                 Ok(()) => done.add(format!("tenant.{name}")),
@@ -661,9 +661,10 @@ impl Console {
         Ok(Outcome { reading, staying, notes, done, made, is_dry_run: false })
     }
 
-    /// Makes the file's tenant for clients that name none the server's.
+    /// Sets the server's default tenant to the file's.
     fn take_default(&mut self, admin: &mut dyn Admin, Contents { wanted, plan, .. }: &Contents) {
-        // The only tenant of a new file is not the default of clients that had another one's.
+        // If the file implies a default by its only tenant, clients of another default do not get
+        // it.
         let before = self.plan.default.as_ref();
         let default = plan.default.clone().filter(|default| {
             default.is_named || before.is_some_and(|before| before.name == default.name)
@@ -679,7 +680,8 @@ impl Console {
         }
     }
 
-    /// Changes the tenants that stay, and writes down each change that was made; gives which were.
+    /// Changes the tenants that stay, and stores each change that was made; returns whether each
+    /// was.
     fn take_steps(
         &mut self,
         admin: &mut dyn Admin,
@@ -690,7 +692,7 @@ impl Console {
         let Steps { changes, written } = steps;
         let results = admin.change(changes);
         let mut made = vec![false; changes.len()];
-        // In reverse, so that the first step of a tenant is the one that stays.
+        // In reverse, so that the map keeps the first step of a tenant.
         let names = changes.iter().map(|(name, _)| &**name).enumerate().rev();
         let first: HashMap<&str, usize> = names.map(|(step, name)| (name, step)).collect();
         for error in results.iter().filter_map(|result| result.as_ref().err()) {
@@ -729,9 +731,9 @@ impl Console {
         made
     }
 
-    /// Listens where `wanted` says. True if that holds now.
+    /// Listens at the addresses of `wanted`. True if the server now does.
     fn move_listeners(&mut self, admin: &mut dyn Admin, wanted: &Settings) -> bool {
-        // The default address is chosen at the start, and only there.
+        // The default address is chosen only at the start.
         if wanted.listen.is_empty() {
             return self.settings.listen.is_empty();
         }
@@ -746,7 +748,7 @@ impl Console {
                 all = false;
             }
         }
-        // New addresses are there first: the server can be reached all along.
+        // New addresses are opened first, so that the server can always be reached.
         for at in self.settings.listen.iter().filter(|at| !wanted.listen.contains(at)) {
             if let Err(error) = admin.unlisten(&at.clone().into()) {
                 tracing::warn!("{error}");
@@ -760,7 +762,7 @@ impl Console {
     }
 }
 
-/// Writes changes to the log, and of many the first.
+/// Logs changes, at most [`LINES_MAX`].
 fn log_changes(changes: &[Change]) {
     for Change { key, from, to, done, note } in changes.iter().take(LINES_MAX) {
         let (from, to) =

@@ -21,7 +21,7 @@ impl From<Refusal> for Fault {
     }
 }
 
-/// Why a call was refused.
+/// The error of a refused call.
 #[derive(Debug)]
 pub(crate) struct Fault {
     code: i32,
@@ -30,18 +30,18 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// The server could not do it; the text says why and what to do.
+    /// The server could not carry the call out; the text has the reason and the remedy.
     pub(crate) fn refused(text: impl ToString) -> Fault {
         Fault { code: 1, message: text.to_string(), is_unfinished: false }
     }
 
-    /// The server has begun what was asked, and the same call gives what has come of it; the text
-    /// counts if it is not made again.
+    /// The server has begun the work, and a repeated call returns its result; clients see the text
+    /// only if the call is not repeated.
     pub(crate) fn unfinished(text: impl ToString) -> Fault {
         Fault { is_unfinished: true, ..Fault::refused(text) }
     }
 
-    /// The parameters make no sense.
+    /// The parameters are invalid.
     pub(crate) fn params(text: impl ToString) -> Fault {
         Fault { code: -32602, ..Fault::refused(text) }
     }
@@ -57,12 +57,12 @@ impl Fault {
         Fault { code: -32601, ..Fault::refused(format!("there is no method {name}: {hint}")) }
     }
 
-    /// Whether it is what was asked that is wrong, not the server that could not do it.
+    /// Whether the call is wrong, and not the server unable to carry it out.
     pub(crate) fn is_params(&self) -> bool {
         self.code == -32602
     }
 
-    /// Whether the same call gives the result later.
+    /// Whether a repeated call returns the result later.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.is_unfinished
     }
@@ -79,7 +79,7 @@ impl Fault {
 
 /// Reads a method's parameters.
 pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
-    // Parameters may be left out, and what takes none reads an empty object.
+    // Parameters may be left out: then the method reads an empty object.
     let given = if given.is_null() { Value::Object(Map::new()) } else { given };
     if !given.is_object() {
         return Err(Fault::params("parameters have names: send an object"));
@@ -91,8 +91,8 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
 /// The time after which the control thread interrupts a batch and serves other clients.
 const TURN: Duration = Duration::from_millis(10);
 
-/// Answers a line. A batch goes on after the calls that were `made` before, and stops where a call
-/// is unfinished, or after some time: no call that is over is made twice.
+/// Answers a line. A batch continues after the calls that are `made` already, and stops at an
+/// unfinished call, or after some time: no finished call is made twice.
 pub(crate) fn answer(
     line: &str,
     made: Made,
@@ -139,7 +139,7 @@ fn answer_batch(
     let mut is_unfinished = false;
     for request in batch.into_iter().skip(before) {
         let answer = one(request, &mut |method, params| {
-            // One call is made in any case.
+            // A turn makes at least one call.
             is_unfinished |= over > before && began.elapsed() > TURN;
             if is_unfinished {
                 let text = "not made: a call before it in the batch is not over";
@@ -157,7 +157,7 @@ fn answer_batch(
     Reply { text, is_unfinished, made }
 }
 
-/// An answer with another result, which is made on the thread of the answer.
+/// An answer from another result; the answer's thread converts it.
 fn then<T, U>(answer: Answer<T>, make: impl FnOnce(T) -> U + Send + 'static) -> Answer<U>
 where
     T: 'static,
@@ -181,7 +181,7 @@ fn failed(id: Value, fault: &Fault) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": fault.value() })
 }
 
-/// Carries out one request; one without an id is not answered.
+/// Carries out one request; a request without an id has no answer.
 fn one(
     request: Value,
     call: &mut impl FnMut(&str, Value) -> Result<Answer<Value>, Fault>,
@@ -194,12 +194,12 @@ fn one(
     let version = request.get("jsonrpc").and_then(Value::as_str) == Some("2.0");
     let (Some(Value::String(method)), true, true) = (request.get("method"), version, valid_id)
     else {
-        // Section 5: an id that cannot be told is null in the answer.
+        // Section 5: an id that cannot be read is null in the answer.
         let id = id.filter(|_| valid_id).unwrap_or(Value::Null);
         return Some(Answer::Ready(failed(id, &invalid("this"))));
     };
     let result = call(&method.clone(), request.remove("params").unwrap_or(Value::Null));
-    // A notification is carried out like any other call, and its error is lost.
+    // A notification is carried out like any other call, but its error is dropped.
     let id = id?;
     Some(match result {
         Ok(result) => {
@@ -296,7 +296,7 @@ mod tests {
         let notification = r#"{"jsonrpc":"2.0","method":"add"}"#;
         assert!(answer(notification, Made::new(), begin).is_unfinished);
         assert!(!answer(single, Made::new(), call).is_unfinished);
-        // The first and the third call of a batch are over at once, the second in the third round.
+        // The first and the third call of a batch finish at once, the second in the third round.
         let (mut calls, mut rounds) = (Vec::new(), 0);
         let request = |id: u32| json!({ "jsonrpc": "2.0", "id": id, "method": format!("m{id}") });
         let batch = json!([request(1), request(2), request(3)]).to_string();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Console;
 use super::rpc::Fault;
 
-/// The names of tenants whose flushes fail, since data that they wrote may be lost.
+/// The names of tenants whose flushes fail, because written data may be lost.
 pub(super) fn write_back_errors(tenants: &TenantList, now: &Status) -> Value {
     let failed = tenants.members().filter(|member| now.write_back_errno(member).is_some());
     failed.map(|member| json!(member.tenant.name)).collect()
@@ -23,7 +23,7 @@ pub(super) fn cut_off_files(now: &Status) -> Value {
         .collect()
 }
 
-/// The stores, what is on them, and whether they answer.
+/// The stores, their tenants, and whether they answer.
 pub(super) fn stores(tenants: &TenantList, now: &Status) -> Value {
     let store = |store: &StoreStatus| {
         let (slots, free) = (store.policy.slots, store.policy.free_slots);
@@ -51,10 +51,10 @@ fn tenants_of(store: &StoreStatus, tenants: &TenantList) -> Vec<String> {
 pub(super) struct Stuck(Vec<String>);
 
 impl Stuck {
-    /// Tells in the log which stores have stopped answering, and which answer again.
+    /// Logs the stores that have stopped answering, and those that answer again.
     pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
         for store in now.stores.iter().filter(|store| store.is_stuck) {
-            // A store is told once: it may be stuck for hours, and is looked at each second.
+            // A store is logged once: it may be stuck for hours, and is checked each second.
             if self.0.contains(&store.name) {
                 continue;
             }
@@ -96,7 +96,7 @@ impl Console {
             members.map(|member| member.tenant.size).sum::<u64>()
         };
         let free = match &self.layout {
-            // Less than a sector at the end of a file is no tenant's.
+            // Less than a sector at the end of a file belongs to no tenant.
             Some(layout) => {
                 let gaps: u64 = layout.record().gaps().iter().map(|gap| gap.1).sum();
                 gaps + self.shared % SECTOR
@@ -107,8 +107,8 @@ impl Console {
         free + own.saturating_sub(sizes(true))
     }
 
-    /// Removes tenants again that have waited too long for requests of others that were removed:
-    /// what is on a device can be waited for only.
+    /// Removes new tenants that have waited too long for requests of removed ones: requests on a
+    /// device cannot be cancelled.
     pub(super) fn give_up_waiting(&mut self, admin: &mut dyn Admin) {
         let longest = self.plan.timeouts.range;
         for member in admin.tenants().members() {
@@ -124,7 +124,7 @@ impl Console {
                  under way after {} s; see to the device, then add it again",
                 longest.as_secs_f64()
             );
-            // The data that were its own stay its own.
+            // A tenant's own data stay reserved for it.
             let keep = self.is_ready(tenant);
             if let Err(fault) = self.remove(admin, tenant, true) {
                 tracing::error!(tenant, "cannot be removed again: {}", fault.message());

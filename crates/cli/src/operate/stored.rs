@@ -1,9 +1,9 @@
-//! The service manager's store of descriptors: it has the sockets where the server listens, so that
-//! clients wait, and are not refused, while it starts the server again after a crash. The sockets
-//! of a socket unit are the service manager's in any case.
+//! The service manager's store of descriptors. It holds the sockets where the server listens, so
+//! that clients wait, and are not refused, while it restarts the server after a crash. The sockets
+//! of a socket unit always belong to the service manager.
 //!
-//! A server that ends in order takes its sockets out: the next one listens where its configuration
-//! says.
+//! A server that ends in order removes its sockets from the store: the next one listens at the
+//! addresses of its configuration.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
@@ -17,15 +17,15 @@ use fairq_host::server::{Admin, Listen, STORED};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use sd_notify::NotifyState;
 
-/// The longest name of a descriptor is 255 bytes.
+/// Longest name of an address, in bytes; systemd allows 255 for the whole name.
 const NAME: usize = 200;
 
-/// The names of what is in the store.
+/// The names of the sockets in the store.
 #[derive(Default)]
 pub(super) struct Stored(BTreeSet<String>);
 
 impl Stored {
-    /// Puts sockets into the store that are not there.
+    /// Puts new sockets into the store.
     pub(super) fn put(&mut self, admin: &dyn Admin) {
         for (at, socket) in admin.sockets() {
             let name = name(&at);
@@ -68,7 +68,7 @@ fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// A colon ends a name.
+/// The name of an address in the store; a colon would end it.
 fn name(at: &Listen) -> String {
     let name: String = at.to_string().replace(':', "-").chars().take(NAME).collect();
     format!("{STORED}{name}")

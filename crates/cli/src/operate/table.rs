@@ -1,10 +1,10 @@
 //! The methods of the control socket: each is defined here, once.
 //!
-//! An entry of [`METHODS`] has a method's name, its parameters and what runs it. The rest is
-//! derived from it: the refusal of calls that do not fit, `rpc.discover`, the log, and which
-//! answers other threads make. A command line of `fairq ctl` is a variant of
-//! [`CtlCommand`](crate::args::CtlCommand) whose fields are the parameters, and a test holds each
-//! against this table.
+//! An entry of [`METHODS`] has a method's name, its parameters and its function. Everything else
+//! follows from it: the refusal of wrong calls, `rpc.discover`, the log, and the choice of answers
+//! that other threads make. A command line of `fairq ctl` is a variant of
+//! [`CtlCommand`](crate::args::CtlCommand) whose fields are the parameters; a test compares each
+//! with this table.
 
 use fairq_config::pairs::explain;
 use fairq_host::server::{Admin, Answer};
@@ -28,31 +28,31 @@ pub(crate) struct Method {
     run: Run,
 }
 
-/// Makes an answer of a method's result.
+/// Formats an answer from a method's result.
 type Rest = Box<dyn FnOnce() -> Value + Send>;
 
-/// The function that carries a method out.
+/// The function of a method, by the thread that runs it.
 enum Run {
-    /// The control thread.
+    /// The control thread runs all of it.
     Does(fn(&mut Console, &mut dyn Admin, Given) -> Result<Value, Fault>),
-    /// The control thread, and then another one, which makes the answer.
+    /// The control thread carries the call out, and another thread formats the answer.
     Begins(fn(&mut Console, &mut dyn Admin, Given) -> Result<Rest, Fault>),
-    /// Another thread, which turns the server as it is now into an answer.
+    /// Another thread formats the answer from a copy of the server's state.
     Shows(fn(&View) -> Value),
-    /// The same for the answer that is made once a second.
+    /// Another thread formats the answer once a second, for all callers.
     Looks,
 }
 
 /// The effect of a method.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effect {
-    /// Nothing that is shown.
+    /// The method changes nothing.
     Reads,
-    /// The server; its call goes to the log.
+    /// The method changes the server; its call is logged.
     Changes,
-    /// The same if a parameter is given, and otherwise nothing.
+    /// The method changes the server if a parameter is given; otherwise it only reads.
     ChangesIfGiven,
-    /// The server; the method itself writes each change to the log.
+    /// The method changes the server, and logs each change itself.
     Reloads,
 }
 
@@ -73,7 +73,7 @@ const fn optional(name: &'static str, kind: &'static str, summary: &'static str)
     Param { name, kind, is_required: false, summary }
 }
 
-/// The parameters of a call: those that its method defines, and all that it requires.
+/// The parameters of a call: only those that the method defines, and all that it requires.
 pub(crate) struct Given(Map<String, Value>);
 
 impl Given {
@@ -81,7 +81,7 @@ impl Given {
     fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, Fault> {
         serde_json::from_value(self.0.remove(name).unwrap_or_default()).map_err(|error| {
             let text = explain(&error.to_string());
-            // Errors of keys and units name what they are about; those of JSON types do not.
+            // Errors of keys and units name the key; errors of JSON types do not.
             let is_bare = text.starts_with("invalid type") || text.starts_with("invalid value");
             Fault::params(if is_bare { format!("`{name}`: {text}") } else { text })
         })
@@ -98,7 +98,7 @@ impl Method {
         METHODS.iter().find(|method| method.name == name).ok_or_else(|| Fault::no_method(name))
     }
 
-    /// Refuses parameters that the method does not define, and calls without one that it requires.
+    /// Refuses parameters that the method does not define, and calls without a required one.
     pub(crate) fn given(&self, params: Value) -> Result<Given, Fault> {
         let params = match params {
             Value::Null => Map::new(),
@@ -125,7 +125,7 @@ impl Method {
 }
 
 impl Console {
-    /// Carries out a call of the control socket. A change is written to the log.
+    /// Carries out a call of the control socket. A change is logged.
     pub(super) fn call_method(
         &mut self,
         admin: &mut dyn Admin,
@@ -152,7 +152,7 @@ impl Console {
                 return Ok(Answer::Later(Box::new(move || shared.look().clone())));
             }
         };
-        // A call that is made again until it is over has changed nothing yet.
+        // An unfinished call has changed nothing yet.
         if method.effect != Effect::Reads && !result.as_ref().is_err_and(Fault::is_unfinished) {
             self.forget_look();
         }
@@ -163,7 +163,7 @@ impl Console {
     }
 }
 
-/// Every method there is.
+/// All methods.
 pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "rpc.discover",

@@ -1,4 +1,4 @@
-//! `upgrade`: the next program takes the server over; see [`crate::take_over`].
+//! `upgrade`: the next program takes over the server; see [`crate::take_over`].
 
 use std::path::PathBuf;
 
@@ -18,21 +18,21 @@ pub(super) struct Upgrades {
     program: PathBuf,
     /// The outcome of the call that waits for its answer.
     outcome: Option<Result<Value, String>>,
-    /// The recording that the program before this one has left.
+    /// The recording of the previous program.
     pub(super) recording: Option<record::Left>,
 }
 
 impl Upgrades {
-    /// Of a server that is being started.
+    /// The state of a server that is being started.
     pub(super) fn new() -> Upgrades {
-        // Found out now: another file may have the path later.
+        // The path is read at the start, because another file may have it later.
         let program = std::env::current_exe().unwrap_or_else(|_| "fairq".into());
         Upgrades { program, ..Upgrades::default() }
     }
 }
 
 impl Console {
-    /// Goes on where another program has stood.
+    /// Continues the state of the previous program.
     pub(crate) fn follow(&mut self, left: Left, state: &State) {
         let upgrades = &mut self.upgrades;
         upgrades.recording = serde_json::from_value(left.recording).unwrap_or_else(|error| {
@@ -52,13 +52,14 @@ impl Console {
         });
     }
 
-    /// Whether this program has followed another one, and not failing one of its own successors.
+    /// Whether this program has taken over from another one, and does not continue after the
+    /// failure of its own successor.
     pub(super) fn has_followed(&self) -> bool {
         self.upgrades.outcome.as_ref().is_some_and(Result::is_ok)
     }
 
-    /// Has the program at this path, or where the server was started, take over. The call is
-    /// answered by that program.
+    /// Starts the upgrade to the program at this path, by default the path of this server. The next
+    /// program answers the call.
     pub(super) fn upgrade(
         &mut self,
         admin: &mut dyn Admin,
@@ -90,8 +91,8 @@ impl Console {
             let state = admin.upgrade_state(operator).map_err(Fault::refused)?;
             let checked = program.clone();
             self.checking.result(&key, &what, move || take_over::check(&checked, state)).ok();
-            // The call is made again in any case: the calls before it in a batch, whose answers go
-            // over, are not to be made again by the next program.
+            // The call is always repeated: the next program must not repeat earlier calls of the
+            // batch, whose answers are passed on.
             return Err(Fault::unfinished(format!("{what}: try again")));
         }
         let never = || Err("the check has not begun".into());

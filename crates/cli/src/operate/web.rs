@@ -1,23 +1,22 @@
 //! The pages over HTTP: `/metrics` for Prometheus, and a page for people.
 //!
-//! **The page** is one document with its style and script in it, so that a saved one is whole. Its
-//! policy ([`policy`]) lets it run and show what bears this answer's random number only, load
-//! nothing, and speak to nobody but this server. Once a second it asks for `/look.json`, which is
-//! what `fairq top --json` prints.
+//! **The page** is one document with its style and script in it, so that a saved one is complete.
+//! Its policy ([`policy`]) allows only scripts and styles with this answer's random number, no
+//! other files, and connections to this server only. Once a second the page requests `/look.json`,
+//! which has the output of `fairq top --json`.
 //!
-//! **Names.** A page that a browser has loaded from elsewhere may have its own name resolve to this
-//! server's address, and would then be of one origin with it (DNS rebinding): it could read all
-//! that is shown here. What it cannot change is the name that the browser asks for. So over TCP
-//! every request has to name the server as its clients do: by the address at which it was reached,
-//! as `localhost`, or by a name of `metrics-host`. The port does not matter: a forwarded one is
-//! another. A Unix socket needs none of this: no browser reaches it, and it is its user's alone.
+//! **Names.** A page from another server may let its own name resolve to this server's address, and
+//! would then have the same origin (DNS rebinding): it could read everything here. But it cannot
+//! change the name in the browser's request. So over TCP every request has to name the server as
+//! its clients do: by the address of the connection, as `localhost`, or by a name of
+//! `metrics-host`. The port does not matter, because a forwarded port is another one. A Unix socket
+//! needs no check: no browser reaches it, and only its user can.
 //!
-//! **Writing.** The page shows and changes nothing, unless the configuration names a file with a
-//! token; then a request with that token may change a weight to another number (`POST /weight`),
-//! and nothing else. A browser sends it on behalf of this page only: it travels in a header that no
-//! form and no link can set, there is no answer that allows other origins to, and a request that
-//! another origin caused is refused before the token is looked at. The token is compared in
-//! constant time.
+//! **Writing.** The page only reads, unless the configuration names a file with a token; then a
+//! request with that token may change a weight to another number (`POST /weight`), and nothing
+//! else. A browser sends the token only for this page: it is in a header that no form and no link
+//! can set, no answer allows it to other origins, and a request that another origin caused is
+//! refused before the token is compared. The comparison takes constant time.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
@@ -39,9 +38,9 @@ use subtle::ConstantTimeEq;
 
 use super::{Console, rpc};
 
-/// Tells the page whether weights can be changed: `token` or `off`.
+/// Header that says whether the page can change weights: `token` or `off`.
 const WRITE: HeaderName = HeaderName::from_static("fairq-write");
-/// Where a browser says who caused a request.
+/// Header in which a browser says which site caused a request.
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// The shortest token, in bytes.
 const TOKEN_MIN: usize = 16;
@@ -54,7 +53,7 @@ const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(super) struct Writers {
     /// The token that these clients send; if there is no token, no client may change weights.
     token: Option<String>,
-    /// Wrong tokens since they were last told of, so that a flood of them is one line a second.
+    /// Wrong tokens after the last line in the log, which has at most one such line a second.
     refused: u64,
 }
 
@@ -74,7 +73,7 @@ impl Writers {
         knows
     }
 
-    /// Tells how many requests came with a wrong token or none since the last call.
+    /// Logs the number of requests with a wrong token or none after the last call.
     pub(super) fn tell_refused(&mut self) {
         let count = std::mem::take(&mut self.refused);
         if count > 0 {
@@ -102,12 +101,12 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
     Ok(token.to_owned())
 }
 
-/// Why a request is not for this server, if it is not; see the module's text.
+/// The refusal of a request that does not name this server, if so; see the module's text.
 fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> {
-    // A Unix socket has no door: no browser reaches it.
+    // Only TCP connections have a door; no browser reaches a Unix socket.
     let Door(at) = request.extensions().get()?;
     let header = request.headers().get(HOST).map(|host| String::from_utf8_lossy(host.as_bytes()));
-    // A client that writes a whole URI means the host in there.
+    // In a request with a whole URI, the URI's host counts.
     let host = match request.uri().authority() {
         Some(authority) => Some(authority.host().to_owned()),
         None => header.map(|header| host_of(&header).to_owned()),
@@ -116,7 +115,7 @@ fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> 
         return None;
     }
     let given = match &host {
-        // The name is a stranger's text: a bounded part of it goes into the answer.
+        // The name is untrusted text: only a bounded part of it is in the answer.
         Some(host) => {
             format!("does not go by the name `{}`", host.chars().take(64).collect::<String>())
         }
@@ -141,21 +140,21 @@ fn host_of(header: &str) -> &str {
     }
 }
 
-/// Whether `host` is how clients name a server that was reached at `at`.
+/// Whether `host` names a server that was reached at `at`.
 fn is_known(host: &str, at: IpAddr, names: &[String]) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     match bare.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
-        // An address in Host cannot be rebound, so any loopback address will do.
+        // An address in `Host` cannot be rebound, so any loopback address is accepted.
         Ok(ip) if ip == at.to_canonical() || ip.is_loopback() => return true,
         _ => {}
     }
-    // `localhost.` is the same name, written in full.
+    // `localhost.` is the same name in its full form.
     let name = bare.strip_suffix('.').unwrap_or(bare);
     name.eq_ignore_ascii_case("localhost")
         || names.iter().any(|known| known.eq_ignore_ascii_case(name) || known == bare)
 }
 
-/// Answers a request.
+/// Answers any request.
 pub(super) fn answer(
     console: &mut Console,
     admin: &mut dyn Admin,
@@ -202,8 +201,8 @@ fn route(
     }
 }
 
-/// The policy for the contents of an answer: it may run, load and show only files of this server,
-/// and connect to it alone. Icons may be in the page itself.
+/// The content security policy: scripts and styles need the nonce, connections go to this server
+/// only, and images are in the page itself.
 fn policy(nonce: &str) -> HeaderValue {
     let text = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src \
@@ -213,7 +212,7 @@ fn policy(nonce: &str) -> HeaderValue {
     HeaderValue::try_from(text).expect("it is ASCII")
 }
 
-/// The page, whole.
+/// The complete page.
 fn page(nonce: &str) -> String {
     let page = include_str!("web/page.html").replace("@nonce@", nonce);
     page.replace("@style@", include_str!("web/page.css"))
@@ -235,8 +234,8 @@ fn with(status: StatusCode, kind: &'static str, body: Answer<Bytes>) -> HttpResp
     response
 }
 
-/// The parameters of [`set_weight`]: only numbers of those that the control socket's method takes.
-/// A name would make the server read a file, which only its operator may request.
+/// The parameters of [`set_weight`]: like the control socket's, but the weight is a number. A name
+/// would make the server read a file, which only its operator may request.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlainWeight {
@@ -256,7 +255,7 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
     if is_cross_site(request) {
         return refuse(StatusCode::FORBIDDEN, "only this server's own page may change weights");
     }
-    // No form can send this type, and a script of another origin must ask first (CORS).
+    // No form can send this type, and a script of another origin needs permission first (CORS).
     if request.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != JSON) {
         return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json");
     }
@@ -283,11 +282,12 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
     }
 }
 
-/// Whether a page of another origin caused the request. A browser says so; a program says nothing,
-/// and needs the token.
+/// Whether a page of another origin caused the request. Browsers state this; other programs do not,
+/// and need the token.
 fn is_cross_site(request: &HttpRequest) -> bool {
     let header = |name: &HeaderName| request.headers().get(name).map(HeaderValue::as_bytes);
-    // The browser's own word comes first: a proxy may have changed Host, and Origin differs then.
+    // The browser's header comes first: a proxy may have changed Host, which then differs from
+    // Origin.
     if let Some(site) = header(&SITE) {
         return site != b"same-origin";
     }

@@ -1,4 +1,4 @@
-//! `fairq top`: a server's tenants on the whole terminal, once a second.
+//! `fairq top`: a server's tenants in the whole terminal, once a second.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ mod view;
 use order::Order;
 use view::Screen;
 
-/// Between two looks.
+/// Time between two views.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Shows a server until told to end, or once.
+/// Shows a server until the user ends it, or once.
 pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
     let mut server = Connection::open(&socket(args.control))?;
     let mut look = Look::at(&mut server)?;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
         let width = if columns >= 80 { columns } else { 120 };
         let screen = Screen::default();
         let text = view::text(&look, &screen, width, view::height(&look, &screen, width));
-        // Its last line is the keys, of which there are none.
+        // The last line is for keys, which are not available here.
         return print(text.rsplit_once('\n').map_or("", |(above, _)| above));
     }
     if !std::io::stdout().is_terminal() {
@@ -44,7 +44,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
     }
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let result = show(&mut terminal, &mut server, look);
-    // The terminal is given back before an error is told on it.
+    // The terminal is restored before an error is printed on it.
     ratatui::restore();
     result
 }
@@ -53,7 +53,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{}", text.trim_end()).context("cannot print")
 }
 
-/// Looks, draws and takes keys until `q`.
+/// Fetches views, draws them and handles keys until `q`.
 fn show(
     terminal: &mut ratatui::DefaultTerminal,
     server: &mut Connection,
@@ -72,8 +72,7 @@ fn show(
             {
                 return Ok(());
             }
-            // A key's change is drawn at once; the next request to the server comes no sooner for
-            // it.
+            // A key's effect is drawn at once; the next call to the server does not come earlier.
             continue;
         }
         next = Instant::now() + PERIOD;
@@ -83,7 +82,7 @@ fn show(
     }
 }
 
-/// Does what a key stands for; false to end.
+/// Handles a key; false to end.
 fn press(key: KeyEvent, screen: &mut Screen, server: &mut Connection) -> anyhow::Result<bool> {
     screen.complaint = None;
     let ends = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);

@@ -1,4 +1,4 @@
-//! The tenants in the order in which they are shown.
+//! The order of the tenants on the screen.
 
 use anyhow::Context;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::connection::Connection;
 use crate::look::{LastSecond, Look, Tenant};
 
-/// By what tenants are sorted.
+/// The sort key of the tenants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Order {
     #[default]
@@ -18,7 +18,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// The next one.
+    /// The next order.
     pub(crate) fn next(self) -> Order {
         match self {
             Order::Share => Order::Name,
@@ -41,7 +41,7 @@ impl Order {
 }
 
 impl Look {
-    /// Asks a server.
+    /// Fetches a view from a server.
     pub(crate) fn at(server: &mut Connection) -> anyhow::Result<Look> {
         let look = server.call("look", json!({}))?;
         serde_json::from_value(look).context("the server is of another version than this program")
@@ -49,7 +49,7 @@ impl Look {
 
     pub(crate) fn sort(&mut self, order: Order) {
         let last = |tenant: &Tenant, value: fn(&LastSecond) -> f64| {
-            // No figure of an active tenant is below 0: idle ones come last.
+            // No value of an active tenant is negative, so idle ones come last.
             tenant.last_second.as_ref().map_or(-1.0, value)
         };
         let most = |value: fn(&LastSecond) -> f64| {
@@ -70,7 +70,7 @@ impl Look {
 }
 
 impl Tenant {
-    /// The other tenant that delays it most, and the part of its delay.
+    /// The other tenant that delays it most, and its part of the delay.
     pub(crate) fn worst(&self) -> Option<(&str, f64)> {
         let others = self.hurt_by.iter().flatten().filter(|(name, _)| **name != self.name);
         others.map(|(name, part)| (name.as_str(), *part)).max_by(|a, b| a.1.total_cmp(&b.1))
