@@ -1,5 +1,4 @@
-//! `fairq ctl trace`: what a running server's scheduler decided, and the numbers that it decided
-//! by.
+//! `fairq ctl trace`: the decisions of a running server's scheduler, with the numbers behind them.
 //!
 //! | format | for |
 //! |---|---|
@@ -26,12 +25,12 @@ mod perfetto;
 /// The columns of the CSV form; `fairq_sim::trace` reads it.
 const COLUMNS: &str = "time_ns,shard,event,tenant,tag,op,offset,bytes,class,free_slots,\
     virtual_time,start_tag,why,store,slots,least_slots,requests_per_s,bytes_per_s";
-/// The last columns of a row that is not about D.
+/// The last columns of a row of a decision, which has no values of D.
 const NO_DEPTH: &str = ",,,,,";
-/// A name for tenants that were removed meanwhile.
+/// Name of tenants that were removed after the recording.
 const GONE: &str = "(gone)";
 
-/// A decision as the server tells it.
+/// A decision as the server reports it.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 struct Row {
     at_ns: u64,
@@ -48,17 +47,17 @@ struct Row {
     why: Option<String>,
 }
 
-/// D from then on, and the reason for it.
+/// A new value of D, and the reason for it.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 struct Depth {
     at_ns: u64,
     store: Option<String>,
-    /// D; `None` is no limit.
+    /// D; `None` for no limit.
     slots: Option<u64>,
     /// The least D that is believed to fill the device.
     least_slots: Option<u64>,
     state: String,
-    /// The device's estimated rate with it.
+    /// The device's estimated rates with it.
     requests_per_s: Option<u64>,
     bytes_per_s: Option<u64>,
 }
@@ -67,7 +66,7 @@ struct Depth {
 #[derive(Debug)]
 struct Recorded {
     rows: Vec<(usize, Row)>,
-    /// The values of D; none if D is not searched for.
+    /// The values of D; empty if the server does not search for D.
     depths: Vec<Depth>,
     shards: usize,
     lost: u64,
@@ -88,7 +87,7 @@ struct StoppedShard {
     lost: u64,
 }
 
-/// Records for a while and writes what there is.
+/// Records for a while and writes the recording.
 pub(crate) fn run(control: &Path, args: &TraceArgs) -> anyhow::Result<()> {
     let seconds = args.seconds.0 as f64 / 1e9;
     let mut server = Connection::open(control)?;
@@ -105,7 +104,7 @@ pub(crate) fn run(control: &Path, args: &TraceArgs) -> anyhow::Result<()> {
         }
         None => {
             match write(&recorded, args.format, BufWriter::new(io::stdout().lock())) {
-                // The reader of the pipe has seen enough.
+                // The reader has closed the pipe.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 result => result.context("cannot print")?,
             }
@@ -115,7 +114,7 @@ pub(crate) fn run(control: &Path, args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says on standard error how much it is, and whether it is all.
+/// Prints the size of the recording to standard error, and whether it is complete.
 fn tell(recorded: &Recorded, path: Option<&Path>) {
     let Recorded { rows, lost, .. } = recorded;
     let span_ns = recorded.last_ns() - recorded.first_ns();
@@ -128,7 +127,7 @@ fn tell(recorded: &Recorded, path: Option<&Path>) {
     }
 }
 
-/// Takes the recording from the server.
+/// Fetches the recording from the server.
 fn fetch(server: &mut Connection, control: &Path) -> anyhow::Result<Recorded> {
     let other = "the server is of another version than this program";
     let stopped: Stopped =
@@ -142,7 +141,7 @@ fn fetch(server: &mut Connection, control: &Path) -> anyhow::Result<Recorded> {
             let mut answer = server.call_again(control, "trace.read", part)?;
             let some: Vec<Row> = serde_json::from_value(answer["rows"].take()).context(other)?;
             from += some.len();
-            // An empty answer ends it, too: another client may have put a shorter recording there.
+            // An empty answer ends the loop, too: another client may have made a shorter recording.
             let is_last = some.is_empty() || from >= *events;
             rows.extend(some.into_iter().map(|row| (shard, row)));
             if is_last {
@@ -150,7 +149,7 @@ fn fetch(server: &mut Connection, control: &Path) -> anyhow::Result<Recorded> {
             }
         }
     }
-    // Stable: what a shard did in one moment stays in its order.
+    // The sort is stable: decisions of a shard at one time keep their order.
     rows.sort_by_key(|(_, row)| row.at_ns);
     let lost = stopped.shards.iter().map(|shard| shard.lost).sum();
     Ok(Recorded {
@@ -180,7 +179,8 @@ impl Recorded {
         self.tenants.get(&tenant).map_or(GONE, String::as_str)
     }
 
-    /// Gives the changes of D up to each row before it, and the last ones at the end.
+    /// Calls `give` for all rows in order, with the changes of D before the first later row, and
+    /// the last changes at the end.
     fn in_order<'a>(&'a self, mut give: impl FnMut(Entry<'a>) -> io::Result<()>) -> io::Result<()> {
         let mut depths = self.depths.iter().peekable();
         for (shard, row) in &self.rows {
@@ -192,14 +192,14 @@ impl Recorded {
         depths.try_for_each(|depth| give(Entry::Depth(depth)))
     }
 
-    /// When it begins.
+    /// Time of the first entry, in nanoseconds.
     fn first_ns(&self) -> u64 {
         let row = self.rows.first().map(|(_, row)| row.at_ns);
         let depth = self.depths.first().map(|depth| depth.at_ns);
         row.into_iter().chain(depth).min().unwrap_or(0)
     }
 
-    /// When it ends.
+    /// Time of the last entry, in nanoseconds.
     fn last_ns(&self) -> u64 {
         let row = self.rows.last().map(|(_, row)| row.at_ns);
         let depth = self.depths.last().map(|depth| depth.at_ns);
@@ -214,7 +214,7 @@ enum Entry<'a> {
 }
 
 impl Depth {
-    /// Its name among several.
+    /// The store's name.
     fn store(&self) -> &str {
         self.store.as_deref().unwrap_or(GONE)
     }
@@ -241,7 +241,8 @@ impl Depth {
 
 fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{COLUMNS}")?;
-    // A name may hold what divides fields; a quotation mark would need another reader.
+    // A name may contain separators; they are replaced, because quotation marks would need another
+    // reader.
     let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let plain = |name: &str| name.replace([',', '"', '\n'], "_");
     recorded.in_order(|entry| {
@@ -262,7 +263,7 @@ fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             number(row.start_tag),
         );
         let why = row.why.as_deref().unwrap_or_default();
-        // A held row has no request: its tag, tenant and place are fillers.
+        // A held row has no request: its tag, tenant and place are meaningless.
         if kind == "held" {
             return writeln!(
                 out,
@@ -278,7 +279,7 @@ fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     })
 }
 
-/// When a live request came and went to the device.
+/// Times at which a live request arrived and was issued.
 #[derive(Clone, Copy, Default)]
 struct Life {
     arrived_ns: Option<u64>,
@@ -339,7 +340,7 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
                     numbers(row)
                 ),
                 Some("group-cap") => "a group of its tenant has had what a cap allows".into(),
-                // The policy gives no reason, or a newer server one that is not known here.
+                // The policy gives no reason, or a newer server one that is unknown here.
                 _ => format!("the policy waits{}", numbers(row)),
             },
             // `complete`, `fail` and `cancel`: the end of the request.
@@ -358,7 +359,7 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     })
 }
 
-/// Virtual time, and how far ahead of it the request is.
+/// Virtual time, and the request's distance ahead of it.
 fn numbers(row: &Row) -> String {
     match (row.start_tag, row.virtual_time) {
         (Some(start), Some(now)) => {
@@ -478,7 +479,7 @@ mod tests {
         let expected = [
             slice("tenant db", "staged", 3.0),
             slice("tenant db", "on the device", 6.0),
-            // Requests that were under way at the end.
+            // Requests under way at the end.
             slice("tenant (gone)", "staged", 0.0),
             slice("tenant web, two", "on the device", 7.0),
         ];
@@ -492,7 +493,7 @@ mod tests {
         assert_eq!(read.counters[&("ram, 1G".to_owned(), "D slots".to_owned())], 12.0);
     }
 
-    /// A ring that was full has lost the ends of requests whose tags are used again.
+    /// A full ring has lost the ends of requests whose tags were reused.
     #[test]
     fn perfetto_is_told_whole_slices_of_what_has_gaps() {
         let rows = [

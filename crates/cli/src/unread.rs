@@ -1,11 +1,11 @@
-//! Output whose reader nobody waits for: the log, and status lines.
+//! Output that never waits for its reader: the log, and status lines.
 //!
-//! **Problem.** The control thread of a server writes both, and a pipe that nobody reads is full
-//! after some hundred lines. A write to it would wait for ever, and with it all that is asked of
-//! the server. **Model.** Lines are written as far as there is room; those that find none within
-//! [`PATIENCE`] are lost, and so is what follows, without waiting, until there is room again. Then
-//! it is told how many were lost. What is too long for one write is divided where a line ends if it
-//! can be, so that only a very long line is ever cut.
+//! **Problem.** The control thread of a server writes both, and a pipe without a reader is full
+//! after some hundred lines. A write to it would block for ever, and with it all calls to the
+//! server. **Model.** Lines are written while there is space. Lines that find none within
+//! [`PATIENCE`] are lost, and so are the lines after them, without waiting, until there is space
+//! again. Then a line reports the number of lost ones. A text that is too long for one write is
+//! divided at the end of a line if possible, so that only a very long line is ever cut.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -13,28 +13,28 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// The time that a reader may take to make room.
+/// Time for a reader to make space.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// A pipe that has any room has room for so much (PIPE_BUF).
+/// Bytes that fit into a pipe with any space (PIPE_BUF).
 const PART: usize = 4096;
 
 /// The lost lines of one output after the last line that was written.
 #[derive(Default, Debug)]
 pub(crate) struct Lost {
     lines: u64,
-    /// The first of them was written in part.
+    /// Whether the first of them was written in part.
     is_cut: bool,
 }
 
 impl Lost {
-    /// Nothing.
+    /// No lost lines.
     pub(crate) const fn nothing() -> Lost {
         Lost { lines: 0, is_cut: false }
     }
 }
 
-/// Writes lines if their reader makes room, after a line in which `say` tells how many were `lost`
-/// before them.
+/// Writes lines if their reader makes space, after a line from `say` with the number of lines that
+/// were `lost` before them.
 pub(crate) fn deliver(
     out: &mut (impl Write + AsFd),
     text: &[u8],
@@ -61,7 +61,7 @@ pub(crate) fn deliver(
     out.flush()
 }
 
-/// The length of the part to write at once: whole lines, if one fits.
+/// The length of the next part to write: whole lines, if one fits.
 fn part_of(text: &[u8]) -> usize {
     if text.len() <= PART {
         return text.len();
@@ -69,16 +69,16 @@ fn part_of(text: &[u8]) -> usize {
     text[..PART].iter().rposition(|&byte| byte == b'\n').map_or(PART, |end| end + 1)
 }
 
-/// Whether something can be written at once, or fails at once.
+/// Whether a write can proceed or fail at once.
 pub(crate) fn has_room_now(out: &impl AsFd) -> io::Result<bool> {
     has_room(out, &Timespec::default())
 }
 
-/// Whether something can be written within a time, or fails at once.
+/// Whether a write can proceed or fail within this time.
 fn has_room(out: &impl AsFd, patience: &Timespec) -> io::Result<bool> {
     loop {
         match poll(&mut [PollFd::new(out, PollFlags::OUT)], Some(patience)) {
-            // A signal is no answer: the wait begins again.
+            // A signal interrupted the wait, which starts again.
             Err(Errno::INTR) => {}
             ready => return Ok(ready? > 0),
         }
@@ -94,7 +94,7 @@ mod tests {
         format!("lost={lines}")
     }
 
-    /// The contents of the pipe, which are taken out.
+    /// Reads the rest of the pipe.
     fn rest_of(mut reader: io::PipeReader, writer: io::PipeWriter) -> String {
         drop(writer);
         let mut rest = String::new();
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(lost.lines, 0);
         let rest = rest_of(reader, writer);
         assert!(rest.ends_with(&format!("\nlost={before}\n{{}}\n")), "{rest}");
-        // Without a reader it fails as any write does.
+        // Without a reader a write fails as usual.
         let (reader, mut writer) = io::pipe().unwrap();
         drop(reader);
         assert_eq!(
@@ -138,7 +138,7 @@ mod tests {
             wrote += 1000;
         }
         let before = lost.lines;
-        // Room for one part of one text.
+        // Makes space for one part of a text.
         let mut read = vec![0; 4096];
         reader.read_exact(&mut read).unwrap();
         deliver(&mut writer, b"status line=last\n", &mut lost, said).unwrap();

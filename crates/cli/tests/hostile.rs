@@ -1,7 +1,7 @@
-//! Strangers who say anything to a running server, on every door: NBD, NBD inside TLS, HTTP, and
-//! the control socket. The server lives, its neighbours are served, no reply shows a byte that it
-//! must not, and nothing of it all is kept. Each test goes on for some seconds, or for
-//! $FAIRQ_FUZZ_SECONDS; what fails is made small and printed.
+//! Untrusted input to a running server on every interface: NBD, NBD inside TLS, HTTP, and the
+//! control socket. The server survives, its other tenants are served, no reply shows a byte that it
+//! must not, and the server keeps no memory or descriptors. Each test runs for some seconds, or for
+//! $FAIRQ_FUZZ_SECONDS; a failing input is minimized and printed.
 
 #[path = "hostile/book.rs"]
 mod book;

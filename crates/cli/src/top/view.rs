@@ -1,6 +1,6 @@
-//! How it is shown: a summary, a table with bars, a line of keys; 80 columns are enough, and more
-//! show more. The column of latency targets is there while a tenant has one, in place of a less
-//! urgent one; a target that is missed has a mark, and its cause stands in the summary.
+//! The screen: a summary, a table with bars, a line of keys. 80 columns are enough, and wider
+//! terminals show more. The column of latency targets appears while a tenant has one, in place of a
+//! less important one; a missed target has a mark, and its cause is in the summary.
 
 use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent, show_size};
 use ratatui::buffer::Buffer;
@@ -12,36 +12,36 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 use super::order::Order;
 use crate::look::{Group, LastSecond, LatencyTarget, Look, Tenant};
 
-/// Columns of a bar.
+/// Width of a bar, in columns.
 const BAR: usize = 12;
-/// Columns of the bar of slots.
+/// Width of the bar of slots, in columns.
 const SLOTS: usize = 8;
-/// From here on there is room for the columns that an 80-column terminal lacks.
+/// Width of a terminal from which on all columns fit.
 const WIDE: u16 = 110;
-/// And where there are latency targets.
+/// The same with latency targets.
 const WIDE_WITH_TARGETS: u16 = 120;
 /// The most lines about groups.
 const PROMISED_LINES: usize = 3;
-/// The most lines that say why targets are missed.
+/// The most lines about missed targets.
 const MISSED_LINES: usize = 3;
 
-/// The state of the screen, without the numbers.
+/// The state of the screen without the server's numbers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Screen {
     pub(crate) order: Order,
-    /// The row that is selected, and whose it is: others may overtake it from one second to the
-    /// next.
+    /// The selected row, and below the name of its tenant, which may move to another row each
+    /// second.
     pub(crate) selected: usize,
     pub(crate) chosen: Option<String>,
     pub(crate) is_paused: bool,
-    /// The tenant whose weight is being typed, and what there is of it.
+    /// The tenant whose weight is being typed, and the typed digits.
     pub(crate) typed: Option<(String, String)>,
     /// The last error.
     pub(crate) complaint: Option<String>,
 }
 
 impl Screen {
-    /// Stays with the tenant that is selected, wherever it is now.
+    /// Selects the row of the selected tenant after a new view.
     pub(crate) fn follow(&mut self, look: &Look) {
         let place = self
             .chosen
@@ -51,15 +51,15 @@ impl Screen {
         self.chosen = look.tenants.get(self.selected).map(|tenant| tenant.name.clone());
     }
 
-    /// Selects the row so many below.
+    /// Moves the selection down by `rows`; a negative number moves it up.
     pub(crate) fn step(&mut self, rows: isize) {
         self.selected = self.selected.saturating_add_signed(rows);
-        // Until `follow` looks again, the row counts and not the tenant that was in it.
+        // Until the next `follow` the row is selected, not its former tenant.
         self.chosen = None;
     }
 }
 
-/// Draws a look at a server.
+/// Draws a view of a server.
 pub(crate) fn draw(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let lines = summary(look, screen, area.width);
     let height = Constraint::Length(lines.len() as u16);
@@ -70,7 +70,7 @@ pub(crate) fn draw(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer
     Paragraph::new(keys(screen)).render(foot, buffer);
 }
 
-/// Lines that show all tenants of a look at this width.
+/// The number of lines that all tenants of a view need at this width.
 pub(crate) fn height(look: &Look, screen: &Screen, width: u16) -> u16 {
     let keys_and_heads = 2;
     (summary(look, screen, width).len() + look.tenants.len() + keys_and_heads) as u16
@@ -98,7 +98,7 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
         third.push(format!("the device is busy with {}", depth.slots));
     }
     if let (Some(slots), Some(used)) = (state.slots, state.slots_in_use) {
-        // Rounded up, so that one slot in use is seen.
+        // Rounded up, so that a single slot in use is visible.
         let filled = (used as usize * SLOTS).div_ceil(slots.max(1) as usize).min(SLOTS);
         third.push(format!(
             "D {}{} {used}/{slots}",
@@ -132,7 +132,7 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
         third.push(format!("{} stores, weights count within each", stores.len()));
     }
     for store in stores.iter().filter(|store| store.stuck) {
-        // At the front, since the line is cut off where the screen ends.
+        // At the front, because the screen cuts off the end of the line.
         third.insert(0, format!("STUCK: {} for {:.0} s", store.name, store.oldest_s));
     }
     if let Some(spread) = state.virtual_time_spread {
@@ -165,12 +165,13 @@ fn promised(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
     lines
 }
 
-/// Which latency targets are missed and why: the selected tenant's in full, or the first one's.
+/// The missed latency targets with their causes: the selected tenant's in full, or else the first
+/// one's.
 fn missed(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
     let target = |tenant: &'_ Tenant| tenant.latency_target.clone().filter(|of| of.is_missed());
     let mut missed: Vec<(&str, LatencyTarget)> =
         look.tenants.iter().filter_map(|tenant| Some((&*tenant.name, target(tenant)?))).collect();
-    // The sort is stable: behind the selected tenant the others keep their order.
+    // The sort is stable: after the selected tenant the others keep their order.
     missed.sort_by_key(|(name, _)| screen.chosen.as_deref() != Some(name));
     let Some((name, of)) = missed.first() else { return Vec::new() };
     let late = of.late as f64 / of.completed.max(1) as f64;
@@ -190,7 +191,7 @@ fn missed(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
     lines
 }
 
-/// A text in lines of at most this width, if its words are not longer.
+/// A text in lines of at most this width, unless a word is longer.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -260,7 +261,7 @@ impl Column {
         }
     }
 
-    /// Numbers stand to the right, and their heads with them.
+    /// Whether the column is text. Numbers and their heads are aligned to the right.
     fn is_text(self) -> bool {
         matches!(self, Column::Name | Column::Bar | Column::HurtBy)
     }
@@ -282,7 +283,7 @@ impl Column {
         }
     }
 
-    /// The same of what an active tenant got.
+    /// The column's text for an active tenant.
     fn active(self, tenant: &Tenant, last: &LastSecond) -> String {
         match self {
             Column::Bar => bar(last.share, last.entitled),
@@ -303,7 +304,7 @@ impl Column {
         }
     }
 
-    /// Its head, or what stands there of a tenant.
+    /// A cell with a head or a value.
     fn cell(self, text: String, width: usize) -> Cell<'static> {
         Cell::new(if self.is_text() { text } else { format!("{text:>width$}") })
     }
@@ -314,7 +315,7 @@ fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let columns = Column::of(area.width, has_targets);
     let widths = columns.iter().map(|&(_, width)| width as u16);
     let most = usize::from(area.height.saturating_sub(1));
-    // The selected one stays in sight.
+    // The selected row stays visible.
     let from = screen.selected.saturating_sub(most.saturating_sub(1));
     let rows = look.tenants.iter().enumerate().skip(from).take(most).map(|(index, tenant)| {
         let style = if index == screen.selected {
@@ -335,7 +336,7 @@ fn tenants(look: &Look, screen: &Screen, area: Rect, buffer: &mut Buffer) {
 /// colour.
 fn bar(share: f64, entitled: f64) -> String {
     let at = |part: f64| ((part * BAR as f64).round() as usize).min(BAR);
-    // The mark stands in the last column that is due: at 100 % it is still inside the bar.
+    // The mark is in the last entitled column: at 100 % it is still inside the bar.
     let (filled, mark) = (at(share), at(entitled).saturating_sub(1));
     (0..BAR)
         .map(|column| match (column == mark, column < filled) {
@@ -371,7 +372,7 @@ fn keys(screen: &Screen) -> Line<'static> {
     ])
 }
 
-/// The same as text, for a terminal of this size.
+/// The view as text, for a terminal of this size.
 pub(crate) fn text(look: &Look, screen: &Screen, width: u16, height: u16) -> String {
     let area = Rect::new(0, 0, width, height);
     let mut buffer = Buffer::empty(area);
@@ -483,7 +484,7 @@ mod tests {
         );
     }
 
-    /// `gold` misses its target for want of the floor, `silver` meets its own.
+    /// `gold` misses its target because of the floor, `silver` meets its own.
     fn look_with_targets() -> Look {
         let mut look = look();
         let target = |state: &str, percentile: f64, cause: Option<&str>| LatencyTarget {

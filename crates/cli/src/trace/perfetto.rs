@@ -1,14 +1,15 @@
 //! A recording for ui.perfetto.dev, in Chrome's trace event format (JSON).
 //!
-//! A process for each tenant, with two slices for each request: staged, and on the device. A
-//! process for each shard, with its decisions as instants, and counters of requests on the device,
-//! virtual time and free slots. A process for each store, with D and what the store is believed to
-//! do as counters, and the reason for each D as an instant.
+//! A process for each tenant has two slices for each request: staged, and on the device. A process
+//! for each shard has its decisions as instants, and counters of requests on the device, virtual
+//! time and free slots. A process for each store has D and the store's estimated rates as counters,
+//! and the reason for each D as an instant.
 //!
-//! Perfetto's importer has rules beyond the format: slices of requests overlap, so they are
-//! asynchronous (`b`, `e`), and both events of one have the same category, number, process and
-//! *name*; a process' only thread has the number of the process, else it is taken for another one;
-//! what has no value is left out; and there is no `displayTimeUnit`, which it counts as a mistake.
+//! Perfetto's importer has rules beyond the format. Slices of requests overlap, so they are
+//! asynchronous (`b`, `e`), and both events of a slice have the same category, number, process and
+//! *name*. A process' only thread has the number of the process, otherwise it counts as another
+//! thread. Missing values are left out. There is no `displayTimeUnit`, which the importer counts as
+//! an error.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
@@ -23,7 +24,7 @@ const ON_DEVICE: &str = "on the device";
 /// A live request: its shard and tag.
 type Live = (usize, u32);
 
-/// The slice that is open of a request.
+/// The open slice of a request.
 struct Open {
     number: u64,
     process: usize,
@@ -38,7 +39,7 @@ struct Writer<'a, W> {
     on_device: Vec<u64>,
 }
 
-/// Writes it.
+/// Writes a recording.
 pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     let first_ns = recorded.first_ns();
     let on_device = vec![0; recorded.shards];
@@ -50,7 +51,7 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
     let tenants: BTreeSet<u16> = recorded
         .rows
         .iter()
-        // The tenant of a held row is a filler, not a tenant.
+        // A held row has no tenant: its number is a filler.
         .filter(|(_, row)| row.kind != "held")
         .map(|(_, row)| row.tenant)
         .collect();
@@ -75,10 +76,10 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
         }
         Entry::Depth(depth) => writer.depth(stores[depth.store()], depth),
     })?;
-    // Requests that were under way at the end.
+    // Requests under way at the end.
     let last_ns = recorded.last_ns();
     let mut rest: Vec<(Live, Open)> = writer.open.drain().collect();
-    // A HashMap's order differs from run to run: the same recording is to give the same file.
+    // A HashMap's order differs from run to run, but the file must not.
     rest.sort_by_key(|(live, _)| *live);
     for (_, open) in rest {
         writer.slice("e", last_ns, &open, json!({}))?;
@@ -92,7 +93,7 @@ impl<W: Write> Writer<'_, W> {
         write!(self.out, "{comma}\n{event}")
     }
 
-    /// Microseconds since the first event.
+    /// Microseconds after the first event.
     fn ts(&self, at_ns: u64) -> f64 {
         (at_ns - self.first_ns) as f64 / 1e3
     }
@@ -156,8 +157,8 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    /// The events of a row for its request; `number` is the name of the request, if the row is its
-    /// first.
+    /// The events of a row for its request; if the row is the request's first, its slices get this
+    /// `number`.
     fn request(&mut self, number: u64, shard: usize, row: &Row) -> io::Result<()> {
         let (live, process) = ((shard, row.tag), tenant_process(row.tenant));
         let args = told([
@@ -175,8 +176,8 @@ impl<W: Write> Writer<'_, W> {
         if !is_end && !matches!(row.kind.as_str(), "arrive" | "issue") {
             return Ok(());
         }
-        // A tag is used again only when its request has ended: what a full ring has lost of that
-        // ends here.
+        // A tag is reused only after its request has ended: if a full ring has lost the end, the
+        // slice ends here.
         let before = self.open.remove(&live);
         if let Some(open) = &before {
             self.slice(
@@ -189,7 +190,7 @@ impl<W: Write> Writer<'_, W> {
         }
         if !is_end {
             let is_issue = row.kind == "issue";
-            // One that was not staged came before the recording.
+            // A request that was not staged in the recording arrived earlier.
             let staged = before.filter(|open| is_issue && open.name == STAGED);
             let number = staged.map_or(number, |staged| staged.number);
             let open = Open { number, process, name: if is_issue { ON_DEVICE } else { STAGED } };
@@ -202,7 +203,7 @@ impl<W: Write> Writer<'_, W> {
 
     /// The events of a row for its shard.
     fn decision(&mut self, recorded: &Recorded, shard: usize, row: &Row) -> io::Result<()> {
-        // A completion is the end of its slice; as an instant it would stand there twice.
+        // A completion ends its slice; an instant would show it a second time.
         if row.kind != "complete" {
             let kind = &row.kind;
             let name = row.why.as_deref().map_or(kind.clone(), |why| format!("{kind}: {why}"));
@@ -228,13 +229,13 @@ impl<W: Write> Writer<'_, W> {
     }
 }
 
-/// An object of what has a value.
+/// An object of the pairs that have a value.
 fn told<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     let pairs = pairs.into_iter().filter(|(_, value)| !value.is_null());
     Value::Object(pairs.map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }
 
-/// The first number of a store's process: there are 65,536 tenants at most.
+/// The first process number of stores, above those of at most 65,536 tenants.
 const STORES: usize = 100_000;
 
 fn shard_process(shard: usize) -> usize {
@@ -245,9 +246,9 @@ fn tenant_process(number: u16) -> usize {
     1000 + usize::from(number)
 }
 
-/// Reads a recording as Perfetto's importer reads it, and refuses what that one would drop, count
-/// as a mistake or misunderstand: gives the slices (process, name, microseconds), the last values
-/// of counters, and the names of instants.
+/// Reads a recording as Perfetto's importer does, and panics on input that the importer would drop,
+/// count as an error or misunderstand. Returns the slices (process, name, microseconds), the last
+/// values of counters, and the names of instants.
 #[cfg(test)]
 pub(super) mod reader {
     use std::collections::{BTreeMap, HashMap};
@@ -272,8 +273,8 @@ pub(super) mod reader {
         let mut read = Read::default();
         for event in whole["traceEvents"].as_array().unwrap() {
             let fields = event.as_object().unwrap();
-            // A field that is an array ends the whole import, and one without a value is not the
-            // same as none.
+            // A field with an array ends the whole import, and a null is not the same as a missing
+            // field.
             assert!(fields.values().all(|value| !value.is_array() && !value.is_null()), "{event}");
             let text = |key: &str| {
                 event[key]

@@ -1,9 +1,9 @@
-//! What the tests of the program share.
+//! Helpers of the program's tests.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The program, with nothing from the environment that it would listen to.
+/// The program without environment variables that it reads.
 pub(crate) fn fairq(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairq"));
     command
@@ -15,7 +15,7 @@ pub(crate) fn fairq(args: &[&str]) -> Command {
     command
 }
 
-/// Waits for it, a minute at most.
+/// Waits for a condition, at most a minute.
 pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

@@ -1,6 +1,6 @@
-//! The NBD protocol by the book: one connection's bytes, as they are sent, taken apart into
-//! requests, and its replies held against them. Written from the specification, apart from the
-//! server's code: whatever the fuzzer does to a stream, this says what must come back.
+//! The NBD protocol by the specification: parses the bytes of one connection into requests, and
+//! checks the replies against them. It is written from the specification, independently of the
+//! server's code: for any stream of the fuzzer it gives the right replies.
 
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ const ENOTSUP: u32 = 95;
 
 const MAX_PAYLOAD: u64 = 32 << 20;
 
-/// What a handshake has agreed on.
+/// The options that a handshake has agreed on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Agreed {
     pub(crate) structured: bool,
@@ -47,12 +47,12 @@ pub(crate) struct Agreed {
     pub(crate) read_only: bool,
 }
 
-/// How the stream of requests has ended.
+/// The way in which the stream of requests has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
-    /// A good-bye: all that was asked before it is answered.
+    /// A disconnect request: all earlier requests are answered.
     GoodBye,
-    /// Something that is no request: the server hangs up.
+    /// Bytes that are not a request: the server closes the connection.
     Malformed,
 }
 
@@ -69,18 +69,18 @@ struct Asked {
 /// A request that has no reply yet.
 struct Pending {
     asked: Asked,
-    /// What the reply has to be.
+    /// The expected result: success, or an error number.
     verdict: Result<(), u32>,
-    /// When its header was sent.
+    /// Moment at which its header was sent.
     at: u64,
-    /// What it changes.
+    /// Index of its change of the disk.
     put: Option<usize>,
-    /// Whether its payload was sent to the end.
+    /// Whether its payload was sent completely.
     is_complete: bool,
-    /// What chunks have brought of a read: where, and which bytes.
+    /// The offset and bytes of each chunk of a read.
     parts: Vec<(u64, Vec<u8>)>,
     error: u32,
-    /// A status was given.
+    /// Whether a block status was received.
     has_status: bool,
 }
 
@@ -113,7 +113,7 @@ impl Book {
         self.agreed
     }
 
-    /// A request's header as a client writes it.
+    /// A request's header as a client sends it.
     pub(crate) fn header(
         &self,
         flags: u16,
@@ -136,7 +136,7 @@ impl Book {
         bytes
     }
 
-    /// How many bytes of payload follow this header, as the protocol has it.
+    /// Bytes of payload after this header, by the protocol.
     pub(crate) fn payload_after(&self, header: &[u8]) -> u64 {
         let asked = parse(header);
         let has_payload = if self.agreed.extended {
@@ -147,17 +147,17 @@ impl Book {
         if has_payload { asked.length } else { 0 }
     }
 
-    /// Whether it stands between two requests.
+    /// Whether the stream is between two requests.
     pub(crate) fn is_between(&self) -> bool {
         matches!(self.place, Place::Header) && self.header.is_empty()
     }
 
-    /// Requests that were sent whole and have no reply yet.
+    /// Requests that were sent completely and have no reply yet.
     pub(crate) fn unanswered(&self) -> usize {
         self.pending.values().filter(|pending| pending.is_complete).count()
     }
 
-    /// These bytes were sent at `now`.
+    /// Notes bytes that were sent at the moment `now`.
     pub(crate) fn sent(&mut self, mut bytes: &[u8], now: u64, disk: &mut Disk) {
         while !bytes.is_empty() && self.over.is_none() {
             match self.place {
@@ -171,7 +171,7 @@ impl Book {
                 }
                 Place::Header => {
                     let whole = if self.agreed.extended { 32 } else { 28 };
-                    // The magic number counts as soon as it is there.
+                    // The magic number is checked as soon as it is complete.
                     let wanted = if self.header.len() < 4 { 4 } else { whole };
                     let take = bytes.len().min(wanted - self.header.len());
                     self.header.extend_from_slice(&bytes[..take]);
@@ -240,7 +240,7 @@ impl Book {
         }
     }
 
-    /// How a request is to be answered.
+    /// The right result of a request.
     fn verdict(&self, asked: &Asked) -> Result<(), u32> {
         let Agreed { structured, extended, context, size, read_only } = self.agreed;
         let own = match asked.command {
@@ -274,7 +274,7 @@ impl Book {
         }
     }
 
-    /// These bytes came by `now`: every whole reply in them has to be a right one.
+    /// Checks bytes that were received by the moment `now`: every complete reply has to be right.
     pub(crate) fn came(&mut self, bytes: &[u8], now: u64, disk: &mut Disk) -> Result<(), String> {
         self.inbox.extend_from_slice(bytes);
         let inbox = std::mem::take(&mut self.inbox);
@@ -286,12 +286,12 @@ impl Book {
         Ok(())
     }
 
-    /// Whether it stands between two replies.
+    /// Whether the stream is between two replies.
     pub(crate) fn is_at_a_reply(&self) -> bool {
         self.inbox.is_empty()
     }
 
-    /// Takes one reply or chunk; its length, if it is whole.
+    /// Reads one reply or chunk; returns its length, if it is complete.
     fn reply(&mut self, bytes: &[u8], now: u64, disk: &mut Disk) -> Result<Option<usize>, String> {
         if bytes.len() < 16 {
             return Ok(None);
@@ -339,7 +339,7 @@ impl Book {
         Ok(Some(length))
     }
 
-    /// A chunk whose header has `head` bytes and its payload `length`.
+    /// Reads a chunk whose header has `head` bytes and whose payload has `length`.
     fn chunk(
         &mut self,
         bytes: &[u8],
@@ -404,7 +404,7 @@ impl Book {
         Ok(Some(end))
     }
 
-    /// The last of a reply has come.
+    /// Checks a request when its last reply or chunk has come.
     fn done(&mut self, cookie: u64, now: u64, disk: &mut Disk) -> Result<(), String> {
         let pending = self.pending.remove(&cookie).expect("it was looked up");
         let Pending { asked, verdict, at, put, is_complete, parts, error, has_status } = pending;
@@ -445,7 +445,7 @@ impl Book {
 }
 
 impl Pending {
-    /// Holds extents against what is there: a hole reads as zeroes.
+    /// Checks extents against the disk: a hole reads as zeroes.
     fn status(
         &mut self,
         body: &[u8],
@@ -487,7 +487,7 @@ impl Pending {
     }
 }
 
-/// Takes a header apart; it is whole.
+/// Parses a complete header.
 fn parse(header: &[u8]) -> Asked {
     Asked {
         flags: be(&header[4..6]) as u16,

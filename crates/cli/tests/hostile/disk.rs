@@ -1,10 +1,10 @@
-//! What an export may hold, byte for byte, while several connections change it at once.
+//! The possible contents of an export, byte for byte, while several connections change it at once.
 //!
 //! Events have moments, which only grow: a change begins when its header is sent and is done when
-//! its reply has been read. What a read shows must have been there between its request and its
-//! reply: each byte is of a change that had begun by then, and that no later one has surely
-//! replaced. A change is certain if it was acknowledged; one that failed, was cut off, or is a trim
-//! may have happened, in part or not at all.
+//! its reply has been read. The data of a read must have been there between its request and its
+//! reply: each byte belongs to a change that had begun by then, and that no later one has certainly
+//! replaced. A change is certain if it was acknowledged; a change that failed, was cut off, or is a
+//! trim may have happened, in part or not at all.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ struct Put {
 }
 
 enum Content {
-    /// A write's payload, as far as it was sent.
+    /// The part of a write's payload that was sent.
     Data(Vec<u8>),
     Zeroes(u64),
 }
@@ -39,16 +39,17 @@ impl Put {
         }
     }
 
-    /// Whether it has nothing of it left when a read that was asked at `asked` looks.
+    /// Whether a read that was sent at `asked` cannot see this change, because a later one has
+    /// replaced it.
     fn is_replaced_by(&self, later: &Put, asked: u64) -> bool {
         let is_there = later.is_certain && later.done.is_some_and(|done| done < asked);
         is_there && self.done.is_some_and(|done| done < later.begun)
     }
 }
 
-/// An export's content.
+/// The possible contents of an export.
 pub(crate) struct Disk {
-    /// What was there when nothing was under way.
+    /// The contents when no change was under way.
     base: Vec<u8>,
     puts: Vec<Put>,
 }
@@ -62,7 +63,7 @@ impl Disk {
         self.base.len() as u64
     }
 
-    /// A write has begun, whose payload follows.
+    /// Notes a write that has begun; its payload follows.
     pub(crate) fn begin_write(&mut self, at: u64, now: u64) -> usize {
         self.begin(at, Content::Data(Vec::new()), now)
     }
@@ -76,7 +77,7 @@ impl Disk {
         self.puts.len() - 1
     }
 
-    /// More of a write's payload was sent.
+    /// Notes more of a write's payload.
     pub(crate) fn extend(&mut self, put: usize, bytes: &[u8]) {
         match &mut self.puts[put].content {
             Content::Data(data) => data.extend_from_slice(bytes),
@@ -84,20 +85,20 @@ impl Disk {
         }
     }
 
-    /// A change was answered.
+    /// Notes the reply to a change.
     pub(crate) fn end(&mut self, put: usize, now: u64, is_certain: bool) {
         self.puts[put].done = Some(now);
         self.puts[put].is_certain = is_certain;
     }
 
-    /// Nothing is under way, and this is what was read.
+    /// Sets the contents that were read while no change was under way.
     pub(crate) fn settle(&mut self, content: Vec<u8>) {
         assert_eq!(self.base.len(), content.len());
         self.base = content;
         self.puts.clear();
     }
 
-    /// Whether a read at `at`, asked and answered at these moments, may show `shown`.
+    /// Whether a read at offset `at`, sent and answered at these moments, may return `shown`.
     pub(crate) fn explains(
         &self,
         at: u64,
@@ -134,8 +135,8 @@ impl Disk {
         Ok(())
     }
 
-    /// The same for a part that each of `puts` covers whole or not at all; gives the first byte
-    /// that cannot be.
+    /// Checks a part of a read that each of `puts` covers completely or not at all; the error is
+    /// the first impossible byte.
     fn explains_part(&self, puts: &[&Put], from: u64, shown: &[u8], asked: u64) -> Result<(), u64> {
         let covering: Vec<&&Put> = puts.iter().filter(|put| put.range().contains(&from)).collect();
         let may_be_seen =
@@ -159,7 +160,7 @@ impl Disk {
     }
 }
 
-/// The model itself: it takes what may be, and nothing else.
+/// Tests the model itself: it accepts all possible contents, and no others.
 #[test]
 fn a_read_shows_what_may_be_there() {
     let mut disk = Disk::new(100);

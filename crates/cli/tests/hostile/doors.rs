@@ -1,4 +1,4 @@
-//! Anything at all over HTTP and on the control socket: refusals, and a server that goes on.
+//! Random input over HTTP and on the control socket: the server refuses it and goes on.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -48,7 +48,7 @@ fn go_on<S: Strategy>(strategy: S, usual: u64, play: impl Fn(&S::Value) -> Resul
     println!("{count} cases");
 }
 
-/// Values of JSON that mean something here, among others.
+/// JSON values, among them some that have a meaning here.
 fn json_value() -> impl Strategy<Value = Value> {
     let words = prop::sample::select(vec![
         "rw",
@@ -96,23 +96,23 @@ fn json_value() -> impl Strategy<Value = Value> {
 /// A line of the control socket, without its end.
 #[derive(Clone, Debug)]
 enum Line {
-    /// A request as it should be, but for what it says.
+    /// A well-formed request with any contents.
     Call {
         method: String,
         params: Value,
         id: Value,
     },
-    /// JSON that is no request.
+    /// JSON that is not a request.
     Json(Value),
     Bytes(Vec<u8>),
-    /// So many brackets.
+    /// This number of brackets.
     Deep(u32),
-    /// One that is too long.
+    /// A line beyond the limit of length.
     Endless,
 }
 
-/// The methods of the server, each with the names of its parameters, but for `drain`, after which
-/// the server ends.
+/// The methods of the server, each with the names of its parameters, without `drain`, which ends
+/// the server.
 fn methods(server: &Server) -> Vec<(String, Vec<String>)> {
     let text = |value: &Value| value["name"].as_str().expect("a name").to_owned();
     let list = |value: &Value| value.as_array().expect("a list").clone();
@@ -160,7 +160,7 @@ fn line(methods: Vec<(String, Vec<String>)>) -> impl Strategy<Value = Line> {
     ]
 }
 
-/// A call that would take a tenant away or cut it, which the neighbour and others need.
+/// Whether a call would remove or cut a tenant that the neighbour and other tests need.
 fn takes_away(line: &Line) -> bool {
     matches!(line, Line::Call { method, params, .. }
         if ["remove", "rename", "resize"].contains(&method.as_str())
@@ -178,7 +178,7 @@ impl Control {
         Control { stream: BufReader::new(server.control()), marks: 0 }
     }
 
-    /// Sends a line and a mark behind it; the answers before that of the mark, or nothing if the
+    /// Sends a line followed by a mark; returns the answers before the mark's, or `None` if the
     /// connection was closed.
     fn say(&mut self, line: &[u8]) -> Result<Option<Vec<Value>>, String> {
         self.marks += 1;
@@ -209,7 +209,7 @@ impl Control {
     }
 }
 
-/// An answer is a result or an error of the protocol, for the request that was sent.
+/// Checks that an answer is a result or an error of the protocol, for the request that was sent.
 fn is_answer(answer: &Value, id: Option<&Value>) -> Result<(), String> {
     let wrong = Err(format!("no answer by the rules to {id:?}: {answer}"));
     let Some(object) = answer.as_object() else { return wrong };
@@ -254,7 +254,7 @@ fn any_line_on_the_control_socket_is_answered_by_the_rules() {
             let is_endless = matches!(line, Line::Endless);
             match control.say(&bytes)? {
                 Some(answers) => {
-                    // Blank lines are none.
+                    // Blank lines have no answer.
                     let due = usize::from(!String::from_utf8_lossy(&bytes).trim().is_empty());
                     if answers.len() != due || is_endless {
                         return Err(format!("{} answers to {line:?}", answers.len()));
@@ -270,7 +270,7 @@ fn any_line_on_the_control_socket_is_answered_by_the_rules() {
                 None => return Err(format!("the connection ended at {line:?}")),
             }
         }
-        // The server goes on with what it is for, and answers others.
+        // The server still works, and answers others.
         server.call("status", json!({}));
         for tenant in server.call("tenants", json!({})).as_array().expect("a list") {
             let weight = tenant["weight"].as_u64().expect("a number");
@@ -288,7 +288,8 @@ fn any_line_on_the_control_socket_is_answered_by_the_rules() {
             server.call("remove", json!({ "tenant": tenant["name"] }));
         }
     }
-    // A recording has its memory until it is over; a tenant that was here has touched the device.
+    // A recording keeps its memory until it is over; a removed tenant has allocated memory of the
+    // device.
     server.call("trace.start", json!({ "seconds": 1, "events": 1 }));
     server.call("trace.stop", json!({}));
     server.rests_as(&before, 1);
@@ -296,7 +297,7 @@ fn any_line_on_the_control_socket_is_answered_by_the_rules() {
     server.ends_well();
 }
 
-/// A request over HTTP, and how it is sent.
+/// A request over HTTP, and the way in which it is sent.
 #[derive(Clone, Debug)]
 struct Http {
     method: String,
@@ -304,12 +305,12 @@ struct Http {
     version: &'static str,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// What its length is said to be, if that is not what it is.
+    /// A false length for its header.
     length: Option<u64>,
     is_authorised: bool,
-    /// A byte that is changed.
+    /// The place and the value of a changed byte.
     damage: Option<(u16, u8)>,
-    /// How many bytes go at a time; the rest of all when there are too many.
+    /// Bytes of each write of the first 2000; the rest is sent at once.
     step: usize,
 }
 
@@ -427,7 +428,7 @@ impl Http {
         bytes
     }
 
-    /// Sends it; what came back.
+    /// Sends the request; returns the answer.
     fn play(&self, address: &str) -> Result<Vec<u8>, String> {
         let mut stream = TcpStream::connect(address).map_err(|error| error.to_string())?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
@@ -435,14 +436,14 @@ impl Http {
         let bytes = self.bytes(address);
         let (first, rest) = bytes.split_at(bytes.len().min(2000));
         for piece in first.chunks(self.step.min(first.len())).chain([rest]) {
-            // It may have been refused by now.
+            // The server may have refused the request already.
             if stream.write_all(piece).is_err() {
                 break;
             }
         }
         if !self.is_whole() {
-            // A server may wait for more of it. This one takes the end of what is sent for the end
-            // of the connection.
+            // A server may wait for the rest of the request. This server takes the end of the sent
+            // bytes for the end of the connection.
             let limit = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
             let _ = poll(&mut [PollFd::new(&stream, PollFlags::IN)], Some(&limit));
             let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -457,7 +458,7 @@ impl Http {
         }
     }
 
-    /// Whether it is a request of the protocol, whatever it asks for, so that an answer is due.
+    /// Whether it is a valid request of the protocol, so that the server has to answer.
     fn is_whole(&self) -> bool {
         let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
         self.damage.is_none()
@@ -478,7 +479,8 @@ fn any_http_request_is_refused_or_answered() {
     let before = server.rest(1);
     go_on(http(), 4, |request| {
         let answer = request.play(&address)?;
-        // One that is cut off, or gone before it was read, may have none.
+        // A request that is cut off, or whose connection ended before it was read, may have no
+        // answer.
         if !answer.is_empty() {
             let text = String::from_utf8_lossy(&answer);
             let line = text.lines().next().unwrap_or_default();

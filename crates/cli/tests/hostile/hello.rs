@@ -1,4 +1,4 @@
-//! Handshakes in any order: what is said, what has to be answered, and what is agreed on then.
+//! Handshakes in any order: the options, the right replies, and the result.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use crate::book::Agreed;
 use crate::server::{PATIENCE, Server, exactly};
 use crate::wire::{Keys, Wire};
 
-/// The exports of the server under test; the last is none of them.
+/// The names of exports for clients; the last one does not exist.
 pub(crate) const EXPORTS: [&str; 3] = ["rw", "ro", "no such export"];
 
 const EXPORT_NAME: u32 = 1;
@@ -28,7 +28,7 @@ const INFORMATION: u32 = 3;
 const CONTEXT: u32 = 4;
 const ERROR: u32 = 1 << 31;
 
-/// One option.
+/// An option that a client sends.
 #[derive(Clone, Debug)]
 pub(crate) enum Said {
     Structured,
@@ -52,11 +52,11 @@ pub(crate) struct Hello {
     said: Vec<Said>,
     pub(crate) export: usize,
     by_name: bool,
-    /// A bit of what it sends that is turned over; the client leaves then.
+    /// A bit of the client's bytes that is flipped; the client then disconnects.
     damage: Option<u16>,
-    /// How many bytes it sends at a time.
+    /// Bytes of each write.
     step: usize,
-    /// Inside TLS: of version 1.3, or 1.2.
+    /// Whether TLS is 1.3, or 1.2; `None` for plain text.
     tls: Option<bool>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     (prop::collection::vec(said(), 0..6), export, any::<bool>(), damage, step, tls).prop_map(
         |(mut said, export, by_name, damage, step, tls)| {
             let tls = tls.filter(|_| damage.is_none());
-            // Only inside of it TLS cannot be started.
+            // Outside TLS this option would start TLS; inside the server refuses it.
             said.retain(|said| tls.is_some() || !matches!(said, Said::StartTls));
             Hello { said, export, by_name, damage, step, tls }
         },
@@ -156,7 +156,7 @@ fn replies(stream: &mut Wire, number: u32) -> Result<Vec<Reply>, String> {
     }
 }
 
-/// What the options have agreed on so far.
+/// The result of the options so far.
 #[derive(Default)]
 struct State {
     structured: bool,
@@ -169,7 +169,7 @@ impl State {
         self.structured || self.extended
     }
 
-    /// Holds the replies to an option against what the specification says.
+    /// Checks the replies to an option against the specification.
     fn heard(&mut self, said: &Said, replies: &[Reply]) -> Result<(), String> {
         let (last, _) = replies.last().expect("there is a last one");
         let is_taken = *last == ACK;
@@ -185,7 +185,7 @@ impl State {
             Said::Info(export) => *export < 2,
             Said::List => true,
             Said::StartTls | Said::Unknown(_) => false,
-            // Nobody knows what it says.
+            // Random data may be accepted or refused.
             Said::Noise(..) => is_taken,
         };
         if due != is_taken {
@@ -226,7 +226,7 @@ impl Hello {
         }
     }
 
-    /// Plays it to the server; gives the connection if an export was opened.
+    /// Performs the handshake; returns the connection if an export was opened.
     pub(crate) fn play(
         &self,
         server: &Server,
@@ -237,7 +237,7 @@ impl Hello {
         stream.set_read_timeout(Some(PATIENCE)).map_err(fail)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(fail)?;
         let name = EXPORTS[self.export].as_bytes();
-        // The old way to open an export has no extended headers.
+        // The old way to open an export is not used after extended headers are requested.
         let by_name =
             self.by_name && !self.said.iter().any(|said| matches!(said.number(), EXTENDED));
         if exactly(&mut stream, 18).map_err(fail)? != b"NBDMAGICIHAVEOPT\0\x03" {
@@ -274,7 +274,7 @@ impl Hello {
             }
         }
         if self.damage.is_some() {
-            // Whatever it was, the server has an end to it.
+            // The server has to close the connection after any damage.
             wire.end_stream();
             let ended = wire.read_to_end(&mut Vec::new());
             let is_late = ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);

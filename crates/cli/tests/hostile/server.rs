@@ -1,5 +1,5 @@
-//! The server under test, a process of its own: what it says, what it holds, and a neighbour that
-//! it must go on serving.
+//! The server under test, a process of its own: its answers, its resources, and a neighbour that it
+//! must continue to serve.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 use crate::common::{fairq, until};
 
-/// Long enough for any machine; nothing waits for it unless it fails.
+/// A time limit that only a failure reaches.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a test goes on finding something new to do: $FAIRQ_FUZZ_SECONDS, or what it usually is.
+/// Time for which a test generates input: $FAIRQ_FUZZ_SECONDS, or `usual`.
 pub(crate) fn seconds(usual: u64) -> Duration {
     let given = std::env::var("FAIRQ_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(given.unwrap_or(usual))
@@ -41,8 +41,8 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Serves this configuration on the Unix socket `sock`, with the flags given. What it logs goes
-    /// to a file, since a full pipe would stop it.
+    /// Starts a server with this configuration on the Unix socket `sock`, with these flags. Its log
+    /// goes to a file, because a full pipe would stop it.
     pub(crate) fn start(config: &str, flags: &[&str]) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -68,14 +68,14 @@ impl Server {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// A connection of the control socket.
+    /// Opens a connection to the control socket.
     pub(crate) fn control(&self) -> UnixStream {
         let stream = UnixStream::connect(self.path("ctl")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
-    /// Asks on the control socket; gives the result.
+    /// Calls a method on the control socket; returns the result.
     pub(crate) fn call(&self, method: &str, params: Value) -> Value {
         let mut stream = self.control();
         let line = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
@@ -95,7 +95,7 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
     }
 
-    /// Bytes of memory that it has for itself.
+    /// Bytes of private memory of the server.
     pub(crate) fn memory(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let of = |key: &str| {
@@ -105,7 +105,7 @@ impl Server {
         of("RssAnon:") + of("RssShmem:")
     }
 
-    /// It lives, has not panicked, and ends as it should.
+    /// Checks that the server lives, has not panicked, and ends with success.
     pub(crate) fn ends_well(mut self) {
         assert!(self.process.try_wait().unwrap().is_none(), "the server died: {}", self.log());
         kill_process(Pid::from_child(&self.process), Signal::TERM).unwrap();
@@ -114,14 +114,14 @@ impl Server {
         assert!(!self.log().contains("panicked"), "{}", self.log());
     }
 
-    /// What it holds when nothing is asked of it.
+    /// The server's resources when `connections` are left.
     pub(crate) fn rest(&self, connections: u64) -> Rest {
         until("its connections end", || (self.connections() == connections).then_some(()));
         Rest { descriptors: self.descriptors(), memory: self.memory() }
     }
 
-    /// Whether it holds what it held, and no more: descriptors to the last, and memory but for
-    /// what an allocator keeps.
+    /// Checks that the server has no more resources than before: the same descriptors, and memory
+    /// up to what an allocator keeps.
     pub(crate) fn rests_as(&self, before: &Rest, connections: u64) {
         const KEPT: u64 = 16 << 20;
         until("its connections end", || (self.connections() == connections).then_some(()));
@@ -133,20 +133,20 @@ impl Server {
     }
 }
 
-/// What a server held at some time.
+/// The resources of a server at one time.
 pub(crate) struct Rest {
     descriptors: usize,
     memory: u64,
 }
 
-/// Reads so many bytes.
+/// Reads `count` bytes.
 pub(crate) fn exactly(stream: &mut impl Read, count: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; count];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A well-behaved client with simple replies that does one thing after the other.
+/// A correct client with simple replies and one request at a time.
 pub(crate) struct Honest {
     stream: UnixStream,
     cookie: u64,
@@ -192,7 +192,7 @@ impl Honest {
     }
 }
 
-/// A tenant beside the hostile ones, who writes and reads back without end.
+/// A tenant beside the hostile ones; it writes and reads back in a loop.
 pub(crate) struct Neighbour {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -200,7 +200,7 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// At work on this export, of 256 KiB at least.
+    /// Starts work on this export, which has at least 256 KiB.
     pub(crate) fn start(server: &Server, export: &str) -> Neighbour {
         let mut client = Honest::open(server, export);
         let (stop, rounds) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
@@ -217,7 +217,7 @@ impl Neighbour {
         Neighbour { stop, rounds, thread: Some(std::thread::spawn(work)) }
     }
 
-    /// It is served: some rounds more than just now.
+    /// Checks that the neighbour is served: it makes progress.
     pub(crate) fn is_served(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         until("the neighbour is served", || {
@@ -234,7 +234,7 @@ impl Neighbour {
 }
 
 impl Drop for Neighbour {
-    /// Ends before its server does, of which it would complain.
+    /// Ends before its server does, so that it does not fail.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

@@ -1,5 +1,5 @@
-//! The connection as a state machine: some clients at a time do anything in any order on two
-//! exports, and the book says what must come back.
+//! The connection as a state machine: several clients do anything in any order on two exports, and
+//! the book knows the right replies.
 
 use std::io::{Read, Write};
 use std::sync::Mutex;
@@ -19,11 +19,11 @@ use crate::hello::{EXPORTS, Hello, hello};
 use crate::server::{Honest, Neighbour, PATIENCE, Rest, Server, seconds};
 use crate::wire::{Keys, Wire};
 
-/// Clients at a time.
+/// Number of clients at a time.
 const CLIENTS: usize = 4;
-/// No multiple of a page, nor of what the server cuts requests to.
+/// Bytes of an export: not a multiple of a page, nor of the size to which the server cuts requests.
 const SIZE: u64 = 1_331_712;
-/// The longest payload that is sent to its end, in bytes.
+/// The longest payload that is sent completely, in bytes.
 const LONGEST: u64 = 600_000;
 
 #[derive(Clone, Debug)]
@@ -32,30 +32,30 @@ struct Ask {
     flags: u16,
     offset: u64,
     length: u64,
-    /// A bit of the header that is turned over.
+    /// A bit of the header that is flipped.
     damage: Option<u8>,
-    /// Bytes of it that are sent with the next step only.
+    /// Bytes of the request that are sent with the next step.
     held: u32,
 }
 
 #[derive(Clone, Debug)]
 enum Act {
-    /// A new client in this place; the one before it is gone without a word.
+    /// Opens a new client in this place; the previous one disconnects without a request.
     Open(Hello),
     Ask(Ask),
-    /// Reads replies until so many are open at the most.
+    /// Reads replies until at most this number of requests is open.
     Await(u8),
-    /// Reads nothing, until it has to.
+    /// Stops reading replies, until the client has to.
     Deafen,
-    /// Bytes that are nothing.
+    /// Sends random bytes.
     Noise(Vec<u8>),
-    /// Says that it sends nothing any more, and reads to the end.
+    /// Shuts down the sending side, and reads to the end.
     HalfClose,
-    /// A good-bye, and reads to the end.
+    /// Sends a disconnect request, and reads to the end.
     GoodBye,
-    /// Goes without a word.
+    /// Disconnects without a request.
     Drop,
-    /// The tenant is removed, whatever its clients have under way, and added again.
+    /// Removes the tenant while its clients have requests under way, and adds it again.
     AddAgain,
 }
 
@@ -103,7 +103,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let held = prop_oneof![3 => Just(0), 1 => 1..40_u32, 1 => 1..100_000_u32];
     (command, flags(), extent(), damage, held, any::<bool>()).prop_map(
         |(command, flags, (offset, length), damage, held, is_bare)| {
-            // Most flushes are as they have to be.
+            // About half of the flushes are valid.
             let is_bare = command == book::FLUSH && is_bare;
             let (offset, length) = if is_bare { (0, 0) } else { (offset, length) };
             Ask { command, flags, offset, length, damage, held }
@@ -133,14 +133,14 @@ fn script() -> impl Strategy<Value = Vec<Step>> {
 struct Client {
     stream: Wire,
     book: Book,
-    /// Which of the disks it is on.
+    /// Index of the client's disk.
     disk: usize,
-    /// What is yet to be sent.
+    /// Bytes to be sent.
     out: Vec<u8>,
     is_deaf: bool,
-    /// It has said that it sends nothing any more.
+    /// Whether the client has shut down its sending side.
     is_leaving: bool,
-    /// The server has ended the connection.
+    /// Whether the server has ended the connection.
     has_ended: bool,
 }
 
@@ -151,13 +151,13 @@ impl Client {
     }
 }
 
-/// Clients, and what they may see.
+/// The clients, and the disks that they may see.
 struct World<'a> {
     server: &'a Server,
     keys: &'a Keys,
     disks: [Disk; 2],
     clients: [Option<Client>; CLIENTS],
-    /// Moments, and cookies.
+    /// The last moment, which also makes cookies.
     count: u64,
     noise: SmallRng,
 }
@@ -192,7 +192,7 @@ impl World<'_> {
             Act::GoodBye => self.good_bye(place)?,
             Act::AddAgain => self.add_again(),
         }
-        // Everybody hears what has come by then, so that nobody's replies fill a socket for long.
+        // All clients read now, so that replies do not fill a socket for long.
         (0..CLIENTS).try_for_each(|place| self.hear(place))
     }
 
@@ -223,7 +223,7 @@ impl World<'_> {
         if self.clients[place].is_none() {
             self.open(place, &Hello::plain())?;
         }
-        // Cookies that differ in many bits, so that no damage makes one the other.
+        // Cookies differ in many bits, so that damage does not turn one into another.
         let cookie = self.tick().wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let Ask { command, flags, offset, length, damage, held } = *ask;
         let client = self.clients[place].as_mut().expect("it was opened");
@@ -236,7 +236,7 @@ impl World<'_> {
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
         let payload = client.book.payload_after(&bytes);
-        // One that is longer is cut short: what comes next is taken for the rest of it.
+        // A longer payload is cut short: the next bytes count as the rest of it.
         let sent = if payload > LONGEST { 1000 } else { payload };
         let header = bytes.len();
         bytes.resize(header + sent as usize, 0);
@@ -245,7 +245,7 @@ impl World<'_> {
         self.send(place, held as usize)
     }
 
-    /// Sends what is to be sent, but for the last `held` bytes.
+    /// Sends the pending bytes except the last `held`.
     fn send(&mut self, place: usize, held: usize) -> Told {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -266,13 +266,13 @@ impl World<'_> {
                     client.out.drain(..count);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    // It may be that the server waits for this client to read.
+                    // The server may wait for this client to read.
                     client.is_deaf = false;
                     self.wait(place, PollFlags::IN | PollFlags::OUT);
                     self.hear(place)?;
                 }
                 Err(_) => {
-                    // What was answered before the end is still there to be read.
+                    // Replies from before the end can still be read.
                     client.out.clear();
                     client.is_deaf = false;
                     return self.read_to_the_end(place);
@@ -291,7 +291,7 @@ impl World<'_> {
         let _ = poll(&mut [PollFd::new(client.stream.socket(), flags)], Some(&limit));
     }
 
-    /// Takes what has come for a client that listens.
+    /// Reads the received bytes of a client that reads replies.
     fn hear(&mut self, place: usize) -> Told {
         let mut bytes = [0; 65_536];
         loop {
@@ -315,7 +315,7 @@ impl World<'_> {
         }
     }
 
-    /// Hears a client until it is so, or its connection has ended.
+    /// Reads for a client until `is_so` holds, or its connection has ended.
     fn until(&mut self, place: usize, is_so: impl Fn(&Client) -> bool) -> Told {
         self.send(place, 0)?;
         self.of(place, |client| client.is_deaf = false);
@@ -337,8 +337,8 @@ impl World<'_> {
         }
     }
 
-    /// Has the first tenant removed and added again, in the same place: nothing that the old one's
-    /// clients have under way may show there.
+    /// Removes the first tenant and adds it again, in the same place: requests of the old tenant's
+    /// clients must not change the new one's data.
     fn add_again(&mut self) {
         self.server.call("remove", json!({ "tenant": EXPORTS[0] }));
         self.server.call("add", json!({ "tenant": format!("{}={SIZE}", EXPORTS[0]) }));
@@ -367,8 +367,8 @@ impl World<'_> {
         self.read_to_the_end(place)
     }
 
-    /// Hears a client until its connection ends: all that it asked for whole has been answered
-    /// then, unless it said what is no request.
+    /// Reads for a client until its connection ends: then all complete requests have been answered,
+    /// unless the client sent bytes that are not a request.
     fn read_to_the_end(&mut self, place: usize) -> Told {
         self.of(place, |client| client.is_deaf = false);
         let deadline = Instant::now() + PATIENCE;
@@ -400,7 +400,7 @@ struct Rig {
     server: Server,
 }
 
-/// Connections of the rig itself.
+/// Number of the rig's own connections.
 const OWN: u64 = 1;
 
 impl Rig {
@@ -416,7 +416,8 @@ impl Rig {
         );
         let server = Server::start(&config, &[]);
         let neighbour = Neighbour::start(&server, "beside");
-        // Memory of the device that is touched later is none that a client keeps.
+        // This allocates the device's memory now, so that it does not count as memory kept for a
+        // client.
         Honest::open(&server, EXPORTS[0]).write(0, &vec![1; SIZE as usize]);
         Rig { neighbour, before: None, played: 0, keys, server }
     }
@@ -436,7 +437,7 @@ impl Rig {
             world.step(step).map_err(|error| format!("{error}, at {step:?}"))?;
         }
         for place in 0..CLIENTS {
-            // Half of those that are left go without a word.
+            // Half of the remaining clients disconnect without a request.
             if place % 2 == 0 {
                 world.good_bye(place)?;
             }
@@ -456,7 +457,7 @@ impl Rig {
         }
         self.neighbour.is_served();
         self.played += 1;
-        // The first ones make the server reserve what it goes on with.
+        // The first scripts make the server allocate memory that it keeps.
         if self.played == 16 {
             self.before = Some(self.server.rest(OWN));
         }
@@ -472,7 +473,7 @@ impl Rig {
     }
 }
 
-/// Plays scripts to servers on this device for so long.
+/// Plays scripts against servers on this device for this time; returns their number.
 fn play_on(device: &str, limit: Duration) -> u32 {
     let deadline = Instant::now() + limit;
     let rig = Mutex::new(None);
@@ -481,7 +482,7 @@ fn play_on(device: &str, limit: Duration) -> u32 {
         let mut runner =
             TestRunner::new(Config { cases: 8, failure_persistence: None, ..Config::default() });
         let outcome = runner.run(&script(), |script| {
-            // One that failed is in no state to go on.
+            // A rig after a failure is not used again.
             let mut playing = rig.lock().unwrap().take().unwrap_or_else(|| Rig::start(device));
             playing.play(&script).map_err(TestCaseError::fail)?;
             *rig.lock().unwrap() = Some(playing);

@@ -1,5 +1,5 @@
-//! Hostile bytes inside and around TLS, in the handshake and long after it: the session ends, and
-//! that is all.
+//! Hostile bytes inside and around TLS, in the handshake and after it: they end the session and
+//! have no other effect.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -14,49 +14,49 @@ use rustls::{ClientConfig, ClientConnection};
 use crate::server::{Honest, Neighbour, PATIENCE, Server, exactly, seconds};
 use crate::wire::Keys;
 
-/// The range that a hostile client writes, in bytes: some records.
+/// The range that a hostile client writes, in bytes: several records.
 const RANGE: usize = 100_000;
 
-/// What goes wrong.
+/// The fault of a session.
 #[derive(Clone, Debug)]
 enum Twist {
-    /// Nothing: data come and go.
+    /// No fault: data are written and read.
     None,
-    /// A bit is turned over somewhere in the records.
+    /// A flipped bit somewhere in the records.
     Flip(u32),
-    /// The records end here, in bytes from their start.
+    /// The records end at this offset, in bytes.
     Cut(u32),
-    /// Bytes that are no record, at this place among the records.
+    /// Random bytes that are inserted at this offset.
     Insert(u32, Vec<u8>),
-    /// A record of this kind, in plain text, with this as its length and less behind it.
+    /// A plain-text record of this kind with this length in its header, before the other records.
     Record { kind: u8, length: u16, body: Vec<u8> },
-    /// The same records again.
+    /// The same records are sent twice.
     Again,
-    /// New keys, so many times, and data after that.
+    /// This number of key updates, and data after them.
     Keys(u8),
-    /// An end of the session, and data after that: the number of their bytes.
+    /// A close alert, and this number of bytes after it.
     CloseAndGoOn(u32),
-    /// An end of the session, in order.
+    /// A close alert in order.
     Close,
 }
 
 #[derive(Clone, Debug)]
 struct Session {
     is_old: bool,
-    /// It happens in the handshake.
+    /// Whether the fault is in the handshake.
     is_early: bool,
-    /// Requests before it.
+    /// Number of requests before the fault.
     requests: u8,
-    /// A record for each byte of a request's header.
+    /// Whether each byte of a request's header has a record of its own.
     is_tiny: bool,
     twist: Twist,
-    /// The client says that it sends nothing any more, or it goes.
+    /// Whether the client shuts down its sending side; otherwise it disconnects.
     is_half_closed: bool,
 }
 
 fn twist() -> impl Strategy<Value = Twist> {
     let bytes = || prop::collection::vec(any::<u8>(), 1..300);
-    // Change of cipher, alert, handshake (a renegotiation), data, and none.
+    // Change of cipher, alert, handshake (a renegotiation), data, and unknown kinds.
     let kind = prop_oneof![Just(20_u8), Just(21), Just(22), Just(23), any::<u8>()];
     prop_oneof![
         1 => Just(Twist::None),
@@ -86,8 +86,8 @@ fn session() -> impl Strategy<Value = Session> {
     )
 }
 
-/// Records that are damaged, behind more of them than TLS holds: the server finds out when it has
-/// taken what came first, has a reply to send, and can send it no more.
+/// Damaged records behind more data than TLS buffers: the server finds the damage after it has
+/// handled the first records, when it has a reply and cannot send it.
 fn came_late() -> Session {
     Session {
         is_old: false,
@@ -99,13 +99,13 @@ fn came_late() -> Session {
     }
 }
 
-/// More bytes after the end of the session than a connection keeps: the server has to see all the
-/// same that the client goes.
+/// More bytes after the end of the session than a connection buffers: the server still has to
+/// notice that the client disconnects.
 fn goes_on_after_the_end() -> Session {
     Session { is_half_closed: false, twist: Twist::CloseAndGoOn(150_000), ..came_late() }
 }
 
-/// Changes records; true if an honest server may take them as they are.
+/// Applies a fault to records; true if a correct server may accept them.
 fn twisted(twist: &Twist, records: &mut Vec<u8>) -> bool {
     let place = |at: u32| at as usize % records.len();
     match twist {
@@ -141,7 +141,7 @@ fn told(error: impl std::fmt::Display) -> String {
 }
 
 impl Client {
-    /// Asks for TLS.
+    /// Connects and starts TLS.
     fn open(server: &Server, config: &Arc<ClientConfig>) -> Told<Client> {
         let mut socket = UnixStream::connect(server.path("sock")).map_err(told)?;
         socket.set_read_timeout(Some(PATIENCE)).map_err(told)?;
@@ -180,7 +180,7 @@ impl Client {
         if is_right { Ok(()) } else { Err(format!("{reply:x?}")) }
     }
 
-    /// What is to be sent of these plain bytes.
+    /// The TLS records of these plain bytes.
     fn records(&mut self, plain: &[u8], is_tiny: bool) -> Vec<u8> {
         let mut records = Vec::new();
         let (head, rest) = plain.split_at(if is_tiny { plain.len().min(28) } else { 0 });
@@ -193,7 +193,7 @@ impl Client {
         records
     }
 
-    /// Reads what comes until the server has ended the connection.
+    /// Reads until the server has ended the connection.
     fn read_to_the_end(&mut self) -> Told {
         match self.socket.read_to_end(&mut Vec::new()) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -218,11 +218,11 @@ struct Rig {
     checker: Honest,
     server: Server,
     configs: [Arc<ClientConfig>; 2],
-    /// What the range was filled with last.
+    /// The byte with which the range was filled last.
     byte: u8,
 }
 
-/// Connections of the rig itself.
+/// Number of the rig's own connections.
 const OWN: u64 = 2;
 
 impl Rig {
@@ -241,7 +241,7 @@ impl Rig {
         Rig { neighbour, checker, server, configs, byte: 1 }
     }
 
-    /// A session to its end: true if all of it came through.
+    /// Plays a session to its end.
     fn play(&mut self, session: &Session) -> Told {
         let config = &self.configs[usize::from(!session.is_old)];
         let mut client = Client::open(&self.server, config)?;
@@ -267,7 +267,7 @@ impl Rig {
         let plain = [request(1, RANGE), vec![new; RANGE]].concat();
         let is_sound = match &session.twist {
             Twist::Keys(count) if !session.is_old => {
-                // Each is a record of its own, after which another key is in use.
+                // Each update is a record of its own, after which another key is in use.
                 let mut records = Vec::new();
                 for _ in 0..*count {
                     client.session.refresh_traffic_keys().map_err(told)?;
@@ -275,7 +275,7 @@ impl Rig {
                 }
                 records.extend(client.records(&plain, session.is_tiny));
                 let _ = client.socket.write_all(&records);
-                // A server may have enough of it.
+                // A server may refuse more than one update.
                 *count == 1
             }
             Twist::Close | Twist::CloseAndGoOn(_) => {
@@ -303,7 +303,7 @@ impl Rig {
             self.byte = new;
         }
         self.leave(client, session)?;
-        // A write that was cut off may be there in part.
+        // A part of an interrupted write may be there.
         let content = self.checker.read(0, RANGE as u32);
         if !content.iter().all(|byte| *byte == new || *byte == old && !is_sound) {
             return Err("bytes that were never written".into());
@@ -312,7 +312,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The client leaves, and the server gives the connection up.
+    /// The client disconnects, and the server drops the connection.
     fn leave(&self, mut client: Client, session: &Session) -> Told {
         if session.is_half_closed {
             let _ = client.socket.shutdown(Shutdown::Write);

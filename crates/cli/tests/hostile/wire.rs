@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion};
 
-/// A server's certificate, and clients that believe it.
+/// A server's certificate, and clients that trust it.
 pub(crate) struct Keys {
-    /// The server's line of configuration: clients may start TLS.
+    /// The server's line of configuration: TLS is optional.
     pub(crate) server: String,
-    /// Clients of TLS 1.2 and of 1.3.
+    /// Configurations for clients of TLS 1.2 and of 1.3.
     pub(crate) clients: [Arc<ClientConfig>; 2],
 }
 
 impl Keys {
-    /// Makes them, in files of this folder.
+    /// Makes the keys, in files of this folder.
     pub(crate) fn make(folder: &Path) -> Keys {
         let issued = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let (cert, key) = (folder.join("cert.pem"), folder.join("key.pem"));
@@ -44,7 +44,7 @@ pub(crate) enum Wire {
 }
 
 impl Wire {
-    /// Inside TLS from here on; the server has agreed to it.
+    /// Continues inside TLS, which the server has accepted.
     pub(crate) fn secret(socket: UnixStream, config: &Arc<ClientConfig>) -> Wire {
         let session = ClientConnection::new(config.clone(), "localhost".try_into().unwrap());
         Wire::Tls { socket, session: Box::new(session.expect("a session can begin")) }
@@ -55,12 +55,12 @@ impl Wire {
         socket
     }
 
-    /// Says that nothing more is sent, without a word of TLS.
+    /// Shuts down the sending side without a close alert of TLS.
     pub(crate) fn end_stream(&self) {
         let _ = self.socket().shutdown(Shutdown::Write);
     }
 
-    /// Whether TLS has made what the socket did not take.
+    /// Whether TLS has records that the socket did not accept yet.
     pub(crate) fn has_pending(&self) -> bool {
         matches!(self, Wire::Tls { session, .. } if session.wants_write())
     }
@@ -68,7 +68,7 @@ impl Wire {
 
 impl Read for Wire {
     fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        // The server may wait for the rest of what was sent.
+        // The server may wait for the rest of the sent bytes.
         let _ = self.flush();
         let (socket, session) = match self {
             Wire::Plain(socket) => return socket.read(bytes),
@@ -83,15 +83,15 @@ impl Read for Wire {
                 return Ok(0);
             }
             session.process_new_packets().map_err(std::io::Error::other)?;
-            // At the end of the TLS handshake that may be all that was written before; one call
-            // takes a part of it.
+            // At the end of the TLS handshake this may send all data that were written before; one
+            // call sends a part of it.
             while session.wants_write() && session.write_tls(socket).is_ok() {}
         }
     }
 }
 
 impl Write for Wire {
-    /// What TLS has taken was sent, though it may be pending.
+    /// Returns the bytes that TLS has accepted; their records may still be pending.
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         self.flush()?;
         match self {
