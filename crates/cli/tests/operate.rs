@@ -1,4 +1,4 @@
-//! A running server as its operator meets it: `fairq ctl`, the control socket itself, reloading,
+//! A running server from its operator's side: `fairq ctl`, the control socket itself, reloading,
 //! metrics.
 
 #[path = "operate/caps.rs"]
@@ -72,17 +72,17 @@ size = "16M"
 "#;
 
 impl Server {
-    /// Serves this configuration, with the flags given.
+    /// Starts a server with this configuration and these flags.
     fn start(config: &str, flags: &[&str]) -> Server {
         Server::start_into(Stdio::null(), config, flags)
     }
 
-    /// Likewise, with its standard output there.
+    /// Like [`start`](Self::start), with this standard output.
     fn start_into(output: Stdio, config: &str, flags: &[&str]) -> Server {
         Server::start_with(|_| (), output, config, flags)
     }
 
-    /// Likewise, with what `set` sets.
+    /// Like [`start_into`](Self::start_into), after `set` has changed the command.
     fn start_with(
         set: impl FnOnce(&mut Command),
         output: Stdio,
@@ -119,14 +119,14 @@ impl Server {
         fairq(&[&["ctl", "--control", &control], args].concat()).output().unwrap()
     }
 
-    /// What a command prints; it must succeed.
+    /// The output of a command, which must succeed.
     fn said(&self, args: &[&str]) -> String {
         let Output { status, stdout, stderr } = self.ctl(args);
         assert!(status.success(), "{args:?}: {}", String::from_utf8_lossy(&stderr));
         String::from_utf8(stdout).unwrap()
     }
 
-    /// What a command says on failing.
+    /// The exit status and the error of a command.
     fn refused(&self, args: &[&str]) -> (i32, String) {
         let Output { status, stderr, .. } = self.ctl(args);
         (status.code().unwrap(), String::from_utf8(stderr).unwrap())
@@ -151,7 +151,7 @@ impl Server {
         self.tenants().into_iter().find(|tenant| tenant.0 == name).map_or(0, |tenant| tenant.1)
     }
 
-    /// A load on one tenant, by another process.
+    /// Starts a load on one tenant in another process.
     fn load(&self, tenant: &str, seconds: &str) -> Child {
         let uri = format!("nbd+unix:///{tenant}?socket={}", self.path("sock").display());
         let job = format!("{tenant}=depth:8");
@@ -175,7 +175,7 @@ impl Server {
         status["connections"].as_u64().unwrap()
     }
 
-    /// Waits until so many connections are open.
+    /// Waits for this number of open connections.
     fn until_connections(&self, wanted: u64) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.connections() != wanted {
@@ -185,7 +185,7 @@ impl Server {
         }
     }
 
-    /// Waits until the first tenant's load has read more; ends it then.
+    /// Waits until the load on the first tenant has read more, then ends the load.
     fn goes_on(&self, load: &mut Child) {
         let reads = || {
             let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
@@ -248,7 +248,7 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
     assert!(code == 1 && text.contains("there is no tenant nobody"), "{code} {text}");
     assert_eq!(server.tenants().len(), 3);
 
-    // What is in force could be given to another server.
+    // The dumped configuration works for another server.
     let dump = server.said(&["config", "dump"]);
     let mut other =
         Server::start(&dump.replace(&*server.path("").to_string_lossy(), "/nowhere/"), &[]);
@@ -273,7 +273,7 @@ fn a_removed_tenants_clients_end_and_the_others_go_on() {
     assert!(!status.success(), "it lost its server");
     server.goes_on(&mut db);
     server.until_connections(0);
-    // The slot is another's now, and nothing of the old tenant is counted for it.
+    // The new tenant has the old one's slot, but none of its counts.
     server.said(&["add", "new=16M"]);
     let list: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
     assert_eq!(
@@ -285,7 +285,7 @@ fn a_removed_tenants_clients_end_and_the_others_go_on() {
     assert!(until("its client ends", || new.try_wait().unwrap()).success());
 }
 
-/// A pipe holds some four hundred of these lines.
+/// A pipe has space for some four hundred of these lines.
 #[test]
 fn a_log_that_nobody_reads_keeps_nobody_waiting() {
     let mut server = Server::start(CONFIG, &[]);
@@ -298,7 +298,7 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting() {
         assert!(answer.contains("result"), "{answer}");
     }
     assert_eq!(server.weight("db"), 1999);
-    // Whoever reads it now has the first lines, and then how many there were more.
+    // A late reader gets the first lines, and then the number of lost ones.
     let mut log = BufReader::new(server.process.stderr.take().unwrap()).lines().map(Result::unwrap);
     let first = log.find(|line| line.contains("weight")).unwrap();
     assert!(first.contains("db"), "{first}");
@@ -312,8 +312,8 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting() {
     });
 }
 
-/// Four hundred tenants make some 16 KiB of lines a second, and a pipe whose writer has set it to
-/// one page holds a quarter of them.
+/// Four hundred tenants make some 16 KiB of lines a second, and a pipe whose writer has limited it
+/// to one page has space for a quarter of them.
 #[test]
 fn status_lines_that_nobody_reads_keep_nobody_waiting() {
     let tenants: String = (0..400)
@@ -323,12 +323,12 @@ fn status_lines_that_nobody_reads_keep_nobody_waiting() {
     let (reader, writer) = std::io::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
     let server = Server::start_into(writer.into(), &config, &[]);
-    // Nobody reads, and answers come nevertheless: they take the control thread.
+    // The pipe is not read, but the control thread still answers.
     until("lines of two seconds are written or lost", || {
         server.said(&["weight", "t7", "8"]);
         (server.uptime_s() > 2.5).then_some(())
     });
-    // Whoever reads it now is told how many there were.
+    // A late reader gets the number of lost lines.
     let mut lines = BufReader::new(reader)
         .lines()
         .map(Result::unwrap)
@@ -340,8 +340,8 @@ fn status_lines_that_nobody_reads_keep_nobody_waiting() {
     assert!(lines.next().unwrap().starts_with("status seconds="));
 }
 
-/// Hundreds of tenants with files of their own come and go beside others' load, some of them with
-/// clients: nothing of them stays, and a file that a tenant left is the next one's at once.
+/// Hundreds of tenants with files of their own come and go beside another tenant's load, some of
+/// them with clients: their files are closed, and the next tenant can use the file at once.
 #[test]
 fn the_file_of_a_removed_tenant_is_closed() {
     let devices = [
@@ -352,7 +352,7 @@ fn the_file_of_a_removed_tenant_is_closed() {
     for (kind, more, rounds) in devices {
         let disk = tempfile::tempdir().unwrap();
         let device = format!("{kind}{}/disk,size=64M,create{more}", disk.path().display());
-        // Nobody reads its log meanwhile.
+        // Its log is not read during the test.
         let server = Server::start(CONFIG, &["--device", &device, "--log", "warn"]);
         let mut other = server.load("db", "600s");
         server.until_connections(1);
@@ -375,11 +375,11 @@ fn the_file_of_a_removed_tenant_is_closed() {
             });
             (own, all)
         };
-        // The connection has been accepted when it is answered.
+        // The answer shows that the connection was accepted.
         ask("add", &spec(0));
         ask("remove", "guest");
         let before =
-            // The file that is shared, and its layout record.
+            // The shared file, and its layout record.
             until("its file is closed", || Some(descriptors()).filter(|(own, _)| *own == 2));
         for round in 0..rounds {
             ask("add", &spec(round));
@@ -403,7 +403,7 @@ fn the_file_of_a_removed_tenant_is_closed() {
                 until("its file is closed", || (descriptors() == before).then_some(()));
                 let file = std::fs::File::open(file(round)).unwrap();
                 let lock = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-                // The kernel closes what a ring had a moment later.
+                // The kernel closes a ring's files a moment later.
                 until("its lock is gone", || rustix::fs::flock(&file, lock).ok());
             }
         }
@@ -550,7 +550,8 @@ fn the_control_socket_speaks_json_rpc_to_its_user_only() {
     };
     let document = ask(r#"{"jsonrpc":"2.0","id":1,"method":"rpc.discover"}"#);
     let methods = document["result"]["methods"].as_array().unwrap().clone();
-    // What is listed is there, whatever it says to a call without parameters. `drain` would end it.
+    // Every listed method exists, whatever it answers without parameters. `drain` would end the
+    // server.
     for method in methods
         .iter()
         .map(|method| method["name"].as_str().unwrap())
@@ -600,7 +601,7 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
     let counts = |rows: &[Vec<String>], tenant: &str| {
         ["arrive", "issue", "complete"].map(|event| of(rows, event, tenant))
     };
-    // On a busy machine a recording may be short.
+    // On a busy machine a recording may be too short.
     let rows = until("both have decisions enough", || {
         let csv = record("csv", &file("trace.csv"));
         let rows = csv.lines().skip(1).map(|line| line.split(',').map(str::to_owned).collect());
@@ -625,13 +626,13 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
             && text.contains(" in all"),
         "{text}"
     );
-    // D is told when the policy ticks, which a recording on a busy machine may be too short for.
+    // A policy's tick records D; a recording on a busy machine may end before a tick.
     assert!((0..20).any(|_| record("text", &file("trace.txt")).contains("  depth  ")));
     let perfetto: Value = serde_json::from_str(&record("perfetto", &file("trace.json"))).unwrap();
     let events = perfetto["traceEvents"].as_array().unwrap();
     let named = |name: &str| events.iter().any(|event| event["args"]["name"] == json!(name));
     assert!(named("tenant db") && named("tenant web") && named("shard 1") && events.len() > 50);
-    // A ring that is too small keeps the last, and says so.
+    // A ring that is too small keeps the last decisions, and reports the lost ones.
     let said = server.ctl(&["trace", "--seconds", "300ms", "--events", "10"]);
     assert!(String::from_utf8(said.stderr).unwrap().contains("earlier ones found no room"));
     let said = String::from_utf8(said.stdout).unwrap();
@@ -761,7 +762,7 @@ fn logs_are_json_where_nobody_looks() {
     server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     let mut lines: Vec<Value> =
         log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // It depends on who runs the tests.
+    // This line depends on the user who runs the tests.
     lines.retain(|line| !line["message"].as_str().unwrap().contains("I/O flusher"));
     let [serving, connected, ..] = &lines[..] else { panic!("{log}") };
     assert_eq!((&serving["message"], &serving["tenants"]), (&json!("serving"), &json!(2)));
@@ -769,7 +770,7 @@ fn logs_are_json_where_nobody_looks() {
         (&connected["level"], &connected["message"], &connected["tenant"]),
         (&json!("INFO"), &json!("connected"), &json!("db"))
     );
-    // What was changed, and the end.
+    // The logged change, and the end.
     let [changed, ending, ended] = &lines[2..] else { panic!("{log}") };
     assert_eq!(
         (&changed["method"], &changed["params"]),
@@ -780,7 +781,7 @@ fn logs_are_json_where_nobody_looks() {
             && ended["message"].as_str().unwrap().starts_with("ended")
     );
 
-    // Why it could not start is one object, too.
+    // The error of a failed start is one JSON object, too.
     let file = server.path("bad.toml");
     std::fs::write(&file, "[device]\nkind = \"ram\"\nsize = \"nothing\"\n").unwrap();
     let output = fairq(&["serve", "--config", file.to_str().unwrap()]).output().unwrap();

@@ -1,4 +1,4 @@
-//! The program as its users run it: what it prints, to where, and with which status it ends.
+//! The program from its users' side: its output, where it goes, and the exit status.
 
 mod common;
 #[path = "program/measure.rs"]
@@ -123,7 +123,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
             1,
             "has it locked for serving; stop that one".into(),
         ),
-        // The demo's tenants would write into it.
+        // The demo's tenants would write to the disk.
         (vec!["serve", "--device", disk], 2, "no tenants: say who shares the device".into()),
         (
             vec!["serve", "--device", "ram,size=99999T"],
@@ -344,8 +344,7 @@ fn profiles_are_listed_shown_and_read_again() {
     assert_eq!(shown["model"].as_array().unwrap().len(), 7);
 }
 
-/// A directory is probed through a scratch file, of which nothing remains; a file is not written
-/// to.
+/// A directory is probed by a scratch file, which is removed; a file is not written.
 #[test]
 fn a_probe_writes_a_profile_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();

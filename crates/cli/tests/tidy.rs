@@ -1,28 +1,28 @@
-//! What keeps the house in order: columns, lengths of files, circles of imports, and documents that
-//! name only what is there. Reads the sources of the whole workspace; runs nothing.
+//! Checks that keep the sources in order: columns, lengths of files, import cycles, and documents
+//! that name only existing things. Reads the sources of the whole workspace; runs nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The widest line, in characters.
 const COLUMNS: usize = 100;
-/// Lines that are wider, in macros that rustfmt does not look into. The number may only fall.
+/// Number of wider lines, in macros that rustfmt skips. The number may only fall.
 const WIDE_IN_MACROS: usize = 98;
 /// The longest source file, in lines, and the longest file of tests.
 const LINES: usize = 800;
 const LINES_OF_TESTS: usize = 1000;
-/// The longest header of a module, in lines, without what stands between fences. Proofs stand above
-/// what they argue, what was tried in docs/decisions.
+/// The longest header of a module, in lines, without text between fences. Proofs are next to their
+/// subject, records of attempts in docs/decisions.
 const LINES_OF_HEADER: usize = 40;
 
-/// Names that are modules' in two crates or more, or in two rooms of one. The number may only fall.
+/// Number of names of modules in two or more crates, or in two folders of one. It may only fall.
 const SHARED_NAMES: usize = 56;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
 }
 
-/// All files below `folder` with one of the endings, but for build folders, with their text.
+/// All files below `folder` with one of the endings, except in build folders, with their text.
 fn files(folder: &Path, endings: &[&str]) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
@@ -53,7 +53,7 @@ fn sources() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Tables and drawings cannot be broken, nor can texts, without changing what they say.
+/// Tables, drawings and strings cannot be wrapped without changing their contents.
 fn may_be_wide(line: &str) -> bool {
     let line = line.trim_start();
     let is_comment = line.starts_with("//");
@@ -89,10 +89,7 @@ fn files_are_rooms_that_can_be_looked_over() {
     }
 }
 
-/// A search for a module's name ends in one place. The parts that each policy has (its port, its
-/// entry in the registry), and rooms for the same thing in several crates (arguments, reports, the
-/// policies), are known.
-/// Lines of a module's header that are not drawings or programs.
+/// Lines of a module's header without drawings and programs.
 fn header(text: &str) -> usize {
     let mut is_fenced = false;
     let lines = text.lines().take_while(|line| line.starts_with("//!")).filter(|line| {
@@ -120,6 +117,9 @@ fn headers_of_modules_are_read_at_once() {
     assert!(long.is_empty(), "headers longer than {LINES_OF_HEADER} lines: {long:#?}");
 }
 
+/// A search for a module's name ends in one place. Known exceptions are the parts that each policy
+/// has (its port, its entry in the registry), and folders for the same thing in several crates
+/// (arguments, reports, the policies).
 #[test]
 fn a_name_is_one_modules() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -143,7 +143,7 @@ fn a_name_is_one_modules() {
     );
 }
 
-/// The modules at the top of a crate, and which of the others each imports outside of its tests.
+/// The top modules of a crate, each with the other modules that it imports outside of its tests.
 fn imports(sources: &[(String, String)], name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let folder = format!("crates/{name}/src/");
     let mut imports: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -168,7 +168,7 @@ fn imports(sources: &[(String, String)], name: &str) -> BTreeMap<String, BTreeSe
     imports
 }
 
-/// The code of a file without comments and without items that are for tests only.
+/// The code of a file without comments and without test-only items.
 fn without_tests(text: &str) -> String {
     let mut code = Vec::new();
     let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -178,7 +178,7 @@ fn without_tests(text: &str) -> String {
             code.push(line);
             continue;
         }
-        // The item ends in its first line, or where a line closes it that stands as far right.
+        // The item ends in its first line, or at a closing line with the same indentation.
         let indent = line.len() - item.len();
         let mut item = lines.by_ref().skip_while(|line| line.trim_start().starts_with("#["));
         if item.next().is_some_and(|first| !first.ends_with([';', '}'])) {
@@ -192,7 +192,7 @@ fn without_tests(text: &str) -> String {
     code.join("\n")
 }
 
-/// The modules at the head of a path behind `crate::`: one, or those of a list in braces.
+/// The first modules of a path after `crate::`: one, or those of a list in braces.
 fn named_first(path: &str) -> Vec<String> {
     let list = path.strip_prefix('{').and_then(|list| list.split('}').next());
     let name = |path: &str| {
@@ -202,7 +202,7 @@ fn named_first(path: &str) -> Vec<String> {
     list.map_or_else(|| vec![name(path)], |list| list.split(',').map(name).collect())
 }
 
-/// Groups of modules each of which imports, by way of others, each other.
+/// Groups of modules that import each other, directly or through others.
 fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
     let reachable = |from: &String| {
         let mut seen: BTreeSet<&String> = BTreeSet::new();
@@ -260,7 +260,7 @@ fn code(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// Documents of how things are; results and decisions speak of their own day.
+/// Documents of the present state; results and decisions describe their own day.
 fn documents() -> Vec<(String, String)> {
     let mut documents = files(&root().join("docs"), &[".md"]);
     documents.retain(|(name, _)| !name.contains("RESULTS") && !name.contains("decisions/"));
@@ -290,14 +290,14 @@ fn documents_name_files_that_are_there() {
     }
 }
 
-/// The paths that a word such as `device/{ram,null}.rs` stands for.
+/// The paths of an abbreviation such as `device/{ram,null}.rs`.
 fn spelled_out(path: &str) -> Vec<String> {
     let Some((before, rest)) = path.split_once('{') else { return vec![path.to_owned()] };
     let Some((list, after)) = rest.split_once('}') else { return Vec::new() };
     list.split(',').map(|part| format!("{before}{part}{after}")).collect()
 }
 
-/// A source may be named by the end of its path. Decisions name sources, too.
+/// A document may name a source by the end of its path. Decisions may name sources, too.
 #[test]
 fn documents_name_sources_that_are_there() {
     let sources = sources();

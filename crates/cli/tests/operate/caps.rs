@@ -1,4 +1,4 @@
-//! Caps of a running server: kept, changed, shown, and refused where they make no sense.
+//! Caps of a running server: stored, changed, shown, and refused if they are invalid.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::http::{free_address, get};
 use super::{CONFIG, Server};
 
 impl Server {
-    /// Requests of a tenant that have been answered.
+    /// Number of a tenant's answered requests.
     fn served(&self, name: &str) -> u64 {
         let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
         let tenant = list.as_array().unwrap().iter().find(|tenant| tenant["name"] == name).unwrap();
@@ -32,7 +32,8 @@ fn caps_are_kept_changed_shown_and_read_again() {
         json!({ "max-iops": { "per_s": 50, "burst": 5 } })
     );
     let mut client = server.load("db", "60s");
-    // The load keeps some in flight; each second lets 50 requests go at most, and once the burst.
+    // The load always has requests waiting; the cap allows 50 requests a second, and the burst
+    // once.
     let reads = until("the cap holds", || {
         let tenant = server.tenant();
         let waits = tenant["capped"]["waiting"].as_u64().is_some_and(|waiting| waiting > 0);
@@ -52,7 +53,7 @@ fn caps_are_kept_changed_shown_and_read_again() {
     until("more than before", || {
         server.tenant()["last_second"]["iops"].as_f64().filter(|iops| *iops > 100.0)
     });
-    // Under another policy it has them, too.
+    // Another policy keeps the caps.
     server.said(&["policy", "none"]);
     assert_eq!(server.tenant()["capped"]["caps"]["read-max-bandwidth"]["per_s"], json!(100 << 20));
     let told = server.said(&["config", "reload"]);
@@ -63,8 +64,8 @@ fn caps_are_kept_changed_shown_and_read_again() {
     client.wait().unwrap();
 }
 
-/// The next policy gets what waits for a cap, and the cap as it is: nobody waits for the tenant,
-/// and the tenant has no more than the cap allows.
+/// The next policy gets the requests that wait for a cap, and the cap's present state: the change
+/// does not wait for the tenant, and the tenant gets no more than the cap allows.
 #[test]
 fn a_policy_change_does_not_wait_for_caps_and_gives_no_new_burst() {
     let config = CONFIG.replace("weight = 300", "weight = 300\nmax-iops = 1\nburst = 4");
@@ -82,7 +83,7 @@ fn a_policy_change_does_not_wait_for_caps_and_gives_no_new_burst() {
         until("the others go on", || (server.served("web") > before).then_some(()));
         until("the capped tenant's requests wait again", waits);
     }
-    // At least one interval and two requests for what is rounded and under way.
+    // At least one interval, and two requests for rounding and for requests under way.
     let served = server.served("db");
     let most = start.elapsed().as_secs() + 4 + 2;
     assert!(served <= most, "{served} of {most}");

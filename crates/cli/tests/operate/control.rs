@@ -1,7 +1,8 @@
-//! The control thread serves all who ask: it waits for nobody, and no turn of it is long.
+//! The control thread serves all clients: it does not wait for any of them, and each of its turns
+//! is short.
 //!
-//! Its time is checked as CPU time and as counts of operations, which a loaded machine does not
-//! change; `bench/control` measures times on the wall.
+//! Its time is checked as CPU time and as counts of operations, which do not depend on a machine's
+//! load; `bench/control` measures elapsed times.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ use super::http::free_address;
 use super::storage::Client;
 use super::*;
 
-/// A directory service that writes down who looks what up, and that can be made to wait.
+/// A directory service that records lookups, and that can be made to wait.
 struct Resolver {
     folder: tempfile::TempDir,
 }
 
-/// Makes a library of a source beside this file that comes before the C library.
+/// Compiles a source beside this file to a library that is loaded before the C library.
 pub(super) fn library(source: &str, folder: &Path) -> PathBuf {
     let library = folder.join("before.so");
     let mut compiler = Command::new("cc");
@@ -42,7 +43,7 @@ impl Resolver {
         self.folder.path().join(name)
     }
 
-    /// A server that looks names up here.
+    /// Starts a server that looks names up here.
     fn serve(&self, config: &str, flags: &[&str]) -> Server {
         let set = |command: &mut Command| {
             command.env("LD_PRELOAD", self.path("before.so"));
@@ -51,7 +52,7 @@ impl Resolver {
         Server::start_with(set, Stdio::null(), config, flags)
     }
 
-    /// The lookups since the last call: the kind of thread, and the name.
+    /// The lookups after the last call: the kind of thread, and the name.
     fn lookups(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.path("lookups")).unwrap_or_default();
         let _ = std::fs::remove_file(self.path("lookups"));
@@ -60,7 +61,7 @@ impl Resolver {
         lines
     }
 
-    /// The same, each of which must have been made by a thread that serves nobody.
+    /// The names of these lookups, each of which must be by a thread other than the control thread.
     fn lookups_aside(&self) -> Vec<String> {
         let name = |line: &String| match line.strip_prefix("other ") {
             Some(name) => name.to_owned(),
@@ -69,7 +70,7 @@ impl Resolver {
         self.lookups().iter().map(name).collect()
     }
 
-    /// Lookups wait from now on, until this is called with false.
+    /// Makes lookups wait, until a call with false.
     fn wait(&self, waits: bool) {
         let file = self.path("lookups.wait");
         if waits { std::fs::write(file, "").unwrap() } else { std::fs::remove_file(file).unwrap() }
@@ -81,7 +82,7 @@ impl Resolver {
     }
 }
 
-/// The names of groups and users are a directory service's, which may be down.
+/// A directory service has the names of groups and users, and it may be down.
 #[test]
 fn names_are_looked_up_once_and_never_in_the_control_thread() {
     let resolver = Resolver::new();
@@ -95,7 +96,7 @@ fn names_are_looked_up_once_and_never_in_the_control_thread() {
     };
     assert_eq!(names(resolver.lookups()), ["a", "alice", "b"], "each once at the start");
 
-    // From here on the service is down for everybody who has to ask it.
+    // From here on every lookup waits.
     resolver.wait(true);
     get(&address, "/look.json");
     get(&address, "/metrics");
@@ -110,7 +111,7 @@ fn names_are_looked_up_once_and_never_in_the_control_thread() {
     until("two seconds have passed", || (seconds() > now + 2.0).then_some(()));
     assert_eq!(resolver.lookups_aside(), [""; 0], "no name is new");
 
-    // A call with a new name waits, and nobody else does.
+    // A call with a new name waits, and no other call does.
     let control = server.path("ctl").display().to_string();
     for (words, looked_up) in [
         ("add z=1M,user=alice", &["alice"][..]),
@@ -133,7 +134,7 @@ fn names_are_looked_up_once_and_never_in_the_control_thread() {
     resolver.wait(false);
 }
 
-/// A disk may take its time to write the layout record.
+/// A disk may write the layout record slowly.
 #[test]
 fn a_layout_record_that_is_not_written_yet_keeps_nobody_waiting() {
     let folder = tempfile::tempdir().unwrap();
@@ -170,7 +171,7 @@ fn a_layout_record_that_is_not_written_yet_keeps_nobody_waiting() {
             (!path("record").exists()).then_some(())
         });
     }
-    // The calls of a batch wait in the same way, and each is made once.
+    // Calls of a batch wait in the same way, and each is made once.
     std::fs::write(path("record.wait"), "").unwrap();
     let mut stream = BufReader::new(UnixStream::connect(server.path("ctl")).unwrap());
     let rename = |id: u32, tenant: &str, name: &str| {
@@ -194,7 +195,7 @@ fn a_layout_record_that_is_not_written_yet_keeps_nobody_waiting() {
     assert_eq!(status["layout"]["reserved"], json!([]));
 }
 
-/// Another client changes the configuration all the time.
+/// Another client changes the configuration continuously.
 #[test]
 fn a_reload_is_not_outrun() {
     let config = |weight: u32| {
@@ -229,7 +230,7 @@ fn a_reload_is_not_outrun() {
     assert!(server.said(&["config", "reload"]).contains("nothing differs"));
 }
 
-/// A process that never accepts is not waited for.
+/// The server does not wait for a process that never accepts.
 #[test]
 fn a_socket_whose_queue_is_full_is_refused_at_once() {
     let server = Server::start(CONFIG, &[]);
@@ -253,7 +254,7 @@ fn a_socket_whose_queue_is_full_is_refused_at_once() {
     assert!(code == 1 && text.contains("another server listens there"), "{code} {text}");
 }
 
-/// A client whose requests wait for hours cannot keep the server from ending in good order.
+/// A client whose requests wait for hours does not keep the server from ending in order.
 #[test]
 fn requests_that_wait_for_a_cap_are_answered_when_the_server_ends() {
     use fairq_host::nbd::wire::proto::{Command, CommandFlags};
@@ -293,7 +294,7 @@ fn a_cap_for_which_clients_wait_too_long_is_warned_of() {
     assert!(text.starts_with("warning: group slow: max-bandwidth is so low"), "{text}");
 }
 
-/// ns of CPU that the threads of a name have had; the control thread has the program's.
+/// CPU time of the threads of a name, in ns; the control thread has the program's name.
 fn cpu_ns(server: &Server, name: &str) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", server.process.id())).unwrap();
     let of = |task: std::fs::DirEntry| -> Option<u64> {
@@ -304,8 +305,8 @@ fn cpu_ns(server: &Server, name: &str) -> u64 {
     tasks.filter_map(|task| of(task.unwrap())).sum::<u64>()
 }
 
-/// The first bytes of a TLS handshake, and the first of the server's answer, for which it has made
-/// a signature.
+/// Sends the first bytes of a TLS handshake, and reads the first byte of the server's answer, for
+/// which it has made a signature.
 fn says_hello(path: &Path, config: &Arc<rustls::ClientConfig>) {
     let mut client = Nbd::greet(path, Duration::from_secs(60)).unwrap();
     client.ask(5, &[]).unwrap();
@@ -316,15 +317,15 @@ fn says_hello(path: &Path, config: &Arc<rustls::ClientConfig>) {
     client.0.read_exact(&mut [0; 1]).unwrap();
 }
 
-/// A thousand tenants in 100 groups, a directory service that is slow, a crowd that starts TLS, ten
-/// scrapers, a reload of all weights, and one that removes tenants and adds others: no turn of the
-/// control thread is long.
+/// A thousand tenants in 100 groups, a slow directory service, many clients that start TLS, ten
+/// scrapers, a reload of all weights, and one that removes and adds tenants: each turn of the
+/// control thread is short.
 #[test]
 fn no_turn_of_the_control_thread_is_long() {
     const TENANTS: usize = 1000;
     const GROUPS: usize = 100;
     const HELLOS: usize = 100;
-    /// Tenants that go, and that come.
+    /// Number of tenants that are removed, and of those that are added.
     const MOVED: usize = 60;
     let resolver = Resolver::new();
     let address = free_address();
@@ -361,7 +362,7 @@ fn no_turn_of_the_control_thread_is_long() {
         .with_no_client_auth();
     let client = Arc::new(client);
     let over = AtomicBool::new(false);
-    /// Ends the scrapers, also where the test fails.
+    /// Ends the scrapers, even if the test fails.
     struct Ending<'a>(&'a AtomicBool);
     impl Drop for Ending<'_> {
         fn drop(&mut self) {
@@ -407,12 +408,12 @@ fn no_turn_of_the_control_thread_is_long() {
         (cpu_ns(&server, "fairq") - control_ns) / 1_000_000,
         cpu_ns(&server, "fairq-tls") / 1_000_000,
     );
-    // The bar is 0.05 s in a release build. Here it is what no loaded machine exceeds, and what a
-    // loop over tenants within a loop over tenants takes many times over.
+    // The bar is 0.05 s in a release build. This bound holds on a loaded machine, but not with a
+    // loop over tenants within a loop over tenants.
     assert!(longest_s < 0.4, "a turn of {longest_s} s");
-    // Three reloads, and a look for the weights after each, forget what was written before.
+    // Three reloads, and a call for the weights after each, drop the shared texts.
     assert!(bodies.len() as u64 <= seconds + 12, "{} in {seconds} s", bodies.len());
-    // A signature takes 2 ms at the least, and all of them are made beside the control thread.
+    // A signature takes at least 2 ms, and all of them are made in other threads.
     assert!(cpu_ns(&server, "fairq-tls") > HELLOS as u64 * 1_000_000);
     let looked_up = resolver.lookups_aside();
     assert_eq!(looked_up.len(), 3 * GROUPS, "each group once in each reload");

@@ -1,4 +1,4 @@
-//! Who gets in, and what strangers can do before that: through real sockets.
+//! Access control, and the power of clients without access: through real sockets.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn a_cgroups_weight_is_no_way_to_other_files() {
         assert!(status.contains("400") && body.contains("is not a weight"), "{status} {body}");
     }
     assert_eq!(server.weight("web"), 150);
-    // The operator may name cgroups, and nothing else: no name makes the server wait.
+    // The operator may name cgroups, but no other files: no name makes the server wait.
     assert_eq!(server.said(&["weight", "web", "cgroup:/web"]), "web: weight 150 -> 250\n");
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("io.weight"), "default 300\n").unwrap();
@@ -94,7 +94,7 @@ fn pages_of_other_names_see_nothing() {
     assert!(status.contains("421"), "{status}");
 }
 
-/// An NBD client that does one thing after the other.
+/// An NBD client with one request at a time.
 pub(super) struct Nbd(pub(super) UnixStream);
 
 const OPTION: u64 = u64::from_be_bytes(*b"IHAVEOPT");
@@ -102,12 +102,12 @@ const GO: u32 = 7;
 const ACK: u32 = 1;
 
 impl Nbd {
-    /// Connects and says nothing.
+    /// Connects, but sends nothing.
     fn silent(path: &Path) -> UnixStream {
         UnixStream::connect(path).unwrap()
     }
 
-    /// Connects and reads the greeting; gives up after a time.
+    /// Connects and reads the greeting within a time limit.
     pub(super) fn greet(path: &Path, limit: Duration) -> std::io::Result<Nbd> {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(limit))?;
@@ -123,7 +123,7 @@ impl Nbd {
         self.0.write_all(&[&head.concat(), data].concat())
     }
 
-    /// The replies to an option, the last included: their kinds and data.
+    /// The replies to an option up to the last one: their kinds and data.
     pub(super) fn replies(&mut self) -> std::io::Result<Vec<(u32, Vec<u8>)>> {
         let mut replies = Vec::new();
         loop {
@@ -140,7 +140,7 @@ impl Nbd {
         }
     }
 
-    /// Opens an export: the kind of the last reply, and what it says.
+    /// Opens an export; returns the kind and the text of the last reply.
     pub(super) fn go(&mut self, export: &str) -> std::io::Result<(u32, String)> {
         let length = (export.len() as u32).to_be_bytes();
         self.ask(GO, &[&length, export.as_bytes(), &[0, 0]].concat())?;
@@ -149,7 +149,7 @@ impl Nbd {
     }
 }
 
-/// Lets this process open as many files as it may.
+/// Raises this process's limit of open files.
 fn many_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -157,10 +157,10 @@ fn many_files() {
     assert!(maximum.is_none_or(|most| most > 8192), "ulimit -Hn is too low for this test");
 }
 
-/// Longer than an answer takes on a busy machine. Time limits of the server are set to be longer
-/// still where a test is about what does not wait for them.
+/// Longer than an answer takes on a busy machine. Where a test must not depend on the server's time
+/// limits, these are still longer.
 const SOON: Duration = Duration::from_secs(60);
-/// No client runs out of time.
+/// Time limits that no client reaches.
 const UNHURRIED: &str = "[timeouts]\nhandshake = \"1h\"\nhttp = \"1h\"\n";
 
 #[test]
@@ -169,16 +169,16 @@ fn a_crowd_of_silent_clients_keeps_nobody_waiting() {
     let server = Server::start(&format!("{CONFIG}{UNHURRIED}"), &[]);
     let path = server.path("sock");
     let crowd: Vec<UnixStream> = (0..3000).map(|_| Nbd::silent(&path)).collect();
-    // None of the crowd ends by itself.
+    // No client of the crowd ends by itself.
     let mut honest = Nbd::greet(&path, SOON).unwrap();
     assert_eq!(honest.go("db").unwrap().0, ACK);
     assert_eq!(server.connections(), 1);
-    // The handshakes under way are bounded, and with them what a crowd takes.
+    // The number of handshakes under way is bounded, and with it the crowd's descriptors.
     let files = || std::fs::read_dir(format!("/proc/{}/fd", server.process.id())).unwrap().count();
     until("those that were silent for longest have gone", || (files() < 1200).then_some(()));
     drop(crowd);
     until("the crowd has gone", || (files() < 100).then_some(()));
-    // And the next client has all the time that a handshake may take.
+    // The next client has the whole time limit for its handshake.
     let mut slow = Nbd::greet(&path, SOON).unwrap();
     slow.0.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let waited = slow.0.read(&mut [0; 1]);
@@ -199,7 +199,7 @@ fn slow_clients_over_http_delay_no_scrape() {
         stream
     };
     let crowd: Vec<TcpStream> = (0..300).map(slow).collect();
-    // None of the crowd ends by itself.
+    // No client of the crowd ends by itself.
     let (_, metrics) = get(&address, "/metrics");
     assert!(metrics.contains("fairq_tenants 2"), "{metrics}");
     drop(crowd);
@@ -221,7 +221,7 @@ fn the_control_socket_answers_when_no_descriptor_is_left() {
         connected.push(client);
         assert!(connected.len() < 64, "the limit does not hold");
     }
-    // One after the other: each gives back what it took from the reserve.
+    // One after the other: each connection returns its descriptor to the reserve.
     for _ in 0..6 {
         let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
         assert_eq!(status["connections"], json!(connected.len()));
@@ -290,7 +290,7 @@ fn strangers_do_not_fill_the_log() {
     assert!(log.len() + told as usize >= 3300, "{} lines and {told}", log.len());
 }
 
-/// The protocol's errors: by policy, and for what is not there.
+/// Error codes of the protocol: forbidden by policy, and unknown.
 const ERR_POLICY: u32 = (1 << 31) + 2;
 const ERR_UNKNOWN: u32 = (1 << 31) + 6;
 
@@ -306,7 +306,7 @@ fn with_an_authority_each_tenant_says_whose_it_is() {
     let (code, text) = serve(&["db,identity=db.example.org", "web", "logs", "mine,uid=0"]);
     assert!(code == 2 && text.contains("would open web, logs: "), "{text}");
     assert!(text.contains("identity = \\\"any\\\"") && !text.contains("mine"), "{text}");
-    // With that it goes on, to the files that are not there.
+    // With identities it gets as far as the missing files.
     let (_, text) = serve(&["db,identity=db.example.org", "web,identity=any"]);
     assert!(text.contains("cannot read the certificate /absent"), "{text}");
 }
@@ -337,7 +337,7 @@ fn an_export_opens_to_the_users_it_names() {
     if ours != 0 {
         return eprintln!("not root: no other user was tried");
     }
-    // Another user, whom the socket's mode lets in.
+    // The socket's mode lets another user connect.
     let open = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
@@ -368,18 +368,18 @@ fn no_tenant_takes_all_connections() {
         let (kind, text) = client.go(export).unwrap();
         (kind == ACK).then_some(client).ok_or((kind, text))
     };
-    // A place is kept for each of the two.
+    // A place is reserved for each of the two tenants.
     let mut of_db: Vec<Nbd> = (0..7).map(|_| opened("db").unwrap()).collect();
     let (kind, text) = opened("db").err().unwrap();
     assert!(kind == ERR_POLICY && text.contains("as many connections as it may"), "{kind} {text}");
     let of_web = opened("web").unwrap();
     let (kind, text) = opened("web").err().unwrap();
     assert!(kind == ERR_POLICY && text.contains("too many connections"), "{kind} {text}");
-    // The client that was refused may ask for another export on the same connection.
+    // A refused client may request another export on the same connection.
     let mut client = Nbd::greet(&path, SOON).unwrap();
     assert_eq!(client.go("db").unwrap().0, ERR_POLICY);
     assert_eq!(client.go("nothing").unwrap().0, ERR_UNKNOWN);
-    // What has gone makes room; half of all are the usual bound.
+    // Closed connections make room; the default bound is half of all.
     of_db.drain(..3);
     let mut of_web: Vec<Nbd> = vec![of_web];
     for _ in 0..3 {
@@ -393,7 +393,7 @@ fn no_tenant_takes_all_connections() {
     server.until_connections(0);
 }
 
-/// An authority in a folder, its certificates and a server that asks for them.
+/// A certificate authority in a folder, its certificates, and a server that requires them.
 struct Authority {
     folder: tempfile::TempDir,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
@@ -414,7 +414,7 @@ impl Authority {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// A certificate for so long, and its key.
+    /// Issues a certificate with this lifetime, and its key.
     fn issue(&self, name: &str, serial: u64, seconds: u64) {
         let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.not_after = (std::time::SystemTime::now() + Duration::from_secs(seconds)).into();
@@ -425,7 +425,7 @@ impl Authority {
         std::fs::write(self.path(&format!("{name}-key.pem")), key.serialize_pem()).unwrap();
     }
 
-    /// The list of those it has revoked.
+    /// Writes the list of revoked certificates.
     fn revoke(&self, serials: &[u64]) {
         let revoked = |serial: &u64| rcgen::RevokedCertParams {
             serial_number: (*serial).into(),
@@ -445,7 +445,7 @@ impl Authority {
         std::fs::write(self.path("revoked.crl"), list).unwrap();
     }
 
-    /// A server over TLS, and what opens its one tenant.
+    /// Starts a server over TLS; also returns the URI of its one tenant.
     fn serve(&self, identity: &str) -> (Server, String) {
         let address = free_address();
         let config = format!(
@@ -463,7 +463,7 @@ impl Authority {
     }
 }
 
-/// A load on an export.
+/// Starts a load on an export.
 fn begin_load(uri: &str, seconds: &str) -> Child {
     let args = ["bench", "--connect", uri, "--tenant", "t=depth:1", "--seconds", seconds];
     let mut command = fairq(&args);
@@ -471,7 +471,7 @@ fn begin_load(uri: &str, seconds: &str) -> Child {
     command.spawn().unwrap()
 }
 
-/// What a load on an export ends with.
+/// The result of a load on an export.
 fn load(uri: &str, seconds: &str) -> Output {
     begin_load(uri, seconds).wait_with_output().unwrap()
 }
@@ -481,7 +481,7 @@ fn a_session_ends_with_its_clients_certificate() {
     let authority = Authority::new();
     authority.issue("server", 1, 3600);
     authority.revoke(&[]);
-    // On a busy machine a certificate of seconds may end before its client is there.
+    // On a busy machine a certificate of seconds may expire before its client connects.
     let ended = [2, 4, 16, 60].into_iter().any(|seconds| {
         let (mut server, uri) = authority.serve("localhost");
         authority.issue("client", 2, seconds);
@@ -509,7 +509,7 @@ fn a_revoked_certificate_is_refused_from_the_next_reload_on() {
     let (_, text) = server.refused(&["config", "reload"]);
     assert!(text.contains("revoked.crl has no list of revoked certificates"), "{text}");
     assert!(load(&uri, "100ms").status.success(), "a bad file changes nothing");
-    // A session that is open ends with the reload; one with another certificate goes on.
+    // The reload ends an open session; a session with another certificate continues.
     authority.issue("client", 4, 3600);
     let mut other = begin_load(&uri, "300s");
     until("it is served", || (server.connections() >= 1).then_some(()));
@@ -549,7 +549,7 @@ fn thousands_of_tenants_are_served_and_listed() {
     let mut client = Nbd::greet(&server.path("sock"), SOON).unwrap();
     client.ask(3, &[]).unwrap();
     assert_eq!(client.replies().unwrap().len(), TENANTS + 1);
-    // Two options for each, as programs ask that list them, on one connection.
+    // Two options for each export on one connection, like programs that list exports.
     for _ in 0..2 {
         for number in (0..TENANTS).filter(|number| *number != 17) {
             let name = format!("tenant-{number}");
@@ -561,8 +561,8 @@ fn thousands_of_tenants_are_served_and_listed() {
     assert_eq!(client.go("größe").unwrap().0, ACK);
 }
 
-/// Of 200 clients that connected at the same time number 129 waited for a second. While the server
-/// is stopped it accepts none: those that connect are in the kernel's queue.
+/// Of 200 clients that connected at the same time number 129 waited for a second. A stopped server
+/// accepts nothing, so new connections are in the kernel's queue.
 #[test]
 fn as_many_clients_connect_at_once_as_there_are_handshakes() {
     const HANDSHAKES: usize = 1024;

@@ -1,5 +1,5 @@
-//! Groups of tenants and reservations of a running server: kept, changed, shown, read again, and
-//! refused where they make no sense.
+//! Groups of tenants and reservations of a running server: stored, changed, shown, reloaded, and
+//! refused if they are invalid.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use super::{CONFIG, Server};
 const GROUPS: &str =
     "[[group]]\nname = \"acme\"\nweight = 300\n\n[[group]]\nname = \"acme/batch\"\n";
 
-/// The usual configuration with these keys of its first tenant, and two groups.
+/// The default configuration with these keys for its first tenant, and two groups.
 fn config(keys: &str) -> String {
     format!("{}{GROUPS}", CONFIG.replace("weight = 300", &format!("weight = 300\n{keys}")))
 }
@@ -33,7 +33,7 @@ fn groups_are_kept_changed_shown_and_read_again() {
     assert!(told.contains("acme: weight 300; "), "{told}");
     assert!(told.contains("acme/batch: weight 100; "), "{told}");
     assert!(told.contains("tenants: db"), "{told}");
-    // Alone in its group it has all that the group has.
+    // A tenant that is alone in its group has the group's whole weight.
     let mut client = server.load("db", "60s");
     until("it is active", || {
         let place = server.place(0)["place"].clone();
@@ -71,7 +71,7 @@ fn groups_are_kept_changed_shown_and_read_again() {
         dump.contains("name = \"solo\"") && dump.contains("min-bandwidth = \"1M/s\""),
         "{dump}"
     );
-    // Under another policy they are as they were.
+    // Another policy keeps them.
     server.said(&["policy", "sfqd"]);
     assert_eq!(server.place(1)["group"], json!("solo"));
     assert_eq!(server.place(1)["place"]["min_bandwidth"], json!(1 << 20));
@@ -113,7 +113,7 @@ fn what_makes_no_sense_is_refused_with_the_cure() {
     let (_, text) = server.refused(&["caps", "db", "max-iops=50"]);
     assert!(text.contains("min-iops 60 is above what max-iops allows, 50"), "{text}");
     assert_eq!(server.place(0)["capped"]["caps"]["max-iops"]["per_s"], json!(100));
-    // A group that goes while it has a tenant: nothing changes.
+    // A file without a group that has a tenant changes nothing.
     let file = server.path("fairq.toml");
     let before = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, before.replace(GROUPS, "")).unwrap();
@@ -122,7 +122,7 @@ fn what_makes_no_sense_is_refused_with_the_cure() {
     assert_eq!(server.place(0)["group"], json!("acme"));
 }
 
-/// At the start a file is refused as a whole, with its line.
+/// A start refuses the whole file, and names the line.
 #[test]
 fn a_file_with_a_group_that_is_not_there_is_refused_with_its_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ fn a_file_with_a_group_that_is_not_there_is_refused_with_its_line() {
     assert!(text.contains("fairq.toml:2: group a/b is in a, and there is no such group"), "{text}");
 }
 
-/// What a group's tenants have together at most, and the target of those that have none.
+/// Caps of a group apply to its tenants together; its target is for tenants without their own.
 #[test]
 fn caps_and_targets_of_groups_are_kept_changed_and_read_again() {
     let address = free_address();
@@ -173,7 +173,7 @@ fn caps_and_targets_of_groups_are_kept_changed_and_read_again() {
     until("nothing holds it", || {
         server.place(0)["last_second"]["iops"].as_f64().filter(|iops| *iops > 200.0)
     });
-    // A tenant's own target comes before its group's, and goes when it is taken away.
+    // A tenant's own target takes precedence over its group's, until it is removed.
     server.said(&["latency", "db", "5ms"]);
     assert_eq!(server.place(0)["latency_target"]["target_ns"], json!(5_000_000));
     server.said(&["latency", "db", "off"]);
@@ -184,7 +184,7 @@ fn caps_and_targets_of_groups_are_kept_changed_and_read_again() {
     assert!(told.contains("group.acme.max-iops: (nothing) -> 60"), "{told}");
     assert!(!told.contains("restart"), "{told}");
     assert_eq!(server.place(0)["latency_target"]["target_ns"], json!(50_000_000));
-    // What the policy refuses changes nothing.
+    // A change that the policy refuses has no effect.
     server.said(&["group", "acme", "latency=off"]);
     server.said(&["policy", "none"]);
     let (_, refused) = server.refused(&["group", "acme", "latency=1ms", "weight=7"]);
@@ -196,7 +196,7 @@ fn caps_and_targets_of_groups_are_kept_changed_and_read_again() {
     }
 }
 
-/// A group has its weight and its caps from a cgroup, and follows both.
+/// A group has its weight and its caps from a cgroup, and follows changes of both.
 #[test]
 fn a_group_follows_a_cgroup() {
     let root = tempfile::tempdir().unwrap();
@@ -228,7 +228,7 @@ fn a_group_follows_a_cgroup() {
     assert!(refused.contains("cgroup says its caps (io.max)"), "{refused}");
     let (_, refused) = server.refused(&["group", "other", "cgroup=/none"]);
     assert!(refused.contains("No such file"), "{refused}");
-    // A kernel without weights, and limits for other disks alone.
+    // The cgroup has no weight, and limits only other disks.
     std::fs::write(cgroup.join("io.max"), "4095:7 riops=5\n").unwrap();
     until("the default weight", || {
         server.said(&["groups"]).contains("acme: weight 100; ").then_some(())

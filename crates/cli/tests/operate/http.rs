@@ -1,4 +1,4 @@
-//! Metrics, the page's server, and the files for Prometheus.
+//! Metrics, the HTTP server, and the files for Prometheus.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::common::{fairq, until};
 use super::{CONFIG, Server};
 
-/// The body of a page.
+/// The head and the body of a page.
 pub(crate) fn get(address: &str, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
@@ -27,7 +27,7 @@ pub(crate) fn sample(metrics: &str, name: &str) -> Option<f64> {
     metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// A free port: bound once, so that the system does not give it to others right away.
+/// A free port: it was bound once, so the system does not assign it again soon.
 pub(crate) fn free_address() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
@@ -96,11 +96,11 @@ fn metrics_are_what_prometheus_expects() {
         (periods > 2.0).then_some(())
     });
 
-    // The page, and what it asks for: the same as top.
+    // The page, and its data: the same as `top`'s.
     let (head, page) = get(&address, "/");
     assert!(head.contains("default-src 'none'") && page.contains("<title>fairq</title>"), "{head}");
     let control = server.path("ctl").display().to_string();
-    // Both tell of the last full second, so they are the same unless one ends between them.
+    // Both show the last full second, so they are the same unless a second ends between them.
     until("page and top are told the same", || {
         let top = fairq(&["top", "--control", &control, "--json"]).output().unwrap();
         let (head, look) = get(&address, "/look.json");
@@ -126,7 +126,7 @@ fn a_unix_socket_for_http_is_its_users_only() {
     drop(server);
 }
 
-/// What Prometheus' own tool says, if it is there.
+/// Checks metrics with Prometheus' own tool, if it is installed.
 fn check_with_promtool(metrics: &str) {
     let Ok(mut promtool) = Command::new("promtool")
         .args(["check", "metrics"])
@@ -149,7 +149,7 @@ fn the_files_for_prometheus_are_sound() {
     let dashboard = std::fs::read_to_string(root.join("grafana/fairq.json")).unwrap();
     let rules = std::fs::read_to_string(root.join("prometheus/fairq.rules.yml")).unwrap();
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
-    // Every metric that they name is one that there is.
+    // Dashboards and rules name only existing metrics.
     let source = [
         include_str!("../../src/operate/metrics.rs"),
         include_str!("../../src/operate/metrics/layout.rs"),

@@ -1,9 +1,9 @@
-//! What programs, scripts and dashboards rely on stays: commands and flags, keys of the
+//! The interface for programs, scripts and dashboards is stable: commands and flags, keys of the
 //! configuration, methods and fields of the control socket, metrics, JSON.
 //!
-//! `crates/cli/interface.txt` has a line for each. What the program offers is asked of the program:
-//! its help, `rpc.discover`, a scrape of a server on which everything is in use, the example of the
-//! configuration, the JSON that commands print. `FAIRQ_WRITE_INTERFACE=1` writes the list anew.
+//! `crates/cli/interface.txt` has a line for each item. The test takes the items from the program:
+//! its help, `rpc.discover`, a scrape of a server that uses everything, the example of the
+//! configuration, and the JSON output of commands. `FAIRQ_WRITE_INTERFACE=1` writes the list anew.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,8 @@ use super::http::{free_address, get};
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interface.txt");
 const EXAMPLE: &str = include_str!("../../../../docs/fairq.example.toml");
 
-/// Everything in use: a group with a cap and a reservation, tenants with all that they can have.
+/// A configuration that uses everything: a group with a cap and a reservation, tenants with all
+/// keys.
 const ALL: &str = r#"
 device = "ram,size=64M"
 shards = 1
@@ -46,7 +47,7 @@ fn printed(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The command's flags, and those of the commands below it, as its help has them.
+/// The flags of a command and of its subcommands, from its help.
 fn commands(path: &[&str], lines: &mut BTreeSet<String>) {
     let help = printed(&[path, &["--help"]].concat());
     let command = [&["fairq"], path].concat().join(" ");
@@ -69,7 +70,7 @@ fn commands(path: &[&str], lines: &mut BTreeSet<String>) {
     }
 }
 
-/// The keys of the example, which names every key (a test of `fairq-config` sees to that), many of
+/// The keys of the example, which has every key (a test of `fairq-config` checks this), many of
 /// them in comments.
 fn keys(lines: &mut BTreeSet<String>) {
     let mut table = String::new();
@@ -88,7 +89,7 @@ fn keys(lines: &mut BTreeSet<String>) {
     }
 }
 
-/// The fields of what was printed; all that is in a list has one name.
+/// The fields of an output; all items of a list share one name.
 fn fields(what: &str, value: &Value, path: &str, lines: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {
@@ -105,7 +106,7 @@ fn fields(what: &str, value: &Value, path: &str, lines: &mut BTreeSet<String>) {
     }
 }
 
-/// What a running server offers.
+/// The interface of a running server.
 fn served(lines: &mut BTreeSet<String>) {
     let address = free_address();
     let server = Server::start(ALL, &["--metrics", &format!("tcp:{address}")]);
@@ -121,7 +122,7 @@ fn served(lines: &mut BTreeSet<String>) {
     }
     for policy in ["mqfq", "mqfq:cost=device", "kyber-fair"] {
         if policy == "kyber-fair" {
-            // It has no D that a target could move.
+            // It has no D, and so no targets.
             server.said(&["latency", "db", "off"]);
         }
         server.said(&["policy", policy]);
@@ -135,7 +136,7 @@ fn served(lines: &mut BTreeSet<String>) {
     }
 }
 
-/// What commands that compare policies print.
+/// The output of commands that compare policies.
 fn compared(lines: &mut BTreeSet<String>) {
     let bench = ["bench", "--policy", "mqfq", "--seconds", "100ms", "--warmup", "0s", "--json"];
     fields("bench", &serde_json::from_str(&printed(&bench)).unwrap(), "", lines);

@@ -1,4 +1,4 @@
-//! Latency targets of a running server: changed, shown, and refused where they cannot be held.
+//! Latency targets of a running server: changed, shown, and refused if the policy cannot hold them.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::common::until;
 use super::{CONFIG, Server};
 
 impl Server {
-    /// What the first tenant's target is said to be.
+    /// The state of the first tenant's target.
     fn target(&self) -> Value {
         let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
         list[0]["latency_target"].clone()
@@ -21,7 +21,7 @@ fn a_target_is_changed_shown_and_read_again() {
     until("an hour is met", || (server.target()["state"] == json!("met")).then_some(()));
     let said = server.said(&["latency", "db", "1ns", "--percentile", "99.9", "--floor", "80%"]);
     assert_eq!(said, "db: latency target 99 % within 3600s -> 99.9 % within 1ns\n");
-    // No memory answers in a nanosecond: it says so, and what the tenant has alone.
+    // No memory answers in a nanosecond: the state has this, and the tenant's latency alone.
     let cause = until("a nanosecond is out of reach", || {
         server.target()["cause"].as_str().map(str::to_owned)
     });
@@ -55,7 +55,7 @@ fn a_target_that_makes_no_sense_is_refused_with_the_cure() {
     let (code, text) = server.refused(&["latency", "nobody", "1ms"]);
     assert!(code == 1 && text.contains("there is no tenant nobody"), "{code} {text}");
     server.said(&["latency", "db", "1ms"]);
-    // A policy without D cannot take the place of one that holds a target.
+    // A policy without D cannot replace one that holds a target.
     let (code, text) = server.refused(&["policy", "none"]);
     assert!(code == 1 && text.contains("no latency targets"), "{code} {text}");
     server.said(&["policy", "sfqd"]);

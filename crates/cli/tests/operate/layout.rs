@@ -28,7 +28,7 @@ impl Pool {
         file.set_len(mib * MIB).unwrap();
     }
 
-    /// A configuration with these tenants: a name, or a name and MiB.
+    /// A configuration with these tenants: a name, or a name and a size in MiB.
     fn config(&self, tenants: &[&str]) -> String {
         let table = |tenant: &&str| match tenant.split_once('=') {
             None => format!("[[tenant]]\nname = \"{tenant}\"\n"),
@@ -44,14 +44,14 @@ impl Pool {
         Server::start(&self.config(tenants), &[])
     }
 
-    /// The same with metrics; gives their address.
+    /// Starts a server with metrics; also returns their address.
     fn watch(&self, tenants: &[&str]) -> (Server, String) {
         let address = http::free_address();
         let flags = ["--metrics", &format!("tcp:{address}")];
         (Server::start(&self.config(tenants), &flags), address)
     }
 
-    /// What a server says that does not start with this configuration.
+    /// The error of a server that does not start with this configuration.
     fn refused(&self, tenants: &[&str]) -> String {
         let config = self.0.path().join("refused.toml");
         std::fs::write(&config, self.config(tenants)).unwrap();
@@ -64,7 +64,7 @@ impl Pool {
         said
     }
 
-    /// `fairq layout WORDS`: whether it succeeds, and what it says.
+    /// Runs `fairq layout WORDS`: whether it succeeds, and its output.
     fn layout(&self, words: &[&str]) -> (bool, String) {
         let path = self.path();
         let words: Vec<&str> =
@@ -87,7 +87,7 @@ fn fill(server: &Server, tenants: &[(&str, u8)]) {
     }
 }
 
-/// The byte at a place of a tenant's range.
+/// The byte of a page at this offset of a tenant's range.
 fn byte(server: &Server, name: &str, at: u64) -> u8 {
     let page = Client::of(server, name).read(at, PAGE).unwrap();
     assert!(page.iter().all(|byte| *byte == page[0]), "{name} at {at}");
@@ -109,7 +109,8 @@ fn an_edit_of_the_file_moves_nobody() {
     let server = pool.serve(&["a=16", "b=8", "c=16"]);
     fill(&server, &[("a", b'A'), ("b", b'B'), ("c", b'C')]);
     end(server);
-    // One is gone, one is new and stands before the others, which have changed places.
+    // One tenant is gone, a new one comes before the others, and these have changed places in the
+    // file.
     let (server, address) = pool.watch(&["new=16", "c=16", "a"]);
     assert_eq!(bytes(&server, &["a", "c", "new"]), [b'A', b'C', 0]);
     let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
@@ -121,7 +122,7 @@ fn an_edit_of_the_file_moves_nobody() {
         assert!(metrics.contains(&line), "{metrics}");
     }
     fill(&server, &[("new", b'N')]);
-    // What the record reserves is not given to anybody who comes later, but to its owner.
+    // A reserved range is not given to a new tenant, but to its owner.
     let (_, said) = server.refused(&["add", "d=16M"]);
     assert!(said.contains("reserved: b (8M at 16M)"), "{said}");
     server.said(&["add", "b=8M"]);
@@ -140,7 +141,7 @@ fn a_range_that_was_anothers_is_zeroed_before_it_is_opened() {
     server.said(&["remove", "--keep", "a"]);
     server.said(&["remove", "b"]);
     end(server);
-    // At the start, too; and the range of the one that was kept is its own.
+    // The same holds at the start; a range that was kept still belongs to its tenant.
     let server = pool.serve(&["c=16", "a=16"]);
     assert_eq!(bytes(&server, &["a", "c"]), [b'A', 0]);
     fill(&server, &[("c", b'C')]);
@@ -161,12 +162,12 @@ fn a_start_that_contradicts_the_record_is_refused() {
     }
     let (good, said) = pool.layout(&["check", "POOL"]);
     assert!(good, "{said}");
-    // Renamed without a server.
+    // A rename without a server.
     assert!(pool.layout(&["rename", "POOL", "b", "mail"]).0);
     let (_, shown) = pool.layout(&["show", "POOL"]);
     assert!(shown.contains("mail") && shown.contains("(free)"), "{shown}");
     assert_eq!(bytes(&pool.serve(&["mail=16", "a"]), &["mail", "a"]), *b"BA");
-    // The record is lost: nothing is guessed, and adopting is up to the operator.
+    // The record is lost: the server does not guess, and the operator has to adopt the pool.
     let saved = std::fs::read(pool.record()).unwrap();
     std::fs::remove_file(pool.record()).unwrap();
     let said = pool.refused(&["mail=16", "a=16"]);
@@ -180,7 +181,7 @@ fn a_start_that_contradicts_the_record_is_refused() {
     assert!(good && said.contains("mail (16M at 16M)"), "{said}");
     let server = pool.serve(&["mail", "a"]);
     assert_eq!(bytes(&server, &["mail", "a"]), *b"BA");
-    // A server has its pool alone, and measuring does not write over one.
+    // A server has its pool exclusively, and `bench` does not overwrite one.
     let (good, said) = pool.layout(&["forget", "POOL", "a"]);
     assert!(!good && said.contains("is in use"), "{said}");
     end(server);
@@ -193,7 +194,7 @@ fn a_start_that_contradicts_the_record_is_refused() {
     assert_eq!(bytes(&server, &["mail", "next"]), [b'B', 0]);
 }
 
-/// A file that was not edited after a rename must not give an empty range to the old name.
+/// If a file still has the old name after a rename, that name must not get an empty range.
 #[test]
 fn a_start_with_the_former_name_of_a_range_is_refused() {
     let pool = Pool::new();
@@ -215,7 +216,7 @@ fn a_start_with_the_former_name_of_a_range_is_refused() {
     assert_eq!(bytes(&pool.serve(&["a", "c"]), &["a"]), *b"A");
     rename(&["a", "c"]);
     assert_eq!(bytes(&pool.serve(&["b=16", "c"]), &["b"]), *b"A");
-    // A start has seen b, so that the file means another tenant by a.
+    // A server has started with b, so the file means another tenant by a.
     let server = pool.serve(&["a=16", "c"]);
     assert_eq!(bytes(&server, &["a"]), [0]);
 }
@@ -232,7 +233,7 @@ fn a_reload_removes_nobody_who_is_not_named() {
     assert!(file.contains("name = \"x\""), "{file}");
     server.said(&["add", "y=8M"]);
     fill(&server, &[("y", b'Y')]);
-    // One has another name, and one was never in the file.
+    // One tenant has another name, and one was never in the file.
     write_config(&server, &pool.config(&["a=16", "b2=16", "x=16"]));
     let words = server.said(&["config", "reload", "--dry-run"]);
     for part in ["tenant b is not in the file, and stays", "tenant y is not", "b2 would be refused"]
@@ -243,7 +244,7 @@ fn a_reload_removes_nobody_who_is_not_named() {
     assert!(said.contains("fairq ctl rename b b2"), "{said}");
     assert_eq!(bytes(&server, &["a", "b", "x", "y"]), *b"ABXY");
     assert!(open(&server, "b2").is_none());
-    // Its client does not notice that it has another name.
+    // Its client does not notice the rename.
     let mut client = Client::of(&server, "b");
     server.said(&["rename", "b", "b2"]);
     assert_eq!(client.read(0, PAGE).unwrap()[0], b'B');
@@ -298,7 +299,7 @@ fn a_tenant_is_resized_with_its_clients_attached() {
     assert!(server.said(&["resize", "b", "32M"]).starts_with("b: 16M -> 32M"));
     let tenants =
         || -> Value { serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap() };
-    // Connections that have ended leave in a moment.
+    // Closed connections leave the count a moment later.
     until("one has not seen the new size", || {
         let outdated = json!([{ "size": 16 * MIB, "connections": 1 }]);
         (tenants()[1]["outdated"] == outdated).then_some(())
@@ -316,7 +317,7 @@ fn a_tenant_is_resized_with_its_clients_attached() {
     server.said(&["resize", "b", "8M", "--discard"]);
     assert_eq!(client.read(0, PAGE).unwrap()[0], b'B');
     assert!(client.read(8 * MIB, PAGE).is_err(), "it is another's now");
-    // What it lost is zeroed for whoever has it next, itself or another.
+    // The lost part is zeroed for its next owner, the same tenant or another.
     server.said(&["add", "c=8M,offset=40M"]);
     server.said(&["resize", "b", "24M"]);
     assert_eq!([byte(&server, "b", 16 * MIB - PAGE as u64), byte(&server, "c", 0)], [0, 0]);

@@ -1,10 +1,10 @@
-//! The memory that a server takes while nothing is asked of it, and how it gets some.
+//! The memory of an idle server, and how a server allocates it.
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// A server of files, with one tenant and as many shards; default limits.
+/// A server of a file, with one tenant and default limits.
 fn idle(disk: &Path, shards: usize) -> Server {
     let path = disk.join("pool");
     let config = format!(
@@ -15,7 +15,7 @@ fn idle(disk: &Path, shards: usize) -> Server {
     Server::start(&config, &[])
 }
 
-/// Bytes of memory that a server has, without the program itself.
+/// Bytes of a server's memory, without the program itself.
 fn own(server: &Server) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/status", server.process.id())).unwrap();
     let of = |key: &str| {
@@ -25,8 +25,8 @@ fn own(server: &Server) -> u64 {
     of("RssAnon:") + of("RssShmem:")
 }
 
-/// A shard has 294,912 tags by default, and took memory for all of them, in the policies of five
-/// stores of which one had a tenant: 172 MiB.
+/// A shard has 294,912 tags by default, and allocated memory for all of them, in the policies of
+/// five stores of which one had a tenant: 172 MiB.
 #[test]
 fn an_idle_server_takes_memory_for_what_it_uses() {
     let disk = tempfile::tempdir().unwrap();
@@ -40,7 +40,7 @@ fn an_idle_server_takes_memory_for_what_it_uses() {
             "add",
             &format!("t{number},path={},size=1M,create,store=S{number}", path.display()),
         ]);
-        // The shard has run by then, and has taken the store's port.
+        // The shard has run by then, and has the store's port.
         let _client = storage::Client::of(&one, &format!("t{number}"));
         let store = own(&one).saturating_sub(before);
         assert!(store < 4 * MIB, "{store} bytes for a store more");
@@ -50,8 +50,8 @@ fn an_idle_server_takes_memory_for_what_it_uses() {
     assert!(three < alone + 24 * MIB, "{alone} bytes with a shard and {three} with three");
 }
 
-/// A kernel that is a client of a server on its own machine waits for memory that the server frees
-/// by writing: the server's threads must not wait for the same.
+/// If the kernel is a client of a server on its own machine, it waits for memory that the server
+/// frees by writing: the server's threads must not wait for that memory.
 #[test]
 fn threads_are_io_flushers_or_the_log_says_that_they_are_not() {
     const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;

@@ -1,4 +1,4 @@
-//! A running server's policy: exchanged, and its parameters changed.
+//! A running server's policy: replaced, and its parameters changed.
 
 use serde_json::{Value, json};
 
@@ -95,9 +95,9 @@ fn parameters_change_all_or_none() {
         list.lines().any(|line| line.split_whitespace().take(2).eq([key, value]))
     };
     assert!(has("threshold", "128k") && has("slots", "8") && has("slot-kind", "bitmap"), "{list}");
-    // D is the operator's until it is to be found again.
+    // The operator sets D until it is automatic again.
     assert_eq!(policy["state"]["depth"], Value::Null);
-    // Not in place: bitmaps are built for their size.
+    // Bitmaps are built for their size, so this replaces the policy.
     assert_eq!(server.said(&["params", "slots=9"]), "policy.slots: 8 -> 9\n");
     let policy: Value = serde_json::from_str(&server.said(&["policy", "--json"])).unwrap();
     assert_eq!(policy["state"]["slots"], json!(9));

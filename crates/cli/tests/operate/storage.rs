@@ -1,4 +1,4 @@
-//! What becomes of tenants' data: through the program, its sockets and files that misbehave.
+//! The fate of tenants' data: through the program, its sockets and misbehaving files.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -9,20 +9,20 @@ use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, 
 
 use super::*;
 
-/// An NBD client that does one thing after the other.
+/// An NBD client with one request at a time.
 pub(super) struct Client<S = UnixStream> {
     pub(super) stream: S,
     pub(super) size: u64,
 }
 
-/// Socket and pages of a client whose export may be opened; `None` if the server refuses it.
+/// A client with this export open; `None` if the server refuses it.
 pub(super) fn open(server: &Server, export: &str) -> Option<Client> {
     let stream = UnixStream::connect(server.path("sock")).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     open_on(stream, export)
 }
 
-/// The same on this connection.
+/// Like [`open`], on this connection.
 pub(super) fn open_on<S: Read + Write>(mut stream: S, export: &str) -> Option<Client<S>> {
     stream.read_exact(&mut [0; 18]).unwrap();
     let mut hello = 3u32.to_be_bytes().to_vec();
@@ -51,7 +51,7 @@ impl<S: Read + Write> Client<S> {
         self.stream.write_all(&bytes[..count]).unwrap();
     }
 
-    /// The error of a reply: 0, or as NBD has it.
+    /// The error of a reply: 0, or NBD's number.
     pub(super) fn answer(&mut self) -> u32 {
         let mut bytes = [0; 16];
         self.stream.read_exact(&mut bytes).unwrap();
@@ -77,12 +77,13 @@ impl<S: Read + Write> Client<S> {
     }
 }
 
-/// Takes `length` bytes out of a socket without reading them: they stay what they are, in pipes.
+/// Moves `length` bytes out of a socket into pipes without reading them, so the pipes share the
+/// socket's memory.
 fn take(stream: &UnixStream, length: usize) -> Vec<OwnedFd> {
     let (mut pipes, mut left) = (Vec::new(), length);
     while left > 0 {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        // A piece for each page, and one for each place where a message of the socket's ends.
+        // One piece for each page, and one at each end of a message of the socket.
         let flags = rustix::pipe::SpliceFlags::empty();
         let most = left.min(32 << 10);
         left -= rustix::pipe::splice(stream, None, &writer, None, most, flags).unwrap();
@@ -91,10 +92,10 @@ fn take(stream: &UnixStream, length: usize) -> Vec<OwnedFd> {
     pipes
 }
 
-/// A client may keep a reply unread for as long as it likes, in its socket or in pipes that it has
-/// moved the socket's memory to. What is there must be what was read, whatever the range holds by
-/// then: here those that have it next write to all of it, once after it was zeroed, at ends that no
-/// page of the cache has, and once as it was.
+/// A client may leave a reply unread for any time, in its socket or in pipes that share the
+/// socket's memory. The reply must keep the bytes that were read, whatever the range holds later:
+/// here the next owners write to all of it, once after it was zeroed, at unaligned ends, and once
+/// as it was.
 #[test]
 fn a_reply_shows_nothing_that_was_written_after_it() {
     const SIZE: usize = 1_331_712 + 512;
@@ -136,8 +137,8 @@ fn status(server: &Server) -> Value {
     serde_json::from_str(&server.said(&["status", "--json"])).unwrap()
 }
 
-/// Zeroes in the place of lost data, and success, are the worst answer: the client takes them for
-/// what it wrote.
+/// Zeroes instead of lost data, with success, are the worst answer: the client takes them for its
+/// own data.
 #[test]
 fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
     for direct in ["auto", "off"] {
@@ -150,7 +151,7 @@ fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
         let mut clients = ["a", "b"].map(|name| Client::of(&server, name));
         assert_eq!(status(&server)["cut_off_files"], json!([]));
         std::fs::File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
-        // Nobody reads there: the file is looked at.
+        // No client reads there: the server checks the file's size.
         let told = until("it is told", || {
             Some(status(&server)["cut_off_files"][0].clone()).filter(|told| !told.is_null())
         });
@@ -163,7 +164,7 @@ fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
     }
 }
 
-/// A disk's image ends with what may not be lost, such as the copy of its partition table.
+/// The end of a disk's image must not be lost: it may have the copy of the partition table.
 #[test]
 fn the_end_of_an_image_is_served() {
     let disk = tempfile::tempdir().unwrap();
@@ -183,22 +184,22 @@ fn the_end_of_an_image_is_served() {
     server.signal(Signal::TERM);
     assert_eq!(server.end(), 0);
     assert_eq!(std::fs::read(&path).unwrap()[1_574_400 - 512..], [b'e'; 512]);
-    // What is in force can be given to another server, odd sizes and all.
+    // The dumped configuration works for another server, with odd sizes, too.
     let dump = dump.replace(&*server.path("").to_string_lossy(), "/nowhere/");
     let mut server = Server::start(&dump, &[]);
     assert_eq!(Client::of(&server, "a").size, 1_574_400);
     server.signal(Signal::TERM);
     assert_eq!(server.end(), 0);
-    // Less than a sector is no client's, and told.
+    // Less than a sector belongs to no client, and is reported.
     std::fs::write(&path, vec![b'd'; 1_574_401]).unwrap();
     let server = Server::start(&(device + &tenants(&["a"])), &[]);
     assert_eq!(status(&server)["unassigned"], 1);
     assert!(server.said(&["status"]).contains("unassigned   1 of the device"));
 }
 
-/// A removed tenant's requests that wait in the scheduler, or on the device, are carried out still:
-/// the next owner of its range can be opened when they have ended, so that none of them overwrites
-/// what that one has flushed.
+/// A removed tenant's requests in the scheduler or on the device are still carried out. The next
+/// owner of its range can be opened only when they have ended, so that none of them overwrites the
+/// new owner's flushed data.
 #[test]
 fn nothing_of_a_removed_tenant_arrives_at_the_next_one() {
     const BLOCKS: u64 = 200;
@@ -210,7 +211,7 @@ fn nothing_of_a_removed_tenant_arrives_at_the_next_one() {
         old.ask(Command::Write, CommandFlags(0), block * 512, 512);
         old.stream.write_all(&[b'o'; 512]).unwrap();
     }
-    // One is done, so the others are with the scheduler.
+    // One request is done, so the others are in the scheduler.
     assert_eq!(old.answer(), 0);
     server.said(&["remove", "old"]);
     server.said(&["add", "new=1M,keep-data"]);
@@ -218,14 +219,14 @@ fn nothing_of_a_removed_tenant_arrives_at_the_next_one() {
     for block in (0..BLOCKS).rev() {
         assert_eq!(new.write(block * 512, &[b'n'; 512]), 0);
     }
-    // Its connection ends when all that it has asked for has been answered.
+    // Its connection ends when all of its requests have been answered.
     old.stream.read_to_end(&mut Vec::new()).unwrap();
     let data = new.read(0, BLOCKS as usize * 512).unwrap();
     let overwritten = data.chunks(512).filter(|block| block[0] != b'n').count();
     assert_eq!(overwritten, 0, "blocks of the next owner with the old one's data");
 }
 
-/// A call of the control socket, made again while a file is being opened; the error, or nothing.
+/// Calls a method, repeatedly while a file is being opened; returns the error, if any.
 fn call(stream: &mut BufReader<UnixStream>, method: &str, params: Value) -> Option<String> {
     let call = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     until("the file is open", || {
@@ -250,8 +251,8 @@ fn two_stores(disk: &Path) -> String {
     [device, &tenant("x", "A"), &tenant("y", "B")].concat()
 }
 
-/// A tenant's number was one store's for ever: 64 tenants that came and went in one store took all
-/// numbers from the others.
+/// A tenant's number belonged to one store for ever: 64 tenants that came and went in one store
+/// took all numbers from the others.
 #[test]
 fn tenants_that_came_and_went_in_one_store_leave_room_in_others() {
     let disk = tempfile::tempdir().unwrap();
@@ -282,7 +283,7 @@ fn tenants_that_came_and_went_in_one_store_leave_room_in_others() {
         }
         let mut new = Client::of(&server, "u7");
         assert_eq!(new.write(0, &[b'u'; 4096]), 0);
-        // Another policy knows the flows by the same numbers.
+        // Another policy has the flows under the same numbers.
         server.said(&["policy", ["sfqd", "mqfq"][round]]);
         assert_eq!(new.read(0, 4096), Ok(vec![b'u'; 4096]));
         assert_eq!(old.read(0, 4096), Ok(vec![b'y'; 4096]));
@@ -293,7 +294,7 @@ fn tenants_that_came_and_went_in_one_store_leave_room_in_others() {
     }
 }
 
-/// A file that was added again before it was closed kept the store that it had.
+/// A file that was added again before it was closed kept its old store.
 #[test]
 fn a_file_that_is_added_again_belongs_to_the_store_that_is_named() {
     let disk = tempfile::tempdir().unwrap();
@@ -327,7 +328,7 @@ fn a_store_that_comes_later_is_scheduled_as_the_others_are() {
         server.said(&["params", slots]);
     }
     let path = disk.path().join("z").display().to_string();
-    // Adding it would fail if the new policy did not have the group.
+    // Adding the tenant would fail if the new policy did not have the group.
     server.said(&["add", &format!("z,path={path},size=1M,create,store=C,group=g")]);
     assert_eq!(slots(), [7, 7, 7]);
     let mut client = Client::of(&server, "z");
@@ -356,13 +357,13 @@ fn zeroes_by_the_map_of_a_file_count_little_for_a_cap() {
     assert_eq!(tenants[0]["capped"]["waiting"], 0, "{tenants}");
 }
 
-/// A tenant may write into the page cache what the disk writes in half a second. The rest waits for
-/// the disk, and nobody else waits for the rest.
+/// A tenant may write into the page cache as much as the disk writes in half a second. Further
+/// writes wait for the disk, and other tenants do not wait for these.
 #[test]
 fn a_tenant_that_fills_the_page_cache_waits_for_the_disk_and_its_neighbour_does_not() {
     const WRITES: usize = 64;
     const PIECE: usize = 64 << 10;
-    // Where a file system in memory is unlikely: it has no disk that is waited for.
+    // A file system in memory is unlikely here: it has no disk to wait for.
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = |name: &str| disk.path().join(name);
     let library = super::control::library("slow_cache.c", disk.path());

@@ -1,12 +1,12 @@
-//! A policy that is a module and a line of the registry is one of the program's: the toy, which
-//! tests add that way (`crates/core/src/policy/serial/toy.rs`).
+//! A policy that consists of a module and a line of the registry is available in the program: the
+//! toy, which tests add that way (`crates/core/src/policy/serial/toy.rs`).
 
 use serde_json::Value;
 
 use super::common::{fairq, until};
 use super::{CONFIG, Server};
 
-/// What the program prints as JSON.
+/// The program's JSON output.
 fn json(args: &[&str]) -> Value {
     let output = fairq(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -56,7 +56,7 @@ fn bench_and_the_lab_compare_it_with_others() {
     std::fs::write(&file, scenario).unwrap();
     let lab = json(&["lab", "run", &file, "--policy", "toy,sfqd", "--json"]);
     let share = |run: usize| lab[0]["runs"][run]["flows"][0]["share"].as_f64().unwrap();
-    // Two that always ask have half each of a scheduler that knows no weights.
+    // Two backlogged tenants have half each under a scheduler without weights.
     assert!((share(0) - 0.5).abs() < 0.05, "{lab}");
     assert!((share(1) - 0.75).abs() < 0.05, "{lab}");
 }

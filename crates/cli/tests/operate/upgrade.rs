@@ -1,4 +1,4 @@
-//! Another program takes the server over, and no client notices.
+//! Another program takes over the server, and no client notices.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -24,13 +24,13 @@ fn tenant(server: &Server, name: &str) -> Value {
     tenants.find(|tenant| tenant["name"] == name).unwrap().clone()
 }
 
-/// Sends a write and does not wait for its answer.
+/// Sends a write without waiting for its answer.
 fn send<S: Read + Write>(client: &mut Client<S>, offset: u64, data: &[u8]) {
     client.ask(Command::Write, CommandFlags(0), offset, data.len() as u64);
     client.stream.write_all(data).unwrap();
 }
 
-/// Upgrades a server, again while a busy machine does not let its shards stand still in time.
+/// Upgrades a server; repeats this if a busy machine does not stop its shards in time.
 fn upgrade(server: &Server) {
     until("the server is upgraded", || {
         let Output { status, stdout, stderr } = server.ctl(&["upgrade"]);
@@ -53,8 +53,8 @@ fn with_pool(tenants: &str) -> (Server, tempfile::TempDir) {
 const TWO: &str = "[[tenant]]\nname = \"db\"\nsize = \"16M\"\n\
                    [[tenant]]\nname = \"web\"\nsize = \"16M\"\n";
 
-/// Every state that a connection can be in: requests that wait for a cap, a write of which a half
-/// has come, a reply of which a half has left, and nothing at all, over TCP.
+/// Connections in every state: requests that wait for a cap, half of a write received, half of a
+/// reply sent, and an idle one over TCP.
 #[test]
 fn clients_do_not_notice_an_upgrade() {
     let (server, _disk) = with_pool(TWO);
@@ -67,7 +67,7 @@ fn clients_do_not_notice_an_upgrade() {
     assert_eq!(tcp.write(0, &pattern), 0);
     let mut slow = Client::of(&server, "web");
     slow.ask(Command::Read, CommandFlags(0), 0, 8 * MIB);
-    // The first bytes of the reply are there, so the others fill the socket.
+    // The first bytes of the reply are there, so the rest fills the socket.
     assert_eq!(slow.answer(), 0);
     let mut half = Client::of(&server, "web");
     half.ask(Command::Write, CommandFlags(0), 9 * MIB, 1 << 20);
@@ -147,8 +147,8 @@ fn counts_of_the_policy_survive_another_policy_and_an_upgrade() {
     assert!(blocks() >= before, "{} after {before}", blocks());
 }
 
-/// Decisions from before two upgrades and after them are told, each of the tenant that it was of,
-/// although tenants have other numbers after the removal of one.
+/// The recording has decisions from before two upgrades and after them, each with its own tenant,
+/// although the tenants' numbers change after a removal.
 #[test]
 fn a_recording_goes_on_over_upgrades() {
     let server = Server::start(CONFIG, &[]);
@@ -191,7 +191,7 @@ fn a_recording_goes_on_over_upgrades() {
     assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
 }
 
-/// What is in memory, places that only `ctl` has given, and no default that there was not before.
+/// An upgrade keeps data in memory, places that only `ctl` has given, and the absence of a default.
 #[test]
 fn an_upgrade_keeps_what_is_in_memory_where_it_is() {
     let server = Server::start(CONFIG, &[]);
@@ -208,7 +208,7 @@ fn an_upgrade_keeps_what_is_in_memory_where_it_is() {
     assert_eq!((small.read(0, 3).unwrap(), small.read(9, 3).unwrap()), (b"too".into(), vec![0; 3]));
 }
 
-/// A program that this server executes instead of the next one.
+/// A program that the server executes as the next one.
 fn script(server: &Server, text: &str) -> String {
     let path = server.path("next");
     std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -241,8 +241,8 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
         assert!(code == 1 && said.contains(why), "{said}");
         serves(&server, 1);
     }
-    // One that could go on, and then does not know its arguments; and the token has gone, which the
-    // program before has read.
+    // The program passes the check, but fails on its arguments later; and the token's file, which
+    // the previous program has read, is gone.
     let hidden = keys.path().join("hidden");
     let next = script(
         &server,
@@ -257,7 +257,7 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
     assert!(code == 1 && said.contains("the program that was to take over has failed"), "{said}");
     serves(&server, 2);
     std::fs::rename(&hidden, &token).unwrap();
-    // The configuration.
+    // A wrong configuration.
     let config = std::fs::read_to_string(server.path("fairq.toml")).unwrap();
     std::fs::write(server.path("fairq.toml"), format!("{config}nonsense = 1\n")).unwrap();
     let (_, said) = server.refused(&["upgrade"]);

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::common::{fairq, until};
 use crate::{Server, run, text};
 
-/// The object that a command printed.
+/// The JSON object that a command printed.
 fn object(output: &Output) -> Value {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("standard output is one object")
@@ -48,8 +48,8 @@ fn bench_goes_by_either_path() {
     }
 }
 
-/// The tenant that cfq waits for is done before the time is over until which it was to be waited
-/// for: its shard alone knows that time, and has to stay for the other's requests.
+/// cfq waits for a tenant that ends before cfq's wait does. Only its shard knows the end of this
+/// wait, and must stay for the other tenant's requests.
 #[test]
 fn a_shard_that_waits_for_a_tenant_serves_the_other_before_it_ends() {
     let device = [
@@ -204,7 +204,7 @@ fn is_all(path: &Path, byte: u8) -> bool {
     std::fs::read(path).unwrap().iter().all(|&b| b == byte)
 }
 
-/// What it finds is tested without a device, in `calibrate.rs`: here it measures one.
+/// `calibrate.rs` tests the results without a device; this test measures one.
 #[test]
 fn calibrate_recommends_a_policy_that_can_be_used() {
     let found = object(&run(&[
@@ -226,7 +226,7 @@ fn calibrate_recommends_a_policy_that_can_be_used() {
     assert!(points.iter().any(|point| outstanding(point) == 4), "{found}");
     for point in points {
         let most = outstanding(point) as f64 / 0.002;
-        // The requests in flight when a round began may end in it.
+        // Requests in flight at the start of a round may end in it.
         assert!(point["iops"].as_f64().unwrap() <= 1.05 * most + 400.0, "{found}");
     }
     let recommend = found["recommend"].as_str().unwrap();
@@ -238,8 +238,8 @@ fn calibrate_recommends_a_policy_that_can_be_used() {
     assert_eq!(check.status.code(), Some(0), "{}", text(&check.stderr));
 }
 
-/// A process that was stopped during the warm-up took the measurement for over when it went on, and
-/// reported what a few microseconds gave.
+/// A process that was stopped during the warm-up took the measurement for finished when it
+/// continued, and reported the rate of a few microseconds.
 #[test]
 fn a_bench_that_was_stopped_measures_as_long_as_requested() {
     let folder = tempfile::tempdir().unwrap();
@@ -248,7 +248,7 @@ fn a_bench_that_was_stopped_measures_as_long_as_requested() {
     let times = ["--warmup", "200ms", "--seconds", "200ms", "--json", json.to_str().unwrap()];
     let mut bench = Server::start(&[&["bench"], &device[..], &times[..]].concat());
     let threads = format!("/proc/{}/task", bench.0.id());
-    // A shard's thread is there when the warm-up begins.
+    // A shard's thread exists when the warm-up begins.
     until("the warm-up begins", || {
         let mut threads = std::fs::read_dir(&threads).unwrap().flatten();
         let name = |thread: DirEntry| std::fs::read_to_string(thread.path().join("comm"));
@@ -266,17 +266,17 @@ fn a_bench_that_was_stopped_measures_as_long_as_requested() {
     let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let run = &report["runs"][0];
     assert!(run["seconds"].as_f64().unwrap() >= 0.2, "{run}");
-    // The rate of the device, and 256 requests that were in flight when the measurement began.
+    // The device's rate, and 256 requests in flight at the start of the measurement.
     assert!(run["iops"].as_f64().unwrap() <= 2_000.0 * 1.05 + 256.0 / 0.2, "{run}");
 }
 
-/// A server that opens its exports, answers so many requests of each connection, and then is
-/// silent; without a number it is silent from the start.
+/// A server that opens its exports, answers this number of requests on each connection, and then
+/// stops answering; without a number it never answers.
 fn silent_server(path: &Path, answers: Option<usize>) {
     let serve = move |mut stream: UnixStream| -> std::io::Result<()> {
         let Some(answers) = answers else { return stream.read_to_end(&mut Vec::new()).map(drop) };
         stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
-        // Flags and the option GO, without a name.
+        // Reads the flags and the option GO, without a name.
         stream.read_exact(&mut [0; 4 + 16 + 6])?;
         let head = [0x0003_e889_0455_65a9u64.to_be_bytes(), *b"\0\0\0\x07\0\0\0\x03"].concat();
         let export = [&12u32.to_be_bytes()[..], &[0; 2], &(1u64 << 20).to_be_bytes(), &[0, 1]];
@@ -297,7 +297,7 @@ fn silent_server(path: &Path, answers: Option<usize>) {
     });
 }
 
-/// It waited for ever.
+/// The bench waited for ever.
 #[test]
 fn a_bench_of_a_server_that_does_not_answer_ends_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
