@@ -23,7 +23,7 @@ impl<T: FromStr> FromStr for List<T> {
     fn from_str(text: &str) -> Result<List<T>, String> {
         let item = |item: &str| {
             let item = item.trim();
-            // A String parses from nothing: `a+` would name an empty user.
+            // An empty text parses as a String: `a+` would name an empty user.
             let parsed = item.parse().ok().filter(|_| !item.is_empty());
             parsed.ok_or_else(|| format!("`{item}` cannot be used here"))
         };
@@ -65,8 +65,8 @@ impl<'de, T: FromStr> Deserialize<'de> for List<T> {
 
 /// The machine's users and groups of users by name; each name is looked up once.
 ///
-/// A lookup may wait for a directory service for seconds, so that a thread that serves others must
-/// not use one. One of these lasts as long as one configuration is read: the next one finds a user
+/// A lookup may wait for a directory service for seconds, so the control thread must not use a
+/// directory. A directory is used for one reading of a configuration: the next reading finds a user
 /// that was added meanwhile.
 #[derive(Default)]
 pub struct Directory {
@@ -78,7 +78,7 @@ pub struct Directory {
 type Found = Result<Option<u32>, String>;
 type Find = fn(&str) -> io::Result<Option<u32>>;
 
-/// Names that are looked up at a time.
+/// The most concurrent lookups.
 const THREADS: usize = 16;
 
 #[derive(Default)]
@@ -100,7 +100,7 @@ impl Looked {
         let all = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 names.chunks(part).map(|part| scope.spawn(move || look_up(part))).collect();
-            // A thread that panicked has found nothing: its names are looked up one by one later.
+            // A thread that panicked has no results: its names are looked up one by one later.
             let found = threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default());
             found.collect::<Vec<_>>()
         });
@@ -121,15 +121,15 @@ impl Directory {
         self.gids.up(name, gid_of)
     }
 
-    /// Looks these users and groups up, several at a time: a slow directory service is not waited
-    /// for once for each name.
+    /// Looks these users and groups up, several at a time, so that the waits for a slow directory
+    /// service overlap.
     pub fn learn<'a>(
         &self,
         users: impl Iterator<Item = &'a str>,
         groups: impl Iterator<Item = &'a str>,
     ) {
         self.uids.learn(users, uid_of);
-        // A group has no key of its own for numbers.
+        // The key `group` takes names and numbers.
         self.gids.learn(groups.filter(|name| name.parse::<u32>().is_err()), gid_of);
     }
 
@@ -139,7 +139,7 @@ impl Directory {
     }
 }
 
-/// The users that a tenant names, by number.
+/// The users that a tenant's keys name, by number.
 pub fn users(
     uids: Option<&List<u32>>,
     users: Option<&List<String>>,
@@ -158,7 +158,7 @@ pub fn users(
         Err(error) => Err(format!("{kind}: cannot look `{name}` up: {error}")),
     };
     let uid = |name: &String| number("user", name, directory.uid(name));
-    // A group has no key of its own for numbers.
+    // The key `group` takes names and numbers.
     let gid = |name: &String| match name.parse::<u32>() {
         Ok(gid) => Ok(gid),
         Err(_) => number("group", name, directory.gid(name)),
@@ -171,7 +171,7 @@ pub fn users(
     let found = Users { uids: all, gids };
     let any_key = uids.is_some() || users.is_some() || groups.is_some();
     if any_key && found.is_empty() {
-        // Without any number the export would be open to all.
+        // Without any number the export would be open to all users.
         return Err("uid, user and group name nobody: name one, or leave the key out".into());
     }
     Ok(found)

@@ -1,5 +1,5 @@
-//! `max-iops`, `max-bandwidth`, the same of reads and of writes, and `burst`: the most that a
-//! tenant gets, whatever is free.
+//! `max-iops`, `max-bandwidth`, the same for reads and for writes, and `burst`: the most that a
+//! tenant gets, even if the device has more.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,10 +10,10 @@ use serde::{Serialize, Serializer};
 
 use crate::units::{Bandwidth, Count, Nanos, TextOrNumber, exact_duration};
 
-/// The default burst: a tenant that has used less than its cap may use the cap's tenth of a second
-/// at once.
+/// The default burst, in nanoseconds: a tenant that was below its cap may use a tenth of a second's
+/// worth of the cap at once.
 const BURST_NS: u64 = 100_000_000;
-/// The longest burst: a minute's worth.
+/// The longest burst, in nanoseconds: a minute's worth.
 const BURST_MOST_NS: u64 = 60_000_000_000;
 
 /// The amount above a cap that a tenant may use at once.
@@ -21,7 +21,7 @@ const BURST_MOST_NS: u64 = 60_000_000_000;
 pub enum Burst {
     /// The amount that each cap allows in this time, in nanoseconds.
     Time(u64),
-    /// So many requests, of each cap on requests.
+    /// This number of requests, for each cap on requests.
     Requests(u64),
 }
 
@@ -45,7 +45,7 @@ impl FromStr for Burst {
     }
 }
 
-/// As it could be read back.
+/// In the form in which it is read.
 impl fmt::Display for Burst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -71,11 +71,11 @@ impl<'de> Deserialize<'de> for Burst {
 /// The values of the keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Written {
-    /// Of reads and writes together, of reads, and of writes.
+    /// Requests a second: of reads and writes together, of reads, and of writes.
     pub iops: [Option<Count>; 3],
-    /// Likewise.
+    /// Bytes a second: of reads and writes together, of reads, and of writes.
     pub bandwidth: [Option<Bandwidth>; 3],
-    /// Of all of them.
+    /// The burst of all caps.
     pub burst: Option<Burst>,
 }
 
@@ -109,7 +109,7 @@ pub const KEYS: [&str; 7] = [
 const SIDES: [Side; 3] = [Side::Both, Side::Reads, Side::Writes];
 
 impl Written {
-    /// The caps.
+    /// The caps of these values.
     pub fn caps(&self) -> Result<Caps, String> {
         let (iops, bandwidth) = (self.iops.iter().flatten(), self.bandwidth.iter().flatten());
         match self.burst {
@@ -119,7 +119,7 @@ impl Written {
                      max-iops=1000, say, or leave out burst"
                 ));
             }
-            // Such a burst would have no effect at all, unlike beside a cap on requests.
+            // Without a cap on requests such a burst would have no effect.
             Some(Burst::Requests(requests)) if iops.count() == 0 => {
                 return Err(format!(
                     "burst {requests} counts requests, and no cap does: write it as a time, as in \
@@ -155,14 +155,14 @@ impl Written {
             ));
         }
         let worth = |ns: u64| {
-            // The rate has not been compared with `Cap::MOST` yet: the product may need 100 bits.
+            // The rate was not compared with `Cap::MOST` yet: the product may need 100 bits.
             let amount = u128::from(per_second) * u128::from(ns) / 1_000_000_000;
             u64::try_from(amount).unwrap_or(u64::MAX)
         };
         let burst = match self.burst {
             Some(Burst::Requests(requests)) if counted == Counted::Requests => requests,
             Some(Burst::Time(ns)) => worth(ns),
-            // A burst in requests says nothing of bytes: caps on bytes keep the usual burst.
+            // A burst in requests does not apply to bytes: caps on bytes have the default burst.
             _ => worth(BURST_NS),
         };
         Cap::new(per_second, burst).ok_or_else(|| {
@@ -175,7 +175,7 @@ impl Written {
     }
 }
 
-/// Each cap with its key: what it allows a second.
+/// Each cap with its key.
 pub fn listed(caps: &Caps) -> impl Iterator<Item = (&'static str, Cap)> + '_ {
     let counted = [Counted::Requests, Counted::Bytes].into_iter();
     let all = counted.flat_map(|counted| SIDES.into_iter().map(move |side| (side, counted)));
@@ -184,7 +184,7 @@ pub fn listed(caps: &Caps) -> impl Iterator<Item = (&'static str, Cap)> + '_ {
         .filter_map(|(key, (side, counted))| caps.get(side, counted).map(|cap| (key, cap)))
 }
 
-/// The caps as they are written: `max-iops=1000, read-max-bandwidth=100M/s`.
+/// The caps in the form of the keys: `max-iops=1000, read-max-bandwidth=100M/s`.
 pub fn describe(caps: &Caps) -> String {
     let text = |(key, cap): (&str, Cap)| match key.ends_with("iops") {
         true => format!("{key}={}", Count(cap.per_second())),
@@ -194,15 +194,15 @@ pub fn describe(caps: &Caps) -> String {
     if all.is_empty() { "none".into() } else { all.join(", ") }
 }
 
-/// Requests that Linux keeps under way on a connection (its `nbd` driver), and the bytes of each
-/// when it reads ahead.
+/// Requests under way on a connection of Linux's `nbd` driver, and their bytes when Linux reads
+/// ahead.
 const BACKLOG: u64 = 128;
 const BACKLOG_BYTES: u64 = BACKLOG * (128 << 10);
-/// The time after which Linux reports a request as stuck, or fails it by a usual `-timeout`, in
-/// seconds.
+/// The time in seconds after which Linux reports a request as stuck, or fails it by a usual
+/// `-timeout`.
 const CLIENT_TIMEOUT_S: u64 = 30;
 
-/// A warning if a Linux client's backlog waits for these caps longer than its timeout, of 30 s.
+/// A warning if a Linux client's backlog waits for these caps longer than its timeout of 30 s.
 pub fn warning(caps: &Caps) -> Option<String> {
     let wait_s = |(key, cap): (&'static str, Cap)| {
         let backlog = if key.ends_with("iops") { BACKLOG } else { BACKLOG_BYTES };

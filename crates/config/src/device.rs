@@ -15,38 +15,38 @@ use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Size, exact_size};
 
-/// The defaults of a paced device: a small SATA-like drive that any machine's CPU can
-/// fill.
+/// The defaults of a paced device: a small SATA-like drive that any machine's CPU can fill.
+/// Requests a second.
 pub const PACED_IOPS: u64 = 20_000;
-/// See [`PACED_IOPS`].
+/// Bytes a second; see [`PACED_IOPS`].
 pub const PACED_BANDWIDTH: u64 = 400 << 20;
-/// See [`PACED_IOPS`].
+/// Latency in nanoseconds; see [`PACED_IOPS`].
 pub const PACED_LATENCY_NS: u64 = 100_000;
-/// See [`PACED_IOPS`].
+/// Concurrent requests; see [`PACED_IOPS`].
 pub const PACED_PARALLELISM: u32 = 32;
-/// Size of a device in memory if nothing is said; pages become memory when they are first written.
+/// Default size of a device in memory, in bytes; pages are allocated when they are first written.
 pub const MEMORY_SIZE: u64 = 4 << 30;
-/// Sizes and offsets are multiples of this: the block that clients address.
+/// Sizes and offsets are multiples of this number of bytes, the block that clients address.
 pub const SECTOR: u64 = 512;
 
 /// The kind of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Stores nothing, answers at once.
+    /// Stores nothing, completes at once.
     Null,
     /// Memory.
     Ram,
-    /// Memory, as slow as asked for.
+    /// Memory, with configured limits of its speed.
     Paced,
     /// A file or block device.
     File,
-    /// A software NVMe controller before memory or a file.
+    /// A software NVMe controller with memory or a file behind it.
     NvmeSoft,
 }
 
 impl Kind {
-    /// The keys that mean something for this kind.
+    /// The keys that this kind takes.
     fn keys(self) -> &'static [&'static str] {
         match self {
             Kind::Null | Kind::Ram => &["size"],
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// As it is written.
+    /// Its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Null => "null",
@@ -75,32 +75,32 @@ impl Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Poller {
-    /// The shards, on the way.
+    /// The shards, between other work.
     #[default]
     Inline,
     /// A thread of its own.
     Core,
 }
 
-/// The writes that a device has had before.
+/// The earlier writes of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Nothing.
+    /// No writes.
     #[default]
     Fresh,
-    /// Everything, at random.
+    /// The whole device, at random.
     Steady,
 }
 
-/// Whether to go around the page cache.
+/// Whether requests bypass the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direct {
-    /// Where the file system allows it.
+    /// If the file system allows it.
     #[default]
     Auto,
-    /// Or fail.
+    /// Always; an error if the file system does not allow it.
     #[serde(alias = "always")]
     On,
     /// Through the page cache.
@@ -108,7 +108,7 @@ pub enum Direct {
     Off,
 }
 
-/// The device as it is written; nothing is filled in yet.
+/// The device's keys as configured, without defaults.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
@@ -131,7 +131,7 @@ pub struct DeviceTable {
     pub poller: Option<Poller>,
 }
 
-/// The device, complete.
+/// The complete device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
 pub enum DeviceConfig {
@@ -141,7 +141,7 @@ pub enum DeviceConfig {
     Ram { size: u64 },
     /// See [`Kind::Paced`].
     Paced { size: u64, iops: u64, bandwidth: u64, latency_ns: u64, parallelism: u32 },
-    /// See [`Kind::File`]. With tenants that bring files of their own there may be none here.
+    /// See [`Kind::File`]. There may be no shared file if tenants have files of their own.
     File { file: Option<FileConfig>, direct: Direct },
     /// See [`Kind::NvmeSoft`].
     NvmeSoft(NvmeConfig),
@@ -152,8 +152,8 @@ pub enum DeviceConfig {
 #[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
 pub struct NvmeConfig {
     pub backing: Backing,
-    /// The drive whose speed it has: a built-in profile's name or a file, and the writes that the
-    /// drive has had before.
+    /// The drive whose speed it has: a built-in profile's name or a file, and the drive's earlier
+    /// writes.
     pub profile: Option<(String, State)>,
     pub window: u16,
     pub queues: u16,
@@ -165,7 +165,7 @@ pub struct NvmeConfig {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
 pub enum Backing {
-    /// Nothing.
+    /// No storage.
     Null { size: u64 },
     /// Memory.
     Ram { size: u64 },
@@ -176,14 +176,14 @@ pub enum Backing {
 /// One file of a file device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileConfig {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// How large it must be, if that is said.
+    /// Size that the file must have, in bytes; any size if `None`.
     pub size: Option<u64>,
-    /// To be made, sparse, if it is not there. Never by itself: what is missing may be the file
-    /// system it is on.
+    /// Whether a missing file is made, as a sparse one. The default is false, because the file
+    /// system itself may be missing.
     pub create: bool,
-    /// The store that it is said to belong to; that of its device if not said.
+    /// The store of the file; that of its device if `None`.
     pub store: Option<String>,
 }
 
@@ -196,7 +196,7 @@ impl FromStr for DeviceTable {
         let word =
             pairs.first().filter(|first| first.value.is_none()).map(|first| first.key.to_string());
         match pairs.first_mut() {
-            // The kind comes first, by itself. A path instead of it can only mean a file.
+            // The kind comes first, without a key. A path there means a file.
             Some(first) if first.value.is_none() && first.key.contains('/') => {
                 *first = Pair::new("path", &first.key);
                 pairs.push(Pair::new("kind", "file"));
@@ -217,7 +217,8 @@ impl FromStr for DeviceTable {
 }
 
 impl DeviceTable {
-    /// The values in `flags` win. Another kind is another device: then no key of this one remains.
+    /// Overrides keys with those of `flags`. If `flags` has another kind, none of these keys
+    /// remain.
     pub fn overlaid(self, flags: DeviceTable) -> DeviceTable {
         if flags.kind.is_some() && flags.kind != self.kind {
             return flags;
@@ -225,8 +226,7 @@ impl DeviceTable {
         keys::overlay(&self, &flags)
     }
 
-    /// Fills in what is not said and refuses what makes no sense. `implied` is the kind if none is
-    /// said.
+    /// Fills in defaults and refuses invalid keys. `implied` is the kind if none is given.
     pub fn complete(self, implied: Kind) -> Result<DeviceConfig, Refusal> {
         let kind = self.kind.unwrap_or(if self.path.is_some() { Kind::File } else { implied });
         self.refuse_foreign_keys(kind)?;
@@ -316,7 +316,7 @@ impl DeviceTable {
             ));
         }
         let profile = name.as_deref().map(load_profile).transpose()?;
-        // A SATA device has one queue; before it are as many as the controller needs.
+        // A SATA device has one queue; the controller has as many queues as it needs before it.
         let of_profile = |get: fn(&Profile) -> u32, range: RangeInclusive<u16>| {
             let (least, most) = range.into_inner();
             profile.as_ref().map(|one| get(one).clamp(least.into(), most.into()) as u16)
@@ -325,7 +325,7 @@ impl DeviceTable {
         let window = self.window.or(window).unwrap_or(nvme_soft::WINDOW);
         let queues = of_profile(|profile| profile.host.queues.get(), nvme_soft::QUEUES_RANGE);
         let queues = self.queues.or(queues).unwrap_or(nvme_soft::QUEUES);
-        // A profile's values are clamped above: only written ones can be out of range.
+        // A profile's values are clamped above, so only configured ones can be out of range.
         within("window", window, nvme_soft::WINDOW_RANGE)?;
         within("queues", queues, nvme_soft::QUEUES_RANGE)?;
         let has_wrr = profile.as_ref().is_none_or(|profile| profile.host.wrr == Wrr::Yes);
@@ -342,7 +342,7 @@ impl DeviceTable {
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
         let Some(key) = keys::foreign(self, "kind", kind.keys()) else { return Ok(()) };
         let has_key = |kind: &Kind| kind.keys().contains(&key.as_str());
-        // One of these three takes any key: null and ram take `size` only.
+        // One of these three kinds takes any key: null and ram take only `size`.
         let other = [Kind::File, Kind::Paced, Kind::NvmeSoft]
             .into_iter()
             .find(has_key)
@@ -367,7 +367,7 @@ fn within(key: &str, value: u16, range: RangeInclusive<u16>) -> Result<(), Refus
     )))
 }
 
-/// A built-in profile, or that in a file.
+/// Loads a built-in profile, or one from a file.
 pub fn load_profile(name: &str) -> Result<Profile, Refusal> {
     let refuse =
         |error: &dyn std::fmt::Display| Refusal::new(format!("device: profile {name}: {error}"));

@@ -1,4 +1,4 @@
-//! The disks below a file or a block device, by the numbers that `io.max` has.
+//! The disks below a file or a block device, by their numbers in `io.max`.
 //!
 //! **Problem.** A line of `io.max` is about one disk. The device of a server may be a partition, a
 //! volume of LVM, or a file of a file system that has several disks or no device number of its own.
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-/// Major and minor.
+/// Major and minor number.
 type Number = (u32, u32);
 
-/// The layers of overlayfs that are followed: the kernel stacks no more than two.
+/// The most layers of overlayfs that are followed: the kernel stacks at most two.
 const LAYERS: u32 = 4;
 
 /// The disks below the server's device.
@@ -29,7 +29,7 @@ pub struct Disks {
     numbers: Vec<Number>,
 }
 
-/// Where the kernel shows devices and mounts.
+/// The files in which the kernel shows devices and mounts.
 struct System<'a> {
     sys: &'a Path,
     mountinfo: &'a Path,
@@ -44,7 +44,7 @@ impl Disks {
 
     fn by(system: &System<'_>, device: &Path) -> Disks {
         let mut numbers = Vec::new();
-        // A file that is to be made is where its folder is.
+        // A missing file will be on its folder's file system.
         let place = if device.exists() { Some(device) } else { device.parent() };
         if let Some(place) = place {
             system.below_path(place, LAYERS, &mut numbers);
@@ -52,7 +52,7 @@ impl Disks {
         Disks { device: device.into(), numbers }
     }
 
-    /// Their numbers.
+    /// The numbers of the disks.
     pub(crate) fn numbers(&self) -> &[Number] {
         &self.numbers
     }
@@ -84,7 +84,7 @@ impl System<'_> {
 
     fn below_device(&self, number: Number, found: &mut Vec<Number>) {
         let known = self.sys.join(format!("dev/block/{}:{}", number.0, number.1));
-        // A part of a disk is limited as the disk.
+        // The limits of a disk include its partitions.
         if known.join("partition").exists() {
             let disk = known.canonicalize().ok().and_then(|known| number_in(known.parent()?));
             return disk.into_iter().for_each(|disk| self.below_device(disk, found));
@@ -98,14 +98,14 @@ impl System<'_> {
         }
     }
 
-    /// The file system at a path has no device number of its own.
+    /// Adds the disks of a file system without a device number of its own.
     fn below_mount(&self, path: &Path, layers: u32, found: &mut Vec<Number>) {
         let (Ok(path), Ok(mounts)) = (path.canonicalize(), std::fs::read(self.mountinfo)) else {
             return;
         };
         let mounts = String::from_utf8_lossy(&mounts);
         let here = mounts.lines().filter_map(Mount::parse).filter(|at| path.starts_with(&at.point));
-        // Of those at one place the last is on top.
+        // Of several mounts at one place the last is on top.
         let Some(mount) = here.max_by_key(|mount| mount.point.components().count()) else { return };
         match mount.kind {
             "btrfs" => {
@@ -129,7 +129,7 @@ impl System<'_> {
     }
 }
 
-/// A line of mountinfo.
+/// A line of `mountinfo`.
 struct Mount<'a> {
     point: PathBuf,
     kind: &'a str,
@@ -147,7 +147,7 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// A path in which blanks and backslashes are written as `\040`.
+/// Decodes a path whose blanks and backslashes are escaped like `\040`.
 fn plain(escaped: &str) -> PathBuf {
     let (mut bytes, mut rest) = (Vec::new(), escaped.as_bytes());
     while let Some((&byte, after)) = rest.split_first() {
@@ -167,7 +167,7 @@ fn plain(escaped: &str) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-/// The numbers of all devices in a folder of them.
+/// The numbers of all devices in a folder.
 fn numbers_in(folder: &Path) -> Vec<Number> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut numbers: Vec<Number> = entries.filter_map(|entry| number_in(&entry.path())).collect();
@@ -175,7 +175,7 @@ fn numbers_in(folder: &Path) -> Vec<Number> {
     numbers
 }
 
-/// The number of a device, from its folder.
+/// The number of a device, from its folder in sysfs.
 fn number_in(device: &Path) -> Option<Number> {
     let text = std::fs::read_to_string(device.join("dev")).ok()?;
     let (major, minor) = text.trim().split_once(':')?;
@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// `/sys` and mounts as a test wants them.
+    /// A `/sys` and a `mountinfo` for tests.
     struct Fake(tempfile::TempDir);
 
     impl Fake {
@@ -204,7 +204,7 @@ mod tests {
             self.0.path().join(name)
         }
 
-        /// A device with a folder, and those below it.
+        /// Adds a device with a folder, and the devices below it.
         fn device(&self, folder: &str, number: &str, slaves: &[&str]) {
             let path = self.path(folder);
             fs::create_dir_all(path.join("slaves")).unwrap();
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(fake.mounted(&point.join("inner")), [(8, 0), (8, 16)]);
         fake.mount(&point.join("inner"), "tmpfs none rw");
         assert_eq!(fake.mounted(&point.join("inner")), [], "what is mounted there has no disk");
-        // The upper layer is a real folder, whose disk is real.
+        // The upper layer is a real folder on a real disk.
         let (upper, merged) = (fake.path("upper"), fake.path("merged"));
         fs::create_dir(&upper).unwrap();
         fs::create_dir(&merged).unwrap();

@@ -1,4 +1,4 @@
-//! From configuration to running parts: devices opened, policies built for the machine at hand.
+//! From configuration to running parts: opens devices, and builds policies for this machine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,13 +19,14 @@ use crate::units::{exact_size, show_count, show_duration};
 
 pub use fairq_core::registry::{Shape, WithPolicy};
 
-/// D where neither the operator nor the device says: what the authors of MQFQ measured on an SSD.
+/// Default D if neither the operator nor the device sets one: the value that MQFQ's authors
+/// measured on an SSD.
 const DEFAULT_SLOTS: u32 = 64;
-/// Flows for which a policy has room at least: a server's tenants and those that may be added to
-/// them.
+/// Least number of flows for which a policy has space: a server's tenants, and those that are added
+/// later.
 pub const FLOWS_MIN: usize = 64;
 
-/// Builds the policy on a platform and does something with it.
+/// Builds the policy on a platform and passes it to `with`.
 pub fn with_policy<P: Platform, W: WithPolicy>(
     config: &PolicyConfig,
     mut shape: Shape,
@@ -36,7 +37,7 @@ pub fn with_policy<P: Platform, W: WithPolicy>(
         .map_err(|error| Refusal::new(format!("policy {}: {error}", config.name())))
 }
 
-/// The socket and core of each shard's CPU, as the kernel tells them.
+/// The socket and core of each shard's CPU, from sysfs.
 pub fn topology(cpus: &[usize]) -> Topology {
     let number = |cpu: usize, name: &str| -> Option<u16> {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}");
@@ -45,7 +46,8 @@ pub fn topology(cpus: &[usize]) -> Topology {
     let place = |&cpu: &usize| Some((number(cpu, "physical_package_id")?, number(cpu, "core_id")?));
     match cpus.iter().map(place).collect::<Option<Vec<_>>>() {
         Some(places) => Topology::new(places),
-        // Without the place of each CPU there is no tree of sockets and cores: all are as near.
+        // If a CPU's place is unknown there is no tree of sockets and cores: all CPUs count as
+        // equally near.
         None => Topology::flat(cpus.len()),
     }
 }
@@ -55,7 +57,7 @@ pub fn available_cpus() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
     let cpus: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
-    // The call fails (EINVAL) where the kernel's mask is larger than this set.
+    // The call fails (EINVAL) if the kernel's mask is larger than this set.
     if cpus.is_empty() { vec![0] } else { cpus }
 }
 
@@ -64,12 +66,12 @@ pub fn shards_in_words(count: usize) -> String {
     if count == 1 { "1 shard".into() } else { format!("{count} shards") }
 }
 
-/// The CPU of each shard, as flags say.
+/// The CPU of each shard, from flags.
 pub fn shard_cpus(shards: Option<u32>, cpus: Option<&CpuList>) -> Result<Vec<usize>, Refusal> {
     complete_cpus(shards, cpus, &available_cpus())
 }
 
-/// A file as the device opens it; one that is not there is only made if that is asked for.
+/// The specification of a file for the device; a missing file is made only if `create` is set.
 pub fn file_spec(file: FileConfig) -> FileSpec {
     let FileConfig { path, size, create, store } = file;
     FileSpec { path, create_size: size, create, store }
@@ -109,7 +111,7 @@ fn nvme_spec(config: &NvmeConfig, own: Vec<FileConfig>) -> Result<NvmeSoftSpec, 
 }
 
 impl DeviceConfig {
-    /// The file that is shared, if it is one.
+    /// The shared file, if there is one.
     pub fn shared_file(&self) -> Option<&FileConfig> {
         match self {
             DeviceConfig::File { file, .. } => file.as_ref(),
@@ -120,22 +122,22 @@ impl DeviceConfig {
         }
     }
 
-    /// Whether tenants without a file of their own have something to share.
+    /// Whether the device has shared storage for tenants without files of their own.
     pub fn has_shared_file(&self) -> bool {
         !matches!(self, DeviceConfig::File { file: None, .. })
     }
 
-    /// Whether what tenants write is gone when the server ends.
+    /// Whether the device is in memory, so that its data are lost when the server ends.
     pub fn is_in_memory(&self) -> bool {
         self.has_shared_file() && self.shared_file().is_none()
     }
 
-    /// Whether polling is all that its completions need, as
-    /// [`fairq_host::device::Device::is_polled`] says of it when it is open.
+    /// Whether polling alone finds its completions, like [`fairq_host::device::Device::is_polled`]
+    /// of the open device.
     pub fn is_polled(&self) -> bool {
         match self {
             DeviceConfig::File { .. } => false,
-            // Files answer by events on the ring of the poller: with `core` that ring is not a
+            // Completions of files are events on the ring of the poller, which with `core` is not a
             // shard's.
             DeviceConfig::NvmeSoft(NvmeConfig {
                 backing: Backing::File { .. }, poller, ..
@@ -146,12 +148,12 @@ impl DeviceConfig {
 
     /// Opens the device.
     ///
-    /// `own` are the files of tenants, which follow the shared one.
+    /// `own` are the files of tenants; their numbers follow the shared file's.
     pub fn open(&self, own: Vec<FileConfig>) -> anyhow::Result<Arc<AnyDevice>> {
         self.open_after(own, Inherited::default())
     }
 
-    /// The same after another program in this process, which has left this.
+    /// Like [`open`](Self::open), with open files of the previous program in this process.
     pub fn open_after(
         &self,
         own: Vec<FileConfig>,
@@ -175,17 +177,17 @@ impl DeviceConfig {
         Ok(Arc::new(spec.open_after(left)?))
     }
 
-    /// D if nobody says: what fits inside a paced device or a controller's window, 64 otherwise.
+    /// Default D: the parallelism of a paced device, or a controller's window; 64 otherwise.
     pub fn default_slots(&self) -> u32 {
         match self {
-            // A parallelism of 0 is no limit, and no D follows from it.
+            // A parallelism of 0 is no limit, so no D follows from it.
             DeviceConfig::Paced { parallelism, .. } if *parallelism > 0 => *parallelism,
             DeviceConfig::NvmeSoft(config) => config.window.into(),
             _ => DEFAULT_SLOTS,
         }
     }
 
-    /// The device in a few words.
+    /// A short description of the device.
     pub fn describe(&self) -> String {
         match self {
             DeviceConfig::Null { size } => format!("null {}", exact_size(*size)),

@@ -1,8 +1,8 @@
-//! Files that a person names on the command line.
+//! Files that a user names on the command line.
 //!
-//! Only text of a bounded size is read, so that a disk that is named in a configuration's place is
-//! refused and not printed. Output files are opened before the work for them begins:
-//! minutes of measuring are no time to learn that a folder is missing.
+//! Only text of a bounded size is read, so that a disk in the place of a configuration is refused
+//! and not printed. Output files are opened before the work for them begins: a missing folder must
+//! not be discovered after minutes of measuring.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,14 +13,14 @@ use anyhow::Context;
 
 use crate::refusal::Refusal;
 
-/// The longest text.
+/// The longest text, in bytes.
 const MOST: u64 = 1 << 20;
 
-/// Reads a text that a person wrote.
+/// Reads a text file.
 pub fn read_text(path: &Path) -> Result<String, Refusal> {
     let refuse = |what: String| Refusal::new(format!("{}: {what}", path.display()));
     let mut bytes = Vec::new();
-    // One byte more than allowed tells a text that is too long from one that just fits.
+    // One byte more than allowed distinguishes a text that is too long.
     File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(
         |error| {
             refuse(format!(
@@ -33,21 +33,21 @@ pub fn read_text(path: &Path) -> Result<String, Refusal> {
             "is longer than 1M: that is no file for people: name the one that was meant".into(),
         ));
     }
-    // Zero bytes are valid UTF-8: an empty image of a disk has nothing else.
+    // Zero bytes are valid UTF-8, and an empty image of a disk has only these.
     let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
     text.ok_or_else(|| refuse("is not text: name the file that was meant".into()))
 }
 
-/// A file to be written when the work for it is done.
+/// An output file that is opened before its contents are known.
 pub struct Output {
     path: PathBuf,
     file: File,
-    /// To be removed if nothing is written.
+    /// Whether to remove the file if nothing is written.
     is_new: bool,
 }
 
 impl Output {
-    /// Opens it; what is in it stays until something is written.
+    /// Opens a file; its contents stay until something is written.
     pub fn open(path: &Path) -> Result<Output, Refusal> {
         let is_new = !path.exists();
         let file = File::options().write(true).create(true).truncate(false).open(path);
@@ -60,12 +60,12 @@ impl Output {
         Ok(Output { path: path.into(), file: file.map_err(refuse)?, is_new })
     }
 
-    /// Opens it if there is one and it is not standard output (`-`).
+    /// Opens a file if one is named, and it is not standard output (`-`).
     pub fn open_if_named(path: Option<&Path>) -> Result<Option<Output>, Refusal> {
         path.filter(|path| *path != Path::new("-")).map(Output::open).transpose()
     }
 
-    /// Writes it, in place of what was there.
+    /// Replaces the file's contents.
     pub fn write(
         mut self,
         write: impl FnOnce(&mut File) -> std::io::Result<()>,
@@ -75,12 +75,12 @@ impl Output {
         done.with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Writes a text and the end of its last line.
+    /// Writes a text with a newline at its end.
     pub fn write_text(self, text: &str) -> anyhow::Result<()> {
         self.write(|file| writeln!(file, "{}", text.trim_end()))
     }
 
-    /// Devices and pipes have no length.
+    /// Truncates a regular file; devices and pipes have no length.
     fn cut(&self) -> std::io::Result<()> {
         if self.file.metadata()?.is_file() { self.file.set_len(0) } else { Ok(()) }
     }
@@ -89,14 +89,14 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if self.is_new {
-            // The work has failed, and its own error is told: an empty file that stays does no
-            // harm.
+            // The work has failed, and its own error is reported: an empty file that cannot be
+            // removed does no harm.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Puts a text in the place of a file that is there, whole or not at all.
+/// Replaces an existing file's contents atomically.
 pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let write = || -> std::io::Result<()> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -106,7 +106,7 @@ pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
         let written = file
             .set_permissions(metadata.permissions())
             .and_then(|()| {
-                // Root keeps the file its owner's; anybody else owns it.
+                // Root keeps the file's owner; any other user already owns it.
                 let _ =
                     std::os::unix::fs::fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
                 file.write_all(text.as_bytes())
@@ -121,7 +121,7 @@ pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes a line to standard output. That its reader has closed the pipe is no error.
+/// Writes a line to standard output. A closed pipe is not an error.
 pub fn write_out(text: &str) -> anyhow::Result<()> {
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),

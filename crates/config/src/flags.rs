@@ -1,4 +1,4 @@
-//! Flags that several commands have, and what stands at the end of their help.
+//! Flags that several commands share, and texts at the end of their help.
 // Doc comments here are help texts, in which [brackets] mean optional.
 #![allow(rustdoc::broken_intra_doc_links)]
 
@@ -8,12 +8,12 @@ use crate::policy::{PolicyTable, parse_list};
 use crate::settings::CpuList;
 use crate::units::Nanos;
 
-/// The meaning of each exit status; at the end of each help.
+/// The meaning of each exit status, at the end of each help.
 pub const EXIT_STATUS: &str = "Exit status: 0 when all went well, 1 when something failed \
  while running, 2 when the command \
 line or the configuration cannot be used.";
 
-/// How sizes, bandwidths and times are written; at the end of the helps that have some.
+/// The notation of sizes, bandwidths and times, at the end of helps that need it.
 pub const UNITS: &str = "Sizes are in bytes or binary units (4k = 4096, 64KiB, 10G), \
  bandwidths likewise (1G/s); counts are \
 decimal (100k = 100000); durations need their unit (80us, 1ms, 10s).";
@@ -29,7 +29,7 @@ pub struct ShardArgs {
     pub cpus: Option<CpuList>,
 }
 
-/// One list of policies.
+/// A list of policies.
 #[derive(Clone, Debug)]
 pub struct Policies(pub Vec<PolicyTable>);
 
@@ -40,12 +40,12 @@ impl Policies {
     }
 }
 
-/// One list of policies, as in `none,mqfq:slots=64`.
+/// Parses a list of policies, as in `none,mqfq:slots=64`.
 pub fn parse_policies(text: &str) -> Result<Policies, String> {
     parse_list(text).map(Policies)
 }
 
-/// A duration; a number alone is seconds.
+/// Parses a duration; a plain number is in seconds.
 pub fn parse_time(text: &str) -> Result<Nanos, String> {
     let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.') && !text.is_empty();
     let time: Nanos = if seconds { format!("{text}s").parse()? } else { text.parse()? };

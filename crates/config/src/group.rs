@@ -1,5 +1,5 @@
-//! `--group NAME=key=value,…` and `[[group]]`: tenants that share what they have together; and
-//! `min-iops` and `min-bandwidth`, what a tenant or a group has at least.
+//! `--group NAME=key=value,…` and `[[group]]`: tenants with a common weight and limits; and
+//! `min-iops` and `min-bandwidth`, the least that a tenant or a group has.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,10 +19,10 @@ use crate::units::{Bandwidth, Count, Nanos, Part, Percentile};
 use crate::weight::{Cgroups, WeightSource};
 use crate::{keys, latency};
 
-/// Between the names of a group and of the one that it is in.
+/// Separator between the names of nested groups.
 const INSIDE: char = '/';
 
-/// A group as it is written.
+/// A group's keys as configured.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
@@ -46,28 +46,28 @@ pub struct GroupTable {
     pub origin: Origin,
 }
 
-/// A group, complete.
+/// A complete group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// Its name, after those of the groups that it is in: `acme/batch`.
+    /// Its name with the names of its outer groups first: `acme/batch`.
     pub name: String,
-    /// Its weight beside its siblings.
+    /// Its weight relative to its siblings.
     pub weight: Weight,
     /// The least that its tenants have together.
     pub reservation: Reservation,
     /// The most that its tenants have together.
     pub caps: Caps,
-    /// The target of each tenant in it that has none of its own and no nearer group's.
+    /// The target of each tenant in it without a target of its own or of a nearer group.
     pub target: Option<Target>,
-    /// This machine has a group of users of this name, too. False until [`mark_ambiguous`] has
+    /// Whether this machine has a group of users of this name. False until [`mark_ambiguous`] has
     /// looked the name up.
     pub is_ambiguous: bool,
-    /// Why nothing of its cgroup's `io.max` counts, although that limits some disk.
+    /// The reason for which its cgroup's `io.max` does not apply, although that limits some disk.
     pub unused: Option<String>,
 }
 
 impl Group {
-    /// The group that it is in.
+    /// The name of the outer group; `None` at the top.
     pub fn parent(&self) -> Option<&str> {
         self.name.rsplit_once(INSIDE).map(|(parent, _)| parent)
     }
@@ -92,7 +92,8 @@ impl FromStr for GroupTable {
     }
 }
 
-/// A name is one or more names of tenants' kind, the outermost group's first.
+/// Refuses invalid names. A name consists of one or more names like tenants', the outermost group's
+/// first.
 fn check_path(name: &str) -> Result<(), String> {
     if name.is_empty() {
         return Err("a group needs a name, as in acme,weight=300".into());
@@ -115,7 +116,7 @@ fn check_path(name: &str) -> Result<(), String> {
 }
 
 impl GroupTable {
-    /// The values in `flags` win, key by key.
+    /// Overrides keys with those of `flags`.
     pub fn overlaid(self, flags: GroupTable) -> GroupTable {
         GroupTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
@@ -130,12 +131,12 @@ impl GroupTable {
         Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
     }
 
-    /// Whether its weight or its caps are a cgroup's.
+    /// Whether it takes its weight or its caps from a cgroup.
     pub fn follows(&self) -> bool {
         self.cgroup.is_some() || matches!(self.weight, Some(WeightSource::Cgroup(_)))
     }
 
-    /// Takes one key's value away.
+    /// Removes the value of a key.
     pub fn clear(&mut self, key: &str) -> Result<(), String> {
         match key {
             "weight" => self.weight = None,
@@ -164,7 +165,7 @@ impl GroupTable {
         Ok(())
     }
 
-    /// Refuses what makes no sense by itself. Without cgroups what is theirs is left out.
+    /// Refuses invalid keys. Without `cgroups` a cgroup's values are left out.
     pub fn complete(&self, cgroups: Option<&Cgroups>) -> Result<Group, Refusal> {
         let refuse = |text: String| Refusal::new(format!("{}: {text}", self.place()));
         check_path(&self.name).map_err(refuse)?;
@@ -190,11 +191,11 @@ impl GroupTable {
                 weight = source.now(&cgroups.root)?;
             }
             (_, Some(WeightSource::Fixed(fixed)), _) => weight = *fixed,
-            // No weight is written, or its cgroup is not to be read: `known_groups` needs no
+            // No weight is configured, or its cgroup is not to be read: `known_groups` needs no
             // weights.
             _ => {}
         }
-        // A cgroup's limit may become less than the reservation at any time.
+        // A cgroup's limit may fall below the reservation at any time, so it is not compared.
         let own = if self.cgroup.is_some() { Caps::default() } else { caps };
         let reservation = self.reservation().reservation(&own)?;
         let target = latency::target(self.latency, self.latency_percentile, self.floor)?;
@@ -210,13 +211,13 @@ impl GroupTable {
     }
 }
 
-/// All groups, those that others are in before these.
+/// Completes all groups, outer ones first.
 pub fn complete<'a>(
     tables: impl IntoIterator<Item = &'a GroupTable>,
     cgroups: Option<&Cgroups>,
 ) -> Result<Vec<Group>, Refusal> {
     let mut tables: Vec<&GroupTable> = tables.into_iter().collect();
-    // All names are known before one is completed: a group may be written above its parent.
+    // All names are known before a group is completed: it may be above its outer group in the file.
     let mut known: HashMap<&str, &GroupTable> = HashMap::new();
     for table in &tables {
         if let Some(earlier) = known.insert(&table.name, table) {
@@ -235,7 +236,7 @@ pub fn complete<'a>(
             Settings::MOST
         )));
     }
-    // The sort is stable: siblings stay in the order in which they were written.
+    // The sort is stable: siblings stay in the order of the file.
     tables.sort_by_key(|table| table.name.matches(INSIDE).count());
     let group = |table: &&GroupTable| {
         let group = table.complete(cgroups)?;
@@ -252,14 +253,14 @@ pub fn complete<'a>(
     tables.iter().map(group).collect()
 }
 
-/// Looks up which of these groups have the name of a group of users.
+/// Notes which of these groups have the name of a group of users.
 pub fn mark_ambiguous(groups: &mut [Group], directory: &Directory) {
     for group in groups {
         group.is_ambiguous = directory.has_group(&group.name);
     }
 }
 
-/// The latency target of this group, or of the nearest one that it is in and that has one.
+/// The latency target of this group, or of the nearest outer group that has one.
 pub fn target<'a>(mut name: Option<&'a str>, groups: &'a [Group]) -> Option<Target> {
     while let Some(group) = groups.iter().find(|group| Some(&*group.name) == name) {
         if group.target.is_some() {
@@ -270,10 +271,10 @@ pub fn target<'a>(mut name: Option<&'a str>, groups: &'a [Group]) -> Option<Targ
     None
 }
 
-/// Of the names that a tenant's key `group` has, the group of tenants, and those of users.
+/// Splits the names of a tenant's key `group` into the group of tenants, and groups of users.
 ///
-/// A name that is both a group of tenants and one of the machine's users is refused: a group of
-/// tenants that is added later must not open an export that was kept for a group of users.
+/// A name that is both is refused: a group of tenants that is added later must not open an export
+/// that is restricted to a group of users.
 pub fn split(
     said: Option<&List<String>>,
     groups: &[Group],
@@ -288,7 +289,7 @@ pub fn split(
              one out"
         ));
     }
-    // A name with `/` can only mean a group of tenants.
+    // A name with `/` can only be a group of tenants.
     if let Some(unknown) = users.iter().find(|name| name.contains(INSIDE)) {
         return Err(format!(
             "group: there is no group {unknown}: add [[group]] name = \"{unknown}\" (or --group \
@@ -332,7 +333,7 @@ impl Written {
                 return Err(format!("{key} 0 keeps nothing: write 1 or more, or leave it out"));
             }
             let most = most(caps, counted);
-            // A cap holds whatever is free: a reservation above it could never be had.
+            // A cap always applies, so a reservation above it could not be met.
             if most.is_some_and(|most| most < rate) {
                 let cap = key.replace("min", "max");
                 return Err(format!(
@@ -350,12 +351,12 @@ impl Written {
 /// The most that caps allow in a second.
 fn most(caps: &Caps, counted: Counted) -> Option<u64> {
     let cap = |side| caps.get(side, counted).map(Cap::per_second);
-    // Caps on reads and on writes together bound both, too. Each is at most 2^40: the sum fits.
+    // Caps on reads and on writes together are a bound, too. Each is at most 2^40, so the sum fits.
     let apart = cap(Side::Reads).zip(cap(Side::Writes)).map(|(reads, writes)| reads + writes);
     [cap(Side::Both), apart].into_iter().flatten().min()
 }
 
-/// A reservation as it is written: `min-iops=2000, min-bandwidth=100M/s`.
+/// A reservation in the form of the keys: `min-iops=2000, min-bandwidth=100M/s`.
 pub struct Described(pub Reservation);
 
 impl fmt::Display for Described {

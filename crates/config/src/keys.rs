@@ -1,27 +1,25 @@
-//! Tables by their keys: which are written in one, and one put over another.
+//! Tables by their keys: the keys that are set, and the overlay of one table on another.
 //!
-//! Both go by the form in which tables are written to files, so that a key is listed in one place,
-//! its structure.
+//! Both use the serialized form of a table, so each key is listed in one place, its structure.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::Table;
 
-/// The keys that are written, with their values.
+/// The keys that are set, with their values.
 fn written<T: Serialize>(table: &T) -> Table {
     Table::try_from(table).expect("tables hold texts, switches and numbers of 32 bits at the most")
 }
 
-/// The keys of both tables; the values in `over` win.
+/// The keys of both tables; those of `over` take precedence.
 pub(crate) fn overlay<T: Serialize + DeserializeOwned>(under: &T, over: &T) -> T {
     let mut both = written(under);
-    // Keys that are not said are not written: only those that are replace others.
+    // Unset keys are not serialized, so only set keys replace others.
     both.extend(written(over));
     both.try_into().expect("what is written can be read")
 }
 
-/// A key that is written beside `which`, the one that says what kind of table it is, and is none of
-/// that kind's `keys`.
+/// A set key that is not one of `keys`, the keys of the kind that the key `which` selects.
 pub(crate) fn foreign<T: Serialize>(table: &T, which: &str, keys: &[&str]) -> Option<String> {
     written(table)
         .into_iter()
@@ -36,7 +34,7 @@ mod tests {
     use crate::policy::PolicyTable;
     use crate::tenant::TenantTable;
 
-    /// Whatever is written comes through as it is.
+    /// Checks that tables survive serialization.
     fn comes_through<T>(texts: &[&str])
     where
         T: Serialize

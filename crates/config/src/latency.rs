@@ -1,10 +1,10 @@
-//! `latency`, `latency-percentile` and `floor`: how long a tenant's requests are to take.
+//! `latency`, `latency-percentile` and `floor`: the latency target of a tenant's requests.
 
 use fairq_core::{Target, TargetState, TargetStats};
 
 use crate::units::{Nanos, Part, Percentile, exact_duration, show_duration, show_percentile};
 
-/// The target that the three keys define, if they define one.
+/// The target of the three keys; `None` if there is none.
 pub fn target(
     latency: Option<Nanos>,
     percentile: Option<Percentile>,
@@ -12,7 +12,7 @@ pub fn target(
 ) -> Result<Option<Target>, String> {
     let Some(Nanos(latency_ns)) = latency else {
         let alone = [("latency-percentile", percentile.is_some()), ("floor", floor.is_some())];
-        // A key without effect is more likely a slip than meant.
+        // A key without effect is probably a mistake, so it is refused.
         return match alone.iter().find(|(_, is_said)| *is_said) {
             Some((key, _)) => Err(format!(
                 "{key} says more of a latency target, and there is none: add latency=200us, say, \
@@ -41,13 +41,13 @@ pub fn target(
     Ok(Target::new(latency_ns, late_ppm, floor))
 }
 
-/// A target as it is written: `99 % within 200us`.
+/// A target in words: `99 % within 200us`.
 pub fn describe(target: Target) -> String {
     let percentile = show_percentile(1_000_000 - target.late_ppm());
     format!("{percentile} % within {}", exact_duration(target.latency_ns()))
 }
 
-/// Whether a tenant has its target, in a word.
+/// The state of a target in a word.
 pub fn state(state: TargetState) -> &'static str {
     match state {
         TargetState::Idle => "idle",
@@ -59,7 +59,8 @@ pub fn state(state: TargetState) -> &'static str {
     }
 }
 
-/// Why a target cannot be met, and what to do; `None` if it can, or nothing is known.
+/// The reason for which a target cannot be met, and the remedy; `None` if it can be met, or the
+/// reason is unknown.
 pub fn cause(stats: &TargetStats) -> Option<String> {
     let alone = match stats.alone_ns {
         Some(alone_ns) => show_duration(alone_ns as f64),

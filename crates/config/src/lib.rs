@@ -1,5 +1,5 @@
-//! The text that people write for fairq and read from it: configuration files, flags, the units and
-//! tables of both; and the way from a configuration to the parts that run.
+//! fairq's text for users: configuration files, flags, and the units and tables of both; and the
+//! way from a configuration to running parts.
 //!
 //! ```text
 //!   text ─▶ units, pairs ─▶ tables (device, policy, tenant, settings) ─▶ plan ─▶ engine ─▶ parts
@@ -8,7 +8,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`settings`] | a server's configuration as a whole: file, flags, plan |
-//! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`], [`listen`], [`access`], [`timeouts`] | its parts |
+//! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`] | its parts |
+//! | [`listen`], [`access`], [`timeouts`] | its parts for clients |
 //! | [`engine`] | devices opened, policies built for the machine at hand |
 //! | [`layout`] | where tenants' data are on a device that they share |
 //! | [`flags`] | flags that several commands have |
@@ -17,7 +18,7 @@
 //!
 //! The commands are in `fairq-bench`, `fairq-lab` and `fairq`; this crate is what they share.
 
-// The laws of the fuzz targets name this crate.
+// The laws of the fuzz targets refer to this crate by its name.
 #[cfg(test)]
 extern crate self as fairq_config;
 

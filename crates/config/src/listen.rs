@@ -1,4 +1,4 @@
-//! `--listen`: where clients connect.
+//! `--listen`: addresses at which clients connect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -103,7 +103,7 @@ impl From<Listen> for fairq_host::server::Listen {
 impl TryFrom<fairq_host::server::Listen> for Listen {
     type Error = ();
 
-    /// Fails for what has no address.
+    /// Fails for sources without an address.
     fn try_from(listen: fairq_host::server::Listen) -> Result<Listen, ()> {
         match listen {
             fairq_host::server::Listen::Unix(path) => Ok(Listen::Unix(path)),
@@ -122,7 +122,8 @@ impl Listen {
             Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
             Listen::Tcp(address) => {
                 let mut address = *address;
-                // No client can connect to "any address"; on this machine the loopback one will do.
+                // A client cannot connect to the unspecified address; on this machine the loopback
+                // address works.
                 if address.ip().is_unspecified() {
                     address.set_ip(match address {
                         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -140,7 +141,7 @@ impl Listen {
     }
 }
 
-/// A path as the value of a URI's query, or a name as its path.
+/// Escapes a path for a URI's query, or a name for its path.
 fn escape(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~:@".contains(&byte);
@@ -153,12 +154,11 @@ fn escape(path: &Path) -> String {
         .collect()
 }
 
-/// Where to listen if nothing is said: the user's runtime directory, else `/run`, whichever can be
-/// written first, else a folder of the user's own in the directory for temporary files, else the
-/// home directory.
+/// The default Unix socket, in the first usable folder of these: the user's runtime directory,
+/// `/run`, a folder of the user's own in the directory for temporary files, the home directory.
 pub fn default_socket() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // The XDG specification has relative paths ignored.
+    // By the XDG specification relative paths are ignored.
     let runtime = runtime.filter(|directory| directory.is_absolute());
     let is_writable =
         |path: &PathBuf| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
@@ -173,17 +173,17 @@ pub fn default_socket() -> PathBuf {
         .join("fairq.sock")
 }
 
-/// A folder that this user alone may enter, which is made if it is missing. Nothing if another user
-/// has made it, or may enter it: that user's program would be taken for the server.
+/// A folder that only this user can enter; it is made if it is missing. `None` if another user has
+/// made it or can enter it: that user could pretend to be the server.
 fn private(folder: PathBuf) -> Option<PathBuf> {
-    // If it is there already, its mode says whether it will do.
+    // If the folder exists, its owner and mode decide.
     let _ = std::fs::DirBuilder::new().mode(0o700).create(&folder);
     let found = std::fs::symlink_metadata(&folder).ok()?;
     let is_own = found.uid() == rustix::process::getuid().as_raw() && found.mode() & 0o077 == 0;
     (found.is_dir() && is_own).then_some(folder)
 }
 
-/// The control socket beside it.
+/// The default control socket, beside the default socket.
 pub fn default_control() -> PathBuf {
     default_socket().with_extension("ctl")
 }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Characters of a name; NBD allows 4096 bytes, no client shows as many.
+/// The most characters of a name; NBD allows 4096 bytes, but no client shows as many.
 const NAME_MAX: usize = 64;
 
-/// Where something was written, for messages.
+/// The place of a configuration, for messages.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Origin {
     /// On the command line.
@@ -24,16 +24,17 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Names are UTF-8, as in NBD. They go into command lines, URIs and terminals: of ASCII they have
-/// letters, digits and three signs, and beyond it nothing that is not seen (control characters,
-/// spaces, marks that turn the direction of writing). Two names are the same if their bytes are.
+/// Checks a name. Names are UTF-8, as in NBD, and appear in command lines, URIs and terminals: of
+/// ASCII they may have letters, digits and three signs, and beyond it no invisible characters
+/// (control characters, spaces, marks of writing direction). Two names are equal if their bytes
+/// are.
 pub fn check_name(name: &str) -> Result<(), String> {
     let unseen = |c: char| {
-        // Soft hyphen, Arabic letter mark, Mongolian vowel separator, byte order mark: none is
-        // seen.
+        // Soft hyphen, Arabic letter mark, Mongolian vowel separator, byte order mark: all are
+        // invisible.
         let formats = ['\u{ad}', '\u{61c}', '\u{180e}', '\u{feff}'];
         // Marks of width and direction, separators, invisible operators, specials; private use and
-        // tags, which have no shape of their own.
+        // tags, which have no glyphs of their own.
         let ranges = [
             '\u{200b}'..='\u{200f}',
             '\u{2028}'..='\u{202e}',

@@ -1,8 +1,8 @@
-//! `key=value,key=value`: what follows a name in `--device`, `--tenant` and `--policy`.
+//! `key=value,key=value`: the list after a name in `--device`, `--tenant` and `--policy`.
 //!
-//! The same structures that are read from TOML tables are read from such a list, so a key has one
-//! meaning, one spelling and one set of error messages. A key ends at the first `=` or `:`; a key
-//! alone means `true`; a comma in a value is written twice.
+//! Lists are read into the same structures as TOML tables, so a key has one meaning, one spelling
+//! and one set of error messages. A key ends at the first `=` or `:`; a key alone means `true`; a
+//! comma in a value is doubled.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,9 +15,9 @@ use serde::de::{
 /// One `key=value`; a key alone has no value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pair {
-    /// Before the `=`.
+    /// The text before the `=`.
     pub key: String,
-    /// Behind it.
+    /// The text behind the `=`.
     pub value: Option<String>,
 }
 
@@ -35,8 +35,7 @@ impl Pair {
     }
 }
 
-/// The key as it is spelled in tables; `read_only` is as good as `read-only`. What has a `/` is a
-/// path.
+/// The key as it is spelled in tables: `read_only` means `read-only`. A text with a `/` is a path.
 fn key(text: &str) -> String {
     if text.contains('/') { text.trim().to_owned() } else { text.trim().replace('_', "-") }
 }
@@ -62,7 +61,7 @@ pub fn pairs<'a>(items: impl IntoIterator<Item = &'a String>) -> Vec<Pair> {
     items.into_iter().filter(|item| !item.trim().is_empty()).map(|item| Pair::parse(item)).collect()
 }
 
-/// Reads a structure from pairs, as serde would from a table.
+/// Reads a structure from pairs, as serde reads it from a table.
 pub fn read<T: DeserializeOwned>(pairs: Vec<Pair>) -> Result<T, String> {
     for (index, pair) in pairs.iter().enumerate() {
         if pairs[..index].iter().any(|earlier| earlier.key == pair.key) {
@@ -73,9 +72,9 @@ pub fn read<T: DeserializeOwned>(pairs: Vec<Pair>) -> Result<T, String> {
     T::deserialize(pairs).map_err(|error| explain(&error.to_string()))
 }
 
-/// Puts serde's refusals in the words of an operator, with a guess at what was meant.
+/// Rewrites serde's errors for operators, with a guess at the intended name.
 pub fn explain(message: &str) -> String {
-    // serde has texts only: names stand between backticks, the given one first, then the allowed
+    // serde reports only text: names are between backticks, the given one first, then the allowed
     // ones.
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let Some((given, allowed)) = quoted.split_first() else { return message.to_owned() };
@@ -175,7 +174,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
         visitor.visit_u32(self.number("a whole number")?)
     }
 
-    // A key that is absent never comes here: serde leaves its field `None` by itself.
+    // serde sets the field of an absent key to `None` without a call here.
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         visitor.visit_some(self)
     }
@@ -189,7 +188,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
         visitor.visit_enum(IntoDeserializer::<ValueError>::into_deserializer(self.text()?))
     }
 
-    // Wider numbers are quantities: they read themselves, unit and all, from the text.
+    // Wider numbers are quantities: their types parse the text with its unit.
     serde::forward_to_deserialize_any! {
         i8 i16 i32 i64 i128 u8 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
         newtype_struct seq tuple tuple_struct map struct identifier ignored_any

@@ -1,29 +1,28 @@
-//! Why a command line or configuration is refused.
+//! The refusal of a command line or configuration.
 
 use std::fmt;
 
-/// A configuration that cannot be used: what is wrong, where, and the cure. The program ends with
+/// A configuration that cannot be used: the fault, its place, and the remedy. The program ends with
 /// status 2.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
     text: String,
-    /// The same may be taken in a moment.
+    /// Whether a retry may succeed.
     is_temporary: bool,
 }
 
 impl Refusal {
-    /// A refusal for good.
+    /// A permanent refusal.
     pub fn new(text: impl Into<String>) -> Refusal {
         Refusal { text: text.into(), is_temporary: false }
     }
 
-    /// Something that takes its time and goes on: a client that asks again hears what has come of
-    /// it.
+    /// A refusal while work goes on: a repeated call gets its result.
     pub fn temporary(text: impl Into<String>) -> Refusal {
         Refusal { text: text.into(), is_temporary: true }
     }
 
-    /// Whether the same may be taken in a moment.
+    /// Whether a retry may succeed.
     pub fn is_temporary(&self) -> bool {
         self.is_temporary
     }

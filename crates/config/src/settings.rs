@@ -1,13 +1,12 @@
-//! The configuration of `fairq serve`: a TOML file, flags that win over it, and what follows from
-//! both.
+//! The configuration of `fairq serve`: a TOML file, flags that override it, and the resulting plan.
 //!
-//! It goes in three steps, each of which refuses what it can already see is wrong:
-//! 1. [`Settings`] is what was written, in a file or as flags: single values are checked here,
-//!    where the file's line is known.
-//! 2. [`Settings::overlaid`] puts the flags over the file, key by key.
-//! 3. [`Settings::plan`] fills in the defaults, checks what must fit together and gives a [`Plan`].
+//! It takes three steps, each of which refuses the faults that it can find:
+//! 1. [`Settings`] are the values of a file or of flags: single values are checked here, where the
+//!    file's line is known.
+//! 2. [`Settings::overlaid`] overrides the file by flags, key by key.
+//! 3. [`Settings::plan`] fills in defaults, checks values against each other, returns a [`Plan`].
 //!
-//! Every refusal says what is wrong, where, and what to write instead.
+//! Every refusal names the fault, its place, and a remedy.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,15 +37,15 @@ mod cpus;
 
 pub use cpus::CpuList;
 
-/// Shards are ports of a policy, of which there are at most so many.
+/// The most shards: each is a port of the policy.
 const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
-/// The least memory of a connection: room for a request of the largest size.
+/// The least memory of a connection, in bytes: enough for a request of the largest size.
 const MEMORY_MIN: u64 = fairq_host::nbd::serve::conn::Limits::MIN_MEMORY as u64;
-/// Tenants of one server.
+/// The most tenants of a server.
 const TENANTS_MAX: usize = 10_000;
-/// Tenants that a refusal names.
+/// The most tenants that a refusal names.
 const NAMED_MAX: usize = 20;
-/// The tenants that are served if none is named, with their weights.
+/// The default tenants, with their weights.
 const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 
 /// Whether clients must use TLS.
@@ -86,7 +85,7 @@ pub struct LimitsTable {
     pub depth_per_connection: Option<u32>,
 }
 
-/// The configuration as it is written, in a file or as flags.
+/// The configuration of a file or of flags, without defaults.
 #[derive(Clone, PartialEq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
@@ -99,7 +98,7 @@ pub struct Settings {
     pub tenant: Vec<Spanned<TenantTable>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub group: Vec<Spanned<GroupTable>>,
-    /// The tenant whose export clients get that name none.
+    /// The tenant whose export clients get if they name none.
     #[serde(rename = "default")]
     pub default_tenant: Option<String>,
     #[serde(default)]
@@ -136,7 +135,7 @@ fn policy_text_or_table<'de, D: Deserializer<'de>>(
     text_or_table("a policy: \"mqfq:slots=64\", or a table", deserializer)
 }
 
-/// Reads what is written as on the command line, or as a table.
+/// Reads a value in the form of the command line, or a table.
 fn text_or_table<'de, T, D>(expecting: &'static str, deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: FromStr<Err = String> + DeserializeOwned,
@@ -167,7 +166,7 @@ pub fn load(path: &Path) -> Result<Settings, Refusal> {
     parse(&text, &path.display().to_string())
 }
 
-/// Reads a configuration; `path` is for messages.
+/// Parses a configuration; `path` is for messages.
 pub fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
     let mut settings: Settings =
         toml::from_str(text).map_err(|error| misread(text, path, &error))?;
@@ -184,7 +183,7 @@ pub fn parse(text: &str, path: &str) -> Result<Settings, Refusal> {
     Ok(settings)
 }
 
-/// The lines of what comes in the file's order, so that each line of the file is counted once.
+/// Counts lines for positions in increasing order, so that each line of the file is counted once.
 struct Lines<'a> {
     text: &'a str,
     line: usize,
@@ -199,14 +198,14 @@ impl Lines<'_> {
     }
 }
 
-/// Says what is wrong with a file, and shows the place.
+/// The refusal of a file with a fault, with the faulty line.
 pub fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
     let message = explain(error.message());
     let Some(span) = error.span() else { return Refusal::new(format!("{path}: {message}")) };
     let (line, column) = line_and_column(text, span.start);
     let shown = text.lines().nth(line - 1).unwrap_or("");
-    // A value's message does not say whose value it is; the line does.
-    // Columns count characters, `get` bytes: beyond ASCII the key is left out.
+    // An error of a value does not name its key, but the line does. Columns count characters, and
+    // `get` counts bytes: beyond ASCII the key is left out.
     let key = shown.get(..column - 1).and_then(|before| before.trim_end().strip_suffix('='));
     let key = key
         .and_then(|before| before.rsplit(['{', ',']).next())
@@ -223,14 +222,14 @@ pub fn misread(text: &str, path: &str, error: &toml::de::Error) -> Refusal {
     ))
 }
 
-/// Line and column, from 1, of a byte.
+/// Line and column of a byte, from 1.
 pub fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     let before = text.get(..at).unwrap_or(text);
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
 }
 
-/// The value that is given, or both values combined.
+/// The given value, or both values combined.
 fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) -> Option<T> {
     match (under, over) {
         (Some(under), Some(over)) => Some(together(under, over)),
@@ -239,12 +238,13 @@ fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) 
 }
 
 impl Settings {
-    /// The values in `flags` win: key by key in tables, tenants and groups by name; a list of
-    /// addresses as a whole.
+    /// Overrides values with those of `flags`: key by key in tables, tenants and groups by name,
+    /// and lists of addresses as a whole.
     pub fn overlaid(self, flags: Settings) -> Settings {
         let mut tenant = self.tenant;
         for flag in flags.tenant {
-            // Not over another flag: two flags of one new name are a slip, which is refused later.
+            // A flag does not override another flag: two flags of one new name are a mistake, which
+            // is refused later.
             match tenant.iter_mut().find(|tenant| {
                 tenant.get_ref().name == flag.get_ref().name
                     && tenant.get_ref().origin != Origin::Flag
@@ -294,7 +294,7 @@ impl Settings {
         }
     }
 
-    /// The same with only those of the tenants whose names `is_wanted` says yes to.
+    /// The settings with only the tenants that `is_wanted` selects.
     pub fn of_tenants(&self, is_wanted: impl Fn(&str) -> bool) -> Settings {
         let tenants = self.tenant.iter().filter(|tenant| is_wanted(&tenant.get_ref().name));
         Settings {
@@ -321,32 +321,32 @@ impl Settings {
     }
 }
 
-/// The properties of the machine; an argument, so that tests can choose them.
+/// Properties of the machine, as an argument so that tests can set them.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
     /// The CPUs that this process may use.
     pub cpus: Vec<usize>,
-    /// Sockets handed in by the service manager.
+    /// Sockets from the service manager.
     pub inherited_sockets: usize,
-    /// Where to listen if nothing is said.
+    /// Default address for clients.
     pub default_socket: PathBuf,
-    /// The control socket beside that.
+    /// Default control socket, beside `default_socket`.
     pub default_control: PathBuf,
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Source {
     /// One connection, on standard input and output.
     Stdio,
-    /// Addresses, and sockets handed in by the service manager.
+    /// Addresses, and sockets from the service manager.
     Sockets(Vec<Listen>),
 }
 
-/// TLS, complete.
+/// Complete settings of TLS.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tls {
-    /// Clients must use it.
+    /// Whether clients must use TLS.
     pub is_required: bool,
     /// The server's certificate chain.
     pub cert: PathBuf,
@@ -354,20 +354,20 @@ pub struct Tls {
     pub key: PathBuf,
     /// The authority that signs clients' certificates.
     pub client_ca: Option<PathBuf>,
-    /// Which of them are revoked.
+    /// List of revoked client certificates.
     pub client_crl: Option<PathBuf>,
 }
 
-/// Bounds, complete.
+/// Complete limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Open connections of the server.
+    /// The most open connections of the server.
     pub connections: u32,
-    /// Bytes of requests and replies of all connections; if not said, half of what there is.
+    /// The most bytes of requests and replies of all connections; half of the memory if `None`.
     pub memory: Option<u64>,
-    /// Bytes of requests and replies of one connection.
+    /// The most bytes of requests and replies of one connection.
     pub memory_per_connection: u64,
-    /// Requests of one connection that are being served.
+    /// The most requests of one connection that are being served.
     pub depth_per_connection: u32,
 }
 
@@ -382,55 +382,56 @@ impl Default for Limits {
     }
 }
 
-/// The tenant whose export clients get that name none.
+/// The tenant whose export clients get if they name none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DefaultTenant {
     /// Its name.
     pub name: String,
-    /// Whether the configuration names it; otherwise it is one as long as it is the only tenant.
+    /// Whether the configuration names it; otherwise it is the default only while it is the only
+    /// tenant.
     pub is_named: bool,
 }
 
-/// A server's configuration, complete.
+/// A server's complete configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// The store.
+    /// The device.
     pub device: DeviceConfig,
-    /// How it is shared.
+    /// The policy of the device.
     pub policy: PolicyConfig,
-    /// By whom.
+    /// The tenants.
     pub tenants: Vec<Tenant>,
-    /// The groups that they are in, outer ones first.
+    /// The groups of tenants, outer ones first.
     pub groups: Vec<Group>,
-    /// The tenant whose export clients get that name none.
+    /// The tenant whose export clients get if they name none.
     pub default: Option<DefaultTenant>,
-    /// Where requests come from.
+    /// The source of requests.
     pub source: Source,
     /// The control socket.
     pub control: Option<PathBuf>,
-    /// Where metrics and the web page are served.
+    /// Addresses of metrics and the web page.
     pub metrics: Vec<Listen>,
-    /// Names under which those addresses are reached, beside their own.
+    /// Additional host names for these addresses.
     pub metrics_host: Vec<String>,
-    /// The file with what one must know to change weights on the page; without it nobody can.
+    /// The file with the token for changing weights on the page; without it no client can.
     pub web_token: Option<PathBuf>,
-    /// Below which tenants' cgroups are.
+    /// The folder of tenants' cgroups.
     pub cgroup_root: PathBuf,
     /// The CPU of each shard.
     pub cpus: Vec<usize>,
     /// TLS, if it is on.
     pub tls: Option<Tls>,
-    /// Bounds.
+    /// Limits of connections and memory.
     pub limits: Limits,
-    /// The times that the server waits for others.
+    /// Time limits for clients, storage and requests.
     pub timeouts: Timeouts,
-    /// Status lines even where there is no terminal.
+    /// Whether status lines are printed without a terminal.
     pub status: bool,
 }
 
 impl Settings {
-    /// Fills in the defaults and refuses what does not fit together. Looks users and groups up, and
-    /// may wait for that.
+    /// Fills in defaults and refuses values that do not fit together. Looks up users and groups,
+    /// which may take time.
     pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
         let cgroup_root = self.cgroups().root;
         let directory = Directory::default();
@@ -443,13 +444,12 @@ impl Settings {
         group::mark_ambiguous(&mut groups, &directory);
         let tenants = self.complete_tenants(&cgroup_root, &groups, &directory)?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
-        // Without a device the demo's is meant, unless tenants bring files, which it has no place
-        // for.
+        // Without a device the demo's is used, unless all tenants have files of their own.
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
         let device = self.device.clone().unwrap_or_default().complete(implied)?;
         check_files(&device, &tenants)?;
         let tls = complete_tls(&self.tls)?;
-        // TLS is complete first: whether identities may stand depends on client certificates.
+        // TLS is completed first: identities are valid only with client certificates.
         check_identities(&tenants, tls.as_ref())?;
         Ok(Plan {
             default: self.complete_default(&tenants)?,
@@ -471,7 +471,7 @@ impl Settings {
         })
     }
 
-    /// The tenant that is named, or the only one.
+    /// The named default tenant, or the only tenant.
     fn complete_default(&self, tenants: &[Tenant]) -> Result<Option<DefaultTenant>, Refusal> {
         let Some(name) = &self.default_tenant else {
             let [only] = tenants else { return Ok(None) };
@@ -485,7 +485,7 @@ impl Settings {
         Ok(Some(DefaultTenant { name: name.clone(), is_named: true }))
     }
 
-    /// Where cgroups are, and the disk whose `io.max` counts.
+    /// The root of cgroups, and the disk of `io.max`.
     pub fn cgroups(&self) -> Cgroups {
         let root = self.cgroup_root.clone().unwrap_or_else(weight::cgroup_root);
         Cgroups::new(root, self.device.as_ref().and_then(|device| device.path.as_deref()))
@@ -500,7 +500,7 @@ impl Settings {
         group::complete(tables, Some(&self.cgroups()))
     }
 
-    /// The same without what cgroups say: for their names, their places and their targets.
+    /// The groups without cgroups' values, for their names, places and targets.
     pub fn known_groups(&self) -> Result<Vec<Group>, Refusal> {
         group::complete(self.group.iter().map(Spanned::get_ref), None)
     }
@@ -555,18 +555,18 @@ impl Settings {
         tables.into_iter().map(|table| table.complete(cgroups, groups, directory)).collect()
     }
 
-    /// Where it is said, or beside the default socket if that is used.
+    /// The configured control socket, or the default one if the default address is used.
     fn control_socket(&self, surroundings: &Surroundings) -> Option<PathBuf> {
-        // Beside an address that was chosen no place for the control socket is known.
+        // Other addresses have no default place for the control socket.
         let is_default = self.listen.is_empty()
             && surroundings.inherited_sockets == 0
             && self.stdio != Some(true);
         self.control.clone().or_else(|| is_default.then(|| surroundings.default_control.clone()))
     }
 
-    /// The same with tenants: those that are served if none is named.
+    /// The settings with the default tenants if none is named.
     pub fn with_tenants(mut self) -> Settings {
-        // The demo's tenants would write into a file: `plan` refuses one without tenants.
+        // The default tenants would write to a file: `plan` refuses a file without tenants.
         if self.tenant.is_empty() && !self.is_of_a_file() {
             let parse = |text: &&str| text.parse().expect("the demo tenants are well formed");
             self.tenant =
@@ -614,7 +614,7 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
             )))
         }
         (DeviceConfig::File { .. }, ..) | (_, None, _) => Ok(()),
-        // A software controller over a file opens tenants' files as well.
+        // A software controller with a file opens tenants' files as well.
         (device, ..) if device.shared_file().is_some() => Ok(()),
         (_, Some(tenant), _) => Err(Refusal::new(format!(
             "{}: tenant {} has a file of its own, but the device keeps everything in memory: use \
@@ -625,12 +625,12 @@ fn check_files(device: &DeviceConfig, tenants: &[Tenant]) -> Result<(), Refusal>
     }
 }
 
-/// Names of this server as a browser writes them: without scheme, port and brackets.
+/// Host names of this server as in browsers: without scheme, port and brackets.
 fn complete_hosts(names: &[String]) -> Result<Vec<String>, Refusal> {
     let is_name = |name: &String| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let is_address = name.parse::<std::net::IpAddr>().is_ok();
-        // 253: the longest name that DNS has in this form (RFC 1035).
+        // 253 is the length of the longest name in DNS (RFC 1035).
         is_address || (!name.is_empty() && name.len() <= 253 && name.bytes().all(plain))
     };
     match names.iter().find(|name| !is_name(name)) {
@@ -654,7 +654,7 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
         .into_iter()
         .find(|(_, path)| path.is_some());
         return match given {
-            // An explicit `off` may leave the paths where they stand.
+            // With an explicit `off` the paths may stay.
             Some((what, _)) if table.mode.is_none() => Err(Refusal::new(format!(
                 "tls: {what} is given but no certificate: add --tls-cert FILE"
             ))),
@@ -684,8 +684,8 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
     }))
 }
 
-/// Identities need certificates, and certificates identities: one that any authority's customer has
-/// must not open a tenant because a key was forgotten.
+/// Identities require client certificates, and client certificates require identities: otherwise
+/// any certificate of the authority would open a tenant without the key.
 pub fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
     let are_certified = tls.is_some_and(|tls| tls.client_ca.is_some());
     let named = tenants.iter().find(|tenant| tenant.identity.is_some());
@@ -713,8 +713,8 @@ pub fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Ref
     )))
 }
 
-/// The CPU of each shard: one shard for each CPU unless otherwise said. More shards than CPUs take
-/// turns.
+/// The CPU of each shard; by default there is one shard for each CPU. More shards than CPUs share
+/// them.
 pub fn complete_cpus(
     shards: Option<u32>,
     cpus: Option<&CpuList>,
@@ -730,7 +730,7 @@ pub fn complete_cpus(
             "cpus: CPU {cpu} is not there for this process: choose from {offered}"
         )));
     }
-    // A machine may have more CPUs than a policy has ports.
+    // A machine may have more CPUs than a policy can have ports.
     let count = shards.map_or(list.len().min(SHARDS_MAX), |shards| shards as usize);
     if count > SHARDS_MAX {
         return Err(Refusal::new(format!("shards: {count} are too many: write 1 to {SHARDS_MAX}")));

@@ -1,4 +1,4 @@
-//! Tables for the eye.
+//! Tables for people.
 
 use comfy_table::{
     CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle,
@@ -16,7 +16,7 @@ pub fn plain_table() -> Table {
     table
 }
 
-/// All columns but the first to the right, so that figures stand under figures.
+/// Aligns all columns except the first to the right.
 pub fn align_right(table: &mut Table) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

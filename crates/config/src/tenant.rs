@@ -1,5 +1,5 @@
-//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: what shares the device, and which part of it
-//! is whose.
+//! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: the tenants of the device, and their parts of
+//! it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ use crate::units::{Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size};
 use crate::weight::WeightSource;
 use crate::{keys, latency};
 
-/// Equal parts end on a multiple of this.
+/// Equal parts are multiples of this number of bytes.
 const PART: u64 = 1 << 20;
-/// A tenant as it is written.
+/// A tenant's keys as configured.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
@@ -61,57 +61,58 @@ pub struct TenantTable {
     pub origin: Origin,
 }
 
-/// A tenant, complete but for its place on the device.
+/// A tenant, complete except for its place on the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tenant {
-    /// Its name, and that of its export.
+    /// Name of the tenant and of its export.
     pub name: String,
-    /// Its share relative to the others', as it is now.
+    /// Its present weight.
     pub weight: Weight,
-    /// Its size in bytes; an equal part of the free space if not given.
+    /// Its size in bytes; an equal part of the free space if `None`.
     pub size: Option<u64>,
-    /// Where its range begins; if not said, where there is room.
+    /// Start of its range, in bytes; any free place if `None`.
     pub offset: Option<u64>,
-    /// A file of its own.
+    /// The path of its own file, if it has one.
     pub path: Option<PathBuf>,
-    /// Its file is to be made if it is not there.
+    /// Whether its file is made if it is missing.
     pub create: bool,
-    /// The store that its file belongs to, whichever device it is on.
+    /// The store of its file; that of its device if `None`.
     pub store: Option<String>,
-    /// The data in its range are its own: the range is not zeroed when it is added to a running server.
+    /// Whether its range keeps the data: it is then not zeroed when the tenant is added to a
+    /// running server.
     pub keep_data: bool,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// It may use the urgent class, within the policy's budget.
+    /// Whether it may use the urgent class, within the policy's budget.
     pub urgent: bool,
     /// The latency target of its requests.
     pub target: Option<Target>,
-    /// The most that it gets.
+    /// The most that it gets: caps on requests and bytes.
     pub caps: Caps,
-    /// The group of tenants that it is in.
+    /// Name of its group of tenants.
     pub group: Option<String>,
-    /// The least that it has.
+    /// The least that it has: reservations of requests and bytes a second.
     pub reservation: Reservation,
-    /// The certificate that may open it.
+    /// The certificate of clients that may open it.
     pub identity: Option<Identity>,
-    /// The users who may open it; anybody if none is named.
+    /// The users who may open it; all users if none is named.
     pub users: Users,
-    /// The most connections that it may have; half of all if not said.
+    /// The most connections to it; half of all if `None`.
     pub connections: Option<u32>,
-    /// For clients that list exports.
+    /// Description in lists of exports.
     pub description: String,
-    /// Where it was written.
+    /// The place of its configuration, for messages.
     pub origin: Origin,
 }
 
 /// A part of one of the device's files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// Which of the device's files.
+    /// Number of the file on the device.
     pub file: u16,
-    /// Its first byte.
+    /// Start of the range, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range, in bytes.
     pub size: u64,
 }
 
@@ -127,7 +128,7 @@ impl FromStr for TenantTable {
         };
         let mut list = vec![Pair::new("name", name.trim())];
         match after {
-            // `db=weight=300` leaves out the size as `db,weight=300` does.
+            // `db=weight=300` leaves out the size, like `db,weight=300`.
             Some(pair) if pair.contains(['=', ':']) => {
                 list.extend(pairs::pairs([&pair.to_owned()]))
             }
@@ -142,12 +143,12 @@ impl FromStr for TenantTable {
 }
 
 impl TenantTable {
-    /// The values in `flags` win, key by key.
+    /// Overrides keys with those of `flags`.
     pub fn overlaid(self, flags: TenantTable) -> TenantTable {
         TenantTable { origin: self.origin.clone(), ..keys::overlay(&self, &flags) }
     }
 
-    /// Whether all keys are the same, wherever the two were written.
+    /// Whether all keys are the same; the places of the two tables may differ.
     pub fn says_the_same_as(&self, other: &TenantTable) -> bool {
         self == other || TenantTable { origin: other.origin.clone(), ..self.clone() } == *other
     }
@@ -157,7 +158,7 @@ impl TenantTable {
         caps_of!(self)
     }
 
-    /// Says this of caps instead.
+    /// Replaces its keys for caps.
     pub fn set_caps(&mut self, said: &caps::Written) {
         [self.max_iops, self.read_max_iops, self.write_max_iops] = said.iops;
         [self.max_bandwidth, self.read_max_bandwidth, self.write_max_bandwidth] = said.bandwidth;
@@ -169,25 +170,24 @@ impl TenantTable {
         group::Written { iops: self.min_iops, bandwidth: self.min_bandwidth }
     }
 
-    /// The group of tenants that it names, of these.
+    /// The group of tenants among the names of its key `group`; `groups` are all groups.
     pub fn group_of(&self, groups: &[Group]) -> Result<Option<String>, String> {
         group::split(self.group.as_ref(), groups).map(|(group, _)| group)
     }
 
-    /// Is in this group of tenants instead of the one that it names, of these.
+    /// Moves it to a group of tenants; `groups` are all groups.
     pub fn set_group(&mut self, group: Option<&str>, groups: &[Group]) {
         let users = group::split(self.group.as_ref(), groups).map(|(_, users)| users);
-        // The key `group` names users as well: those stay.
+        // The key `group` also names groups of users, which stay.
         let mut all = users.ok().flatten().map_or_else(Vec::new, |List(users)| users);
         all.extend(group.map(str::to_owned));
         self.group = (!all.is_empty()).then_some(List(all));
     }
 
-    /// Its own latency target, or that of the nearest of these groups that it is in and that has
-    /// one.
+    /// Its own latency target, or that of the nearest of its groups that has one.
     pub fn target(&self, groups: &[Group]) -> Result<Option<Target>, String> {
         let own = latency::target(self.latency, self.latency_percentile, self.floor)?;
-        // `complete` refuses a group that cannot be told: here it only means no target of a group.
+        // `complete` refuses an unknown group; here such a group only has no target.
         let of_group = || group::target(self.group_of(groups).ok().flatten().as_deref(), groups);
         Ok(own.or_else(of_group))
     }
@@ -197,7 +197,8 @@ impl TenantTable {
         self.user.is_some() || self.group.is_some()
     }
 
-    /// Refuses what makes no sense by itself, or beside the groups; `cgroups` is their root.
+    /// Refuses keys that are invalid by themselves or with these groups; `cgroups` is the root of
+    /// cgroups.
     pub fn complete(
         self,
         cgroups: &Path,
@@ -213,8 +214,8 @@ impl TenantTable {
         for (key, value) in [("size", self.size), ("offset", self.offset)] {
             let Some(Size(bytes)) = value else { continue };
             if bytes % SECTOR != 0 || (key == "size" && bytes == 0) {
-                // For a size of 0 the next multiple is to be above 0. Sizes end below 2^63: none
-                // overflows.
+                // For a size of 0 the next multiple has to be above 0. Sizes are below 2^63, so
+                // none overflows.
                 let up = exact_size(bytes.max(1).next_multiple_of(SECTOR));
                 let above = if key == "size" { " above 0" } else { "" };
                 let given = exact_size(bytes);
@@ -300,14 +301,14 @@ impl TenantTable {
     }
 }
 
-/// Gives every tenant its place. `shared` is the size of the device that those without a file of
-/// their own share (it is file 0 then); `own` gives the size of each file of a tenant, in the
-/// tenants' order.
+/// Gives every tenant its place. `shared` is the size of the device that tenants without a file of
+/// their own share (it is file 0 then); `own` has the size of each file of a tenant, in the
+/// tenants' order; all in bytes.
 ///
-/// First come those that say where; then those that say how much, each into the first gap that it
-/// fits into; those that say neither share the largest gap that is left in equal parts, and the
-/// last of them has what the division leaves over: the end of a disk's image is a part of it.
-/// Ranges are whole sectors, which is what most clients' kernels can address.
+/// Tenants with an offset are placed first; then tenants with a size, each in the first gap that it
+/// fits into. Tenants with neither share the largest remaining gap in equal parts, and the last of
+/// them also gets the rest of the division, because the end of a disk's image is a part of it.
+/// Ranges are whole sectors, which most clients' kernels can address.
 pub fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Vec<Range>, Refusal> {
     let mut places: Vec<Option<Range>> = vec![None; tenants.len()];
     // The shared file is number 0: the tenants' own files follow it.
@@ -322,7 +323,7 @@ pub fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Ve
         }
     }
     let device = shared.unwrap_or(0);
-    // By their first bytes: only neighbours can overlap.
+    // By their first bytes, so that only neighbours can overlap.
     let mut taken: BTreeMap<u64, (u64, &str)> = BTreeMap::new();
     for (tenant, place) in tenants.iter().zip(&mut places) {
         let (Some(offset), Some(size)) = (tenant.offset, tenant.size) else { continue };
@@ -375,10 +376,10 @@ fn share_the_rest(
         return Ok(());
     }
     let (mut offset, length) = gaps.iter().copied().max_by_key(|gap| gap.1).unwrap_or((0, 0));
-    // On a small device whole MiB would give some tenants much less, or nothing.
+    // On a small device parts of whole MiB would be much smaller for some tenants, or empty.
     let unit = if length / count >= PART { PART } else { SECTOR };
     let size = length / count / unit * unit;
-    // The end of a file may be in the middle of a sector, which clients cannot address.
+    // A file may end in the middle of a sector, which clients cannot address.
     let end = (offset + length) / SECTOR * SECTOR;
     let open = tenants.iter().zip(places).filter(|(_, place)| place.is_none());
     for (nth, (tenant, place)) in (1..).zip(open) {
@@ -398,7 +399,7 @@ fn share_the_rest(
     Ok(())
 }
 
-/// The free ranges, as offset and length, in order.
+/// The free ranges as offset and length, in order, in bytes.
 fn gaps(taken: &BTreeMap<u64, (u64, &str)>, device: u64) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut end = 0;
@@ -463,7 +464,7 @@ mod tests {
             .collect()
     }
 
-    /// Offset and size in MiB.
+    /// Offsets and sizes in MiB.
     fn place(specs: &[&str], device_mib: u64) -> Result<Vec<(u64, u64)>, String> {
         let ranges = layout(&tenants(specs)?, Some(device_mib << 20), &[])
             .map_err(|refusal| refusal.to_string())?;
@@ -590,8 +591,8 @@ mod tests {
         assert_eq!(place(&["a", "b", "c"], 100), Ok(vec![(0, 33), (33, 33), (66, 34)]));
     }
 
-    /// An image whose size is no multiple of anything but a sector ends with what a disk has at its
-    /// end, such as the copy of its partition table.
+    /// The end of a disk's image may have the copy of the partition table, and its size may be a
+    /// multiple of a sector only.
     #[test]
     fn the_last_of_those_gets_the_end_of_the_device() {
         let sizes = |specs: &[&str], device| {

@@ -1,7 +1,7 @@
-//! The times that a server waits for others: `[timeouts]`.
+//! Time limits of a server: `[timeouts]`.
 //!
-//! A key that is not said has its default. Shorter times give up sooner on slow clients and slow
-//! storage; all are at least 10 ms.
+//! A missing key has its default. With shorter limits the server gives up earlier on slow clients
+//! and slow storage; all limits are at least 10 ms.
 
 use std::time::Duration;
 
@@ -11,11 +11,12 @@ use fairq_host::server;
 use crate::refusal::Refusal;
 use crate::units::{Nanos, exact_duration};
 
-/// The shortest.
+/// The shortest limit, in nanoseconds.
 const LEAST_NS: u64 = 10_000_000;
-/// The longest, unless a client of the control socket would give up before.
+/// The longest limit, in nanoseconds, unless a client of the control socket would give up earlier.
 const MOST_NS: u64 = 3_600_000_000_000;
-/// The longest that a call waits for a file system: `fairq ctl` waits for an answer for 10 s.
+/// The longest wait of a call for a file system, in nanoseconds: `fairq ctl` waits for an answer
+/// for 10 s.
 const CALL_MOST_NS: u64 = 8_000_000_000;
 
 /// `[timeouts]`.
@@ -34,15 +35,15 @@ pub struct TimeoutsTable {
     pub range: Option<Nanos>,
 }
 
-/// Times, complete.
+/// Complete time limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// For a client's whole handshake.
+    /// Limit of a client's whole handshake.
     pub handshake: Duration,
-    /// For requests of removed tenants on the range or file of an added one, and for file systems
-    /// while a reload is carried out that SIGHUP asked for.
+    /// Limit of the wait for requests of removed tenants on the range or file of a new one, and for
+    /// file systems in a reload by SIGHUP.
     pub range: Duration,
-    /// All others.
+    /// All other limits.
     pub server: server::Timeouts,
 }
 
@@ -57,7 +58,7 @@ impl Default for Timeouts {
 }
 
 impl TimeoutsTable {
-    /// Fills in the defaults and refuses what is too short or too long.
+    /// Fills in defaults and refuses values outside of the range.
     pub fn complete(&self) -> Result<Timeouts, Refusal> {
         let default = Timeouts::default();
         let within = |key: &str, value: Option<Nanos>, default: Duration, most_ns: u64| {

@@ -1,16 +1,15 @@
-//! Numbers with units, in and out.
+//! Numbers with units, as input and output.
 //!
 //! | what | written | means |
 //! |---|---|---|
-//! | size | `4096`, `4k`, `64KiB`, `1.5G` | bytes; k, M, G, T are **binary** (1k = 1024), with or without `B` or `iB` |
+//! | size | `4096`, `4k`, `64KiB`, `1.5T` | bytes; units are **binary** (1k = 1kB = 1KiB = 1024) |
 //! | bandwidth | `1G/s`, `500M` | bytes a second, binary as sizes are |
 //! | count | `100k`, `1.2M` | things, or things a second; k, M, G are **decimal** (1k = 1000) |
 //! | duration | `500ns`, `80us`, `1.5ms`, `10s` | the unit is never guessed |
 //! | factor | `1`, `2.5`, `250%` | kept in hundredths |
 //!
-//! Values never go through floating point; a fraction of a unit is rounded down. Each type
-//! reads itself from a flag's text, a TOML string or a TOML number, so a value is written the same
-//! way everywhere.
+//! Values never go through floating point; a fraction of a unit is rounded down. Each type parses a
+//! flag's text, a TOML string or a TOML number, so a value has the same form everywhere.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +17,7 @@ use std::str::FromStr;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 
-/// Defines a number with its text form and what to tell those who write something else.
+/// Defines a number with its text form, and the text of refusals.
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident($inner:ty), $parse:path, $expecting:literal, $exact:expr) => {
         $(#[$doc])*
@@ -32,7 +31,7 @@ macro_rules! quantity {
             }
         }
 
-        /// As it could be read back.
+        /// In the form in which it is read.
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&$exact(self.0))
@@ -77,7 +76,7 @@ quantity!(
 );
 
 quantity!(
-    /// A percentile, in millionths: of so many requests that many take no longer.
+    /// A percentile, in millionths: the part of requests that take no longer.
     Percentile(u32), parse_percentile, "a percentile such as 99 or \
      99.9", |millionths: u32| show_percentile(millionths)
 );
@@ -86,7 +85,7 @@ quantity!(
     Part(u8), parse_part, "a part such as \"50%\" or 0.5", |percent: u8| format!("{percent}%")
 );
 
-/// Takes text, or a number as if it had been written as text.
+/// Deserializes text, or a number as its text.
 pub struct TextOrNumber<F> {
     /// The expected form, for refusals.
     pub expecting: &'static str,
@@ -122,7 +121,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
     number.starts_with(|c: char| c.is_ascii_digit()).then_some((number, suffix.trim()))
 }
 
-/// `number` (digits, perhaps a point) times `unit`, rounded down.
+/// `number` (digits, optionally with a point) times `unit`, rounded down.
 fn scale(number: &str, unit: u64) -> Option<u64> {
     let number = number.replace('_', "");
     let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
@@ -147,7 +146,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     let suffix = suffix.to_ascii_lowercase();
     let letter = suffix.strip_suffix("ib").or(suffix.strip_suffix('b')).unwrap_or(&suffix);
     let shift = match letter {
-        // `4ib` leaves no letter either, and is no unit.
+        // `4ib` leaves no letter, and is not a unit.
         "" if !suffix.starts_with('i') => 0,
         "k" => 10,
         "m" => 20,
@@ -234,7 +233,7 @@ fn parse_percentile(text: &str) -> Result<u32, String> {
     millionths.map(|part| part as u32).ok_or_else(refuse)
 }
 
-/// A percentile as it could be read back: `99`, `99.9`.
+/// A percentile in the form in which it is read: `99`, `99.9`.
 pub fn show_percentile(millionths: u32) -> String {
     let text = format!("{}.{:04}", millionths / 10_000, millionths % 10_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -251,7 +250,7 @@ fn parse_part(text: &str) -> Result<u8, String> {
     percent.filter(|&percent| percent <= 100).map(|percent| percent as u8).ok_or_else(refuse)
 }
 
-/// A size as it could be read back, exact: `10G`, `1536M`, `4096`.
+/// An exact size in the form in which it is read: `10G`, `1536M`, `4096`.
 pub fn exact_size(bytes: u64) -> String {
     let (shift, letter) = match bytes {
         // 0 has 64 trailing zeros and would be `0T`.
@@ -267,7 +266,7 @@ pub fn exact_size(bytes: u64) -> String {
     format!("{}{letter}", bytes >> shift)
 }
 
-/// A duration as it could be read back, exact: `80us`, `1500ns`.
+/// An exact duration in the form in which it is read: `80us`, `1500ns`.
 pub fn exact_duration(ns: u64) -> String {
     let unit = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
     match unit.into_iter().find(|(length, _)| ns > 0 && ns.is_multiple_of(*length)) {
@@ -276,28 +275,28 @@ pub fn exact_duration(ns: u64) -> String {
     }
 }
 
-/// A size for the eye, three figures: `3.73 GiB`.
+/// A size for people, three figures: `3.73 GiB`.
 pub fn show_size(bytes: u64) -> String {
     show(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
-/// A count for the eye, three figures: `99.8 k`.
+/// A count for people, three figures: `99.8 k`.
 pub fn show_count(count: f64) -> String {
     show(count, 1000.0, &["", "k", "M", "G"])
 }
 
-/// Bytes a second for the eye, three figures, decimal as drives are sold: `1.23 GB/s`.
+/// Bytes a second for people, three figures, with the decimal units of drives: `1.23 GB/s`.
 pub fn show_bandwidth(bytes_per_s: f64) -> String {
     show(bytes_per_s, 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s"])
 }
 
-/// A duration for the eye, three figures: `80.0 µs`.
+/// A duration for people, three figures: `80.0 µs`.
 pub fn show_duration(ns: f64) -> String {
     show(ns, 1000.0, &["ns", "µs", "ms", "s"])
 }
 
 fn show(value: f64, step: f64, units: &[&str]) -> String {
-    // The sum of nothing is -0.
+    // An empty sum is -0, and would be shown with a sign.
     let mut value = value + 0.0;
     let mut index = 0;
     // 999.5 would be shown as 1000.

@@ -1,13 +1,13 @@
-//! A tenant's weight: a number, or what a cgroup has; and a group's, with its caps.
+//! A tenant's weight: a number, or the weight of a cgroup; and a group's, with its caps.
 //!
-//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: the server that does a
-//! client's input and output gives it what the client's own cgroup would get. The file is read at
-//! the start and then once a second, since the kernel does not tell of every change; if it cannot
-//! be read, the last weight stays. A group's key `cgroup` follows `io.weight` and `io.max` alike.
+//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: a server that does a client's
+//! input and output gives it the weight of the client's own cgroup. The file is read at the start
+//! and then once a second, because the kernel does not notify of every change; if it cannot be
+//! read, the last weight stays. A group's key `cgroup` follows both `io.weight` and `io.max`.
 //!
-//! The control thread reads it, and a name may come from the control socket, so a name must not
-//! make that thread read anything else: the kernel resolves it below the root of the cgroups, on
-//! that file system, without symbolic links ([`ResolveFlags`]); what is there has to be a regular
+//! The control thread reads the file, and a name may come from the control socket, so a name must
+//! not make that thread read any other file: the kernel resolves it below the root of the cgroups,
+//! on that file system, without symbolic links ([`ResolveFlags`]). The result has to be a regular
 //! file, is opened without waiting (a FIFO would wait for a writer), and is read up to
 //! `IO_WEIGHT_MAX` bytes.
 
@@ -26,22 +26,23 @@ use crate::caps::Written;
 use crate::disks::Disks;
 use crate::units::{Bandwidth, Count, TextOrNumber};
 
-/// Where the kernel shows cgroups of version 2: alone, or beside those of version 1.
+/// Mount points of cgroups of version 2: alone, or beside those of version 1.
 const ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// The bytes that are read of an `io.weight`. Its first line is the default weight; lines for
+/// The most bytes that are read of an `io.weight`. Its first line is the default weight; lines for
 /// single devices follow.
 const IO_WEIGHT_MAX: u64 = 512;
-/// The same of an `io.max`: a line for each disk that is limited.
+/// The most bytes that are read of an `io.max`: a line for each disk with limits.
 const IO_MAX_MAX: u64 = 64 << 10;
 /// The type that `statfs` reports for the file system of cgroups of version 2.
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 
-/// Where a weight comes from.
+/// The source of a weight.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WeightSource {
-    /// It is said.
+    /// A configured weight.
     Fixed(Weight),
-    /// A cgroup has it: its name as in `/proc/PID/cgroup`, or the path of its directory.
+    /// The weight of a cgroup, by its name as in `/proc/PID/cgroup`, or by the path of its
+    /// directory.
     Cgroup(PathBuf),
 }
 
@@ -91,7 +92,7 @@ impl<'de> Deserialize<'de> for WeightSource {
 }
 
 impl WeightSource {
-    /// The weight at this moment; `root` is the cgroups'.
+    /// The present weight; `root` is the root of cgroups.
     pub fn now(&self, root: &Path) -> Result<Weight, String> {
         match self {
             WeightSource::Fixed(weight) => Ok(*weight),
@@ -100,39 +101,41 @@ impl WeightSource {
     }
 }
 
-/// Where the kernel shows the cgroups that have an `io.weight`.
+/// The mount point of cgroups that have an `io.weight`.
 pub fn cgroup_root() -> PathBuf {
     let is_cgroup2 =
         |root: &&&str| rustix::fs::statfs(**root).is_ok_and(|of| of.f_type == CGROUP2_MAGIC);
-    // Without cgroups the usual root is named, so that a refusal says where they were expected.
+    // Without cgroups the usual root is named, so that a refusal names the expected place.
     ROOTS.iter().find(is_cgroup2).unwrap_or(&ROOTS[0]).into()
 }
 
-/// Where cgroups are, and the disks whose lines count.
+/// The root of cgroups, and the disks whose limits apply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cgroups {
-    /// Their root.
+    /// Root of the cgroups.
     pub root: PathBuf,
-    /// The disks of the server, as `io.max` has them; `None`: it has no device of its own.
+    /// The server's disks by their numbers in `io.max`; `None` if the server has no device of its
+    /// own.
     pub disks: Option<Disks>,
 }
 
 /// The limits in a cgroup's `io.max`.
 #[derive(Debug, Default)]
 pub(crate) struct IoMax {
-    /// For the server's disks; of several lines the least of each value.
+    /// The limits for the server's disks; of several lines the least of each value.
     pub(crate) caps: Caps,
-    /// Why none of its lines counts, if it has lines.
+    /// The reason for which none of its lines applies, if it has lines.
     pub(crate) unused: Option<String>,
 }
 
 impl Cgroups {
-    /// Below this root, for a server of this device: a disk, a part of one, or a file on one.
+    /// Cgroups below this root, for a server of this device: a disk, a partition, or a file.
     pub fn new(root: PathBuf, device: Option<&Path>) -> Cgroups {
         Cgroups { root, disks: device.map(Disks::of) }
     }
 
-    /// A cgroup's weight. A kernel that has caps and no weights gives all cgroups the same one.
+    /// A cgroup's weight. If the kernel has caps but no weights, all cgroups have the default
+    /// weight.
     pub(crate) fn weight(&self, path: &Path) -> Result<Weight, String> {
         match read(&self.root, path) {
             Err(_) if lacks_weights(&self.root, path) => Ok(Weight::DEFAULT),
@@ -140,15 +143,15 @@ impl Cgroups {
         }
     }
 
-    /// A cgroup's caps: those of `io.max` for the server's disks. A cgroup without that file, as
-    /// the root one is, has none.
+    /// A cgroup's caps from `io.max`, for the server's disks. A cgroup without that file, such as
+    /// the root, has none.
     pub(crate) fn io_max(&self, path: &Path) -> Result<IoMax, String> {
         let Some(disks) = &self.disks else { return Ok(IoMax::default()) };
         let name = below(&self.root, path).join("io.max");
         let place = self.root.join(&name);
         let refuse = |error: io::Error| format!("cgroup: {}: {error}", place.display());
-        // The root has no io.max, and a cgroup whose parent hands on no I/O has none either: no
-        // caps.
+        // The root has no `io.max`, and neither has a cgroup whose parent hands on no I/O: they
+        // have no caps.
         let text = match open_below(&self.root, &name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(IoMax::default()),
             file => file.and_then(|file| read_at_most(file, IO_MAX_MAX)).map_err(refuse)?,
@@ -184,20 +187,19 @@ fn tighter(one: Written, other: Written) -> Written {
     least
 }
 
-/// Whether a cgroup is there and its kernel has `io.max` and no `io.weight`.
+/// Whether a cgroup exists whose kernel has `io.max` but no `io.weight`.
 fn lacks_weights(root: &Path, path: &Path) -> bool {
     let has = |name| open_below(root, &below(root, path).join(name)).is_ok();
     has("io.max") && !has("io.weight")
 }
 
-/// The caps of a line of `io.max`, behind the disk's number: the kernel's own, with the burst that
-/// caps usually have.
+/// The caps of a line of `io.max`, behind the disk's number, with the default burst.
 fn parse_io_max(limits: &str) -> Option<Written> {
     let mut said = Written::default();
     for pair in limits.split_whitespace() {
         let (key, value) = pair.split_once('=')?;
         let value: Option<u64> = if value == "max" { None } else { Some(value.parse().ok()?) };
-        // A limit beyond the largest cap is no limit.
+        // A limit beyond the largest cap counts as no limit.
         let value = value.filter(|value| *value <= Cap::MOST / 2).map(|value| value.max(1));
         match key {
             "rbps" => said.bandwidth[1] = value.map(Bandwidth),
@@ -210,7 +212,7 @@ fn parse_io_max(limits: &str) -> Option<Written> {
     Some(said)
 }
 
-/// The name of a cgroup below the root: the path of its directory is as good as its name.
+/// The name of a cgroup below the root, from its name or the path of its directory.
 fn below<'a>(root: &Path, path: &'a Path) -> &'a Path {
     path.strip_prefix(root).or_else(|_| path.strip_prefix("/")).unwrap_or(path)
 }
@@ -240,7 +242,7 @@ fn read(root: &Path, path: &Path) -> Result<Weight, String> {
     parse_io_weight(&text).ok_or_else(|| refuse("no `default` weight from 1 to 10000"))
 }
 
-/// Opens a regular file below `root`, wherever its name tries to lead.
+/// Opens a regular file below `root`; a name cannot lead out of it.
 fn open_below(root: &Path, file: &Path) -> io::Result<File> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(root, directory, Mode::empty())?;
@@ -252,15 +254,15 @@ fn open_below(root: &Path, file: &Path) -> io::Result<File> {
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_XDEV;
     let file = rustix::fs::openat2(root, file, flags, Mode::empty(), below)?;
-    // The open file is asked, not its name: another file could take the name in between.
+    // The check is of the open file, not of its name: another file could take the name in between.
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is not a regular file"));
     }
     Ok(file.into())
 }
 
-/// The weight in an `io.weight` file: `default 100`, followed by lines for single devices, which do
-/// not concern us.
+/// The weight in an `io.weight` file: `default 100`, followed by lines for single devices, which
+/// are ignored.
 fn parse_io_weight(text: &str) -> Option<Weight> {
     let line = text.lines().find_map(|line| {
         line.strip_prefix("default ").or(Some(line).filter(|line| !line.contains(' ')))
@@ -268,18 +270,18 @@ fn parse_io_weight(text: &str) -> Option<Weight> {
     line?.trim().parse().ok().and_then(Weight::new)
 }
 
-/// A weight, 1 to 10000.
+/// Deserializes a weight from 1 to 10000.
 pub fn plain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Weight, D::Error> {
     let text = TextOrNumber { expecting: "a weight from 1 to 10000", parse: parse_weight };
     deserializer.deserialize_any(text)
 }
 
-/// Likewise, where it need not be given.
+/// Deserializes an optional weight from 1 to 10000.
 pub fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Weight>, D::Error> {
     plain(deserializer).map(Some)
 }
 
-/// See [`plain`].
+/// Parses a weight from 1 to 10000.
 pub fn parse_weight(text: &str) -> Result<Weight, String> {
     let weight = text.parse().ok().and_then(Weight::new);
     weight.ok_or_else(|| {

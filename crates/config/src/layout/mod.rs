@@ -1,10 +1,10 @@
-//! Where the data of tenants that share a file are: a record that belongs to the file.
+//! The places of data of tenants that share a file: a record that belongs to the file.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`record`] | the record as a model and as bytes; no I/O |
-//! | [`place`] | a configuration beside a record: who is where, and what is refused; no I/O |
-//! | [`pool`] | the record on storage: where it is, and what the device and it say of each other |
+//! | [`place`] | a configuration compared with a record: places, and refusals; no I/O |
+//! | [`pool`] | the record on storage: its place, and whether it fits the device |
 //!
 //! docs/decisions/0048 has the reasons.
 

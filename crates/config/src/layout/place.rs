@@ -1,9 +1,9 @@
-//! Where tenants are placed: what the record says, and what the configuration says beside it.
+//! The placement of tenants: by the record, and by the configuration.
 //!
-//! A name that the record has stays where it is, wherever it stands in the configuration. A name
-//! that is new gets a free range, by the same rules as in a pool without tenants. A name that only
-//! the record has keeps its range. A configuration that contradicts the record is refused, with the
-//! lines that would not.
+//! A name in the record stays in its place, wherever it is in the configuration. A new name gets a
+//! free range, by the same rules as in a pool without tenants. A name that only the record has
+//! keeps its range. A configuration that contradicts the record is refused, with lines that would
+//! be accepted.
 //!
 //! **Example.** The record has a (16M at 0), b (16M at 16M) and c (16M at 32M), and the pool has
 //! 64M. The configuration names `new` (16M), c and a: `new` gets the 16M at 48M, c and a stay, and
@@ -30,8 +30,8 @@ pub struct Placed {
     pub reserved: Vec<Held>,
 }
 
-/// The same as [`place`] for a server that starts: a tenant must not begin without its data since
-/// its range has another name.
+/// Like [`place`] for a server that starts. It refuses a configuration by which a tenant would lose
+/// its data because its range has another name.
 pub fn start(
     path: &str,
     tenants: &[Tenant],
@@ -58,9 +58,9 @@ pub fn start(
     Ok(placed)
 }
 
-/// Gives each tenant its range. `path` is the pool's, for messages; `own` are the sizes of files of
-/// tenants that have their own. `served` are names of the record that a server has beside
-/// `tenants`: a refusal does not list their ranges as reserved.
+/// Gives each tenant its range. `path` is the pool's, for messages; `own` are the sizes of tenants'
+/// own files in bytes. `served` are names of the record that a server has beside `tenants`: a
+/// refusal does not list their ranges as reserved.
 pub fn place(
     path: &str,
     tenants: &[Tenant],
@@ -114,7 +114,7 @@ fn refused(path: &str, error: &LayoutError) -> Refusal {
     Refusal::new(format!("{path}: the layout: {error}"))
 }
 
-/// Refuses sizes and offsets that are not those of the record.
+/// Refuses sizes and offsets that differ from the record.
 fn contradictions(
     path: &str,
     tenants: &[Tenant],
@@ -160,7 +160,7 @@ fn contradictions(
     )))
 }
 
-/// A tenant's table with its place.
+/// A tenant's table with its place, as text.
 pub fn written(held: &Held) -> String {
     let Held { name, offset, size, .. } = held;
     format!(
@@ -170,7 +170,7 @@ pub fn written(held: &Held) -> String {
     )
 }
 
-/// Advice about reserved ranges for a tenant that finds no free space.
+/// A hint about reserved ranges for a tenant without free space.
 fn hint(path: &str, reserved: &[Held], served: &[&str]) -> String {
     let reserved = || reserved.iter().filter(|held| !served.contains(&&*held.name));
     let Some(first) = reserved().next() else { return String::new() };

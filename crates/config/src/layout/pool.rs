@@ -6,17 +6,17 @@
 //! | a block device | the last MiB of the device |
 //! | a block device whose last MiB is a tenant's | the state directory, by the device's identity |
 //!
-//! A file and its record have the same identifier, the file as an extended attribute
-//! (`ATTRIBUTE`). Nothing ties a device to a record in the state directory: elsewhere the device
-//! is to be adopted.
+//! A file and its record have the same identifier, the file in an extended attribute (`ATTRIBUTE`).
+//! Nothing ties a device to a record in the state directory: on another machine the device has to
+//! be adopted.
 //!
-//! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is
-//! adopted then: its tenants are where that version's rule places them, and keep what is there. A
-//! block device is adopted by itself only if it is blank, since one that has grown looks the same.
-//! Any trace that does not fit is refused: half of a pool must not pass for a new one.
+//! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is then
+//! adopted: its tenants are where that version's rule places them, and keep their data. A block
+//! device is adopted automatically only if it is blank, because one that has grown looks the same.
+//! Any trace that does not fit is refused: half of a pool must not count as a new one.
 //!
-//! **Bounds.** The record of a block device that has grown while no server had it is looked for
-//! near the end for `SEARCH`.
+//! **Bounds.** If a block device has grown without a server, the search for its record near the end
+//! takes at most `SEARCH`.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -38,10 +38,10 @@ use crate::units::exact_size;
 
 /// The extended attribute with the identifier of a file's record.
 const ATTRIBUTE: &str = "user.fairq.layout";
-/// An identifier that the file could not take: its file system has no such attributes.
+/// Prefix of an identifier without a mark, for files whose file system has no such attributes.
 const UNMARKED: &str = "unmarked-";
-/// Where the kernel says which device one is, in its folder in sysfs: disks, the disks of
-/// partitions, volumes, files behind loop devices.
+/// Files in a device's folder in sysfs that identify it: disks, the disks of partitions, volumes,
+/// files behind loop devices.
 const IDENTITY: [&str; 10] = [
     "wwid",
     "device/wwid",
@@ -54,18 +54,18 @@ const IDENTITY: [&str; 10] = [
     "../serial",
     "../loop/backing_file",
 ];
-/// The search for the record of a device that has grown ends after this time.
+/// Time limit of the search for the record of a device that has grown.
 const SEARCH: Duration = Duration::from_secs(2);
-/// Tries at intervals of a MiB before the search goes on at intervals of [`FAR`].
+/// Number of tries in steps of a MiB before the steps become [`FAR`].
 const NEAR: u64 = 4096;
-/// The extents of LVM, in bytes.
+/// Step of the search in bytes, the size of LVM's extents.
 const FAR: u64 = 4 << 20;
 /// The number of attempts to lock a pool, and the pause between them.
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Bytes at the start of a range and at the end of a device that are zero on one that is blank.
+/// Bytes that are checked at the start of each range and at the end of a blank device.
 const BLANK: u64 = 1 << 20;
-/// Records begin at multiples of this.
+/// Alignment of records, in bytes.
 const ALIGNED: u64 = 4096;
 
 /// A file or block device that tenants share.
@@ -76,10 +76,10 @@ pub struct Media {
     size: u64,
 }
 
-/// A record, and where it is kept.
+/// A record, and its place on storage.
 pub struct Pool {
     path: PathBuf,
-    /// The file that the record is in, and its first byte there.
+    /// The file with the record, and its offset there.
     file: File,
     at: u64,
     is_block_device: bool,
@@ -89,21 +89,21 @@ pub struct Pool {
 
 /// The state of a pool's record.
 pub enum Found {
-    /// No trace.
+    /// No trace of a record.
     Nothing,
     /// A record that belongs to the pool.
     Whole(Box<Pool>),
-    /// Something that does not fit: what, and the record, if there is one.
+    /// A trace that does not fit: the reason, and the record, if there is one.
     Trouble(String, Option<Box<Pool>>),
 }
 
-/// How a server begins on a pool.
+/// The start of a server on a pool.
 pub struct Start {
-    /// The record, on storage.
+    /// The record on storage.
     pub pool: Pool,
-    /// Where everybody is.
+    /// The places of the tenants.
     pub placed: Placed,
-    /// The pool had data and no record: what it was taken for.
+    /// Whether the pool had data without a record, and its layout was adopted.
     pub adopted: bool,
 }
 
@@ -111,7 +111,7 @@ fn fault(path: &Path, what: &str, error: &io::Error) -> Refusal {
     Refusal::new(format!("{}: cannot {what}: {error}", path.display()))
 }
 
-/// A new identifier. From the system's random numbers, since a service may not see `/proc/sys`.
+/// A new identifier from the system's random numbers; a service may have no `/proc/sys`.
 fn identifier() -> io::Result<String> {
     let mut bytes = [0; 16];
     let filled = SystemRandom::new().fill(&mut bytes);
@@ -119,10 +119,10 @@ fn identifier() -> io::Result<String> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// Where records are kept that have no room on their device.
+/// The folder of records that do not fit on their device.
 fn state_directory() -> PathBuf {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    // The service manager may name several, of which the first is the one for this.
+    // The service manager may name several folders; the first one is for this.
     if let Some(list) = of("STATE_DIRECTORY") {
         return list.to_string_lossy().split(':').next().map(PathBuf::from).unwrap_or_default();
     }
@@ -135,7 +135,7 @@ fn state_directory() -> PathBuf {
 }
 
 impl Media {
-    /// Opens a pool's file beside whoever else has it open.
+    /// Opens a pool's file, even if another process has it open.
     pub fn open(path: &Path) -> Result<Media, Refusal> {
         let open = || {
             let real = std::fs::canonicalize(path)?;
@@ -147,7 +147,7 @@ impl Media {
         open().map_err(|error| fault(path, "open it for its layout record", &error))
     }
 
-    /// The same, which no server may have, nor get as long as this lives.
+    /// Opens a pool's file exclusively: no server may have it while this value lives.
     pub fn open_alone(path: &Path) -> Result<Media, Refusal> {
         let mut media = Media::open(path)?;
         let taken = || {
@@ -165,7 +165,7 @@ impl Media {
                     _ => fault(path, "open it alone", &error),
                 })?;
         }
-        // The kernel takes a moment to let go of the files of a server that has been killed.
+        // After a server was killed the kernel takes a moment to release its files.
         for _ in 0..TRIES {
             match rustix::fs::flock(&media.file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
@@ -176,10 +176,10 @@ impl Media {
         Err(taken())
     }
 
-    /// The same, of whose file no more than these bytes are served.
+    /// Limits the file to the served bytes.
     #[must_use]
     pub fn within(mut self, served: u64) -> Media {
-        // The record at a device's end is found by its true size.
+        // The record at a device's end is found by its true size, so a device is not limited.
         if !self.is_block_device() {
             self.size = self.size.min(served);
         }
@@ -190,12 +190,12 @@ impl Media {
         self.metadata.file_type().is_block_device()
     }
 
-    /// The first byte of the record at the end of the device.
+    /// Offset of the record at the end of a device of this size.
     fn tail(size: u64) -> u64 {
         size.saturating_sub(SPACE) / ALIGNED * ALIGNED
     }
 
-    /// Bytes for tenants, with the record in its usual place.
+    /// Bytes for tenants if the record is in its usual place.
     fn room(&self) -> u64 {
         if self.is_block_device() { Media::tail(self.size) } else { self.size / SECTOR * SECTOR }
     }
@@ -213,7 +213,8 @@ impl Media {
         state_directory().join(format!("{name}.layout"))
     }
 
-    /// A block device by the names that it has wherever it is attached; by its path without any.
+    /// A block device's identifiers, which do not depend on where it is attached; its path if it
+    /// has none.
     fn identity(&self) -> String {
         let number = self.metadata.rdev();
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -225,7 +226,7 @@ impl Media {
         if names.is_empty() { self.path.display().to_string() } else { names.join("\n") }
     }
 
-    /// The identifier that the file has.
+    /// The identifier in the file's attribute.
     fn mark(&self) -> Option<String> {
         let mut bytes = [0; 128];
         let length = rustix::fs::fgetxattr(&self.file, ATTRIBUTE, &mut bytes[..]).ok()?;
@@ -237,7 +238,7 @@ impl Media {
         Box::new(Pool { path, file, at, is_block_device, record, sequence })
     }
 
-    /// Finds the record.
+    /// Finds the record of the pool.
     pub fn find(&self) -> Result<Found, Refusal> {
         let cannot = |error: io::Error| fault(&self.path, "read its layout record", &error);
         if self.is_block_device() {
@@ -327,7 +328,7 @@ impl Media {
         })
     }
 
-    /// Looks for the record of a device that has grown.
+    /// Searches for the record of a device that has grown.
     fn search(&self) -> io::Result<Option<(u64, Copied)>> {
         let until = Instant::now() + SEARCH;
         let (mut step, mut end, mut tries) = (1 << 20, self.size, 0);
@@ -352,7 +353,7 @@ impl Media {
         matches!(rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(0)), Err(Errno::NXIO))
     }
 
-    /// Whether nothing is at the start of any of these ranges, and at the device's end.
+    /// Whether the starts of these ranges and the device's end are zero.
     fn is_blank(&self, record: &Record) -> Result<bool, Refusal> {
         let starts = record.ranges().iter().map(|held| held.offset);
         let starts = starts.chain([Media::tail(self.size)]);
@@ -369,7 +370,7 @@ impl Media {
         Ok(true)
     }
 
-    /// Makes the record in its usual place; in the state directory if `is_full`.
+    /// Makes the record in its usual place, or in the state directory if `is_full`.
     fn create(&self, mut record: Record, is_full: bool) -> Result<Pool, Refusal> {
         if self.is_block_device() && !is_full {
             let file = self.file.try_clone().map_err(|error| fault(&self.path, "open it", &error));
@@ -392,11 +393,12 @@ impl Media {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(&path).map_err(cannot)?;
-        // Made by root for the user who has the pool; anybody else has it already.
+        // If root makes the record, it belongs to the pool's owner; any other user owns it already.
         let (uid, gid) = (self.metadata.uid(), self.metadata.gid());
         let _ = std::os::unix::fs::fchown(file.as_fd(), Some(uid), Some(gid));
         if !is_full {
-            // Until the file has its mark the record says so: either way it is found again.
+            // Until the file has its mark the record's identifier has the prefix, so a start finds
+            // it in both states.
             record.id = format!("{UNMARKED}{}", record.id);
         }
         let mut pool = *self.pool(file, 0, record, 0);
@@ -408,7 +410,7 @@ impl Media {
         Ok(pool)
     }
 
-    /// Gives the file its record's identifier, where that can be done and has not been.
+    /// Gives the file its record's identifier, if it has none and its file system allows it.
     fn mark_as(&self, pool: &mut Pool) -> Result<(), Refusal> {
         let Some(id) = pool.record.id.strip_prefix(UNMARKED).map(str::to_owned) else {
             return Ok(());
@@ -428,8 +430,8 @@ impl Media {
         pool.save_own()
     }
 
-    /// A record of these tenants by version 0.1.0's rule, in which all keep what is there; and
-    /// whether it needs the device's last MiB.
+    /// A record of these tenants by version 0.1.0's rule, in which all keep their data; and whether
+    /// it needs the device's last MiB.
     pub fn adopt(
         &self,
         tenants: &[Tenant],
@@ -442,7 +444,7 @@ impl Media {
         let ranges = layout(tenants, Some(all), own)?;
         let shared = || tenants.iter().zip(&ranges).filter(|(tenant, _)| tenant.path.is_none());
         let is_full = shared().any(|(_, range)| range.offset + range.size > room);
-        // Old contents of a pool with data are unknown, and so are those of a block device.
+        // Contents of a pool with data are unknown, and so are those of a block device.
         let is_zero = is_new && !self.is_block_device();
         let size = if is_full { all } else { room };
         let mut record = Record::new(id, size, if is_zero { 0 } else { size });
@@ -458,7 +460,7 @@ impl Media {
         Ok((record, is_full))
     }
 
-    /// Writes an adopted record, in place of whatever there is.
+    /// Writes an adopted record, which replaces any other.
     pub fn write(&self, record: Record, is_full: bool) -> Result<Pool, Refusal> {
         let old = match self.find()? {
             Found::Whole(pool) | Found::Trouble(_, Some(pool)) => pool.sequence,
@@ -470,7 +472,7 @@ impl Media {
         Ok(pool)
     }
 
-    /// Keeps a record that was found, and ties it to this pool.
+    /// Keeps a found record, and ties it to this pool.
     pub fn bind(&self, pool: Pool) -> Result<Pool, Refusal> {
         if self.is_block_device() {
             return Ok(pool);
@@ -505,8 +507,8 @@ impl Media {
         Refusal::new(format!("{path}: {what}; nothing was changed. {would}"))
     }
 
-    /// The first step of a server: finds the record or makes it, and places its tenants. `is_made`
-    /// says that the server has just made the file.
+    /// The first step of a server: finds or makes the record, and places the tenants. `is_made`
+    /// means that the server has just made the file.
     pub fn start(&self, is_made: bool, tenants: &[Tenant], own: &[u64]) -> Result<Start, Refusal> {
         let path = self.path.display().to_string();
         let (mut pool, adopted) = match self.find()? {
@@ -520,7 +522,7 @@ impl Media {
                 (*pool, false)
             }
             Found::Nothing if self.is_block_device() => {
-                // Tenants whose sizes take all of the device have its last MiB, too.
+                // If the tenants' sizes take the whole device, they use its last MiB, too.
                 let (record, is_full) =
                     self.adopt(tenants, own, true).or_else(|_| self.adopt(tenants, own, false))?;
                 if !self.is_blank(&record)? {
@@ -545,7 +547,7 @@ impl Media {
     }
 }
 
-/// `O_EXCL`, which asks for a block device alone.
+/// `O_EXCL`, which opens a block device exclusively.
 fn libc_o_excl() -> i32 {
     rustix::fs::OFlags::EXCL.bits() as i32
 }
@@ -555,7 +557,7 @@ pub fn lines(record: &Record) -> String {
     record.ranges().iter().map(|held| format!("\n  {held}")).collect()
 }
 
-/// Reads the record at a place.
+/// Reads the record at an offset.
 fn read(file: &File, at: u64) -> io::Result<Copied> {
     let copy = |index: u64| -> io::Result<Copied> {
         let mut bytes = vec![0; COPY];
@@ -575,12 +577,12 @@ fn read(file: &File, at: u64) -> io::Result<Copied> {
 }
 
 impl Pool {
-    /// The record as it is on storage.
+    /// The record on storage.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// The pool's file.
+    /// The path of the pool's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -590,7 +592,7 @@ impl Pool {
         self.is_block_device && self.at > 0
     }
 
-    /// Puts a record on stable storage in place of this one.
+    /// Writes a record to stable storage; it replaces this one.
     pub fn save(&mut self, record: &Record) -> io::Result<()> {
         let sequence = self.sequence + 1;
         let mut bytes = encode(record, sequence).map_err(io::Error::other)?;
@@ -608,8 +610,8 @@ impl Pool {
         self.save(&record).map_err(|error| fault(&self.path, "write its layout record", &error))
     }
 
-    /// The pool's file has this size now: what has come is free, and the record is at the end.
-    /// True if that is a change.
+    /// Adapts the record to this size of the pool's file, in bytes: new space is free, and the
+    /// record moves to the end. True if this changed something.
     pub fn fit(&mut self, size: u64) -> Result<bool, Refusal> {
         let refused =
             |error| Refusal::new(format!("{}: the layout record: {error}", self.path.display()));
@@ -627,7 +629,7 @@ impl Pool {
             self.at = before;
             return Err(fault(&self.path, "write its layout record", &error));
         }
-        // The old one is in free space, where no search may find it.
+        // The old record is in free space; it is erased so that no search finds it.
         if self.is_in_tail() && before + SPACE <= at {
             for copy in 0..2 {
                 let _ = self.file.write_all_at(&[0; 512], before + copy * COPY as u64);
@@ -637,7 +639,7 @@ impl Pool {
     }
 }
 
-/// Refuses to write over a pool.
+/// Refuses to overwrite a pool.
 pub fn refuse_pool(path: &Path, may_overwrite: bool) -> Result<(), Refusal> {
     if may_overwrite || !path.exists() {
         return Ok(());
@@ -649,7 +651,7 @@ pub fn refuse_pool(path: &Path, may_overwrite: bool) -> Result<(), Refusal> {
              or add --overwrite if they may be lost",
             path.display()
         ))),
-        // A file that cannot be opened is refused by whoever opens it to use it.
+        // A file that cannot be opened is refused when it is used.
         _ => Ok(()),
     }
 }

@@ -17,7 +17,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// A pool of so many MiB.
+    /// A pool of this number of MiB.
     fn new(mib: u64) -> Bed {
         let bed = Bed { folder: tempfile::tempdir().unwrap() };
         File::create(bed.pool()).unwrap().set_len(mib * MIB).unwrap();
@@ -60,7 +60,7 @@ fn the_record_is_found_again_and_decides() {
     assert_eq!((offsets(&first), first.adopted), (vec![0, 16], false));
     let again = bed.start(&["c=16M", "b", "a=16M"]).unwrap();
     assert_eq!(offsets(&again), [32, 16, 0]);
-    // A renamed file takes its record along only with its name.
+    // A renamed file needs its record renamed as well.
     std::fs::rename(bed.pool(), bed.folder.path().join("other")).unwrap();
     std::fs::rename(bed.record(), bed.folder.path().join("other.layout")).unwrap();
     let media = Media::open(&bed.folder.path().join("other")).unwrap();
@@ -104,7 +104,7 @@ fn half_a_pool_is_refused_and_the_message_says_what_adopting_would_do() {
     damaged[100] ^= 1;
     std::fs::write(bed.record(), &damaged).unwrap();
     assert_eq!(offsets(&bed.start(&["b"]).unwrap()), [16], "one whole copy is enough");
-    // Another file under the same name has no mark, or another one.
+    // Another file of the same name has no mark, or another one.
     std::fs::remove_file(bed.pool()).unwrap();
     File::create(bed.pool()).unwrap().set_len(48 * MIB).unwrap();
     let said = bed.start(&["a=16M"]).err().unwrap();
@@ -131,7 +131,7 @@ fn a_pool_that_has_grown_has_more_room_and_one_that_was_cut_is_refused() {
     assert!(said.contains("the pool ends at 16M") && said.contains("its data are lost"), "{said}");
 }
 
-/// As on a block device, whose end a file can stand for.
+/// A file stands for a block device here.
 #[test]
 fn the_record_at_the_end_moves_with_the_end() {
     let bed = Bed::new(64);
@@ -144,7 +144,7 @@ fn the_record_at_the_end_moves_with_the_end() {
     pool.save_own().unwrap();
     assert!(!pool.fit(64 * MIB).unwrap());
     pool.file.set_len(80 * MIB).unwrap();
-    // A server finds it before it has been moved, and after that.
+    // A server finds it both before and after the move.
     let media = Media::open(&bed.pool()).unwrap();
     let Some((found, Copied::Whole(_, 4))) = media.search().unwrap() else { panic!("lost") };
     assert_eq!(found, at);

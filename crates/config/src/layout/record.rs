@@ -1,28 +1,28 @@
-//! The layout record: whose each range of a shared file is, and its bytes on storage.
+//! The layout record: the owner of each range of a shared file, and its bytes on storage.
 //!
 //! **Problem.** A range that is computed from the configuration moves when the configuration
-//! changes: one tenant then reads another's data. So the ranges are written down once, beside the
-//! data, and a start only looks them up.
+//! changes: one tenant then reads another's data. So the ranges are recorded once, beside the data,
+//! and a start only looks them up.
 //!
-//! **Model.** A pool has `size` bytes. Each name holds one range; what no name holds is free. A
-//! range is `zeroed` when no data of another tenant can be read in it; one that is not is zeroed
-//! before its tenant may be opened. No tenant has ever held a byte at or behind `fresh`, and these
-//! bytes are zero: a range there needs no zeroing.
+//! **Model.** A pool has `size` bytes. Each name has one range; the rest is free. A range is
+//! `zeroed` if no data of another tenant can be read in it; any other range is zeroed before its
+//! tenant can be opened. No tenant has ever had a byte at or behind `fresh`, and these bytes are
+//! zero: a range there needs no zeroing.
 //!
-//! A name that was renamed keeps its *former* name until a start sees the new one: a configuration
-//! that still has the former name must not pass for one with a new tenant.
+//! A renamed range keeps its *former* name until a start has the new one in its configuration: a
+//! configuration with the former name must not count as one with a new tenant.
 //!
-//! **Bytes.** A record is written twice, in two places of [`COPY`] bytes, one after the other, each
-//! put on stable storage before the next begins. Each copy has a sequence number and a checksum. A
-//! write that is torn at any moment leaves one whole copy: the old record, or the new one. Of two
-//! whole copies the one with the higher number counts.
+//! **Bytes.** A record is written twice, in two adjacent places of [`COPY`] bytes, each put on
+//! stable storage before the next begins. Each copy has a sequence number and a checksum. A torn
+//! write leaves one whole copy: the old record, or the new one. Of two whole copies the one with
+//! the higher number is valid.
 //!
 //! ```text
 //!   magic (8) version (4) length (4) sequence (8) SHA-256 (32) reserved (8) | JSON, length bytes
 //! ```
 //!
-//! **Bounds.** A copy holds some 10,000 tenants; [`encode`] refuses a record that does not fit.
-//! Whatever is read is checked here, once: names, order, overlaps and ends.
+//! **Bounds.** A copy has space for some 10,000 tenants; [`encode`] refuses a larger record. A
+//! record that is read is checked here, once: names, order, overlaps and ends.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,26 +34,26 @@ use crate::device::SECTOR;
 use crate::name::check_name;
 use crate::units::exact_size;
 
-/// Bytes for one copy of a record.
+/// Bytes of one copy of a record.
 pub const COPY: usize = 512 << 10;
-/// Bytes for a record: what it takes at the end of a block device.
+/// Bytes of a record, also at the end of a block device.
 pub const SPACE: u64 = 2 * COPY as u64;
 
 pub(super) const MAGIC: [u8; 8] = *b"fairqlay";
 const VERSION: u32 = 1;
 const HEADER: usize = 64;
-/// Where the checksum stands in the header.
+/// Place of the checksum in the header, in bytes.
 const CHECKSUM: std::ops::Range<usize> = 24..56;
 
 /// A name's range.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(from = "(String, u64, u64, bool)", into = "(String, u64, u64, bool)")]
 pub struct Held {
-    /// The tenant.
+    /// Name of the tenant.
     pub name: String,
-    /// The first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// The length in bytes.
+    /// Length in bytes.
     pub size: u64,
     /// Whether the tenant may be opened without zeroing the range.
     pub zeroed: bool,
@@ -72,7 +72,7 @@ impl From<Held> for (String, u64, u64, bool) {
 }
 
 impl Held {
-    /// The byte behind the last.
+    /// Offset behind the last byte.
     pub fn end(&self) -> u64 {
         self.offset + self.size
     }
@@ -89,42 +89,42 @@ impl fmt::Display for Held {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Names the pool, whatever its path is.
+    /// Identifier of the pool, independent of its path.
     pub id: String,
-    /// Bytes that tenants can have.
+    /// Bytes for tenants.
     pub size: u64,
-    /// From here on no tenant has ever held a byte, and all bytes are zero.
+    /// Offset from which on no tenant has ever had a byte, and all bytes are zero.
     pub fresh: u64,
-    /// In the order of their offsets, none overlapping another.
+    /// Ranges in the order of their offsets, without overlaps.
     ranges: Vec<Held>,
-    /// The names that configurations may still have, by the names of today.
+    /// Former names, which configurations may still have, by present names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     former: BTreeMap<String, String>,
 }
 
-/// Why a record is not changed in this way.
+/// The reason against a change of the record.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LayoutError {
-    /// No range of that name.
+    /// No range has this name.
     #[error("the layout has no tenant {0}")]
     Unknown(String),
-    /// There is one already.
+    /// A range of this name already exists.
     #[error("the layout has a tenant {0} already")]
     Exists(String),
-    /// Others' bytes.
+    /// The range overlaps another one.
     #[error("{wanted} overlaps {held}")]
     Overlap {
-        /// The range that was wanted.
+        /// The new range.
         wanted: String,
-        /// The one that is there.
+        /// The existing range.
         held: String,
     },
-    /// Too little room.
+    /// Too little space.
     #[error("{name} can have at most {}: {}", exact_size(*most), why)]
     NoRoom {
-        /// The tenant.
+        /// Name of the tenant.
         name: String,
-        /// The largest size that it can have.
+        /// The largest possible size, in bytes.
         most: u64,
         /// The obstacle.
         why: String,
@@ -135,9 +135,9 @@ pub enum LayoutError {
         exact_size(*size)
     )]
     Shorter {
-        /// The pool's size.
+        /// The pool's size, in bytes.
         size: u64,
-        /// The range that does not fit any more.
+        /// The range that no longer fits.
         held: String,
     },
     /// The parts of a record contradict each other.
@@ -146,7 +146,7 @@ pub enum LayoutError {
 }
 
 impl Record {
-    /// A pool in which all is free. Bytes from `fresh` on are zero.
+    /// A pool without ranges. Bytes from `fresh` on are zero.
     pub fn new(id: String, size: u64, fresh: u64) -> Record {
         let (ranges, former) = (Vec::new(), BTreeMap::new());
         Record { id, size, fresh: fresh.min(size), ranges, former }
@@ -168,7 +168,7 @@ impl Record {
         self.find(now)
     }
 
-    /// A configuration has this name, so that nobody needs its former one.
+    /// Drops the former name of a range, because a configuration has its present name.
     pub fn confirm(&mut self, name: &str) {
         self.former.remove(name);
     }
@@ -178,8 +178,8 @@ impl Record {
         place.ok_or_else(|| LayoutError::Unknown(name.into()))
     }
 
-    /// Gives a free range to a new name. `keep` leaves what is in it to the tenant: it is not
-    /// zeroed.
+    /// Gives a free range to a new name. With `keep` the range is not zeroed: its contents belong
+    /// to the tenant.
     pub fn claim(
         &mut self,
         name: &str,
@@ -190,13 +190,13 @@ impl Record {
         self.claim_all([Held { name: name.into(), offset, size, zeroed: keep }])
     }
 
-    /// The same for many, all or none; those that are `zeroed` keep what is in their ranges.
+    /// Claims several ranges, all or none; ranges that are `zeroed` keep their contents.
     pub fn claim_all(&mut self, new: impl IntoIterator<Item = Held>) -> Result<(), LayoutError> {
         let mut next = self.clone();
         for held in new {
             let end = held.offset.saturating_add(held.size).min(self.size);
             next.fresh = next.fresh.max(end);
-            // Another range has this name from now on.
+            // A former name of another range now belongs to this one.
             next.former.retain(|_, former| *former != held.name);
             next.ranges.push(Held { zeroed: held.zeroed || held.offset >= self.fresh, ..held });
         }
@@ -206,21 +206,21 @@ impl Record {
         Ok(())
     }
 
-    /// Nothing of others can be read in the range of a name any more.
+    /// Notes that a name's range has no data of others.
     pub fn set_zeroed(&mut self, name: &str) -> Result<(), LayoutError> {
         let place = self.place(name)?;
         self.ranges[place].zeroed = true;
         Ok(())
     }
 
-    /// Frees the range of a name: another may have it, zeroed.
+    /// Frees the range of a name; its next owner gets it zeroed.
     pub fn free(&mut self, name: &str) -> Result<Held, LayoutError> {
         let place = self.place(name)?;
         self.former.remove(name);
         Ok(self.ranges.remove(place))
     }
 
-    /// Gives a name's range another name.
+    /// Renames a range.
     pub fn rename(&mut self, old: &str, new: &str) -> Result<(), LayoutError> {
         let place = self.place(old)?;
         check_name(new).map_err(LayoutError::Invalid)?;
@@ -236,14 +236,14 @@ impl Record {
         Ok(())
     }
 
-    /// The largest size that a name can have where it is.
+    /// The largest size that a range can have without moving, in bytes.
     pub fn most(&self, name: &str) -> Result<u64, LayoutError> {
         let place = self.place(name)?;
         let end = self.ranges.get(place + 1).map_or(self.size, |next| next.offset);
         Ok((end - self.ranges[place].offset) / SECTOR * SECTOR)
     }
 
-    /// Gives a name's range another end.
+    /// Moves the end of a range.
     pub fn resize(&mut self, name: &str, size: u64) -> Result<(), LayoutError> {
         let (place, most) = (self.place(name)?, self.most(name)?);
         if size > most {
@@ -261,7 +261,7 @@ impl Record {
         Ok(())
     }
 
-    /// The pool has another size. `is_zero` says that bytes which have come are zero.
+    /// Sets the pool's size. `is_zero` means that new bytes are zero.
     pub fn set_size(&mut self, size: u64, is_zero: bool) -> Result<(), LayoutError> {
         if let Some(held) = self.ranges.last().filter(|held| held.end() > size) {
             return Err(LayoutError::Shorter { size, held: held.to_string() });
@@ -288,7 +288,7 @@ impl Record {
         gaps
     }
 
-    /// Refuses what no sequence of changes can have made.
+    /// Refuses a record that no sequence of changes can have made.
     fn check(&self) -> Result<(), LayoutError> {
         let invalid = |text: String| Err(LayoutError::Invalid(text));
         let is_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
@@ -331,7 +331,7 @@ impl Record {
     }
 }
 
-/// A copy's bytes; an error says that it has no room.
+/// The bytes of a copy; an error if they do not fit.
 pub fn encode(record: &Record, sequence: u64) -> Result<Vec<u8>, LayoutError> {
     record.check()?;
     let body = serde_json::to_vec(record)
@@ -347,7 +347,7 @@ pub fn encode(record: &Record, sequence: u64) -> Result<Vec<u8>, LayoutError> {
     Ok(seal(&body, sequence))
 }
 
-/// A copy with this body, whatever the body is.
+/// A copy with any body.
 pub fn seal(body: &[u8], sequence: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + body.len());
     bytes.extend_from_slice(&MAGIC);
@@ -371,7 +371,7 @@ fn checksum(head: &[u8], body: &[u8]) -> ring::digest::Digest {
 /// The contents of a copy's place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Copied {
-    /// No record was ever written here, or it has been overwritten.
+    /// No record was ever written here, or the record has been overwritten.
     Nothing,
     /// A record, and its sequence number.
     Whole(Box<Record>, u64),

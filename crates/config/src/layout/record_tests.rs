@@ -81,7 +81,7 @@ fn what_cannot_be_a_record_is_refused() {
     for at in MAGIC.len()..whole.len() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
-        // The reserved bytes mean nothing.
+        // The reserved bytes have no meaning.
         let is_reserved = (CHECKSUM.end..HEADER).contains(&at);
         assert_eq!(decode(&bytes) == Copied::Whole(Box::new(three()), 7), is_reserved, "byte {at}");
     }
@@ -178,7 +178,7 @@ fn seeds_of_records() {
 }
 
 proptest! {
-    /// A sound body with some bytes changed, added and left out.
+    /// A valid body with some bytes changed, added and removed.
     #[test]
     fn any_bytes_as_a_record(
         first in any::<u8>(),
@@ -197,7 +197,7 @@ proptest! {
     }
 }
 
-/// One change, with small numbers so that changes meet.
+/// A change, with small numbers so that changes interfere.
 #[derive(Clone, Debug)]
 enum Change {
     Claim(u8, u64, u64, bool),
@@ -221,8 +221,8 @@ fn changes() -> impl Strategy<Value = Change> {
 }
 
 proptest! {
-    /// Sector by sector: nobody's bytes are given to another, a sector that was ever held is fresh
-    /// no more, and each state can be written and read again.
+    /// Sector by sector: no change gives one tenant's bytes to another, a sector that ever had an
+    /// owner is not fresh, and each state can be written and read again.
     #[test]
     fn no_sector_has_two_owners(list in prop::collection::vec(changes(), 1..40)) {
         let name = |of: u8| format!("t{of}");
@@ -243,8 +243,8 @@ proptest! {
             if result.is_err() {
                 prop_assert_eq!(&record, &before, "{:?}", change);
             }
-            // Bytes that are cut off are lost: if they are added again, they are zero, or recorded as
-            // not zero.
+            // Bytes that are cut off are lost: if they are added again, they are zero, or are not
+            // recorded as fresh.
             ever_held[(record.size / SECTOR) as usize..].fill(false);
             for held in record.ranges() {
                 let is_new = before.find(&held.name).is_none()
@@ -262,7 +262,7 @@ proptest! {
         }
     }
 
-    /// Whatever stands there is read without a panic, and what is taken is sound.
+    /// Any bytes are read without a panic, and an accepted record is valid.
     #[test]
     fn any_bytes_can_be_read(
         head in prop::collection::vec(any::<u8>(), 0..64),

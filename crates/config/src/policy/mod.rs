@@ -1,5 +1,5 @@
-//! `--policy NAME[:key=value,…]` and `[policy]`: how the device is shared. Names, keys, ranges and
-//! help are the [registry]'s.
+//! `--policy NAME[:key=value,…]` and `[policy]`: the policy of the device. Names, keys, ranges and
+//! help are in the [registry].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::units::{TextOrNumber, show_duration};
 
 pub mod value;
 
-/// The policy if none is named.
+/// The default policy.
 const USUAL: &str = "mqfq";
 
 /// The names of all policies.
@@ -45,24 +45,24 @@ fn knob(key: &str) -> Option<&'static Knob> {
     KNOBS.iter().find(|knob| knob.key == key || knob.alias == Some(key))
 }
 
-/// The policy as it is written, in a table or as `NAME:key=value,…`.
+/// A policy's name and keys as configured, in a table or as `NAME:key=value,…`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PolicyTable {
     name: Option<&'static Registered>,
     keys: BTreeMap<&'static str, u64>,
 }
 
-/// The policy, complete but for what depends on the device.
+/// The policy, complete except for values that depend on the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PolicyConfig {
-    /// Which.
+    /// The registered policy.
     pub policy: &'static Registered,
-    /// The keys that are written, with their values.
+    /// The configured keys with their values.
     pub keys: Vec<(&'static str, u64)>,
 }
 
 impl PolicyTable {
-    /// This policy, with these keys.
+    /// A table of this policy with these keys.
     pub fn of(name: &str, keys: &[(&'static str, u64)]) -> PolicyTable {
         PolicyTable { name: registry::find(name), keys: keys.iter().copied().collect() }
     }
@@ -72,9 +72,10 @@ impl PolicyTable {
         PolicyTable { name: Some(policy), ..self }
     }
 
-    /// The values in `flags` win. Another name is another policy: then no key of this one remains.
+    /// Overrides keys with those of `flags`. If `flags` has another policy, none of these keys
+    /// remain.
     pub fn overlaid(mut self, flags: PolicyTable) -> PolicyTable {
-        // Keys of one policy mean nothing, or something else, to another.
+        // A key of one policy means nothing, or something else, to another.
         if flags.name.is_some() && flags.name != self.name {
             return flags;
         }
@@ -82,7 +83,7 @@ impl PolicyTable {
         self
     }
 
-    /// Refuses what makes no sense.
+    /// Refuses invalid keys and values.
     pub fn complete(self) -> Result<PolicyConfig, Refusal> {
         let usual = || registry::find(USUAL).expect("the usual policy is registered");
         let policy = self.name.unwrap_or_else(usual);
@@ -114,14 +115,14 @@ impl PolicyConfig {
         self.policy.name
     }
 
-    /// The knobs that it has and what they are before a device that takes so many requests at a
-    /// time; `None` where the policy finds a value by itself.
+    /// The policy's knobs with their values for a device of `device_slots` requests; `None` if the
+    /// policy finds a value itself.
     pub fn knobs(&self, device_slots: u32) -> Vec<(Knob, Option<u64>)> {
         let shape = Shape::new(Topology::flat(1), 1, 1).before(device_slots);
         self.policy.configured(&self.keys, &shape).expect("it is complete")
     }
 
-    /// The policy in a few words: `mqfq D=auto T=auto`.
+    /// The policy in short: `mqfq D=auto T=auto`.
     pub fn describe(&self, device_slots: u32) -> String {
         let mut text = self.name().to_owned();
         for (knob, value) in self.knobs(device_slots) {
@@ -167,13 +168,13 @@ impl FromStr for PolicyTable {
     }
 }
 
-/// Several policies in one list, `none,mqfq:slots=64,threshold=64k,sfqd`: what has no name before
-/// it belongs to the policy before it.
+/// Parses several policies, as in `none,mqfq:slots=64,threshold=64k,sfqd`: a key without a policy's
+/// name belongs to the policy before it.
 pub fn parse_list(text: &str) -> Result<Vec<PolicyTable>, String> {
     let mut policies: Vec<String> = Vec::new();
     for item in pairs::items(text).into_iter().filter(|item| !item.trim().is_empty()) {
-        // A `:` before the `=` ends the name of another policy. One behind it belongs to the value,
-        // as in unthrottle=poll:1us.
+        // A `:` before the `=` ends the name of another policy. A `:` behind the `=` belongs to the
+        // value, as in unthrottle=poll:1us.
         let is_key = item.find('=').is_some_and(|equals| !item[..equals].contains(':'));
         match policies.last_mut() {
             Some(policy) if is_key => {
@@ -217,7 +218,7 @@ impl<'de> Deserialize<'de> for PolicyTable {
                     }
                     let knob = knob(&key).ok_or_else(|| de::Error::unknown_field(&key, &KEYS))?;
                     let value = map.next_value_seed(value::Of(knob))?;
-                    // A key and its alias (`slots`, `D`) are two texts and one knob.
+                    // A key and its alias (`slots`, `D`) are the same knob.
                     if table.keys.insert(knob.key, value).is_some() {
                         return Err(de::Error::duplicate_field(knob.key));
                     }

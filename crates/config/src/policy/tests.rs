@@ -1,4 +1,4 @@
-//! How policies are read, completed, told and refused.
+//! Policies: reading, completing, showing and refusing.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn complete(text: &str) -> Result<PolicyConfig, String> {
     text.parse::<PolicyTable>()?.complete().map_err(|refusal| refusal.to_string())
 }
 
-/// The value of a key before a device that takes 64 requests, as it is told.
+/// The shown value of a key for a device that takes 64 requests.
 fn told(text: &str, key: &str) -> String {
     let knobs = complete(text).unwrap().knobs(64);
     let (knob, value) = knobs.iter().find(|(knob, _)| knob.key == key).unwrap();
@@ -35,7 +35,7 @@ fn every_key_is_read() {
         let keys: Vec<(&str, &str)> =
             keys.split(',').map(|pair| pair.split_once('=').unwrap()).collect();
         for (key, value) in keys {
-            // Where a ratio begins is not told, since it moves on from there.
+            // The initial ratio is not shown, because the ratio moves away from it.
             if key != "initial" {
                 assert_eq!(told(text, key), value, "{text}: {key}");
             }

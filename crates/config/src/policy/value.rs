@@ -1,4 +1,4 @@
-//! Values of knobs as they are written.
+//! Values of knobs as text.
 
 use fairq_core::registry::{Knob, Unit};
 use serde::Serialize;
@@ -6,8 +6,8 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer};
 
 use crate::units::{Factor, Nanos, Size, TextOrNumber, exact_size};
 
-/// Reads a value. Whether it is in range is not looked at here, since ranges differ by policy; but
-/// a number behind a prefix is in it, or it could be mistaken for a word's.
+/// Parses a value. Its range is not checked here, because ranges differ by policy; only a number
+/// behind a prefix must be in range, because it could be mistaken for a word's.
 fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
     if let Some(value) = knob.word(text) {
         return Ok(value);
@@ -27,7 +27,7 @@ fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
             return Err(format!("unknown variant `{text}`, expected one of {words}"));
         }
     };
-    // Where words are taken as well, a refusal that spoke of numbers only would hide them.
+    // If words are allowed as well, the refusal must not mention numbers only.
     if knob.words.is_empty() {
         return number;
     }
@@ -38,9 +38,10 @@ fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
     }
 }
 
-/// A value as it could be read back.
+/// A value in the form in which it is read.
 pub fn show(knob: &Knob, value: u64) -> String {
-    // In the range a number stays a number, even if a word means the same; 0 is shown by its word.
+    // In the range a number stays a number, even if a word has the same value; 0 is shown as its
+    // word.
     let is_word = value == 0 || value > knob.most || knob.unit == Unit::Words;
     if let Some(word) = knob.word_of(value).filter(|_| is_word) {
         return word.to_owned();
@@ -55,12 +56,12 @@ pub fn show(knob: &Knob, value: u64) -> String {
     format!("{}{number}", knob.prefix)
 }
 
-/// The same; `auto` where the policy finds it by itself.
+/// Like [`show`]; `auto` if the policy finds the value itself.
 pub fn show_or_auto(knob: &Knob, value: Option<u64>) -> String {
     value.map_or("auto".into(), |value| show(knob, value))
 }
 
-/// Unit and range.
+/// The unit, range and words of a knob.
 pub fn takes(knob: &Knob) -> String {
     let unit = match knob.unit {
         Unit::Number if knob.prefix.is_empty() => "a number, ",
@@ -80,7 +81,7 @@ pub fn takes(knob: &Knob) -> String {
     let range = match (knob.unit, knob.most) {
         (Unit::Switch, _) => "true or false".into(),
         (Unit::Words, _) => String::new(),
-        // The end of its type is no bound that is meant.
+        // The maximum of the type is not an intended bound.
         (_, most) if most >= u32::MAX.into() && most.count_ones() >= 32 => {
             format!("{unit}{} or more", end(knob.least))
         }
@@ -94,7 +95,7 @@ pub fn takes(knob: &Knob) -> String {
     }
 }
 
-/// A value as it stands in a file.
+/// A value in the form of a configuration file.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum Written {
@@ -107,7 +108,7 @@ pub enum Written {
 }
 
 impl Written {
-    /// This value of this knob.
+    /// A knob's value in this form.
     pub fn of(knob: &Knob, value: u64) -> Written {
         match knob.unit {
             Unit::Switch => Written::Switch(value != 0),
@@ -117,7 +118,7 @@ impl Written {
     }
 }
 
-/// Reads a value of this knob.
+/// Deserializes a value of this knob.
 pub struct Of<'a>(pub &'a Knob);
 
 impl<'de> DeserializeSeed<'de> for Of<'_> {

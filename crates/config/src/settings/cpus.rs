@@ -17,7 +17,7 @@ impl FromStr for CpuList {
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let number = |text: &str| {
-                // The bound keeps a slip such as 0-99999999999 from filling memory with numbers.
+                // The bound protects memory from a mistake such as 0-99999999999.
                 text.trim().parse::<usize>().ok().filter(|&cpu| cpu < 4096).ok_or_else(refuse)
             };
             let (first, last) = (number(first)?, number(last)?);

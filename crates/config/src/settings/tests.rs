@@ -1,9 +1,9 @@
-//! The configuration as a whole: file, flags, defaults, and what is said when it cannot be used.
+//! The configuration as a whole: file, flags, defaults, and refusals.
 
 use super::*;
 use crate::device::FileConfig;
 
-/// Two CPUs, and sockets where the system has them.
+/// Two CPUs, and sockets in the system's places.
 pub(crate) fn surroundings() -> Surroundings {
     Surroundings {
         cpus: vec![0, 1],
@@ -65,7 +65,7 @@ fn the_example_file_is_read_and_names_every_key() {
             direct: crate::device::Direct::Auto,
         }
     );
-    // An operator who installs the example turns no default of the policy off.
+    // An installed example does not turn off any default of the policy.
     let default: PolicyTable = "mqfq:slots=auto".parse().unwrap();
     assert_eq!(plan.policy, default.complete().unwrap());
     let tenants: Vec<_> =
@@ -76,7 +76,7 @@ fn the_example_file_is_read_and_names_every_key() {
     assert_eq!(plan.limits, Limits::default(), "the example shows the defaults");
     assert_eq!(plan.timeouts, Timeouts::default());
 
-    // A key that the program knows and the example does not show would be one that nobody finds.
+    // The example must have every key of the program, because users look for keys there.
     let allowed = |table: &str| {
         let refusal = refusal(table);
         let list = refusal.split("(allowed: ").nth(1).unwrap().split(')').next().unwrap();
@@ -92,7 +92,7 @@ fn the_example_file_is_read_and_names_every_key() {
         "[[tenant]]\nx=1",
         "[[group]]\nx=1",
     ] {
-        // Aliases, and what only the policy takes that tests add.
+        // Aliases, and a key of the policy that tests add.
         let others = ["D", "T", "newest-first"];
         for key in allowed(table).iter().filter(|key| !others.contains(&key.as_str())) {
             let shown = |line: &str| {
