@@ -5,7 +5,6 @@
 //!
 //! The texts are made from the documentation (each key of the example file, with values of its own
 //! or of another key), because random bytes fail in the first line.
-//! that belong to it or to another), since random bytes get no further than the first line.
 
 use std::sync::LazyLock;
 

@@ -5,18 +5,18 @@
 //!   text ─▶ units, pairs ─▶ tables (device, policy, tenant, settings) ─▶ plan ─▶ engine ─▶ parts
 //! ```
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`settings`] | a server's configuration as a whole: file, flags, plan |
 //! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`] | its parts |
 //! | [`listen`], [`access`], [`timeouts`] | its parts for clients |
-//! | [`engine`] | devices opened, policies built for the machine at hand |
-//! | [`layout`] | where tenants' data are on a device that they share |
-//! | [`flags`] | flags that several commands have |
+//! | [`engine`] | opening devices, building policies for this machine |
+//! | [`layout`] | the places of tenants' data on a shared device |
+//! | [`flags`] | flags that several commands share |
 //! | [`units`], [`pairs`] | numbers with units; `key=value` lists |
-//! | [`files`], [`table`], [`refusal`] | texts in and out; why something is refused |
+//! | [`files`], [`table`], [`refusal`] | input and output of text; refusals |
 //!
-//! The commands are in `fairq-bench`, `fairq-lab` and `fairq`; this crate is what they share.
+//! The commands are in `fairq-bench`, `fairq-lab` and `fairq`; they share this crate.
 
 // The laws of the fuzz targets refer to this crate by its name.
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Numbers with units, as input and output.
 //!
-//! | what | written | means |
+//! | quantity | written | meaning |
 //! |---|---|---|
 //! | size | `4096`, `4k`, `64KiB`, `1.5T` | bytes; units are **binary** (1k = 1kB = 1KiB = 1024) |
 //! | bandwidth | `1G/s`, `500M` | bytes a second, binary as sizes are |

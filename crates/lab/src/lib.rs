@@ -1,12 +1,12 @@
 //! `fairq lab`: the papers' claims tested in the simulator, and users' own scenarios.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `claims` | a row a claim: the experiment that answers it, and what holds |
-//! | `record` | what came out, as it is kept and compared |
+//! | `claims` | a row for each claim: its experiment and its verdict |
+//! | `record` | the results, stored and compared |
 //! | `text`, `page`, `plot` | the record as a table, as Markdown, as a page with figures |
 //! | [`scenario`], `host` | scenario files, sweeps of them, and the machines in them |
-//! | [`args`], `command` | the command line, and what it does |
+//! | [`args`], `command` | the command line and its commands |
 
 pub mod args;
 mod band;

@@ -59,7 +59,7 @@ pub(crate) fn beside(record: &Record) -> Vec<Table> {
     tables.into_iter().flatten().collect()
 }
 
-/// How to read results over several seeds.
+/// Explanation of results over several seeds.
 pub(crate) fn over_seeds(record: &Record) -> &'static str {
     match record.seeds {
         0 | 1 => "",

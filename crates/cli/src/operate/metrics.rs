@@ -2,7 +2,6 @@
 //!
 //! Names end in their unit, counters in `_total`; times are seconds. Labels are `tenant`, `device`
 //! and `shard`; no sample has both a tenant and a shard, so the number of series grows with the sum
-//! and `shard`; no sample has both a tenant and a shard, so the number of series grows with the sum
 //! of both, not with their product. At most [`MOST_TENANTS`] tenants have series of their own; the
 //! rest are summed under one name.
 

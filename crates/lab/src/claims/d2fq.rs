@@ -1,6 +1,6 @@
 //! D2FQ's claims that need no model of the host's CPU.
 //!
-//! The paper's weights are 1 to 8 and its thresholds are told for weight 8. Only ratios matter:
+//! The paper's weights are 1 to 8 and its thresholds are given for weight 8. Only ratios matter:
 //! where all weights of a figure divide, weight 8 is 100 here and tau_l is 8 MiB; with weights 1
 //! and 3 these are 100 and 300, and tau_l is 1 MiB. All runs are on the Z-SSD, with eight cores,
 //! 128 requests a thread, and one period of the ratio a second.
