@@ -321,7 +321,7 @@ fn virtual_times(setting: Setting<'_>) -> Result<Outcome, String> {
 struct Waking {
     /// Wheel, polling each 1 us, and each 5 us, at 32 threads, in millions a second.
     millions: [f64; 3],
-    /// Reschedules a request with the wheel at 32 threads, and the part of them that found no work.
+    /// Reschedules a request with the wheel at 32 threads; and those without work, also a request.
     wheel: f64,
     idle: f64,
     /// Reschedules a request when polling each microsecond, at 4, 16 and 32 threads.
