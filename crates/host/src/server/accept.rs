@@ -1,9 +1,9 @@
-//! From a connection that is accepted to one that a shard serves: handshakes, and how many.
+//! Handshakes: from the accepted connection to the one that a shard serves, and their bound.
 //!
 //! **Floods.** Connections are accepted at once, and handshakes under way are bounded by the seats
 //! of a [`Crowd`](super::crowd::Crowd). A connection for which no descriptor is left takes that of
-//! the handshake that was silent for longest, too. Handshakes that fail are told of once a second,
-//! however many they are.
+//! the handshake that has been silent for longest. Failed handshakes are logged once a second,
+//! whatever their number.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -32,7 +32,7 @@ use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerEr
 use crate::shard::volume::Volume;
 use crate::shard::{Meeting, Message};
 
-/// Handshakes that have failed since they were last told of.
+/// Handshakes that have failed since the last report in the log.
 #[derive(Default)]
 pub(super) struct Failures {
     count: u64,
@@ -40,26 +40,28 @@ pub(super) struct Failures {
     last: Option<(String, String)>,
 }
 
-/// Where connections are accepted.
+/// A listening socket and the task that accepts its connections.
 pub(super) struct Listening {
     pub(super) at: Listen,
-    /// The service manager has it too: connections would wait there for ever.
+    /// The service manager has this socket too: connections to a socket that only it has would wait
+    /// for ever.
     is_inherited: bool,
     pub(super) task: AbortHandle,
-    /// The socket, for the next program in this process, and its name, if it is to vanish with it.
+    /// The socket, for the next program in this process, and its name if the name is to be removed
+    /// with the socket.
     socket: OwnedFd,
     name: Option<Arc<OwnName>>,
 }
 
 impl Listening {
-    /// Accepts clients in a task of its own, in place of the one before.
+    /// Accepts clients in a new task, which replaces the previous one.
     pub(super) fn accept(&mut self, server: &Arc<Server>) -> io::Result<()> {
         let listener = Listener::of(self.socket.try_clone()?)?;
         self.task = tokio::spawn(accept(server.clone(), listener)).abort_handle();
         Ok(())
     }
 
-    /// For the next program in this process.
+    /// The state that the next program in this process takes over.
     pub(super) fn left(&self, role: Role) -> LeftDoor {
         LeftDoor {
             at: self.at.clone(),
@@ -70,12 +72,12 @@ impl Listening {
         }
     }
 
-    /// Its socket, unless the service manager has made it.
+    /// The socket, unless the service manager has made it.
     pub(super) fn own_socket(&self) -> Option<(Listen, BorrowedFd<'_>)> {
         (!self.is_inherited).then(|| (self.at.clone(), self.socket.as_fd()))
     }
 
-    /// Has the name of its socket vanish with it.
+    /// Makes the socket's name vanish with the socket.
     pub(super) fn own(&mut self, name: &Path) {
         self.name = Some(Arc::new(OwnName(name.into())));
     }
@@ -153,13 +155,13 @@ impl ControlThread<'_> {
         }
     }
 
-    /// Serves the one connection on standard input; `over` is told when it has ended.
+    /// Serves the one connection on standard input; `over` gets a message when it has ended.
     fn serve_stdio(&self, over: mpsc::Sender<()>) -> Result<(), String> {
         let stream = listen::stdio()?;
         let server = self.server.clone();
         tokio::spawn(async move {
             server.welcome(stream, None, "standard input".into()).await;
-            // The shard has it: the server ends when the shard has it no more.
+            // The server ends when the shard no longer has the connection.
             while !server.is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -168,8 +170,8 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// Sets up all listeners; each accepts in a task of its own. `over` is told when there is
-    /// nothing more to wait for.
+    /// Sets up all listeners; each accepts in a task of its own. `over` gets a message when there
+    /// is nothing left to wait for.
     pub(super) fn open(
         &mut self,
         over: &mpsc::Sender<()>,
@@ -208,7 +210,8 @@ impl ControlThread<'_> {
                     .map_err(|error| fail(error.to_string()))?;
             }
         }
-        // The last: a program that reaches the control socket finds all the others.
+        // The control socket comes last: a program that reaches the control socket finds all the
+        // others.
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
             let listener = listen::bind_private(path).map_err(fail)?;
@@ -228,7 +231,7 @@ async fn accept(server: Arc<Server>, listener: Listener) {
                 let (seat, must_leave) = server.handshakes.enter(stream.source());
                 let server = server.clone();
                 tokio::spawn(async move {
-                    // In this order: a handshake that ends in the same moment is not thrown away.
+                    // The order matters: a handshake that ends in the same moment is kept.
                     tokio::select! {
                         biased;
                         () = server.welcome(stream, Some(seat), peer.clone()) => {}
@@ -253,7 +256,7 @@ impl IntoFd for UnixStream {
         // The ring waits only for sockets that block: on others it answers `EAGAIN` at once.
         let stream = self.into_std()?;
         stream.set_nonblocking(false)?;
-        // Without it (the kernel grants less) replies leave in more pieces.
+        // With a smaller buffer, which is what the kernel may grant, replies leave in more pieces.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER);
         Ok(stream.into())
     }
@@ -315,10 +318,10 @@ impl Server {
                 return;
             }
         };
-        // A client that has shown who it is has a name in the log; the others share a limit.
+        // A client with an identity is named in the log; all others share the log's limit.
         let is_told = negotiated.identity.is_some() || STRANGERS.allows();
         let Member { tenant, flow, .. } = tenants.member_of(negotiated.export);
-        // The handshake went by the list of tenants as it was when it began. A tenant that was
+        // The handshake used the list of tenants of the time when it began. A tenant that was
         // removed and added again has another flow.
         let tenants_now = self.tenants();
         let Some(now) = tenants_now.members().find(|now| now.flow == *flow) else {
@@ -331,7 +334,7 @@ impl Server {
             }
             return;
         };
-        // The handshake went by the lists as they were when it began.
+        // The handshake used the revocation lists of the time when it began.
         if self.revoked().is_some_and(|revoked| revoked.has_one_of(&shown)) {
             tracing::info!(peer, "the client's certificate was revoked during the handshake");
             return;
@@ -341,10 +344,10 @@ impl Server {
         if is_told {
             tracing::info!(peer, tenant = tenant.name, shard, "connected");
         }
-        // Its range may have shrunk meanwhile.
+        // The tenant's range may have shrunk meanwhile.
         let size = negotiated.size.min(now.tenant.size);
         let volume = Volume { size, ..now.volume(negotiated.blocks.min) };
-        // Its own place is counted already.
+        // This connection's own place is already counted.
         let has_others = now.all_connections() > 1;
         let gate = has_others.then(|| Arc::new(Meeting::new(self.shards.count())));
         if let Some(gate) = &gate {
@@ -356,13 +359,14 @@ impl Server {
         self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
     }
 
-    /// The certificates that are revoked now.
+    /// The revoked certificates now.
     fn revoked(&self) -> Option<Arc<Revoked>> {
         self.handshake().tls.tls().map(|tls| tls.revoked().clone())
     }
 
-    /// Ends the connections of clients whose certificates have been revoked, by the lists that have
-    /// just been read. This thread also hands new connections over, so none comes in between.
+    /// Ends the connections of clients whose certificates have been revoked, by the revocation
+    /// lists that have just been read. The same thread hands new connections over, so no connection
+    /// comes in between.
     pub(super) fn end_revoked(&self) {
         if let Some(revoked) = self.revoked().filter(|revoked| !revoked.is_empty()) {
             self.tell_all(|| NbdMessage::Revoke(revoked.clone()));
@@ -377,7 +381,7 @@ impl Server {
         failures.last = Some((peer, error.to_string()));
     }
 
-    /// Tells of the handshakes that have failed since the last call, and of suppressed lines.
+    /// Logs the number of handshakes that have failed since the last call, and of suppressed lines.
     pub(super) fn tell_failures(&self) {
         let failures =
             std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
@@ -387,8 +391,8 @@ impl Server {
         STRANGERS.tell();
     }
 
-    /// Ends the connections of clients whose certificates have expired. The certificate was looked
-    /// at in the handshake; a connection may last for months.
+    /// Ends the connections of clients whose certificates have expired. The certificate is checked
+    /// in the handshake only; a connection may last for months.
     pub(super) fn end_expired(&self) {
         if !self.handshake().tls.tls().is_some_and(Tls::clients_certified) {
             return;

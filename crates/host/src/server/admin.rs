@@ -29,42 +29,43 @@ use crate::shard::fence::FenceStats;
 /// The status of the server.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Since the server started.
+    /// Time since the server started.
     pub elapsed: Duration,
-    /// The counts since then; a tenant's place is its
+    /// The counts since the start; a tenant's index is its
     /// [`Member::number`](crate::server::Member::number).
     pub totals: Totals,
     /// Open connections of each shard.
     pub connections: Vec<usize>,
-    /// Bytes that connections have for their buffers, and may have.
+    /// Bytes of the connections' buffers, and their limit.
     pub memory: (u64, u64),
     /// The state of the policies of all stores together; virtual time is the first store's.
     pub policy: Stats,
     /// The stores that have files, in the order of their numbers.
     pub stores: Vec<StoreStatus>,
-    /// For how long requests have been waiting for the policy before it to finish, if they are.
+    /// The time for which requests have been waiting until the previous policy finishes; `None` if
+    /// no change is going on.
     pub changing: Option<Duration>,
     /// The weights of the device's classes, if the policy sets them.
     pub classes: Option<ClassWeights>,
-    /// It takes no more connections and ends with the last.
+    /// Whether the server accepts no new connections and ends with the last one.
     pub is_draining: bool,
     /// Files that have become shorter while they were served.
     pub cut_off: Vec<CutOff>,
     /// Tenants whose data may be lost since a write-back failed, by their
-    /// [`Member::number`](crate::server::Member::number), and the error.
+    /// [`Member::number`](crate::server::Member::number), and the errno.
     pub write_back_errors: Vec<(u16, i32)>,
     /// Writes of ended connections, and the requests that waited for them, by the tenants'
     /// [`Member::number`](crate::server::Member::number).
     pub fences: Vec<(u16, FenceStats)>,
-    /// How the tenants that have a latency target do, by their
+    /// The latencies of the tenants with a latency target, by their
     /// [`Member::number`](crate::server::Member::number).
     pub targets: HashMap<u16, TargetStats>,
-    /// The statistics of caps, by the numbers of the tenants that have some.
+    /// The statistics of caps, by the numbers of the tenants with caps.
     pub caps: HashMap<u16, CapStats>,
     /// The groups of tenants, by name.
     pub groups: Vec<GroupStatus>,
-    /// The tenants' effective weights and reservations, by their numbers; none while no tenant has
-    /// any.
+    /// The tenants' effective weights and reservations, by their numbers; empty while no tenant is
+    /// in a group or has a reservation.
     pub shares: HashMap<u16, ShareStats>,
     /// The control thread's turns so far.
     pub control: Turns,
@@ -72,18 +73,19 @@ pub struct Status {
     pub upgrades: u64,
 }
 
-/// A store: what fails and hangs as one, and is shared by a policy of its own.
+/// A store: files that fail and hang together, and the policy that they share.
 #[derive(Clone, Debug)]
 pub struct StoreStatus {
     /// Its number; see [`Member::store`].
     pub number: u16,
     /// Its name: the operator's, or its device.
     pub name: String,
-    /// Requests that it has and has not answered.
+    /// Requests that the store has not completed.
     pub on_device: u64,
-    /// For how long it has had the oldest of them, as of the last half second.
+    /// Age of the oldest of these requests, updated every half second.
     pub oldest: Duration,
-    /// Whether that is longer than [`Timeouts::stuck`](crate::server::Timeouts::stuck).
+    /// Whether the oldest request is older than
+    /// [`Timeouts::stuck`](crate::server::Timeouts::stuck).
     pub is_stuck: bool,
     /// The state of its policy.
     pub policy: Stats,
@@ -101,12 +103,13 @@ impl Status {
         self.caps.get(&member.number())
     }
 
-    /// A tenant's effective weight and reservation; `None` while no tenant has any.
+    /// A tenant's effective weight and reservation; `None` while no tenant is in a group or has a
+    /// reservation.
     pub fn share_of(&self, member: &Member) -> Option<&ShareStats> {
         self.shares.get(&member.number())
     }
 
-    /// How a tenant does beside its latency target; `None` without one.
+    /// A tenant's latency against its target; `None` without a target.
     pub fn target_of(&self, member: &Member) -> Option<&TargetStats> {
         self.targets.get(&member.number())
     }
@@ -117,14 +120,14 @@ impl Status {
         of.map_or_else(|_| FenceStats::default(), |at| self.fences[at].1)
     }
 
-    /// The error for which a tenant's flushes fail, since data that it wrote may be lost.
+    /// The errno with which a tenant's flushes fail, because its written data may be lost.
     pub fn write_back_errno(&self, member: &Member) -> Option<i32> {
         let errors = self.write_back_errors.iter();
         errors.copied().find_map(|(tenant, errno)| (tenant == member.number()).then_some(errno))
     }
 }
 
-/// Why a policy refuses a tenant, and what to do.
+/// The reason why a policy refuses a tenant, and what to do.
 fn in_words(error: &FlowError) -> String {
     match error {
         FlowError::Full => "all places for tenants are taken: remove a tenant, or run fairq ctl \
@@ -135,13 +138,13 @@ fn in_words(error: &FlowError) -> String {
     }
 }
 
-/// Why a change was not made; nothing has changed then.
+/// The reason why a change was not made; a change that fails has changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// There is no tenant of that name.
     #[error("there is no tenant {0}")]
     NoSuchTenant(String),
-    /// There is one already.
+    /// A tenant of that name exists.
     #[error("there is a tenant {0} already: remove it first or choose another name")]
     TenantExists(String),
     /// The tenant's range has to be prepared, or is being resized.
@@ -152,7 +155,7 @@ pub enum AdminError {
     Flow {
         /// The tenant.
         name: String,
-        /// Why.
+        /// The reason.
         error: FlowError,
     },
     /// The policy refuses a group.
@@ -160,74 +163,74 @@ pub enum AdminError {
     Group {
         /// The group.
         name: String,
-        /// Why.
+        /// The reason.
         error: FlowError,
     },
-    /// The protocol has no words for it.
+    /// The protocol cannot describe the export.
     #[error(transparent)]
     Exports(#[from] ExportsError),
-    /// A parameter.
+    /// The policy refuses a parameter.
     #[error(transparent)]
     Tune(#[from] TuneError),
-    /// A file.
+    /// A file cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A file's file system takes its time.
+    /// A file's file system does not answer.
     #[error(
         "{} is still being opened, for {} s: its file system does not answer; see to it or to the \
          device, then ask again", path.display(), waited.as_secs()
     )]
     Opening {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// For how long.
+        /// The time for which it is being opened.
         waited: Duration,
     },
     /// The policy does not fit the device.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The last change of the policy is not over.
+    /// The previous change of the policy is still going on.
     #[error(
         "the policy before this one has not finished its requests yet: wait until `status` says \
          so, and try again"
     )]
     Changing,
-    /// A listener.
+    /// The server cannot listen.
     #[error("cannot listen on {at}: {cause}")]
     Listen {
-        /// Where.
+        /// The address.
         at: Listen,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         cause: String,
     },
-    /// The service manager's socket.
+    /// The service manager owns the socket.
     #[error(
         "{0} is a socket of the service manager's: stop it there (systemctl stop fairq.socket), or \
          clients would wait for ever"
     )]
     Inherited(Listen),
-    /// The next program.
+    /// The next program cannot take over.
     #[error("not upgraded, and nothing has changed: {0}")]
     Upgrade(String),
-    /// It does not listen there.
+    /// The server does not listen at this address.
     #[error("does not listen on {0}")]
     NotListening(Listen),
 }
 
-/// A change of a tenant that no client has to notice.
+/// A change of a tenant that needs nothing from its clients.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// Its weight.
     Weight(Weight),
     /// Its latency target; `None` for none.
     Target(Option<Target>),
-    /// Its caps, instead of those it has.
+    /// Its caps, which replace the current ones.
     Caps(Caps),
     /// Its group, or none, and its reservation.
     Place {
         /// The group.
         group: Option<String>,
-        /// The least that it has, while the device can.
+        /// The least service that it has, while the device can.
         reservation: Reservation,
     },
 }
@@ -238,37 +241,37 @@ pub trait Admin {
     fn status(&self) -> Status;
     /// The tenants.
     fn tenants(&self) -> Arc<TenantList>;
-    /// Where it listens.
+    /// The addresses at which the server listens for clients.
     fn listening(&self) -> Vec<Listen>;
-    /// The sockets where it listens for clients, but for those that the service manager has made.
+    /// The listening sockets of clients, except those that the service manager has made.
     fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)>;
-    /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; gives its
-    /// number and its size in bytes. [`AdminError::Opening`] if that takes longer than a moment:
-    /// it goes on, and the same call gives what has come of it.
+    /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; returns
+    /// its number and its size in bytes. Fails with [`AdminError::Opening`] if that takes longer
+    /// than 20 ms: the opening goes on, and the same call returns its result later.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
     /// Begins to open a file that [`Admin::open_file`] is to be called for within a minute. Fails
     /// only with [`AdminError::Opening`], until the file is open or cannot be opened.
     fn prepare_file(&mut self, spec: &FileSpec) -> Result<(), AdminError>;
-    /// Closes a file that no tenant has any more, as soon as nothing that they asked for is under
-    /// way.
+    /// Closes a file that no tenant uses, once no request to it is under way.
     fn close_file(&mut self, file: u16);
-    /// Adds tenants; no others may have their ranges. No client may open one before all requests of
-    /// removed tenants that had its range have ended, and, if it is to be wiped (`true`), before it
-    /// reads as zeroes ([`Member::preparing`]). Each is added or refused by itself. Many in one
-    /// call cost little more than one.
+    /// Adds tenants. No other tenant may have their ranges. No client can open one before all
+    /// requests of removed tenants that had its range have ended, and, if it is to be wiped
+    /// (`true`), before it reads as zeroes ([`Member::preparing`]). Each is added or refused by
+    /// itself. Many in one call cost little more than one.
     fn add(&mut self, tenants: Vec<(Tenant, bool)>) -> Vec<Result<(), AdminError>>;
-    /// Removes tenants: their connections are ended when what they have in flight is answered, and
-    /// cut off after five seconds. Many in one call cost little more than one.
+    /// Removes tenants: their connections end when their requests in flight are answered, and are
+    /// cut off after a timeout ([`Timeouts::answers`](crate::server::Timeouts::answers)). Many in
+    /// one call cost little more than one.
     fn remove(&mut self, names: &[&str]) -> Vec<Result<(), AdminError>>;
     /// Gives a tenant another name; its connections and all that it has stay.
     fn rename(&mut self, name: &str, new: &str) -> Result<(), AdminError>;
-    /// Gives a tenant's range another end. What it grows by must be free, and is zeroed first if
-    /// `wipe`; what it loses is refused at once, and free when [`Member::resizing`] is over.
-    /// Connections see the new size when they are made again.
+    /// Gives a tenant's range another end. The added bytes must be free, and are zeroed first if
+    /// `wipe`. Requests to removed bytes are refused at once; the bytes are free when
+    /// [`Member::resizing`] is over. Clients see the new size when they connect again.
     fn resize(&mut self, name: &str, size: u64, wipe: bool) -> Result<(), AdminError>;
-    /// Makes this the tenant of clients that name none.
+    /// Sets the tenant of clients that name no export.
     fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError>;
-    /// The size of a file as it was at the last second, in bytes; `None` if it has none of its own.
+    /// The size of a file in bytes, at most a second old; `None` if it has none of its own.
     fn size_of(&self, file: u16) -> Option<u64>;
     /// Makes these changes of tenants, for requests that come from now on; each is made or refused
     /// by itself. Many in one call cost little more than one.
@@ -279,36 +282,37 @@ pub trait Admin {
     }
     /// Adds a group of tenants, or changes it; the group that it is in must be there.
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError>;
-    /// Takes away a group that has no members.
+    /// Removes a group that has no members.
     fn remove_group(&mut self, name: &str) -> Result<(), AdminError>;
-    /// A tenant's flushes fail no more because of a write-back that has failed; gives its error,
-    /// if there was one.
+    /// Stops failing a tenant's flushes because of a failed write-back; returns its errno, if there
+    /// was one.
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;
     /// Changes a parameter of the policy.
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;
-    /// Goes on with this policy when the one in force has finished all its requests; those that
-    /// come meanwhile wait for it. It must have been built for as many shards, tenants and tags.
+    /// Replaces the policy once the one in force has completed all its requests; requests that come
+    /// meanwhile wait. The new policy must have been built for as many shards, tenants and tags.
     /// [`Status::changing`] says whether it is over.
     fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError>;
-    /// Handshakes that begin from now on use this.
+    /// Sets the TLS mode of handshakes that begin from now on.
     fn set_tls(&mut self, tls: TlsMode);
-    /// Listens somewhere else too; gives where.
+    /// Listens at one more address; returns the address.
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
-    /// Listens there no more; connections made there go on.
+    /// Stops listening at an address; connections made there go on.
     fn unlisten(&mut self, at: &Listen) -> Result<(), AdminError>;
     /// Records the scheduler's decisions, the last `events` of each shard, and the search for D.
     fn record(&mut self, events: usize);
-    /// Ends that; what each shard recorded, and what D was.
+    /// Stops recording; returns each shard's events and the changes of D.
     fn recorded(&mut self) -> (Vec<Recording>, Vec<DepthChange>);
-    /// The state that [`Admin::upgrade`] hands over, without connections and memory: for the check
-    /// by the next program.
+    /// The state that [`Admin::upgrade`] hands over, without connections and memory: so that the
+    /// next program can check it.
     fn upgrade_state(&self, operator: serde_json::Value) -> Result<File, AdminError>;
-    /// Accepts no more clients, which wait, until the upgrade or for two seconds. Whether no
-    /// handshake is under way any more, or they have had their time.
+    /// Stops accepting clients until the upgrade, or for two seconds; clients wait meanwhile. True
+    /// if no handshake is under way, or if handshakes have had 500 ms to end.
     fn is_ready_for_upgrade(&mut self) -> bool;
-    /// Executes another program in this process, which goes on where this one stands. Gives why
-    /// that has failed; everything goes on as before then.
+    /// Executes another program in this process, which takes over the server. Returns only if that
+    /// fails, with the reason; everything then goes on unchanged.
     fn upgrade(&mut self, successor: &Successor, operator: serde_json::Value) -> AdminError;
-    /// Takes no more connections and ends when the last has gone; or as at SIGTERM, `now`.
+    /// Accepts no more connections and ends when the last one has ended; with `now`, ends as at
+    /// SIGTERM.
     fn drain(&mut self, now: bool);
 }

@@ -1,13 +1,13 @@
 //! Requests to the control thread: lines on the control socket, and HTTP requests of scrapers and
 //! browsers.
 //!
-//! Each connection is a task that reads and writes; what is asked goes to the one place that may
-//! change the server, through a channel that holds a few. A line or an HTTP request is passed on as
-//! it is: its meaning is the operator's matter.
+//! Each connection is a task that reads and writes. Its requests go to the control thread, which
+//! alone may change the server, through a short channel. Lines and HTTP requests are passed on
+//! unchanged: the operator interprets them.
 //!
-//! **Rights.** A Unix socket, of either kind, is the server's user's and root's: its mode says so,
-//! and the peer's credentials are looked at again. Over TCP everybody may ask; what may be changed
-//! that way is for the operator to guard.
+//! **Rights.** Only the server's user and root may use a Unix socket, of either kind: its mode says
+//! so, and the peer's credentials are checked. Over TCP everybody may send requests; the operator
+//! must restrict what they can change.
 //!
 //! **Bounds.** [`CONNECTIONS`] of the control socket, [`HTTP_CONNECTIONS`] of HTTP, lines of at
 //! most [`LINE`] bytes, bodies of [`BODY`], and a client that takes longer than
@@ -15,9 +15,9 @@
 //! that is silent between lines is not.
 //! Strangers reach HTTP, so a new connection there never waits for slow ones: see [`Crowd`].
 //!
-//! **Descriptors.** When none are left, an HTTP connection takes that of the one that was silent
-//! for longest, and one of the control socket a descriptor that was kept back for it ([`Reserve`]):
-//! over that socket the operator finds and ends the connections that use descriptors up.
+//! **Descriptors.** When none are left, a new HTTP connection takes the descriptor of the one that
+//! has been silent for longest, and a connection of the control socket takes a reserved one
+//! ([`Reserve`]), so that the operator can find and end the connections that use descriptors up.
 
 use std::convert::Infallible;
 use std::io;
@@ -43,9 +43,9 @@ use super::handover::Caller;
 use super::listen::{Listener, Stream};
 use crate::observe::log_limit::STRANGERS;
 
-/// The longest line.
+/// The longest line, in bytes.
 const LINE: u64 = 1 << 20;
-/// The longest body of an HTTP request.
+/// The longest body of an HTTP request, in bytes.
 const BODY: usize = 1 << 16;
 /// Connections of the control socket at a time.
 const CONNECTIONS: usize = 32;
@@ -56,17 +56,17 @@ const RESERVE: usize = 4;
 /// The pause between two tries of a call that waits for a file system.
 pub(super) const CALL_PERIOD: Duration = Duration::from_millis(20);
 
-/// An answer, or what makes it: a thread of its own does then, since it takes long where there are
-/// thousands of tenants.
+/// An answer, or the function that makes it. A thread of its own calls the function, since with
+/// thousands of tenants it takes long.
 pub enum Answer<T> {
-    /// It is there.
+    /// The answer.
     Ready(T),
-    /// It is to be made.
+    /// The function that makes the answer.
     Later(Box<dyn FnOnce() -> T + Send>),
 }
 
 impl<T: Send + 'static> Answer<T> {
-    /// The answer, made by this thread if need be.
+    /// The answer; this thread makes it if necessary.
     pub fn now(self) -> T {
         match self {
             Answer::Ready(answer) => answer,
@@ -74,7 +74,7 @@ impl<T: Send + 'static> Answer<T> {
         }
     }
 
-    /// The answer, made by another thread if need be; `None` if that failed.
+    /// The answer; another thread makes it if necessary. `None` if that failed.
     async fn made(self) -> Option<T> {
         match self {
             Answer::Ready(answer) => Some(answer),
@@ -85,21 +85,21 @@ impl<T: Send + 'static> Answer<T> {
 
 /// The result of a line of the control socket.
 pub struct Reply {
-    /// The answer; none if the line asked for none.
+    /// The answer; none if the line wants none.
     pub text: Option<Answer<String>>,
-    /// Whether the call has begun something that goes on. The same line is then given again, for
-    /// [`Timeouts::call`](super::Timeouts::call) at most, and the last answer counts.
+    /// Whether the call has begun work that is not finished. The same line is then passed again,
+    /// for at most [`Timeouts::call`](super::Timeouts::call), and the last answer is sent.
     pub is_unfinished: bool,
-    /// The answers of those calls of a batch that are over; they are given again with the line.
+    /// The answers of the finished calls of a batch; they are passed again with the line.
     pub made: Made,
 }
 
-/// The answers of the first calls of a batch, without one for a call that asks for none.
+/// The answers of the first calls of a batch, `None` for a call that wants no answer.
 pub type Made = Vec<Option<String>>;
 
-/// Something asked of the control thread.
+/// A request to the control thread.
 pub(super) enum Ask {
-    /// A line of the control socket, what has been made of it, and where the answer goes.
+    /// A line of the control socket, with the answers made so far, and where the answer goes.
     Call(Caller, oneshot::Sender<Reply>),
     /// An HTTP request.
     Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
@@ -107,14 +107,14 @@ pub(super) enum Ask {
 
 /// An HTTP request, whole; one that came over TCP has its [`Door`] among its extensions.
 pub type HttpRequest = Request<Vec<u8>>;
-/// Its answer; a body that many ask for is shared by their answers.
+/// Its answer; a body that many clients request is shared by their answers.
 pub type HttpResponse = Response<Answer<Bytes>>;
 
-/// The address of this machine at which a client reached an HTTP address.
+/// The address of this machine to which an HTTP client has connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Door(pub SocketAddr);
 
-/// Where they go.
+/// The sender of requests to the control thread.
 pub(super) type Asks = mpsc::Sender<Ask>;
 
 /// Serves the control socket for ever.
@@ -141,13 +141,13 @@ pub(super) async fn serve_control(listener: Listener, asks: Asks, timeouts: Time
     }
 }
 
-/// Descriptors that stand for nothing: each can be given up for a connection, and a connection that
-/// ends becomes one again without being free in between.
+/// Descriptors in reserve: each can be closed to accept a connection, and the descriptor of a
+/// connection that ends returns to the reserve without being free in between.
 struct Reserve(Mutex<Vec<OwnedFd>>);
 
 impl Reserve {
     fn new() -> Reserve {
-        // A few less are no reason not to start.
+        // A smaller reserve is no reason not to start.
         let spare = |_| std::fs::File::open("/dev/null").map(OwnedFd::from).ok();
         Reserve(Mutex::new((0..=RESERVE).filter_map(spare).collect()))
     }
@@ -159,7 +159,7 @@ impl Reserve {
     /// Frees a descriptor; false if the reserve is used up.
     fn give(&self) -> bool {
         let mut spare = self.lock();
-        // The last is what the others are copied from.
+        // The last descriptor is the one from which the others are copied.
         spare.len() > 1 && spare.pop().is_some()
     }
 
@@ -185,15 +185,15 @@ async fn control(stream: &mut UnixStream, asks: Asks, timeouts: Timeouts) -> io:
     calls(stream, None, asks, timeouts).await
 }
 
-/// Goes on with a connection of the control socket that the program before this one has left, and
-/// whose last line it has not answered.
+/// Goes on with a connection of the control socket that the previous program has left with its last
+/// line unanswered.
 pub(super) async fn go_on(mut stream: UnixStream, caller: Caller, asks: Asks, timeouts: Timeouts) {
     if let Err(error) = calls(&mut stream, Some(caller), asks, timeouts).await {
         tracing::debug!(%error, "a control connection ended");
     }
 }
 
-/// Answers the lines of a connection, the first of which may have come already.
+/// Answers the lines of a connection; the first line may have been read already.
 async fn calls(
     stream: &mut UnixStream,
     mut first: Option<Caller>,
@@ -231,7 +231,7 @@ async fn answer_call(
     asks: &Asks,
     timeouts: Timeouts,
 ) -> io::Result<()> {
-    // Without an answer the server is ending, or none is wanted.
+    // There is no answer if the server is ending or the line wants none.
     if let Some(mut answer) = called(caller, asks, timeouts.call).await {
         answer.push('\n');
         timeout(timeouts.http, writer.write_all(answer.as_bytes())).await??;
@@ -239,8 +239,8 @@ async fn answer_call(
     Ok(())
 }
 
-/// Makes a call, again while it is unfinished and for `longest` at most, or each call of a batch
-/// for so long; the answer.
+/// Makes a call, and repeats it while it is unfinished, for at most `longest`, which counts anew
+/// for each call of a batch; returns the answer.
 async fn called(mut caller: Caller, asks: &Asks, longest: Duration) -> Option<String> {
     let mut deadline = Instant::now() + longest;
     loop {
@@ -295,14 +295,14 @@ pub(super) async fn serve_http(listener: Listener, asks: Asks, timeouts: Timeout
     }
 }
 
-/// Serves HTTP on a connection if its client may ask.
+/// Serves HTTP on a connection if its client may use it.
 async fn welcome(stream: Stream, seat: Seat, asks: Asks, patience: Duration) {
     match stream {
         Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => {
             http(Watched::new(stream, Some(seat)), None, asks, patience).await;
         }
         Stream::Unix(_) => {}
-        // Without an address its client has gone.
+        // A connection without an address has lost its client.
         Stream::Tcp(stream) => {
             if let Ok(at) = stream.local_addr() {
                 http(Watched::new(stream, Some(seat)), Some(Door(at)), asks, patience).await;
@@ -326,7 +326,7 @@ async fn http<S: AsyncRead + AsyncWrite + Unpin>(
         .timer(TokioTimer::new())
         .header_read_timeout(patience)
         .serve_connection(TokioIo::new(stream), service);
-    // Also the time that a client may keep a connection: a new one costs it nothing.
+    // This also bounds the time that a client may keep a connection: a new one costs it nothing.
     if let Ok(Err(error)) = timeout(6 * patience, connection).await {
         tracing::debug!(%error, "an HTTP connection ended");
     }
@@ -367,11 +367,11 @@ async fn answer(
     refuse(StatusCode::SERVICE_UNAVAILABLE, "the server is ending\n")
 }
 
-/// A connection could not be accepted. If that is for want of a descriptor, one of this crowd gives
-/// its own up.
+/// Handles a connection that could not be accepted. If no descriptor is free, one of this crowd's
+/// connections is closed.
 pub(super) async fn make_room(error: &io::Error, crowd: &Crowd) {
     if is_out_of_descriptors(error) && crowd.send_one_away() {
-        // It closes its connection in a task of its own.
+        // The connection is closed by its own task.
         return tokio::task::yield_now().await;
     }
     pause(error).await;

@@ -1,5 +1,5 @@
-//! Policies that are built and not in force yet: that of the first store with a port for each
-//! shard, and how those of other stores are built when they come.
+//! Policies that are built and not in force yet: the first store's with a port for each shard, and
+//! the function that builds those of later stores.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::nbd::serve::front::NbdFront;
 use crate::shard::pool::{PolicyLoops, policy_loops};
 use crate::shard::stores::{Names, Stock, StorePort};
 
-/// Builds the policy of one more store, or says why it cannot.
+/// Builds the policy of one more store, or returns the reason why it cannot.
 type Build = Box<dyn Fn() -> Result<BuiltPolicy, String> + Send>;
 
 /// A policy, built for the server's shards.
 pub struct BuiltPolicy {
     pub(super) policy: Arc<dyn Policy>,
     ports: Box<dyn Ports>,
-    /// The most stores, and the way in which those after the first are built.
+    /// The most stores, and the function that builds the policies after the first.
     more: Option<(usize, Build)>,
 }
 
 impl BuiltPolicy {
-    /// From what building it gave.
+    /// From a policy and its ports.
     pub fn new<L: Policy>(policy: L, ports: Vec<L::Port>) -> BuiltPolicy
     where
         L::Port: 'static,
@@ -31,15 +31,16 @@ impl BuiltPolicy {
         BuiltPolicy { policy: Arc::new(policy), ports: Box::new(ports), more: None }
     }
 
-    /// For a device that may have so many stores: when another one than the first has a tenant,
-    /// `build` builds its policy by the same configuration.
+    /// For a device of up to `stores` stores: when a store other than the first gets a tenant,
+    /// `build` builds its policy from the same configuration.
     #[must_use]
     pub fn for_stores(
         mut self,
         stores: usize,
         build: impl Fn() -> Result<BuiltPolicy, String> + Send + 'static,
     ) -> BuiltPolicy {
-        // With one store there is nothing to choose between, and `StorePort` would cost each verb.
+        // A device with one store needs no choice between ports, and `StorePort` would make each
+        // verb dearer.
         self.more = (stores > 1).then(|| (stores, Box::new(build) as Build));
         self
     }
@@ -49,7 +50,7 @@ impl BuiltPolicy {
         self.ports.shards()
     }
 
-    /// The policies, and the ports as shards take them.
+    /// The policies, and the ports in the form that shards use.
     pub(super) fn split(
         self,
         names: &Arc<Names>,
@@ -66,7 +67,7 @@ impl BuiltPolicy {
     }
 }
 
-/// The first store's policy, and where those of others come from.
+/// The first store's policy, and the source of the others.
 pub(super) struct Policies {
     pub(super) first: Arc<dyn Policy>,
     /// `None` for a device that has one store.
@@ -96,9 +97,10 @@ impl Later {
 /// Ports of one type, by shard.
 trait Ports: Any + Send {
     fn shards(&self) -> usize;
-    /// As the ports of the only store.
+    /// Converts them to the ports of the only store.
     fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, NbdFront>;
-    /// As those of the first of at most so many stores, and where the others' are put.
+    /// Converts them to the ports of the first of several stores, with the stock into which the
+    /// ports of later stores are put.
     fn among(
         self: Box<Self>,
         stores: usize,
@@ -107,7 +109,7 @@ trait Ports: Any + Send {
     ) -> (PolicyLoops<AnyDevice, NbdFront>, Box<dyn AnyStock>);
 }
 
-/// Where the ports of later stores are put.
+/// The stock into which the ports of later stores are put.
 trait AnyStock {
     fn put(&self, ports: Box<dyn Ports>);
 }

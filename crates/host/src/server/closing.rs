@@ -1,8 +1,9 @@
-//! Files whose tenant was removed are closed: when nothing that it had asked for is under way, what
-//! it wrote is put on stable storage, by a thread that may wait, and every shard gives the file up;
-//! then it is closed and may be opened again, by anybody.
+//! Files whose tenant was removed are closed. When none of its requests is under way, a thread that
+//! may wait puts its writes on stable storage, and every shard releases the file; then the file is
+//! closed and may be opened again.
 //!
-//! A tenant that is added with the file before that gets it as it is, when nothing is under way.
+//! A tenant that is added with the file before that gets the open file, once no request is under
+//! way.
 
 use fairq_core::PortSet;
 
@@ -12,7 +13,7 @@ use crate::server::control_thread::ControlThread;
 pub(super) struct Closing {
     /// Its number.
     pub(super) file: u16,
-    /// Whether the shards have been told.
+    /// Whether the shards are to release it.
     is_told: bool,
 }
 
@@ -23,12 +24,12 @@ impl Closing {
 }
 
 impl ControlThread<'_> {
-    /// Takes each file that is to be closed a step further.
+    /// Advances the closing of each file by a step.
     pub(super) fn close_files(&mut self) {
         let ControlThread { closing, leftovers, device, server, .. } = self;
         let mut tell = false;
         closing.retain_mut(|Closing { file, is_told }| {
-            // The device refuses until all queues have given the file up.
+            // The device refuses until all queues have released the file.
             if *is_told {
                 return !device.close_file(*file);
             }
@@ -41,7 +42,7 @@ impl ControlThread<'_> {
             }
             true
         });
-        // A queue gives a file up in its shard's next turn, and a shard that sleeps has none.
+        // A queue releases a file in its shard's next turn, so a shard that sleeps must be woken.
         if tell {
             server.shards.wake(PortSet::first(server.shards.count()));
         }

@@ -1,10 +1,10 @@
 //! The state of the control thread: queries and changes of a running server, one after the other.
 //!
-//! **Another policy** ([`Admin::change_policy`]) takes the old one's place in every shard when no
-//! shard holds a request of the old one any more; requests that wait for caps do not hold that up,
-//! they move, and so does what was taken from the caps. Until then both are ticked, and what is
-//! changed meanwhile is changed in the new one: no request is admitted to the old one. Flows keep
-//! their names, so that connections, statistics and the list of tenants need not hear of it.
+//! **Another policy** ([`Admin::change_policy`]) replaces the old one in every shard when no shard
+//! holds a request of the old one. Requests that wait for caps do not delay this: they move to the
+//! new policy, and so do the amounts taken from the caps. Until then both policies are ticked, and
+//! changes apply to the new one, since the old one admits no requests. Flows keep their names, so
+//! connections, statistics and the list of tenants do not change.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -42,15 +42,15 @@ use crate::shard::turns::Weights;
 /// The stage of the end of a server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Drain {
-    /// It serves.
+    /// The server serves.
     No,
-    /// It waits for its last client to go.
+    /// The server waits for its last client to end.
     Waiting,
-    /// It is to end now.
+    /// The server ends now.
     Now,
 }
 
-/// The control thread's own state: all that can be changed.
+/// The control thread's state: everything that a running server can change.
 pub(super) struct ControlThread<'a> {
     pub(super) server: Arc<Server>,
     pub(super) device: &'a Arc<AnyDevice>,
@@ -63,25 +63,25 @@ pub(super) struct ControlThread<'a> {
     /// The policies in force, and the numbers of their flows.
     pub(super) schedulers: Schedulers<'a>,
     pub(super) names: Arc<Names>,
-    /// The policy before, as long as a shard holds requests of it.
+    /// The previous policy, as long as a shard holds requests of it.
     pub(super) leaving: Option<Leaving<'a>>,
     /// The last flow of each slot, from the first slot on.
     pub(super) flows: Vec<FlowId>,
-    /// Tenants that were removed, and may have requests under way.
+    /// Removed tenants that may have requests under way.
     pub(super) leftovers: Vec<(Tenant, FlowId)>,
-    /// The tenants whose range will be zeroed when no other writes there are under way.
+    /// The tenants whose range is zeroed once no requests of removed tenants are under way there.
     pub(super) waiting: Vec<FlowId>,
     /// The tenant of clients that name none.
     pub(super) default: Option<DefaultTenant>,
     /// Files that are to be closed.
     pub(super) closing: Vec<Closing>,
-    /// When to look next whether removed tenants have something under way, and the pause after
-    /// that: longer and longer while nothing changes, as on a store that hangs.
+    /// The time of the next check whether removed tenants have requests under way, and the pause
+    /// after it, which grows while nothing changes, as on a store that hangs.
     pub(super) next_look: (Instant, Duration),
-    /// The device's preferred size of a transfer.
+    /// The device's preferred size of a transfer, in bytes.
     pub(super) preferred: u32,
     pub(super) listeners: Vec<Listening>,
-    /// While an upgrade waits for handshakes, no client is accepted: when that ends.
+    /// The time until which no client is accepted because an upgrade waits for handshakes.
     pub(super) accepts_again: Option<Instant>,
     /// The listeners of HTTP and of the control socket.
     pub(super) others: Vec<(Role, Listening)>,
@@ -117,12 +117,12 @@ impl PolicyCounts {
     }
 }
 
-/// The state of the policies of all stores: what can be added up is, and virtual time is the first
-/// store's.
+/// The state of the policies of all stores: slots and counters are summed, and virtual time is the
+/// first store's.
 fn together(stores: &[StoreStatus]) -> Stats {
     let mut policies = stores.iter().map(|store| store.policy);
     let first = policies.next().unwrap_or_default();
-    // Where one store has no limit, all together have none.
+    // If one store has no limit, the sum has none.
     let sum = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| a.saturating_add(b));
     policies.fold(first, |all, one| Stats {
         slots: sum(all.slots, one.slots),
@@ -134,10 +134,10 @@ fn together(stores: &[StoreStatus]) -> Stats {
     })
 }
 
-/// A policy that finishes what it has.
+/// A policy that completes its last requests before another replaces it.
 pub(super) struct Leaving<'a> {
     schedulers: Schedulers<'a>,
-    /// Over when it has finished.
+    /// Over when the old policy has completed its requests.
     exchange: Arc<Exchange>,
     since: Instant,
 }
@@ -189,7 +189,7 @@ impl Admin for ControlThread<'_> {
 
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
         let open = self.opened(spec)?;
-        // It may be one that was to be closed.
+        // The file may be one that was to be closed.
         self.closing.retain(|closing| closing.file != open.0);
         Ok(open)
     }
@@ -259,7 +259,7 @@ impl Admin for ControlThread<'_> {
 
     fn set_tls(&mut self, tls: TlsMode) {
         self.server.set_tls(tls);
-        // After the change, since it goes by the lists that are in force.
+        // This follows the change, since it uses the revocation lists in force.
         self.server.end_revoked();
     }
 
@@ -304,7 +304,8 @@ impl ControlThread<'_> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
         }
-        // Steps that may fail come first: the shards run under the old policy until their message.
+        // Steps that may fail come first: the shards run under the old policy until they are sent
+        // the new one.
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
         let mut schedulers =
             Schedulers::new(policies, self.names.clone(), self.device, &self.wakers)?;
@@ -342,12 +343,12 @@ impl ControlThread<'_> {
         self.schedulers.stats().fold(self.counted, |counts, stats| counts.and(&stats))
     }
 
-    /// The stores that have files, and what is on them.
+    /// The stores that have files, and their requests on the device.
     fn stores(&self, totals: &Totals) -> Vec<StoreStatus> {
         let names = self.device.stores().into_iter().enumerate();
         let stuck = self.server.config.timeouts.stuck;
         let status = |(number, name)| {
-            // Shards tell of stores only as far as they have requests there.
+            // Shards report only the stores where they have requests.
             let StoreLoad { on_device, oldest_ns } =
                 totals.stores.get(number).copied().unwrap_or_default();
             let oldest = Duration::from_nanos(oldest_ns);
@@ -365,14 +366,14 @@ impl ControlThread<'_> {
         [self.schedulers.deadline_ns(), leaving].into_iter().flatten().min()
     }
 
-    /// Ticks what is due, and lets a policy go that has finished.
+    /// Ticks the policies that are due, and drops an old policy that has completed its requests.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.schedulers.tick(now_ns);
         if let Some(depths) = &mut self.depths {
             self.schedulers.note_depths(now_ns, depths);
         }
         if let Some(leaving) = &mut self.leaving {
-            // The old policy's requests may need its ticks to get away.
+            // The old policy may need ticks to dispatch its last requests.
             leaving.schedulers.tick_policies(now_ns);
             if leaving.exchange.is_over() {
                 tracing::info!(
@@ -384,7 +385,7 @@ impl ControlThread<'_> {
         }
     }
 
-    /// A second has passed.
+    /// The work of each second.
     pub(super) fn second(&mut self, operator: &mut dyn Operator) {
         operator.second(self);
         self.accept_after_all();
@@ -396,7 +397,7 @@ impl ControlThread<'_> {
         self.server.tell_all(|| NbdMessage::Second);
     }
 
-    /// Whether it is time to end.
+    /// Whether the server ends now.
     pub(super) fn is_over(&self) -> bool {
         match self.drain {
             Drain::No => false,

@@ -7,14 +7,14 @@
 pub const TURN_BOUNDS_NS: [u64; 6] =
     [1_000_000, 5_000_000, 20_000_000, 50_000_000, 200_000_000, 1_000_000_000];
 
-/// The turns so far.
+/// The control thread's turns so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Turns {
     /// Turns by their CPU time, each class without the ones below it.
     pub classes: [u64; TURN_BOUNDS_NS.len() + 1],
-    /// The CPU time of all of them.
+    /// The CPU time of all turns, in nanoseconds.
     pub cpu_ns: u64,
-    /// That of the longest.
+    /// The CPU time of the longest turn, in nanoseconds.
     pub longest_ns: u64,
 }
 
@@ -33,14 +33,14 @@ impl Turns {
         self.longest_ns = self.longest_ns.max(took_ns);
     }
 
-    /// All turns.
+    /// The number of turns.
     pub fn count_all(&self) -> u64 {
         self.classes.iter().sum()
     }
 }
 
-/// The CPU time of this thread. Not by rustix, which wants a page of clocks that user-mode Linux
-/// has not.
+/// The CPU time of this thread, in nanoseconds. Not by rustix, which needs a page of clocks that user-mode
+/// Linux does not have.
 fn cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is writable for the length of the call.

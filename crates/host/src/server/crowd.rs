@@ -1,12 +1,12 @@
-//! Connections of strangers: as many as are talked to at a time, and which of them goes when
-//! another comes.
+//! Connections of unknown peers: a bound on their number, and the choice of the one that is closed
+//! when another comes.
 //!
 //! Problem: a crowd that connects and says nothing must not keep an honest client waiting, whatever
 //! its size, and must not hold more memory and descriptors than a bound. Model: every connection is
-//! accepted at once and takes a [`Seat`]. When all seats are taken, one of the source (a process of
-//! this machine, or an address) that has the most loses its own: that which has been silent for
-//! longest. So one source keeps no other out; and of a crowd from many sources an honest client
-//! answers within a round trip, so that it is not the one that goes as long as fewer than `most`
+//! accepted at once and takes a [`Seat`]. When all seats are taken, the source (a process of this
+//! machine, or an address) with the most seats loses one: that of its connection which has been
+//! silent for longest. So one source keeps no other out. Against a crowd from many sources, an
+//! honest client answers within a round trip, so it keeps its seat as long as fewer than `most`
 //! connections come in that time.
 //!
 //! A connection that moves bytes is not silent ([`Watched`]). A crowd that trickles bytes therefore
@@ -33,12 +33,12 @@ pub(super) struct Crowd {
 
 #[derive(Default)]
 struct Seats {
-    /// The connections that have a seat, by the time of their last bytes: the first was silent for
-    /// longest.
+    /// The connections that have a seat, by the time of their last bytes: the first has been silent
+    /// for longest.
     taken: BTreeMap<u64, Taken>,
     /// The seats of each source.
     of_source: HashMap<Source, usize>,
-    /// The time: moves so far.
+    /// The clock of the keys: the count of moves so far.
     moves: u64,
 }
 
@@ -61,8 +61,8 @@ impl Crowd {
         Arc::new(Crowd { most, seats: Mutex::default() })
     }
 
-    /// Takes a seat for a connection from this source, if need be that of another one. The receiver
-    /// gets a message when this one has to go.
+    /// Takes a seat for a connection from this source, if necessary that of another one. The
+    /// receiver gets a message when this connection has to end.
     pub(super) fn enter(self: &Arc<Crowd>, source: Source) -> (Seat, oneshot::Receiver<()>) {
         let (leave, must_leave) = oneshot::channel();
         let mut seats = self.lock();
@@ -79,7 +79,7 @@ impl Crowd {
         self.lock().taken.is_empty()
     }
 
-    /// Sends the connection away that was silent for longest; false if there is none.
+    /// Ends the connection that has been silent for longest; false if there is none.
     pub(super) fn send_one_away(&self) -> bool {
         self.lock().send_away()
     }
@@ -114,13 +114,13 @@ impl Seats {
         let Some(most) = self.of_source.values().copied().max() else { return false };
         let is_of_most = |(_, taken): &(_, &Taken)| self.of_source[&taken.source] == most;
         let moved = self.taken.iter().find(is_of_most).map(|(moved, _)| *moved);
-        // A connection that has ended meanwhile does not get the message, and need not.
+        // A connection that has ended meanwhile does not need the message.
         moved.and_then(|moved| self.free(moved)).map(|taken| taken.leave.send(())).is_some()
     }
 }
 
 impl Seat {
-    /// Bytes have moved: of all seats this one is the last to go.
+    /// Notes that bytes have moved: of all seats this one is now the last to be taken away.
     fn touch(&self) {
         let mut seats = self.crowd.lock();
         // Only this seat's own connection changes its key, under the lock.
@@ -141,7 +141,7 @@ impl Drop for Seat {
 /// A stream that keeps its seat as long as it moves bytes.
 pub(super) struct Watched<S> {
     stream: S,
-    /// None for a connection that nothing can send away.
+    /// `None` for a connection that never has to end for another.
     seat: Option<Seat>,
 }
 
@@ -208,7 +208,8 @@ mod tests {
         let (fourth, mut fourth_leaves) = enter(3);
         let gone: Vec<bool> = seats.iter_mut().map(|(_, leave)| leave.try_recv().is_ok()).collect();
         assert_eq!(gone, [false, true, false]);
-        // One that has lost its seat has none to give back, and does not get another by moving.
+        // A connection that has lost its seat has none to give back, and gets no other by moving
+        // bytes.
         seats[1].0.touch();
         drop(seats.remove(1));
         assert_eq!(crowd.lock().taken.len(), 3);

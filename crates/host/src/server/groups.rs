@@ -1,4 +1,4 @@
-//! Groups of tenants, by name: what the policies of all stores know by number.
+//! Groups of tenants, by name; the policies of all stores know them by number.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::server::control_thread::ControlThread;
 /// A group of tenants.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// Its name, after those of the groups that it is in: `acme/batch`.
+    /// Its name, which begins with the names of the groups that it is in: `acme/batch`.
     pub name: String,
     /// Its weight beside its siblings.
     pub weight: Weight,
@@ -22,12 +22,12 @@ pub struct Group {
     pub caps: Caps,
 }
 
-/// A group, and what it comes to.
+/// A group and its state.
 #[derive(Clone, Debug)]
 pub struct GroupStatus {
     /// The group.
     pub group: Group,
-    /// Its weight beside all tenants and groups that are in none.
+    /// Its effective weight, comparable with all tenants and groups that are in no group.
     pub weight: Weight,
     /// Tenants and groups in it.
     pub members: u32,
@@ -48,7 +48,7 @@ impl Group {
     }
 }
 
-/// All groups by their numbers; a number is used again when its group is gone.
+/// All groups by their numbers; a number is reused when its group has been removed.
 #[derive(Clone, Default)]
 pub(super) struct Groups(Vec<Option<Group>>);
 
@@ -58,7 +58,7 @@ impl Groups {
         self.0.iter().position(is_it).map(|at| GroupId(at as u16))
     }
 
-    /// The place of a tenant in this group, or in none, with what it has at least.
+    /// The share of a tenant in this group, or in none, with its reservation.
     pub(super) fn share(
         &self,
         group: Option<&str>,
@@ -68,7 +68,7 @@ impl Groups {
         Ok(Share { group: group.map(id).transpose()?, reservation })
     }
 
-    /// The number of the group, old or new, and what policies are told of it.
+    /// The number of the group, existing or new, and its settings for policies.
     pub(super) fn place(&self, group: &Group) -> Result<(GroupId, fairq_core::Group), FlowError> {
         let parent = match group.parent() {
             None => None,
@@ -87,7 +87,7 @@ impl Groups {
         self.0[at] = group;
     }
 
-    /// All, each after the one that it is in, as policies are told of them.
+    /// All groups, each after the one that it is in: the order in which policies must add them.
     pub(super) fn outer_first(&self) -> Vec<&Group> {
         let mut all: Vec<&Group> = self.all().map(|(_, group)| group).collect();
         all.sort_by_key(|group| group.name.matches('/').count());
@@ -111,8 +111,8 @@ impl ControlThread<'_> {
     pub(super) fn drop_group(&mut self, name: &str) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
         let refused = |error| AdminError::Group { name: name.into(), error };
-        // All tenants are looked at first: a store's policy knows its own members only, so that the
-        // other stores' policies would let the group go.
+        // All tenants are checked first: a store's policy knows its own members only, so the other
+        // stores' policies would remove the group.
         if tenants.members().any(|member| member.tenant.group.as_deref() == Some(name)) {
             return Err(refused(FlowError::HasMembers));
         }
@@ -124,7 +124,7 @@ impl ControlThread<'_> {
         self.schedulers.groups()
     }
 
-    /// Has shards share their CPUs by what tenants in groups weigh beside all others.
+    /// Makes shards share their CPUs by the effective weights of tenants in groups.
     pub(super) fn weigh_groups(&self) {
         let tenants = self.server.tenants();
         for member in tenants.members().filter(|member| member.tenant.group.is_some()) {
@@ -152,7 +152,7 @@ pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
         held: sum.held.saturating_add(of.held),
         held_ns: sum.held_ns.saturating_add(of.held_ns),
         waiting: sum.waiting.saturating_add(of.waiting),
-        // Each store's caps have their own.
+        // Each store's caps have their own amounts.
         taken: sum.taken,
     });
     let first = stores.iter().find(|stats| stats.members > 0).or(stores.first());

@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 
 use crate::server::MAX_HANDSHAKES;
 
-/// Where to listen.
+/// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listen {
     /// A Unix socket.
@@ -44,7 +44,7 @@ impl std::fmt::Display for Listen {
 
 /// A socket that accepts connections; a Unix socket's name vanishes with it.
 pub(super) enum Listener {
-    /// Its name is removed at the end if we have made it.
+    /// The name is removed at the end if this process has made it.
     Unix {
         listener: UnixListener,
         name: Option<Arc<OwnName>>,
@@ -67,19 +67,19 @@ pub(super) enum Stream {
     Tcp(TcpStream),
 }
 
-/// Where a connection comes from.
+/// The source of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Source {
     /// A process of this machine.
     Process(i32),
     /// A machine.
     Address(IpAddr),
-    /// The kernel does not say.
+    /// The kernel does not report the source.
     Unknown,
 }
 
 impl Stream {
-    /// Where it comes from.
+    /// The source of the connection.
     pub(super) fn source(&self) -> Source {
         let source = match self {
             Stream::Unix(stream) => {
@@ -92,7 +92,7 @@ impl Stream {
 }
 
 impl Listener {
-    /// The next connection, and its peer; one over TCP may be silent for `peer_timeout`.
+    /// The next connection, and its peer. A TCP peer may be silent for `peer_timeout`.
     pub(super) async fn accept(&self, peer_timeout: Duration) -> io::Result<(Stream, String)> {
         match self {
             Listener::Unix { listener, .. } => listener
@@ -101,7 +101,7 @@ impl Listener {
                 .map(|(stream, _)| (Stream::Unix(stream), "unix socket".into())),
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
-                // Requests are small and waited for.
+                // Requests are small, and clients wait for the replies.
                 let _ = stream.set_nodelay(true);
                 notice_death(&stream, peer_timeout);
                 Ok((Stream::Tcp(stream), peer.to_string()))
@@ -120,7 +120,7 @@ impl Listener {
         }
     }
 
-    /// The name that this process has made for it.
+    /// The socket's name, if this process has made it.
     pub(super) fn name(&self) -> Option<Arc<OwnName>> {
         match self {
             Listener::Unix { name, .. } => name.clone(),
@@ -128,7 +128,7 @@ impl Listener {
         }
     }
 
-    /// Another descriptor of it.
+    /// Duplicates its descriptor.
     pub(super) fn copy(&self) -> io::Result<OwnedFd> {
         match self {
             Listener::Unix { listener, .. } => listener.as_fd().try_clone_to_owned(),
@@ -136,11 +136,12 @@ impl Listener {
         }
     }
 
-    /// Where it listens; `at` is what was asked for.
+    /// The address at which it listens; `at` is the requested one.
     pub(super) fn place(&self, at: &Listen) -> io::Result<Listen> {
         match self {
             Listener::Tcp(listener) => Ok(Listen::Tcp(listener.local_addr()?)),
-            // The service manager has not said where; a socket without a name is nowhere else.
+            // The service manager does not report the address, and a socket without a name has no
+            // other.
             Listener::Unix { listener, .. } if *at == Listen::Inherited => Ok(listener
                 .local_addr()?
                 .as_pathname()
@@ -150,7 +151,8 @@ impl Listener {
     }
 }
 
-/// The listeners of an address; the error says what to do. Must be called within the runtime.
+/// The listeners of an address; the error message says what to do. Must be called within the
+/// runtime.
 pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
     match at {
         Listen::Unix(path) => Ok(vec![bind_unix(path)?]),
@@ -162,9 +164,9 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
     }
 }
 
-/// Has the kernel end a connection whose peer has not been heard of for `timeout`: a machine that
-/// has lost its power or its network says no good-bye. That holds for one that does not take
-/// its replies, too. A socket without these options is served all the same.
+/// Makes the kernel end a connection whose peer has been silent for `timeout`: a machine that has
+/// lost its power or its network closes no connection. This includes a peer that does not accept
+/// its replies. A socket that refuses these options is served all the same.
 fn notice_death(stream: &TcpStream, timeout: Duration) {
     // The kernel counts these in whole seconds.
     let part = |of: u32| (timeout / of).max(Duration::from_secs(1));
@@ -177,9 +179,8 @@ fn notice_death(stream: &TcpStream, timeout: Duration) {
 
 /// Listens on a Unix socket that only the same user may use.
 pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
-    // No client can connect before the permissions are right: the name appears under a directory's
-    // rights, so the mask narrows it from the beginning. The shards make no files that it could
-    // hit.
+    // No client can connect before the permissions are right: the umask restricts them from the
+    // beginning. The shards create no files that the umask could affect.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = bind_unix(path);
     rustix::process::umask(before);
@@ -189,18 +190,18 @@ pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
     Ok(listener)
 }
 
-/// Listens with a queue for as many connections as there are handshakes at once: the kernel makes
-/// a client whose connection finds no place there try again after a second. It cuts the queue to
-/// the system's limit (`net.core.somaxconn`).
+/// Listens with a queue for as many connections as there are handshakes at once: if the queue is
+/// full, the kernel lets a client retry after a second. The kernel cuts the queue to the system's
+/// limit (`net.core.somaxconn`).
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Connections of a server before this one may still be closing.
+    // Connections of a previous server may still be closing.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(MAX_HANDSHAKES as u32)
 }
 
-/// Listens on a Unix socket; replaces one that a server has left behind.
+/// Listens on a Unix socket; replaces a socket that a dead server has left.
 fn bind_unix(path: &Path) -> Result<Listener, String> {
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
@@ -230,8 +231,8 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
     Ok(Listener::Unix { listener, name: Some(Arc::new(OwnName(path.to_owned()))) })
 }
 
-/// Whether a process listens on this socket. The attempt to connect does not wait: where the
-/// listener's queue is full, the kernel says so at once.
+/// Whether a process listens on this socket. The attempt to connect does not wait: if the
+/// listener's queue is full, the kernel fails it at once.
 fn has_listener(path: &Path) -> bool {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -258,11 +259,11 @@ fn explain_tcp(error: &io::Error) -> String {
     }
 }
 
-/// The beginning of the names of sockets that a server has put into the service manager's store.
+/// Prefix of the names of sockets that a server has put into the service manager's store.
 pub const STORED: &str = "listen-";
 
 /// The listening sockets that the service manager has passed, by its protocol: descriptors from 3
-/// on; and whether each is of a server before this one, which has put it into the store.
+/// on; and for each whether a previous server has put it into the store.
 pub(super) fn inherited() -> io::Result<Vec<(Listener, bool)>> {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
     let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id());
@@ -279,7 +280,7 @@ pub(super) fn inherited() -> io::Result<Vec<(Listener, bool)>> {
         if let Listener::Unix { listener, name } = &mut listener
             && is_stored
         {
-            // The server before this one has made the name, and has not removed it.
+            // The previous server has made the name, and has not removed it.
             let path = listener.local_addr()?.as_pathname().map(Path::to_owned);
             *name = path.map(|path| Arc::new(OwnName(path)));
         }

@@ -5,12 +5,12 @@
 //! each to the shard with the fewest of its tenant, calls the policy's `tick`, asks the shards for
 //! their statistics once a second, and does what the control socket asks for.
 //!
-//! **Changes.** Whatever changes the running server is an [`Admin`]'s method, called by the
-//! [`Operator`] in this thread, one after the other; the shards learn of it by messages. No
-//! connection is dropped but those of a removed tenant.
+//! **Changes.** Each change of a running server is a method of [`Admin`], which the [`Operator`]
+//! calls in this thread, one after the other; messages pass it on to the shards. Only the
+//! connections of removed tenants are dropped.
 //!
-//! **The end.** SIGTERM or SIGINT: no more connections, no more requests; what is in flight is
-//! finished, answered and put on stable storage; then [`serve`] returns. Clients that do not take
+//! **The end.** SIGTERM or SIGINT: no more connections, no more requests; requests in flight are
+//! completed, answered and put on stable storage; then [`serve`] returns. Clients that do not take
 //! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at
 //! once. A server that drains ends in the same way when its last client has gone.
 
@@ -78,13 +78,13 @@ use crowd::Crowd;
 use schedulers::Schedulers;
 use tenants::add_flows;
 
-/// Handshakes under way at a time. In a crowd that comes as fast as it can, a client has the time
-/// in which so many connect to say something: some 50 ms.
+/// The most handshakes under way. A crowd that connects as fast as it can needs some 50 ms for so
+/// many connections: in that time a client has to send its first bytes.
 const MAX_HANDSHAKES: usize = 1024;
-/// Descriptors that a server has for what is not a connection of a shard: handshakes, HTTP and
-/// control connections, files and shards.
+/// Descriptors of a server apart from the connections of shards: handshakes, HTTP and control
+/// connections, files and shards.
 const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
-/// Threads that make answers which take long.
+/// The most threads that make slow answers.
 const MAX_VIEWS: usize = 2;
 /// The most requests of the control socket and of scrapers that wait for the control thread.
 const MAX_ASKS: usize = 16;
@@ -92,7 +92,7 @@ const MAX_ASKS: usize = 16;
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
 /// The pause between two checks of the preparation of a tenant's range, or the closing of its file.
 const PREPARE_PERIOD: Duration = Duration::from_millis(5);
-/// The longest pause of that while requests of removed tenants stay under way.
+/// The longest pause between these checks while requests of removed tenants stay under way.
 const PREPARE_PAUSE: Duration = Duration::from_millis(160);
 /// The pause between two checks of whether the old policy has finished, during a change.
 const CHANGE_PERIOD: Duration = Duration::from_millis(2);
@@ -106,9 +106,9 @@ pub struct Tenant {
     pub description: String,
     /// Its share relative to the others'.
     pub weight: Weight,
-    /// Which of the device's files holds its data.
+    /// The number of the device's file that holds its data.
     pub file: u16,
-    /// Where in the file its range begins, in bytes.
+    /// Start of its range in the file, in bytes.
     pub base: u64,
     /// The size of its range, in bytes.
     pub size: u64,
@@ -118,49 +118,50 @@ pub struct Tenant {
     pub urgent: bool,
     /// The latency target of its requests, if it has one.
     pub target: Option<Target>,
-    /// The most that it gets, whatever is free.
+    /// The most service that it gets, even if the device is idle.
     pub caps: Caps,
     /// The group that it is in.
     pub group: Option<String>,
-    /// The least that it has, as long as the device can do it.
+    /// The least service that it has, while the device can.
     pub reservation: Reservation,
-    /// The certificate that a client has to show to open it.
+    /// The identity in the certificate that a client needs to open it.
     pub identity: Option<Identity>,
     /// The users of this machine who may open it, over a Unix socket; anybody if none is named.
     pub users: Users,
-    /// The most connections that it may have; half of all if not said.
+    /// The most connections that it may have; by default half of all.
     pub connections: Option<u32>,
 }
 
-/// The tenant whose export clients get that name none.
+/// The tenant of clients that name no export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DefaultTenant {
-    /// Its name. As long as there is no such tenant, such clients get nothing.
+    /// Its name. While no tenant has this name, such clients are refused.
     pub name: String,
-    /// Whether the operator has named it; otherwise it is one as long as no other tenant is there.
+    /// Whether the operator has named it; otherwise it is the default only while there is no other
+    /// tenant.
     pub is_named: bool,
 }
 
 /// The times that a server waits for others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// A TCP client may be silent on the wire for so long, keepalive probes and acknowledgements
+    /// The longest silence of a TCP client on the wire, keepalive probes and acknowledgements
     /// included.
     pub peer: Duration,
-    /// Clients may take so long to accept their last answers.
+    /// The longest time that clients may take to accept their last answers.
     pub answers: Duration,
-    /// A store that has not answered a request for so long is said to be stuck.
+    /// The age of a store's oldest request from which the store is reported as stuck.
     pub stuck: Duration,
-    /// A change of the policy waits so long for requests to be carried out. A store that takes
-    /// longer would keep the tenants of all stores waiting.
+    /// The longest time that a change of the policy waits for requests in flight. A store that
+    /// takes longer would keep the tenants of all stores waiting.
     pub change: Duration,
-    /// A request waits so long for writes of an earlier connection to the same bytes: longer than a
-    /// kernel's command timeout of 30 s and the retry that follows it.
+    /// The longest wait of a request for writes of an earlier connection to the same bytes: longer
+    /// than a kernel's command timeout of 30 s and the retry that follows it.
     pub overlap: Duration,
-    /// A call of the control socket may take so long if it waits for a file system.
+    /// The longest time of a call of the control socket that waits for a file system.
     pub call: Duration,
-    /// A client of HTTP or of the control socket may take so long to send a request, from its first
-    /// byte to its last, and to take an answer.
+    /// The longest time in which a client of HTTP or of the control socket has to send a request,
+    /// from its first byte to its last, and to accept an answer.
     pub http: Duration,
 }
 
@@ -184,19 +185,19 @@ impl Default for Timeouts {
 pub struct Config {
     /// The tenants.
     pub tenants: Vec<Tenant>,
-    /// The names of those whose ranges are zeroed before they can be opened.
+    /// The names of the tenants whose ranges are zeroed before they can be opened.
     pub zero: Vec<String>,
-    /// The tenant of clients that name none.
+    /// The tenant of clients that name no export.
     pub default: Option<DefaultTenant>,
-    /// The groups that they are in, outer ones first.
+    /// The groups of the tenants, outer ones first.
     pub groups: Vec<Group>,
     /// The most tenants at a time; the policy was built for so many flows.
     pub most_tenants: usize,
-    /// Where to listen.
+    /// The addresses where clients connect.
     pub listen: Vec<Listen>,
-    /// The control socket.
+    /// The path of the control socket.
     pub control: Option<PathBuf>,
-    /// Where metrics and the web page are served over HTTP.
+    /// The addresses where metrics and the web page are served over HTTP.
     pub metrics: Vec<Listen>,
     /// The CPU of each shard; as many as the policy has ports, or empty to pin none.
     pub cpus: Vec<usize>,
@@ -204,23 +205,24 @@ pub struct Config {
     pub limits: Limits,
     /// The most connections of each shard.
     pub connections: usize,
-    /// Bytes that all connections may have for their buffers.
+    /// The most bytes of all connections' buffers.
     pub memory: u64,
     /// Live requests of each shard; the policy was built with the same number.
     pub tags: usize,
-    /// Handshakes.
+    /// The options of handshakes.
     pub handshake: HandshakeOptions,
     /// The times that the server waits for others.
     pub timeouts: Timeouts,
 }
 
-/// The program that runs the server: is told how it goes, and says what its control socket means.
+/// The program that runs the server: it is notified of events, and interprets the lines of the
+/// control socket.
 pub trait Operator {
-    /// It accepts connections; `listening` is where, with the port that was chosen if it was left
-    /// open.
+    /// The server accepts connections at `listening`, which has the port that was chosen if it was
+    /// left open.
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
-    /// It goes on where another program in this process has stood; from now on that cannot be
-    /// executed again. False if it is the one that was there before an upgrade that has failed.
+    /// This program has taken over from another one in this process, which cannot be executed again
+    /// from now on. False if this is the program from before a failed upgrade.
     fn took_over(&mut self, _admin: &mut dyn Admin) -> bool {
         true
     }
@@ -228,32 +230,32 @@ pub trait Operator {
     fn second(&mut self, admin: &mut dyn Admin);
     /// A line came on the control socket.
     fn call(&mut self, admin: &mut dyn Admin, line: &str, made: Made) -> Reply;
-    /// A request came on an HTTP address.
+    /// A request came at an HTTP address.
     fn http(&mut self, admin: &mut dyn Admin, request: &HttpRequest) -> HttpResponse;
-    /// A tenant's range has been zeroed, and no client has opened it yet. It stays closed for now
-    /// if this gives false, which is called again.
+    /// A tenant's range has been zeroed, and no client has opened it yet. If this returns false,
+    /// the tenant stays closed and the call is repeated.
     fn opening(&mut self, _tenant: &Tenant) -> bool {
         true
     }
-    /// SIGHUP: the configuration is to be read again. True if that is not over: then this is called
-    /// again soon.
+    /// SIGHUP: the configuration is to be read again. True if that is not finished: the call is
+    /// then repeated soon.
     fn reload(&mut self, admin: &mut dyn Admin) -> bool;
-    /// It was told to end.
+    /// The server begins to end.
     fn stopping(&mut self) {}
 }
 
-/// Why the server could not start or go on.
+/// The reason why the server could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// A listener could not be set up.
     #[error("cannot listen on {at}: {cause}")]
     Listen {
-        /// Where.
+        /// The address.
         at: Listen,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         cause: String,
     },
-    /// The exports are not ones the protocol allows.
+    /// The protocol does not allow the exports.
     #[error(transparent)]
     Exports(#[from] ExportsError),
     /// The policy and the device do not fit.
@@ -264,7 +266,7 @@ pub enum ServerError {
     Group {
         /// The group.
         name: String,
-        /// Why.
+        /// The reason.
         error: fairq_core::FlowError,
     },
     /// A tenant's flow could not be added.
@@ -272,10 +274,10 @@ pub enum ServerError {
     Flow {
         /// The tenant.
         name: String,
-        /// Why.
+        /// The reason.
         error: fairq_core::FlowError,
     },
-    /// Something that the system refuses.
+    /// The system refuses an operation.
     #[error("{what}: {error}")]
     System {
         /// The operation.
@@ -286,7 +288,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// Whether the configuration can never be used; otherwise another try may help.
+    /// Whether the configuration can never be used; otherwise a retry may help.
     pub fn is_refusal(&self) -> bool {
         match self {
             ServerError::Exports(_) | ServerError::Flow { .. } | ServerError::Group { .. } => true,
@@ -300,8 +302,8 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
     move |error| ServerError::System { what, error }
 }
 
-/// Serves until told to end; see the module's text. `before` is what another program in this
-/// process has left.
+/// Serves until a signal or a drain ends the server; see the module's text. `before` is the state
+/// that the previous program in this process has left.
 pub fn serve(
     built: BuiltPolicy,
     device: Arc<AnyDevice>,
@@ -356,11 +358,11 @@ pub fn serve(
         common.weights.set(flow.slot() as u16, tenant.weight);
     }
     match &before {
-        // The files were not closed, and the next flush gets the errors.
+        // The files were not closed, so the next flush reports their write-back errors.
         Some(before) => {
             before.state.resume_data(&tenants, &common.write_back, &common.fences);
         }
-        // Unflushed writes of a server before this one may be lost, and no client has been told.
+        // Unflushed writes of a previous server may be lost, and no client has been notified.
         None => {
             for (file, error) in device.sync() {
                 common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
@@ -371,14 +373,14 @@ pub fn serve(
         .map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // They make answers that take long; viewers wait for them, and not for each other's CPU.
+        // These threads make slow answers, so that the control thread does not.
         .thread_name("fairq-view")
         .max_blocking_threads(MAX_VIEWS)
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
     let tenants = Mutex::new(Arc::new(tenants));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
-    // Without TLS there are no such threads: a running server does not begin to offer it.
+    // Without TLS there are no such threads: a running server cannot turn it on.
     let tls_threads = match config.handshake.tls {
         TlsMode::Off => None,
         TlsMode::Optional(_) | TlsMode::Required(_) => {
@@ -429,20 +431,20 @@ pub fn serve(
     let result = runtime.block_on(run(&mut control, common.clock, before, operator));
     runtime.block_on(end(&mut control, common.clock));
     drop(control);
-    // A thread that waits for a store is not waited for.
+    // The server does not wait for a thread that waits for a store.
     runtime.shutdown_background();
     match Arc::into_inner(server) {
         Some(server) => server.shards.stop(),
         None => unreachable!("the runtime and its tasks are gone"),
     }
-    // The shards' front ends are its clients, and it ends with the last of them.
+    // The shards' front ends are the surveyor's clients, and it ends with the last of them.
     surveyor.end();
     let unsynced = device.sync().into_iter().next();
     unsynced.map_or(result, |(_, error)| Err(system("cannot flush the device at the end")(error)))
 }
 
-/// Raises the soft limit of open files to the hard one: programs that use `select` want it low,
-/// and there is none here. Tells if even that is too few for `connections` descriptors of
+/// Raises the soft limit of open files to the hard one; it is low for programs that use `select`,
+/// which this one does not. Logs a warning if the hard limit is too low for `connections`
 /// connections.
 fn raise_descriptor_limit(connections: u64) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -462,8 +464,7 @@ fn raise_descriptor_limit(connections: u64) {
     }
 }
 
-/// Makes a write beyond a file size limit an error of that write, instead of the end of the
-/// process.
+/// Makes a write beyond the file size limit fail with an error, instead of ending the process.
 fn ignore_file_size_signal() {
     // SAFETY: ignoring a signal installs no handler, so there is no code that could run at a bad
     // time.
@@ -501,7 +502,7 @@ impl Server {
         *options = Arc::new(HandshakeOptions { tls, ..HandshakeOptions::clone(&options) });
     }
 
-    /// Tells all shards' front ends something.
+    /// Sends a message to all shards' front ends.
     fn tell_all(&self, message: impl Fn() -> NbdMessage) {
         for shard in 0..self.shards.count() {
             self.shards.send(shard, Message::Front(message()));
@@ -514,7 +515,7 @@ impl Server {
     }
 }
 
-/// The signals that mean something.
+/// The signals that the server handles.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -530,7 +531,7 @@ impl Signals {
         })
     }
 
-    /// The next that asks for the end.
+    /// The next signal that ends the server.
     async fn end(&mut self) {
         tokio::select! { _ = self.terminate.recv() => {} _ = self.interrupt.recv() => {} }
     }
@@ -547,7 +548,7 @@ enum Event {
 }
 
 /// The periods of the control thread. They go on through other events: a timer that began anew with
-/// each turn would never be over while events come faster.
+/// each turn would never expire while events come faster.
 struct Timers {
     seconds: Interval,
     drain: Interval,
@@ -574,8 +575,8 @@ impl Timers {
     }
 }
 
-/// Listens, ticks, reports and does what it is asked until a signal comes or nothing is left to
-/// wait for.
+/// Listens, ticks, reports and carries out requests until a signal comes or nothing is left to wait
+/// for.
 async fn run(
     control: &mut ControlThread<'_>,
     clock: Clock,
@@ -583,7 +584,7 @@ async fn run(
     operator: &mut dyn Operator,
 ) -> Result<(), ServerError> {
     let mut signals = Signals::new().map_err(system("cannot handle signals"))?;
-    // They are held back while one program takes over from another.
+    // Signals are blocked while one program takes over from another.
     handover::unblock_signals();
     let (over, mut is_over) = mpsc::channel(1);
     let (asks, mut asked) = mpsc::channel(MAX_ASKS);
@@ -625,10 +626,11 @@ async fn run(
             Some(ask) = asked.recv() => Event::Asked(ask),
             _ = hangup.recv() => Event::Reload,
             _ = reload.tick(), if is_reloading => Event::Reload,
-            // The loop's condition looks whether the last client has gone.
+            // The loop's condition checks whether the last client has ended.
             _ = drain.tick(), if control.drain == Drain::Waiting => Event::Nothing,
             _ = chores.tick(), if control.has_chores() => Event::Chores,
-            // The shards do not tell the control thread that their meeting is over: `tick` looks.
+            // The shards do not notify the control thread of the end of their meeting: `tick`
+            // checks it.
             _ = change.tick(), if control.leaving.is_some() => Event::Tick,
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
@@ -638,7 +640,7 @@ async fn run(
         turns.turn(|| match event {
             Event::Tick => control.tick(clock.now_ns()),
             Event::Second => control.second(operator),
-            // The asker may have gone away meanwhile.
+            // The client may have disconnected meanwhile.
             Event::Asked(Ask::Call(caller, reply)) => {
                 control.caller = Some(caller.clone());
                 drop(reply.send(operator.call(control, &caller.line, caller.made)));
@@ -656,18 +658,18 @@ async fn run(
     control.server.tell_failures();
     control.drain(true);
     operator.stopping();
-    // A second signal must not find us waiting for clients.
+    // A second signal must end the process even while it waits for clients.
     tokio::spawn(async move {
         signals.end().await;
         tracing::warn!("second signal: ending at once");
         std::process::exit(1);
     });
-    // The last answers leave: the one to `drain` among them.
+    // This sends the last answers, such as the one to `drain`.
     tokio::task::yield_now().await;
     Ok(())
 }
 
-/// Tells the shards to end, and cuts off clients that do not let them.
+/// Makes the shards end, and cuts off clients that delay them.
 async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let server = control.server.clone();
     let patience = server.config.timeouts.answers;
@@ -681,14 +683,14 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
             server.tell_all(|| NbdMessage::HangUp);
             break;
         }
-        // Requests in flight may wait for their policy's time.
+        // Requests in flight may wait for their policy's ticks.
         control.tick(clock.now_ns());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let deadline = Instant::now() + patience;
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
-            // Requests on a device that hangs cannot be taken back, nor waited for.
+            // Requests on a device that hangs can be neither cancelled nor waited for.
             tracing::error!(
                 "ending with requests that the storage has not answered: what was acknowledged as \
                  durable is there, what else was written may be lost; see to the device"

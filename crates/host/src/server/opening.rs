@@ -1,7 +1,7 @@
 //! Files are opened by threads of their own: the file system may take its time, or hang.
 //!
-//! The control thread waits for a moment, in which nearly every file is open. Where it takes longer
-//! the call is made again until the file is open; a file that no call asks for is closed.
+//! The control thread waits for [`MOMENT`], in which nearly every file opens. If it takes longer,
+//! the call is repeated until the file is open. A file that no call claims is closed.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use crate::server::control_thread::ControlThread;
 
 /// The time that the control thread waits for a file.
 const MOMENT: Duration = Duration::from_millis(20);
-/// An open file waits so long for a call that uses it.
+/// The longest time that an open file waits for a call that uses it.
 const UNCLAIMED: Duration = Duration::from_secs(60);
 
-/// Files that are being opened at a time: each has a thread, which may hang.
+/// The most files that are being opened: each has a thread, which may hang.
 const MOST: usize = 16;
 
 /// A file's number and its size in bytes.
 type Opened = Result<(u16, u64), DeviceError>;
 
-/// A file that is being opened, or is open and has not been asked for.
+/// A file that is being opened, or is open and not yet claimed by a call.
 pub(super) struct Opening {
     spec: FileSpec,
     since: Instant,
@@ -62,12 +62,12 @@ impl Opening {
 }
 
 impl ControlThread<'_> {
-    /// Begins to open a file, or waits a moment for one that is being opened; its place among the
-    /// openings once that is over.
+    /// Begins to open a file, or waits a moment for one that is being opened; returns its index
+    /// among the openings when it is open or has failed.
     pub(super) fn prepared(&mut self, spec: &FileSpec) -> Result<usize, AdminError> {
         let index = match self.openings.iter().position(|opening| opening.spec == *spec) {
             Some(index) => index,
-            // Each opening has a thread that may hang; the error names a file that is in the way.
+            // Each opening has a thread that may hang; the error names one of the files.
             None if self.openings.len() == MOST => return Err(self.openings[0].unfinished()),
             None => {
                 let opening = Opening::start(self, spec)?;
@@ -79,14 +79,14 @@ impl ControlThread<'_> {
         if opening.is_over(MOMENT) { Ok(index) } else { Err(opening.unfinished()) }
     }
 
-    /// Opens a file, or goes on with that; its number and its size.
+    /// Opens a file, or continues its opening; returns its number and its size in bytes.
     pub(super) fn opened(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
         let index = self.prepared(spec)?;
         let opened = self.openings.swap_remove(index).opened;
         Ok(opened.expect("it is over")?)
     }
 
-    /// Closes files that were opened and have not been asked for.
+    /// Closes open files that no call has claimed in time.
     pub(super) fn close_unclaimed(&mut self) {
         let (device, closing) = (self.device, &mut self.closing);
         self.openings.retain_mut(|opening| {

@@ -5,10 +5,10 @@
 //! place is kept for each tenant that has no connection, so that its first client always gets in.
 //! Where there are more such tenants than half of all places, half are kept.
 //!
-//! A connection takes its part of the [`Budget`] of memory with its place, and there is none when
-//! that is used up: connections that are there need it for their requests.
+//! A place includes its part of the [`Budget`] of memory. When the budget is used up there is no
+//! place: existing connections need the memory for their requests.
 //!
-//! A client is told in the handshake, by the protocol's error, that there is no place for it.
+//! A client without a place gets the protocol's error in the handshake.
 
 use std::sync::atomic::Ordering;
 
@@ -16,8 +16,8 @@ use crate::io::budget::Budget;
 use crate::nbd::session::place::Place;
 use crate::server::{Member, Server};
 
-/// Why a tenant of `own` connections out of `all` gets no other one, if so. `most` is its bound;
-/// `without` other tenants have none.
+/// The reason why a tenant of `own` connections out of `all` gets no other one; `None` if it gets
+/// one. `most` is its bound; `without` is the number of other tenants that have no connection.
 fn refusal(
     own: usize,
     most: usize,
@@ -25,7 +25,7 @@ fn refusal(
     places: usize,
     without: usize,
 ) -> Option<&'static str> {
-    // A tenant's first connection takes a place that was kept, so nothing is kept from it.
+    // A tenant's first connection takes a kept place, so kept places do not count against it.
     let kept = if own == 0 { 0 } else { without.min(places / 2) };
     if own >= most {
         Some("this tenant has as many connections as it may: close one, or try again later")
@@ -55,12 +55,13 @@ impl Server {
         if !self.budget.take(number, Budget::CONNECTION) {
             return Err("no memory is left for another connection: try again later");
         }
-        // By tenant first, so that one with many connections does not crowd some shards. Some shard
-        // has room, since not all places are taken.
+        // The shard with the fewest connections of the tenant comes first, so that a tenant with
+        // many connections does not crowd some shards. Some shard has room, since not all places
+        // are taken.
         let crowd = |shard: &usize| (member.connections.count_on(*shard), load(*shard));
         let with_room = |shard: &usize| load(*shard) < self.config.connections;
         let shard = (0..self.counts.len()).filter(with_room).min_by_key(crowd).unwrap_or(0);
-        // Shards count down on their own; only this thread counts up.
+        // Shards decrement the count; only this thread increments it.
         self.counts[shard].fetch_add(1, Ordering::Relaxed);
         let counted = self.counts[shard].clone();
         let (tenant, budget) = (member.connections.clone(), self.budget.clone());

@@ -26,12 +26,13 @@ pub(super) struct Schedulers<'a> {
     wakers: Arc<Wakers>,
     names: Arc<Names>,
     groups: Groups,
-    /// The last tuning of each kind, which policies of later stores get too.
+    /// The last tuning of each kind, which policies of later stores get as well.
     tunings: Vec<Tuning>,
 }
 
 impl<'a> Schedulers<'a> {
-    /// With that of the first store; the device stays as it is until [`Schedulers::fit_device`].
+    /// With the policy of the first store; the device does not change until
+    /// [`Schedulers::fit_device`].
     pub(super) fn new(
         Policies { first, later }: Policies,
         names: Arc<Names>,
@@ -43,7 +44,7 @@ impl<'a> Schedulers<'a> {
         Ok(Schedulers { controls, later, device, wakers, names, groups, tunings: Vec::new() })
     }
 
-    /// Builds the policies that there are not yet, up to a store's.
+    /// Builds the missing policies, up to that of a store.
     fn build_to(&mut self, store: usize) -> Result<(), FlowError> {
         while self.controls.len() <= store {
             let number = self.controls.len();
@@ -62,7 +63,7 @@ impl<'a> Schedulers<'a> {
                 control.policy().set_group(id, Some(&settings))?;
             }
             for &tuning in &self.tunings {
-                // No shard runs under it yet that could wait.
+                // No shard runs under this policy yet, so none has to be woken.
                 let tuned = control.policy().tune(tuning, &mut PortSet::EMPTY.clone());
                 tuned.map_err(|error| refused(&error))?;
             }
@@ -73,7 +74,7 @@ impl<'a> Schedulers<'a> {
     }
 
     /// Gives the device's classes the weights that the policies want, before any shard runs under
-    /// them, or again after others had them changed.
+    /// them, or again after another policy has changed them.
     pub(super) fn fit_device(&mut self) -> Result<(), ControlError> {
         self.controls.iter_mut().try_for_each(Control::fit)
     }
@@ -93,26 +94,25 @@ impl<'a> Schedulers<'a> {
         let policy = self.policy(store.into())?;
         let flow = add(policy, None, tenant, &self.groups)?;
         self.names.assign(store, flow).ok_or_else(|| {
-            // No port has heard of it yet.
+            // No port knows the flow yet.
             let _ = policy.remove_flow(flow);
             FlowError::Full
         })
     }
 
-    /// Whether a store's slot may find no number. With one store each slot has its own.
+    /// Whether numbers for new slots may be used up. With one store each slot has its own number.
     pub(super) fn lack_numbers(&self) -> bool {
         self.later.is_some() && self.names.is_full()
     }
 
-    /// The number of a flow that was removed, and of which no request is under way, may be any
-    /// store's slot.
+    /// Frees the number of a removed flow without requests under way for a slot of any store.
     pub(super) fn give_back(&self, flow: FlowId) {
         self.names.give_back(flow.slot() as u32);
     }
 
-    /// Adds a flow that the policies before these had, a tenant's or that of a removed one: the
-    /// connections of that may still know it, and the policy must tell it from a later one. A flow
-    /// whose number was given back is refused everywhere.
+    /// Adds a flow that the previous policies had, of a tenant or of a removed one. Connections of
+    /// a removed tenant may still use its flow, and the policy must tell it from a later one. A
+    /// flow whose number was given back is refused everywhere.
     pub(super) fn add_known(&self, flow: FlowId, tenant: Option<&Tenant>) -> Result<(), FlowError> {
         let Some((store, flow)) = self.names.of(flow) else { return Ok(()) };
         let policy = self.policy(store)?;
@@ -130,8 +130,7 @@ impl<'a> Schedulers<'a> {
         policy.set_weight(flow, weight)
     }
 
-    /// Changes the weights of flows, by one call of each store's policy. Flows that are gone are
-    /// left out.
+    /// Changes the weights of flows, by one call of each store's policy. Removed flows are skipped.
     pub(super) fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         let mut of_stores = vec![Vec::new(); self.controls.len()];
         for &(flow, weight) in weights {
@@ -164,7 +163,7 @@ impl<'a> Schedulers<'a> {
         policy.caps(flow)
     }
 
-    /// Takes over the stores and groups of the schedulers before these.
+    /// Takes over the stores and groups of the previous schedulers.
     pub(super) fn take_stores_and_groups(
         &mut self,
         before: &Schedulers<'_>,
@@ -173,8 +172,8 @@ impl<'a> Schedulers<'a> {
         self.build_to(before.controls.len() - 1)
     }
 
-    /// Takes over, when it is called, what was taken from the caps of flows and groups under the
-    /// schedulers before these.
+    /// Returns a function that takes over the amounts that were taken from the caps of flows and
+    /// groups under the previous schedulers.
     pub(super) fn take_caps(
         &self,
         before: &Schedulers<'_>,
@@ -206,8 +205,8 @@ impl<'a> Schedulers<'a> {
         }
     }
 
-    /// Goes on with what was taken from a flow's caps by the policies of the program before this
-    /// one; `left` gives it, of what they are now.
+    /// Restores the amounts taken from a flow's caps under the previous program; `left` makes them
+    /// from the flow's current statistics of caps.
     pub(super) fn resume_caps(&self, flow: FlowId, left: impl FnOnce(&CapStats) -> CapStats) {
         if let Ok((policy, flow)) = self.of(flow)
             && let Some(now) = policy.caps(flow)
@@ -216,7 +215,7 @@ impl<'a> Schedulers<'a> {
         }
     }
 
-    /// The same of a group in a store.
+    /// The same for a group in a store.
     pub(super) fn resume_group(
         &self,
         name: &str,
@@ -241,14 +240,14 @@ impl<'a> Schedulers<'a> {
     /// Adds a group to all policies, or changes it.
     pub(super) fn set_group(&mut self, group: &Group) -> Result<(), FlowError> {
         let (id, settings) = self.groups.place(group)?;
-        // They are of one kind and have the same groups: all take it or none.
+        // The policies are of one kind and have the same groups: all accept it or none.
         self.controls.iter().try_for_each(|of| of.policy().set_group(id, Some(&settings)))?;
         self.groups.put(id, Some(group.clone()));
         self.hurry();
         Ok(())
     }
 
-    /// Takes a group that no tenant is in away from all policies.
+    /// Removes a group without tenants from all policies.
     pub(super) fn remove_group(&mut self, name: &str) -> Result<(), FlowError> {
         let id = self.groups.id(name).ok_or(FlowError::NoSuchGroup)?;
         self.controls.iter().try_for_each(|of| of.policy().set_group(id, None))?;
@@ -293,12 +292,12 @@ impl<'a> Schedulers<'a> {
         all
     }
 
-    /// Has all policies ticked soon.
+    /// Makes all policies due for a tick soon.
     pub(super) fn hurry(&mut self) {
         self.controls.iter_mut().for_each(Control::hurry);
     }
 
-    /// How a flow does beside its target.
+    /// A flow's latency against its target.
     pub(super) fn target(&self, flow: FlowId) -> Option<TargetStats> {
         let (policy, flow) = self.of(flow).ok()?;
         policy.target(flow)
@@ -309,7 +308,7 @@ impl<'a> Schedulers<'a> {
         policy.remove_flow(flow)
     }
 
-    /// Changes a parameter in all of them; they are of one kind, so that all take it or none.
+    /// Changes a parameter in all policies; they are of one kind, so all accept it or none.
     pub(super) fn tune(&mut self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         self.controls.iter().try_for_each(|control| control.policy().tune(tuning, wake))?;
         self.tunings.retain(|other| discriminant(other) != discriminant(&tuning));
@@ -336,19 +335,19 @@ impl<'a> Schedulers<'a> {
         self.controls.iter().filter_map(Control::deadline_ns).min()
     }
 
-    /// Ticks those that are due.
+    /// Ticks the policies that are due.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.controls.iter_mut().for_each(|control| control.tick(now_ns));
     }
 
-    /// Records what D of each store is now.
+    /// Records the current D of each store.
     pub(super) fn note_depths(&self, now_ns: u64, depths: &mut DepthRecorder) {
         for (store, control) in (0..).zip(&self.controls) {
             depths.note(now_ns, store, &control.policy().stats());
         }
     }
 
-    /// Ticks policies that get rid of what they have.
+    /// Ticks all policies, so that they dispatch their last requests.
     pub(super) fn tick_policies(&mut self, now_ns: u64) {
         for control in &mut self.controls {
             control.tick_policy(now_ns);
@@ -365,7 +364,7 @@ fn add(
     let share = groups.share(tenant.group.as_deref(), tenant.reservation)?;
     let flow = policy.add_flow_as(known, tenant.weight)?;
     let urgent = || if tenant.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
-    // A policy that has no targets, caps or groups refuses even to be told that there are none.
+    // A policy without targets, caps or groups refuses the call even if it sets none.
     let target = || match tenant.target {
         Some(target) => policy.set_target(flow, Some(target)),
         None => Ok(()),
@@ -380,7 +379,7 @@ fn add(
     };
     urgent().and_then(|()| target()).and_then(|()| caps()).and_then(|()| place()).inspect_err(
         |_| {
-            // No port has heard of it yet.
+            // No port knows the flow yet.
             let _ = policy.remove_flow(flow);
         },
     )?;

@@ -1,10 +1,10 @@
 //! The tenants that are served, their flows and their exports, changed while connections come and
 //! go.
 //!
-//! A handshake looks at one [`TenantList`] from its beginning to its end; a change makes a new one.
-//! A tenant's number, by which statistics are kept, is its flow's slot: the policy gives that to
-//! another flow only when no shard holds a request of the old one, so nothing of the old tenant can
-//! be counted for the new one.
+//! A handshake uses one [`TenantList`] from its beginning to its end; a change makes a new list. A
+//! tenant's number, the index of its statistics, is its flow's slot. The policy gives the slot to
+//! another flow only when no shard holds a request of the old one, so no request of the old tenant
+//! is counted for the new one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,15 +27,15 @@ pub struct Member {
     pub tenant: Tenant,
     /// Its flow.
     pub flow: FlowId,
-    /// The store that its file is in; weights compare the tenants of a store.
+    /// The store that its file is in; weights count among the tenants of a store.
     pub store: u16,
-    /// As long as nobody may open it: its range is still another's, or is being zeroed.
+    /// Set as long as no client may open it: its range is still another's, or is being zeroed.
     pub preparing: Option<Arc<Wiping>>,
-    /// Its connections, those included whose handshake is about to end.
+    /// Its connections, including those whose handshake is about to end.
     pub connections: Arc<Connections>,
-    /// The sizes that it had before, and its connections that have not seen another.
+    /// Its previous sizes, each with the connections whose clients still know that size.
     pub outdated: Vec<(u64, Arc<Connections>)>,
-    /// Its range is being given another size.
+    /// Set while its range is being resized.
     pub resizing: Option<Resizing>,
 }
 
@@ -51,19 +51,19 @@ impl Member {
         Member { tenant, flow, store, preparing, connections, outdated, resizing }
     }
 
-    /// Its connections, whatever size they have seen.
+    /// The number of its connections, whatever size their clients know.
     pub fn all_connections(&self) -> usize {
         let outdated = self.outdated.iter().map(|(_, count)| count);
         outdated.chain([&self.connections]).map(|one| one.count()).sum()
     }
 
-    /// Its connections that have seen another size than it has: that size, and how many.
+    /// Its connections whose clients know a previous size: that size in bytes, and their number.
     pub fn outdated_connections(&self) -> Vec<(u64, usize)> {
         let counts = self.outdated.iter().map(|(size, count)| (*size, count.count()));
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// The part of the file that is to be zeroed for it, as a tenant, and how far that is.
+    /// The part of the file that is to be zeroed for it, as a tenant, and the progress of that.
     pub(super) fn to_prepare(&self) -> Option<(Tenant, Arc<Wiping>)> {
         if let Some(wiping) = &self.preparing {
             return Some((self.tenant.clone(), wiping.clone()));
@@ -75,7 +75,7 @@ impl Member {
         Some((added, wiping.clone()?))
     }
 
-    /// From now on its connections have seen a size that it has no longer.
+    /// Marks its connections as knowing a previous size.
     pub(super) fn outdate(&mut self) {
         self.outdated.retain(|(_, count)| count.count() > 0);
         let connections = self.connections.anew();
@@ -102,13 +102,13 @@ pub struct Resizing {
     pub to: u64,
     /// The part that is being zeroed, if it grows.
     pub wiping: Option<Arc<Wiping>>,
-    /// The number of shards that may have requests beyond the new end, if it shrinks.
+    /// The number of shards that may have requests beyond the new end, if the range shrinks.
     pub(super) cut: Option<Arc<AtomicUsize>>,
 }
 
 impl Resizing {
-    /// Whether the range can have its new end (0), or why it cannot (an errno); `None` as long as
-    /// that is not known.
+    /// 0 if the range can have its new end, otherwise the errno of the failure; `None` as long as
+    /// neither is known.
     pub(super) fn outcome(&self) -> Option<i32> {
         let is_cut = self.cut.as_ref().is_none_or(|left| left.load(Ordering::Acquire) == 0);
         match &self.wiping {
@@ -134,8 +134,8 @@ pub struct TenantList {
 impl TenantList {
     /// These tenants, on a device that prefers transfers of `preferred` bytes.
     ///
-    /// A client that names no export gets `default`. It never gets whichever tenant is there: it
-    /// would write to another one's disk after a tenant has been removed.
+    /// A client that names no export gets `default`, and never an arbitrary tenant: after a tenant
+    /// has been removed, the client would write to another one's disk.
     pub(super) fn new(
         members: Vec<Arc<Member>>,
         preferred: u32,
@@ -165,7 +165,7 @@ impl TenantList {
         Ok(TenantList { members, places, exports, open, changing })
     }
 
-    /// The same tenants at the same places, with other settings that their exports do not show.
+    /// The same tenants at the same indices, with other settings that their exports do not show.
     /// This costs a reference to each member and no new exports.
     pub(super) fn with(&self, members: Vec<Arc<Member>>) -> TenantList {
         debug_assert_eq!(self.members.len(), members.len());
@@ -183,7 +183,7 @@ impl TenantList {
         self.members.iter().map(|member| &**member)
     }
 
-    /// The same, to be changed: a copy that shares those that stay as they are.
+    /// A copy of the members for changes; it shares the members that stay unchanged.
     pub(super) fn to_members(&self) -> Vec<Arc<Member>> {
         self.members.clone()
     }

@@ -55,8 +55,8 @@ fn no_tenant(name: &str) -> AdminError {
     AdminError::NoSuchTenant(name.into())
 }
 
-/// Ends the connections of tenants that have been removed: when what they have in flight is
-/// answered, or at once.
+/// Ends the connections of removed tenants: when their requests in flight are answered, or at once
+/// if `cut_off`.
 fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
     for &flow in flows {
         for shard in 0..server.shards.count() {
@@ -102,7 +102,7 @@ impl ControlThread<'_> {
                 }
             }
         }
-        // The answer names those for whom a tenant waits, if it does.
+        // The answer names the tenants for whose requests a new tenant waits.
         self.begin_wipes();
         results
     }
@@ -118,7 +118,7 @@ impl ControlThread<'_> {
         self.schedulers.hurry();
         self.note(flow);
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
-        // A range or a file has a new owner only when nothing of the old one can arrive there.
+        // A range or a file gets a new owner only when no request of the old one can arrive there.
         if self.has_leftovers(&tenant) {
             self.forget_leftovers();
         }
@@ -138,7 +138,7 @@ impl ControlThread<'_> {
         let gone: Vec<Result<Member, AdminError>> = names.iter().map(find).collect();
         let flows: Vec<FlowId> = gone.iter().flatten().map(|member| member.flow).collect();
         let is_gone: HashSet<FlowId> = flows.iter().copied().collect();
-        // The list goes first: a handshake that ends from here on finds that the flow is gone.
+        // The list changes first: a handshake that ends from here on finds that the flow is gone.
         let mut rest = tenants.to_members();
         rest.retain(|member| !is_gone.contains(&member.flow));
         match self.list(rest) {
@@ -156,7 +156,7 @@ impl ControlThread<'_> {
         let members = gone.iter().flatten();
         self.leftovers.extend(members.map(|member| (member.tenant.clone(), member.flow)));
         let patience = self.server.config.timeouts.answers;
-        // The server ends with its last owner, which this task must not be.
+        // The server ends when its last owner is dropped, and this task must not be that owner.
         let server = Arc::downgrade(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(patience).await;
@@ -172,7 +172,7 @@ impl ControlThread<'_> {
         TenantList::new(members, self.preferred, self.default.as_ref())
     }
 
-    /// Makes these the members.
+    /// Replaces the members.
     pub(super) fn put_members(&self, members: Vec<Arc<Member>>) -> Result<(), AdminError> {
         self.server.set_roster(self.list(members)?);
         Ok(())
@@ -192,7 +192,7 @@ impl ControlThread<'_> {
     }
 
     /// Makes changes of members, in the policies first: a tenant that its policy refuses stays as
-    /// it is. A policy takes all weights in one call, since each call may look at all flows.
+    /// it is. A policy takes all weights in one call, since each call may visit all flows.
     fn make_changes(
         &mut self,
         tenants: &TenantList,
@@ -253,7 +253,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// The statistics of caps, for tenants that have some or are in a group that may.
+    /// The statistics of caps, for tenants that have caps or are in a group that may have some.
     pub(super) fn caps(&self) -> HashMap<u16, CapStats> {
         let tenants = self.server.tenants();
         let in_groups = self.schedulers.has_capped_groups();
@@ -265,7 +265,7 @@ impl ControlThread<'_> {
             .collect()
     }
 
-    /// How the tenants that have a target do.
+    /// The latencies of the tenants that have a target.
     pub(super) fn targets(&self) -> HashMap<u16, TargetStats> {
         let tenants = self.server.tenants();
         let members = tenants.members().filter(|member| member.tenant.target.is_some());
@@ -274,7 +274,7 @@ impl ControlThread<'_> {
             .collect()
     }
 
-    /// Notes the last flow of its slot.
+    /// Records a flow as the last one of its slot.
     fn note(&mut self, flow: FlowId) {
         match self.flows.get_mut(flow.slot()) {
             Some(last) => *last = flow,
@@ -283,12 +283,12 @@ impl ControlThread<'_> {
         }
     }
 
-    /// Whether a range is being prepared or a file is to be closed.
+    /// Whether a range is being prepared or resized, or a file is to be closed.
     pub(super) fn has_chores(&self) -> bool {
         !self.closing.is_empty() || self.is_preparing()
     }
 
-    /// Takes both a step further.
+    /// Advances each of these tasks by a step.
     pub(super) fn do_chores(&mut self, operator: &mut dyn Operator) {
         let (at, pause) = self.next_look;
         if !(self.waiting.is_empty() && self.closing.is_empty()) && at <= Instant::now() {
@@ -307,7 +307,7 @@ impl ControlThread<'_> {
 
     /// Whether a tenant's range is being prepared or resized.
     fn is_preparing(&self) -> bool {
-        // A range that could not be zeroed stays as it is: nothing is left to be done about it.
+        // A range that could not be zeroed stays as it is: nothing is left to do.
         let tenants = self.server.tenants();
         tenants.changing().any(|Member { preparing, resizing, .. }| {
             let wiping = preparing.as_ref().map(|wiping| wiping.outcome());
@@ -323,7 +323,7 @@ impl ControlThread<'_> {
             member.preparing.as_ref().is_some_and(|wiping| wiping.outcome() == Some(0))
                 || member.resizing.as_ref().is_some_and(|resizing| resizing.outcome().is_some())
         };
-        // Mostly none is: the list, which may be long, is copied only for those that are.
+        // Mostly none is due: the list, which may be long, is copied only if one is.
         if !tenants.changing().any(is_due) {
             return;
         }
@@ -369,17 +369,17 @@ impl ControlThread<'_> {
         self.leftovers.iter().any(|(old, _)| overlap(old, tenant))
     }
 
-    /// Looks who of those that were removed has nothing under way any more, and will not: shards
-    /// that answer have heard of the removal.
+    /// Forgets the removed tenants that have no requests under way. They will have none: a shard
+    /// that reports its statistics has processed the removal.
     fn forget_leftovers(&mut self) {
         let totals = self.server.shards.stats();
         let flows = &self.flows;
-        // A slot is another flow's only when no shard holds a request of the one before. What is
-        // staged counts as well as what is on the device.
+        // A slot is given to another flow only when no shard holds a request of the previous one.
+        // Staged requests count as well as requests on the device.
         self.leftovers.retain(|(_, flow)| {
             let is_last = flows[flow.slot()] == *flow;
             let is_left = is_last && totals.tenants[flow.slot()].in_flight > 0;
-            // Where a later flow has the slot, the account is that tenant's already.
+            // If a later flow has the slot, the write-back account is already that tenant's.
             if is_last && !is_left {
                 self.write_back.assign(flow.slot() as u16, None);
             }
@@ -387,8 +387,8 @@ impl ControlThread<'_> {
         });
     }
 
-    /// Where no number is left for another slot of a store: makes those of removed tenants that
-    /// have nothing under way free for all stores.
+    /// If no number is left for another slot of a store, frees the numbers of removed tenants
+    /// without requests under way for all stores.
     fn give_numbers_back(&mut self) {
         if !self.schedulers.lack_numbers() {
             return;
@@ -402,8 +402,8 @@ impl ControlThread<'_> {
         unused.for_each(|flow| self.schedulers.give_back(*flow));
     }
 
-    /// Submitted requests of a removed tenant are still carried out: a range is zeroed, or opened
-    /// as it is, after that.
+    /// Begins the preparation of ranges in which no request of a removed tenant is under way: such
+    /// requests are still carried out, so a range is zeroed, or opened as it is, after them.
     fn begin_wipes(&mut self) {
         let tenants = self.server.tenants();
         let (server, leftovers) = (&self.server, &self.leftovers);
@@ -477,7 +477,8 @@ impl ControlThread<'_> {
                 self.waiting.push(flow);
             }
             None => {
-                // No request may reach the part from now on, and a handshake finds the new size.
+                // From now on no new request may reach the removed part, and a handshake finds the
+                // new size.
                 let left = Arc::new(AtomicUsize::new(self.server.shards.count()));
                 let Tenant { file, base, .. } = member.tenant;
                 for shard in 0..self.server.shards.count() {
@@ -498,7 +499,7 @@ impl ControlThread<'_> {
     }
 
     fn remove_flow(&self, flow: FlowId) {
-        // It was there a moment ago, and no other thread removes flows.
+        // The flow was there a moment ago, and no other thread removes flows.
         if let Ok(ports) = self.schedulers.remove(flow) {
             self.server.shards.wake(ports);
         }

@@ -1,4 +1,4 @@
-//! The work of a program for the next one.
+//! The outgoing side of an upgrade: the state that a program leaves for the next one.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -28,24 +28,24 @@ use crate::shard::halt::Halt;
 
 /// The pause between two checks for threads that wait for a file system.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The time that handshakes under way may take to end.
+/// The time that handshakes under way have to end.
 const HANDSHAKES: Duration = Duration::from_millis(500);
-/// Clients are accepted again if no upgrade has come for so long.
+/// The time without an upgrade after which clients are accepted again.
 const ABANDONED: Duration = Duration::from_secs(2);
 
-/// The program that is to go on.
+/// The program that takes over.
 #[derive(Clone, Debug)]
 pub struct Successor {
-    /// Where it is.
+    /// Its path.
     pub program: PathBuf,
-    /// Its name, as this one's is.
+    /// Its `argv[0]`.
     pub name: OsString,
     /// Its arguments; [`Predecessor`] follows the last of them.
     pub args: Vec<OsString>,
 }
 
 impl Successor {
-    /// Executes it with the state in `area`; gives why that failed.
+    /// Executes it with the state in `area`; returns only the error.
     fn execute(&self, area: &File) -> io::Result<Infallible> {
         let before = File::open("/proc/self/exe")?;
         let predecessor = Predecessor { program: before.as_raw_fd(), state: area.as_raw_fd() };
@@ -58,7 +58,7 @@ impl Successor {
     }
 }
 
-/// The program before this one in this process and its state, by their descriptors.
+/// The previous program in this process and its state, by their descriptors.
 #[derive(Clone, Copy, Debug)]
 pub struct Predecessor {
     pub(super) program: RawFd,
@@ -88,7 +88,7 @@ impl Predecessor {
         State::read(&File::from(copy(self.state)?))
     }
 
-    /// Executes it again, as [`Successor`] would; gives why that failed.
+    /// Executes it again, as [`Successor`] would; returns only the error.
     pub fn execute(self, name: &OsStr, args: &[OsString]) -> io::Error {
         let program = format!("/proc/self/fd/{}", self.program);
         Command::new(program).arg0(name).args(args).exec()
@@ -112,7 +112,7 @@ impl ControlThread<'_> {
         written.map_err(refuse)
     }
 
-    /// Whether everything can go over now.
+    /// Whether everything can be handed over now.
     fn may_leave(&self) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
         let resized = tenants.changing().find(|member| member.resizing.is_some());
@@ -150,7 +150,7 @@ impl ControlThread<'_> {
         is_late || self.server.handshakes.is_empty()
     }
 
-    /// Accepts clients again, which waited meanwhile.
+    /// Accepts clients again; they waited meanwhile.
     pub(in crate::server) fn accept_again(&mut self) {
         if self.accepts_again.take().is_none() {
             return;
@@ -162,7 +162,7 @@ impl ControlThread<'_> {
         }
     }
 
-    /// The same if the upgrade for which that was paused does not come.
+    /// Accepts clients again if the announced upgrade has not come in time.
     pub(in crate::server) fn accept_after_all(&mut self) {
         if self.accepts_again.is_some_and(|at| at < Instant::now()) {
             self.accept_again();
@@ -189,7 +189,7 @@ impl ControlThread<'_> {
         }
     }
 
-    /// Waits until no shard has anything in the hands of a device or of its ring.
+    /// Waits until no shard has an operation on a device or on its ring.
     fn stand_still(&self) -> Result<(), AdminError> {
         let (reply, replies) = channel();
         let shards = self.server.shards.count();
@@ -207,7 +207,8 @@ impl ControlThread<'_> {
                 )));
             }
         }
-        // The kernel ends all threads before it executes a program, and cannot end these.
+        // The kernel ends all threads before it executes a program, and cannot end uninterruptible
+        // ones.
         while has_uninterruptible_thread() {
             if Instant::now() > deadline {
                 return Err(refuse(
@@ -219,7 +220,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// Writes everything down and executes the next program; gives why that failed.
+    /// Writes the state and executes the next program; returns only the error.
     fn execute(
         &self,
         successor: &Successor,
@@ -234,7 +235,7 @@ impl ControlThread<'_> {
         block_signals();
         let kept = keep_open(fds.iter().copied(), true);
         let result = kept.and_then(|()| successor.execute(area.file()?));
-        // The attempt has given this signal its usual effect, which is the end of the process.
+        // The failed attempt has given this signal its default effect, the end of the process.
         // SAFETY: ignoring a signal installs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
         unblock_signals();
@@ -317,23 +318,23 @@ impl ControlThread<'_> {
     }
 }
 
-/// Whether a thread of this process waits for something that no signal ends.
+/// Whether a thread of this process waits uninterruptibly.
 fn has_uninterruptible_thread() -> bool {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
     threads.flatten().any(|thread| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state follows the name, which is in parentheses and may have any.
+        // The state follows the name, which is in parentheses and may itself contain parentheses.
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
     })
 }
 
-/// Holds back the signals that the server handles, which would end a program that does not handle
-/// them yet.
+/// Blocks the signals that the server handles, which would end a program that does not handle them
+/// yet.
 fn block_signals() {
     mask(libc::SIG_BLOCK);
 }
 
-/// Takes those that were held back, and those that come.
+/// Accepts the signals that were blocked, and new ones.
 pub(in crate::server) fn unblock_signals() {
     mask(libc::SIG_UNBLOCK);
 }

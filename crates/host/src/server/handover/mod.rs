@@ -1,17 +1,18 @@
-//! The next program: it is executed in this process, and goes on where this one stands.
+//! The upgrade: the next program is executed in this process, and takes over the server.
 //!
 //! **Problem.** A program is replaced while it has clients, and none of them may notice. **Model.**
-//! The shards stand still ([`crate::shard::halt`]): nothing is on the device or in a ring. What is
-//! known is written to a file in memory (`leave`), descriptors stay open, and the process executes
-//! the next program. That builds its server from the state, and only then begins to read sockets
-//! (`take`). Up to there everything is as it was left: each program uses copies of the descriptors,
-//! so that the one before can be executed again and go on.
+//! The shards stand still ([`crate::shard::halt`]): nothing is on the device or in a ring. The
+//! state is written to a file in memory (`leave`), descriptors stay open, and the process executes
+//! the next program. It builds its server from the state, and only then begins to read sockets
+//! (`take`). Up to that point everything is unchanged: each program uses copies of the descriptors,
+//! so the previous one can be executed again and go on.
 //!
 //! ```text
 //!   head: mark, version, where the text is │ bytes of connections and memory │ text: State
 //! ```
 //!
-//! **Bounds.** The device has 500 ms to answer what it has; otherwise all goes on as before.
+//! **Bounds.** The device has 500 ms to complete its requests; otherwise the upgrade fails and the
+//! server goes on.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -48,7 +49,7 @@ const MARK: &[u8; 8] = b"fairq-up";
 /// Mark, version, and the span of the text.
 const HEAD: usize = 32;
 
-/// All that a program leaves for the next one.
+/// The state that a program leaves for the next one.
 #[derive(Serialize, Deserialize)]
 pub struct State {
     /// The version of the program.
@@ -61,7 +62,7 @@ pub struct State {
     pub device: Left,
     /// The tenants in their order.
     pub tenants: Vec<LeftTenant>,
-    /// The tenant of clients that name none, and whether the operator has named it.
+    /// The tenant of clients that name no export, and whether the operator has named it.
     pub default: Option<(String, bool)>,
     clock_origin_ns: u64,
     elapsed: Duration,
@@ -80,7 +81,7 @@ pub struct State {
 pub struct LeftTenant {
     /// Its name.
     pub name: String,
-    /// Where in its file its range begins, in bytes.
+    /// Start of its range in its file, in bytes.
     pub base: u64,
     /// The size of its range, in bytes.
     pub size: u64,
@@ -91,7 +92,7 @@ pub struct LeftTenant {
     /// Whether it has unsynced data, and its error.
     write_back: (bool, Option<i32>),
     waited: u64,
-    /// Nothing for a tenant that has done nothing.
+    /// `None` for a tenant that has had no requests.
     counts: Option<Counts>,
 }
 
@@ -158,7 +159,7 @@ pub(super) struct LeftDoor {
     pub(super) name: Option<PathBuf>,
 }
 
-/// A connection of the control socket, its line, and what has been made of that.
+/// A connection of the control socket, its line, and the answers made so far.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Caller {
     pub(super) fd: RawFd,
@@ -167,7 +168,7 @@ pub(super) struct Caller {
 }
 
 impl State {
-    /// Reads what a program has written.
+    /// Reads a state that a program has written.
     pub fn read(file: &File) -> io::Result<State> {
         let mut head = [0; HEAD];
         file.read_exact_at(&mut head, 0)?;
@@ -195,7 +196,7 @@ impl State {
         area.set_head(&[&MARK[..], words.as_flattened()].concat())
     }
 
-    /// All descriptors that are named.
+    /// All descriptors that the state names.
     fn descriptors(&self) -> Vec<RawFd> {
         let files = self.device.files.iter().flat_map(|file| [Some(file.file), file.witness]);
         let doors = self.doors.iter().map(|door| door.fd);
@@ -205,21 +206,21 @@ impl State {
     }
 }
 
-/// The state that the program before this one has left, until this one serves.
+/// The state that the previous program has left, until this one serves.
 pub struct Before {
     /// The state.
     pub state: State,
     area: Arc<File>,
     predecessor: Predecessor,
-    /// The descriptors by their numbers before. These are copies: the program before may need the
-    /// ones that it has left.
+    /// Copies of the descriptors, by the numbers that they had in the previous program, which may
+    /// still need the originals.
     copies: HashMap<RawFd, OwnedFd>,
-    /// The numbers of those.
+    /// The numbers of the originals.
     left: Vec<RawFd>,
 }
 
 impl Before {
-    /// Takes over what a program has left in this process.
+    /// Takes over the state that a program has left in this process.
     pub fn new(predecessor: Predecessor) -> io::Result<Before> {
         let area = File::from(copy(predecessor.state)?);
         let state = State::read(&area)?;
@@ -244,7 +245,7 @@ impl Before {
         Ok(Inherited { files, memory: self.state.device.memory.iter().map(part).collect() })
     }
 
-    /// This program serves: what the one before needed is closed.
+    /// This program serves now: closes the descriptors that only the previous one needed.
     fn commit(&mut self) {
         let Predecessor { program, state } = self.predecessor;
         for fd in self.left.drain(..).chain([program, state]) {
@@ -255,13 +256,13 @@ impl Before {
     }
 }
 
-/// Another descriptor of what a program has left open.
+/// Duplicates a descriptor that a program has left open.
 fn copy(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: a question whether the descriptor is open, which names no memory.
+    // SAFETY: the call only checks whether the descriptor is open, and names no memory.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, as was just found, and nothing closes it before this program serves.
+    // SAFETY: the call above has found it open, and nothing closes it before this program serves.
     unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
 }
 

@@ -1,4 +1,4 @@
-//! A program takes over the state of the one before.
+//! The incoming side of an upgrade: a program takes over the state of the previous one.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ use crate::shard::volume::Volume;
 use crate::shard::{Meeting, Message};
 
 impl State {
-    /// The tenants with those that they are now.
+    /// The tenants of the state, each with its current member.
     fn with_members<'a>(
         &'a self,
         tenants: &'a TenantList,
@@ -34,12 +34,12 @@ impl State {
         self.tenants.iter().filter_map(|left| Some((left, tenants.find(&left.name)?)))
     }
 
-    /// The start of the server.
+    /// The time at which the first program started the server.
     pub(in crate::server) fn started(&self) -> Instant {
         Instant::now().checked_sub(self.elapsed).unwrap_or_else(Instant::now)
     }
 
-    /// Goes on with what is known of tenants' data; before any shard runs.
+    /// Restores the write-back and fence state of tenants' data; called before any shard runs.
     pub(in crate::server) fn resume_data(
         &self,
         tenants: &TenantList,
@@ -52,7 +52,7 @@ impl State {
         }
     }
 
-    /// Goes on with what was counted.
+    /// Restores the counters.
     fn resume_counts<D: crate::device::Device, F: crate::shard::Front + Send>(
         &mut self,
         tenants: &TenantList,
@@ -70,7 +70,7 @@ impl State {
                     Some((tenants.find(&left.name)?.number(), Arc::unwrap_or_clone(stats)))
                 };
                 counted.tenants = self.tenants.iter_mut().filter_map(stats).collect();
-                // It goes by the tenants' numbers.
+                // The matrix is indexed by the tenants' numbers.
                 counted.matrix = are_same.then(|| self.matrix());
             }
             shards.send(shard, Message::Count(Box::new(counted)));
@@ -90,7 +90,7 @@ impl State {
 }
 
 impl ControlThread<'_> {
-    /// Goes on with what was taken from caps, and with what was counted.
+    /// Restores the amounts taken from caps, and the counters.
     pub(in crate::server) fn resume(&mut self, before: &mut Before) {
         let (state, tenants) = (&mut before.state, self.server.tenants());
         for (left, member) in state.with_members(&tenants) {
@@ -110,7 +110,7 @@ impl ControlThread<'_> {
         self.counted = state.policies;
     }
 
-    /// Listens on the sockets that were left; they have their names when this program serves.
+    /// Listens on the sockets that were left; they own their names when this program serves.
     pub(in crate::server) fn open_left(
         &mut self,
         before: &mut Before,
@@ -125,7 +125,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// This program serves from here on: takes over the connections.
+    /// Takes over the connections; this program serves from here on.
     pub(in crate::server) fn take_over(&mut self, mut before: Before, asks: &asks::Asks) {
         before.commit();
         for door in &before.state.doors {
@@ -155,7 +155,7 @@ impl ControlThread<'_> {
             left.filter_map(|left| Some((left.number, tenants.place_of(&left.name)?))).collect();
         let (mut taken, mut lost) = (0, 0);
         for packed in std::mem::take(&mut before.state.connections) {
-            // The tenant of a connection that is not there was removed, and its connections end.
+            // A connection whose tenant is not there ends: the tenant was removed.
             let fd = take_copy(&mut before.copies, packed.fd);
             let member = places.get(&packed.tenant);
             let member = member.map(|&place| Arc::make_mut(&mut members[place]));
@@ -193,7 +193,7 @@ impl ControlThread<'_> {
         let rest = Rest { input: reader(input), output: output.into(), has_ended };
         let volume = member.volume(negotiated.blocks.min);
         let volume = Volume { size: negotiated.size.min(volume.size), ..volume };
-        // The fence has the requests of clients that have ended before it has any other request.
+        // The fence must have the requests of ended clients before it has any other request.
         let gate = (!has_ended).then(|| gate.clone());
         let place = Some(place.handed_over());
         let pass = Pass { place, gate, rest: Some(rest), ..Pass::default() };
@@ -204,7 +204,7 @@ impl ControlThread<'_> {
     }
 }
 
-/// Where a connection whose client has seen this size is counted.
+/// The counter of connections whose clients have seen this size.
 fn counted_for(member: &mut Member, size: u64) -> &Arc<Connections> {
     if size == member.tenant.size {
         return &member.connections;
@@ -218,7 +218,7 @@ fn counted_for(member: &mut Member, size: u64) -> &Arc<Connections> {
 }
 
 impl crate::server::Server {
-    /// A place for a connection that has had one, whatever the tenant's bound is now.
+    /// A place for a connection that had one, whatever the tenant's bound is now.
     fn place_again(&self, member: &Member, counted: Arc<Connections>) -> Option<(usize, Place)> {
         let number = member.number();
         let load = |shard: usize| self.counts[shard].load(Ordering::Relaxed);
