@@ -39,8 +39,8 @@ impl Turns {
     }
 }
 
-/// The CPU time of this thread, in nanoseconds. Not by rustix, which needs a page of clocks that user-mode
-/// Linux does not have.
+/// The CPU time of this thread, in nanoseconds. Not by rustix, which needs a page of clocks that
+/// user-mode Linux does not have.
 fn cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is writable for the length of the call.

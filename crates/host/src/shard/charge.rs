@@ -1,18 +1,19 @@
-//! What the scheduler is told of a request, so that its tenant is charged what it costs the device.
+//! The offset and length that the scheduler gets for a request, so that its tenant is charged what
+//! the request costs the device.
 //!
 //! **Problem.** A policy charges for bytes. Some requests cost more than their bytes: a write of a
 //! part of a block is a read and a write of whole blocks, and a flush has no bytes at all. A tenant
-//! that sends such requests takes the device from the others and its account does not show it.
+//! that sends such requests takes the device from the others without being charged for it.
 //!
-//! **Model.** The scheduler hears of another offset and length than the device:
+//! **Model.** The scheduler gets another offset and length than the device:
 //!
-//! - A read or write that cuts a block of the device is charged for whole blocks; a write in
-//!   addition for one [`UNIT`] that is read for each block that it cuts, and for whole units, which
-//!   is what an operation of a device costs at least. It is merged with no other request, as the
-//!   policy does not know where it really ends.
-//! - A flush is charged for the bytes that could have been read and written in its place: those
-//!   that one slot of the device moves in the time that this tenant's flushes take, measured. The
-//!   policy's own charge for a flush is the least.
+//! - A read or write that cuts a block of the device is charged for whole blocks; a write is
+//!   charged in addition for one [`UNIT`] that is read for each block that it cuts, and for whole
+//!   units, the least cost of an operation of a device. Such a request is not merged with another
+//!   one, as the policy does not know its real end.
+//! - A flush is charged for the bytes that could have been read and written in its place: the bytes
+//!   that one slot of the device moves in the measured mean time of this tenant's flushes. The
+//!   policy's own charge for a flush is the minimum.
 //!
 //! **Example.** The device moves 4 KiB in 100 us, and a tenant's flushes take 5 ms: each is charged
 //! 50 * 4 KiB. A write of 1 byte is charged 8 KiB.
@@ -22,11 +23,11 @@
 
 use fairq_core::Op;
 
-/// What an operation of a device costs at least, in bytes: SSDs map 4 KiB at a time.
+/// The least cost of an operation of a device, in bytes: SSDs map 4 KiB at a time.
 const UNIT: u32 = 4096;
-/// The most that a flush is charged, in bytes: what the longest request of a client is.
+/// The most that a flush is charged, in bytes: as much as the longest request of a client.
 const MOST_OF_A_FLUSH: u64 = 32 << 20;
-/// Bytes after which what was measured counts half: some seconds of a slow device.
+/// Bytes after which earlier measurements count half: some seconds of a slow device.
 const MEMORY: u64 = 256 << 20;
 
 /// A request as it is charged.
@@ -34,7 +35,7 @@ const MEMORY: u64 = 256 << 20;
 pub(crate) struct Charged {
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// Its range is not the one that the device gets: it must not be merged.
+    /// Its range differs from the device's, so it must not be merged.
     pub(crate) stands_alone: bool,
 }
 
@@ -73,29 +74,29 @@ fn around(offset: u64, length: u32, block: u32) -> (u64, u32) {
     (start, ((offset + u64::from(length)).next_multiple_of(block) - start) as u32)
 }
 
-/// What reads, writes and flushes took on the device, as one shard saw it.
+/// The times of reads, writes and flushes on the device, as one shard has measured them.
 pub(crate) struct Observation {
-    /// Of reads and writes.
+    /// Bytes of reads and writes.
     bytes: u64,
     busy_ns: u64,
-    /// What a flush takes, by tenant.
+    /// The mean time of a flush, by tenant; 0 if none has been measured.
     flush_ns: Box<[u64]>,
 }
 
 impl Observation {
-    /// Of so many tenants, with nothing seen.
+    /// An empty observation of `tenants` tenants.
     pub(crate) fn new(tenants: usize) -> Observation {
         Observation { bytes: 0, busy_ns: 0, flush_ns: vec![0; tenants].into_boxed_slice() }
     }
 
-    /// A number is another tenant's from now on.
+    /// Forgets a tenant, since its number is another's from now on.
     pub(crate) fn forget(&mut self, tenant: u16) {
         if let Some(flush_ns) = self.flush_ns.get_mut(usize::from(tenant)) {
             *flush_ns = 0;
         }
     }
 
-    /// A request was on the device for so long.
+    /// Records that a request was on the device for `device_ns`.
     #[inline]
     pub(crate) fn ended(&mut self, tenant: u16, op: Op, length: u32, device_ns: u64) {
         match op {
@@ -108,16 +109,17 @@ impl Observation {
                 }
             }
             Op::Flush => {
-                // The mean of the last eight or so.
+                // A running mean of about the last eight.
                 let mean = &mut self.flush_ns[usize::from(tenant)];
                 *mean = if *mean == 0 { device_ns } else { (*mean * 7 + device_ns) / 8 };
             }
-            // They move no data, so their bytes say nothing about what a slot moves.
+            // Discards and zeroing move no data, so their bytes say nothing about the rate of a
+            // slot.
             Op::Discard | Op::WriteZeroes => {}
         }
     }
 
-    /// What a flush of this tenant's is charged, in bytes; 0 as long as nothing is known.
+    /// The charge for a flush of this tenant, in bytes; 0 as long as none has been measured.
     pub(crate) fn flush_bytes(&self, tenant: u16) -> u32 {
         let flush_ns = u128::from(self.flush_ns[usize::from(tenant)]);
         let bytes = (flush_ns * u128::from(self.bytes)).checked_div(u128::from(self.busy_ns));
@@ -174,7 +176,7 @@ mod tests {
     }
 
     proptest! {
-        /// Never less than the bytes, and never many more.
+        /// The charge is never less than the bytes, and never many more.
         #[test]
         fn charges_are_near_the_bytes(
             at in 0..1_u64 << 40, bytes in 1..1_u32 << 25, shift in 0..13_u32, write in any::<bool>(),

@@ -1,35 +1,37 @@
 //! Waiting until no request reaches beyond the new end of a range that has shrunk.
 //!
-//! Front ends take no more requests there; those that a shard has are carried out. Another tenant
-//! may have the bytes when each shard has said that none of its requests reaches them.
+//! Front ends accept no more requests to these bytes; a shard still carries out the ones that it
+//! has. Another tenant may have the bytes when each shard has reported that none of its requests
+//! reaches them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::device::Command;
 
-/// The bytes from which a tenant's requests are to be gone.
+/// A part of a file that no request of a tenant may reach any longer.
 pub struct Cut {
     tenant: u16,
     file: u16,
     end: u64,
-    /// Shards that may have such requests.
+    /// The number of shards that may have such requests.
     left: Arc<AtomicUsize>,
 }
 
 impl Cut {
-    /// No request of this tenant's may reach beyond `end` in a file; `left` counts the shards.
+    /// A cut at `end` of a tenant's range in a file; `left` is the number of shards that have not
+    /// finished it.
     pub fn new(tenant: u16, file: u16, end: u64, left: Arc<AtomicUsize>) -> Cut {
         Cut { tenant, file, end, left }
     }
 
-    /// Whether a live request is beyond it.
+    /// Whether a live request reaches beyond the end.
     pub(super) fn is_crossed_by(&self, tenant: u16, command: &Command) -> bool {
         let end = command.offset.saturating_add(u64::from(command.length));
         tenant == self.tenant && command.file == self.file && end > self.end
     }
 
-    /// Counts this shard as one that has none.
+    /// Counts this shard as one without such requests.
     pub(super) fn end(self) {
         self.left.fetch_sub(1, Ordering::AcqRel);
     }

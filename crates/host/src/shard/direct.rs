@@ -2,11 +2,11 @@
 //! for completions.
 //!
 //! **Problem.** A [shard](crate::shard) takes events and messages, batches for its clients, sleeps
-//! and is woken. A program that has a thread for its I/O needs none of it. **Model.** Submit is
+//! and is woken. A program with its own thread for I/O needs none of this. **Model.** Submit is
 //! dispatch, for policies that never stage ([`Port::IS_DIRECT`]): the policy names the class (D2FQ,
 //! section 4.3), the command is put in the queue of that class by the caller's own thread, and the
-//! next [`poll`](DirectPath::poll) rings the doorbell and takes what has completed. No queue of
-//! requests, no io_uring, no sleep, no statistics, no clock: time is the caller's.
+//! next [`poll`](DirectPath::poll) rings the doorbell and reaps completions. No queue of requests,
+//! no io_uring, no sleep, no statistics, no clock: time is the caller's.
 //!
 //! ```text
 //!   submit ──▶ port.submit ──▶ class ──▶ queue.issue
@@ -14,16 +14,17 @@
 //! ```
 //!
 //! Each path is one port of the policy and one queue of the device, so paths and shards may share
-//! both. Shards that a path unblocks, or whose commands it has carried out in passing, are woken; a
-//! path itself needs no wake-up, as it is polled.
+//! both. A path wakes the shards that it unblocks, or whose commands it has carried out while
+//! polling; a path itself needs no wake-up, as it is polled.
 //!
-//! **What the caller owes.** Polls as long as [`is_idle`](DirectPath::is_idle) is false, even if
-//! nothing of its own is on its way: a device that is polled by whoever comes by relies on it.
+//! **The caller's duty.** The caller polls as long as [`is_idle`](DirectPath::is_idle) is false,
+//! even if it has no command of its own under way: on a device that any poller may advance, others
+//! rely on it.
 //!
-//! **What it saves.** Beside a client of the same process that goes by a shard, little: of the 260
+//! **The gain.** Compared with a client in the same process that uses a shard, little: of the 260
 //! ns of a 4 KiB read on `nvme-soft` over memory at depth 1 it saves 10 to 12 in 100, at depth 16
-//! 15 to 17 (`fairq bench --path`). The rest is the controller, the copy and the clock. Beside a
-//! client over NBD it saves three quarters of the latency of a fast SSD's read.
+//! 15 to 17 (`fairq bench --path`). The rest is the controller, the copy and the clock. Compared
+//! with a client over NBD it saves three quarters of the latency of a fast SSD's read.
 
 use std::sync::Arc;
 
@@ -35,7 +36,7 @@ use crate::io::wakers::Wakers;
 use crate::shard::shared::Common;
 use crate::shard::volume::Order;
 
-/// Why there can be no direct path.
+/// The reason why a direct path cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectError {
     /// The policy holds requests back.
@@ -59,7 +60,7 @@ pub enum DirectError {
     Queue {
         /// The device's name.
         device: String,
-        /// What it said.
+        /// The error.
         source: std::io::Error,
     },
 }
@@ -67,13 +68,13 @@ pub enum DirectError {
 /// An order that has been carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completed {
-    /// The caller's name for it.
+    /// The caller's identifier of the order.
     pub cookie: u64,
     /// 0, or the errno it failed with.
     pub errno: i32,
-    /// What it did.
+    /// Its operation.
     pub op: Op,
-    /// When it was submitted, in nanoseconds of the caller's clock.
+    /// The time when it was submitted, in nanoseconds of the caller's clock.
     pub submitted_ns: u64,
 }
 
@@ -90,7 +91,8 @@ pub struct DirectPath<P: Port, D: Device> {
     port: P,
     id: PortId,
     queue: D::Queue,
-    /// What the device's queues are opened with; a device that is polled puts nothing on it.
+    /// The ring with which the device's queues are opened; a device that is polled puts nothing on
+    /// it.
     ring: Ring,
     wakers: Arc<Wakers>,
     live: Box<[Live]>,
@@ -100,8 +102,8 @@ pub struct DirectPath<P: Port, D: Device> {
 }
 
 impl<P: Port, D: Device> DirectPath<P, D> {
-    /// The path of port `id`, for the calling thread; at most [`Common::tags`] requests may be
-    /// live.
+    /// The path of port `id`, for the calling thread; it may have at most [`Common::tags`] live
+    /// requests.
     pub fn open(id: PortId, port: P, common: &Common<D>) -> Result<Self, DirectError> {
         let name = || common.device.info().name.clone();
         if !P::IS_DIRECT {
@@ -129,19 +131,19 @@ impl<P: Port, D: Device> DirectPath<P, D> {
         })
     }
 
-    /// Whether one more may be submitted.
+    /// Whether one more order may be submitted.
     #[inline]
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Whether nothing of anybody's is on its way here, so that it may be dropped.
+    /// Whether no command of any queue is under way here, so that the path may be dropped.
     pub fn is_idle(&self) -> bool {
         self.free.len() == self.live.len() && self.queue.is_idle()
     }
 
     /// Puts a command in the queue of the class that the policy names; the next [`Self::poll`]
-    /// rings for all of them. Fails if its flow is gone; there must be room.
+    /// rings for all of them. Fails if the flow was removed. [`Self::has_room`] must be true.
     ///
     /// # Safety
     /// The order's memory must stay valid and untouched until `poll` has given the order back.
@@ -166,7 +168,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
         Ok(())
     }
 
-    /// Rings for what was submitted, and gives what has been carried out.
+    /// Rings for the submitted commands, and calls `completed` for each completed order.
     #[inline]
     pub fn poll(&mut self, now_ns: u64, mut completed: impl FnMut(Completed)) {
         self.queue.ring(now_ns, &mut self.ring, &mut self.wake);
@@ -178,7 +180,8 @@ impl<P: Port, D: Device> DirectPath<P, D> {
             let Live { cookie, submitted_ns, op } = self.live[tag.0 as usize];
             completed(Completed { cookie, errno, op, submitted_ns });
         }
-        // The contract wants `next` after completions, even of a port that has nothing to give.
+        // The port's contract requires a call of `next` after completions, even of a port that
+        // stages nothing.
         let next = self.port.next(now_ns, &mut self.wake);
         debug_assert_eq!(next, Next::Idle, "a port that is direct has nothing staged");
         self.wake.remove(self.id);
@@ -227,7 +230,7 @@ mod tests {
         volume.order(&Piece::new(op, offset, length, buffer.memory(), offset)).unwrap()
     }
 
-    /// Polls until so many have ended.
+    /// Polls until `count` orders have completed.
     fn finish<P: Port>(path: &mut DirectPath<P, AnyDevice>, count: usize) -> Vec<Completed> {
         let (clock, mut ended) = (Clock::default(), Vec::new());
         let start_ns = clock.now_ns();
@@ -238,7 +241,7 @@ mod tests {
         ended
     }
 
-    /// Writes by the direct path what a shard's queue then reads, and the other way round, at any
+    /// The data that one of the direct path and a shard's queue writes is read by the other, at any
     /// alignment.
     fn both_paths_see_the_same<L: Policy>((policy, ports): (L, Vec<L::Port>), device: AnyDevice) {
         let common = common(device, 2);
@@ -302,8 +305,8 @@ mod tests {
         region.free(buffer);
     }
 
-    /// Paths that share a set of queues take each other's completions; each gets its own in the
-    /// end.
+    /// Paths that share a set of queues take each other's completions; each gets its own
+    /// completions in the end.
     #[test]
     fn a_path_polls_for_the_others() {
         let device = soft(NvmeSoftSpec { queues: 3, ..ram() });
@@ -322,7 +325,7 @@ mod tests {
             .unwrap();
             path.queue.ring(0, &mut path.ring, &mut path.wake);
         }
-        // The last one takes all there is.
+        // The last path reaps all completions.
         assert_eq!(finish(&mut paths[2], 1)[0].cookie, 8192);
         assert!(
             common.wakers.take_pending(0) && common.wakers.take_pending(1),

@@ -50,31 +50,31 @@ const LEAST_PIECE: u64 = 64 << 10;
 /// The dirty bytes of all cached files of one run.
 pub struct Dirty {
     files: Mutex<BTreeMap<u16, File>>,
-    /// How often writes that wait were given a reason to try again.
+    /// The number of times that waiting writes were given a reason to retry.
     changes: AtomicU64,
     wakers: Arc<Wakers>,
-    /// A tenant is served when its bytes are written to the disk.
+    /// The counters of service: a tenant is served when its bytes are written to the disk.
     served: Arc<Served>,
 }
 
 struct File {
-    /// In bytes.
+    /// The most dirty bytes.
     bound: u64,
-    /// Those that have dirty bytes.
+    /// The tenants that have dirty bytes.
     tenants: BTreeMap<u16, Tenant>,
     is_writing: bool,
     /// Shards with writes that wait.
     waiting: PortSet,
-    /// Where each tenant's farthest write ended.
+    /// The end of each tenant's farthest write, in bytes.
     ends: BTreeMap<u16, u64>,
 }
 
 #[derive(Default)]
 struct Tenant {
     weight: u64,
-    /// Bytes of writes that were admitted and have not ended.
+    /// Bytes of admitted writes that have not ended.
     admitted: u64,
-    /// Of writes that have ended and whose writeback has not begun.
+    /// Bytes of ended writes whose writeback has not begun.
     cached: Span,
     /// Bytes whose writeback, in a round or by a flush, has begun.
     writing: u64,
@@ -88,7 +88,7 @@ struct Span {
     end: u64,
 }
 
-/// What a thread that may wait is to write back: [`Dirty::run`].
+/// A round of writeback, for a thread that may wait: [`Dirty::run`].
 pub struct Round {
     file: u16,
     spans: Vec<(u16, Span)>,
@@ -111,7 +111,7 @@ impl Span {
         self.bytes = (self.bytes + length).min(self.end - self.start);
     }
 
-    /// The same in up to [`PIECES`], which have the bytes in proportion.
+    /// Cuts the span into up to [`PIECES`] pieces, which have the bytes in proportion.
     fn pieces(self) -> impl Iterator<Item = Span> {
         let Span { bytes, start, end } = self;
         let step = (end - start).div_ceil((bytes / LEAST_PIECE).clamp(1, PIECES)).max(1);
@@ -171,7 +171,7 @@ impl File {
         Some(Round { file, spans })
     }
 
-    /// A round has written so much in so long.
+    /// Adjusts the bound to the speed of a round, which has written `bytes` in `time`.
     fn measure(&mut self, bytes: u64, time: Duration) {
         let sample = u128::from(bytes) * TARGET.as_nanos() / time.as_nanos().max(1);
         let sample = sample.min(u128::from(self.bound) * 2) as u64;
@@ -180,7 +180,7 @@ impl File {
         }
     }
 
-    /// Changes a tenant's counts; the shards to wake.
+    /// Changes a tenant's counts; returns the shards to wake.
     fn change(&mut self, tenant: u16, change: impl FnOnce(&mut Tenant)) -> PortSet {
         let Some(own) = self.tenants.get_mut(&tenant) else { return PortSet::EMPTY };
         let before = own.dirty();
@@ -195,7 +195,7 @@ impl File {
 }
 
 impl Dirty {
-    /// Of a run without writes, whose shards `wakers` wakes and which `served` counts.
+    /// For a run without writes yet; `wakers` wakes its shards, and `served` counts its service.
     pub fn new(wakers: Arc<Wakers>, served: Arc<Served>) -> Dirty {
         Dirty { files: Mutex::default(), changes: AtomicU64::new(0), wakers, served }
     }
@@ -204,14 +204,14 @@ impl Dirty {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another number when writes that wait may have room.
+    /// A number that changes when waiting writes may have room.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Has these shards try again. A shard is in the set before it reads [`Self::changes`] again,
-    /// so it either reads the new number or is woken.
+    /// Makes these shards retry their waiting writes. A shard is in the set before it reads
+    /// [`Self::changes`] again, so it either reads the new number or is woken.
     fn wake(&self, shards: PortSet) {
         if !shards.is_empty() {
             self.changes.fetch_add(1, Ordering::Release);
@@ -219,8 +219,8 @@ impl Dirty {
         }
     }
 
-    /// A tenant of this weight wants to write. False if it has to wait: its shard is woken when
-    /// there may be room. Gives the round that is to begin, if one is due.
+    /// Admits a write of a tenant of this weight. False if the write has to wait: its shard is
+    /// woken when there may be room. Also returns the round that is to begin, if one is due.
     pub fn admit(
         &self,
         file: u16,
@@ -241,8 +241,8 @@ impl Dirty {
         (true, None)
     }
 
-    /// A write that was admitted has ended; `is_cached` if the cache has it. Gives the round that
-    /// is to begin, if one is due.
+    /// Ends an admitted write; `is_cached` if the cache has its data. Returns the round that is to
+    /// begin, if one is due.
     pub fn ended(
         &self,
         file: u16,
@@ -267,9 +267,9 @@ impl Dirty {
         round
     }
 
-    /// A flush of a tenant begins, and writes back its dirty bytes: how many they are, and the end
-    /// of what the tenant has written. That may lie behind the end that the flush's client knows,
-    /// if the tenant has grown.
+    /// Begins a tenant's flush, which writes back its dirty bytes. Returns their number, and the
+    /// end of the tenant's farthest write, which may lie behind the end that the flush's client
+    /// knows, if the tenant has grown.
     pub fn flush(&self, file: u16, tenant: u16) -> (u64, u64) {
         let mut files = self.files();
         let Some(of) = files.get_mut(&file) else { return (0, 0) };
@@ -280,7 +280,7 @@ impl Dirty {
         (bytes, end)
     }
 
-    /// So many bytes of a tenant's, whose writeback had begun, are written.
+    /// Records that `bytes` of a tenant, whose writeback had begun, are written.
     pub fn written(&self, file: u16, tenant: u16, bytes: u64) {
         let mut files = self.files();
         let Some(of) = files.get_mut(&file) else { return };
@@ -291,7 +291,8 @@ impl Dirty {
         self.wake(woken);
     }
 
-    /// Carries out a round, and those that are due when it has ended. May wait for the disk.
+    /// Carries out a round, and each further one that is due when it has ended. May wait for the
+    /// disk.
     pub fn run(&self, mut round: Round, write_out: &mut WriteOut<'_>) {
         loop {
             let begun = Instant::now();
@@ -300,8 +301,8 @@ impl Dirty {
                 spans.flat_map(|&(tenant, span)| span.pieces().map(move |of| (tenant, of)));
             let mut pieces = pieces.peekable();
             while let Some((tenant, piece)) = pieces.next() {
-                // The disk has the next piece while this one is waited for, and no more than that,
-                // since flushes of others are behind it.
+                // The disk has the next piece while this one is waited for, and not more, since
+                // others' flushes wait behind them.
                 if let Some((_, next)) = pieces.peek() {
                     write_out(next.start..next.end, false);
                 }
@@ -340,8 +341,8 @@ mod tests {
         (Dirty::new(wakers.clone(), served.clone()), wakers, served)
     }
 
-    /// A tenant writes pieces into the cache until it has to wait; how many, and the first round
-    /// that was due.
+    /// A tenant writes pieces into the cache until it has to wait. Returns their number, and the
+    /// first round that was due.
     fn fill(all: &Dirty, tenant: u16, weight: u64) -> (u64, Option<Round>) {
         let (mut pieces, mut first) = (0, None);
         loop {
@@ -443,8 +444,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens: a tenant that waits is given a reason to try again, and no byte is
-        /// counted once all is written.
+        /// For any events: a waiting tenant is given a reason to retry, and no byte is counted once
+        /// all is written.
         #[test]
         fn nobody_waits_for_ever_and_no_byte_stays(
             events in prop::collection::vec(prop_oneof![

@@ -1,29 +1,29 @@
-//! Fences: later requests wait behind what a client that has ended left under way.
+//! Fences: later requests wait for the writes that an ended client has left under way.
 //!
 //! **Problem.** A client that ends, by a hang-up, a disconnect or a half-close, may leave writes
 //! that wait in the scheduler or that the device has. If its successor writes the same bytes and
 //! flushes, an old write must not land on top of the data that the flush has acknowledged.
 //!
 //! **Model.** Each tenant has a fence, which all shards and front ends share. A front end has a
-//! [`Client`] for each of its clients. When that ends ([`Client::end`]), it gets the next number of
-//! its tenant, and the front end leaves those of its requests in the fence that change data
-//! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) as long as the
-//! fence has one that it overlaps, of a client with a lower number; a client that has not ended
+//! [`Client`] for each of its clients. When a client ends ([`Client::end`]), it gets the next
+//! number of its tenant, and the front end leaves its requests that change data in the fence
+//! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) as long as it
+//! overlaps a request in the fence of a client with a lower number; a client that has not ended
 //! counts as the last. So no two clients wait for each other. A flush overlaps everything. So does
 //! the part of a client's stream that is not yet read, since its requests are not known.
 //!
 //! **Example.** a sends a write of block 7, which waits for a cap, and disconnects. b connects,
-//! possibly on another shard, and writes blocks 7 and 8. The write of block 8 goes at once, that of
-//! block 7 when a's is done, and a flush of b's as well.
+//! possibly on another shard, and writes blocks 7 and 8. The write of block 8 is submitted at once;
+//! that of block 7, and a flush by b, when a's write is over.
 //!
-//! **Bounds.** As long as no ended client has requests under way, the question costs one load of a
-//! word that does not change. The front end bounds the wait
-//! ([`Client::patience_s`]).
+//! **Bounds.** As long as no ended client has requests under way, the check costs one load of a
+//! word that does not change. The front end bounds the wait ([`Client::patience_s`]).
 //!
-//! *Memory ordering.* `left` is counted up before anybody learns of the end of a client, by a
-//! message or a socket. A shard that waits is noted under the lock under which it has found its
-//! obstacle, and the obstacle is taken out under the same lock, so the wake-up is not lost.
-//! `changes` is stored (Release) in between, and read (Acquire) by the shard that was woken.
+//! *Memory ordering.* `left` is increased before another thread can know of the client's end, by a
+//! message or a socket. A shard that waits is added to the set under the lock under which it has
+//! found the overlapping request, and that request is removed under the same lock, so the wake-up
+//! is not lost. `changes` is stored (Release) in between, and read (Acquire) by the shard that was
+//! woken.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,16 +48,16 @@ pub struct Fences {
 struct Fence {
     /// Entries in `inner`; 0 nearly always.
     left: AtomicUsize,
-    /// How many have been taken out.
+    /// The number of times that entries were removed.
     changes: AtomicU64,
-    /// Requests that have waited.
+    /// The number of requests that have waited.
     waited: AtomicU64,
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// Clients that have ended.
+    /// The number of clients that have ended.
     ended: u64,
     left: Vec<Left>,
     /// Shards with requests that wait.
@@ -67,7 +67,7 @@ struct Inner {
 /// The counts of a tenant's fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FenceStats {
-    /// Writes of connections that have ended which are still under way.
+    /// Writes of ended connections that are still under way.
     pub left: usize,
     /// Requests that have waited for such writes.
     pub waited: u64,
@@ -80,18 +80,18 @@ struct Left {
     reach: Reach,
 }
 
-/// The bytes that a request is about.
+/// The bytes that a request affects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// All that the tenant has.
+    /// All bytes of the tenant.
     All,
     /// A range of a file.
     Bytes {
         /// The number of the device's file.
         file: u16,
-        /// The first byte in the file.
+        /// Start of the range, in bytes.
         start: u64,
-        /// The first byte behind it.
+        /// End of the range, in bytes.
         end: u64,
     },
 }
@@ -109,19 +109,19 @@ impl Reach {
 }
 
 impl Fences {
-    /// Of so many tenants, for the shards that `wakers` wakes.
+    /// For `tenants` tenants, and the shards that `wakers` wakes.
     pub fn new(tenants: usize, wakers: Arc<Wakers>) -> Fences {
         let patience_s = AtomicU32::new(PATIENCE_S);
         Fences { tenants: (0..tenants).map(|_| Fence::default()).collect(), patience_s, wakers }
     }
 
-    /// Requests wait so long, in whole seconds, from now on.
+    /// Sets the longest wait of requests, which is rounded up to whole seconds.
     pub fn set_patience(&self, patience: Duration) {
         let seconds = patience.as_nanos().div_ceil(1_000_000_000);
         self.patience_s.store(seconds.try_into().unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// The counts of those tenants at whose fences a request has waited or one is left.
+    /// The counts of the tenants whose fence has an entry or has made a request wait.
     pub fn stats(&self) -> impl Iterator<Item = (u16, FenceStats)> + '_ {
         let stats = self.tenants.iter().map(|fence| FenceStats {
             left: fence.left.load(Ordering::Relaxed),
@@ -130,14 +130,14 @@ impl Fences {
         (0..).zip(stats).filter(|(_, stats)| *stats != FenceStats::default())
     }
 
-    /// So many of a tenant's requests have waited under the program before this one.
+    /// Adds the requests of a tenant that have waited under the previous program.
     pub fn count_before(&self, tenant: u16, waited: u64) {
         if let Some(fence) = self.tenants.get(usize::from(tenant)) {
             fence.waited.fetch_add(waited, Ordering::Relaxed);
         }
     }
 
-    /// A tenant's number is another's from now on.
+    /// Resets a fence, since its tenant's number is another's from now on.
     pub fn forget(&self, tenant: u16) {
         if let Some(fence) = self.tenants.get(usize::from(tenant)) {
             fence.waited.store(0, Ordering::Relaxed);
@@ -150,7 +150,7 @@ impl Fence {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes entries out; the shards to wake.
+    /// Removes entries; returns the shards to wake.
     fn take_out(&self, is_over: impl Fn(&Left) -> bool) -> PortSet {
         let mut inner = self.inner();
         let before = inner.left.len();
@@ -171,7 +171,7 @@ pub struct Client {
     shard: PortId,
     /// Its number, once it has ended.
     number: Option<u64>,
-    /// [`Fence::changes`] when its requests that wait were last tried.
+    /// The value of [`Fence::changes`] when its waiting requests were last tried.
     seen: u64,
 }
 
@@ -186,8 +186,8 @@ impl Client {
         &self.fences.tenants[usize::from(self.tenant)]
     }
 
-    /// It has ended. True if it had not before: its requests that change data and are not over are
-    /// then to be left.
+    /// Ends the client. True at the first call: the front end must then leave its unfinished
+    /// requests that change data in the fence.
     pub fn end(&mut self) -> bool {
         if self.has_ended() {
             return false;
@@ -205,7 +205,7 @@ impl Client {
         self.number.is_some()
     }
 
-    /// Leaves a request of it under way; `key` is the front end's name for it.
+    /// Puts one of its requests in the fence; `key` is the front end's identifier of the request.
     pub fn leave(&self, key: u32, reach: Reach) {
         let Some(client) = self.number else { return };
         let fence = self.fence();
@@ -214,7 +214,7 @@ impl Client {
         fence.left.store(inner.left.len(), Ordering::Release);
     }
 
-    /// A request that was left is over.
+    /// Removes a request from the fence, since the request is over.
     pub fn over(&self, key: u32) {
         let Some(client) = self.number else { return };
         self.wake(self.fence().take_out(|left| left.client == client && left.key == key));
@@ -224,30 +224,30 @@ impl Client {
         self.fences.wakers.wake_all(shards);
     }
 
-    /// The longest wait of a request of it, in seconds.
+    /// The longest wait of one of its requests, in seconds.
     pub fn patience_s(&self) -> u32 {
         self.fences.patience_s.load(Ordering::Relaxed)
     }
 
-    /// Whether requests of it may have to wait.
+    /// Whether its requests may have to wait.
     #[inline]
     pub fn is_fenced(&self) -> bool {
         self.fence().left.load(Ordering::Acquire) != 0
     }
 
-    /// Whether something is over that was not at the last call: those of its requests that wait are
-    /// then to be tried.
+    /// Whether a request in the fence has ended after the last call: its waiting requests are then
+    /// to be retried.
     pub fn has_news(&mut self) -> bool {
         let changes = self.fence().changes.load(Ordering::Acquire);
         std::mem::replace(&mut self.seen, changes) != changes
     }
 
-    /// A request begins to wait.
+    /// Counts a request that begins to wait.
     pub fn count(&self) {
         self.fence().waited.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether a request has to wait; its shard is woken then when that may have changed.
+    /// Whether a request has to wait; if so, its shard is woken when that may have changed.
     #[cold]
     pub fn waits(&self, reach: Reach) -> bool {
         let mut inner = self.fence().inner();
@@ -300,7 +300,8 @@ mod tests {
         assert!(wakers.take_pending(1) && new.has_news() && !new.is_fenced());
     }
 
-    /// A second request that begins to wait does not hide that the first one's obstacle is gone.
+    /// A second request that begins to wait does not hide that the request which the first one
+    /// waits for is over.
     #[test]
     fn no_news_are_lost_to_a_request_that_comes_in_between() {
         let (fences, _wakers) = fences(1);

@@ -1,12 +1,11 @@
-//! A shard that stands still: nothing of it is in the kernel's hands, and nothing is lost.
+//! A halted shard: it has no operation in the kernel, and loses none.
 //!
-//! **Problem.** When the process executes another program, its rings go, and with them what a
-//! receive or a command of the device would have brought. **Model.** A shard that is told to halt
-//! takes nothing in and issues nothing. It waits for the commands that the device has, and cancels
-//! receives and sends; an event says how much of each was done. Then it says so, and waits for
-//! messages: to pack its connections, or to go on. Packing copies and changes nothing, so that a
-//! shard may go on at any time as if nothing had happened. Requests that the scheduler holds stay
-//! there.
+//! **Problem.** When the process executes another program, its rings are closed, and the results of
+//! receives and of commands would be lost with them. **Model.** A shard that halts accepts nothing
+//! and issues nothing. It waits for the commands that the device has, and cancels receives and
+//! sends; an event says how much of each was done. Then it reports that, and waits for messages: to
+//! pack its connections, or to go on. Packing copies and changes nothing, so a shard may go on at
+//! any time. Requests that the scheduler holds stay there.
 
 use std::sync::mpsc::Sender;
 
@@ -15,24 +14,25 @@ use fairq_core::Port;
 use crate::device::Device;
 use crate::shard::{Front, Shard};
 
-/// How often a cancellation is repeated: an operation that is just being started is not found.
+/// The period after which a cancellation is repeated, since it misses an operation that is just
+/// being started.
 const AGAIN_NS: u64 = 5_000_000;
 
-/// A shard is to stand still.
+/// The halt of a shard.
 pub struct Halt {
-    /// Gets the shard's number when it does.
+    /// Receives the shard's number when the shard stands still.
     reply: Option<Sender<usize>>,
-    /// When the front end is called again.
+    /// The time when the front end is called again.
     again_ns: u64,
 }
 
 impl Halt {
-    /// Says to `reply` when the shard stands still.
+    /// `reply` gets a message when the shard stands still.
     pub fn new(reply: Sender<usize>) -> Halt {
         Halt { reply: Some(reply), again_ns: 0 }
     }
 
-    /// When to have a turn though no event comes.
+    /// The time of the next turn if no event comes.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.reply.is_some().then_some(self.again_ns)
     }
@@ -58,7 +58,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             && !self.path.is_on_device()
             && let Some(reply) = halt.reply.take()
         {
-            // The control thread may have given up waiting.
+            // The control thread may have stopped waiting.
             let _ = reply.send(self.index);
         }
         reaped || issued

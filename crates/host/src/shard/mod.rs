@@ -5,19 +5,19 @@
 //! park. Nothing on it is shared with other shards except what the policy itself shares, and the
 //! [`Wakers`].
 //!
-//! **Waking a shard** is [`Wakers`]' affair. A shard parks when it has nothing to do, but if
-//! another one runs and may wake it, it first looks for that for a while (see `patience`).
+//! **Waking a shard** is [`Wakers`]' affair. A shard parks when it has nothing to do; but if
+//! another shard runs and may wake it, it first polls for the wake-up for a while (see `patience`).
 //!
-//! **Changing the policy.** A loop is compiled for one policy's port, so a shard that is to change
-//! it leaves the loop and enters another one ([`PolicyLoop`]), with everything but the port:
-//! connections, ring, device queue, statistics. Between the two it takes nothing in, dispatches all
-//! that is staged and waits for what is in flight (`Shard::drain`), for 3 s at most: then the
-//! device has all of it, and no port hears how it ends. A port may need the others to
-//! get rid of its requests, so a shard that has none left goes on turning until no shard has any (a
-//! [`Meeting`], argued in `fairq_core::wake`); the first to enter the new loop does so after the
-//! last has ended with the old one. Whoever it wakes there before that one has followed finds it
-//! out by itself: a loop begins with a turn. The loop that serves pays a look at an `Option` a
-//! turn.
+//! **Changing the policy.** A loop is compiled for one policy's port, so a shard that changes it
+//! leaves the loop and enters another one ([`PolicyLoop`]), with everything but the port:
+//! connections, ring, device queue, statistics. Between the two it accepts nothing, dispatches all
+//! staged requests and waits for those in flight (`Shard::drain`), for at most
+//! [`Change::patience_ns`]: then the remaining ones are the device's alone, and no port is notified
+//! of their completion. A port may need other ports to dispatch its requests, so a shard without
+//! requests goes on turning until no shard has any (a [`Meeting`], argued in `fairq_core::wake`);
+//! the first shard enters the new loop after the last has ended with the old one. A wake-up of a
+//! shard that has not yet entered the new loop is not lost, since a loop begins with a turn. The
+//! cost while serving is a check of an `Option` a turn.
 
 use std::io;
 use std::sync::Arc;
@@ -55,18 +55,19 @@ pub mod turns;
 pub mod volume;
 pub mod wipe;
 
-/// Turns of the inner loop before the ring is looked at again whatever happens: bounds how long
-/// events can be held back by a device that completes as fast as requests are issued.
+/// The most turns of the inner loop between two checks of the ring: bounds the delay of events by a
+/// device that completes as fast as requests are issued.
 const INNER_TURNS: usize = 8;
 
-/// A shard that ends lets requests wait for the passing of time only if it is so short, as where a
-/// policy anticipates a tenant's next request, and for so long in all; in nanoseconds.
+/// The longest wait for time to pass, in nanoseconds, for which a shard that ends keeps a request:
+/// enough for a policy that anticipates a tenant's next request. The next constant bounds all such
+/// waits together.
 const SHORT_WAIT_NS: u64 = 20_000_000;
 const SHORT_WAITS_NS: u64 = 1_000_000_000;
 
-/// Where requests come from and replies go to; one per shard.
+/// The source of requests and the receiver of replies; one per shard.
 pub trait Front: 'static {
-    /// What other threads may tell it.
+    /// The messages that other threads may send it.
     type Message: Send + 'static;
 
     /// Takes a message.
@@ -81,7 +82,7 @@ pub trait Front: 'static {
     /// Takes an event of an operation that it put on the ring.
     fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event);
 
-    /// Submits what has arrived.
+    /// Submits the requests that have arrived.
     fn arrivals<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -92,20 +93,20 @@ pub trait Front: 'static {
     /// Takes an order that has been carried out.
     fn finished(&mut self, now_ns: u64, finished: Finished);
 
-    /// Sends the replies there are. True if that made room for what has already arrived.
+    /// Sends the pending replies. True if that made room for requests that have already arrived.
     fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool;
 
-    /// When to run again though no event comes.
+    /// The time of its next turn if no event comes.
     fn deadline_ns(&self) -> Option<u64> {
         None
     }
 
-    /// Goes on after a time in which `arrivals` was not called: what came meanwhile is still to be
-    /// submitted.
+    /// Goes on after a time in which `arrivals` was not called: requests that came meanwhile are
+    /// still to be submitted.
     fn resume(&mut self);
 
-    /// Starts no more operations on the ring until [`Front::go_on`], and cancels those that it has
-    /// there if `cancel`. True if it has none.
+    /// Starts no more operations on the ring until [`Front::go_on`], and cancels the ones in the
+    /// ring if `cancel`. True if it has none.
     fn halt(&mut self, _ring: &mut Ring, _cancel: bool) -> bool {
         true
     }
@@ -113,51 +114,51 @@ pub trait Front: 'static {
     /// Goes on after [`Front::halt`].
     fn go_on(&mut self, _ring: &mut Ring) {}
 
-    /// Takes no more requests.
+    /// Accepts no more requests.
     fn stop(&mut self);
 
-    /// Whether, after `stop`, everything taken has been answered and the front end holds no
+    /// Whether, after `stop`, all accepted requests have been answered and the front end holds no
     /// resource of the ring.
     fn is_stopped(&self) -> bool;
 }
 
-/// What a shard can be told.
+/// A message to a shard.
 pub enum Message<D: Device, F: Front> {
     /// Something for its front end.
     Front(F::Message),
     /// Make a range read as zeroes.
     Wipe(Box<Wipe>),
-    /// Say when no request is beyond this any more.
+    /// Report when no request reaches beyond this cut.
     Cut(Cut),
-    /// This flow is no more: its ranges are zeroed no further.
+    /// Stop zeroing the ranges of this flow, which was removed.
     EndWipes(FlowId),
     /// Send a copy of the statistics, with the shard's number.
     Stats(Sender<(usize, ShardReport)>),
     /// This tenant's number is another's from now on.
     Forget(u16),
-    /// Record the scheduler's decisions from now on, the last so many of them.
+    /// Record the scheduler's decisions from now on; the number is the most events kept.
     Record(usize),
-    /// Record no more, and send what was recorded, with the shard's number.
+    /// Stop recording, and send the recording, with the shard's number.
     Recorded(Sender<(usize, Recording)>),
-    /// Finish everything under this policy and go on under another.
+    /// Complete all requests under this policy and go on under another.
     Change(Change<D, F>),
     /// Stand still; see [`halt`].
     Halt(Halt),
     /// Go on after that.
     GoOn,
-    /// Begin with these counts, which the program before this one left.
+    /// Begin with these counts, which the previous program has left.
     Count(Box<Counted>),
-    /// Take no more requests, finish those in flight and end.
+    /// Accept no more requests, complete the ones in flight and end.
     Stop,
 }
 
-/// The policy that a shard is to go on with, and when.
+/// The next policy of a shard, and the time of the change.
 pub struct Change<D: Device, F: Front> {
     /// Its port, and the loop compiled for it.
     pub next: Box<dyn PolicyLoop<D, F>>,
-    /// With the other shards.
+    /// The exchange, shared with the other shards.
     pub exchange: Arc<Exchange>,
-    /// How long to wait for requests on stores that do not answer, in nanoseconds.
+    /// The longest wait for requests on stores that do not answer, in nanoseconds.
     pub patience_ns: u64,
 }
 
@@ -176,27 +177,27 @@ impl<P: Port + 'static, D: Device, F: Front> PolicyLoop<D, F> for P {
     }
 }
 
-/// Where threads wait for each other.
+/// The meeting at which threads wait for each other.
 pub type Meeting = fairq_core::wake::Meeting<Native>;
 
 /// A change of the policy, which all shards make together.
 pub struct Exchange {
-    /// Where shards wait until no port holds a request.
+    /// The meeting at which shards wait until no port holds a request.
     drained: Meeting,
-    /// Over when the new policy may be used.
+    /// The meeting that is over when the new policy may be used.
     over: Meeting,
     hand_over: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Exchange {
-    /// Of so many shards. `hand_over` gives the new policy what it is to have of the old one, when
-    /// that is not used any more.
+    /// An exchange of `shards` shards. `hand_over` passes state of the old policy to the new one,
+    /// when the old one is no longer used.
     pub(crate) fn new(shards: usize, hand_over: Box<dyn Fn() + Send + Sync>) -> Exchange {
         Exchange { drained: Meeting::new(shards), over: Meeting::new(1), hand_over }
     }
 
-    /// A shard's port holds no request any more. True if that ends the exchange: the shard has to
-    /// wake the others then.
+    /// Notes that a shard's port no longer holds a request. True if that ends the exchange: the
+    /// shard then has to wake the others.
     fn arrive(&self) -> bool {
         if !self.drained.arrive() {
             return false;
@@ -205,7 +206,7 @@ impl Exchange {
         self.over.arrive()
     }
 
-    /// Whether all run under the new policy.
+    /// Whether all shards may run under the new policy.
     pub fn is_over(&self) -> bool {
         self.over.is_over()
     }
@@ -224,18 +225,19 @@ pub struct Shard<P, D: Device, F: Front> {
     clock: Clock,
     patience: Patience,
     cpu: CpuClock,
-    /// Since when it takes no more requests.
+    /// The time from which it accepts no more requests.
     stopping_ns: Option<u64>,
-    /// What it has been told to change to.
+    /// The change of the policy that it has been sent.
     change: Option<Change<D, F>>,
-    /// It stands still.
+    /// Set while it stands still.
     halt: Option<Halt>,
-    /// While the policy changes: when to wait no longer for stores that do not answer.
+    /// During a change of the policy, the time at which it stops waiting for stores that do not
+    /// answer.
     let_go_ns: Option<u64>,
 }
 
 impl<D: Device, F: Front> Shard<(), D, F> {
-    /// Opens everything that belongs to the calling thread.
+    /// Opens the ring, queue and front end of the calling thread.
     pub fn open(
         id: PortId,
         common: &Common<D>,
@@ -267,8 +269,8 @@ impl<D: Device, F: Front> Shard<(), D, F> {
         Ok(shard)
     }
 
-    /// Runs under this policy and those that follow it, until told to stop and everything in flight
-    /// is done.
+    /// Runs under this policy and the following ones, until [`Message::Stop`] has come and all
+    /// requests in flight are completed.
     pub fn run(self, first: Box<dyn PolicyLoop<D, F>>) {
         let mut now = Some((self, first));
         while let Some((shard, regime)) = now {
@@ -321,7 +323,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
         }
     }
 
-    /// Asks to be told when the eventfd is written to.
+    /// Polls the eventfd by the ring.
     fn arm_eventfd(&mut self) {
         let fd = types::Fd(self.wakers.of(self.index).fd());
         let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
@@ -337,7 +339,8 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
 }
 
 impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
-    /// Serves until told to change the policy, or to stop and everything in flight is done.
+    /// Serves until a change of the policy, or until [`Message::Stop`] has come and all requests in
+    /// flight are completed.
     fn serve(mut self) -> Option<Handover<D, F>> {
         self.path.resubmit(self.clock.now_ns(), &mut self.ring);
         self.front.resume();
@@ -364,15 +367,15 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             }
             self.park(busy);
         }
-        // The last completions may have unblocked others, which still wait.
+        // The last completions may have unblocked other shards, which still wait.
         self.wakers.wake_all(self.path.take_wakes().0);
         tracing::debug!(shard = self.index, "stopped");
         None
     }
 
     /// A shard that ends waits for the device, and not for time to pass: requests that a cap holds
-    /// back are answered by an error, since they could take hours. True if there were some. What
-    /// their connections submit next comes here in the next turn.
+    /// back are answered with an error, since they could take hours. True if there were some. The
+    /// next requests of their connections are handled here in the next turn.
     #[cold]
     fn give_up_waits(&mut self, since_ns: u64) -> bool {
         let now_ns = self.clock.now_ns();
@@ -385,9 +388,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         self.take_finished(now_ns)
     }
 
-    /// Takes nothing in until no shard's port holds a request; gives what goes on. Requests that
-    /// wait for caps move to the next port; those on a store that does not answer are not waited
-    /// for.
+    /// Accepts nothing until no shard's port holds a request; returns the shard for its next loop.
+    /// Requests that wait for caps move to the next port. Requests on a store that does not answer
+    /// are waited for until the patience is over.
     #[cold]
     fn drain(mut self, Change { next, exchange, patience_ns }: Change<D, F>) -> Handover<D, F> {
         let (mut arrived, mut has_let_go) = (false, false);
@@ -403,7 +406,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             let busy = self.drain_turn(now_ns, has_let_go);
             if !arrived && self.path.is_free_of_port() {
                 arrived = true;
-                // The last to arrive wakes the others, which may sleep until then.
+                // The last shard to arrive wakes the others, which may sleep.
                 if exchange.arrive() {
                     self.wakers.wake_all(PortSet::first(self.wakers.count()));
                 }
@@ -424,7 +427,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     fn drain_turn(&mut self, now_ns: u64, has_let_go: bool) -> bool {
         let reaped = self.reap(now_ns);
         self.front.flush(now_ns, &mut self.ring);
-        // The port must not be called any more after its requests have been taken from it.
+        // The port must not be called after its requests have been taken from it.
         let issued = match has_let_go {
             true => self.path.ring(now_ns, &mut self.ring),
             false => self.path.dispatch(now_ns, &mut self.ring),
@@ -432,7 +435,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         reaped || issued
     }
 
-    /// Takes completions to the front end. True if there were any.
+    /// Passes completions to the front end. True if there were any.
     #[inline]
     fn reap(&mut self, now_ns: u64) -> bool {
         let reaped = self.path.reap(now_ns, &mut self.ring);
@@ -440,7 +443,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         reaped
     }
 
-    /// Takes orders that have ended to those that made them. True if there were any.
+    /// Passes ended orders to their makers, the wipes or the front end. True if there were any.
     #[inline]
     fn take_finished(&mut self, now_ns: u64) -> bool {
         let mut has_some = false;
@@ -453,8 +456,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         has_some
     }
 
-    /// Completions in, replies and a batch of new commands out; again while the device completes on
-    /// the spot. True if there may be more to do at once.
+    /// Reaps completions, sends replies and issues a batch of new commands; repeats while the
+    /// device completes at once. True if there may be more to do at once.
     fn turn(&mut self) -> bool {
         let mut busy = true;
         for _ in 0..INNER_TURNS {
@@ -473,7 +476,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         busy
     }
 
-    /// Says of each cut that no request crosses that this shard has none.
+    /// Reports each cut that no request of this shard crosses.
     #[cold]
     fn end_cuts(&mut self) {
         let path = &self.path;
@@ -481,7 +484,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         over.for_each(Cut::end);
     }
 
-    /// Whether everything taken has been answered and nothing is on its way.
+    /// Whether all accepted requests have been answered and no command is under way.
     fn is_stopped(&self) -> bool {
         self.front.is_stopped() && self.wipes.are_over() && self.path.is_idle()
     }
@@ -498,7 +501,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     }
 
     fn take_messages(&mut self) {
-        // A message is sent before the bell rings, so without a ring there is none.
+        // A message is sent before the bell rings, so there is none unless the bell has rung.
         if !self.wakers.take_pending(self.index) {
             return;
         }
@@ -520,7 +523,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 Message::Stats(reply) => {
                     let mut report = self.path.report(self.clock.now_ns());
                     report.counters.cpu = self.cpu.read();
-                    // The asker may have gone away meanwhile.
+                    // The receiver may have been dropped meanwhile.
                     let _ = reply.send((self.index, report));
                 }
                 Message::Forget(tenant) => self.path.forget(tenant),
@@ -557,13 +560,13 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         self.wakers.of(self.index).bell().wake();
     }
 
-    /// Looks for a wake-up, or an event, for a while, if requests wait for what another shard does
-    /// and one runs. True if there is something to do.
+    /// Polls for a wake-up or an event for a while, if requests wait for another shard's action and
+    /// another shard runs. True if there is work to do.
     fn is_woken_in_time(&mut self) -> bool {
         if !self.path.is_blocked() || !self.wakers.any_runs(self.index) {
             return false;
         }
-        // What has been queued goes out first: its completion may be what frees a slot.
+        // Queued operations are submitted first: the completion of one of them may free a slot.
         self.ring.enter(0, None);
         let bound_ns = self.patience.bound_ns().min(self.sleep_ns().unwrap_or(u64::MAX));
         self.wakers.of(self.index).bell().look();
@@ -585,7 +588,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 self.patience.in_vain();
                 return false;
             }
-            // This look was cut short, so it says nothing about how long waits are.
+            // This poll was cut short, so it says nothing about the length of waits.
             if !self.wakers.any_runs(self.index) || waited_ns - before_ns > AWAY_NS {
                 return false;
             }
@@ -597,7 +600,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         }
     }
 
-    /// How long the shard may sleep; forever if `None`.
+    /// The time for which the shard may sleep, in nanoseconds; forever if `None`.
     fn sleep_ns(&self) -> Option<u64> {
         let halt_ns = self.halt.as_ref().and_then(Halt::deadline_ns);
         let deadlines =

@@ -1,4 +1,4 @@
-//! The shards of one run: starts a pinned thread for each, talks to them, and ends them.
+//! The shards of one run: starts a pinned thread for each, sends them messages, and ends them.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -22,7 +22,7 @@ pub struct Shards<D: Device, F: Front> {
     inboxes: Vec<Sender<Message<D, F>>>,
     wakers: Arc<Wakers>,
     threads: Vec<JoinHandle<()>>,
-    /// The last that each shard told.
+    /// The last report of each shard.
     ledger: Mutex<Ledger>,
 }
 
@@ -51,8 +51,8 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         Shards::start_with(ports, common, cpus, front, open)
     }
 
-    /// The same with threads that do something else: `open` is called in each, and what it gives is
-    /// run there. It answers its inbox as a [`Shard`] does.
+    /// The same with threads that do other work: `open` is called in each, and the function that it
+    /// returns is run there. It must answer its inbox as a [`Shard`] does.
     pub(crate) fn start_with<P, O, R>(
         ports: Vec<P>,
         common: &Common<D>,
@@ -97,22 +97,22 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         }
     }
 
-    /// How many there are.
+    /// The number of shards.
     pub fn count(&self) -> usize {
         self.inboxes.len()
     }
 
-    /// Tells a shard something. A shard that has ended does not hear it.
+    /// Sends a message to a shard. A shard that has ended does not receive it.
     pub fn send(&self, shard: usize, message: Message<D, F>) {
         let _ = self.inboxes[shard].send(message);
         self.wakers.wake(shard);
     }
 
-    /// Makes the shards finish what they have under their policy and go on under that of these
-    /// ports, one for each of them. Requests wait meanwhile. The thread that ticks the old policy
-    /// does so until the exchange is over. Requests on a store that does not answer are waited for
-    /// `patience` long. `hand_over` is called by a shard when no shard uses the old policy any more
-    /// and none the new one yet.
+    /// Makes the shards complete their requests under their policy and go on under the policy of
+    /// these ports, one for each shard. New requests wait meanwhile. The old policy must be ticked
+    /// until the exchange is over. `patience` bounds the wait for requests on a store that does not
+    /// answer. A shard calls `hand_over` when no shard uses the old policy any longer and none uses
+    /// the new one yet.
     pub fn change(
         &self,
         ports: PolicyLoops<D, F>,
@@ -129,12 +129,12 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         exchange
     }
 
-    /// Makes the shards of `ports` run their loops once more.
+    /// Wakes the shards of `ports` for a turn.
     pub fn wake(&self, ports: PortSet) {
         self.wakers.wake_all(ports);
     }
 
-    /// What each tenant got and each shard did. Of a shard that has ended, the last that it told.
+    /// The statistics of tenants and shards. For a shard that has ended, its last report counts.
     pub fn stats(&self) -> Totals {
         let (reply, replies) = channel();
         for shard in 0..self.count() {
@@ -146,12 +146,12 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         ledger.totals()
     }
 
-    /// Makes each shard record its decisions, the last `events` of them.
+    /// Makes each shard record its last `events` decisions.
     pub fn record(&self, events: usize) {
         (0..self.count()).for_each(|shard| self.send(shard, Message::Record(events)));
     }
 
-    /// Ends that; what each shard recorded. Nothing of a shard that has ended.
+    /// Stops recording; returns the recording of each shard that has not ended.
     pub fn recorded(&self) -> Vec<Recording> {
         let (reply, replies) = channel();
         for shard in 0..self.count() {
@@ -164,12 +164,12 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         recorded
     }
 
-    /// Whether all have ended.
+    /// Whether all shards have ended.
     pub fn are_finished(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Makes every shard finish what is in flight and end, and waits for it.
+    /// Makes every shard complete its requests in flight and end, and waits for that.
     pub fn stop(self) {
         for shard in 0..self.count() {
             self.send(shard, Message::Stop);
@@ -187,9 +187,9 @@ fn run<R: FnOnce()>(
     open: impl FnOnce() -> io::Result<R>,
     opened: &Sender<io::Result<()>>,
 ) {
-    // A shard that panics leaves its clients and the slots it holds behind. Ending the process is
-    // the honest answer: nothing acknowledged as durable is lost, clients see it at once and a
-    // supervisor starts it again.
+    // A shard that panics abandons its clients and the slots it holds, so the process ends: no data
+    // acknowledged as durable is lost, clients notice at once, and a supervisor starts the server
+    // again.
     let _abort = AbortOnPanic;
     if let Some(cpu) = cpu {
         let mut set = CpuSet::new();
@@ -198,8 +198,7 @@ fn run<R: FnOnce()>(
             tracing::warn!(shard = index, cpu, %error, "cannot pin the shard to its CPU");
         }
     }
-    // A shard that waits for a device's or a scheduler's time wants that time, not up to 50 us
-    // later.
+    // A shard that waits for a point in time must wake then, not up to 50 us later.
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
         tracing::debug!(%error, "timer slack stays as it is");
     }
@@ -215,17 +214,17 @@ fn run<R: FnOnce()>(
     }
 }
 
-/// The shortest slice there is, in nanoseconds.
+/// The shortest slice that Linux allows, in nanoseconds.
 const SLICE_NS: u64 = 100_000;
 
-/// Makes this thread ask for its part of a CPU by slices of `slice_ns`. It does not get more of it,
-/// but gets it sooner after a wake-up: with the usual slices of some milliseconds it waits for as
-/// long while others compute on its CPU, and other shards wait for it. Linux does so from 6.12 on,
-/// others take no notice.
+/// Sets this thread's scheduling slice to `slice_ns`. The thread gets no more CPU time, but runs
+/// sooner after a wake-up: with the usual slices it waits for some milliseconds while others
+/// compute on its CPU, and other shards wait for it. Linux honours this from 6.12 on; older kernels
+/// ignore it.
 fn set_slice(slice_ns: u64) -> io::Result<()> {
     let mut attributes = own_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {
-        // What started the server has asked for more than this.
+        // The parent of the server has set another scheduling policy.
         return Ok(());
     }
     attributes.sched_runtime = slice_ns;
@@ -239,11 +238,12 @@ fn set_attributes(attributes: &libc::sched_attr) -> io::Result<()> {
     if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How much less of a CPU than a shard's [`step_back`] asks for: a tenth where both compute.
+/// The nice levels by which [`step_back`] is behind a shard: a tenth of its CPU time where both
+/// compute.
 const BEHIND: i32 = 10;
 
-/// Makes this thread stand behind the shards wherever they want the same CPU, however those have
-/// been started: for what may take long.
+/// Gives this thread less CPU time than the shards where they share a CPU, whatever priority the
+/// shards have: for work that may take long.
 pub(crate) fn step_back() -> io::Result<()> {
     let mut attributes = own_attributes()?;
     attributes.sched_policy = libc::SCHED_OTHER as u32;
@@ -252,15 +252,15 @@ pub(crate) fn step_back() -> io::Result<()> {
     set_attributes(&attributes)
 }
 
-/// The calling thread, for the kernel.
+/// The calling thread, as the kernel's calls name it.
 const SELF: libc::pid_t = 0;
 
-/// How this thread is scheduled.
+/// The scheduling attributes of this thread.
 fn own_attributes() -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>() as u32;
     // SAFETY: plain numbers, for which zeroes are good values.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes at most `size` bytes to the structure, which is as large.
+    // SAFETY: the kernel writes at most `size` bytes to the structure, which has that size.
     let read =
         unsafe { libc::syscall(libc::SYS_sched_getattr, SELF, &raw mut attributes, size, 0) };
     attributes.size = size;

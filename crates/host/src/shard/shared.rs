@@ -1,4 +1,4 @@
-//! What all shards of one run share.
+//! The state that all shards of one run share.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::shard::dirty::Dirty;
 use crate::shard::fence::Fences;
 use crate::shard::turns::Weights;
 
-/// What all shards of one run share.
+/// The state that all shards of one run share.
 pub struct Common<D> {
     /// The device.
     pub device: Arc<D>,
-    /// How to wake each shard.
+    /// The wakers of the shards.
     pub wakers: Arc<Wakers>,
     /// The clock.
     pub clock: Clock,
-    /// The most live requests of a shard; what the policy was built with.
+    /// The most live requests of a shard, with which the policy was built.
     pub tags: usize,
     /// The most tenants; their numbers are below it.
     pub tenants: usize,
-    /// What each shard has served.
+    /// The service of each shard.
     pub served: Arc<Served>,
-    /// Whose data may be lost.
+    /// The tenants whose data may be lost.
     pub write_back: Arc<WriteBack>,
     /// The bytes in the page cache that are not on the disk.
     pub dirty: Arc<Dirty>,
@@ -32,13 +32,13 @@ pub struct Common<D> {
     pub weights: Arc<Weights>,
     /// The requests that clients which have ended left under way.
     pub fences: Arc<Fences>,
-    /// Registered buffers a front end may use.
+    /// The number of registered buffers that a front end may use.
     pub fixed_buffers: u32,
 }
 
 impl<D> Common<D> {
-    /// Of a device and the shards that `wakers` wakes, for so many live requests of a shard and so
-    /// many tenants; without registered buffers.
+    /// For a device and the shards that `wakers` wakes, with `tags` live requests a shard and
+    /// `tenants` tenants; without registered buffers.
     pub fn new(device: Arc<D>, wakers: Arc<Wakers>, tags: usize, tenants: usize) -> Common<D> {
         let shards = wakers.count();
         let served = Arc::new(Served::new(shards));

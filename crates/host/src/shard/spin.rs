@@ -1,37 +1,37 @@
-//! How long a shard that waits for another one looks for the wake-up itself before it sleeps.
+//! The time for which a shard that waits for another one polls for the wake-up before it sleeps.
 //!
-//! **Problem.** Policies make shards wait for each other: for virtual time, for a slot. Where the
-//! device is as fast as memory the other one moves on in a microsecond, and a shard that sleeps
-//! meanwhile is back after the time of a wake-up: 5 us on a bare machine, up to 160 us in a virtual
-//! one, whose CPU has to be started by the host. Shards that wait for each other by turns then run
-//! one at a time and sleep most of it. Where the device is slow, looking only burns CPU. **Model.**
-//! To look as long as a wake-up takes costs at most twice what the best choice would (the ski
-//! rental problem); so [`MOST_NS`] is the bound. Below it, the bound follows what came of looking:
-//! [`Patience`] gives the double of what was needed, and half as much each time when it was in
-//! vain. What has become too short never succeeds, so one wait in [`PROBE`] gets all. **Only for
-//! those who run.** A shard that sleeps, or looks itself, wakes nobody: the shards' states say
-//! whether there is a point in looking. Before a slow device all shards sleep most of the time, and
-//! none looks at all. **Others' CPU.** Whoever else is ready to run on this CPU goes first: the
-//! look gives way every [`YIELD_NS`], and ends if that took [`AWAY_NS`], for then somebody has work
-//! for this CPU, which needs no waking as long as it has.
+//! **Problem.** Policies make shards wait for each other: for virtual time, for a slot. If the
+//! device is as fast as memory, the other shard goes on within a microsecond, and a shard that
+//! sleeps meanwhile runs again only after the time of a wake-up: 5 us on a bare machine, up to 160
+//! us in a virtual one, whose CPU has to be started by the host. Shards that wait for each other by
+//! turns then run one at a time and sleep most of it. If the device is slow, polling only burns
+//! CPU. **Model.** Polling for as long as a wake-up takes costs at most twice the best choice (the
+//! ski rental problem); so [`MOST_NS`] is the bound. Below it, the bound adapts: [`Patience`]
+//! doubles the time that a successful wait needed, and halves the bound after each unsuccessful
+//! one. A bound that has become too short never succeeds, so one wait in [`PROBE`] gets
+//! [`MOST_NS`]. **Running shards only.** A shard that sleeps, or polls itself, wakes no other: the
+//! shards' states say whether polling can succeed. On a slow device all shards sleep most of the
+//! time, and none polls. **Other threads.** Other threads that are ready on this CPU run first: the
+//! poll yields every [`YIELD_NS`], and ends if that took [`AWAY_NS`], for then another thread has
+//! work for this CPU and keeps it awake.
 
-/// The most that is looked for a wake-up, in nanoseconds: what it takes to sleep and to be woken in
-/// a virtual machine.
+/// The longest poll for a wake-up, in nanoseconds: the time to sleep and be woken in a virtual
+/// machine.
 const MOST_NS: u64 = 100_000;
 
-/// Below this looking is not worth its own overhead.
+/// The shortest bound of a poll, in nanoseconds: less is not worth its overhead.
 const LEAST_NS: u64 = 2_000;
 
-/// One wait in so many may take [`MOST_NS`], whatever came of the last ones.
+/// One wait in this many polls for [`MOST_NS`], whatever the results of the last ones.
 const PROBE: u32 = 16;
 
-/// How often a shard that looks lets others go first, in nanoseconds.
+/// The period in which a polling shard yields its CPU, in nanoseconds.
 pub(crate) const YIELD_NS: u64 = 2_000;
 
-/// A look that was interrupted for so long ends, in nanoseconds: others have run on this CPU.
+/// The interruption, in nanoseconds, that ends a poll: others have run on this CPU.
 pub(crate) const AWAY_NS: u64 = 5_000;
 
-/// What a shard has learnt about its waits.
+/// A shard's bound of polling, adapted to its last waits.
 #[derive(Debug)]
 pub(crate) struct Patience {
     bound_ns: u64,
@@ -45,18 +45,18 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// How long to look this time, in nanoseconds.
+    /// The longest poll this time, in nanoseconds.
     pub(crate) fn bound_ns(&mut self) -> u64 {
         self.waits = self.waits.wrapping_add(1);
         if self.waits.is_multiple_of(PROBE) { MOST_NS } else { self.bound_ns }
     }
 
-    /// It was woken after looking for so long.
+    /// Notes that the shard was woken after polling for `waited_ns`.
     pub(crate) fn rewarded(&mut self, waited_ns: u64) {
         self.bound_ns = self.bound_ns.max(waited_ns.saturating_mul(2)).clamp(LEAST_NS, MOST_NS);
     }
 
-    /// It looked as long as it was to, and was not woken.
+    /// Notes that the shard polled up to the bound and was not woken.
     pub(crate) fn in_vain(&mut self) {
         self.bound_ns = (self.bound_ns / 2).max(LEAST_NS);
     }
@@ -66,8 +66,8 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// Looks through waits of a given length; gives what was spent in vain, and how many were seen
-    /// to their end.
+    /// Polls through waits of a given length; returns the nanoseconds of unsuccessful polls, and
+    /// the number of successful ones.
     fn live(patience: &mut Patience, waits: u32, length_ns: u64) -> (u64, u32) {
         let (mut lost_ns, mut seen) = (0, 0);
         for _ in 0..waits {
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(live(&mut patience, 100, 5_000), (0, 100));
         let (lost_ns, seen) = live(&mut patience, 1_600, 1_000_000);
         assert_eq!(seen, 0);
-        // 1.6 s of waiting: a hundredth of it, and what it takes to learn.
+        // A hundredth of 1.6 s of waiting, and the time to adapt.
         assert!(lost_ns < 16_000_000, "{lost_ns}");
         // The device has become fast: the next probe finds out.
         let (_, seen) = live(&mut patience, 1_600, 40_000);

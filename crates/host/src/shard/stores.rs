@@ -5,24 +5,24 @@
 //!
 //! **Model.** Each store has a policy of its own (the same kind, the same parameters), and a shard
 //! has a port of each. [`StorePort`] is these ports together: a request goes to the port of its
-//! flow's store, `next` asks one store after the other, and a completion goes back to where its tag
-//! came from. So a shard's loop is one, whatever the number of stores, and a device with one store
-//! has its policy's port itself and pays nothing. A store's policy is built when its first tenant
-//! comes; its ports wait in a [`Stock`] until each shard finds that there is another store.
+//! flow's store, `next` tries one store after the other, and a completion goes back to the store of
+//! its tag. So a shard has one loop, whatever the number of stores; with one store the shard has
+//! the policy's port itself, at no cost. A store's policy is built when its first tenant comes; its
+//! ports wait in a [`Stock`] until each shard finds that there is another store.
 //!
-//! **Names.** Each policy numbers its flows from 0. Tenants have one number each, so the flow that
-//! is known outside is the policy's own with the tenant's number in the slot's place
-//! ([`Names`]): a number is one store's slot, so that a policy's rules about slots (none is
-//! another flow's before all ports have let go) hold for numbers. Where no number is left, those of
-//! removed tenants that have no request under way are given back, and become slots of any store.
-//! The generations of a number are moved so far that they grow from one flow to the next whatever
-//! slots it has been: the name of a removed tenant's flow is never another's.
+//! **Names.** Each policy numbers its flows from 0. Tenants have one number each, so the flow
+//! outside is the policy's own with the tenant's number in the slot's place ([`Names`]). A number
+//! stands for one store's slot, so a policy's rules about slots (a slot is reused only after all
+//! ports have released it) hold for numbers. If no number is left, the numbers of removed tenants
+//! without requests under way are given back, and become slots of any store. The generations of a
+//! number are offset so that they grow from one flow to the next, whatever slots it has stood for:
+//! the name of a removed tenant's flow is never another's.
 //!
 //! **Example.** Number 3 was slot 2 of store A, last with generation 7. It becomes slot 0 of store
 //! B, whose flow has generation 1 there: outside it is number 3, generation 8.
 //!
-//! *Memory ordering.* A name is stored (Release) before the flow is told to anybody, and loaded
-//! (Acquire) by ports that have been told. A port that has the name of a removed flow loads the
+//! *Memory ordering.* A name is stored (Release) before the flow is published, and loaded (Acquire)
+//! by ports that have received the flow. A port that has the name of a removed flow loads the
 //! number's old name, none, or a later one, and the policy refuses the flow in each case.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -37,12 +37,12 @@ use fairq_core::{
 /// No flow.
 const NOTHING: u64 = u64::MAX;
 
-/// Which store's flow each number is.
+/// The store and the flow that each number stands for.
 pub struct Names {
     /// The generations that the number is ahead of the slot, in the upper 32 bits; the store in 16
     /// bits, and the slot of its policy in the lower ones.
     of: Box<[AtomicU64]>,
-    /// Stores that have had a flow, from the first on.
+    /// The number of stores that have had a flow, from the first on.
     used: AtomicU32,
     numbers: Mutex<Numbers>,
 }
@@ -50,16 +50,17 @@ pub struct Names {
 /// The numbers that have been assigned.
 #[derive(Default)]
 struct Numbers {
-    /// That of each store's slot.
+    /// The number of each store's slot.
     assigned: BTreeMap<u32, u32>,
-    /// Those that were given back.
+    /// The numbers that were given back.
     free: Vec<u32>,
-    /// The generation of the last flow of each number; there are as many as were ever assigned.
+    /// The generation of the last flow of each number; its length is the count of numbers ever
+    /// assigned.
     last: Vec<u32>,
 }
 
 impl Names {
-    /// For at most so many numbers.
+    /// Names of at most `most` numbers.
     pub fn new(most: usize) -> Names {
         Names {
             of: (0..most).map(|_| AtomicU64::new(NOTHING)).collect(),
@@ -72,7 +73,8 @@ impl Names {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The flow by its number, from the flow of a store's policy; `None` if all numbers are taken.
+    /// Assigns a number to the flow of a store's policy, and returns the flow with that number;
+    /// `None` if all numbers are taken.
     pub fn assign(&self, store: u16, flow: FlowId) -> Option<FlowId> {
         let mut numbers = self.numbers();
         let Numbers { assigned, free, last } = &mut *numbers;
@@ -107,12 +109,13 @@ impl Names {
         numbers.free.is_empty() && numbers.last.len() == self.of.len()
     }
 
-    /// The number may be any store's slot: its flow was removed, and no port has a request of it.
+    /// Frees a number for the slots of any store: its flow must have been removed, and no port may
+    /// have a request of it.
     pub fn give_back(&self, number: u32) {
         let mut numbers = self.numbers();
         let before = numbers.assigned.len();
         numbers.assigned.retain(|_, assigned| *assigned != number);
-        // One that is free already is not given back twice.
+        // A number that is free already is not given back twice.
         if numbers.assigned.len() < before {
             self.of[number as usize].store(NOTHING, Ordering::Release);
             numbers.free.push(number);
@@ -129,7 +132,7 @@ impl Names {
         })
     }
 
-    /// Stores that have or had a flow, from the first on.
+    /// The number of stores that have or had a flow, from the first on.
     #[inline]
     fn used(&self) -> usize {
         self.used.load(Ordering::Acquire) as usize
@@ -140,13 +143,13 @@ impl Names {
 pub struct Stock<P>(Box<[Mutex<VecDeque<P>>]>);
 
 impl<P> Stock<P> {
-    /// Nothing, for so many shards.
+    /// An empty stock for `shards` shards.
     pub fn new(shards: usize) -> Stock<P> {
         Stock((0..shards).map(|_| Mutex::default()).collect())
     }
 
-    /// The ports of the next store, one for each shard. A flow of that store is named
-    /// ([`Names::assign`]) after this.
+    /// Adds the ports of the next store, one for each shard. This must precede the first
+    /// [`Names::assign`] for that store.
     pub fn put(&self, ports: Vec<P>) {
         for (of_shard, port) in self.0.iter().zip(ports) {
             of_shard.lock().unwrap_or_else(PoisonError::into_inner).push_back(port);
@@ -160,36 +163,36 @@ impl<P> Stock<P> {
 
 /// One shard's ports of all stores.
 pub struct StorePort<P> {
-    /// One for each store, from the first on, as far as the shard has taken them.
+    /// The ports of stores, from the first on, that the shard has taken from the stock.
     ports: Vec<P>,
     stock: Arc<Stock<P>>,
     shard: usize,
     names: Arc<Names>,
     /// The store of each live request.
     of_tag: Box<[u8]>,
-    /// The store that is asked first, and the one that spoke last.
+    /// The store that `next` tries first, and the one whose answer it returned last.
     first: usize,
     last: usize,
 }
 
 impl<P: Port> StorePort<P> {
-    /// That of the first of at most `stores` stores; the shard's others come from `stock`. For at
-    /// most `tags` live requests.
+    /// A port with the first of at most `stores` stores; the shard takes the other stores' ports
+    /// from `stock`. For at most `tags` live requests.
     pub fn new(
         port: P,
         (stock, shard): (Arc<Stock<P>>, usize),
         names: Arc<Names>,
         (stores, tags): (usize, usize),
     ) -> StorePort<P> {
-        // No verb allocates, not even the one that takes a port.
+        // No verb allocates, even if it takes a port from the stock.
         let mut ports = Vec::with_capacity(stores);
         ports.push(port);
         let of_tag = vec![0; tags].into_boxed_slice();
         StorePort { ports, stock, shard, names, of_tag, first: 0, last: 0 }
     }
 
-    /// The port of a store that has a flow, unless the flow is another policy's: while policies
-    /// change, stores come to the next one.
+    /// The port of a flow's store; `None` if the flow belongs to another policy, since stores that
+    /// come during a change of the policy belong to the next one.
     #[inline]
     fn of_store(&mut self, store: usize) -> Option<&mut P> {
         if store >= self.ports.len() {
@@ -198,7 +201,7 @@ impl<P: Port> StorePort<P> {
         self.ports.get_mut(store)
     }
 
-    /// Takes the ports of stores that have come.
+    /// Takes the ports of new stores from the stock.
     #[cold]
     fn take_ports(&mut self) {
         while self.ports.len() < self.ports.capacity()
@@ -246,7 +249,7 @@ impl<P: Port> Port for StorePort<P> {
                     (self.first, self.last) = (if store + 1 < used { store + 1 } else { 0 }, store);
                     return next;
                 }
-                // What follows is the same store's.
+                // The next answers must come from the same store.
                 next @ Next::Join { .. } => {
                     (self.first, self.last) = (store, store);
                     return next;
@@ -262,7 +265,7 @@ impl<P: Port> Port for StorePort<P> {
                 Next::Idle => {}
             }
         }
-        // A time says more than `Blocked`: a wake-up ends the wait for either.
+        // A time takes precedence over `Blocked`: a wake-up ends either wait.
         match until {
             Some(time_ns) => Next::WaitUntil(time_ns),
             None if is_blocked => Next::Blocked,
@@ -342,7 +345,7 @@ mod tests {
 
     const SLOTS: u32 = 2;
 
-    /// Two stores with a flow each (or `flows` on the first), and the port of one shard.
+    /// Two stores with flows of these weights, and the port of one shard.
     fn two(weights: [&[u16]; 2]) -> (impl Port, Vec<FlowId>) {
         let (names, stock) = (Arc::new(Names::new(8)), Arc::new(Stock::new(1)));
         let (mut first, mut flows) = (None, Vec::new());
@@ -392,7 +395,7 @@ mod tests {
         assert_eq!(issued(&mut port), [2], "the first store goes on when it completes");
     }
 
-    /// Weights compare the tenants of a store: a neighbour in another one changes nothing.
+    /// Weights count within a store: a tenant of another store changes nothing.
     #[test]
     fn weights_hold_within_a_store() {
         let (mut port, flows) = two([&[300, 100], &[1]]);
@@ -428,7 +431,7 @@ mod tests {
         let third = assign(1, 0, 1).unwrap();
         assert_eq!((third, assign(1, 1, 1)), (FlowId::new(1, 8), None), "once, and a later one");
         assert_eq!(names.of(third), Some((1, FlowId::new(0, 1))));
-        // The flow before it, which a connection may still name, is no flow of that policy.
+        // The previous flow, which a connection may still name, is no flow of that policy.
         let stale = FlowId::new(0, 0);
         assert_eq!(names.of(second), Some((1, stale)));
         assert_eq!(assign(1, 0, 2), Some(FlowId::new(1, 9)));

@@ -7,15 +7,15 @@
 //!
 //! **Model.** Deficit round robin (Shreedhar and Varghese, 1995) over tenants, and plain turns over
 //! a tenant's connections. In each round a tenant that has orders ready gets credit in proportion
-//! to its weight, the heaviest of them for `QUANTUM` orders, and spends it before the next tenant
-//! goes. A tenant that has nothing ready keeps no credit. Without a second tenant the credit comes
-//! back at once, and the connections take turns as they would without it.
+//! to its weight (the heaviest tenant gets credit for `QUANTUM` orders), and spends it before the
+//! next tenant's turn. A tenant that has nothing ready keeps no credit. Without a second tenant the
+//! credit comes back at once, and the connections take plain turns.
 //!
 //! **Example.** a has weight 300 and one connection, b has weight 100 and 64: a gives 16 orders,
 //! then b gives 5 of the first connection, then a 16, then b 5 or 6 of the second.
 //!
-//! **Bounds.** Each round takes at least `QUANTUM` orders, or all that is ready of some tenant,
-//! and visits each tenant once or twice. Nothing is allocated once each tenant has had as many
+//! **Bounds.** Each round takes at least `QUANTUM` orders, or all ready orders of some tenant, and
+//! visits each tenant once or twice. Nothing is allocated once each tenant has had as many
 //! connections ready as it ever has.
 
 use std::collections::VecDeque;
@@ -27,20 +27,20 @@ use fairq_core::Weight;
 const QUANTUM: u64 = 16;
 /// The most orders of a connection before the next one of its tenant has its turn.
 const VISIT: u64 = 8;
-/// An order, in units of credit.
+/// The cost of an order, in units of credit.
 const ORDER: u64 = 1 << 16;
 
 /// The weights of tenants, by number; for tenants in groups, their weights beside all others.
 pub struct Weights(Box<[AtomicU32]>);
 
 impl Weights {
-    /// Of so many tenants, with the default weight.
+    /// The default weight for each of `tenants` tenants.
     pub fn new(tenants: usize) -> Weights {
         let weight = |_| AtomicU32::new(Weight::DEFAULT.in_256ths());
         Weights((0..tenants).map(weight).collect())
     }
 
-    /// A tenant weighs this from now on.
+    /// Sets a tenant's weight.
     pub fn set(&self, tenant: u16, weight: Weight) {
         if let Some(place) = self.0.get(usize::from(tenant)) {
             place.store(weight.in_256ths(), Ordering::Relaxed);
@@ -53,17 +53,17 @@ impl Weights {
     }
 }
 
-/// Which connection of a shard gives orders next.
+/// The choice of the connection that gives orders next.
 #[derive(Default)]
 pub struct Turns {
-    /// By number.
+    /// The tenants, by number.
     tenants: Vec<Tenant>,
     /// The tenants that have orders ready; the first has its turn.
     ready: VecDeque<u16>,
-    /// The first has got its credit of this round.
+    /// Whether the first tenant has got its credit of this round.
     is_credited: bool,
-    /// How many of them, from the first on, have yet to go in this round, and what the heaviest of
-    /// all weighs.
+    /// The number of tenants in `ready`, from the first on, that have not had their turn in this
+    /// round, and the weight of the heaviest of all.
     left: usize,
     heaviest: u64,
 }
@@ -85,7 +85,8 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// A connection has orders ready; it waits for its turn, and must not wait already.
+    /// Adds a connection that has orders ready to the ones that wait for their turn. It must not
+    /// wait already.
     pub fn push(&mut self, tenant: u16, connection: u32) {
         let index = usize::from(tenant);
         if self.tenants.len() <= index {
@@ -98,7 +99,7 @@ impl Turns {
         of.push_back(connection);
     }
 
-    /// Whose turn it is; [`Self::end`] has to follow.
+    /// Returns the next turn; [`Self::end`] has to follow.
     pub fn next(&mut self, weights: &Weights) -> Option<Turn> {
         loop {
             let number = *self.ready.front()?;
@@ -108,7 +109,7 @@ impl Turns {
             }
             let tenant = self.tenants.get_mut(usize::from(number))?;
             if !std::mem::replace(&mut self.is_credited, true) {
-                // One that has become heavier, or ready, in this round waits for the next.
+                // A tenant that has become heavier in this round gets more credit in the next one.
                 let weight = weights.get(number).min(self.heaviest);
                 tenant.credit += QUANTUM * ORDER * weight / self.heaviest;
             }
@@ -120,7 +121,7 @@ impl Turns {
         }
     }
 
-    /// The turn has ended with so many orders given, and the connection has more ready or not.
+    /// Ends the turn, in which the connection gave `orders`; `has_more` if it has more ready.
     pub fn end(&mut self, orders: u32, has_more: bool) {
         let Some(&number) = self.ready.front() else { return };
         let Some(tenant) = self.tenants.get_mut(usize::from(number)) else { return };
@@ -139,7 +140,7 @@ impl Turns {
         }
     }
 
-    /// The next tenant goes.
+    /// Passes the turn to the next tenant.
     fn pass(&mut self) {
         self.ready.rotate_left(1);
         self.leave();
@@ -157,8 +158,8 @@ mod tests {
 
     use super::*;
 
-    /// Tenants of these weights and numbers of connections, all with orders without end, and what
-    /// each tenant and connection gives of `orders`.
+    /// The parts of `orders` that each tenant and each connection gives. Tenants have these weights
+    /// and numbers of connections, all with endless orders.
     fn share(tenants: &[(u16, u32)], orders: u64) -> (Vec<u64>, Vec<u64>) {
         let weights = Weights::new(tenants.len());
         let (mut turns, mut of) = (Turns::default(), Vec::new());
@@ -214,7 +215,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each tenant has its share, but for two rounds.
+        /// Each tenant has its share, within two rounds.
         #[test]
         fn orders_go_by_weight(
             tenants in prop::collection::vec((1..1000_u16, 1..9_u32), 1..12),

@@ -26,7 +26,7 @@ pub struct Volume {
     pub size: u64,
     /// Writes, discards and zeroing are refused.
     pub read_only: bool,
-    /// Offsets and lengths of requests are multiples of this, in bytes; a power of two.
+    /// The unit of offsets and lengths of requests, in bytes; a power of two.
     pub block: u32,
 }
 
@@ -35,7 +35,7 @@ pub struct Volume {
 pub struct Piece {
     /// The operation.
     pub op: Op,
-    /// The first byte, counted from the volume's start; ignored for a flush.
+    /// Start of the piece, in bytes from the volume's start; ignored for a flush.
     pub offset: u64,
     /// The length in bytes; ignored for a flush.
     pub length: u32,
@@ -47,7 +47,7 @@ pub struct Piece {
     pub fast_only: bool,
     /// The data.
     pub memory: Memory,
-    /// The front end's name for it.
+    /// The front end's identifier of the piece.
     pub cookie: u64,
 }
 
@@ -59,16 +59,16 @@ impl Piece {
     }
 }
 
-/// Why a volume refuses a piece.
+/// The reason why a volume refuses a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum PieceError {
-    /// It reaches beyond the volume's end.
+    /// The piece reaches beyond the volume's end.
     #[error("the request reaches beyond the end of the volume")]
     Outside,
     /// Its offset or length is no multiple of the volume's block.
     #[error("the request is not aligned to the volume's block")]
     Unaligned,
-    /// It would change a volume that is read-only.
+    /// The piece would change a read-only volume.
     #[error("the volume is read-only")]
     ReadOnly,
 }
@@ -118,8 +118,9 @@ impl Volume {
         Ok(Order { tenant, flow, command, cookie, is_void: false })
     }
 
-    /// An order for which the device gets nothing: the tenant is charged as for a flush that takes
-    /// no time. It stands for work that only the server has, such as the refusal of a request.
+    /// An order for which the device gets no command: the tenant is charged as for a flush that
+    /// takes no time. It stands for work that only the server has, such as the refusal of a
+    /// request.
     #[inline]
     pub fn void(&self, cookie: u64) -> Order {
         let nothing = Piece::new(Op::Flush, 0, 0, Memory::NONE, cookie);
@@ -135,7 +136,7 @@ impl Volume {
 pub struct Order {
     tenant: u16,
     flow: FlowId,
-    /// The command, as yet without its tag and class.
+    /// The command, without its tag and class.
     command: Command,
     cookie: u64,
     is_void: bool,
@@ -154,7 +155,7 @@ impl Order {
         self.flow
     }
 
-    /// The front end's name for it.
+    /// The front end's identifier of the piece.
     #[inline]
     pub fn cookie(&self) -> u64 {
         self.cookie
@@ -178,7 +179,7 @@ impl Order {
         self.command.file
     }
 
-    /// The first byte in the file.
+    /// Start of the range in the file, in bytes.
     #[inline]
     pub fn offset(&self) -> u64 {
         self.command.offset
@@ -208,7 +209,7 @@ impl Order {
         self.command.no_hole
     }
 
-    /// The device's part of it.
+    /// The command for the device, with its tag and class.
     #[inline]
     pub fn command(&self, tag: Tag, class: Class) -> Command {
         Command { tag, class, ..self.command }

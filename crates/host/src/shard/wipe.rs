@@ -1,9 +1,9 @@
-//! Making a range read as zeroes before a new tenant may open it: what a tenant that was removed
-//! left there is nobody's business.
+//! Making a range read as zeroes before a new tenant may open it, so that the new tenant cannot
+//! read a removed tenant's data.
 //!
-//! It goes the way of every request, in the new tenant's flow, so that it takes no more of the
-//! device than that tenant's weight gives it: a piece at a time, and at the end a flush, so that
-//! old data do not come back after a power cut.
+//! The zeroing passes the scheduler like every request, in the new tenant's flow, so that it takes
+//! only that tenant's share of the device: one piece at a time, and a flush at the end, so that old
+//! data do not come back after a power cut.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,16 +17,16 @@ use crate::io::ring::Ring;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::volume::{Piece, Volume};
 
-/// What is zeroed at a time, in bytes: where it has to be written it takes some milliseconds.
-/// Pieces end at multiples of it in the file, so that no block is cut.
+/// Bytes that are zeroed at a time: some milliseconds if they have to be written. Pieces end at
+/// multiples of this in the file, so that no block is cut.
 const PIECE: u64 = 2 << 20;
-/// Marks cookies that are no front end's.
+/// The bit of cookies that belong to a wipe and not to a front end.
 const COOKIE: u64 = 1 << 63;
-/// Not over.
+/// The outcome of a wipe that is not over.
 const RUNS: i32 = -1;
 
-/// How far a new tenant's range is prepared: first it waits until nothing of removed tenants can
-/// arrive there any more, then it is zeroed. Shared by the control thread and a shard.
+/// The progress of the preparation of a new tenant's range: it waits until no request of a removed
+/// tenant can arrive there, then the range is zeroed. Shared by the control thread and a shard.
 #[derive(Debug)]
 pub struct Wiping {
     size: u64,
@@ -34,12 +34,12 @@ pub struct Wiping {
     /// The removed tenants whose requests are still under way.
     waits_for: Mutex<Vec<String>>,
     done: AtomicU64,
-    /// [`RUNS`], 0, or the errno that ended it.
+    /// [`RUNS`], 0, or the errno of the failure.
     outcome: AtomicI32,
 }
 
 impl Wiping {
-    /// Of a range in which so many bytes are to be zeroed (0: it is kept as it is), not begun.
+    /// For a range in which `size` bytes are to be zeroed (0: its data are kept); not begun.
     pub fn new(size: u64) -> Wiping {
         Wiping {
             size,
@@ -55,17 +55,17 @@ impl Wiping {
         self.names().clone()
     }
 
-    /// For how long it has waited for requests of removed tenants, if it still does.
+    /// The time for which it has waited for requests of removed tenants, if it still waits.
     pub fn waited(&self) -> Option<Duration> {
         (!self.names().is_empty()).then(|| self.since.elapsed())
     }
 
-    /// It waits for these; or may begin, if there are none.
+    /// Sets the tenants for which it waits; if there are none, it may begin.
     pub(crate) fn wait_for(&self, names: Vec<String>) {
         *self.names() = names;
     }
 
-    /// There is nothing to be zeroed.
+    /// Ends the preparation, as no byte is to be zeroed.
     pub(crate) fn skip(&self) {
         self.outcome.store(0, Ordering::Release);
     }
@@ -79,12 +79,12 @@ impl Wiping {
         self.size
     }
 
-    /// Bytes that are zero.
+    /// Bytes zeroed so far.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// The errno it ended with, or 0; `None` as long as it goes on.
+    /// The errno with which it ended, or 0; `None` while it goes on.
     pub fn outcome(&self) -> Option<i32> {
         let outcome = self.outcome.load(Ordering::Acquire);
         (outcome != RUNS).then_some(outcome)
@@ -95,14 +95,14 @@ impl Wiping {
 pub struct Wipe {
     volume: Volume,
     state: Arc<Wiping>,
-    /// Bytes submitted.
+    /// Bytes submitted so far.
     at: u64,
     is_outstanding: bool,
     is_flushed: bool,
 }
 
 impl Wipe {
-    /// The first bytes of a volume, as many as `state` says.
+    /// A wipe of the first bytes of a volume; `state` says how many.
     pub fn new(volume: Volume, state: Arc<Wiping>) -> Wipe {
         Wipe { volume, state, at: 0, is_outstanding: false, is_flushed: false }
     }
@@ -111,18 +111,18 @@ impl Wipe {
         self.volume.flow == flow
     }
 
-    /// Whether nothing more will happen to it.
+    /// Whether it has ended and has no order under way.
     fn is_over(&self) -> bool {
         !self.is_outstanding && self.state.outcome().is_some()
     }
 
-    /// Ends it where it is.
+    /// Ends it before all bytes are zeroed.
     fn cancel(&mut self) {
         self.end(libc::ECANCELED);
     }
 
     fn end(&self, errno: i32) {
-        // The first outcome stands: an order that ends well does not undo a cancellation.
+        // The first outcome stays: an order that succeeds does not undo a cancellation.
         if self.state.outcome().is_none() {
             self.state.outcome.store(errno, Ordering::Release);
         }
@@ -132,8 +132,8 @@ impl Wipe {
         COOKIE | u64::from(self.volume.tenant)
     }
 
-    /// Whether this order is its own. The wipe of a tenant that had the slot before may be here
-    /// still, without an order.
+    /// Whether this order is its own. The wipe of an earlier tenant of the slot may still be here,
+    /// without an order.
     fn has_cookie(&self, cookie: u64) -> bool {
         self.is_outstanding && self.cookie() == cookie
     }
@@ -164,11 +164,11 @@ impl Wipe {
         }
     }
 
-    /// Takes the end of its order.
+    /// Handles the end of its order.
     fn finished(&mut self, errno: i32) {
         self.is_outstanding = false;
         self.state.done.store(self.at, Ordering::Relaxed);
-        // An order that was taken back with its tenant is no failure of the device.
+        // An order that was cancelled with its tenant is no failure of the device.
         if errno != 0 && self.state.outcome().is_none() {
             tracing::error!(
                 errno,
@@ -187,12 +187,12 @@ impl Wipe {
 pub(super) struct Wipes(Vec<Wipe>);
 
 impl Wipes {
-    /// Begins with this one.
+    /// Adds a wipe.
     pub(super) fn push(&mut self, wipe: Wipe) {
         self.0.push(wipe);
     }
 
-    /// Submits a piece of each that has none on its way.
+    /// Submits a piece of each wipe that has none under way.
     pub(super) fn submit<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -202,7 +202,7 @@ impl Wipes {
         self.0.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
     }
 
-    /// Ends those of a flow that has been removed.
+    /// Ends the wipes of a removed flow.
     pub(super) fn cancel<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -210,12 +210,12 @@ impl Wipes {
         flow: FlowId,
     ) {
         self.0.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
-        // By the flow: its slot may be another's by now.
+        // The flow is compared, since its slot may be another's by now.
         let wipes = &self.0;
         path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
             wipes.iter().any(|wipe| wipe.is_of(flow) && wipe.has_cookie(cookie))
         });
-        // Only orders that were cancelled are finished here: all others were taken before.
+        // Only cancelled orders are left here: all others were handled before.
         while let Some(finished) = path.finished() {
             self.finished(finished);
         }
@@ -226,12 +226,12 @@ impl Wipes {
         self.0.iter_mut().for_each(Wipe::cancel);
     }
 
-    /// Whether none is going on.
+    /// Whether no wipe is going on.
     pub(super) fn are_over(&self) -> bool {
         self.0.iter().all(Wipe::is_over)
     }
 
-    /// Takes the end of an order if the order is one of these wipes'.
+    /// Handles the end of an order if it belongs to one of these wipes.
     pub(super) fn finished(&mut self, Finished { cookie, errno }: Finished) -> bool {
         if cookie & COOKIE == 0 {
             return false;
