@@ -18,31 +18,31 @@ use crate::io::area::{Area, Span, SpanReader};
 use crate::io::memory::Memory;
 use crate::io::ring::{Event, Ring};
 
-/// Which device to open, as plain data.
+/// A device to open, as plain data.
 #[derive(Clone, Debug)]
 pub enum DeviceSpec {
     /// Completes at once and stores nothing.
     Null {
-        /// Bytes.
+        /// The size in bytes.
         size: u64,
     },
     /// Memory.
     Ram {
-        /// Bytes.
+        /// The size in bytes.
         size: u64,
     },
-    /// Memory that takes its time.
+    /// Memory with the timing of a slower device.
     Paced {
-        /// Bytes.
+        /// The size in bytes.
         size: u64,
         /// Its limits.
         pace: Pace,
     },
     /// Regular files or block devices.
     File {
-        /// Which, in the order of their numbers.
+        /// The files, in the order of their numbers.
         files: Vec<FileSpec>,
-        /// Whether to pass the page cache by.
+        /// Whether to bypass the page cache.
         direct: Direct,
     },
     /// A software NVMe controller before memory or files.
@@ -83,7 +83,7 @@ impl DeviceSpec {
         self.open_after(Inherited::default())
     }
 
-    /// The same after another program in this process, which has left this.
+    /// Opens the device from the state that the previous program in this process has left.
     pub fn open_after(&self, left: Inherited) -> Result<AnyDevice, DeviceError> {
         let Inherited { files: open, memory: parts } = left;
         let device = self.opened(open)?;
@@ -114,7 +114,7 @@ impl DeviceSpec {
     }
 }
 
-/// What a device leaves for the next program in this process.
+/// The state of a device for the next program in this process.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Left {
     /// Its files.
@@ -123,7 +123,7 @@ pub struct Left {
     pub memory: Vec<(u64, Span)>,
 }
 
-/// The same in the next program.
+/// The state of a device in the next program.
 #[derive(Default)]
 pub struct Inherited {
     pub(crate) files: Vec<OpenFile>,
@@ -135,7 +135,7 @@ pub struct Inherited {
 const LEFT_MAX: u64 = 256 << 20;
 
 impl AnyDevice {
-    /// What keeps the data of a device in memory.
+    /// The store of a device that keeps its data in memory.
     fn store(&self) -> Option<&Store> {
         match self {
             AnyDevice::Ram(device) => Some(device.store()),
@@ -144,7 +144,7 @@ impl AnyDevice {
         }
     }
 
-    /// Why the next program in this process cannot have it, if so.
+    /// The reason why the next program in this process cannot take it over, if there is one.
     pub fn refuses_to_leave(&self) -> Option<String> {
         if let AnyDevice::NvmeSoft(_) = self {
             return Some("the state of a software controller does not go over".into());
@@ -159,20 +159,20 @@ impl AnyDevice {
         })
     }
 
-    /// What it leaves for the next program; no command may be under way.
+    /// Writes its state for the next program; no command may be under way.
     pub fn leave(&self, area: &Area) -> io::Result<Left> {
         let memory = self.store().map(|store| store.leave(area)).transpose()?.unwrap_or_default();
         Ok(Left { memory, ..self.leave_files() })
     }
 
-    /// The same without what is in memory.
+    /// Its state without the data in memory.
     pub fn leave_files(&self) -> Left {
         let files = if let AnyDevice::File(device) = self { device.leave() } else { Vec::new() };
         Left { files, memory: Vec::new() }
     }
 
-    /// Opens one more file while the device is used, or keeps one that was to be closed; gives its
-    /// number and its size in bytes.
+    /// Opens one more file while the device is used, or keeps one that was to be closed; returns
+    /// its number and its size in bytes.
     pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
         match self {
             AnyDevice::File(device) => device.add(spec, |_| Ok(())),
@@ -181,7 +181,7 @@ impl AnyDevice {
         }
     }
 
-    /// Stores that it may have: one, or those of its files and some that may come.
+    /// The most stores that it may have: one, or those of its files and some that may come later.
     pub fn room_for_stores(&self) -> usize {
         if let AnyDevice::File(device) = self { device.room_for_stores() } else { 1 }
     }
@@ -219,7 +219,7 @@ impl AnyDevice {
     }
 }
 
-/// Runs the same expression on whichever device or queue it is.
+/// Runs the same expression on the device or queue of any variant.
 macro_rules! each {
     ($kind:ident, $any:expr, $one:pat => $run:expr) => {
         match $any {

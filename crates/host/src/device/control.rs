@@ -1,9 +1,9 @@
-//! The control side of a run: ticks the policy when it is due, delivers the wake-ups of that, and
-//! passes the weights that the policy wants for the device's classes on to the device.
+//! The control side of a run: ticks the policy when it is due, delivers the wake-ups, and gives the
+//! device's classes the weights that the policy wants.
 //!
 //! A program that runs shards (a server, a load) starts one of these beside them and calls
-//! [`Control::tick`] at [`Control::deadline_ns`]. It is slow path: some times a second, in a thread
-//! that is no shard.
+//! [`Control::tick`] at [`Control::deadline_ns`]. It is not on the data path: it runs a few times a
+//! second, in a thread that is no shard.
 
 use std::io;
 use std::ops::Deref;
@@ -14,10 +14,10 @@ use fairq_core::{ClassWeights, Policy, PortSet};
 use crate::device::Device;
 use crate::io::wakers::Wakers;
 
-/// Why a policy cannot run on a device.
+/// The reason why a policy cannot run on a device.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// It schedules with classes that are not there.
+    /// The policy schedules with classes, and the device has none.
     #[error(
         "the policy leaves scheduling to the device's queue classes, and the device ({device}) has \
          none: use one that \
@@ -27,33 +27,33 @@ pub enum ControlError {
         /// The device's name.
         device: String,
     },
-    /// The device does not take the weights.
+    /// The device refuses the weights.
     #[error("the device ({device}) refuses {weights:?} for its classes: {source}")]
     Weights {
         /// The device's name.
         device: String,
-        /// What was asked for.
+        /// The refused weights.
         weights: ClassWeights,
-        /// What it said.
+        /// The device's error.
         source: io::Error,
     },
 }
 
 impl ControlError {
-    /// Whether they never fit; otherwise another try may help.
+    /// Whether they never fit; otherwise a retry may help.
     pub fn is_refusal(&self) -> bool {
         matches!(self, ControlError::NoClasses { .. })
     }
 }
 
-/// Calls what has to be called now and then; `L` is how the policy is held.
+/// Makes the periodic calls of a run; `L` is the pointer to the policy.
 pub struct Control<'a, L, D> {
     policy: L,
     device: &'a D,
     wakers: Arc<Wakers>,
-    /// What the device has; `None` for a policy that does not care.
+    /// The weights that the device has; `None` for a policy that sets none.
     weights: Option<ClassWeights>,
-    /// When the policy wants its next tick.
+    /// The time of the policy's next tick.
     next_ns: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ where
         Ok(control)
     }
 
-    /// For a policy that may still be refused: the device stays as it is until [`Control::fit`].
+    /// For a policy that may still be refused: the device does not change until [`Control::fit`].
     pub fn new(policy: L, device: &'a D, wakers: Arc<Wakers>) -> Result<Self, ControlError> {
         if policy.class_weights().is_some() && !device.info().has_classes {
             return Err(ControlError::NoClasses { device: device.info().name.clone() });
@@ -82,7 +82,7 @@ where
         &self.policy
     }
 
-    /// The same as it is held.
+    /// The pointer to the policy.
     pub fn shared_policy(&self) -> &L {
         &self.policy
     }
@@ -92,7 +92,7 @@ where
         self.next_ns
     }
 
-    /// Has it ticked soon: something was changed that its ticks are to look after.
+    /// Makes the next tick due at once, after a change that the policy applies in its ticks.
     pub fn hurry(&mut self) {
         self.next_ns = Some(0);
     }
@@ -102,25 +102,26 @@ where
         self.weights
     }
 
-    /// Gives the device's classes the weights that the policy wants, whatever they have.
+    /// Gives the device's classes the weights that the policy wants, whatever their current ones.
     pub fn fit(&mut self) -> Result<(), ControlError> {
         self.weights = None;
         self.pass_weights()
     }
 
-    /// Ticks if it is due.
+    /// Ticks the policy if it is due.
     pub fn tick(&mut self, now_ns: u64) {
         if !self.tick_policy(now_ns) {
             return;
         }
         if let Err(error) = self.pass_weights() {
-            // The device goes on with those it has; the next tick tries again.
+            // The device keeps its weights; the next tick retries.
             tracing::error!("{error}");
         }
     }
 
-    /// Ticks if it is due, for shards that run under it no longer than until they have got rid of
-    /// what they have: the device's classes are another policy's already. True if it was due.
+    /// Ticks the policy if it is due, and leaves the device's classes alone: for an old policy
+    /// whose last requests are being dispatched while the classes have another policy's weights.
+    /// True if it was due.
     pub fn tick_policy(&mut self, now_ns: u64) -> bool {
         if self.next_ns.is_none_or(|next_ns| now_ns < next_ns) {
             return false;
@@ -158,7 +159,7 @@ mod tests {
     use crate::device::{Info, Place};
     use crate::io::ring::Ring;
 
-    /// Wants a high weight of its own choosing and a tick each 10 ns.
+    /// A policy with a given weight for the high class, and a tick every 10 ns.
     struct Weighted(NonePolicy<Native>, AtomicU16);
 
     impl Policy for Weighted {
@@ -183,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Writes down the weights that it is given, and refuses those above 256.
+    /// A device that records the weights that it is given, and refuses weights above 256.
     struct Classes(Info, Mutex<Vec<u16>>);
 
     impl Device for Classes {

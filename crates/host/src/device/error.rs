@@ -1,47 +1,48 @@
-//! Why a device could not be opened: what is wrong with which file, and what to do about it.
+//! The reasons why a device could not be opened; each message names the file, the fault and the
+//! remedy.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a device could not be opened.
+/// The reason why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// Memory for a RAM or paced device.
+    /// The memory for a RAM or paced device cannot be mapped.
     #[error("cannot map {size} bytes of memory for the device: {source}; choose a smaller size")]
     Memory {
-        /// Bytes that were asked for.
+        /// Bytes requested.
         size: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A file device without files, or with more than can be numbered.
+    /// A file device has no files, or more than can be numbered.
     #[error("a file device has 1 to 65536 files, not {0}")]
     FileCount(usize),
-    /// As many files are open as there can be.
+    /// The most files are open already.
     #[error(
         "{0} files are open, and there is no room for more: remove tenants with files of their own \
          first"
     )]
     LaterFiles(usize),
-    /// No more stores than that.
+    /// The most stores are in use already.
     #[error(
         "its storage {store} has no scheduler yet, and there is none left ({most} in all): name a \
          store that it shares with other tenants (store = NAME), or restart the server"
     )]
     Stores {
-        /// How many there are.
+        /// The most stores.
         most: usize,
         /// The store.
         store: String,
     },
-    /// A store's threads.
+    /// A store's thread cannot be started.
     #[error("cannot start a thread for the store: {source}")]
     Thread {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A device that has no files.
+    /// The device has no files.
     #[error(
         "the device ({0}) has no files, so a tenant cannot have one of its own: give it a size, \
          and a part of the device"
@@ -54,7 +55,7 @@ pub enum DeviceError {
         if *has_size { "" } else { " and size=10G, say," }
     )]
     Missing {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Whether its size is given.
         has_size: bool,
@@ -63,87 +64,87 @@ pub enum DeviceError {
     #[error("{}: cannot be created, as its directory does not exist; create the \
      directory", path.display())]
     NoDirectory {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// The caller may not read and write the file.
     #[error("{}: not allowed to read and write it ({source}); change its owner or mode, or run as \
      another user", path.display())]
     Forbidden {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A block device that somebody uses.
+    /// The block device is in use.
     #[error("{}: the block device is mounted or otherwise in use; unmount it, or serve \
      another", path.display())]
     Busy {
-        /// Which block device.
+        /// The block device.
         path: PathBuf,
     },
-    /// A file that is served already.
+    /// The file is served already.
     #[error("{}: another process, or this one, has it locked for serving; stop that one (which may \
      take a moment: writes of a server that was killed have to end first), or serve another file", path.display())]
     Locked {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// Not a thing that stores data.
+    /// The path is neither a regular file nor a block device.
     #[error("{}: neither a regular file nor a block device: name one", path.display())]
     NotStorage {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// A file without room.
+    /// The file has a size of 0.
     #[error("{}: is empty; give it a size, or extend it with truncate -s", path.display())]
     Empty {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// A file that exists with another size than asked for.
+    /// The file exists with another size than requested.
     #[error("{}: has {actual} bytes, not {wanted}; leave the size out to take it as it is, or \
      resize it first", path.display())]
     OtherSize {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its size in bytes.
         actual: u64,
-        /// The size asked for.
+        /// The requested size in bytes.
         wanted: u64,
     },
-    /// Direct I/O was demanded.
+    /// Direct I/O is required and not possible.
     #[error("{}: O_DIRECT was demanded but {why}; leave the choice to the server or use another \
      file system", path.display())]
     NoDirect {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What stands against it.
+        /// The obstacle.
         why: String,
     },
-    /// A software controller with an option that makes no sense.
+    /// An option of the software controller is invalid.
     #[error("nvme-soft: {0}")]
     NvmeOption(String),
-    /// A software controller that could not be set up.
+    /// The software controller could not be set up.
     #[error("nvme-soft: cannot be set up: {source}")]
     Nvme {
-        /// What went wrong.
+        /// The error.
         source: io::Error,
     },
-    /// Anything else that the kernel said while the file was being opened.
+    /// Another error while the file was being opened.
     #[error("{}: cannot {what}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl DeviceError {
-    /// Whether what was asked for can never be had as things are; otherwise another try may help.
+    /// Whether the request can never succeed; otherwise a retry may help.
     pub fn is_refusal(&self) -> bool {
         use DeviceError::{
             Empty, FileCount, Missing, NoDirect, NoDirectory, NoFiles, NotStorage, NvmeOption,

@@ -1,14 +1,14 @@
 //! Keeps read-modify-write cycles and writes next to them apart, across all shards.
 //!
 //! **Problem.** With direct I/O a write of part of a block reads the block, changes it and writes
-//! it back. Whatever somebody else writes to the rest of the block in between would be lost.
+//! it back. A write of another command to the rest of the block in between would be lost.
 //!
 //! **Model.** A file is cut into regions of 1 MiB, and the regions are spread over 64 stripes. A
 //! stripe is a lock that many writers of whole blocks hold *shared*, or one read-modify-write cycle
-//! *exclusively*. No thread is blocked: one that cannot enter keeps a ticket and asks again
+//! *exclusively*. No thread is blocked: an access that cannot enter keeps a ticket and retries
 //! ([`Guard::poll`]).
 //!
-//! A stripe is a fair ticket lock: each comer draws a ticket, and turns come in the order of
+//! A stripe is a fair ticket lock: each access draws a ticket, and accesses enter in the order of
 //! tickets.
 //!
 //! - *shared* enters when all before it have entered (`turn` is its ticket) and passes the turn on
@@ -17,26 +17,26 @@
 //!   when it leaves.
 //!
 //! So neither kind starves the other, and in the usual case, without read-modify-write, an access
-//! costs three uncontended atomic operations. The counters wrap; only equality is asked, and far
-//! fewer than 2^32 wait.
+//! costs three uncontended atomic operations. The counters wrap; they are compared for equality
+//! only, and far fewer than 2^32 accesses wait.
 //!
 //! **No lost write.** A cycle has its one stripe to itself from before its read until after its
 //! write; every other writer of the block needs the same stripe, as a block lies inside one region.
 //! Reads need no guard: a cycle writes the bytes around its own as they were.
 //!
 //! **No deadlock.** An access enters its stripes one by one in ascending order and does its I/O
-//! only when it holds them all. Who waits at a stripe waits for accesses in front of it there; of
-//! those, the ones that wait do so at a higher stripe, and at the highest stripe that anyone waits
-//! for, somebody holds it who waits for I/O alone. Exclusive accesses hold their bounce buffer
+//! only when it holds them all. An access that waits at a stripe waits for earlier accesses there.
+//! If one of these waits, it waits at a higher stripe; and the highest stripe at which an access
+//! waits is held by one that waits for I/O alone. Exclusive accesses hold their bounce buffer
 //! before they draw a ticket, so no ticket waits for memory. A ticket drawn is always used: a
-//! command on its way cannot be cancelled.
+//! command under way cannot be cancelled.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::CachePadded;
 
 const STRIPES: u32 = u64::BITS;
-/// A region is 2 to the power of this, in bytes. Blocks are not larger.
+/// The binary logarithm of a region's size in bytes. Blocks are not larger than a region.
 const REGION_SHIFT: u32 = 20;
 
 /// The stripes of one device.
@@ -50,11 +50,12 @@ struct Stripe {
     next: AtomicU32,
     /// The ticket before which all have entered and none is exclusive.
     turn: AtomicU32,
-    /// How many have left; a ticket for which this is equal has the stripe for itself.
+    /// The number of accesses that have left; the ticket that is equal to it has the stripe for
+    /// itself.
     left: AtomicU32,
 }
 
-/// One write's way through the guard.
+/// The state of one write in the guard.
 #[derive(Debug, Default)]
 pub(in crate::device) struct Access {
     is_exclusive: bool,
@@ -82,7 +83,7 @@ impl Access {
         Access { is_exclusive: true, ..Access::shared(file, offset, length) }
     }
 
-    /// What a shared access holds once [`Guard::poll`] has said that it has all.
+    /// The stripes of a shared access for which [`Guard::poll`] has returned true.
     pub(in crate::device) fn into_held(self) -> Held {
         debug_assert!(
             !self.is_exclusive && self.wanted == 0,
@@ -92,12 +93,12 @@ impl Access {
     }
 }
 
-/// What a write of whole blocks holds, in a word: its access once it has entered everywhere.
+/// The stripes that a write of whole blocks holds, in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::device) struct Held(u64);
 
 impl Held {
-    /// Nothing.
+    /// No stripe.
     pub(in crate::device) const NONE: Held = Held(0);
 }
 
@@ -108,7 +109,7 @@ impl Default for Guard {
 }
 
 impl Guard {
-    /// Goes on as far as possible; true when the access holds all it needs.
+    /// Enters stripes as far as possible; true when the access holds all that it needs.
     pub(in crate::device) fn poll(&self, access: &mut Access) -> bool {
         while access.wanted != 0 {
             let index = access.wanted.trailing_zeros();
@@ -123,7 +124,7 @@ impl Guard {
                 if stripe.turn.load(Ordering::Acquire) != ticket {
                     return false;
                 }
-                // No other changes `turn` while it is ours, so this is not a lost update.
+                // No other thread changes `turn` while it is this ticket's, so no update is lost.
                 stripe.turn.store(ticket.wrapping_add(1), Ordering::Release);
             }
             access.ticket = None;
@@ -133,8 +134,8 @@ impl Guard {
         true
     }
 
-    /// Enters everywhere without waiting, or nowhere: `None` if anybody is ahead of a shared access
-    /// at one of its stripes. No ticket is drawn then.
+    /// Enters all stripes without waiting, or none: `None` if another access is ahead of this one
+    /// at a stripe. No ticket is drawn then.
     pub(in crate::device) fn try_shared(
         &self,
         file: u16,
@@ -147,8 +148,8 @@ impl Guard {
             let stripe = &self.stripes[index as usize];
             let turn = stripe.turn.load(Ordering::Acquire);
             let following = turn.wrapping_add(1);
-            // The ticket whose turn it is is drawn only if nobody has drawn it before: then it is
-            // ours to pass on.
+            // The next ticket is drawn only if it is the one whose turn it is; this thread then
+            // passes the turn on.
             if stripe
                 .next
                 .compare_exchange(turn, following, Ordering::Relaxed, Ordering::Relaxed)
@@ -165,21 +166,21 @@ impl Guard {
         Some(access.into_held())
     }
 
-    /// Gives back what the access holds.
+    /// Leaves the stripes that the access holds.
     pub(in crate::device) fn leave(&self, access: &mut Access) {
         debug_assert!(access.wanted == 0, "an access that waits has a ticket, which it must use");
         while access.held != 0 {
             let stripe = &self.stripes[access.held.trailing_zeros() as usize];
             access.held &= access.held - 1;
             if access.is_exclusive {
-                // All before have entered (indeed left), so `turn` stood at this ticket.
+                // All earlier accesses have left, so `turn` was at this ticket.
                 stripe.turn.fetch_add(1, Ordering::AcqRel);
             }
             stripe.left.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Gives back what a write of whole blocks holds.
+    /// Leaves the stripes that a write of whole blocks holds.
     #[inline]
     pub(in crate::device) fn leave_shared(&self, held: Held) {
         if held != Held::NONE {
@@ -188,12 +189,12 @@ impl Guard {
     }
 }
 
-/// The stripes that a range lies in, one bit each.
+/// The stripes of a range, one bit each.
 fn stripes_of(file: u16, offset: u64, length: u64) -> u64 {
     let (first, last) = (offset >> REGION_SHIFT, (offset + length.max(1) - 1) >> REGION_SHIFT);
     let count = last - first + 1;
     let bits = if count >= u64::from(STRIPES) { u64::MAX } else { (1 << count) - 1 };
-    // Files start at stripes of their own, since their first regions are likely the busiest.
+    // Files start at different stripes, since their first regions are likely the busiest.
     let start = first.wrapping_add(u64::from(file) * 11) % u64::from(STRIPES);
     bits.rotate_left(start as u32)
 }
@@ -276,8 +277,8 @@ mod tests {
         }
     }
 
-    /// Threads count with a read and a write that are not one: in the exclusive state nothing may
-    /// be lost, and the shared state must never see a cycle half done.
+    /// Threads count by a separate read and write: in the exclusive state no count may be lost, and
+    /// the shared state must never see an unfinished cycle.
     #[test]
     fn threads_exclude_each_other() {
         const ROUNDS: u64 = 4000;

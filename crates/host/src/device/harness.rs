@@ -1,4 +1,4 @@
-//! For tests: drives one queue as a shard would, in time of its own.
+//! For tests: drives one queue as a shard would, with its own clock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::io::memory::{Buffer, Memory, Region};
 use crate::io::ring::{Event, Ring};
 use crate::io::wakers::Wakers;
 
-/// A test that has not ended by then never will.
+/// The longest time of a test.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Makes another event of an event.
+/// Replaces an event by another one.
 pub(crate) type Tamper = Box<dyn FnMut(Event) -> Event>;
 
 /// A command without data or flags.
@@ -34,13 +34,13 @@ pub(crate) struct Driver<Q> {
     pub(crate) ring: Ring,
     pub(crate) now_ns: u64,
     region: Region,
-    /// The buffers of commands on their way, by tag.
+    /// The buffers of commands under way, by tag.
     buffers: Vec<Option<(Command, Vec<Buffer>)>>,
-    /// What a test makes of the kernel's results before the queue sees them.
+    /// The test's change of the kernel's results before the queue gets them.
     pub(crate) tamper: Tamper,
 }
 
-/// A command that has ended: which, its errno, and what it read.
+/// A command that has ended: its tag, its errno, and the data that it read.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) command: Command,
@@ -98,9 +98,9 @@ impl<Q: Queue> Driver<Q> {
         unsafe { self.queue.issue(self.now_ns, &mut self.ring, &command) };
     }
 
-    /// Issues a read or write as one that was merged of parts of so many bytes (the last may be
-    /// shorter), each in a buffer of its own; false, and nothing issued, if the queue does not take
-    /// it as one command. If it fails it is issued once more, as one that was not merged.
+    /// Issues a read or write as one merged of parts of `part` bytes (the last may be shorter),
+    /// each in its own buffer; false, and nothing issued, if the queue refuses it as one command.
+    /// If the merged command fails it is issued once more, unmerged.
     pub(crate) fn issue_merged(&mut self, command: Command, data: &[u8], part: u32) -> bool {
         let tag = Tag(self.buffers.len() as u32);
         let (mut buffers, mut memories, mut at) = (Vec::new(), Vec::new(), 0);
@@ -129,9 +129,9 @@ impl<Q: Queue> Driver<Q> {
         taken
     }
 
-    /// One turn of a shard's loop; what has ended.
+    /// One turn of a shard's loop; returns the commands that have ended.
     pub(crate) fn turn(&mut self) -> Vec<Ended> {
-        // Every queue is turned until it is done: none sleeps and has to be woken.
+        // Every queue has turns until it is done: none sleeps and has to be woken.
         let mut wake = PortSet::EMPTY;
         self.queue.ring(self.now_ns, &mut self.ring, &mut wake);
         self.ring.enter(0, None);
@@ -144,7 +144,7 @@ impl<Q: Queue> Driver<Q> {
         self.queue.reap(self.now_ns, &mut self.ring, &mut done, &mut wake);
         if was_idle && done.is_empty() {
             match self.queue.deadline_ns() {
-                // A queue that says that it is due stays awake for it: time goes on.
+                // A queue with a deadline stays awake for it: the clock advances.
                 Some(deadline) => self.now_ns = deadline.max(self.now_ns + 1000),
                 None if self.is_busy() || !self.queue.is_idle() => {
                     self.ring.enter(1, Some(1_000_000))
@@ -155,7 +155,7 @@ impl<Q: Queue> Driver<Q> {
         done.into_iter().filter_map(|completion| self.end(completion)).collect()
     }
 
-    /// What has ended; not if it is issued once more.
+    /// The command that has ended; `None` if it is issued once more.
     fn end(&mut self, completion: Completion) -> Option<Ended> {
         let (command, buffers) =
             self.buffers[completion.tag.0 as usize].take().expect("completed once");
@@ -175,12 +175,12 @@ impl<Q: Queue> Driver<Q> {
         Some(Ended { command, errno: completion.errno, data })
     }
 
-    /// Whether something that was issued has not ended.
+    /// Whether a command that was issued has not ended.
     pub(crate) fn is_busy(&self) -> bool {
         self.buffers.iter().any(Option::is_some)
     }
 
-    /// Turns until all that was issued has ended.
+    /// Has turns until all issued commands have ended.
     pub(crate) fn finish(&mut self) -> Vec<Ended> {
         let start = Instant::now();
         let mut ended = Vec::new();

@@ -1,11 +1,12 @@
-//! The device side of the host: what a shard issues commands to.
+//! The device side of the host: the traits of devices and of the queues to which a shard issues
+//! commands.
 //!
 //! A [`Device`] is shared; each shard opens its own [`Queue`] on it. A queue has four verbs:
-//! `issue` takes a command, `ring` makes what was issued visible to the device, `event` takes what
-//! the shard's io_uring finished for it, and `reap` gives completions. None of them blocks. A
-//! device that works in time (one that is paced) says with `deadline_ns` when to reap again. A
-//! device that is polled by whichever shard comes by may complete commands of another one: it names
-//! the shards to wake, as the verbs of a [`Port`](fairq_core::Port) do.
+//! `issue` takes a command, `ring` makes what was issued visible to the device, `event` takes an
+//! event of the shard's io_uring, and `reap` returns completions. None of them blocks. A device
+//! whose completions depend on time (the paced one) reports by `deadline_ns` when to reap again. A
+//! device that any shard may poll may complete commands of another one: it names the shards to
+//! wake, as the verbs of a [`Port`](fairq_core::Port) do.
 //!
 //! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's [`Memory`]
 //! belong to the device.
@@ -38,17 +39,17 @@ pub(crate) mod store;
 pub(crate) mod tests;
 pub mod write_back;
 
-/// What a device is and can do.
+/// The properties of a device.
 #[derive(Clone, Debug)]
 pub struct Info {
-    /// What an operator would call it, e.g. `file /srv/disk.img`.
+    /// Its name for operators, e.g. `file /srv/disk.img`.
     pub name: String,
     /// Size in bytes of each of its files (a device without files has one).
     pub sizes: Vec<u64>,
     /// The smallest unit it reads and writes without reading more, in bytes. Requests need not be
     /// aligned to it.
     pub block_size: u32,
-    /// The size at which it works best, in bytes.
+    /// The size of requests that it serves best, in bytes.
     pub preferred_size: u32,
     /// Whether it arbitrates between classes of queues.
     pub has_classes: bool,
@@ -59,17 +60,17 @@ pub struct Info {
 /// One command.
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
-    /// The shard's name for it.
+    /// The shard's identifier of the command.
     pub tag: Tag,
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// The queue class; ignored by devices without classes.
     pub class: Class,
-    /// Which of the device's files.
+    /// The number of the device's file.
     pub file: u16,
-    /// Where in the file, in bytes; any alignment.
+    /// Start of the range in the file, in bytes; any alignment.
     pub offset: u64,
-    /// How much, in bytes; any alignment. 0 for a flush.
+    /// Length of the range, in bytes; any alignment. 0 for a flush.
     pub length: u32,
     /// For a flush: the bytes from `offset` on that are to be on stable storage; 0 stands for the
     /// whole file.
@@ -87,7 +88,7 @@ pub struct Command {
 /// The end of one command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// Which.
+    /// The command's tag.
     pub tag: Tag,
     /// 0, or the errno it failed with.
     pub errno: i32,
@@ -96,35 +97,35 @@ pub struct Completion {
 /// A range of a file and whether it holds data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// No storage is allocated and it reads as zeroes.
+    /// Whether no storage is allocated, so that the range reads as zeroes.
     pub is_hole: bool,
 }
 
 /// A file that has become shorter while it was served.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CutOff {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Bytes that it had when it was opened.
+    /// Its size in bytes when it was opened.
     pub size: u64,
     /// Bytes at its start that it has kept; commands that reach beyond them fail with `EIO`.
     pub intact: u64,
 }
 
-/// Where a queue is opened: one shard of a run.
+/// The shard of a run for which a queue is opened.
 #[derive(Clone)]
 pub struct Place {
     /// The shard's port.
     pub port: PortId,
-    /// How many shards the run has.
+    /// The number of shards of the run.
     pub ports: usize,
-    /// How to wake them, for a device with a thread of its own.
+    /// The wakers of the shards, for a device with a thread of its own.
     pub wakers: Arc<Wakers>,
 }
 
-/// Writes a range of a file to its disk, and waits for that if the second argument says so.
+/// Writes a range of a file to its disk, and waits for that if the second argument is true.
 pub type WriteOut<'a> = dyn FnMut(Range<u64>, bool) + 'a;
 /// See [`Device::write_out`].
 pub type WriteOutJob = Box<dyn FnOnce(&mut WriteOut<'_>) + Send>;
@@ -134,38 +135,38 @@ pub trait Device: Send + Sync + 'static {
     /// One shard's queue.
     type Queue: Queue;
 
-    /// What it is.
+    /// Its properties.
     fn info(&self) -> &Info;
 
-    /// Opens the queue of the calling shard, on whose `ring` it may put operations as
+    /// Opens the queue of the calling shard, on whose `ring` the queue may put operations as
     /// [`crate::io::ring::Asker::Device`].
     fn open_queue(&self, place: &Place, ring: &mut Ring) -> io::Result<Self::Queue>;
 
-    /// Sets how many commands each class of queues may start per round; an error if it does not
-    /// arbitrate between classes ([`Info::has_classes`]) or refuses.
+    /// Sets how many commands each class of queues may start per round; an error if the device does
+    /// not arbitrate between classes ([`Info::has_classes`]) or refuses the weights.
     fn set_class_weights(&self, _weights: ClassWeights) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Puts everything written on stable storage; called when no queue is open. Gives the files
-    /// with which that failed, and why.
+    /// Puts all written data on stable storage; called when no queue is open. Returns the files for
+    /// which that failed, with the errors.
     fn sync(&self) -> Vec<(u16, io::Error)> {
         Vec::new()
     }
 
-    /// Whether the kernel has failed to write back data of a file since this was last asked. Does
-    /// not wait. Callers take turns at asking and at what they do about it.
+    /// Whether the kernel has failed to write back data of a file since the last call. Does not
+    /// wait. Callers must serialise the call and their reaction to it.
     fn write_back_failed(&self, _file: u16) -> bool {
         false
     }
 
-    /// Has a thread that may wait call `job` with a function that writes ranges of a cached file to
-    /// its disk ([`Queue::is_cached`]).
+    /// Makes a thread that may wait call `job` with a function that writes ranges of a cached file
+    /// to its disk ([`Queue::is_cached`]).
     fn write_out(&self, _file: u16, job: WriteOutJob) {
         job(&mut |_, _| {});
     }
 
-    /// Has files looked at, whether they have become shorter or longer; waits for nothing.
+    /// Starts a check whether files have become shorter or longer; does not wait.
     fn inspect(&self) {}
 
     /// The files that have been found to be shorter than when they were opened.
@@ -173,9 +174,9 @@ pub trait Device: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Takes the memory now that writing a range of a file would take, so that nobody who writes
-    /// has to wait for it. Nothing where data is not kept in memory, or not written for the first
-    /// time.
+    /// Allocates the memory of a range of a file in advance, so that no write has to wait for it.
+    /// Has no effect if the device does not keep its data in memory, or if the range has its memory
+    /// already.
     fn take_memory(&self, _file: u16, _offset: u64, _length: u64) -> io::Result<()> {
         Ok(())
     }
@@ -185,31 +186,31 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
-    /// Whether its queues need polling only: `ring` and `reap` do it all, without an event of the
-    /// ring's.
+    /// Whether its queues need polling only: `ring` and `reap` suffice, without an event of the
+    /// ring.
     fn is_polled(&self) -> bool {
         false
     }
 
-    /// Which store a file is in: its number in [`Device::stores`], below the most there may be.
+    /// The store of a file: its number in [`Device::stores`], below the most that there may be.
     fn store_of(&self, _file: u16) -> u16 {
         0
     }
 
-    /// The names of its stores: what fails and hangs as one. A device without files is one.
+    /// The names of its stores, each a set of files that fail and hang together. A device without
+    /// files is one store.
     fn stores(&self) -> Vec<String> {
         vec![self.info().name.clone()]
     }
 
-    /// Whether zeroing a range of a file changes a map alone and writes nothing, as far as is known
-    /// by now. The scheduler charges it by that, and it is done in small pieces where it is
-    /// writing.
+    /// Whether zeroing a range of a file is known to change only a map and to write no data. The
+    /// scheduler's charge depends on it, and zeroing that writes is cut into small pieces.
     fn zeroes_by_map(&self, _file: u16, _no_hole: bool) -> bool {
         true
     }
 
-    /// The allocation of a range of a file, in order, at least one extent, at most `most`; together
-    /// no longer than `length`.
+    /// The allocation of a range of a file, in order: at least one extent and at most `most`,
+    /// together not longer than `length`.
     fn extents(
         &self,
         _file: u16,
@@ -223,18 +224,18 @@ pub trait Device: Send + Sync + 'static {
 
 /// One shard's queue on a device.
 pub trait Queue: 'static {
-    /// Takes a command. It may start at once or wait until [`Queue::ring`].
+    /// Takes a command. The command may start at once or wait until [`Queue::ring`].
     ///
     /// # Safety
     /// The command's memory must stay valid and untouched until its completion has been reaped.
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command);
 
-    /// Takes a read or write whose data lies in several places, one after the other; they are
-    /// together as long as the command, whose own memory is the first. False, and nothing done, if
-    /// it cannot be one command here.
+    /// Takes a read or write whose data lies in several pieces of memory, in order. Together they
+    /// are as long as the command, and its own memory is the first of them. False, and nothing
+    /// done, if the queue cannot make this one command.
     ///
     /// # Safety
-    /// As for [`Queue::issue`], of each of the places.
+    /// As for [`Queue::issue`], for each of the pieces.
     unsafe fn issue_merged(
         &mut self,
         _now_ns: u64,
@@ -245,15 +246,15 @@ pub trait Queue: 'static {
         false
     }
 
-    /// Makes everything issued visible to the device: once per turn of the shard's loop. Adds to
-    /// `wake` the shards that have completions to reap because of it.
+    /// Makes all issued commands visible to the device: once per turn of the shard's loop. Adds the
+    /// shards that have completions to reap because of it to `wake`.
     fn ring(&mut self, _now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {}
 
     /// Takes an event of an operation that this queue put on the ring.
     fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
 
-    /// Appends the completions that have happened by `now_ns`, and adds to `wake` the other shards
-    /// that have some.
+    /// Appends the completions that have happened by `now_ns`, and adds the other shards that have
+    /// some to `wake`.
     fn reap(
         &mut self,
         now_ns: u64,
@@ -262,7 +263,7 @@ pub trait Queue: 'static {
         wake: &mut PortSet,
     );
 
-    /// Which store a file of commands on their way is in; see [`Device::store_of`].
+    /// The store of a file that commands under way name; see [`Device::store_of`].
     fn store_of(&self, _file: u16) -> u16 {
         0
     }
@@ -272,12 +273,12 @@ pub trait Queue: 'static {
         false
     }
 
-    /// When to call `reap` again, if that is a matter of time and not of an event.
+    /// The time of the next `reap`, if it depends on time and not on an event.
     fn deadline_ns(&self) -> Option<u64> {
         None
     }
 
-    /// Whether it has nothing on its way for other shards either, so that the shard may end.
+    /// Whether it has no command under way, for other shards either, so that the shard may end.
     fn is_idle(&self) -> bool {
         true
     }

@@ -1,7 +1,7 @@
-//! The null device: completes everything at once and stores nothing; reads give whatever the buffer
-//! held.
+//! The null device: completes everything at once and stores nothing; reads leave the buffer
+//! unchanged.
 //!
-//! It shows what the software above it costs.
+//! It shows the cost of the software above it.
 
 use std::io;
 

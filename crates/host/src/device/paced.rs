@@ -1,29 +1,29 @@
-//! The paced device: RAM that takes its time, so that contention can be seen on any machine.
+//! The paced device: RAM with the timing of a slower device, so that contention can be seen on any
+//! machine.
 //!
 //! **Model.** Commands of all shards queue in one line, in the order in which the shards ring.
 //! Command `k`, of `bytes(k)` (0 for commands without data), is rung at `now(k)` and completes at
 //! `done(k)`:
 //!
 //! ```text
-//! begin(k)  = max(now(k), done(k - parallelism))          it gets inside: at most `parallelism` are inside at once
-//! server(k) = max(begin(k), server(k-1)) + 1 / iops       the controller takes one command after the other
+//! begin(k)  = max(now(k), done(k - parallelism))     at most `parallelism` are inside at once
+//! server(k) = max(begin(k), server(k-1)) + 1 / iops  the controller serves one after the other
 //! link(k)   = max(begin(k), link(k-1)) + bytes(k) / bandwidth
 //! done(k)   = max(server(k), link(k)) + latency
 //! ```
 //!
 //! A limit of 0 is no limit. All terms only grow from one command to the next, so commands complete
-//! in the order in which they came; that is why `done(k - parallelism)` is the time at which a
-//! place inside becomes free, and why everything is known at the moment a command comes, with a few
-//! additions.
+//! in the order in which they came. So `done(k - parallelism)` is the time at which a place inside
+//! becomes free, and a command's times are known when it comes, after a few additions.
 //!
-//! - *Rate.* With a backlog `now` does not enter: the device is busy without a gap however late a
+//! - *Rate.* With a backlog `now` has no effect: the device is busy without a gap however late a
 //!   shard reaps, and fractions of a nanosecond are carried, so the rate in the long run is exactly
-//!   the smallest of `iops`, `bandwidth` over size, and `parallelism / (latency + ...)`. A device
-//!   that has run empty does not catch up, as a real one.
-//! - *Shares.* First come, first served: tenants that are not scheduled share by how much each
-//!   keeps queued.
+//!   the smallest of `iops`, `bandwidth` over size, and `parallelism / (latency + ...)`. Like a
+//!   real one, a device that has run empty does not catch up.
+//! - *Shares.* First come, first served: unscheduled tenants share by the number of commands that
+//!   each keeps queued.
 //! - *Flush* and the other commands without data cost one turn of the controller. A flush completes
-//!   after everything that came before it.
+//!   after all earlier commands.
 //!
 //! **Example.** 4 KiB reads, iops 100 000, bandwidth 1 GB/s, latency 80 us: alone, 10 + 80 us; the
 //! controller needs 10 us and the link 4.1 us, so 100 000 a second from depth 9 on. 64 KiB reads
@@ -34,9 +34,9 @@
 //! before.
 //!
 //! **Data** is stored when a write is issued and read when a read is reaped. Both are within the
-//! time in which the command is on its way, so any reader sees an order that a disk could have
-//! produced, and either way the bytes pass through the cache just when the front end has them
-//! there: after receiving, before sending.
+//! time in which the command is under way, so any reader sees an order that a disk could have
+//! produced. In both cases the bytes are copied while the front end has them in the cache: after
+//! receiving, before sending.
 
 use std::collections::VecDeque;
 use std::io;
@@ -57,9 +57,9 @@ pub struct Pace {
     pub iops: u64,
     /// Bytes a second.
     pub bandwidth: u64,
-    /// Nanoseconds that each command takes beside its turns of controller and link.
+    /// Nanoseconds that each command takes in addition to its turns of controller and link.
     pub latency_ns: u64,
-    /// Commands inside at once.
+    /// The most commands inside at once.
     pub parallelism: u32,
 }
 
@@ -77,17 +77,17 @@ struct Shared {
 /// One shard's queue on it.
 pub struct PacedQueue {
     shared: Arc<Shared>,
-    /// Issued, not rung.
+    /// The commands that were issued and not rung.
     fresh: Vec<Pending>,
-    /// Rung, in the order of completion.
+    /// The rung commands, in the order of completion.
     pending: VecDeque<Pending>,
-    /// Lists of places that are not in use.
+    /// Lists of pieces of memory that are not in use.
     spare: Vec<Vec<Memory>>,
 }
 
 struct Pending {
     command: Command,
-    /// Where its data is, if that is in several places.
+    /// The pieces of memory with its data, if there are several.
     memories: Vec<Memory>,
     errno: i32,
     done_ns: u64,
@@ -102,7 +102,7 @@ impl PacedDevice {
 }
 
 impl PacedDevice {
-    /// What keeps its data.
+    /// The memory with its data.
     pub(super) fn store(&self) -> &Store {
         &self.shared.store
     }
@@ -176,7 +176,7 @@ impl Queue for PacedQueue {
         if self.fresh.is_empty() {
             return;
         }
-        // A shard that panicked inside left at worst one command uncounted.
+        // A shard that panicked while it held the lock left at most one command uncounted.
         let mut schedule = self.shared.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         for pending in &mut self.fresh {
             let has_data = matches!(pending.command.op, Op::Read | Op::Write);
@@ -223,20 +223,20 @@ impl Queue for PacedQueue {
 /// The line in which all commands stand; the formulas are in the header.
 struct Schedule {
     pace: Pace,
-    /// The latest `now` seen: shards read the clock before they get the lock.
+    /// The latest `now` so far: shards read the clock before they get the lock.
     now_ns: u64,
     server: Resource,
     link: Resource,
-    /// When those still inside or before the door will be done, in order; the last `parallelism` at
-    /// most.
+    /// The completion times of commands that are inside or waiting to enter, in order; at most the
+    /// last `parallelism`.
     inside: VecDeque<u64>,
 }
 
-/// Something that serves one after the other.
+/// A resource that serves one command after the other.
 #[derive(Default)]
 struct Resource {
     free_ns: u64,
-    /// Work done ahead of `free_ns`, in units of a nanosecond divided by the rate.
+    /// Work beyond `free_ns`, in units of a nanosecond divided by the rate.
     rest: u64,
 }
 
@@ -246,7 +246,7 @@ impl Schedule {
         Schedule { pace, now_ns: 0, server, link, inside: VecDeque::new() }
     }
 
-    /// Puts a command of `bytes` in line and answers when it will be done.
+    /// Puts a command of `bytes` in line and returns its time of completion.
     fn admit(&mut self, now_ns: u64, bytes: u32) -> u64 {
         self.now_ns = self.now_ns.max(now_ns);
         let begin = self.enter();
@@ -259,7 +259,7 @@ impl Schedule {
         done
     }
 
-    /// When the next command gets inside.
+    /// The time at which the next command gets inside.
     fn enter(&mut self) -> u64 {
         while self.inside.front().is_some_and(|&done| done <= self.now_ns) {
             self.inside.pop_front();
@@ -270,7 +270,8 @@ impl Schedule {
 }
 
 impl Resource {
-    /// Serves `units` at `rate` units a second, not before `begin`, and answers when that is done.
+    /// Serves `units` at `rate` units a second, not before `begin`, and returns the time of the
+    /// end.
     fn serve(&mut self, begin: u64, units: u64, rate: u64) -> u64 {
         if rate == 0 {
             return begin;
@@ -293,8 +294,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Keeps `depth` commands of `bytes` in the line for a second, always coming `late` ns late;
-    /// how many were done.
+    /// Keeps `depth` commands of `bytes` in the line for a second, each `late` ns late; returns the
+    /// number of completed ones.
     fn completed(pace: Pace, depth: usize, bytes: u32, late: u64) -> u64 {
         let mut schedule = Schedule::new(pace);
         let mut line: VecDeque<u64> = (0..depth).map(|_| schedule.admit(0, bytes)).collect();
@@ -332,7 +333,7 @@ mod tests {
         let pace = Pace { latency_ns: 100_000, ..Pace::default() };
         assert_eq!(completed(pace, 1, 4096, 0), 10_000);
         assert_eq!(completed(pace, 32, 4096, 0), 320_000);
-        // A late shard pays for being late while nothing is waiting.
+        // A late shard loses time while no command is waiting.
         assert_eq!(completed(pace, 1, 4096, 25_000), 8000);
     }
 
@@ -343,7 +344,7 @@ mod tests {
         for depth in [8, 9, 100] {
             assert_eq!(completed(pace, depth, 4096, 0), 80_000);
         }
-        // With others waiting before the door it makes no difference that the shard is late.
+        // With commands waiting to enter, the shard's lateness has no effect.
         assert_eq!(completed(pace, 100, 4096, 300_000), 80_000);
     }
 
@@ -353,7 +354,7 @@ mod tests {
             Pace { iops: 100_000, bandwidth: 1_000_000_000, latency_ns: 80_000, parallelism: 64 };
         let mut alone = Schedule::new(pace);
         assert_eq!(alone.admit(5, 4096), 5 + 10_000 + 80_000);
-        // What the pipeline holds at the end of the second is not yet counted.
+        // The commands in the pipeline at the end of the second are not yet counted.
         assert_eq!(completed(pace, 32, 4096, 0), 100_000 - 8);
         assert_eq!(completed(pace, 32, 65_536, 0), 15_258 - 1);
         let narrow = Pace { parallelism: 2, ..pace };

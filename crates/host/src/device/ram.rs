@@ -1,7 +1,7 @@
 //! The RAM device: sparse memory, as fast as a copy.
 //!
 //! A command is carried out when it is issued, in the shard's own thread, and completes at the next
-//! reap. What overlapping commands of several shards see is argued in `store.rs`.
+//! reap. `store.rs` argues the results of overlapping commands of several shards.
 
 use std::io;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ impl RamDevice {
 }
 
 impl RamDevice {
-    /// What keeps its data.
+    /// The memory with its data.
     pub(super) fn store(&self) -> &Store {
         &self.store
     }
 }
 
-/// What devices that keep their data in a [`Store`] say of themselves.
+/// The properties of devices that keep their data in a [`Store`].
 pub(crate) fn memory_info(name: &str, size: u64) -> Info {
     Info {
         name: name.into(),

@@ -1,23 +1,23 @@
-//! Sparse memory shared by all shards: what the RAM and the paced device keep their data in.
+//! Sparse memory shared by all shards, with the data of the RAM and the paced device.
 //!
 //! **Model.** One private anonymous mapping. A page becomes memory when it is first written;
 //! reading a page never written maps the kernel's zero page and costs no memory (on a memfd it
 //! would: a read fault there allocates). A page given back with `MADV_DONTNEED` reads as zeroes
-//! again. A bitmap remembers which pages have been written. Huge pages are asked for, since random
-//! 4 KiB copies otherwise spend a third of their time on translating addresses; where the kernel
-//! grants them, memory is taken 2 MiB at a time.
+//! again. A bitmap has the pages that have been written. The store requests huge pages, since
+//! random 4 KiB copies otherwise spend a third of their time on translating addresses; if the
+//! kernel grants them, memory is allocated 2 MiB at a time.
 //!
 //! **Races.** Shards copy without a lock. Requests that overlap in time and range leave a mix of
-//! their bytes, as on a disk; bytes next to a request are never touched by it, whatever its
-//! alignment. The language calls such overlap of plain copies a data race, so the copies are not
-//! plain: `rep movsb` on x86-64, which the compiler does not look into and which acts as bytewise
-//! relaxed atomics, and just those, byte by byte and slower, elsewhere. No reference into the
+//! their bytes, as on a disk; a request never changes bytes next to its range, whatever its
+//! alignment. In Rust such overlap of plain copies is a data race, so the copies are not plain: on
+//! x86-64 they are `rep movsb`, which is opaque to the compiler and acts as bytewise relaxed
+//! atomics; elsewhere they are relaxed atomics, byte by byte and slower. No reference into the
 //! mapping is ever made.
 //!
 //! The bit of a page is set *after* its bytes were copied and cleared *before* it is given back:
-//! whatever bytes survive a race of the two were copied after the clearing, and so their bit
-//! survives as well. A page that holds data is thus never called a hole once its write has
-//! completed; the reverse (a set bit over zeroes) is harmless.
+//! bytes that survive a race of the two were copied after the clearing, and so their bit survives
+//! as well. So a page with data is never reported as a hole once its write has completed; the
+//! reverse (a set bit over zeroes) is harmless.
 
 use std::io;
 use std::ptr::NonNull;
@@ -29,13 +29,13 @@ use crate::device::{Command, Extent};
 use crate::io::area::{Area, Piece, Span, SpanReader};
 use crate::io::memory::Memory;
 
-/// The granularity of holes.
+/// The granularity of holes, in bytes.
 const PAGE: u64 = 4096;
 const BITS: u64 = usize::BITS as u64;
-/// The most that one look for extents covers: reading the bitmap of this much takes some 100 us.
+/// The most bytes that one query of extents covers: reading their bitmap takes some 100 us.
 const EXTENTS_AT_ONCE: u64 = 64 << 30;
 
-/// What is copied at a time for the next program.
+/// Bytes that are copied at a time for the next program.
 const PART: usize = 1 << 20;
 
 /// Sparse shared memory of a fixed size.
@@ -47,8 +47,8 @@ pub(crate) struct Store {
     present: Box<[AtomicUsize]>,
 }
 
-// SAFETY: the mapping lives as long as the store, and concurrent access to its bytes is what the
-// header argues.
+// SAFETY: the mapping lives as long as the store, and the header argues concurrent access to its
+// bytes.
 unsafe impl Send for Store {}
 // SAFETY: as above.
 unsafe impl Sync for Store {}
@@ -82,10 +82,10 @@ impl Store {
         Ok(Store { base, mapped, size, present })
     }
 
-    /// Carries out a command and answers its errno.
+    /// Carries out a command and returns its errno, or 0.
     ///
     /// # Safety
-    /// The command's memory must be valid for its length and used by nobody else during the call.
+    /// The command's memory must be valid for its length and used by no other code during the call.
     pub(crate) unsafe fn execute(&self, command: &Command) -> i32 {
         let (offset, length) = (command.offset, u64::from(command.length));
         if command.op == Op::Flush {
@@ -116,11 +116,11 @@ impl Store {
         0
     }
 
-    /// The same for a read or write whose data lies in several places; the errno of the first that
-    /// fails.
+    /// Carries out a read or write whose data lies in several pieces of memory; returns the errno
+    /// of the first piece that fails, or 0.
     ///
     /// # Safety
-    /// As for [`Self::execute`], of each of the places.
+    /// As for [`Self::execute`], for each of the pieces.
     pub(crate) unsafe fn execute_merged(&self, command: &Command, memories: &[Memory]) -> i32 {
         let mut offset = command.offset;
         for &memory in memories {
@@ -135,8 +135,8 @@ impl Store {
         0
     }
 
-    /// Makes a range inside the store read as zeroes; `keep` leaves it allocated in the eyes of
-    /// [`Store::extents`].
+    /// Makes a range inside the store read as zeroes; with `keep`, [`Store::extents`] reports it as
+    /// allocated.
     fn zero(&self, offset: u64, length: u64, keep: bool) {
         let end = offset + length;
         let (first, last) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
@@ -147,7 +147,7 @@ impl Store {
         self.fill(offset, first - offset);
         self.fill(last, end - last);
         self.clear(first / PAGE, last / PAGE);
-        // SAFETY: whole pages inside the mapping; that their bytes become zero is the purpose.
+        // SAFETY: whole pages inside the mapping; their bytes are to become zero.
         let given_back = unsafe {
             let address = self.base.as_ptr().add(first as usize);
             rustix::mm::madvise(
@@ -164,7 +164,7 @@ impl Store {
         }
     }
 
-    /// Overwrites bytes inside the store with zeroes. Pages never written are left alone: they are
+    /// Overwrites bytes inside the store with zeroes. Pages never written are skipped: they are
     /// zero.
     fn fill(&self, offset: u64, length: u64) {
         let mut at = offset;
@@ -178,7 +178,7 @@ impl Store {
         }
     }
 
-    /// Notes that the pages of a range may hold data.
+    /// Marks the pages of a range as holding data.
     fn mark(&self, offset: u64, length: u64) {
         if length == 0 {
             return;
@@ -190,7 +190,7 @@ impl Store {
         });
     }
 
-    /// Notes that the pages `first..last` hold nothing.
+    /// Marks the pages `first..last` as holding no data.
     fn clear(&self, first: u64, last: u64) {
         self.for_each_word(first, last, |word, mask| {
             if word.load(Ordering::Relaxed) & mask != 0 {
@@ -199,7 +199,8 @@ impl Store {
         });
     }
 
-    /// The words of the pages `first..last`, each with the bits of those among its own.
+    /// Calls `act` for each word of the bitmap with a page of `first..last`, and the bits of these
+    /// pages in it.
     #[inline]
     fn for_each_word(&self, first: u64, last: u64, act: impl Fn(&AtomicUsize, usize)) {
         let mut page = first;
@@ -216,8 +217,8 @@ impl Store {
         self.present.iter().map(pages).sum::<u64>() * PAGE
     }
 
-    /// Writes what it holds down for the next program in this process: parts of it, and where each
-    /// begins. No command may be under way.
+    /// Writes its data for the next program in this process; returns the parts, each with its start
+    /// in bytes. No command may be under way.
     pub(crate) fn leave(&self, area: &Area) -> io::Result<Vec<(u64, Span)>> {
         let (mut parts, mut at) = (Vec::new(), 0);
         let mut bytes = vec![0; PART];
@@ -238,7 +239,7 @@ impl Store {
         Ok(parts)
     }
 
-    /// Takes one of these parts.
+    /// Reads one of the parts that [`Self::leave`] has written.
     pub(crate) fn take(&self, at: u64, mut part: SpanReader) -> io::Result<()> {
         let (mut at, mut bytes) = (at, vec![0; PART]);
         while !part.is_empty() {
@@ -257,8 +258,8 @@ impl Store {
         (&self.present[(page / BITS) as usize], 1 << (page % BITS))
     }
 
-    /// Takes the memory of the pages that a range inside the store covers; they stay holes that
-    /// read as zeroes.
+    /// Allocates the memory of the pages of a range inside the store; they stay holes that read as
+    /// zeroes.
     pub(crate) fn take_memory(&self, offset: u64, length: u64) -> io::Result<()> {
         let end = offset.checked_add(length).filter(|&end| end <= self.size);
         let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -289,8 +290,8 @@ impl Store {
         Ok(extents)
     }
 
-    /// Whether a page may hold data, and the first page at or before `end` for which that is
-    /// different.
+    /// Whether a page may hold data, and the first later page for which that differs, at most
+    /// `end`.
     fn run(&self, page: u64, end: u64) -> (bool, u64) {
         let first = self.word(page);
         let is_present = first.0.load(Ordering::Acquire) & first.1 != 0;
@@ -305,19 +306,19 @@ impl Store {
                 break;
             }
         }
-        // A page cleared between the two looks still counts as it was first seen.
+        // A page that is cleared between the two reads counts as in the first one.
         (is_present, at.clamp(page + 1, end.max(page + 1)))
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this store's own, and no other way leads into it.
+        // SAFETY: the mapping is this store's own, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
 
-/// Copies bytes that others may copy to or from at the same time.
+/// Copies bytes that other threads may copy to or from at the same time.
 ///
 /// # Safety
 /// Both ranges must be valid for `length` bytes and not overlap.
@@ -334,7 +335,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Zeroes bytes that others may copy to or from at the same time.
+/// Zeroes bytes that other threads may copy to or from at the same time.
 ///
 /// # Safety
 /// The range must be valid for `length` bytes.
@@ -353,7 +354,7 @@ unsafe fn clear(to: *mut u8, length: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 use portable::{clear, copy};
 
-/// The same for other processors.
+/// Copying and zeroing on other processors.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable {
     use std::sync::atomic::{AtomicU8, Ordering};

@@ -19,7 +19,7 @@ use crate::io::ring::Event;
 const SIZE: usize = (2 << 20) + (64 << 10);
 const QUEUES: usize = 3;
 
-/// A directory on the file system that the build is on, which more likely has direct I/O than
+/// A directory on the file system of the build, which is more likely to support direct I/O than
 /// `/tmp`.
 pub(crate) fn scratch() -> tempfile::TempDir {
     let target = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
@@ -37,7 +37,7 @@ pub(crate) fn nvme_soft(backing: BackingSpec) -> NvmeSoftSpec {
 
 #[derive(Clone, Debug)]
 struct Action {
-    /// Bytes left alone before the range, and bytes of the range.
+    /// Bytes skipped before the range, and bytes of the range.
     gap: u32,
     length: u32,
     op: Op,
@@ -46,12 +46,12 @@ struct Action {
     no_hole: bool,
     fast_only: bool,
     shift: usize,
-    /// The bytes of its parts, if it was merged.
+    /// The bytes of each part, if the command was merged.
     part: Option<u32>,
     seed: u8,
 }
 
-/// Disjoint commands that are on their way together, from an offset on.
+/// Disjoint commands that are under way together, from an offset on.
 type Batch = (u32, Vec<Action>);
 
 fn actions() -> impl Strategy<Value = Action> {
@@ -165,8 +165,7 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
     }
 }
 
-/// Turns all queues in turn until all is done: what one holds, or carries out, another may wait
-/// for.
+/// Gives all queues turns until all commands have ended, since one queue may wait for another.
 fn finish(drivers: &mut [Driver<AnyQueue>], mut each: impl FnMut(crate::device::harness::Ended)) {
     let start = std::time::Instant::now();
     while drivers.iter().any(Driver::is_busy) {
@@ -177,7 +176,7 @@ fn finish(drivers: &mut [Driver<AnyQueue>], mut each: impl FnMut(crate::device::
     }
 }
 
-/// Extents cover what was asked for, and what holds bytes is not called a hole.
+/// Extents cover the requested range, and no range with data is reported as a hole.
 fn check_extents(device: &AnyDevice, actual: &[u8]) {
     let (mut at, mut last) = (100usize, None);
     while at < SIZE {
@@ -196,8 +195,8 @@ fn check_extents(device: &AnyDevice, actual: &[u8]) {
     assert!(last.is_some());
 }
 
-/// A stream in 4 KiB requests is one command, everywhere; what is not whole blocks is not where
-/// blocks matter.
+/// A stream in 4 KiB requests is one command on every device; partial blocks are not merged on
+/// devices that need whole blocks.
 #[test]
 fn every_device_takes_merged_commands() {
     let scratch = scratch();
@@ -220,8 +219,8 @@ fn every_device_takes_merged_commands() {
         let device = spec.open().unwrap();
         let mut driver = Driver::open(&device);
         let data = pattern(7, 128 << 10);
-        // More commands than there are lists of places on the controller: the rest is told to go
-        // alone.
+        // There are more commands than the controller has lists of pieces: it refuses to merge the
+        // rest.
         let mut taken = 0;
         for round in 0..40u64 {
             let write = command(Op::Write, round % 16 * (128 << 10), 128 << 10);
@@ -245,7 +244,8 @@ fn every_device_takes_merged_commands() {
     }
 }
 
-/// Makes some of the kernel's good results worse: interrupted, or short by whole blocks.
+/// Makes some of the kernel's successful results fail or shrink: interrupted, or short by whole
+/// blocks.
 fn troubled(seed: u64) -> Tamper {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Box::new(move |event| {

@@ -1,48 +1,51 @@
 //! Write-back errors, kept for every tenant that they may concern.
 //!
 //! **Problem.** A write into the page cache is answered before it is on the disk. If the disk then
-//! refuses it, the kernel drops the data and reports that once, to whoever syncs the file next: a
-//! tenant that wrote nothing may get the error, and the tenant whose data are lost hears that all
-//! is well.
+//! refuses it, the kernel drops the data and reports that once, to the next sync of the file: a
+//! tenant that wrote nothing may get the error, and the flush of the tenant whose data are lost may
+//! succeed.
 //!
 //! **Model.** Each tenant has counts of the writes that have begun and ended. A flush *covers* the
-//! writes that had ended when it came, and *settles* them if it succeeds; a tenant is *clean* when
-//! all writes that have begun are settled. When a sync of a file fails, or the file reports a
-//! failed write-back ([`Device::write_back_failed`](crate::device::Device::write_back_failed)),
-//! all tenants of that file that are not clean *fail*: which of their writes was lost is not
-//! known. A failed tenant's flushes and durable writes get `EIO` until the operator clears that.
-//! A clean tenant's flush succeeds whatever its sync said, since nothing of it can be lost.
+//! writes that had ended when it came. If it succeeds, these writes are on stable storage; a tenant
+//! is *clean* when all its writes that have begun are. When a sync of a file fails, or the file
+//! reports a failed write-back
+//! ([`Device::write_back_failed`](crate::device::Device::write_back_failed)), all tenants of that
+//! file that are not clean *fail*, since the kernel does not report which of their writes was lost.
+//! A failed tenant's flushes and durable writes get `EIO` until the operator clears the error. A
+//! clean tenant's flush succeeds whatever the result of its sync, since none of its data can be
+//! lost.
 //!
-//! **Example.** a writes, b does not. b flushes, and the kernel gives that sync the error: a has
-//! failed, and b's flush succeeds. a's flush, whose own sync finds nothing any more, gets `EIO`.
+//! **Example.** a writes, b does not. b flushes, and the kernel reports the error to that sync: a
+//! has failed, and b's flush succeeds. a's flush gets `EIO`, although its own sync reports no
+//! error.
 //!
-//! **One lock** is held from the question whether a write-back has failed to its consequence. So
-//! an error that one shard takes from the kernel is known to every sync that ends later. It is
-//! taken at the end of flushes and durable writes, which wait for a disk.
+//! **One lock** is held from the query whether a write-back has failed to the marking of the
+//! tenants. So an error that the kernel reports to one shard is known to every sync that ends
+//! later. The lock is taken at the end of flushes and durable writes, which wait for a disk.
 //!
-//! *Memory ordering.* A shard counts in words that it alone writes (Release), others add them up
-//! (Acquire). A write's end is counted before it is answered, so a client that has the answer and
-//! then flushes, by any shard, finds it counted. A write's begin is counted before the kernel has
-//! its data; the kernel's own ordering, of data, their write-back and its error, carries that to
-//! the shard which is told the error. An ended count that is read early covers less, a begun count
-//! that is read late is of a write that the error cannot be about.
+//! *Memory ordering.* A shard counts in words that it alone writes (Release), and other shards sum
+//! them (Acquire). A write's end is counted before its answer, so it is counted when its client has
+//! the answer and then flushes by any shard. A write's begin is counted before the kernel has its
+//! data; the kernel's own ordering of data, write-back and error makes the count visible to the
+//! shard that gets the error. If an ended count is read too early, the flush covers fewer writes;
+//! if a begun count is read too late, it includes a write that the error cannot concern.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairq_core::Op;
 
-/// Names in one line of the log.
+/// The most names in one line of the log.
 const NAMES: usize = 10;
 
-/// The writes of all tenants of one run, and which of them have failed.
+/// The writes of all tenants of one run, and the tenants that have failed.
 pub struct WriteBack {
-    /// By shard and tenant.
+    /// The counts, by shard and tenant.
     writes: Box<[Box<[Writes]>]>,
     accounts: Mutex<Vec<Account>>,
 }
 
-/// What one shard has done for one tenant.
+/// The counts of one tenant's writes on one shard.
 #[derive(Default)]
 struct Writes {
     begun: AtomicU64,
@@ -52,16 +55,16 @@ struct Writes {
 /// A tenant.
 #[derive(Clone, Default)]
 struct Account {
-    /// Its name and its file; nothing is kept for a number that nobody has.
+    /// Its name and its file; `None` for a number without a tenant.
     owner: Option<(String, u16)>,
-    /// How many of its writes are on stable storage.
+    /// The number of its writes that are on stable storage.
     settled: u64,
-    /// The error that it has failed with.
+    /// The errno with which it has failed.
     failed: Option<i32>,
 }
 
 impl WriteBack {
-    /// Of so many shards and tenants, nobody's yet.
+    /// Accounts for `shards` shards and `tenants` numbers, which have no tenants yet.
     pub fn new(shards: usize, tenants: usize) -> WriteBack {
         let writes = |_| (0..tenants).map(|_| Writes::default()).collect();
         WriteBack {
@@ -70,9 +73,9 @@ impl WriteBack {
         }
     }
 
-    /// Gives a number to a tenant with this file, or to nobody.
+    /// Assigns a number to a tenant with this file, or to none.
     pub fn assign(&self, tenant: u16, owner: Option<(&str, u16)>) {
-        // What an earlier owner of the number wrote is not the new one's, which begins clean.
+        // The writes of an earlier owner do not count for the new one, which begins clean.
         let settled = self.begun(tenant.into());
         if let Some(account) = self.accounts().get_mut(usize::from(tenant)) {
             let owner = owner.map(|(name, file)| (name.to_owned(), file));
@@ -80,7 +83,7 @@ impl WriteBack {
         }
     }
 
-    /// The tenant with a number has another name.
+    /// Renames the tenant with a number.
     pub fn rename(&self, tenant: u16, name: &str) {
         let mut accounts = self.accounts();
         let account = accounts.get_mut(usize::from(tenant));
@@ -89,7 +92,7 @@ impl WriteBack {
         }
     }
 
-    /// A request comes; gives what it covers, if it is a flush.
+    /// Counts a request that begins; for a flush, returns the number of writes that it covers.
     #[inline]
     pub(crate) fn begin(&self, shard: usize, tenant: u16, op: Op) -> u64 {
         match op {
@@ -101,7 +104,7 @@ impl WriteBack {
         0
     }
 
-    /// A request has ended.
+    /// Counts a request that has ended.
     #[inline]
     pub(crate) fn end(&self, shard: usize, tenant: u16, op: Op) {
         if matches!(op, Op::Write | Op::WriteZeroes | Op::Discard) {
@@ -109,15 +112,15 @@ impl WriteBack {
         }
     }
 
-    /// What a flush that comes now covers.
+    /// The number of writes that a flush covers if it comes now.
     #[cold]
     fn covered(&self, tenant: u16) -> u64 {
         self.sum(tenant.into(), |writes| &writes.ended)
     }
 
-    /// A flush (with what it covers) or a durable write has ended with this errno, or 0. `ask`
-    /// says whether a write-back of a file has failed since it was last asked. Gives the errno to
-    /// answer.
+    /// Ends a flush (`covers` is the number of writes that it covers) or a durable write with this
+    /// errno, or 0. `ask` returns whether a write-back of a file has failed since the last query.
+    /// Returns the errno for the answer.
     pub(crate) fn synced(
         &self,
         tenant: u16,
@@ -126,10 +129,11 @@ impl WriteBack {
         ask: impl FnOnce(u16) -> bool,
     ) -> i32 {
         let mut accounts = self.accounts();
-        // Nothing is kept for a number without a tenant, as in a load run: the kernel's word holds.
+        // A number without a tenant, as in a load run, has no account: the kernel's result is
+        // returned.
         let Some((_, file)) = accounts[usize::from(tenant)].owner else { return errno };
-        // A failed sync is about the whole file, so about all its tenants that are not clean. A
-        // durable write's error is about its own data.
+        // A failed sync concerns the whole file, so all its tenants that are not clean. A durable
+        // write's error concerns its own data.
         if ask(file) || covers.is_some() && errno != 0 {
             let is_concerned = |tenant, account: &Account| self.begun(tenant) != account.settled;
             fail(&mut accounts, file, if errno == 0 { libc::EIO } else { errno }, is_concerned);
@@ -147,27 +151,27 @@ impl WriteBack {
         }
     }
 
-    /// A file could not be synced before anything was served from it: what its tenants wrote by an
-    /// earlier server may be lost.
+    /// Fails all tenants of a file that could not be synced before it was served: their writes
+    /// under an earlier server may be lost.
     pub(crate) fn fail_all(&self, file: u16, errno: i32) {
         fail(&mut self.accounts(), file, errno, |_, _| true);
     }
 
-    /// The tenants that have failed, and with which error.
+    /// The tenants that have failed, each with its errno.
     pub(crate) fn failed(&self) -> Vec<(u16, i32)> {
         let accounts = self.accounts();
         let failed = (0..).zip(&*accounts).filter(|(_, account)| account.owner.is_some());
         failed.filter_map(|(tenant, account)| Some((tenant, account.failed?))).collect()
     }
 
-    /// The operator knows: the tenant's flushes say again what the kernel says. Gives the error
-    /// that it had failed with.
+    /// Clears a tenant's error for the operator, so that its flushes return the kernel's results
+    /// again. Returns the errno with which it had failed.
     pub(crate) fn clear(&self, tenant: u16) -> Option<i32> {
         self.accounts().get_mut(usize::from(tenant))?.failed.take()
     }
 
-    /// Whether a tenant has written what is not known to be on stable storage, and the error that
-    /// it has failed with: for the next program in this process.
+    /// Whether a tenant has writes that are not known to be on stable storage, and the errno with
+    /// which it has failed: for the next program in this process.
     pub(crate) fn left(&self, tenant: u16) -> (bool, Option<i32>) {
         let accounts = self.accounts();
         let account = accounts.get(usize::from(tenant));
@@ -176,7 +180,8 @@ impl WriteBack {
         })
     }
 
-    /// What [`WriteBack::left`] was in the program before this one; before any shard runs.
+    /// Restores the result of [`WriteBack::left`] in the previous program; called before any shard
+    /// runs.
     pub(crate) fn go_on(&self, tenant: u16, (is_dirty, failed): (bool, Option<i32>)) {
         if is_dirty && let Some(writes) = self.writes.first() {
             add_one(&writes[usize::from(tenant)].begun);
@@ -200,14 +205,14 @@ impl WriteBack {
     }
 }
 
-/// Only this thread writes the word.
+/// Adds 1 to a word that only this thread writes.
 #[inline]
 fn add_one(count: &AtomicU64) {
     count.store(count.load(Ordering::Relaxed) + 1, Ordering::Release);
 }
 
-/// Whether a durable write was refused before any of it was taken: nothing is lost then but what
-/// its client is told of.
+/// Whether a durable write was refused before any of its data was taken: then only that write is
+/// lost, and its client gets the error.
 fn is_refusal(errno: i32) -> bool {
     matches!(
         errno,
@@ -215,7 +220,7 @@ fn is_refusal(errno: i32) -> bool {
     )
 }
 
-/// Fails those of a file's tenants that `is_concerned` names, and says so.
+/// Fails the tenants of a file for which `is_concerned` is true, and logs that.
 fn fail(
     accounts: &mut [Account],
     file: u16,
@@ -336,7 +341,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain model, with storage that loses whatever is not on it at each failure.
+        /// A comparison with a plain model, whose storage loses all unsynced data at each failure.
         #[test]
         fn no_flush_succeeds_after_data_were_lost(
             events in prop::collection::vec(prop_oneof![

@@ -1,24 +1,22 @@
-//! Reads and writes through the page cache that are done on the spot, without a thread that may
+//! Reads and writes through the page cache that the shard makes itself, without a thread that may
 //! wait.
 //!
 //! **Problem.** A read that the page cache can answer is a copy of memory, and so are reads and
 //! writes of a file system that is in memory. Handing them to another thread costs several times
-//! what they take.
-//! **Model.** The shard does them itself, if they cannot wait for a device: a read says so to the
-//! kernel (`RWF_NOWAIT`) and goes to the store's threads if it would have to wait; a write has no
-//! such promise where there is a device behind the cache (`pwritev2` waits for a frozen file system
-//! whatever it is told), and is done here on file systems in memory only.
+//! their own time. **Model.** The shard makes the calls itself if they cannot wait for a device. A
+//! read has the flag `RWF_NOWAIT`, and goes to the store's threads if it would have to wait. A
+//! write to a file system with a device has no such guarantee (`pwritev2` waits for a frozen file
+//! system whatever its flags), so only writes to file systems in memory are made here.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Reads what is in the page cache; `None` if some of it, or all, is not, or cannot be read in this
-/// way. A file that is in memory is
-/// always read here.
+/// Reads from the page cache; returns `None` if part of the range is not in it, or if the file
+/// cannot be read in this way. A file in memory is always read here.
 ///
 /// # Safety
-/// The pieces are writable memory that nobody else has.
+/// The pieces are writable memory that no other code uses during the call.
 pub(super) unsafe fn read(
     file: &File,
     pieces: &[libc::iovec],
@@ -29,27 +27,27 @@ pub(super) unsafe fn read(
     let flags = if is_in_memory { 0 } else { libc::RWF_NOWAIT };
     // SAFETY: the caller vouches for the pieces.
     let result = unsafe { libc::preadv2(file.as_raw_fd(), pointer, count, offset as i64, flags) };
-    // Errors are found out once more, and at leisure, by a thread that may wait.
+    // After an error, a thread that may wait repeats the call and gets the error again.
     if result < 0 { None } else { Some(result as i32) }
 }
 
-/// Writes, waiting for the device if need be: bytes, or a negative errno.
+/// Writes, and waits for the device if necessary; returns bytes, or a negative errno.
 ///
 /// # Safety
-/// The pieces are readable memory that nobody changes.
+/// The pieces are readable memory that no other code changes during the call.
 pub(super) unsafe fn write(file: &File, pieces: &[libc::iovec], offset: u64, flags: i32) -> i32 {
     let (fd, offset) = (file.as_raw_fd(), offset as i64);
     // SAFETY: the caller vouches for the pieces.
     result(unsafe {
         match pieces {
-            // A vector takes the kernel a little longer.
+            // A vectored call takes the kernel a little longer.
             [one] if flags == 0 => libc::pwrite(fd, one.iov_base, one.iov_len, offset),
             _ => libc::pwritev2(fd, pieces.as_ptr(), pieces.len() as i32, offset, flags),
         }
     })
 }
 
-/// What a system call has given: a negative errno if it failed.
+/// The result of a system call, or a negative errno if it failed.
 pub(super) fn result(returned: isize) -> i32 {
     if returned < 0 {
         -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)

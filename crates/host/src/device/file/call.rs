@@ -1,5 +1,5 @@
-//! The calls of a queue that may wait for a device: made by the threads of the file's store, and
-//! answered to the queue's shard.
+//! The calls of a queue that may wait for a device: the threads of the file's store make them, and
+//! send the results to the queue's shard.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,25 +10,26 @@ use crate::device::file::open::Backing;
 use crate::device::file::workers::Workers;
 use crate::io::wakers::Wakers;
 
-/// Bytes that are written before their operations are answered.
+/// Bytes that a batch writes between two sends of replies.
 const TOGETHER: usize = 512 << 10;
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reply {
-    /// The operation in this slot: bytes, or a negative errno.
+    /// The operation in this slot has ended: bytes, or a negative errno.
     Done { slot: u32, result: i32 },
-    /// It was written together with others, and that has failed: it is to be tried alone.
+    /// The call that wrote this operation together with others has failed: the operation is to be
+    /// tried alone.
     Alone { slot: u32 },
-    /// Writes of this store that were handed over together have ended.
+    /// The batch of writes of this store has ended.
     Written { store: u16 },
 }
 
-/// Where replies wait for a queue.
+/// The replies that wait for a queue.
 pub(super) struct Replies {
     list: Mutex<Vec<Reply>>,
-    /// Whether there may be some, so that a turn without any takes no lock. Set (Release) after a
-    /// reply is in the list, cleared before the list is taken.
+    /// Whether there may be replies, so that a turn without any takes no lock. Set (Release) after
+    /// a reply is in the list, cleared before the list is taken.
     is_some: AtomicBool,
     wakers: Arc<Wakers>,
     shard: usize,
@@ -39,11 +40,11 @@ impl Replies {
         Replies { list: Mutex::default(), is_some: AtomicBool::new(false), wakers, shard }
     }
 
-    /// Gives replies, and wakes the shard.
+    /// Adds replies, and wakes the shard.
     fn give(&self, replies: &[Reply]) {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(replies);
         self.is_some.store(true, Ordering::Release);
-        // A thread that polls has no bell.
+        // A thread that polls (a direct path) has no bell.
         if self.shard < self.wakers.count() {
             self.wakers.wake(self.shard);
         }
@@ -54,7 +55,7 @@ impl Replies {
         self.is_some.load(Ordering::Acquire)
     }
 
-    /// Takes all there are, in exchange for an empty list.
+    /// Takes all replies, in exchange for an empty list.
     #[cold]
     pub(super) fn take(&self, empty: Vec<Reply>) -> Vec<Reply> {
         self.is_some.store(false, Ordering::Relaxed);
@@ -62,13 +63,13 @@ impl Replies {
     }
 }
 
-/// Places in memory, which stay as they are until the operation's reply has been taken.
+/// Pieces of memory, which stay valid until the operation's reply has been taken.
 pub(super) enum Pieces {
     One(libc::iovec),
     Many(*const libc::iovec, usize),
 }
 
-/// One call.
+/// One system call.
 pub(super) enum Call {
     Read {
         pieces: Pieces,
@@ -79,7 +80,7 @@ pub(super) enum Call {
         offset: u64,
         is_durable: bool,
     },
-    /// Of a range, or of the whole file if the length is 0.
+    /// Puts a range on stable storage, or the whole file if the length is 0.
     Sync {
         offset: u64,
         length: u64,
@@ -91,8 +92,8 @@ pub(super) enum Call {
     },
 }
 
-// SAFETY: the memory that a call points to is the operation's, which is left alone until the reply
-// has been taken; it is memory of this process, whichever thread uses it.
+// SAFETY: the memory that a call points to is the operation's, which stays valid and unused until
+// the reply has been taken; it is memory of this process, whichever thread uses it.
 unsafe impl Send for Call {}
 
 impl Pieces {
@@ -108,7 +109,7 @@ impl Pieces {
 }
 
 impl Call {
-    /// Makes it: bytes, or a negative errno.
+    /// Makes the call; returns bytes, or a negative errno.
     ///
     /// # Safety
     /// The operation has not ended, and its memory is the device's.
@@ -142,7 +143,7 @@ impl Call {
         }
     }
 
-    /// Has it made by a thread of the file's store.
+    /// Passes the call to a thread of the file's store.
     ///
     /// # Safety
     /// The operation in the slot does not end before its reply has been taken, and its memory is
@@ -152,7 +153,7 @@ impl Call {
         backing.store.push(Box::new(move || {
             // SAFETY: as the caller said.
             let result = unsafe { self.make(&file) };
-            // What closes a file waits until it has it alone.
+            // A file is closed only when no thread holds a reference to it.
             drop(file);
             replies.give(&[Reply::Done { slot, result }]);
         }));
@@ -165,7 +166,7 @@ pub(super) struct Batch {
     store: u16,
     runs: Vec<Run>,
     pieces: Vec<libc::iovec>,
-    /// The operations, and what each has left.
+    /// The slots of the operations, and the bytes that each has left.
     slots: Vec<(u32, u32)>,
 }
 
@@ -184,7 +185,7 @@ impl Batch {
         Batch { store, runs: Vec::new(), pieces: Vec::new(), slots: Vec::new() }
     }
 
-    /// One run more.
+    /// Adds a run.
     pub(super) fn add(
         &mut self,
         backing: &Arc<Backing>,
@@ -198,12 +199,12 @@ impl Batch {
         self.runs.push(Run { backing: backing.clone(), offset, pieces, slots });
     }
 
-    /// The operations.
+    /// The slots of the operations.
     pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
         self.slots.iter().map(|&(slot, _)| slot)
     }
 
-    /// Writes, and says for the runs what became of them.
+    /// Writes the runs, and passes their replies to `told`.
     ///
     /// # Safety
     /// As for [`Call::make`], of each operation.
@@ -217,7 +218,7 @@ impl Batch {
             let result = unsafe { at_once::write(&run.backing.file, pieces, run.offset, 0) };
             shares(result, slots, &mut replies);
             written += result.max(0) as usize;
-            // A reply at a time would wake shard and client for each.
+            // Single replies would wake shard and client for each.
             if written >= TOGETHER {
                 told(&replies);
                 replies.clear();
@@ -228,7 +229,7 @@ impl Batch {
         told(&replies);
     }
 
-    /// Has them written by this thread; the last reply is [`Reply::Written`].
+    /// Passes the batch to this thread; the last reply is [`Reply::Written`].
     ///
     /// # Safety
     /// As for [`Call::hand_over`], of each operation.
@@ -241,8 +242,8 @@ impl Batch {
     }
 }
 
-/// What each of several operations has of what one system call has written, in order; if it failed
-/// they are tried alone.
+/// Divides the bytes that one system call has written among its operations, in order; if the call
+/// failed, each operation is to be tried alone.
 pub(super) fn shares(mut result: i32, slots: &[(u32, u32)], replies: &mut Vec<Reply>) {
     for &(slot, left) in slots {
         if result < 0 && slots.len() > 1 {

@@ -1,22 +1,21 @@
-//! The files of a file device: those it was opened with, those that came later, and those that are
-//! about to go.
+//! The files of a file device: the initial ones, later ones, and ones that are to be closed.
 //!
 //! **Problem.** Queues use a file at every command, from their own threads, and the kernel through
-//! their rings; a file that nobody is to use any more must be closed, and its number be another's,
-//! without a command of the one reaching the other.
+//! their rings; a file that is no longer used must be closed, and its number reused, without a
+//! command for one file reaching the other.
 //!
-//! **Model.** A table behind a lock, which says what is open, and a version, which changes with it.
-//! Each queue has a table of its own ([`FileQueue`](super::FileQueue)), from which alone it serves,
-//! and makes it equal to this one when it finds that the version has changed: in every turn, and
-//! when a command names a file that it does not know. What it has it holds by an `Arc`. A file that
-//! nobody wants any more *lingers* as long as commands name it. Then it is *retired*: queues let go
-//! of it, each when none of its operations names it. Nobody but the table holds it then, it is
-//! closed, and only now its number may be another's: so no queue has the old file under a number
-//! that it is told means a new one. Until then it is taken back if somebody wants that file again.
+//! **Model.** A table of the open files behind a lock, and a version, which changes with the table.
+//! Each queue has its own table ([`FileQueue`](super::FileQueue)), which alone it uses, and updates
+//! it when the version has changed: the queue checks in every turn, and when a command names an
+//! unknown file. The queue's table holds files by an `Arc`. A file whose tenant was removed
+//! *lingers* as long as commands name it. Then it is *retired*: each queue releases it when none of
+//! its operations names it. When only the shared table holds the file, it is closed, and only then
+//! its number may be reused: so no queue has the old file under the number of a new one. Until then
+//! the file is taken back if a new tenant uses the same file.
 //!
 //! *Memory ordering.* The version changes under the lock, after the table. A queue reads the
-//! version (Acquire), then the table under the lock; if it changes in between, the queue looks once
-//! more than it would have had to.
+//! version (Acquire), then the table under the lock; if the version changes in between, the queue
+//! makes one needless check more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,17 +32,17 @@ pub(super) struct Files {
     version: CachePadded<AtomicU64>,
 }
 
-/// What has a number.
+/// The state of a number.
 enum Slot {
     Nothing,
     /// A file that is being opened.
     Reserved,
     Open(Arc<Backing>),
-    /// One that nobody wants, and commands may still name.
+    /// A file without a tenant that commands may still name.
     Lingering(Arc<Backing>),
-    /// One that queues are to let go.
+    /// A file that queues must release.
     Retired(Arc<Backing>),
-    /// One that a thread of its store closes.
+    /// A file that a thread of its store is closing.
     Closing,
 }
 
@@ -57,14 +56,14 @@ impl Slot {
         }
     }
 
-    /// What queues are to have.
+    /// The file that queues may use.
     fn in_use(&self) -> Option<&Arc<Backing>> {
         if let Slot::Retired(_) = self { None } else { self.backing() }
     }
 }
 
 impl Files {
-    /// These, with room for [`LATER_FILES`].
+    /// A table of these files, with room for [`LATER_FILES`] more.
     pub(super) fn new(first: Vec<Backing>) -> Files {
         let room = (usize::from(u16::MAX) + 1).min(first.len() + LATER_FILES);
         let slots = first.into_iter().map(|backing| Slot::Open(Arc::new(backing))).collect();
@@ -75,12 +74,12 @@ impl Files {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there may be.
+    /// The most files.
     pub(super) fn room(&self) -> usize {
         self.room
     }
 
-    /// Another one whenever [`Self::in_use`] gives something else.
+    /// A number that changes whenever the result of [`Self::in_use`] changes.
     #[inline]
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -90,30 +89,30 @@ impl Files {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Those that queues are to have, by number.
+    /// The files that queues may use, by number.
     pub(super) fn in_use(&self) -> Vec<Option<Arc<Backing>>> {
         self.slots().iter().map(|slot| slot.in_use().cloned()).collect()
     }
 
-    /// One that is there.
+    /// The file with a number, unless it is closed.
     pub(super) fn get(&self, number: u16) -> Option<Arc<Backing>> {
         self.slots().get(usize::from(number))?.backing().cloned()
     }
 
-    /// All that are there, with their numbers.
+    /// All files, with their numbers.
     pub(super) fn numbered(&self) -> Vec<(u16, Arc<Backing>)> {
         let slots = self.slots();
         let slots = (0..).zip(slots.iter());
         slots.filter_map(|(number, slot)| Some((number, slot.backing()?.clone()))).collect()
     }
 
-    /// All that are there.
+    /// All files.
     pub(super) fn all(&self) -> Vec<Arc<Backing>> {
         self.slots().iter().filter_map(Slot::backing).cloned().collect()
     }
 
-    /// One more: one that nobody wanted and that is the same file, or what `open` gives. Gives its
-    /// number.
+    /// Adds a file: takes back a lingering or retired one that is the same file, or opens one by
+    /// `open`. Returns it with its number.
     pub(super) fn add(
         &self,
         spec: &FileSpec,
@@ -123,7 +122,7 @@ impl Files {
             return Ok(found);
         }
         let number = self.reserve()?;
-        // Opening takes its time, and queues must not wait for it.
+        // Opening may take long, so it happens without the lock, for which queues may wait.
         let opened = open().map(Arc::new);
         let mut slots = self.slots();
         slots[usize::from(number)] =
@@ -132,10 +131,10 @@ impl Files {
         opened.map(|backing| (number, backing))
     }
 
-    /// A file that nobody wanted is taken back if it is the one that is wanted, in the same store;
-    /// in another store it has to be opened again when it is closed.
+    /// Takes back a lingering or retired file if it is the requested one in the same store; for
+    /// another store the file has to be closed and opened again.
     fn revive(&self, spec: &FileSpec) -> Result<Option<(u16, Arc<Backing>)>, DeviceError> {
-        // The file system is asked without the lock, for which queues wait.
+        // The file system is queried without the lock, for which queues may wait.
         let Some(identity) = identity_at(&spec.path) else { return Ok(None) };
         let mut slots = self.slots();
         let is_it = |slot: &Slot| match slot {
@@ -158,7 +157,7 @@ impl Files {
         Ok(Some((number as u16, backing)))
     }
 
-    /// A number that nobody has.
+    /// Reserves a free number.
     fn reserve(&self) -> Result<u16, DeviceError> {
         let mut slots = self.slots();
         let number =
@@ -173,7 +172,7 @@ impl Files {
         Ok(number as u16)
     }
 
-    /// The file is to be given up when no command names it.
+    /// Marks a file that is to be closed when no command names it.
     pub(super) fn linger(&self, number: u16) {
         if let Some(slot) = self.slots().get_mut(usize::from(number))
             && let Slot::Open(backing) = slot
@@ -182,7 +181,7 @@ impl Files {
         }
     }
 
-    /// Tells queues to let go of one that lingers; gives it.
+    /// Makes queues release a lingering file; returns it.
     pub(super) fn retire(&self, number: u16) -> Option<Arc<Backing>> {
         let mut slots = self.slots();
         let slot = slots.get_mut(usize::from(number))?;
@@ -193,7 +192,7 @@ impl Files {
         Some(backing)
     }
 
-    /// Closes a retired one if nobody holds it any more. True if it is closed.
+    /// Closes a retired file if only this table holds it. True if it is closed.
     pub(super) fn close(&self, number: u16) -> bool {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(usize::from(number)) else { return true };
@@ -201,7 +200,7 @@ impl Files {
             return false;
         }
         let Slot::Retired(backing) = slot else { return true };
-        // Only under the lock does anybody take another one from here.
+        // References to the file are taken from this table only under the lock.
         if Arc::get_mut(backing).is_some() {
             let (store, file) = (backing.store.clone(), std::mem::replace(slot, Slot::Closing));
             let (slots, number) = (self.slots.clone(), usize::from(number));

@@ -1,36 +1,36 @@
 //! The file device: regular files or block devices through the shard's io_uring.
 //!
 //! One device has one file or many (one per tenant), and they may come and go while it is used
-//! (`files`). Each shard registers them with its ring. Files that allow it are accessed past the
-//! page cache (`O_DIRECT`), with the registered buffer where the memory lies in one.
+//! (`files`). Each shard registers them with its ring. Files that allow it bypass the page cache
+//! (`O_DIRECT`), with the registered buffer if the memory lies in one.
 //!
-//! **Alignment.** A command may have any offset and length. Direct I/O wants whole blocks, so a
-//! command is carried out as a sequence of parts: whole blocks straight between memory and file,
-//! and blocks of which only a part is concerned by way of a bounce buffer. Reads fetch the blocks
-//! around the range; writes read the block, change it and write it back, under the guard of
-//! `device::guard`. Through the page cache the kernel does all this, and each command is one part,
-//! done on the spot where that takes no waiting (`at_once`). Calls that may wait are made by
-//! threads of the file's store (`workers`). Discards shrink to whole blocks.
+//! **Alignment.** A command may have any offset and length. Direct I/O needs whole blocks, so a
+//! command is carried out as a sequence of parts: whole blocks directly between memory and file,
+//! and partial blocks by a bounce buffer. Reads fetch the blocks around the range; writes read the
+//! block, change it and write it back, under the guard of `device::guard`. Through the page cache
+//! the kernel does all this, and each command is one part, made by the shard if it does not wait
+//! (`at_once`). Threads of the file's store make the calls that may wait (`workers`). Discards
+//! shrink to whole blocks.
 //!
 //! **Durability.** A flush is `fdatasync`, through the page cache of the tenant's range alone
-//! (`msync` does that), and FUA is `RWF_DSYNC` on each write of the command (an
-//! `fdatasync` at the end for writing zeroes). Both are acknowledged only when the kernel has
-//! answered, which it does once the device has the data on stable storage; this process caches no
-//! data of its own. So nothing that was flushed or written with FUA is lost when the process is
-//! killed, at whatever moment. (Writes that are not flushed are with the kernel or the device when
-//! they are acknowledged: those, too, survive a kill, but not a power cut.)
+//! (`msync` does that), and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the
+//! end for writing zeroes). Both are acknowledged only when the kernel has answered, once the
+//! device has the data on stable storage; this process caches no data. So no data that was flushed
+//! or written with FUA is lost when the process is killed, at any moment. (Unflushed writes are in
+//! the kernel or the device when they are acknowledged: they survive a kill, too, but not a power
+//! cut.)
 //!
 //! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's
-//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are tried again. A file that
-//! is found to be shorter than when it was opened has lost data: from then on commands that reach
-//! beyond what it has kept fail with `EIO`, also if it grows again, since zeroes would be in the
-//! lost data's place. A read finds that out, and a look at each file once a second. A discard that
-//! is not supported succeeds, being advice. Zeroing that is not supported is done by writing
-//! zeroes, unless the command wants to be fast or fail.
+//! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are retried. A file that is
+//! found to be shorter than when it was opened has lost data: from then on commands that reach
+//! beyond the part that it has kept fail with `EIO`, even if it grows again, since the lost data
+//! would be replaced by zeroes. A read finds this out, and a check of each file once a second. A
+//! discard that is not supported succeeds, being advice. Zeroing that is not supported is done by
+//! writing zeroes, unless the command must be fast or fail.
 //!
 //! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in line,
-//! in order. A queue has as many operations as the shard has commands on their way, and at most one
-//! io_uring operation each.
+//! in order. A queue has as many operations as the shard has commands under way, each with at most
+//! one io_uring operation.
 
 use std::io;
 use std::sync::Arc;
@@ -63,11 +63,11 @@ pub use open::LeftFile;
 pub(super) use open::OpenFile;
 use stores::Stores;
 
-/// Files that an open device may have beyond those it was opened with.
+/// The most files that may be added to an open device.
 pub const LATER_FILES: usize = 256;
-/// The most that one command bounces at once.
+/// The largest part of one command that is bounced, in bytes.
 const BOUNCE: u32 = 256 << 10;
-/// The bounce memory of one queue, in bytes. It is address space until it is needed.
+/// The bounce memory of one queue, in bytes. It is only address space until it is used.
 const BOUNCE_MEMORY: usize = 4 << 20;
 
 /// Files or block devices.
@@ -82,7 +82,7 @@ pub struct Unsettled {
 }
 
 impl Unsettled {
-    /// Has what was written put on stable storage, by a thread of the file's store.
+    /// Makes a thread of the file's store put its data on stable storage.
     pub fn settle(self) {
         let Unsettled { backing } = self;
         let store = backing.store.clone();
@@ -96,7 +96,7 @@ impl Unsettled {
     }
 }
 
-/// What all queues have in common.
+/// The state that all queues share.
 struct Shared {
     files: Files,
     stores: Stores,
@@ -110,7 +110,7 @@ impl FileDevice {
         FileDevice::open_after(files, direct, Vec::new())
     }
 
-    /// The same after another program in this process, which has left these open.
+    /// Opens the device with files that the previous program in this process has left open.
     pub(super) fn open_after(
         files: &[FileSpec],
         direct: Direct,
@@ -140,7 +140,7 @@ impl FileDevice {
                 .max()
                 .unwrap_or(4096),
             has_classes: false,
-            // The blocks at the edges are left as they are, and not every backing store obliges.
+            // The blocks at the edges do not change, and some backing stores do not zero.
             discard_zeroes: false,
         };
         stores.limit();
@@ -149,15 +149,15 @@ impl FileDevice {
         Ok(FileDevice { info, shared: Arc::new(shared) })
     }
 
-    /// Opens (or creates) one more file, or keeps one that was to be closed; gives its number and
-    /// its size in bytes, which has to suit. May wait for its file system.
+    /// Opens (or creates) one more file, or keeps one that was to be closed; returns its number and
+    /// its size in bytes, which `suits` checks. May wait for its file system.
     pub fn add(
         &self,
         spec: &FileSpec,
         suits: impl Fn(u64) -> Result<(), DeviceError>,
     ) -> Result<(u16, u64), DeviceError> {
         let Shared { files, stores, direct, .. } = &*self.shared;
-        // Before it is created.
+        // The size is checked before the file is created.
         spec.create_size.map_or(Ok(()), &suits)?;
         let open = || {
             let backing = Backing::open(spec, *direct, stores)?;
@@ -167,42 +167,41 @@ impl FileDevice {
         Ok((number, backing.size()))
     }
 
-    /// All files, for the next program in this process.
+    /// Describes all files for the next program in this process.
     pub(super) fn leave(&self) -> Vec<LeftFile> {
         self.shared.files.all().iter().map(|backing| backing.leave()).collect()
     }
 
-    /// Gives the file up: it is retired when no command names it.
-    /// [`Self::add`] takes it back until it is closed.
+    /// Marks a file that has no tenant: it is to be retired when no command names it. [`Self::add`]
+    /// takes it back until it is closed.
     pub fn linger(&self, number: u16) {
         self.shared.files.linger(number);
     }
 
-    /// Begins to close a file that lingers, and that no command names any more: every queue gives
-    /// it up in its next turn, if it has one. What is given is to be settled, by a thread that may
-    /// wait. Nothing if it does not linger.
+    /// Begins to close a lingering file that no command names: every queue releases it in its
+    /// shard's next turn. [`Unsettled::settle`] must be called on the result. `None` if the file
+    /// does not linger.
     pub fn retire(&self, number: u16) -> Option<Unsettled> {
         self.shared.files.retire(number).map(|backing| Unsettled { backing })
     }
 
-    /// Closes a file that was retired, if it is settled and all queues have given it up. True if
-    /// nothing is left to be done, as a thread of its store has closed it; its number may then be
-    /// another file's.
+    /// Closes a retired file if its data are on stable storage and all queues have released it.
+    /// True once a thread of its store has closed it; its number may then be another file's.
     pub fn close(&self, number: u16) -> bool {
         self.shared.files.close(number)
     }
 
-    /// The size of a file as it was when it was last looked at, in bytes.
+    /// The size of a file when it was last checked, in bytes.
     pub fn size_of(&self, number: u16) -> Option<u64> {
         self.shared.files.get(number).map(|backing| backing.size())
     }
 
-    /// Stores that there may be.
+    /// The most stores.
     pub fn room_for_stores(&self) -> usize {
         self.shared.stores.most()
     }
 
-    /// Whether the page cache is passed by for at least one file.
+    /// Whether at least one file bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.info.block_size > 1
     }
@@ -261,7 +260,7 @@ impl Device for FileDevice {
     }
 
     fn write_out(&self, file: u16, job: WriteOutJob) {
-        // Nothing of a file that is closed is dirty: it was put on stable storage before.
+        // A closed file has no dirty bytes: they were put on stable storage before.
         let Some(backing) = self.shared.files.get(file) else { return job(&mut |_, _| {}) };
         let store = backing.store.clone();
         store.push(Box::new(move || job(&mut |range, waits| backing.write_out(range, waits))));
@@ -291,12 +290,12 @@ impl Device for FileDevice {
     }
 }
 
-/// Asks the file system, for a range that is not empty.
+/// Queries the file system, for a range that is not empty.
 fn extents_of(backing: &Backing, offset: u64, end: u64, most: usize) -> io::Result<Vec<Extent>> {
     let mut extents = Vec::new();
     let mut at = offset;
     while at < end && extents.len() < most {
-        // Seeking moves a position that nobody uses. Past the last data there is none (ENXIO).
+        // Seeking moves a position that no other call uses. Past the last data it fails (ENXIO).
         let data = match rustix::fs::seek(&backing.file, rustix::fs::SeekFrom::Data(at)) {
             Ok(data) => data.min(end),
             Err(rustix::io::Errno::NXIO) => end,
@@ -310,7 +309,8 @@ fn extents_of(backing: &Backing, offset: u64, end: u64, most: usize) -> io::Resu
         }
         let hole = match rustix::fs::seek(&backing.file, rustix::fs::SeekFrom::Hole(at)) {
             Ok(hole) if hole > at => hole.min(end),
-            // Gone in the meantime, or not told apart here: data, to be on the safe side.
+            // The hole is gone in the meantime, or the file system does not report it: data, to be
+            // safe.
             Ok(_) | Err(rustix::io::Errno::NXIO | rustix::io::Errno::INVAL) => end,
             Err(error) => return Err(error.into()),
         };

@@ -1,14 +1,15 @@
-//! Opening one backing file: creating it, locking it, and finding out how it wants to be accessed.
+//! Opening one backing file: creating it, locking it, and finding out its alignment and its
+//! features.
 //!
 //! A file is served by one process at a time: a regular file is locked with `flock`, a block device
 //! is opened with `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to
-//! leave it alone. Both are tried for a while, as there are holders who are about to let go: udev
-//! looks at a block device that has just appeared, and the kernel takes an io_uring with registered
-//! files apart some time *after* the process that had it is gone, so a server that is started again
-//! at once would find its own files taken. Nobody unlocks a file: its lock goes when the last
-//! request that the kernel has for it has ended, so no write of a server that was killed lands
-//! after those of the next one. Opening may wait for the file system: it is done by threads that
-//! nothing depends on.
+//! leave it alone. Both are retried for a while, as some holders are about to release the file:
+//! udev reads a block device that has just appeared, and the kernel frees an io_uring with
+//! registered files some time *after* its process has ended, so a server that is restarted at once
+//! would find its own files locked. The server never unlocks a file: the lock ends with the last
+//! request that the kernel has for the file, so no write of a killed server lands after the writes
+//! of the next one. Opening may wait for the file system: it is done by threads for which no other
+//! thread waits.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -28,28 +29,29 @@ use crate::device::error::DeviceError;
 use crate::device::file::stores::{Key, Store, Stores};
 use crate::io::memory::{PAGE, Region};
 
-/// The largest block that direct I/O is used with; bounce buffers and guard regions are larger.
+/// The largest block with which direct I/O is used, in bytes; bounce buffers and guard regions are
+/// larger.
 const BLOCK_MAX: u32 = 64 << 10;
-/// How often and with what pause it is tried to get a file that somebody has: 2 seconds in all.
+/// The number of tries to get a file that is in use, and the pause between them: 2 seconds in all.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One file to serve.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileSpec {
-    /// Where it is: a regular file or a block device.
+    /// Its path, of a regular file or a block device.
     pub path: PathBuf,
     /// If it does not exist (or is empty), it is created sparse with this many bytes. If it exists
     /// it must have just this size.
     pub create_size: Option<u64>,
-    /// Whether it is created; without that a file that is not there is refused.
+    /// Whether it may be created; otherwise a file that does not exist is refused.
     pub create: bool,
-    /// The store that it is said to belong to; that of its device if not said.
+    /// The operator's name for its store; by default its device is its store.
     pub store: Option<String>,
 }
 
 impl FileSpec {
-    /// The file that is there, or one that is created with this many bytes.
+    /// An existing file, or one that is created with this many bytes.
     pub fn new(path: impl Into<PathBuf>, create_size: Option<u64>) -> FileSpec {
         let create = create_size.is_some();
         FileSpec { path: path.into(), create_size, create, store: None }
@@ -59,11 +61,11 @@ impl FileSpec {
 /// A file that a program leaves open for the next one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LeftFile {
-    /// Where it was opened.
+    /// The path at which it was opened.
     pub path: PathBuf,
     /// Its descriptor.
     pub file: RawFd,
-    /// That of its other opening.
+    /// The descriptor of its witness.
     pub witness: Option<RawFd>,
     size: u64,
     intact: u64,
@@ -76,13 +78,13 @@ impl LeftFile {
         identity_at(&self.path) == Some(self.identity)
     }
 
-    /// With these descriptors, which are its own.
+    /// The same file with descriptors that the next program owns.
     pub(crate) fn open(&self, file: File, witness: Option<File>) -> OpenFile {
         OpenFile { path: self.path.clone(), file, witness, size: self.size, intact: self.intact }
     }
 }
 
-/// The same in the next program.
+/// A file that the previous program has left open.
 pub(crate) struct OpenFile {
     pub(super) path: PathBuf,
     file: File,
@@ -91,10 +93,10 @@ pub(crate) struct OpenFile {
     intact: u64,
 }
 
-/// Whether the page cache is passed by (`O_DIRECT`).
+/// Whether the page cache is bypassed (`O_DIRECT`).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Direct {
-    /// Where the backing store allows it.
+    /// If the backing store allows it.
     #[default]
     Auto,
     /// Always: a store that does not allow it is refused.
@@ -107,37 +109,37 @@ pub enum Direct {
 pub(super) struct Backing {
     pub(super) path: PathBuf,
     pub(super) file: File,
-    /// Bytes when it was opened, or when it was last found to have grown.
+    /// The size in bytes when it was opened, or when it was last found to have grown.
     size: AtomicU64,
-    /// Bytes at its start that it has been found to have kept.
+    /// Bytes at its start that it has not lost.
     intact: AtomicU64,
     pub(super) is_block_device: bool,
-    /// Offsets and lengths of I/O are multiples of this; 1 through the page cache.
+    /// The unit of offsets and lengths of I/O, in bytes; 1 through the page cache.
     pub(super) block: u32,
-    /// Offsets and lengths of zeroing and discarding are multiples of this: `block`, but on block
-    /// devices always theirs.
+    /// The unit of offsets and lengths of zeroing and discarding, in bytes: `block`, but on block
+    /// devices always their own block.
     pub(super) zero_block: u32,
-    /// Addresses of I/O are multiples of this; 1 through the page cache.
+    /// The alignment of addresses of I/O, in bytes; 1 through the page cache.
     pub(super) memory_align: u32,
     pub(super) preferred_size: u32,
-    /// The same file, opened once more, where the page cache is used: the kernel tells each that
-    /// has opened a file of a failed write-back once, and this one is asked at any time.
+    /// The same file, opened once more, if the page cache is used: the kernel reports a failed
+    /// write-back once to each open file, and this one can be queried at any time.
     witness: Option<File>,
-    /// What it fails and hangs with.
+    /// The store that it belongs to.
     pub(super) store: Arc<Store>,
-    /// Whether its file system is in memory, so that nothing waits for a device.
+    /// Whether its file system is in memory, so that no call waits for a device.
     pub(super) is_in_memory: bool,
-    /// What `stat` names it by: device and inode, or the block device.
+    /// Its identity by `stat`: device and inode, or the block device.
     identity: (u64, u64),
-    /// Whether direct reads and writes can be told not to wait.
+    /// Whether direct reads and writes support `RWF_NOWAIT`.
     pub(super) no_wait: Support,
     /// Whether holes can be punched.
     pub(super) punch: Support,
-    /// Whether a range can be zeroed that stays allocated.
+    /// Whether a range can be zeroed and stay allocated.
     pub(super) zero_range: Support,
 }
 
-/// Whether a file system or device can do something, which only trying shows.
+/// Whether a file system or device supports an operation, which only a try shows.
 #[derive(Default)]
 pub(super) struct Support {
     works: AtomicBool,
@@ -145,15 +147,15 @@ pub(super) struct Support {
 }
 
 impl Support {
-    /// It has been done.
+    /// Notes that the operation has succeeded.
     pub(super) fn note_done(&self) {
-        // Without the look each call would take the word from the other shards' caches.
+        // Without the check each call would take the word from the other shards' caches.
         if !self.works() {
             self.works.store(true, Ordering::Relaxed);
         }
     }
 
-    /// It has turned out not to be supported.
+    /// Notes that the operation is not supported.
     pub(super) fn note_refused(&self) {
         self.is_refused.store(true, Ordering::Relaxed);
     }
@@ -168,9 +170,9 @@ impl Support {
 }
 
 impl Backing {
-    /// Whether zeroing writes nothing: where it has been seen to work. The kernel zeroes a range of
-    /// a block device by writing if the device has no command for it, and does not say so; where it
-    /// has one, holes can be punched as well.
+    /// Whether zeroing is known to write no data. The kernel zeroes a range of a block device by
+    /// writing if the device has no command for it, and does not report that; if the device has
+    /// one, holes can be punched as well.
     pub(super) fn zeroes_by_map(&self, no_hole: bool) -> bool {
         let punches = self.punch.works();
         let is_asked_to_punch = !no_hole && !self.punch.is_refused();
@@ -181,8 +183,8 @@ impl Backing {
         }
     }
 
-    /// Bytes at its start that commands may reach. (What is lost stays lost, and a command that
-    /// comes a moment early is told by its read.)
+    /// Bytes at its start that commands may reach. (Lost bytes stay lost; if this is read a moment
+    /// too early, a read itself finds the end.)
     #[inline]
     pub(super) fn intact(&self) -> u64 {
         self.intact.load(Ordering::Relaxed)
@@ -194,10 +196,10 @@ impl Backing {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// It ends at `end` now.
+    /// Notes that it ends at `end` now.
     pub(super) fn note_end(&self, end: u64) {
         let (size, whole) = (self.size(), end / u64::from(self.block) * u64::from(self.block));
-        // What was lost and comes again is zeroes in the lost data's place.
+        // A part that was lost and then added again has zeroes instead of the lost data.
         if whole > size && self.intact() == size {
             self.size.store(whole, Ordering::Relaxed);
             self.intact.store(whole, Ordering::Relaxed);
@@ -216,12 +218,13 @@ impl Backing {
         }
     }
 
-    /// Whether a write-back has failed since this was last asked.
+    /// Whether a write-back has failed since the last call.
     pub(super) fn write_back_failed(&self) -> bool {
-        /// Behind the end of any file, where nothing is being written that would be waited for.
+        /// An offset behind the end of any file, where no write is under way for which the call
+        /// would wait.
         const BEYOND: i64 = 1 << 62;
         let Some(witness) = &self.witness else { return false };
-        // SAFETY: a question about an open file.
+        // SAFETY: the call queries an open file.
         let result = unsafe {
             libc::sync_file_range(
                 witness.as_raw_fd(),
@@ -230,7 +233,7 @@ impl Backing {
                 libc::SYNC_FILE_RANGE_WAIT_BEFORE,
             )
         };
-        // These are the errors of write-backs; any other is about the call itself.
+        // These are the errors of write-backs; any other is one of the call itself.
         result != 0
             && matches!(
                 io::Error::last_os_error().raw_os_error(),
@@ -238,15 +241,15 @@ impl Backing {
             )
     }
 
-    /// Whether its writes end when the page cache has them, and the disk does not. Without the
-    /// witness the error of a writeback would be known only to the thread that starts it.
+    /// Whether its writes end when the page cache has them, before the disk does. Without the
+    /// witness only the thread that starts a writeback would get its error.
     #[inline]
     pub(super) fn is_cached(&self) -> bool {
         self.witness.is_some() && !self.is_in_memory
     }
 
-    /// Has the kernel write a range to the disk, and waits for that. An error is known to all that
-    /// have opened the file, the witness among them, so it is no loss that it is not taken here.
+    /// Makes the kernel write a range to the disk, and waits if `waits`. The kernel reports an
+    /// error to each opening of the file, the witness included, so this call need not return it.
     pub(super) fn write_out(&self, range: Range<u64>, waits: bool) {
         let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
             | libc::SYNC_FILE_RANGE_WRITE
@@ -265,7 +268,7 @@ impl Backing {
         }
     }
 
-    /// Maps a range that is cached. Nothing, if that is not possible or of no use.
+    /// Maps a cached range. `None` if that is impossible or useless.
     fn map(&self, offset: u64, length: u64) -> Option<Map> {
         let start = offset / PAGE as u64 * PAGE as u64;
         let length = (offset - start).checked_add(length)?;
@@ -275,9 +278,10 @@ impl Backing {
         Map::new(&self.file, start, length.try_into().ok()?)
     }
 
-    /// Looks where it ends.
+    /// Checks its size.
     pub(super) fn inspect(&self) {
-        // A block device's length is where it ends; the position that this moves nobody uses.
+        // The size of a block device is the position of its end; no other call uses the position
+        // that this moves.
         let end = match self.is_block_device {
             true => rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).ok(),
             false => self.file.metadata().ok().map(|metadata| metadata.len()),
@@ -287,18 +291,18 @@ impl Backing {
         }
     }
 
-    /// What it has lost.
+    /// The loss of data at its end, if it has lost some.
     pub(super) fn cut_off(&self) -> Option<CutOff> {
         let (size, intact) = (self.size(), self.intact());
         (intact < size).then(|| CutOff { path: self.path.clone(), size, intact })
     }
 
-    /// Whether it is what [`identity_at`] has found.
+    /// Whether it is the file with this identity, as [`identity_at`] returns it.
     pub(super) fn is(&self, identity: (u64, u64)) -> bool {
         self.identity == identity
     }
 
-    /// Opens, and creates if need be.
+    /// Opens the file, and creates it if necessary.
     pub(super) fn open(
         spec: &FileSpec,
         direct: Direct,
@@ -314,7 +318,7 @@ impl Backing {
             }
             Err(error) => return Err(open_error(path, error)),
         };
-        // On a block device O_EXCL asks for exclusive use; on a regular file it would mean nothing.
+        // On a block device O_EXCL requests exclusive use; on a regular file it has no effect.
         let flags = if is_block_device { libc::O_EXCL } else { 0 };
         let open = || File::options().read(true).write(true).custom_flags(flags).open(path);
         let file = until(libc::EBUSY, open).map_err(|error| open_error(path, error))?;
@@ -336,7 +340,7 @@ impl Backing {
         Backing::prepare(spec, file, size, direct, stores)
     }
 
-    /// Goes on with a file that the program before this one has left open, and locked.
+    /// Takes over a file that the previous program has left open and locked.
     pub(super) fn take(
         spec: &FileSpec,
         open: OpenFile,
@@ -345,12 +349,12 @@ impl Backing {
     ) -> Result<Backing, DeviceError> {
         let backing = Backing::prepare(spec, open.file, open.size, direct, stores)?;
         backing.intact.store(open.intact, Ordering::Relaxed);
-        // Another opening would not be told of what has failed before it.
+        // A new opening would not get the errors of earlier write-backs.
         let witness = open.witness.or(backing.witness);
         Ok(Backing { witness, ..backing })
     }
 
-    /// For the next program.
+    /// Describes the file for the next program.
     pub(super) fn leave(&self) -> LeftFile {
         LeftFile {
             path: self.path.clone(),
@@ -371,7 +375,8 @@ impl Backing {
         if size == 0 {
             return Err(DeviceError::Empty { path: path.clone() });
         }
-        // Anew or not at all: what has come under this name meanwhile is not this server's.
+        // A file that has appeared under this name meanwhile is not this server's, so only a new
+        // file is accepted.
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DeviceError::NoDirectory { path: path.clone() },
@@ -386,7 +391,7 @@ impl Backing {
         created
     }
 
-    /// Finds out about direct I/O.
+    /// Finds out the file's alignment and whether direct I/O is possible.
     fn prepare(
         spec: &FileSpec,
         file: File,
@@ -441,8 +446,8 @@ impl Backing {
     }
 }
 
-/// A range of a file as addresses that nobody reads or writes. The kernel has no `fdatasync` of a
-/// range other than the `msync` of a mapping.
+/// A mapped range of a file; its addresses are never read or written. The kernel has no `fdatasync`
+/// of a range other than the `msync` of a mapping.
 struct Map {
     address: *mut std::ffi::c_void,
     length: usize,
@@ -466,12 +471,12 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the addresses are this map's, and nobody has a reference to them.
+        // SAFETY: the addresses are this map's, and no reference to them exists.
         let _ = unsafe { rustix::mm::munmap(self.address, self.length) };
     }
 }
 
-/// What `stat` names a file by: device and inode, or 0 and the block device's own number.
+/// The identity of a file by `stat`: device and inode, or 0 and the block device's own number.
 fn identity(metadata: &Metadata) -> (u64, u64) {
     if metadata.file_type().is_block_device() {
         (0, metadata.rdev())
@@ -480,7 +485,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     }
 }
 
-/// The same of what is under this path now, if there is something.
+/// The identity of the file that is at this path now; `None` if there is none.
 pub(super) fn identity_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|metadata| identity(&metadata))
 }
@@ -492,7 +497,7 @@ fn is_in_memory(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| IN_MEMORY.contains(&fs.f_type))
 }
 
-/// Another opening of the same file.
+/// Opens the same file once more.
 fn open_again(path: &Path, file: &File) -> Option<File> {
     let opened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let failed = |error: &io::Error| {
@@ -523,7 +528,7 @@ fn lock(path: &Path, file: &File) -> Result<(), DeviceError> {
     })
 }
 
-/// Tries again for a while as long as somebody has it.
+/// Repeats an attempt for a while as long as it fails with the errno `taken`.
 fn until<T>(taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..TRIES {
         match attempt() {
@@ -534,13 +539,13 @@ fn until<T>(taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Resul
     attempt()
 }
 
-/// Size in bytes; the end of a block device is its size (what `BLKGETSIZE64` says).
+/// Size in bytes; the end of a block device is its size (as by `BLKGETSIZE64`).
 fn size_of(path: &Path, file: &File) -> Result<u64, DeviceError> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
         .map_err(|error| io_error(path, "find its size")(error.into()))
 }
 
-/// Gives a new file its size, and makes its name as durable as its contents will be.
+/// Gives a new file its size, and puts its name on stable storage.
 fn allocate(path: &Path, file: &File, size: u64) -> Result<(), DeviceError> {
     file.set_len(size)
         .and_then(|()| file.sync_all())
@@ -552,8 +557,8 @@ fn allocate(path: &Path, file: &File, size: u64) -> Result<(), DeviceError> {
         .map_err(io_error(path, "sync its directory"))
 }
 
-/// Switches the file to direct I/O and answers the alignment of offsets and of addresses, or why
-/// not.
+/// Switches the file to direct I/O; returns the alignment of offsets and of addresses, or the
+/// reason why it cannot.
 fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32), String> {
     let (block, memory_align) = alignment(file, is_block_device)?;
     if !block.is_power_of_two()
@@ -571,8 +576,8 @@ fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32
     let flags = rustix::fs::fcntl_getfl(file).map_err(|error| error.to_string())?;
     let refused = |error: io::Error| format!("its file system refuses direct I/O ({error})");
     rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|error| refused(error.into()))?;
-    // Some accept the flag and then refuse to read. Other errors are about the data, and not for
-    // now.
+    // Some file systems accept the flag and then refuse to read. Other errors concern the data, and
+    // are not handled here.
     match probe(file, block) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             rustix::fs::fcntl_setfl(file, flags).map_err(|error| error.to_string())?;
@@ -582,20 +587,21 @@ fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32
     }
 }
 
-/// What the kernel says on the alignment of direct I/O, or else what works anywhere that it works
-/// at all.
+/// The alignment of direct I/O that the kernel reports, or else one that works wherever direct I/O
+/// works.
 fn alignment(file: &File, is_block_device: bool) -> Result<(u32, u32), String> {
     let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(statx) = statx
         && statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0
     {
         return match (statx.stx_dio_offset_align, statx.stx_dio_mem_align) {
-            // By `statx(2)` 0 means that this file has no direct I/O.
+            // In `statx(2)`, 0 means that this file has no direct I/O.
             (0, _) | (_, 0) => Err("its file system does not support direct I/O".into()),
             (block, memory_align) => Ok((block, memory_align)),
         };
     }
-    // Linux tells the alignment from 6.1 on. Without, a block device has its sectors.
+    // Linux reports the alignment from 6.1 on. On older kernels a block device has that of its
+    // sectors.
     let block = if is_block_device {
         rustix::fs::ioctl_blksszget(file).unwrap_or(PAGE as u32)
     } else {

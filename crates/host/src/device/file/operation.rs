@@ -1,5 +1,5 @@
-//! A command on its way through a queue: what its part is, as an operation of the ring or as a call
-//! that may wait, and what a result means for it.
+//! A command under way in a queue: its current part as an operation of the ring or as a call that
+//! may wait, and the evaluation of the result.
 
 use std::os::fd::RawFd;
 
@@ -14,20 +14,20 @@ use crate::device::file::part::{Step, ZEROES, around};
 use crate::device::guard::Access;
 use crate::io::memory::{Buffer, Memory};
 
-/// How often an operation may move nothing before it is given up.
+/// The most results of 0 bytes in a row before the command fails.
 const STALLS_MAX: u8 = 3;
 
 #[repr(align(4096))]
 struct Zeroes([u8; ZEROES as usize]);
 static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
 
-/// A command on its way.
+/// A command under way.
 pub(super) struct Operation {
     pub(super) command: Command,
-    /// Bytes of the command that are done.
+    /// Bytes of the command that are finished.
     pub(super) done: u32,
     pub(super) step: Step,
-    /// Bytes of the command that the step is for.
+    /// Bytes of the command that the step covers.
     pub(super) length: u32,
     /// Bytes that the step's read or write has moved.
     pub(super) moved: u32,
@@ -35,13 +35,13 @@ pub(super) struct Operation {
     pub(super) is_synced: bool,
     pub(super) bounce: Option<Buffer>,
     pub(super) access: Access,
-    /// Where a merged command's data is.
+    /// The memory of a merged command.
     pub(super) vectors: Vec<libc::iovec>,
-    /// A thread of the store makes its call, which may wait.
+    /// Whether a thread of the store makes its call, which may wait.
     pub(super) may_wait: bool,
 }
 
-/// How the ring names a file.
+/// The ring's name of a file.
 pub(super) enum File {
     Registered(u32),
     Plain(RawFd),
@@ -63,29 +63,29 @@ macro_rules! build {
     };
 }
 
-/// What an event means for its operation.
+/// The consequence of a result for its operation.
 pub(super) enum Verdict {
-    /// The part is done.
+    /// The part is finished.
     Part,
-    /// The part is to be done in another way.
+    /// The part is to be carried out in another way.
     Otherwise,
-    /// There is more to be handed to the kernel.
+    /// The rest of the part is to be submitted to the kernel.
     More,
-    /// A thread that may wait is to do it.
+    /// A thread that may wait is to carry out the part.
     Wait,
-    /// The same again, after a pause.
+    /// The part is to be retried after a pause.
     Again,
     /// The command has failed.
     Failed(i32),
 }
 
 impl Operation {
-    /// Where the part begins.
+    /// Start of the part in the file, in bytes.
     pub(super) fn offset(&self) -> u64 {
         self.command.offset + u64::from(self.done)
     }
 
-    /// What the part's read or write moves: file offset, length, and memory.
+    /// The transfer of the part's read or write: file offset, length, and memory.
     pub(super) fn transfer(&self, block: u32) -> (u64, u32, Memory) {
         let bounce = || self.bounce.as_ref().map_or(Memory::NONE, Buffer::memory);
         match self.step {
@@ -111,14 +111,14 @@ impl Operation {
             || self.step == Step::Straight && self.command.op == Op::Read
     }
 
-    /// Whether a thread that may wait has to do it: it would wait in any case, or cannot say that
-    /// it must not.
+    /// Whether a thread that may wait has to make the call: it waits in any case, or the file does
+    /// not support `RWF_NOWAIT`.
     pub(super) fn may_wait(&self, backing: &Backing) -> bool {
         let is_transfer = !matches!(self.step, Step::Sync | Step::Punch | Step::ZeroRange);
         !is_transfer || self.is_cached(backing) || backing.no_wait.is_refused()
     }
 
-    /// The call for what is left of the part.
+    /// The call for the rest of the part.
     pub(super) fn call(&self, backing: &Backing) -> Call {
         match self.step {
             Step::Sync => {
@@ -152,13 +152,12 @@ impl Operation {
         }
     }
 
-    /// Whether what it writes is to be on stable storage when it has been written.
+    /// Whether its data must be on stable storage when the write ends.
     pub(super) fn is_durable(&self) -> bool {
         self.command.fua && self.command.op == Op::Write
     }
 
-    /// The io_uring operation for what is left of the part, which is read or written and does not
-    /// wait.
+    /// The io_uring operation for the rest of the part, a read or write that does not wait.
     pub(super) fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
         let durable = if self.is_durable() { libc::RWF_DSYNC } else { 0 };
         let (no_wait, flags) = (libc::RWF_NOWAIT, libc::RWF_NOWAIT | durable);
@@ -186,12 +185,12 @@ impl Operation {
         }
     }
 
-    /// What is left of a part that is a plain read or write: file offset, length, and address.
+    /// The rest of a part that is a plain read or write: file offset, length, and address.
     pub(super) fn left(&self) -> (u64, u32, *mut u8) {
         self.left_in(1)
     }
 
-    /// What is left of a read or write of whole blocks: file offset, length, and address.
+    /// The rest of a read or write of whole blocks: file offset, length, and address.
     pub(super) fn left_in(&self, block: u32) -> (u64, u32, *mut u8) {
         let (offset, length, memory) = self.transfer(block);
         (
@@ -201,20 +200,21 @@ impl Operation {
         )
     }
 
-    /// Whether it is a read or write by way of the page cache.
+    /// Whether it is a read or write through the page cache.
     pub(super) fn is_cached(&self, backing: &Backing) -> bool {
         backing.block == 1
             && backing.memory_align == 1
             && matches!(self.step, Step::Straight | Step::WriteZeroes)
     }
 
-    /// Whether it is a write for the page cache to take. What has to be on stable storage waits for
-    /// the disk, and others must not wait with it.
+    /// Whether it is a write that ends in the page cache. A durable write waits for the disk, and
+    /// others must not wait with it.
     pub(super) fn is_cached_write(&self, backing: &Backing) -> bool {
         !self.is_read() && !self.command.fua && self.is_cached(backing)
     }
 
-    /// The read, done on the spot, and its result; `None` if it is none, or might wait.
+    /// Reads at once, and returns the result; `None` if it is no cached read, or would have to
+    /// wait.
     pub(super) fn read_at_once(&self, backing: &Backing) -> Option<i32> {
         if !self.is_read() || !self.is_cached(backing) {
             return None;
@@ -225,16 +225,16 @@ impl Operation {
         // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
         // not have it.
         let result = unsafe { at_once::read(&backing.file, pieces, offset, backing.is_in_memory) };
-        // What is merged is read as a whole.
+        // A merged command is read as a whole or not at all.
         result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
     }
 
-    /// Takes in the result of the system call.
+    /// Evaluates the result of the system call.
     pub(super) fn finished(&mut self, backing: &Backing, result: i32) -> Verdict {
         match -result {
             libc::EAGAIN if !self.may_wait => return Verdict::Wait,
             libc::EAGAIN | libc::EINTR => return Verdict::Again,
-            // It cannot be told not to wait.
+            // The file does not support `RWF_NOWAIT`.
             libc::EOPNOTSUPP if !self.may_wait => {
                 backing.no_wait.note_refused();
                 return Verdict::Wait;
@@ -302,14 +302,14 @@ impl Operation {
 
     pub(super) fn has_written(&mut self, backing: &Backing, count: u32) -> Verdict {
         let (_, length, _) = self.transfer(backing.block);
-        // Only whole blocks count, so that the rest is aligned; writing part of one once more does
+        // Only whole blocks count, so that the rest is aligned; to write part of a block again does
         // no harm.
         let count = count.min(length - self.moved) / backing.block * backing.block;
         self.moved += count;
         if self.moved == length {
             return Verdict::Part;
         }
-        // The next try brings what stopped this one: no space, most likely.
+        // The next try reports the error that stopped this one, most likely a lack of space.
         self.stalls = if count == 0 { self.stalls + 1 } else { 0 };
         if self.stalls > STALLS_MAX { Verdict::Failed(libc::EIO) } else { Verdict::More }
     }
@@ -328,7 +328,7 @@ impl Operation {
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Puts what was fetched in the command's memory.
+    /// Copies the fetched bytes to the command's memory.
     pub(super) fn drain_bounce(&mut self, at: usize) {
         let Some(bounce) = &mut self.bounce else { return };
         let bytes = &bounce.bytes_mut()[at..at + self.length as usize];

@@ -1,6 +1,6 @@
-//! How a command is cut into parts: what to do next with a file that wants whole blocks.
+//! The cutting of a command into parts: the next step on a file that needs whole blocks.
 //!
-//! A pure function of the command, how far it has come, and the file.
+//! A pure function of the command, its finished bytes, and the file.
 
 use fairq_core::Op;
 
@@ -11,21 +11,21 @@ use crate::device::file::open::Backing;
 /// Bytes of zeroes written at once where zeroing is not supported.
 pub(super) const ZEROES: u32 = 64 << 10;
 
-/// What to do next.
+/// The next step of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
-    /// Nothing: the command has ended with this errno (or 0).
+    /// The command has ended with this errno (or 0).
     End(i32),
     /// `step`, for the next `length` bytes of the command.
     Part {
-        /// How.
+        /// The way to carry out the part.
         step: Step,
-        /// Bytes; 0 for [`Step::Sync`].
+        /// Bytes of the command; 0 for [`Step::Sync`].
         length: u32,
     },
 }
 
-/// One way of doing a part.
+/// A way to carry out a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Reads or writes whole blocks (any bytes, through the page cache) from or to the command's
@@ -33,7 +33,7 @@ pub(super) enum Step {
     Straight,
     /// Reads the blocks around the range to the bounce buffer.
     Fetch,
-    /// Writes whole blocks by way of the bounce buffer, as the command's memory is not aligned.
+    /// Writes whole blocks by the bounce buffer, as the command's memory is not aligned.
     Copy,
     /// Reads the block around the range to the bounce buffer, to go on with `ChangedBlock`.
     ReadBlock,
@@ -45,12 +45,12 @@ pub(super) enum Step {
     ZeroRange,
     /// Writes zeroes.
     WriteZeroes,
-    /// Puts everything on stable storage.
+    /// Puts the command's data on stable storage.
     Sync,
 }
 
 impl Step {
-    /// Whether the guard has to be asked: all that change the file.
+    /// Whether the step has to enter the guard: all steps that change the file.
     pub(super) fn is_guarded(self, op: Op) -> bool {
         match self {
             Step::Fetch | Step::Sync => false,
@@ -75,8 +75,8 @@ pub(in crate::device) fn inside(offset: u64, length: u32, block: u32) -> (u64, u
     (start, end.saturating_sub(start) as u32)
 }
 
-/// What comes next for a command of which `done` bytes are done; `is_synced` if it has been through
-/// [`Step::Sync`].
+/// The next step of a command of which `done` bytes are finished; `is_synced` if [`Step::Sync`] is
+/// finished.
 pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: bool) -> Next {
     let at = command.offset + u64::from(done);
     let rest = command.length - done;
@@ -89,7 +89,7 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
         };
     }
     if command.op == Op::Discard {
-        // Shrunk to whole blocks when it came.
+        // The discard was shrunk to whole blocks when it came.
         return if backing.punch.is_refused() {
             Next::End(0)
         } else {
@@ -105,7 +105,7 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
         }
         return Next::Part { step: Step::Fetch, length: rest.min(BOUNCE - misalignment) };
     }
-    // What is refused is refused before a part of it is written.
+    // A fast zeroing that cannot be fast is refused before a part of it is written.
     if done == 0
         && whole > 0
         && command.op == Op::WriteZeroes
@@ -115,8 +115,8 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
         return Next::End(refused);
     }
     if misalignment > 0 || whole == 0 {
-        // Through the page cache only zeroing by the device minds blocks, and their parts can
-        // simply be written.
+        // Through the page cache only zeroing by the device needs whole blocks; partial blocks are
+        // written.
         let step = if backing.block > 1 { Step::ReadBlock } else { Step::WriteZeroes };
         return Next::Part { step, length: rest.min(block - misalignment) };
     }
@@ -138,8 +138,7 @@ fn is_memory_aligned(backing: &Backing, command: &Command, done: u32) -> bool {
 
 /// The best way to zero whole blocks.
 fn zero(backing: &Backing, command: &Command, length: u32) -> Next {
-    // The kernel zeroes a block device that cannot do it itself by writing, which is not what
-    // `fast_only` asks for.
+    // If a block device cannot zero, the kernel writes zeroes, which `fast_only` forbids.
     let can_be_slow = command.fast_only && backing.is_block_device;
     if !command.no_hole && !backing.punch.is_refused() {
         Next::Part { step: Step::Punch, length }

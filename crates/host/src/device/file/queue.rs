@@ -1,4 +1,4 @@
-//! One shard's queue on the files: the commands on their way, and what each of them waits for.
+//! One shard's queue on the files: the commands under way, and the state of each.
 //!
 //! A command is an [`Operation`] in a slot, whose index is the user data of its io_uring
 //! operations. It is always in one of these states:
@@ -10,23 +10,23 @@
 //!                                                       [again: EINTR]
 //! ```
 //!
-//! A merged command is one vectored read or write, and comes here only if all its parts are whole
-//! blocks at aligned places; if it moves less than all, it has failed, and its parts are tried
-//! alone.
+//! A merged command is one vectored read or write, and is accepted only if all its parts are whole
+//! blocks at aligned addresses; if it moves less than all its bytes, it has failed, and its parts
+//! are tried alone.
 //!
-//! **No call here waits for a device.** Direct reads and writes go to the ring and say that they
-//! must not wait (`RWF_NOWAIT`); cached reads are done on the spot if the cache has the data
-//! (`at_once`). Whatever would have to wait (the kernel says `EAGAIN`), or cannot say that it must
-//! not, is a call that the file's store makes in threads of its own (`call`, `workers`).
+//! **No call here waits for a device.** Direct reads and writes go to the ring with the flag
+//! `RWF_NOWAIT`; cached reads are made at once if the cache has the data (`at_once`). Threads of
+//! the file's store (`call`, `workers`) make the calls that would have to wait (the kernel returns
+//! `EAGAIN`), or that have no such flag.
 //!
 //! Writes to the page cache are handed over together when the queue is rung, one batch for each
-//! store at a time: those that come meanwhile are the next one. Writes that follow each other in
-//! the file, as the pieces of a long one do, are one system call. What that call has written is
-//! theirs in order; if it fails they are tried alone. File systems in memory are written on the
-//! spot.
+//! store at a time: writes that come meanwhile are the next batch. Writes that follow each other in
+//! the file, as the pieces of a long one do, are one system call. The bytes that the call has
+//! written belong to them in order; if it fails they are tried alone. Writes to file systems in
+//! memory are made at once.
 //!
-//! `starved` is left when a bounce buffer comes back; `blocked` and `again` are looked at in every
-//! turn, and `deadline_ns` makes turns happen while there are any.
+//! A command leaves `starved` when a bounce buffer is freed; `blocked` and `again` are retried
+//! after `RETRY_NS`, and `deadline_ns` makes the shard have a turn for that.
 //!
 //! **Ownership.** The command's memory is the device's from issue to reap, by contract. A bounce
 //! buffer belongs to its operation, and to the kernel while the operation is in the kernel.
@@ -51,9 +51,9 @@ use crate::device::{Command, Completion, Place, Queue};
 use crate::io::memory::{Memory, Region};
 use crate::io::ring::{Asker, Event, Ring, UserData};
 
-/// How long a command that is blocked, or is to be tried again, waits before the next look.
+/// The pause before a command that is blocked, or is to be retried, is tried again, in nanoseconds.
 const RETRY_NS: u64 = 20_000;
-/// Pieces of memory in one system call; the kernel allows 1024.
+/// The most pieces of memory in one system call; the kernel allows 1024.
 const PIECES_MAX: usize = 1000;
 
 /// One shard's queue on a [`crate::device::file::FileDevice`].
@@ -61,41 +61,41 @@ pub struct FileQueue {
     shared: Arc<Shared>,
     /// The files, by number.
     files: Vec<Option<Open>>,
-    /// The version of the device's files that these are.
+    /// The version of the device's files to which `files` corresponds.
     version: u64,
     /// Whether the ring has a table of files.
     has_table: bool,
     bounce: Region,
     slots: Vec<Option<Operation>>,
     free: Vec<u32>,
-    /// Waiting for a bounce buffer.
+    /// The slots that wait for a bounce buffer.
     starved: VecDeque<u32>,
-    /// Waiting for the guard.
+    /// The slots that wait for the guard.
     blocked: Vec<u32>,
-    /// To be handed to the kernel once more.
+    /// The slots that are to be submitted to the kernel once more.
     again: Vec<u32>,
     retry_ns: u64,
-    /// What the stores' threads have answered.
+    /// The replies of the stores' threads.
     replies: Arc<Replies>,
     taken: Vec<Reply>,
     /// The stores, by number, that have a batch of writes of this queue.
     is_writing: [bool; MAX_STORES],
-    /// A thread for the batches of each store, on the shard's CPU: the shard has nothing to do
-    /// when it waits for them, and waking a thread on another CPU takes longer than the writes.
+    /// A thread for the batches of each store, on the shard's CPU: the shard is idle when it waits
+    /// for them, and waking a thread on another CPU takes longer than the writes.
     writers: [Option<Workers>; MAX_STORES],
-    /// Writes to be done when the queue is rung, whether there are some that it has not looked at,
-    /// and where the data of those that are one system call is.
+    /// The slots of writes to be made when the queue is rung, whether some of them are new, and the
+    /// memory of the ones that make one system call.
     pub(super) writes: Vec<u32>,
     has_new_writes: bool,
     pub(super) pieces: Vec<libc::iovec>,
-    /// What was done on the spot, with the results.
+    /// The slots of operations that were carried out at once, with the results.
     news: Vec<(u32, i32)>,
     done: Vec<Completion>,
     /// Vectors that are not in use.
     spare: Vec<Vec<libc::iovec>>,
 }
 
-/// A file as this queue has it.
+/// A file in this queue's table.
 struct Open {
     backing: Arc<Backing>,
     /// Whether it is registered with the ring, by its number.
@@ -113,7 +113,7 @@ impl FileQueue {
             tracing::debug!(%error, "no registered files");
         }
         let mut queue = FileQueue {
-            // None: it has no files yet.
+            // This matches no version, as the queue has no files yet.
             version: shared.files.version().wrapping_sub(1),
             shared,
             files: Vec::new(),
@@ -140,8 +140,8 @@ impl FileQueue {
         Ok(queue)
     }
 
-    /// Makes the table of files what the device's is: gives up those that are to go, unless an
-    /// operation still names them, and takes up those that have come.
+    /// Updates the table of files to the device's: releases retired files, unless an operation
+    /// still names them, and adds new ones.
     #[cold]
     pub(super) fn follow(&mut self, ring: &mut Ring) {
         let version = self.shared.files.version();
@@ -154,7 +154,7 @@ impl FileQueue {
                     continue;
                 }
                 let names = |operation: &Operation| usize::from(operation.command.file) == number;
-                // The version stays behind, so that the next turn tries again.
+                // The version stays outdated, so that the next turn retries.
                 if self.slots.iter().flatten().any(names) {
                     is_equal = false;
                     continue;
@@ -175,7 +175,7 @@ impl FileQueue {
         }
     }
 
-    /// The file of a command that comes.
+    /// The file of a new command.
     #[inline]
     fn file(&mut self, ring: &mut Ring, number: u16) -> Option<&Backing> {
         // The file may have come after this shard's last turn.
@@ -220,7 +220,7 @@ impl FileQueue {
         }
     }
 
-    /// Gives back what the last part needed.
+    /// Releases the bounce buffer and the guard of the last part.
     fn release(&mut self, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         self.shared.guard.leave(&mut operation.access);
@@ -249,7 +249,7 @@ impl FileQueue {
             };
         }
         let wants_bounce = matches!(step, Step::Fetch | Step::Copy | Step::ReadBlock);
-        // Behind those that wait already, or small parts would keep a large one waiting.
+        // New parts queue behind the waiting ones, or small parts would keep a large one waiting.
         if wants_bounce && !(self.starved.is_empty() && self.get_bounce(slot)) {
             self.starved.push_back(slot);
         } else {
@@ -278,13 +278,13 @@ impl FileQueue {
     }
 
     fn wait(&mut self, now_ns: u64) {
-        // The first to wait sets the time. Those that come later must not put it off.
+        // The first command to wait sets the time, and later ones must not postpone it.
         if self.blocked.is_empty() && self.again.is_empty() {
             self.retry_ns = now_ns.saturating_add(RETRY_NS);
         }
     }
 
-    /// Has all that the part needs.
+    /// Starts a part that has its bounce buffer and has entered the guard.
     fn begin(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         if operation.step == Step::Copy {
@@ -293,8 +293,8 @@ impl FileQueue {
         self.submit(ring, slot);
     }
 
-    /// Does the part, or what is left of it, on the spot, or when the queue is rung, or gives it to
-    /// the ring or to the store's threads.
+    /// Carries out the rest of the part at once or when the queue is rung, or passes it to the ring
+    /// or to the store's threads.
     fn submit(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         let backing = &of(&self.files, operation.command.file).backing;
@@ -310,7 +310,7 @@ impl FileQueue {
         }
     }
 
-    /// Puts the part, or what is left of it, on the ring: it does not wait there.
+    /// Puts the rest of the part on the ring, where it does not wait.
     fn push(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
@@ -326,17 +326,18 @@ impl FileQueue {
         unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
     }
 
-    /// Has the part, or what is left of it, done by a thread of the store.
+    /// Passes the rest of the part to a thread of the store.
     fn hand_over(&mut self, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         operation.may_wait = true;
         let backing = &of(&self.files, operation.command.file).backing;
-        // SAFETY: as for the ring: memory and vectors are left alone until the reply is taken.
+        // SAFETY: as for the ring: memory and vectors stay valid and unused until the reply is
+        // taken.
         unsafe { operation.call(backing).hand_over(backing, slot, &self.replies) };
     }
 
-    /// Does the cached writes that have come: those of file systems in memory on the spot, those of
-    /// a store that has no batch of this queue as one.
+    /// Makes the cached writes that have come: writes to file systems in memory at once, and the
+    /// writes of each store that has no batch of this queue as one batch.
     fn write(&mut self) {
         self.has_new_writes = false;
         let mut slots = std::mem::take(&mut self.writes);
@@ -379,7 +380,7 @@ impl FileQueue {
         }
     }
 
-    /// Has a batch written by the thread that there is for a store.
+    /// Passes a batch to the thread for batches of a store.
     fn hand_over_batch(&mut self, store: usize, batch: Batch) {
         let writer = match &self.writers[store] {
             Some(writer) => writer,
@@ -387,17 +388,17 @@ impl FileQueue {
                 Ok(writer) => self.writers[store].insert(writer),
                 Err(error) => {
                     tracing::warn!(%error, "cannot start a thread for writes to the page cache");
-                    // The store's other threads do them, one by one.
+                    // The store's other threads make the writes, one by one.
                     return batch.slots().for_each(|slot| self.hand_over(slot));
                 }
             },
         };
         self.is_writing[store] = true;
-        // SAFETY: as for one call, of each of the operations.
+        // SAFETY: as for one call, for each of the operations.
         unsafe { batch.hand_over(writer, &self.replies) };
     }
 
-    /// Takes a reply in.
+    /// Handles a reply.
     fn hear(&mut self, reply: Reply) {
         match reply {
             Reply::Done { slot, result } => self.news.push((slot, result)),
@@ -409,7 +410,7 @@ impl FileQueue {
         }
     }
 
-    /// Takes the replies that have come.
+    /// Handles the replies that have come.
     #[cold]
     fn take_replies(&mut self) {
         let empty = std::mem::take(&mut self.taken);
@@ -418,8 +419,8 @@ impl FileQueue {
         self.taken = replies;
     }
 
-    /// Puts together where the data of the first write is, and of those that follow it in the file;
-    /// which file, where, and how many writes.
+    /// Gathers the memory of the first write and of the writes that follow it in the file; returns
+    /// the file's number, the offset in bytes, and the number of writes.
     pub(super) fn gather(&mut self, slots: &[u32]) -> (u16, u64, usize) {
         self.pieces.clear();
         let (mut file, mut start, mut end, mut count) = (0, 0, 0, 0);
@@ -438,7 +439,7 @@ impl FileQueue {
             if operation.vectors.is_empty() {
                 let piece = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
                 match self.pieces.last_mut() {
-                    // Pieces of one long write lie behind each other in memory, too.
+                    // Pieces of one long write are adjacent in memory, too.
                     Some(last)
                         if last.iov_base.wrapping_byte_add(last.iov_len) == piece.iov_base =>
                     {
@@ -455,7 +456,7 @@ impl FileQueue {
         (file, start, count)
     }
 
-    /// Goes on with those that wait, as far as possible.
+    /// Continues the waiting commands, as far as possible.
     fn resume(&mut self, now_ns: u64, ring: &mut Ring) {
         while let Some(&slot) = self.starved.front() {
             if !self.get_bounce(slot) {
@@ -477,7 +478,7 @@ impl FileQueue {
     }
 }
 
-/// The file of a command that was admitted.
+/// The file of an admitted command.
 #[inline]
 fn of(files: &[Option<Open>], number: u16) -> &Open {
     files[usize::from(number)].as_ref().expect("a file stays as long as an operation names it")
@@ -574,7 +575,7 @@ impl Queue for FileQueue {
         if self.replies.is_some() {
             self.take_replies();
         }
-        // What comes here may free what others wait for.
+        // These results may free a bounce buffer for which others wait.
         let is_news = !self.news.is_empty();
         while let Some((slot, result)) = self.news.pop() {
             self.finished(now_ns, ring, slot, result);
@@ -605,7 +606,7 @@ impl Queue for FileQueue {
 }
 
 impl FileQueue {
-    /// Takes in the result of what `submit` began, and goes on with the command.
+    /// Handles the result of a submitted part, and continues the command.
     fn finished(&mut self, now_ns: u64, ring: &mut Ring, slot: u32, result: i32) {
         let Some(Some(operation)) = self.slots.get_mut(slot as usize) else {
             debug_assert!(false, "slot {slot} has ended and is told {result}");

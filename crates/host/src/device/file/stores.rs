@@ -1,8 +1,8 @@
-//! Stores: what fails and hangs as one, and is shared by one scheduler.
+//! Stores: files that fail and hang together, and share one scheduler.
 //!
 //! The files of one device (`st_dev` of a regular file, the device itself of a block device) are
-//! one store; a name of the operator's takes precedence. A store has its number, by which
-//! schedulers are found, as long as a file of it is open; then another store may have it.
+//! one store, unless the operator names another. A store keeps its number, the index of its
+//! scheduler, as long as a file of it is open; then another store may get it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +11,17 @@ use crate::device::error::DeviceError;
 use crate::device::file::open::FileSpec;
 use crate::device::file::workers::{Job, Workers};
 
-/// Stores of a device.
+/// The most stores of a device.
 pub const MAX_STORES: usize = 16;
-/// Stores that may come while a device is used, as files on other devices are opened.
+/// The most stores that may be added while a device is used, as files on other devices are opened.
 pub const LATER_STORES: usize = 4;
 
-/// What makes files one store.
+/// The property that makes files one store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Key {
     /// The operator's name for it.
     Named(String),
-    /// The device, as `stat` numbers it.
+    /// The device's number by `stat`.
     Device(u64),
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Store {
     pub(super) number: u16,
     pub(super) key: Key,
     workers: Workers,
-    /// Whether a look at its files is under way.
+    /// Whether a check of its files is under way.
     inspecting: AtomicBool,
 }
 
@@ -63,14 +63,14 @@ impl Store {
         Ok(Arc::new(Store { number, key, workers, inspecting: AtomicBool::new(false) }))
     }
 
-    /// Has a call made that may wait, by a thread of the store's own.
+    /// Passes a call that may wait to a thread of the store.
     pub(super) fn push(&self, job: Job) {
         self.workers.push(job);
     }
 
-    /// Has its files looked at, unless the last look still waits.
+    /// Makes a thread of the store check its files, unless the last check still waits.
     pub(super) fn inspect(self: &Arc<Self>, look: impl FnOnce() + Send + 'static) {
-        // A store that hangs would collect one look more each second, and a thread for each.
+        // A store that hangs would collect one more check each second, and a thread for each.
         if self.inspecting.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -91,7 +91,7 @@ pub(super) struct Stores {
 }
 
 impl Stores {
-    /// None, and at most `most`.
+    /// No stores yet, and at most `most`.
     pub(super) fn new(most: usize) -> Stores {
         Stores { list: Mutex::default(), most }
     }
@@ -105,13 +105,13 @@ impl Stores {
         self.list().iter().map(|store| store.key.to_string()).collect()
     }
 
-    /// No more than these, and [`LATER_STORES`].
+    /// Limits the stores to the present ones and [`LATER_STORES`] more.
     pub(super) fn limit(&mut self) {
         let now = self.list().len();
         self.most = (now + LATER_STORES).min(MAX_STORES);
     }
 
-    /// The most that there may be.
+    /// The most stores.
     pub(super) fn most(&self) -> usize {
         self.most
     }
@@ -122,7 +122,7 @@ impl Stores {
         if let Some(store) = list.iter().find(|store| store.key == key) {
             return Ok(store.clone());
         }
-        // Only under the lock does anybody take another one from here.
+        // References to a store are taken from this list only under the lock.
         if let Some(unused) = list.iter_mut().position(|store| Arc::get_mut(store).is_some()) {
             list[unused] = Store::start(unused, key)?;
             return Ok(list[unused].clone());
@@ -150,7 +150,7 @@ mod tests {
         let named = stores.of(Key::Named("disks".into())).unwrap();
         assert_eq!((other.number, named.number), (1, 2));
         assert!(of(Key::Device(9)).unwrap_err().to_string().contains("store = NAME"));
-        // No file is left there: its number is free.
+        // The store has no file left: its number is free.
         drop(other);
         assert_eq!(of(Key::Device(9)).unwrap(), 1);
         assert_eq!(stores.names(), ["0:7", "0:9", "disks"]);

@@ -1,4 +1,4 @@
-//! What is special about files: opening, locking, holes, trouble, and writers that share a block.
+//! The special cases of files: opening, locking, holes, failures, and writers that share a block.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -158,7 +158,7 @@ fn descriptors(folder: &Path) -> usize {
     all.filter_map(target).filter(|target| target.starts_with(folder)).count()
 }
 
-/// Whether somebody else could serve a file now.
+/// Whether another server could serve a file now.
 fn is_free(path: &Path) -> bool {
     let file = std::fs::File::open(path).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -190,7 +190,7 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
         assert_eq!(driver.run(at(a, Op::Write), &[b'a'; 4096]).errno, 0);
         assert_eq!(driver.run(at(b, Op::Write), &[b'b'; 4096]).errno, 0);
     }
-    // Wanted again before it was closed: it is the same, and has its number.
+    // A file that is added again before it was closed is the same, with the same number.
     device.linger(a);
     assert_eq!(add("a").unwrap(), a);
     assert!(device.retire(a).is_none(), "somebody wants it");
@@ -209,14 +209,15 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
     assert_eq!(descriptors(scratch.path()), 2, "first and b");
     assert_eq!(one.run(at(a, Op::Read), &[]).errno, libc::EINVAL);
 
-    // Its number is another's, for queues that have heard of that and for such that have not.
+    // Its number is another file's, for queues that have seen the change and for queues that have
+    // not.
     assert_eq!(add("c").unwrap(), a);
     for driver in [&mut one, &mut two] {
         assert_eq!(driver.run(at(a, Op::Read), &[]).data, [0; 4096]);
         assert_eq!(driver.run(at(b, Op::Read), &[]).data, [b'b'; 4096]);
     }
     assert_eq!(std::fs::read(path("a")).unwrap()[..4096], [b'a'; 4096]);
-    // What is found under the path now is another file: it is opened, not the old one taken back.
+    // The path now leads to another file: that is opened, and the old one is not taken back.
     device.linger(a);
     std::fs::remove_file(path("c")).unwrap();
     assert_eq!(add("c").unwrap(), 3);
@@ -226,7 +227,7 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
     assert_eq!(descriptors(scratch.path()), 3, "first, b and the second c");
 }
 
-/// The promise that no command names a retired file is its user's; a queue that has an operation on
+/// The caller must ensure that no command names a retired file; a queue that has an operation on
 /// one keeps it all the same.
 #[test]
 fn a_file_stays_as_long_as_an_operation_names_it() {
@@ -246,9 +247,9 @@ fn a_file_stays_as_long_as_an_operation_names_it() {
     assert_eq!(std::fs::read(path("later")).unwrap()[7..107], [7; 100]);
 }
 
-/// A file that is cut off has lost data, and zeroes are not what was there: whatever reaches beyond
-/// the end fails, whether a read or a look at the file has found it out, and though the file grows
-/// again.
+/// A file that is cut off has lost data, and zeroes must not replace them: a command that reaches
+/// beyond the end fails, whether a read or a check of the file has found the loss, and even if the
+/// file grows again.
 #[test]
 fn what_a_file_has_lost_is_an_error() {
     for direct in [Direct::Auto, Direct::Off] {
@@ -348,7 +349,7 @@ fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
     assert_eq!(known(), [false, false], "not before it has been seen");
     let fast = Command { fast_only: true, ..zero };
     assert_eq!(driver.run(fast, &[]).errno, libc::EOPNOTSUPP);
-    // Once it is known, nothing is written before it is said.
+    // Once this is known, the command is refused before any byte is written.
     driver.write(0, &[7; 8192]);
     assert_eq!(driver.run(fast, &[]).errno, libc::EOPNOTSUPP);
     assert_eq!(driver.read(0, 8192), [7; 8192]);
@@ -361,7 +362,7 @@ fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
     assert!(device.extents(0, 0, 1 << 19, 9).unwrap().iter().all(|extent| !extent.is_hole));
 }
 
-/// Those of one turn are one system call as long as each begins where the one before it ends.
+/// Writes of one turn are one system call as long as each begins where the previous one ends.
 #[test]
 fn writes_that_follow_each_other_are_gathered() {
     let scratch = scratch();
@@ -404,7 +405,7 @@ fn writes_that_follow_each_other_are_gathered() {
     assert_eq!(pages("two", 13, 18), [0, 4, 6, 7, 0]);
 }
 
-/// Dirty bytes of a range of a file, or nothing if this kernel does not count them.
+/// Dirty bytes of a range of a file, or `None` if this kernel does not count them.
 fn dirty(file: &std::fs::File, offset: u64, length: u64) -> Option<u64> {
     use std::os::fd::AsRawFd;
     const CACHESTAT: i64 = 451;
@@ -441,7 +442,7 @@ fn a_flush_of_a_range_writes_that_range_alone() {
     assert_eq!(dirty(&file, 0, 1 << 20), Some(0), "without a length it is about all of the file");
 }
 
-/// Something that a test has set up as root and that is undone in the end.
+/// A setup that a test has made as root; it is undone in the end.
 struct Undo(Vec<&'static str>, PathBuf);
 
 impl Drop for Undo {
@@ -450,7 +451,7 @@ impl Drop for Undo {
     }
 }
 
-/// The standard output of a program that only root can run, or nothing.
+/// The standard output of a program that only root can run, or `None`.
 fn as_root(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Process::new(program).args(arguments).output().ok();
     let output = output.filter(|output| output.status.success());
@@ -480,8 +481,8 @@ fn a_full_file_system_fails_the_write_that_does_not_fit() {
     driver.write(8192, &[9; 100_000]);
 }
 
-/// What one system call has written of several writes is theirs in order, and the rest are told
-/// what stopped it.
+/// The bytes that one system call has written of several writes belong to them in order, and the
+/// rest fail with the error that stopped it.
 #[test]
 fn of_writes_that_are_gathered_those_that_do_not_fit_fail() {
     let scratch = scratch();

@@ -1,15 +1,15 @@
 //! The threads of one store, which make the calls that may wait for its file systems and devices.
 //!
 //! **Problem.** A call on a file may wait for ever: its file system is frozen, its disk hangs. A
-//! shard that made such a call would stop with all its connections, and the control thread with the
-//! whole server. io_uring's own workers are no way out: a thread has one set of them for all its
-//! files, and writes of files whose inodes fall into one of 64 classes wait for each other there.
+//! shard that made such a call would stop with all its connections, and the control thread would
+//! stop the whole server. io_uring's own workers do not help: a thread has one set of them for all
+//! its files, and writes of files whose inodes fall into one of 64 classes wait for each other
+//! there.
 //!
-//! **Model.** Each store has threads of its own, at most [`MOST`], in which nobody else's calls
-//! are made. One thread more than there is work for waits, so that a shard never starts a thread:
-//! a thread that takes a job and leaves no other waiting starts the next one. A thread that has
-//! waited for [`IDLE`] beside another one ends. Threads are not joined, since they may wait for
-//! ever.
+//! **Model.** Each store has its own threads, at most [`MOST`], which make only its calls. One idle
+//! thread is kept waiting, so that a shard never starts a thread: a thread that takes a job and
+//! leaves no other waiting starts the next one. A thread that has waited for [`IDLE`] beside
+//! another one ends. Threads are not joined, since they may wait for ever.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,15 +17,15 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Threads of a store.
+/// The most threads of a store.
 const MOST: usize = 32;
-/// How long a thread beside another one waits for work.
+/// The longest time that a second idle thread waits for work.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// A call, and what is to be done about its result.
+/// A call, and the handling of its result.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads of one store; they end when this goes.
+/// The threads of one store; they end when this is dropped.
 pub(super) struct Workers {
     pool: Arc<Pool>,
 }
@@ -33,9 +33,9 @@ pub(super) struct Workers {
 struct Pool {
     state: Mutex<State>,
     work: Condvar,
-    /// Threads at most.
+    /// The most threads.
     most: usize,
-    /// Where the threads may run: where the thread that has started the first one may.
+    /// The CPUs of the threads: those of the thread that started the first one.
     cpus: Option<CpuSet>,
 }
 
@@ -49,13 +49,13 @@ struct State {
 }
 
 impl Workers {
-    /// Those of a store.
+    /// The threads of a store.
     pub(super) fn start() -> std::io::Result<Workers> {
         Workers::at_most(MOST)
     }
 
-    /// Up to so many, of which there is one; an error if the system has no room for it. They run
-    /// where the calling thread may.
+    /// Up to `most` threads, of which one is started; an error if the system refuses that. They run
+    /// on the CPUs of the calling thread.
     pub(super) fn at_most(most: usize) -> std::io::Result<Workers> {
         let cpus = sched_getaffinity(None).ok();
         let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), most, cpus });
@@ -64,7 +64,7 @@ impl Workers {
         Ok(Workers { pool })
     }
 
-    /// Has a job done, after those before it have begun.
+    /// Adds a job, which begins after the earlier ones have begun.
     pub(super) fn push(&self, job: Job) {
         self.pool.lock().jobs.push_back(job);
         self.pool.work.notify_one();
@@ -98,7 +98,7 @@ impl Pool {
         started.map(drop)
     }
 
-    /// Does jobs as long as there may be some.
+    /// Carries out jobs until the threads end.
     fn work(self: Arc<Self>) {
         let mut state = self.lock();
         loop {
@@ -106,7 +106,7 @@ impl Pool {
                 let is_last = state.idle == 0 && state.threads < self.most;
                 state.threads += usize::from(is_last);
                 drop(state);
-                // Without another thread this one goes on to the next job when this job is done.
+                // Without another thread this one takes the next job when this job is finished.
                 if is_last && let Err(error) = self.spawn() {
                     tracing::warn!(%error, "cannot start a thread for calls that may wait");
                 }
@@ -114,7 +114,7 @@ impl Pool {
                 state = self.lock();
                 continue;
             }
-            // Only without a job: those that were given are done before the threads end.
+            // The thread ends only if there is no job: given jobs are carried out first.
             if state.is_over {
                 break;
             }
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// As many calls as there are threads may wait; one less than that leaves a thread for others.
+    /// As long as one call fewer waits than there are threads, a thread is left for others.
     #[test]
     fn calls_that_wait_leave_room_for_others() {
         let workers = Workers::start().unwrap();
