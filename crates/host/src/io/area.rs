@@ -14,17 +14,17 @@ use serde::{Deserialize, Serialize};
 /// Bytes of an [`Area`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Span {
-    /// The first byte.
+    /// Start of the span in the area, in bytes.
     pub at: u64,
     /// The number of bytes.
     pub length: u64,
 }
 
-/// Bytes that are to be written.
+/// A piece of what is added to an area.
 pub enum Piece<'a> {
-    /// These.
+    /// Bytes to write.
     Bytes(Cow<'a, [u8]>),
-    /// So many zeroes. Nothing is written for them: a hole reads as zeroes.
+    /// A number of zeroes. They are not written, since a hole reads as zeroes.
     Zeroes(u64),
 }
 
@@ -37,14 +37,14 @@ impl Piece<'_> {
     }
 }
 
-/// The file. Several threads may add to it at a time.
+/// A file in memory. Several threads may add to it at a time.
 pub struct Area {
     file: File,
     end: AtomicU64,
 }
 
 impl Area {
-    /// An empty one, with `head` bytes at its start that are written by [`Area::set_head`].
+    /// An empty area, with `head` bytes at its start for [`Area::set_head`].
     pub fn new(head: u64) -> io::Result<Area> {
         let file: OwnedFd = rustix::fs::memfd_create("fairq", MemfdFlags::CLOEXEC)?;
         Ok(Area { file: file.into(), end: AtomicU64::new(head) })
@@ -55,7 +55,7 @@ impl Area {
         self.file.write_all_at(bytes, 0)
     }
 
-    /// Adds bytes.
+    /// Adds bytes at the end; returns their span.
     pub fn add(&self, pieces: &[Piece<'_>]) -> io::Result<Span> {
         let length = pieces.iter().map(Piece::length).sum();
         let span = Span { at: self.end.fetch_add(length, Ordering::Relaxed), length };
@@ -69,9 +69,9 @@ impl Area {
         Ok(span)
     }
 
-    /// The file, which has all that has been added.
+    /// The file, with everything that has been added.
     pub fn file(&self) -> io::Result<&File> {
-        // Zeroes at the end are there, too.
+        // This adds the zeroes at the end, which were not written.
         self.file.set_len(self.end.load(Ordering::Relaxed))?;
         Ok(&self.file)
     }
@@ -84,17 +84,17 @@ pub struct SpanReader {
 }
 
 impl SpanReader {
-    /// These bytes.
+    /// A reader of these bytes.
     pub fn new(file: Arc<File>, span: Span) -> SpanReader {
         SpanReader { file, span }
     }
 
-    /// Whether all have been read.
+    /// Whether all bytes have been read.
     pub fn is_empty(&self) -> bool {
         self.span.length == 0
     }
 
-    /// Reads as many as there is room for; how many.
+    /// Reads as many bytes as fit; returns their number.
     pub fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.span.length.min(out.len() as u64) as usize;
         self.file.read_exact_at(&mut out[..count], self.span.at)?;
@@ -103,7 +103,7 @@ impl SpanReader {
         Ok(count)
     }
 
-    /// All that have not been read; they are not read by this.
+    /// Copies all unread bytes, which stay unread.
     pub fn rest(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.span.length as usize];
         self.file.read_exact_at(&mut bytes, self.span.at)?;

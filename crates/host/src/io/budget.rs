@@ -1,16 +1,17 @@
 //! The bound of the memory of all connections' buffers together.
 //!
 //! **Problem.** A connection's buffers are bounded, and so is the number of connections; their
-//! product is more than most machines have. **Model.** A region of a connection's memory asks the
-//! budget before it uses pages that it has not used, and gives pages back when its connection is
-//! idle, or, while memory is short, as soon as none of its buffers is out. A region that gets
-//! nothing says that it is full: the request waits, and its client with it. At the bound no new
-//! connection is admitted. A tenant has at most half of it, so that one whose clients do not read
-//! their answers leaves the other half to the others.
+//! product is more than most machines have. **Model.** A region of a connection's memory takes
+//! bytes from the budget before it uses new pages, and gives pages back when its connection is
+//! idle, or, while memory is short, as soon as none of its buffers is in use. A region that gets no
+//! bytes is full: the request waits, and its client with it. At the bound no new connection is
+//! admitted. A tenant has at most half of the budget, so a tenant whose clients do not read their
+//! answers leaves the other half to the others.
 //!
 //! **No deadlock.** One connection of each tenant may go beyond the budget for one request, if it
-//! has no other buffer out; it then hands out nothing more until that request is over, and gives
-//! all back. So each request is served in the end, if its tenant's clients read their answers.
+//! has no other buffer in use; it then allocates no other buffer until that request is over, and
+//! gives all its memory back. So each request is served in the end, if its tenant's clients read
+//! their answers.
 //!
 //! *Memory ordering.* Counters of bytes and flags that guard no data: relaxed.
 
@@ -24,7 +25,7 @@ pub struct Budget {
     tenants: Box<[Part]>,
 }
 
-/// One tenant's part.
+/// The bytes of one tenant.
 #[derive(Debug, Default)]
 struct Part {
     used: AtomicU64,
@@ -37,13 +38,13 @@ impl Budget {
     /// and the places of its requests.
     pub const CONNECTION: u64 = 1 << 20;
 
-    /// Of so many bytes, for so many tenants.
+    /// A budget of `most` bytes, for `tenants` tenants.
     pub fn new(most: u64, tenants: usize) -> Budget {
         let tenants = (0..tenants).map(|_| Part::default()).collect();
         Budget { most, used: AtomicU64::new(0), tenants }
     }
 
-    /// The most bytes, but for one request of a tenant.
+    /// The most bytes, except for one request of each tenant.
     pub fn most(&self) -> u64 {
         self.most
     }
@@ -53,7 +54,7 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes so many bytes for a tenant; false, and nothing taken, if that is too much.
+    /// Takes bytes for a tenant; false, and none taken, if they are too many.
     pub fn take(&self, tenant: u16, bytes: u64) -> bool {
         let part = &self.part(tenant).used;
         if !add(part, bytes, self.most / 2) {
@@ -66,21 +67,23 @@ impl Budget {
         is_taken
     }
 
-    /// Gives bytes back that were taken.
+    /// Gives back bytes that were taken.
     pub fn give(&self, tenant: u16, bytes: u64) {
         self.part(tenant).used.fetch_sub(bytes, Ordering::Relaxed);
         let used = self.used.fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(used >= bytes, "more is given than was taken");
     }
 
-    /// Whether little is left for a tenant: less than a quarter of its half.
+    /// Whether little is left for a tenant: less than an eighth of the budget, in all or of its
+    /// half.
     pub fn is_short(&self, tenant: u16) -> bool {
         let margin = self.most / 8;
         self.used() > self.most - margin
             || self.part(tenant).used.load(Ordering::Relaxed) > self.most / 2 - margin
     }
 
-    /// Takes the one request that may go beyond; [`Self::settle`] gives it back.
+    /// Lets one request of a tenant exceed the budget, until [`Self::settle`]; false if one does
+    /// already.
     pub(crate) fn overdraw(&self, tenant: u16) -> bool {
         !self.part(tenant).is_overdrawn.swap(true, Ordering::Relaxed)
     }

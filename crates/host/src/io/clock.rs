@@ -1,13 +1,13 @@
-//! The time that shards and devices go by.
+//! The clock of shards and devices.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// When the first clock was made.
+/// The time when the first clock was made.
 static START: OnceLock<Instant> = OnceLock::new();
 
-/// Nanoseconds since the first clock was made: one time for all shards, devices and runs of a
-/// process, so that a device that works in time may be used by one run after the other.
+/// Nanoseconds since the first clock was made: all shards, devices and runs of a process share it,
+/// so that one run after the other may use a device whose completions depend on time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
@@ -31,8 +31,8 @@ impl Clock {
         machine_ns().saturating_sub(self.now_ns())
     }
 
-    /// Has all clocks of this process go on with those of the program that it was, by what
-    /// [`Clock::origin_ns`] was there. To be called before the first clock is made.
+    /// Makes all clocks of this process continue those of the previous program, by its value of
+    /// [`Clock::origin_ns`]. To be called before the first clock is made.
     pub fn go_on_from(origin_ns: u64) {
         let since = Duration::from_nanos(machine_ns().saturating_sub(origin_ns));
         let start = Instant::now().checked_sub(since);

@@ -1,21 +1,22 @@
-//! Buffers: page-aligned memory, mapped once, bounded, handed out in pieces.
+//! Buffers: page-aligned memory, mapped once, bounded, allocated in pieces.
 //!
 //! Each connection (or in-process job) has one [`Region`], so that it can run out of its own memory
 //! only. A region is address space; pages become memory when they are first used, within a
-//! [`Budget`] if it has one, and go back when it is dropped or [told to](Region::give_back). Its
-//! first part is registered with the ring where that helps (direct I/O saves
-//! pinning pages on every request).
+//! [`Budget`] if it has one, and go back to the system when it is dropped or by
+//! [`give_back`](Region::give_back). Its first part is registered with the ring if that helps
+//! (direct I/O saves pinning pages on every request).
 //!
-//! **Large pages** ([`Region::prefer_large_pages`]), where the device itself reads and writes the
-//! memory: it is told of each stretch of physical memory, 256 of them for 1 MiB in small pages, and
-//! a disk takes so many in one command and no more. The kernel puts adjacent pieces of a request
-//! together again up to that bound only, and pins and maps one page instead of 512. Not elsewhere:
-//! a client that does little would hold 2 MiB for it.
+//! **Large pages** ([`Region::prefer_large_pages`]), are for memory that the device itself reads
+//! and writes. The device gets the address of each stretch of physical memory, 256 of them for 1
+//! MiB in small pages, and a disk has a bound of stretches in one command. The kernel joins
+//! adjacent pieces of a request up to that bound only. With a large page it also pins and maps one
+//! page instead of 512. Other memory stays in small pages: otherwise a client with few requests
+//! would hold 2 MiB.
 //!
-//! **Ownership.** A [`Buffer`] belongs to whoever holds it and is given back with [`Region::free`].
-//! While a device command or a socket operation names it, the kernel or the device owns the bytes:
-//! the holder neither touches nor frees it until the completion has been taken. Nothing here is
-//! shared between shards.
+//! **Ownership.** A [`Buffer`] belongs to its holder and is given back with [`Region::free`]. While
+//! a device command or a socket operation names it, the kernel or the device owns the bytes: the
+//! holder neither accesses nor frees it until the completion has been taken. Shards share no
+//! regions.
 
 use std::io;
 use std::ops::Range;
@@ -28,23 +29,23 @@ use crate::io::budget::Budget;
 
 /// The unit of allocation and the alignment of every buffer: 4 KiB, enough for direct I/O anywhere.
 pub const PAGE: usize = 4096;
-/// The bytes of a budget that are requested at a time.
+/// Bytes that are taken from a budget at a time.
 const STEP: usize = 64 * PAGE;
 /// Single pages kept for the next request.
 const PAGES_KEPT: usize = 64;
 
-/// Pieces of the heap of at least this much go back to the system when they are given back, in
-/// bytes.
+/// Allocations of the heap of at least this size, in bytes, go back to the system when they are
+/// freed.
 #[cfg(target_env = "gnu")]
 const LARGE_PIECE: libc::c_int = 128 << 10;
 
-/// Has the heap give large pieces back to the system as soon as they are given back to it, from now
-/// on. The C library does so until one has been given back, and from then on keeps those up to that
-/// size for later, in holes between what is smaller: what a hundred connections had would stay with
-/// the process.
+/// Makes the heap return large allocations to the system as soon as they are freed, from now on. By
+/// default the C library does so until the first such free, and from then on keeps freed memory up
+/// to that size in holes between smaller allocations: the memory of a hundred connections would
+/// stay with the process.
 pub fn give_back_large_pieces() {
-    // SAFETY: a number that the C library looks at when memory is asked for or given back; it
-    // accepts being told while threads do so.
+    // SAFETY: the call sets a number that the C library reads when memory is allocated or freed; it
+    // may be called while threads do so.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_PIECE);
@@ -55,25 +56,26 @@ pub fn give_back_large_pieces() {
 pub struct Region {
     base: NonNull<u8>,
     length: usize,
-    /// Bytes at the start that are registered with the ring, and under which index.
+    /// The index of the buffer that is registered with the ring, and its length in bytes from the
+    /// region's start.
     fixed: Option<(u32, usize)>,
     allocator: Allocator,
-    /// Single pages that were given back, the last of them first to go out again: most requests
-    /// want no more than that, and the allocator takes several times as long.
+    /// Freed single pages; the last one is reused first. Most requests need one page, and the
+    /// allocator takes several times as long.
     pages: Vec<Allocation>,
     pages_in_use: u32,
-    /// And whose part of it this is.
+    /// The budget, and the tenant whose part of it this region uses.
     budget: Option<(Arc<Budget>, u16)>,
-    /// Bytes at the start that may have become memory; the budget has been asked for them.
+    /// Bytes at the start that may have become memory; they are taken from the budget.
     touched: usize,
-    /// Its one buffer goes beyond the budget.
+    /// Whether its only buffer exceeds the budget.
     is_overdrawn: bool,
 }
 
 // SAFETY: the region owns its mapping; moving the owner to another thread moves that ownership.
 unsafe impl Send for Region {}
 
-/// A piece of a region. Not `Clone`: one holder.
+/// A piece of a region. It is not `Clone`, so it has one holder.
 pub struct Buffer {
     memory: Memory,
     allocation: Allocation,
@@ -85,7 +87,7 @@ unsafe impl Send for Buffer {}
 /// The address of a buffer, for a device command or a socket operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// The first byte.
+    /// The address of the first byte.
     pub address: *mut u8,
     /// Bytes that may be used.
     pub length: u32,
@@ -93,8 +95,8 @@ pub struct Memory {
     pub fixed: Option<u32>,
 }
 
-// SAFETY: an address and a length; what may be done with them is the business of the unsafe code
-// that does it.
+// SAFETY: this is an address and a length; the unsafe code that uses them has to justify each
+// access.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -122,7 +124,7 @@ impl Region {
             base,
             length,
             fixed: None,
-            // One node for each page, one for what remains, one that the allocator never gives out.
+            // One node for each page, one for the rest, and one that the allocator never uses.
             allocator: Allocator::with_max_allocs(pages, pages + 2),
             pages: Vec::with_capacity(PAGES_KEPT),
             pages_in_use: 0,
@@ -132,19 +134,19 @@ impl Region {
         })
     }
 
-    /// Maps a region of which no more becomes memory than the budget allows a tenant.
+    /// Maps a region whose memory is bounded by the budget of a tenant.
     pub fn within(length: usize, budget: Arc<Budget>, tenant: u16) -> io::Result<Region> {
         let mut region = Region::map(length)?;
         region.budget = Some((budget, tenant));
         Ok(region)
     }
 
-    /// Takes the first `length` bytes from the budget; false if that has not so much.
+    /// Takes the first `length` bytes from the budget; false if it has too few.
     pub fn reserve(&mut self, length: usize) -> bool {
         length <= self.touched || self.grow(length)
     }
 
-    /// Has the budget allow the use of the bytes up to `end`.
+    /// Takes the bytes up to `end` from the budget; false if it has too few.
     fn grow(&mut self, end: usize) -> bool {
         let end = end.next_multiple_of(STEP).min(self.length);
         let bytes = (end - self.touched) as u64;
@@ -156,9 +158,9 @@ impl Region {
         is_allowed
     }
 
-    /// Asks for memory in large pages from now on. It works without, too.
+    /// Requests memory in large pages from now on. The region works without them, too.
     pub fn prefer_large_pages(&mut self) {
-        // SAFETY: the mapping is this region's own, and how large its pages are changes no byte of
+        // SAFETY: the mapping is this region's own, and the size of its pages changes no byte of
         // it.
         let advised = unsafe {
             rustix::mm::madvise(
@@ -191,7 +193,7 @@ impl Region {
         let pages = (length as usize).div_ceil(PAGE).max(1) as u32;
         let kept = if pages == 1 { self.pages.pop() } else { None };
         let allocation = kept.or_else(|| self.allocator.allocate(pages)).or_else(|| {
-            // There may be room when the single pages join again.
+            // There may be room when the freed single pages are joined.
             self.pages.drain(..).for_each(|page| self.allocator.free(page));
             self.allocator.allocate(pages)
         })?;
@@ -226,8 +228,8 @@ impl Region {
         }
     }
 
-    /// Gives all memory but what is registered back to the system, while no buffer is out; how
-    /// many bytes that may have been.
+    /// Gives all memory except the registered part back to the system; no buffer may be in use.
+    /// Returns the most bytes that this may have been.
     pub fn give_back(&mut self) -> usize {
         debug_assert!(self.is_unused());
         let kept = self.fixed.map_or(0, |(_, length)| length);
@@ -236,8 +238,8 @@ impl Region {
         if end <= kept {
             return 0;
         }
-        // SAFETY: the pages are this region's own, no buffer of it is out, so no operation names
-        // them, and the kernel holds on to none of them, which are not registered.
+        // SAFETY: the pages are this region's own, no buffer of it is in use, so no operation names
+        // them, and the kernel keeps none of them, as they are not registered.
         let advised = unsafe {
             let first = self.base.as_ptr().add(kept);
             rustix::mm::madvise(first.cast(), end - kept, rustix::mm::Advice::LinuxDontNeed)
@@ -249,12 +251,12 @@ impl Region {
         end - kept
     }
 
-    /// Asks the budget something, if there is one.
+    /// Queries the budget; false if there is none.
     fn ask(&self, question: impl FnOnce(&Budget, u16) -> bool) -> bool {
         self.budget.as_ref().is_some_and(|(budget, tenant)| question(budget, *tenant))
     }
 
-    /// Tells the budget that no more than the first `kept` bytes are memory.
+    /// Gives back to the budget all bytes except the first `kept` ones.
     fn settle(&mut self, kept: usize) {
         let given = self.touched.saturating_sub(kept);
         self.touched -= given;
@@ -267,7 +269,7 @@ impl Region {
         }
     }
 
-    /// Whether no buffer is out.
+    /// Whether no buffer is in use.
     pub fn is_unused(&self) -> bool {
         self.pages_in_use == 0
     }
@@ -276,7 +278,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if !self.is_unused() {
-            // The kernel or a device may still write there: better lost than unmapped under them.
+            // The kernel or a device may still write there: leaked memory is better than unmapped
+            // memory.
             debug_assert!(
                 std::thread::panicking(),
                 "a region is dropped while {} pages are out",
@@ -284,7 +287,7 @@ impl Drop for Region {
             );
             return;
         }
-        // SAFETY: the mapping is this region's own, and no buffer of it is out.
+        // SAFETY: the mapping is this region's own, and no buffer of it is in use.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
         self.settle(0);
     }
@@ -296,7 +299,7 @@ impl Buffer {
         self.memory
     }
 
-    /// The same, for an operation on a part of it.
+    /// Address, length and registration of a part, for an operation.
     pub fn memory_of(&self, part: &Range<u32>) -> Memory {
         assert!(part.start <= part.end && part.end <= self.memory.length, "a part of the buffer");
         let address = self.memory.address.wrapping_add(part.start as usize);
@@ -314,10 +317,10 @@ impl Buffer {
         self.part_mut(0..self.memory.length)
     }
 
-    /// Some of the bytes, while no operation has these.
+    /// Some of the bytes, while no operation has them.
     pub fn part_mut(&mut self, part: Range<u32>) -> &mut [u8] {
         assert!(part.start <= part.end && part.end <= self.memory.length, "a part of the buffer");
-        // SAFETY: the part is inside the buffer, as was just seen. The holder of the buffer has
+        // SAFETY: the part is inside the buffer, as checked above. The holder of the buffer has
         // exclusive access to these mapped bytes while no operation names them, which is the
         // module's rule of ownership; pages not yet used read as zero, so all are initialised.
         unsafe {
@@ -385,7 +388,8 @@ mod tests {
         assert_eq!(budget.used(), 0);
     }
 
-    /// A tenant has half, and one request beyond that: the next waits, and other tenants do not.
+    /// A tenant has half of the budget, and one request beyond that: its next one waits, and other
+    /// tenants do not.
     #[test]
     fn the_budget_is_kept_but_for_one_request() {
         let budget = Arc::new(Budget::new(2 << 20, 2));

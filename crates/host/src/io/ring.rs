@@ -1,8 +1,8 @@
 //! One io_uring per shard, for everything the shard waits for: sockets, files, wake-ups and time.
 //!
-//! A completion carries 64 bits of user data: the asker (upper 8 bits) and what for (lower 56, the
-//! asker's own). Nobody blocks anywhere else, so one system call both submits what a turn of the
-//! loop has prepared and waits for the next event.
+//! A completion carries 64 bits of user data: the asker (upper 8 bits) and the asker's own value
+//! (lower 56). A shard blocks nowhere else, so one system call both submits the operations that a
+//! turn of the loop has prepared and waits for the next event.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,8 +12,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 /// Entries of the submission queue; a full queue is submitted and refilled, so this bounds a batch,
 /// not the load.
 const SUBMISSION_ENTRIES: u32 = 1024;
-/// Entries of the completion queue; the kernel keeps what overflows, so this is a matter of speed
-/// only.
+/// Entries of the completion queue; the kernel keeps completions that overflow, so this affects
+/// speed only.
 const COMPLETION_ENTRIES: u32 = 8192;
 
 /// The asker of an operation.
@@ -66,7 +66,8 @@ pub struct Event {
 /// A shard's io_uring.
 pub struct Ring {
     uring: IoUring,
-    /// A flag tells when the kernel has something to run, so that nobody need ask in vain.
+    /// Whether a flag of the ring shows that the kernel has work to run, so that needless system
+    /// calls are avoided.
     tells: bool,
 }
 
@@ -74,9 +75,9 @@ impl Ring {
     /// Sets up a ring for the calling thread. `fixed_buffers` is the size of the table of
     /// registered buffers.
     pub fn new(fixed_buffers: u32) -> io::Result<Ring> {
-        // Completions are then run only when this thread asks for them, never by interrupting it
-        // (Linux 6.1). The flag tells that there are some, without which an enter that waits for
-        // nothing would not run them.
+        // With these options completions are run only when this thread enters the kernel, and never
+        // interrupt it (Linux 6.1). The flag shows that there are some; without it, an enter that
+        // does not wait would not run them.
         let modern = IoUring::builder()
             .setup_cqsize(COMPLETION_ENTRIES)
             .setup_single_issuer()
@@ -104,15 +105,15 @@ impl Ring {
     /// Queues an operation.
     ///
     /// # Safety
-    /// Memory that the operation names must stay valid, and unused by others as the operation
-    /// demands, until its [`Event`] has been taken.
+    /// Memory that the operation names must stay valid, and unused by other code as the operation
+    /// requires, until its [`Event`] has been taken.
     pub unsafe fn push(&mut self, entry: squeue::Entry, data: UserData) {
         // SAFETY: passed on as the caller gave it.
         unsafe { self.push_chain([(entry, data)]) }
     }
 
-    /// Queues operations each of which begins when the one before it has succeeded, and is
-    /// cancelled if that failed.
+    /// Queues operations each of which begins when the previous one has succeeded, and is cancelled
+    /// if that failed.
     ///
     /// # Safety
     /// As for [`Self::push`], for each of them.
@@ -123,24 +124,24 @@ impl Ring {
             let entry = entry.user_data(data.to_word());
             if left == 0 { entry } else { entry.flags(squeue::Flags::IO_LINK) }
         });
-        // A chain ends where a submission ends, so that it has to be queued whole.
-        // SAFETY: the caller vouches for the memory that the entries name.
+        // A chain ends where a submission ends, so it has to be queued whole. SAFETY: the caller
+        // vouches for the memory that the entries name.
         while unsafe { self.uring.submission().push_multiple(&chain) }.is_err() {
-            // The queue is full: hand it to the kernel and try again.
+            // The queue is full: submit it to the kernel and retry.
             self.enter(0, None);
         }
     }
 
-    /// Has the kernel cancel an operation, whose event comes in any case. `name` is the
-    /// cancellation's own.
+    /// Makes the kernel cancel an operation, whose event comes in any case. `name` is the user data
+    /// of the cancellation.
     pub fn cancel(&mut self, operation: UserData, name: UserData) {
         let entry = opcode::AsyncCancel::new(operation.to_word()).build();
         // SAFETY: a cancellation names no memory.
         unsafe { self.push(entry, name) };
     }
 
-    /// Hands queued operations to the kernel, waiting for `want` events or until `timeout_ns` has
-    /// passed. No system call if there is nothing to wait for, to hand over, or to run.
+    /// Submits queued operations to the kernel, and waits for `want` events or until `timeout_ns`
+    /// has passed. Makes no system call if there is nothing to wait for, to submit, or to run.
     pub fn enter(&mut self, want: usize, timeout_ns: Option<u64>) {
         if want == 0 && self.tells {
             let submission = self.uring.submission();
@@ -156,8 +157,8 @@ impl Ring {
                 let args = types::SubmitArgs::new().timespec(&time);
                 self.uring.submitter().submit_with_args(want, &args)
             }
-            // Waiting for 0 still runs deferred work if there is any, which is what makes
-            // completions appear.
+            // Waiting for 0 still runs deferred work if there is any, which makes completions
+            // appear.
             _ => self.uring.submitter().submit_with_args(want, &types::SubmitArgs::new()),
         };
         if let Err(error) = result {
@@ -168,7 +169,7 @@ impl Ring {
         }
     }
 
-    /// Whether an event has arrived, or the kernel has something to run that may become one.
+    /// Whether an event has arrived, or the kernel has work to run that may become one.
     pub fn has_news(&mut self) -> bool {
         let submission = self.uring.submission();
         let runs = submission.taskrun() || submission.cq_overflow();
@@ -194,7 +195,7 @@ impl Ring {
         unsafe { self.uring.submitter().register_buffers_update(index, &[buffer], None) }.is_ok()
     }
 
-    /// Takes fixed buffer `index` out of the table; its memory may then be unmapped.
+    /// Removes fixed buffer `index` from the table; its memory may then be unmapped.
     pub fn clear_buffer(&mut self, index: u32) {
         let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         // SAFETY: an empty buffer names no memory.
@@ -207,7 +208,7 @@ impl Ring {
     }
 
     /// Registers another file at a place of the table, or none (-1); false if the kernel refuses.
-    /// Operations under way keep the file that they began with.
+    /// Operations under way keep the file with which they began.
     pub fn register_file(&mut self, index: u32, file: RawFd) -> bool {
         self.uring.submitter().register_files_update(index, &[file]).is_ok()
     }
@@ -240,15 +241,15 @@ mod tests {
         assert!(ring.event().is_none());
     }
 
-    /// Once a shard that had reason to look again soon never saw its completions: they were
-    /// deferred, and entering without waiting did not run them.
+    /// A shard that only enters without waiting must get its completions: they are deferred, and
+    /// such an enter did not run them.
     #[test]
     fn completions_appear_without_waiting_for_them() {
         let mut ring = Ring::new(0).unwrap();
         let time = types::Timespec::new().nsec(1_000_000);
         let data = UserData { asker: Asker::Shard, value: 1 };
-        // SAFETY: the time is read when the operation is handed over, and is there until the end of
-        // the test.
+        // SAFETY: the time is read when the operation is submitted, and lives until the end of the
+        // test.
         unsafe { ring.push(io_uring::opcode::Timeout::new(&time).build(), data) };
         let start = std::time::Instant::now();
         let event = loop {

@@ -1,8 +1,8 @@
-//! How shards are woken: a [`Bell`] and an eventfd each.
+//! The wake-ups of shards: each has a [`Bell`] and an eventfd.
 //!
-//! The bell, which says whether a shard has to be woken at all and is argued in `fairq_core::wake`,
-//! costs no system call while the shard runs, or looks for the bell before it sleeps (see
-//! `patience`). Only one that is parked is written to.
+//! The bell (argued in `fairq_core::wake`) shows whether a shard has to be woken at all. It costs
+//! no system call while the shard runs, or polls the bell before it sleeps (see `patience`). Only
+//! the eventfd of a parked shard is written.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -12,7 +12,7 @@ use fairq_core::wake::Bell;
 use fairq_core::{Native, PortSet};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// How to wake each shard.
+/// The wakers of all shards.
 pub struct Wakers {
     shards: Box<[CachePadded<Waker>]>,
 }
@@ -35,7 +35,7 @@ impl Waker {
         self.eventfd.as_raw_fd()
     }
 
-    /// Makes the eventfd wait for the next wake-up.
+    /// Empties the eventfd, so that it waits for the next wake-up.
     pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
     }
@@ -51,33 +51,32 @@ impl Wakers {
         Ok(Wakers { shards: (0..shards).map(waker).collect::<io::Result<_>>()? })
     }
 
-    /// For how many shards.
+    /// The number of shards.
     pub fn count(&self) -> usize {
         self.shards.len()
     }
 
-    /// A shard's own.
+    /// The waker of a shard.
     #[inline]
     pub(crate) fn of(&self, shard: usize) -> &Waker {
         &self.shards[shard]
     }
 
-    /// Makes a shard run its loop once more.
+    /// Wakes a shard for a turn.
     pub fn wake(&self, shard: usize) {
         let waker = self.of(shard);
         if waker.bell.ring() {
-            // It is written once for each sleep, so its count never comes near the bound.
+            // It is written once for each sleep, so its count never comes near its bound.
             rustix::io::write(&waker.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a 1");
         }
     }
 
-    /// Makes the shards of `ports` run their loops once more.
+    /// Wakes the shards of `ports` for a turn.
     pub fn wake_all(&self, ports: PortSet) {
         ports.for_each(|port| self.wake(usize::from(port.0)));
     }
 
-    /// Whether a shard other than this one runs, so that it may soon wake this one. No more than a
-    /// hint.
+    /// Whether a shard other than this one runs, so that it may soon wake this one. Only a hint.
     pub(crate) fn any_runs(&self, except: usize) -> bool {
         self.shards
             .iter()
