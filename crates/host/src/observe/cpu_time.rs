@@ -1,5 +1,5 @@
-//! The kernel's times of a shard's thread: the time that it had its CPU, and the time that it was
-//! ready to run while others had it.
+//! The kernel's times of a shard's thread: the time on its CPU, and the time in which it was ready
+//! to run while others had the CPU.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,11 +13,12 @@ pub struct CpuTime {
     pub waited_ns: u64,
 }
 
-/// Where it is read. Linux tells it unless it was built without (`CONFIG_SCHED_INFO`).
+/// The file from which it is read, if the kernel has it (`CONFIG_SCHED_INFO`).
 pub(crate) struct CpuClock(Option<File>);
 
 impl CpuClock {
-    /// The calling thread's; a thread that reads it later is told of the same thread.
+    /// The clock of the calling thread; another thread that reads it gets the time of the same
+    /// thread.
     pub(crate) fn of_this_thread() -> CpuClock {
         CpuClock(File::open("/proc/thread-self/schedstat").ok())
     }
@@ -47,7 +48,7 @@ mod tests {
         assert!(parse("").is_none() && parse("1").is_none() && parse("x 1 2").is_none());
     }
 
-    /// Also when another thread reads it.
+    /// This also holds when another thread reads it.
     #[test]
     fn time_is_that_of_the_thread_that_began_it() {
         let clock = CpuClock::of_this_thread();

@@ -1,20 +1,20 @@
 //! Interference: the tenants whose requests were served while a tenant's request waited.
 //!
-//! **Problem.** A tenant that is slow wants to know because of whom. To account for it exactly,
-//! each request would look at what every other tenant got during its life.
+//! **Problem.** The operator of a slow tenant needs to know which tenants delay it. For an exact
+//! account, each request would need the service of every other tenant during its life.
 //!
-//! **Model.** A few requests are looked at: each shard has at most one under observation, and
-//! begins with the next at most once per [`PERIOD_NS`], so the cost does not depend on how many
-//! requests there are. When it arrives, the bytes that each tenant has been served so far are
-//! noted, over all shards; when it ends, what each got meanwhile divides its latency among them. A
-//! tenant's own share is what its own queue cost it.
+//! **Model.** A few requests are sampled: each shard has at most one under observation, and begins
+//! with the next at most once per [`PERIOD_NS`], so the cost does not depend on the number of
+//! requests. When the request arrives, the bytes served to each tenant so far are noted, over all
+//! shards; when it ends, its latency is divided among the tenants by the bytes served to each
+//! meanwhile. A tenant's own share is the delay by its own queue.
 //!
 //! **Bounds.** The tenants from number [`GROUPS`]` - 1` on are counted as one, so a shard's matrix
 //! has 32 KiB.
 //!
-//! *Memory ordering.* What each shard has served is a line of counters that it alone writes and
-//! that others read for their samples, relaxed: a sample may miss what ended in the same moment,
-//! and nothing else hangs on it.
+//! *Memory ordering.* The service of each shard is a row of counters that it alone writes and that
+//! others read for their samples, relaxed: a sample may miss requests that end in the same moment,
+//! and no other data depends on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,43 +22,44 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use fairq_core::Tag;
 
-/// The tenants that are told apart; the last stands for all others.
+/// The number of groups of tenants; the last one stands for all other tenants.
 pub const GROUPS: usize = 64;
-/// Between the beginnings of two observations of a shard, for up to eight shards; in proportion
-/// more for more.
+/// Nanoseconds between the beginnings of two observations of a shard, for up to eight shards;
+/// proportionally more for more shards.
 pub const PERIOD_NS: u64 = 1_000_000;
 /// The bytes that a request without data counts for.
 const DATALESS_BYTES: u64 = 4096;
 
-/// Nanoseconds of delay that one tenant (row) suffered while others (columns) were served, over
-/// what was observed.
+/// Nanoseconds of delay that one tenant (row) suffered while others (columns) were served, over the
+/// observed requests.
 pub type Matrix = Box<[[u64; GROUPS]; GROUPS]>;
 
-/// A matrix of nothing.
+/// A matrix of zeroes.
 pub fn empty_matrix() -> Matrix {
     Box::new([[0; GROUPS]; GROUPS])
 }
 
-/// Where a tenant is counted.
+/// The group in which a tenant is counted.
 #[inline]
 pub fn group(tenant: u16) -> usize {
     usize::from(tenant).min(GROUPS - 1)
 }
 
-/// The bytes that each shard has served to each group, and in the last row those that were written
-/// from the page cache to the disk: a write into the cache is served when the disk has it.
+/// The bytes that each shard has served to each group, and in the last row the bytes written from
+/// the page cache to the disk: a write into the cache is served when the disk has it.
 pub struct Served {
     shards: Box<[CachePadded<[AtomicU64; GROUPS]>]>,
 }
 
 impl Served {
-    /// Nothing yet, for so many shards.
+    /// Counters of 0 for `shards` shards.
     pub fn new(shards: usize) -> Served {
         let none = |_| CachePadded::new([const { AtomicU64::new(0) }; GROUPS]);
         Served { shards: (0..=shards).map(none).collect() }
     }
 
-    /// Bytes of a tenant were written from the page cache to the disk. One caller at a time.
+    /// Counts bytes of a tenant that were written from the page cache to the disk. Callers must be
+    /// serialised.
     pub fn written(&self, tenant: u16, bytes: u64) {
         self.add(self.shards.len() - 1, group(tenant), bytes);
     }
@@ -85,7 +86,7 @@ pub struct Observed {
     served: Arc<Served>,
     shard: usize,
     period_ns: u64,
-    /// When the next may begin.
+    /// The time from which the next observation may begin.
     next_ns: u64,
     /// The request under observation.
     tag: Option<Tag>,
@@ -95,14 +96,14 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Of this shard.
+    /// The observations of a shard.
     pub fn new(served: Arc<Served>, shard: usize) -> Observed {
         let period_ns = PERIOD_NS * (served.shards.len() - 1).div_ceil(8) as u64;
         let before = Box::new([0; GROUPS]);
         Observed { served, shard, period_ns, next_ns: 0, tag: None, before, matrix: empty_matrix() }
     }
 
-    /// A request arrives.
+    /// Observes a request that arrives, if an observation is due.
     #[inline]
     pub fn arrived(&mut self, now_ns: u64, tag: Tag) {
         if now_ns >= self.next_ns && self.tag.is_none() {
@@ -112,18 +113,18 @@ impl Observed {
         }
     }
 
-    /// A request has ended.
+    /// Counts a request that has ended, and finishes its observation.
     #[inline]
     pub fn ended(&mut self, tag: Tag, tenant: u16, bytes: u64, latency_ns: u64) {
-        // Its own bytes are counted first: they are its own share of its delay, and the sum that
-        // the delay is divided by is not 0.
+        // Its own bytes are counted first: they are its own share of its delay, and make sure that
+        // the divisor of the delay is not 0.
         self.served.add(self.shard, group(tenant), bytes.max(DATALESS_BYTES));
         if self.tag == Some(tag) {
             self.attribute(group(tenant), latency_ns);
         }
     }
 
-    /// A request was taken back: it suffered from nobody.
+    /// Drops the observation of a cancelled request.
     pub fn cancelled(&mut self, tag: Tag) {
         self.tag = self.tag.filter(|observed| *observed != tag);
     }
@@ -144,7 +145,7 @@ impl Observed {
         }
     }
 
-    /// A number is another tenant's from now on.
+    /// Clears a tenant's group, since its number is another tenant's from now on.
     pub fn forget(&mut self, tenant: u16) {
         let group = group(tenant);
         // The last group is that of many tenants, and is not cleared for one of them.
@@ -159,7 +160,7 @@ impl Observed {
         &self.matrix
     }
 
-    /// Adds what another has seen.
+    /// Adds the matrix of another shard.
     pub fn add(&mut self, other: &Matrix) {
         let cells = self.matrix.iter_mut().flatten().zip(other.iter().flatten());
         cells.for_each(|(own, other)| *own += other);

@@ -1,10 +1,10 @@
-//! The bound of log lines that strangers may cause.
+//! The bound of log lines that unauthenticated peers may cause.
 //!
-//! Problem: a peer that has not shown who it is can cause log lines as fast as it connects or asks
-//! for exports, and would fill the disk and hide what matters. Model: one token bucket for all
-//! lines that such peers cause, wherever in the server: a burst of `BURST` lines, then
-//! `PER_SECOND`. It is the process's, as the log is. Lines that find no token are counted; once a
-//! second a line says how many, and `fairq_log_lines_suppressed_total` has their sum.
+//! Problem: an unauthenticated peer can cause log lines as fast as it connects or requests exports,
+//! and would fill the disk and hide important lines. Model: one token bucket for all lines that
+//! such peers cause, wherever in the server: a burst of `BURST` lines, then `PER_SECOND`. The
+//! process has one bucket, as it has one log. Lines without a token are counted; once a second a
+//! line reports their number, and `fairq_log_lines_suppressed_total` has their sum.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const BURST: u32 = 256;
 /// Lines a second in the long run.
 const PER_SECOND: u32 = 10;
 
-/// The limit that all lines share which unauthenticated peers cause.
+/// The limit of all lines that unauthenticated peers cause.
 pub static STRANGERS: LogLimit = LogLimit::new();
 
 /// A limit on lines of the log.
@@ -24,7 +24,7 @@ pub struct LogLimit(Mutex<Bucket>);
 #[derive(Debug)]
 struct Bucket {
     tokens: u32,
-    /// When the tokens were last added to; `None` until the first line.
+    /// The time when tokens were last added; `None` until the first line.
     filled: Option<Instant>,
     /// Lines that were not written.
     suppressed: u64,
@@ -38,7 +38,7 @@ impl LogLimit {
         LogLimit(Mutex::new(Bucket { tokens: BURST, filled: None, suppressed: 0, told: 0 }))
     }
 
-    /// Whether a line may be written now; one that may not is counted.
+    /// Whether a line may be written now; a suppressed line is counted.
     pub fn allows(&self) -> bool {
         self.allows_at(Instant::now())
     }
@@ -62,12 +62,12 @@ impl LogLimit {
         allowed
     }
 
-    /// Lines that were not written so far.
+    /// The number of suppressed lines so far.
     pub fn suppressed(&self) -> u64 {
         self.lock().suppressed
     }
 
-    /// Writes how many lines were suppressed since the last call, if any were.
+    /// Logs the number of lines suppressed since the last call, if there were any.
     pub fn tell(&self) {
         let mut bucket = self.lock();
         let count = bucket.suppressed - bucket.told;

@@ -1,4 +1,4 @@
-//! A running server's reports about itself, at next to no cost.
+//! A running server's reports about itself, at little cost.
 
 pub mod cpu_time;
 pub mod interference;

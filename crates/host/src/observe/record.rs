@@ -1,26 +1,25 @@
-//! Decisions of the scheduler with the numbers that caused them, recorded while somebody wants
-//! them.
+//! Decisions of the scheduler with the numbers that caused them, recorded on request.
 //!
-//! **Problem.** "Why did this request wait?" needs each decision as it was made, and no request may
-//! pay for that who does not ask.
+//! **Problem.** "Why did this request wait?" needs each decision as it was made, and requests must
+//! not pay for it while no recording is requested.
 //!
-//! **Model.** A shard that is told to record gets a ring of [`Decision`]s of its own: plain memory,
-//! allocated then, the last so many of them; nothing is shared and nothing is formatted here. A
-//! shard that is not has no ring, and pays one look at a pointer of its own, which never changes,
-//! for each of the places below.
+//! **Model.** A shard that records has its own ring of the last [`Decision`]s: plain memory,
+//! allocated when recording begins, not shared and not formatted. A shard that does not record has
+//! no ring, and each of the events below costs it one check of a pointer.
 //!
 //! | kind | when | numbers |
 //! |---|---|---|
-//! | arrive | taken in and tagged | the request; start tag, virtual time |
-//! | issue | to the device | class, free slots; start tag, virtual time |
-//! | held | requests are staged and none may go | what for: share, slot, target, cap, or reservations of others; its start tag |
-//! | complete, fail | done | – |
-//! | cancel | taken back before it went: its client has gone, or its tenant was removed | – |
+//! | arrive | accepted and tagged | the request; start tag, virtual time |
+//! | issue | issued to the device | class, free slots; start tag, virtual time |
+//! | held | none of the staged may be dispatched | reason ([`Held`]); its start tag |
+//! | complete, fail | completed | – |
+//! | cancel | cancelled while staged: its client has ended, or its tenant was removed | – |
 //!
-//! Being held is asked again and again: it is recorded when it begins, and when its reason changes.
+//! The scheduler checks a hold repeatedly: the hold is recorded when it begins, and when its reason
+//! changes.
 //!
 //! D is searched for by the control thread: it has a recorder of its own ([`DepthRecorder`]), with
-//! a row for each D that a store has had, and why.
+//! a row for each D that a store has had, and the reason.
 
 use std::collections::VecDeque;
 
@@ -29,40 +28,40 @@ use fairq_core::{Class, DepthStats, Held, Op, Reason, Stats, Tag};
 /// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A request was taken in.
+    /// A request was accepted.
     Arrive,
-    /// A request went to the device.
+    /// A request was issued to the device.
     Issue,
-    /// Requests are staged and none may go; there is no request to this one.
+    /// Requests are staged and none may be dispatched; the event belongs to no request.
     Held,
-    /// A request is done.
+    /// A request has completed.
     Complete,
     /// A request has failed.
     Fail,
-    /// A staged request was taken back.
+    /// A staged request was cancelled.
     Cancel,
 }
 
-/// One decision, or what leads to one.
+/// One decision, or an event that leads to one.
 #[derive(Clone, Copy, Debug)]
 pub struct Decision {
-    /// When, in the process's time.
+    /// The time, in nanoseconds of the process's clock.
     pub at_ns: u64,
     /// The kind of event.
     pub kind: Kind,
-    /// To which of the shard's live requests.
+    /// The tag of the shard's request.
     pub tag: Tag,
     /// The tenant.
     pub tenant: u16,
     /// The operation.
     pub op: Op,
-    /// To which queue class it went.
+    /// The queue class to which it was issued.
     pub class: Class,
-    /// Where, in bytes of the device's file.
+    /// Start of its range in the device's file, in bytes.
     pub offset: u64,
     /// The length in bytes.
     pub length: u32,
-    /// The numbers behind it.
+    /// The numbers that caused it.
     pub reason: Reason,
 }
 
@@ -74,23 +73,23 @@ const _: () = assert!(size_of::<Decision>() <= 80);
 pub struct Recording {
     /// The decisions, in order.
     pub decisions: Vec<Decision>,
-    /// Earlier ones, for which there was no room.
+    /// The number of earlier decisions, for which there was no room.
     pub lost: u64,
 }
 
 /// A ring of decisions.
 pub struct Recorder {
     ring: Vec<Decision>,
-    /// Decisions it holds at most.
+    /// The most decisions that it holds.
     most: usize,
     /// Decisions recorded so far.
     count: u64,
-    /// The last record, if it was of a hold.
+    /// The last record, if it was a hold.
     held: Option<(Option<Held>, Option<u64>)>,
 }
 
 impl Recorder {
-    /// For the last `most` decisions, at least one.
+    /// A ring of the last `most` decisions, at least one.
     pub fn new(most: usize) -> Recorder {
         let most = most.max(1);
         Recorder { ring: Vec::with_capacity(most), most, count: 0, held: None }
@@ -102,7 +101,7 @@ impl Recorder {
         self.push(decision);
     }
 
-    /// Records that requests are held, if that is news.
+    /// Records that requests are held, if the last record does not say so.
     pub fn hold(&mut self, at_ns: u64, reason: Reason) {
         let held = Some((reason.held, reason.start_tag));
         if self.held != held {
@@ -136,24 +135,24 @@ impl Recorder {
         let Recorder { mut ring, most, count, .. } = self;
         let lost = count.saturating_sub(most as u64);
         if lost > 0 {
-            // In a full ring the oldest decision stands where the next would go.
+            // In a full ring the oldest decision is at the place of the next one.
             ring.rotate_left((count % most as u64) as usize);
         }
         Recording { decisions: ring, lost }
     }
 }
 
-/// Another D of a store, or another reason for it.
+/// A change of a store's D, or of its reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DepthChange {
-    /// When, in the process's time.
+    /// The time, in nanoseconds of the process's clock.
     pub at_ns: u64,
     /// The store's number.
     pub store: u16,
     /// D; `None` is no limit.
     pub slots: Option<u64>,
-    /// Why, and what the device is believed to do; `None`: it is set, and at most held down for
-    /// latency targets.
+    /// The reason, and the estimated performance of the device. `None` if D is configured; only
+    /// latency targets may then reduce it.
     pub depth: Option<DepthStats>,
 }
 
@@ -166,11 +165,11 @@ pub struct DepthRecorder {
 }
 
 impl DepthRecorder {
-    /// Changes that are kept, the last ones.
+    /// The number of changes that are kept, the last ones.
     pub const MOST: usize = 4096;
 
-    /// Records a store's D if it is news. What the device does changes with every look, and is
-    /// recorded with D only.
+    /// Records a store's D or its reason if one has changed. The device's performance changes with
+    /// every call, and is recorded only with a change of them.
     pub fn note(&mut self, at_ns: u64, store: u16, policy: &Stats) {
         let Stats { slots, depth, .. } = *policy;
         if slots.is_none() && depth.is_none() {

@@ -1,10 +1,10 @@
 //! The service of each tenant and the work of each shard: counted by each shard alone, in plain
 //! memory, and copied out on request.
 //!
-//! A shard copies out only the tenants to which something has happened since the last time; the
-//! shards' pool keeps the rest in a `Ledger`, and adds up again only those.
-//! Reports are shared, not copied, so that the cost of a second depends on the events in it and not
-//! on the number of tenants.
+//! A shard copies out only the tenants whose counters have changed since the last report; the
+//! shards' pool keeps the rest in a `Ledger`, and sums only the changed ones again. Reports are
+//! shared, not copied, so the cost of a report depends on the number of changed tenants and not on
+//! all tenants.
 
 use std::sync::Arc;
 
@@ -15,24 +15,24 @@ use serde::{Deserialize, Serialize};
 use crate::observe::cpu_time::CpuTime;
 use crate::observe::interference::{Matrix, empty_matrix};
 
-/// Latencies above this are counted as this: 100 seconds.
+/// The largest latency that is counted, in nanoseconds: 100 seconds. Longer ones count as this.
 const MAX_LATENCY_NS: u64 = 100_000_000_000;
-/// No time.
+/// The value of `starved_since_ns` for a tenant that is not starved.
 const NOT_STARVED: u64 = u64::MAX;
 
-/// When a request came, when it went to the device and when it was done, in nanoseconds.
+/// The times of a request's arrival, issue and completion, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// It was taken in.
+    /// The time of its arrival.
     pub arrived_ns: u64,
-    /// It went to the device.
+    /// The time when it was issued to the device.
     pub issued_ns: u64,
-    /// It was done.
+    /// The time of its completion.
     pub done_ns: u64,
 }
 
 impl Times {
-    /// From arrival to completion.
+    /// The time from arrival to completion, in nanoseconds.
     #[inline]
     pub fn latency_ns(&self) -> u64 {
         self.done_ns.saturating_sub(self.arrived_ns)
@@ -56,23 +56,23 @@ pub struct TenantStats {
     pub errors: u64,
     /// The errno of the last of them; 0 if there was none.
     pub last_errno: i32,
-    /// Time that requests waited in the scheduler, in total.
+    /// Time that requests waited in the scheduler, in total, in nanoseconds.
     pub staged_ns: u64,
-    /// Time that requests were on the device, in total.
+    /// Time that requests were on the device, in total, in nanoseconds.
     pub device_ns: u64,
-    /// Time during which requests waited in the scheduler and none was on the device; of each
-    /// shard, added up.
+    /// Time during which requests waited in the scheduler and none was on the device; summed over
+    /// shards.
     pub starved_ns: u64,
-    /// Requests taken in and not yet completed.
+    /// Requests accepted and not yet completed.
     #[serde(skip)]
     pub in_flight: u64,
     /// The requests in flight that wait in the scheduler.
     #[serde(skip)]
     pub staged: u64,
-    /// Since when the tenant is starved; [`NOT_STARVED`] if it is not.
+    /// The time from which the tenant is starved; [`NOT_STARVED`] if it is not.
     #[serde(skip, default = "not_starved")]
     starved_since_ns: u64,
-    /// From a request's arrival to its completion, in nanoseconds, two significant digits.
+    /// The latencies from arrival to completion, in nanoseconds, with two significant digits.
     #[serde(with = "sparse")]
     pub latency_ns: Histogram<u64>,
 }
@@ -85,7 +85,7 @@ fn no_latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(100, MAX_LATENCY_NS, 2).expect("the bounds are valid")
 }
 
-/// A histogram as the values that it has, and how many of each.
+/// Serialises a histogram as its values and their counts.
 mod sparse {
     use hdrhistogram::Histogram;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -131,10 +131,10 @@ impl Default for TenantStats {
 }
 
 impl TenantStats {
-    /// A request is taken in; until it is issued it is staged.
+    /// Counts a request that arrives; it is staged until it is issued.
     #[inline]
     pub fn arrive(&mut self, now_ns: u64) {
-        // The tenant has nothing on the device: it is starved until something of it goes there.
+        // The tenant has no request on the device: it is starved until one is issued.
         if self.staged == self.in_flight && self.starved_since_ns == NOT_STARVED {
             self.starved_since_ns = now_ns;
         }
@@ -142,7 +142,7 @@ impl TenantStats {
         self.staged += 1;
     }
 
-    /// A request goes to the device.
+    /// Counts a request that is issued.
     #[inline]
     pub fn issue(&mut self, now_ns: u64) {
         self.staged -= 1;
@@ -152,7 +152,7 @@ impl TenantStats {
         }
     }
 
-    /// A staged request is taken back.
+    /// Counts a staged request that is cancelled.
     pub fn cancel(&mut self, now_ns: u64) {
         self.in_flight -= 1;
         self.staged -= 1;
@@ -162,11 +162,11 @@ impl TenantStats {
         }
     }
 
-    /// An issued request is done.
+    /// Counts an issued request that has completed.
     #[inline]
     pub fn complete(&mut self, op: Op, length: u32, errno: i32, times: Times) {
         self.in_flight -= 1;
-        // That was its last request on the device, and others wait.
+        // This was the tenant's last request on the device, and others wait.
         if self.staged > 0 && self.staged == self.in_flight {
             self.starved_since_ns = times.done_ns;
         }
@@ -179,7 +179,7 @@ impl TenantStats {
         );
     }
 
-    /// A copy in which a time of starvation that has not ended yet is counted.
+    /// A copy that includes the current time of starvation up to `now_ns`.
     #[must_use]
     pub fn at(&self, now_ns: u64) -> TenantStats {
         let mut copy = self.clone();
@@ -222,7 +222,7 @@ impl TenantStats {
         self.read_bytes + self.written_bytes
     }
 
-    /// Adds what another shard counted.
+    /// Adds the counts of another shard.
     pub fn add(&mut self, other: &TenantStats) {
         self.reads += other.reads;
         self.writes += other.writes;
@@ -271,8 +271,8 @@ impl TenantStats {
 pub struct ShardCounters {
     /// Requests sent to the device, by class: urgent, high, medium, low.
     pub issued: [u64; 4],
-    /// Of those, the ones that were part of a command with others before them: so many commands
-    /// fewer.
+    /// The issued requests that were joined to the command of an earlier one: the number of
+    /// commands saved.
     pub joined: u64,
     /// Requests completed.
     pub completed: u64,
@@ -280,7 +280,7 @@ pub struct ShardCounters {
     pub bytes: u64,
     /// Turns of its loop.
     pub turns: u64,
-    /// Times it slept.
+    /// The number of times that it slept.
     pub sleeps: u64,
     /// Its CPU time, if the kernel reports it.
     #[serde(skip)]
@@ -288,7 +288,7 @@ pub struct ShardCounters {
 }
 
 impl ShardCounters {
-    /// Adds what another counted; the CPU time is the shard's own.
+    /// Adds the counts of another; the CPU time stays the shard's own.
     pub fn add(&mut self, other: &ShardCounters) {
         self.issued.iter_mut().zip(other.issued).for_each(|(own, other)| *own += other);
         self.joined += other.joined;
@@ -299,12 +299,12 @@ impl ShardCounters {
     }
 }
 
-/// The counts of the program before this one in the same process.
+/// The counts of the previous program in this process.
 #[derive(Default)]
 pub struct Counted {
-    /// Of tenants, by number.
+    /// The counts of tenants, by number.
     pub tenants: Vec<(u16, TenantStats)>,
-    /// Of the shard.
+    /// The counts of the shard.
     pub counters: ShardCounters,
     /// The delays that tenants caused each other.
     pub matrix: Option<Matrix>,
@@ -312,7 +312,7 @@ pub struct Counted {
 
 /// The report of a shard.
 pub struct ShardReport {
-    /// Tenants, by number, to whom something has happened since the last answer.
+    /// The tenants whose counts have changed since the last report, by number.
     pub tenants: Vec<(u16, TenantStats)>,
     /// The work of the shard.
     pub counters: ShardCounters,
@@ -322,20 +322,20 @@ pub struct ShardReport {
     pub stores: Vec<StoreLoad>,
 }
 
-/// The requests that a store has and has not answered.
+/// The requests that a store has not completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StoreLoad {
     /// The number of requests.
     pub on_device: u64,
-    /// For how long it has had the oldest of them, in nanoseconds.
+    /// Age of the oldest of these requests, in nanoseconds.
     pub oldest_ns: u64,
 }
 
 /// The reports of all shards together.
 #[derive(Clone, Debug)]
 pub struct Totals {
-    /// The service of each tenant, by number; the same object as the last time if nothing has
-    /// happened to the tenant since.
+    /// The service of each tenant, by number; the same object as the last time if the tenant's
+    /// counts have not changed.
     pub tenants: Vec<Arc<TenantStats>>,
     /// The work of each shard.
     pub shards: Vec<ShardCounters>,
@@ -345,18 +345,18 @@ pub struct Totals {
     pub stores: Vec<StoreLoad>,
 }
 
-/// The last that each shard told, and what it comes to.
+/// The last report of each shard, and the totals.
 pub(crate) struct Ledger {
-    /// By shard and tenant; those of whom the shard has told.
+    /// The last counts by shard and tenant; `None` until the shard has reported the tenant.
     kept: Vec<Vec<Option<Arc<TenantStats>>>>,
-    /// By shard.
+    /// The matrices, by shard.
     matrices: Vec<Matrix>,
     stores: Vec<Vec<StoreLoad>>,
     totals: Totals,
 }
 
 impl Ledger {
-    /// Nothing yet.
+    /// A ledger without reports.
     pub(crate) fn new(shards: usize, tenants: usize) -> Ledger {
         let nothing = Arc::new(TenantStats::default());
         let totals = Totals {
@@ -373,7 +373,7 @@ impl Ledger {
         }
     }
 
-    /// Takes in what shards have told, each with its number.
+    /// Takes the reports of shards, each with the shard's number.
     pub(crate) fn take(&mut self, reports: impl IntoIterator<Item = (usize, ShardReport)>) {
         let mut changed = Vec::new();
         for (shard, ShardReport { tenants, counters, matrix, stores }) in reports {
@@ -389,7 +389,7 @@ impl Ledger {
         for tenant in changed {
             let mut parts = self.kept.iter().filter_map(|shard| shard[tenant].as_ref());
             let Some(mut total) = parts.next().cloned() else { continue };
-            // A tenant with one connection is one shard's, and nothing is to be added.
+            // A tenant with one connection is on one shard, and has no other parts to add.
             parts.for_each(|part| Arc::make_mut(&mut total).add(part));
             self.totals.tenants[tenant] = total;
         }
