@@ -1,10 +1,10 @@
-//! A load-generating NBD client that costs a fraction of what general ones do, so that a fast
-//! server can be seen.
+//! A load-generating NBD client with a fraction of the cost of general ones, so that a fast server
+//! can be measured.
 //!
-//! One thread and one connection a job, closed loop: requests that replies have made room for leave
-//! in one send, and one receive takes as many replies as have come; data is received and thrown
-//! away. All writes send the same bytes, from where they are (with TLS they have to be copied).
-//! Only simple replies are asked for, which every server speaks.
+//! One thread and one connection a job, closed loop: one send has all requests for which replies
+//! have made room, and one receive takes all replies that have come; data is received and
+//! discarded. All writes send the same bytes without a copy (except with TLS). The client
+//! negotiates simple replies only, which every server supports.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,7 +29,7 @@ use crate::observe::stats::TenantStats;
 mod channel;
 mod open;
 
-/// Bytes taken by one receive; the start of a reply may wait there for the rest.
+/// Bytes of the buffer for one receive; the start of a reply may wait there for the rest.
 const RECEIVE: usize = channel::ROOM + (256 << 10);
 /// The longest wait of a connection before it checks whether it has to stop.
 const STEP: Duration = Duration::from_millis(100);
@@ -37,26 +37,26 @@ const STEP: Duration = Duration::from_millis(100);
 /// The load of one connection.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// The tenant it is counted for.
+    /// The index of the tenant for which it is counted.
     pub tenant: usize,
-    /// Where to.
+    /// The export.
     pub target: Target,
     /// Bytes of each request; at most 32 MiB.
     pub block: u32,
-    /// Requests it keeps in flight.
+    /// Requests that it keeps in flight.
     pub depth: u16,
     /// Percentage of requests that are reads.
     pub read_percent: u8,
     /// Offsets at random, rather than one block after the other.
     pub random: bool,
-    /// The most bytes a second it asks for.
+    /// The most bytes a second that it requests.
     pub rate: Option<u64>,
     /// Pause between a reply and the request that follows it, in nanoseconds.
     pub think_ns: u64,
-    /// Uses only this much of the export's start, in bytes, if it is larger.
+    /// Bytes at the export's start that it uses, if the export is larger.
     pub size: Option<u64>,
-    /// The time that the server may send nothing while it has requests, and the limit of connecting
-    /// and the handshake.
+    /// The longest silence of the server while it has requests, and the limit of connecting and the
+    /// handshake.
     pub timeout: Duration,
     /// Seed of its random numbers.
     pub seed: u64,
@@ -78,13 +78,13 @@ pub fn run(jobs: &[Job], times: Times, mut progress: impl FnMut(f64)) -> io::Res
     let (started_ns, total) = (clock.now_ns(), (times.warmup + times.measured).as_nanos() as f64);
     let mut step = |now_ns: u64| {
         progress(now_ns.saturating_sub(started_ns) as f64 / total);
-        // A connection that ends before its time has failed, and the run is of no use.
+        // A connection that ends early has failed, and the run cannot be used.
         (!threads.iter().any(JoinHandle::is_finished)).then_some(u64::MAX)
     };
     Watch::new(&clock).wait(begins_ns, &mut step);
     let mut watch = Watch::new(&clock);
-    // The connections count in a window that is planned in advance: of a stall during the warm-up
-    // the part after its end counts.
+    // The connections count in a window that is planned in advance: of a stall during the warm-up,
+    // the part after the warm-up's end counts.
     watch.note(begins_ns);
     let usage = Usage::now();
     watch.wait(ends_ns, &mut step);
@@ -110,12 +110,12 @@ pub fn run(jobs: &[Job], times: Times, mut progress: impl FnMut(f64)) -> io::Res
     Ok(measured)
 }
 
-/// The time in which connections count the replies that come.
+/// The time in which connections count replies.
 #[derive(Clone)]
 struct Window {
     begins_ns: u64,
     ends_ns: u64,
-    /// Another connection has failed: nothing is counted any further.
+    /// Whether another connection has failed, so that the run ends early.
     is_cut: Arc<AtomicBool>,
 }
 
@@ -127,13 +127,13 @@ struct Connection {
     blocks: u64,
     rng: SmallRng,
     next_block: u64,
-    /// For each request in flight, by cookie: when it was made and what it does.
+    /// For each request in flight, by cookie: the time when it was made, and its operation.
     flights: Vec<(u64, Op)>,
-    /// Cookies not in flight, and when each may be used again.
+    /// Cookies not in flight, each with the time from which it may be used again.
     idle: VecDeque<(u16, u64)>,
-    /// When the next request may go, as the rate says.
+    /// The time from which the rate allows the next request.
     next_ns: u64,
-    /// When the server's silence began: with the last bytes from it, or with the first request
+    /// The time when the server's silence began: with its last bytes, or with the first request
     /// after a time without any.
     silent_ns: u64,
     incoming: Vec<u8>,
@@ -173,7 +173,7 @@ impl Connection {
     /// Runs the closed loop until the window ends; then waits for the requests in flight and
     /// disconnects.
     fn drive(mut self, window: &Window) -> io::Result<TenantStats> {
-        // Bytes of `incoming` that are there, and bytes of a reply's data still to be thrown away.
+        // Bytes received in `incoming`, and bytes of a reply's data that are still to be discarded.
         let (mut have, mut skip) = (0, 0);
         loop {
             let now_ns = self.clock.now_ns();
@@ -197,9 +197,9 @@ impl Connection {
         self.flights.len() - self.idle.len()
     }
 
-    /// Waits until there is something to receive, room to send what has not left, or a request to
-    /// make; true if something may have come. Not by a receive that blocks: that is woken whenever
-    /// the server takes a request, too.
+    /// Waits until there are bytes to receive, room to send queued requests, or a request to make;
+    /// true if bytes may have come. It does not block in a receive, which would also be woken
+    /// whenever the server takes a request.
     fn wait(&self, all_sent: bool) -> io::Result<bool> {
         let now_ns = self.clock.now_ns();
         let ready_ns = self.idle.front().map(|&(_, ready_ns)| ready_ns.max(self.next_ns));
@@ -222,7 +222,7 @@ impl Connection {
         let mut ready = [PollFd::new(&self.channel.socket, wanted)];
         match poll(&mut ready, Some(&time)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
-            // With room to send and nothing else there is nothing to receive.
+            // If there is only room to send, there is nothing to receive.
             Ok(_) => Ok(ready[0].revents() != PollFlags::OUT),
             Err(error) => Err(error.into()),
         }
@@ -253,8 +253,7 @@ impl Connection {
             }
             self.idle.pop_front();
             if let Some(rate) = self.job.rate {
-                // A connection that could not keep up does not burst afterwards by more than one
-                // request.
+                // A connection that could not keep up bursts by at most one request afterwards.
                 let interval_ns = u64::from(self.job.block) * 1_000_000_000 / rate.max(1);
                 self.next_ns = self.next_ns.saturating_add(interval_ns).max(now_ns);
             }
@@ -277,8 +276,8 @@ impl Connection {
         }
     }
 
-    /// Takes the replies in the first `have` bytes of `incoming`; gives how many bytes are left for
-    /// the next time.
+    /// Takes the replies in the first `have` bytes of `incoming`; returns the number of bytes left
+    /// for the next call.
     fn take_replies(
         &mut self,
         have: usize,

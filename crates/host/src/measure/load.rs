@@ -1,5 +1,5 @@
 //! Load from inside the process: closed-loop jobs that drive the data path without a protocol, as
-//! fio does a device.
+//! fio drives a device.
 
 use std::io;
 use std::sync::Arc;
@@ -37,35 +37,35 @@ pub struct Job {
     pub tenant: u16,
     /// The tenant's flow.
     pub flow: FlowId,
-    /// Which of the device's files.
+    /// The number of the device's file.
     pub file: u16,
-    /// Where in the file its range begins, in bytes.
+    /// Start of its range in the file, in bytes.
     pub base: u64,
     /// Size of its range, in bytes; at least one block.
     pub size: u64,
     /// Bytes of each request.
     pub block: u32,
-    /// Requests it keeps in flight.
+    /// Requests that it keeps in flight.
     pub depth: u16,
     /// Percentage of requests that are reads.
     pub read_percent: u8,
     /// Offsets at random, rather than one block after the other.
     pub random: bool,
-    /// The most bytes a second it asks for.
+    /// The most bytes a second that it requests.
     pub rate: Option<u64>,
     /// Pause between a completion and the request that follows it, in nanoseconds.
     pub think_ns: u64,
-    /// When it begins, in nanoseconds after the measurement has; at 0 it is there from the start of
-    /// the warm-up.
+    /// The time when it begins, in nanoseconds after the start of the measurement; at 0 it begins
+    /// with the warm-up.
     pub starts_ns: u64,
-    /// When it asks for no more, likewise.
+    /// The time when it stops, in nanoseconds after the start of the measurement.
     pub stops_ns: u64,
     /// Seed of its random numbers.
     pub seed: u64,
 }
 
 /// Bytes completed in each interval of a measurement. One job writes it, so it adds without a
-/// locked instruction; others read it when the run is over.
+/// locked instruction; other threads read it when the run is over.
 #[derive(Debug)]
 pub struct Series {
     interval_ns: u64,
@@ -91,12 +91,12 @@ impl Series {
 /// The jobs of one shard.
 pub struct LoadFront {
     jobs: Vec<Running>,
-    /// Which of them are at home here, if they are on all shards.
+    /// The jobs at home on this shard, if jobs move.
     homes: Option<Homes>,
-    /// Which submits first; another one each turn, since who is first may take all the room there
-    /// is.
+    /// The index of the job that submits first; it changes each turn, since the first job may take
+    /// all the room.
     first: usize,
-    /// When the measurement began, or [`NOT_BEGUN`].
+    /// The time when the measurement began, or [`NOT_BEGUN`].
     begins_ns: u64,
     stopping: bool,
 }
@@ -106,18 +106,18 @@ struct Running {
     volume: Volume,
     /// Its completions over time, if requested.
     series: Option<Arc<Series>>,
-    /// When it ends; the end is not known until the measurement has begun.
+    /// The time when it ends; [`NOT_BEGUN`] until the measurement has begun.
     ends_ns: u64,
     region: Region,
-    /// One for each request in flight.
+    /// A buffer for each request in flight.
     buffers: Vec<Buffer>,
-    /// Buffers not in use, and when each may be used again.
+    /// Buffers not in use, each with the time from which it may be used again.
     idle: std::collections::VecDeque<(u16, u64)>,
     rng: SmallRng,
     /// The next block of a sequential job.
     next_block: u64,
-    /// When the next request may go: when the job begins, and later as its rate says. A job that
-    /// begins during the measurement waits until that has begun.
+    /// The time from which the next request may be submitted: the start of the job, and later by
+    /// its rate. [`NOT_BEGUN`] before the measurement for a job that begins during it.
     next_ns: u64,
 }
 
@@ -130,13 +130,13 @@ impl LoadFront {
         Ok(LoadFront { jobs, homes, first: 0, begins_ns: NOT_BEGUN, stopping: false })
     }
 
-    /// The measurement begins at `begins_ns`.
+    /// Begins the measurement at `begins_ns`.
     fn begin(&mut self, begins_ns: u64) {
         self.begins_ns = begins_ns;
         self.jobs.iter_mut().for_each(|running| running.begin(begins_ns));
     }
 
-    /// The next request of a job, if one may go now.
+    /// The next request of a job, if it may submit one now.
     #[inline]
     fn next(&mut self, index: usize, now_ns: u64) -> Option<Order> {
         let running = &mut self.jobs[index];
@@ -152,7 +152,7 @@ impl LoadFront {
         order
     }
 
-    /// Learns which jobs are at home.
+    /// Updates the set of jobs at home.
     #[inline]
     fn look(&mut self, now_ns: u64) {
         if let Some(homes) = &mut self.homes {
@@ -170,7 +170,7 @@ impl Running {
         let buffers = (0..depth)
             .map(|_| {
                 let mut buffer = region.allocate(job.block).ok_or(io::ErrorKind::OutOfMemory)?;
-                // Incompressible, and no two alike.
+                // The data are incompressible, and no two buffers are equal.
                 rng.fill(buffer.bytes_mut());
                 Ok(buffer)
             })
@@ -202,7 +202,7 @@ impl Running {
         self.ends_ns = begins_ns.saturating_add(self.job.stops_ns);
     }
 
-    /// The next request, if one may go now.
+    /// The next request, if the job may submit one now.
     fn next(&mut self, now_ns: u64, cookie: u64) -> Option<Order> {
         let &(buffer, ready_ns) = self.idle.front()?;
         if ready_ns > now_ns || self.next_ns > now_ns || now_ns >= self.ends_ns {
@@ -211,7 +211,7 @@ impl Running {
         self.idle.pop_front();
         let job = &self.job;
         if let Some(rate) = job.rate {
-            // A job that could not keep up does not burst afterwards by more than one request.
+            // A job that could not keep up bursts by at most one request afterwards.
             let interval_ns = u64::from(job.block) * 1_000_000_000 / rate.max(1);
             self.next_ns = (self.next_ns + interval_ns).max(now_ns);
         }
@@ -233,7 +233,7 @@ impl Running {
 }
 
 impl Front for LoadFront {
-    /// When the measurement begins.
+    /// The time when the measurement begins.
     type Message = u64;
 
     fn message<P: Port, D: Device>(
@@ -264,7 +264,7 @@ impl Front for LoadFront {
             while path.has_room() {
                 let Some(order) = self.next(index, now_ns) else { break };
                 // SAFETY: the buffer left `idle`, and returns there when the order is finished;
-                // until then nobody touches it, and the region lives as long as the front end,
+                // until then no other code uses it, and the region lives as long as the front end,
                 // which outlives its orders.
                 unsafe { path.submit(now_ns, ring, &order) }
                     .expect("flows of a load run are not removed");
@@ -298,7 +298,7 @@ impl Front for LoadFront {
         let next = |running: &Running| {
             running.idle.front().map(|&(_, ready_ns)| ready_ns.max(running.next_ns))
         };
-        // A job that has ended waits for nothing.
+        // A job that has ended needs no wake-up.
         self.jobs
             .iter()
             .filter_map(|running| next(running).filter(|&at_ns| at_ns < running.ends_ns))
@@ -318,7 +318,7 @@ impl Front for LoadFront {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A buffer that an order has is not given back: the region then stays mapped.
+        // If an order still has a buffer, none is freed, and the region stays mapped.
         if self.idle.len() == self.buffers.len() {
             self.buffers.drain(..).for_each(|buffer| self.region.free(buffer));
         }
@@ -328,16 +328,15 @@ impl Drop for Running {
 /// The duration of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// Not counted, at the start.
+    /// The time at the start that is not counted.
     pub warmup: Duration,
-    /// Counted.
+    /// The time that is counted.
     pub measured: Duration,
-    /// Into how long intervals the measured time is cut for a series of what each tenant got; none
-    /// if there is no need.
+    /// The interval of a series of each tenant's bytes; `None` for no series.
     pub interval: Option<Duration>,
 }
 
-/// Which way requests take to the device.
+/// The path of requests to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Path {
     /// The loop of a [shard](crate::shard).
@@ -351,11 +350,11 @@ pub enum Path {
 /// The threads that make a load, one for each port of the policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Threads<'a> {
-    /// The CPU of each; those without one are not pinned.
+    /// The CPU of each thread; threads without one are not pinned.
     pub cpus: &'a [usize],
-    /// How their requests get to the device.
+    /// The path of their requests to the device.
     pub path: Path,
-    /// The time that a job stays on one of them before it moves to another at random, if jobs move.
+    /// The time that a job stays on one thread before it moves to another at random, if jobs move.
     pub moves: Option<Duration>,
 }
 
@@ -368,19 +367,20 @@ pub struct Measured {
     pub elapsed: Duration,
     /// The reason for which the figures must not be used, if there is one.
     pub disturbance: Option<Disturbance>,
-    /// CPU time of the whole process meanwhile.
+    /// CPU time of the whole process during the measurement.
     pub cpu: Duration,
-    /// The number of times that one of its threads lost its CPU to another program meanwhile.
+    /// The number of times that one of its threads lost its CPU to another program during the
+    /// measurement.
     pub preempted: u64,
     /// The part of the time that its shards were ready to run and others had their CPUs, 0 to 1 on
-    /// average, if the kernel tells.
+    /// average, if the kernel reports it.
     pub cpu_wait: Option<f64>,
-    /// Bytes of each tenant in each interval, if [`Times::interval`] asks for it.
+    /// Bytes of each tenant in each interval, if [`Times::interval`] is set.
     pub series: Vec<Vec<u64>>,
-    /// The weights that the policy had the device's classes given, and from when: after the
-    /// measurement began, or 0.
+    /// The weights that the policy set for the device's classes, each with its time after the start
+    /// of the measurement, or 0.
     pub class_weights: Vec<(Duration, ClassWeights)>,
-    /// The knowledge of D in the end ([`fairq_core::Stats::known_slots`]).
+    /// The known D at the end ([`fairq_core::Stats::known_slots`]).
     pub slots: Option<u64>,
 }
 
@@ -401,7 +401,7 @@ where
     run_by(&common.clock, policy, ports, common, threads, jobs, times, progress)
 }
 
-/// The same, where the thread that measures goes by another time than the shards.
+/// The same with a separate clock for the thread that measures.
 #[expect(clippy::too_many_arguments, reason = "those of `run`, and the time")]
 fn run_by<L: Policy, D: Device>(
     time: &impl Time,
@@ -440,11 +440,12 @@ where
         (0..shards.count()).for_each(|shard| shards.send(shard, Message::Front(begins_ns)));
         shards.stats()
     });
-    // The last shard may have been read now only, and its window is to be as long as requested.
+    // The last shard may have been read only now, and its window must be as long as requested.
     let until_ns = watch.last_ns().saturating_add(times.measured.as_nanos() as u64);
     watch.wait(until_ns, &mut step);
     let (after, _) = watch.read(|_| shards.stats());
-    // From before the first reading to after the last one: a rate is never overstated.
+    // The time is from before the first reading to after the last one, so a rate is never
+    // overstated.
     let elapsed = Duration::from_nanos(watch.last_ns().saturating_sub(begins_ns));
     let Usage { cpu, preempted } = Usage::now().since(usage);
     let slots = policy.stats().known_slots();

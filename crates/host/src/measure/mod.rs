@@ -1,4 +1,4 @@
-//! Load that is measured: jobs on shards of this process, or over NBD against any server.
+//! Measured load: jobs on shards of this process, or over NBD against any server.
 
 pub mod client;
 pub mod load;

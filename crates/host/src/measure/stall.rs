@@ -18,7 +18,7 @@ use crate::io::clock::Clock;
 
 /// The longest time between two steps of a [`Watch`].
 const STEP: Duration = Duration::from_millis(100);
-/// The part of a window for which its thread may stall: one in so many.
+/// The part of a window for which its thread may stall is 1 / `STALL_PART`.
 const STALL_PART: u32 = 20;
 /// A shorter stall is accepted in every window. The scheduler of a machine on which every CPU is
 /// busy delays a thread by some 10 ms.
@@ -27,7 +27,7 @@ const STALL_ALWAYS: Duration = Duration::from_millis(100);
 /// on each CPU they wait for half of it, which the caller reports.
 const STARVED: f64 = 0.9;
 
-/// The time that a measurement goes by; tests have one that jumps.
+/// The clock of a measurement; tests have one that jumps.
 pub trait Time {
     /// Now, in nanoseconds.
     fn now_ns(&self) -> u64;
@@ -55,7 +55,7 @@ pub enum Disturbance {
         /// The length that was requested.
         measured: Duration,
     },
-    /// The thread that measures did not run for so long.
+    /// The thread that measures did not run for this time.
     Stalled(Duration),
     /// The shards waited for their CPUs for this part of the time, 0 to 1.
     Starved(f64),
@@ -78,9 +78,9 @@ impl fmt::Display for Disturbance {
 /// Waits in steps, and notes by how much its thread ran too late.
 pub(crate) struct Watch<'a, T: Time> {
     time: &'a T,
-    /// When the thread is known to have run last.
+    /// The last time at which the thread is known to have run.
     last_ns: u64,
-    /// The longest time for which it did not run.
+    /// The longest time for which it ran too late, in nanoseconds.
     stall_ns: u64,
 }
 
@@ -89,7 +89,7 @@ impl<'a, T: Time> Watch<'a, T> {
         Watch { time, last_ns: time.now_ns(), stall_ns: 0 }
     }
 
-    /// Waits until `until_ns`. `step` runs at least every 100 ms; it takes the time, and gives the
+    /// Waits until `until_ns`. `step` runs at least every 100 ms; it gets the time, and returns the
     /// time at which it has to run again, or `None` to end the wait early.
     pub(crate) fn wait(&mut self, until_ns: u64, mut step: impl FnMut(u64) -> Option<u64>) {
         let mut now_ns = self.note(self.last_ns);
@@ -112,20 +112,19 @@ impl<'a, T: Time> Watch<'a, T> {
         (result, before_ns)
     }
 
-    /// Notes that the thread runs, and that it was to run again at `planned_ns`. Gives the time.
+    /// Notes that the thread runs, which was planned for `planned_ns`. Returns the time.
     pub(crate) fn note(&mut self, planned_ns: u64) -> u64 {
         self.last_ns = self.time.now_ns();
         self.stall_ns = self.stall_ns.max(self.last_ns.saturating_sub(planned_ns));
         self.last_ns
     }
 
-    /// When the thread is known to have run last.
+    /// The last time at which the thread is known to have run.
     pub(crate) fn last_ns(&self) -> u64 {
         self.last_ns
     }
 
-    /// Judges a window that was `elapsed` long, and for which shards waited for this part of the
-    /// time.
+    /// Judges a window of length `elapsed`, in which shards waited for this part of the time.
     pub(crate) fn judge(
         &self,
         elapsed: Duration,
@@ -148,10 +147,10 @@ pub(crate) mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// A time that passes while its thread sleeps, and jumps as it is told.
+    /// A clock that advances while its thread sleeps, and makes the given jumps.
     pub(crate) struct Jumping {
         now_ns: Cell<u64>,
-        /// When it jumps, and to when.
+        /// The jumps: from which time to which.
         jumps: RefCell<Vec<(u64, u64)>>,
     }
 
@@ -176,7 +175,7 @@ pub(crate) mod tests {
     const MS: u64 = 1_000_000;
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A window of a second after a warm-up of a second: how long it was, and its judgement.
+    /// A window of a second after a warm-up of a second: its length, and its judgement.
     fn window(jumps: &[(u64, u64)]) -> (Duration, Option<Disturbance>) {
         let time = Jumping::new(jumps);
         let step = |_| Some(u64::MAX);

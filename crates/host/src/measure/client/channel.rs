@@ -1,5 +1,5 @@
-//! A connection's two directions, with or without TLS: requests that leave without being copied,
-//! and replies.
+//! A connection's two directions, with or without TLS: requests that are sent without a copy, and
+//! replies.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -11,13 +11,13 @@ use rustls::ClientConnection;
 
 use crate::nbd::wire::proto::{Command, EXTENDED_REQUEST_LEN, Request};
 
-/// Memory pieces in one send.
+/// The most pieces of memory in one send.
 const PIECES: usize = 64;
-/// Bytes that TLS makes records of before they are sent.
+/// Bytes from which TLS makes records before they are sent.
 const BATCH: usize = 256 << 10;
-/// Bytes of records taken by one receive; less than any buffer for what is in them.
+/// Bytes of records of one receive; no more than any buffer for their plain text.
 const RECORDS: usize = 256 << 10;
-/// The least room that [`Channel::receive`] may be given.
+/// The least buffer for [`Channel::receive`], in bytes.
 pub(super) const ROOM: usize = RECORDS;
 
 /// One connection to a server.
@@ -30,7 +30,7 @@ pub(super) struct Channel {
 /// TLS and its records.
 struct Tls {
     session: Box<ClientConnection>,
-    /// Not yet sent, from `sent` on.
+    /// Records; those from `sent` on are not yet sent.
     records: Vec<u8>,
     sent: usize,
     received: Vec<u8>,
@@ -43,17 +43,17 @@ impl Channel {
         Channel { socket, outgoing: Outgoing::default(), tls: session.map(tls) }
     }
 
-    /// The payload of all writes.
+    /// Sets the payload of all writes.
     pub(super) fn set_payload(&mut self, payload: Vec<u8>) {
         self.outgoing.payload = payload;
     }
 
-    /// Puts a request behind those that are to be sent.
+    /// Queues a request.
     pub(super) fn add(&mut self, request: &Request) {
         self.outgoing.add(request);
     }
 
-    /// Sends what it can without waiting; true if that was all.
+    /// Sends as much as it can without waiting; true if all queued requests are sent.
     pub(super) fn send(&mut self) -> io::Result<bool> {
         loop {
             let sent = match &mut self.tls {
@@ -74,8 +74,8 @@ impl Channel {
         }
     }
 
-    /// Receives what has come, without waiting; at least [`ROOM`] bytes have to fit. 0 if there was
-    /// nothing for now, an error if nothing more will come.
+    /// Receives available bytes without waiting; `room` has at least [`ROOM`] bytes. 0 if none are
+    /// available now, an error if no more will come.
     pub(super) fn receive(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let into = match &mut self.tls {
             None => &mut *room,
@@ -100,7 +100,7 @@ impl Channel {
 }
 
 impl Tls {
-    /// Sees to it that there are records to send; false if there is nothing more.
+    /// Makes records to send if there are none; false if there is nothing more to send.
     fn fill(&mut self, outgoing: &mut Outgoing) -> io::Result<bool> {
         if self.sent == self.records.len() {
             self.records.clear();
@@ -131,7 +131,8 @@ impl Tls {
         let mut records = &self.received[..count];
         let mut taken = 0;
         while !records.is_empty() {
-            // TLS takes as much as it has room for, and the rest when its plain text has left.
+            // TLS takes as many records as it has room for, and the rest when its plain text has
+            // been read.
             self.session.read_tls(&mut records)?;
             self.session.process_new_packets().map_err(io::Error::other)?;
             loop {
@@ -155,7 +156,7 @@ struct Outgoing {
     pieces: VecDeque<Piece>,
 }
 
-/// A part of what is sent.
+/// A part of the bytes to send.
 enum Piece {
     Headers(Range<usize>),
     Payload(Range<usize>),
@@ -180,7 +181,7 @@ impl Outgoing {
         }
     }
 
-    /// The first bytes that are yet to be sent.
+    /// The first unsent bytes.
     fn first(&self) -> Option<&[u8]> {
         self.pieces.front().map(|piece| self.bytes(piece))
     }
@@ -205,7 +206,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// So many bytes have left.
+    /// Removes `count` bytes that have been sent.
     fn advance(&mut self, mut count: usize) {
         while count > 0 {
             let Some(Piece::Headers(range) | Piece::Payload(range)) = self.pieces.front_mut()
@@ -219,7 +220,7 @@ impl Outgoing {
                 self.pieces.pop_front();
             }
         }
-        // Pieces name headers by their places, so these stay until no piece is left.
+        // Pieces name headers by their positions, so the headers stay until no piece is left.
         if self.pieces.is_empty() {
             self.headers.clear();
         }

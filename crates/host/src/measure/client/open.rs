@@ -1,7 +1,7 @@
 //! Finding a server and opening an export of it, in the clear or with TLS.
 //!
-//! Addresses are NBD URIs as libnbd and qemu take them, and so are the files for TLS: a directory
-//! with `ca-cert.pem`, which the server's certificate has to be signed by, and, if there are any,
+//! Addresses are NBD URIs as in libnbd and qemu, and so are the files for TLS: a directory with
+//! `ca-cert.pem`, which must have signed the server's certificate, and, if there are any,
 //! `client-cert.pem` and `client-key.pem`.
 
 use std::io::{self, Read, Write};
@@ -26,25 +26,25 @@ use crate::nbd::session::tls::connect_as;
 use crate::nbd::wire::option::{info, opt, rep};
 use crate::nbd::wire::proto::magic;
 
-/// Send buffer to ask the kernel for on a Unix socket, in bytes; it grants what the system's limit
-/// allows. So much that a server finds the next large request there while the client is woken for
-/// the reply to the last.
+/// The send buffer to request from the kernel on a Unix socket, in bytes; the kernel grants it up
+/// to the system's limit. It is so large that the server finds the next large request in it while
+/// the client is woken for the reply to the last one.
 const SEND_BUFFER: usize = 512 << 10;
-/// The longest answer to an option.
+/// The longest answer to an option, in bytes.
 const ANSWER_MAX: u32 = 65_536;
 
-/// Which export of which server.
+/// An export of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Where the server listens.
+    /// The server's address.
     pub server: Server,
     /// The export's name; empty for the server's default.
     pub export: String,
-    /// With TLS, and how.
+    /// The TLS settings; `None` for no TLS.
     pub tls: Option<TlsFiles>,
 }
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A Unix socket.
@@ -159,7 +159,7 @@ impl Timed {
     }
 }
 
-/// A call that its bound ended.
+/// The error of a call that its timeout ended.
 fn timed_out(error: Errno) -> io::Error {
     if error == Errno::AGAIN { io::ErrorKind::TimedOut.into() } else { error.into() }
 }
@@ -185,7 +185,8 @@ impl Write for Timed {
     }
 }
 
-/// Connects and opens the export within this time; gives the connection and the export's size.
+/// Connects and opens the export within this time; returns the connection and the export's size in
+/// bytes.
 pub(super) fn connect_to(target: &Target, timeout: Duration) -> io::Result<(Channel, u64)> {
     try_connect(target, Instant::now() + timeout).map_err(|error| {
         let at = match &target.server {
@@ -269,7 +270,8 @@ fn open(
     Ok((Some(session), size))
 }
 
-/// `GO`, with `EXPORT_NAME` for servers that do not know it; the export's size.
+/// Opens an export by `GO`, or by `EXPORT_NAME` on servers that do not know it; returns its size in
+/// bytes.
 fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
     let mut go = Vec::from((export.len() as u32).to_be_bytes());
     go.extend_from_slice(export.as_bytes());
@@ -285,9 +287,9 @@ fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
             (rep::INFO, data) if data.len() >= 12 && data[..2] == info::EXPORT.to_be_bytes() => {
                 size = data[2..10].try_into().ok().map(u64::from_be_bytes);
             }
-            // The specification has a client ignore information that it does not know.
+            // By the specification a client ignores information that it does not know.
             (rep::INFO, _) => {}
-            // The specification wants clients to fall back to `EXPORT_NAME` for old servers.
+            // By the specification clients fall back to `EXPORT_NAME` for old servers.
             (rep::ERR_UNSUP, _) => return open_by_name(stream, export),
             (kind, data) => return Err(refusal(kind, &data)),
         }

@@ -8,7 +8,7 @@ use super::*;
 
 const TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A server that does `serve` with its first connection, and the job of a client of it.
+/// A server that calls `serve` with its first connection, and the job of a client of it.
 fn server(
     serve: impl FnOnce(UnixStream) + Send + 'static,
 ) -> (tempfile::TempDir, Job, JoinHandle<()>) {
@@ -46,7 +46,7 @@ fn shake_hands(stream: &mut UnixStream) {
     stream.write_all(&[reply(3, &export), reply(1, &[])].concat()).unwrap();
 }
 
-/// Answers so many reads of 512 bytes; fewer if the client disconnects.
+/// Answers `reads` reads of 512 bytes; fewer if the client disconnects.
 fn answer(stream: &mut UnixStream, reads: usize) {
     let mut request = [0; 28];
     for _ in 0..reads {
@@ -85,7 +85,7 @@ fn a_server_that_stops_answering_ends_the_run_with_the_reason() {
     let (_folder, job, thread) = server(|mut stream| {
         shake_hands(&mut stream);
         answer(&mut stream, 100);
-        // Until the client has given up.
+        // This reads until the client has timed out.
         while stream.read(&mut [0; 512]).is_ok_and(|count| count > 0) {}
     });
     let job = Job { timeout: TIMEOUT, ..job };

@@ -1,9 +1,8 @@
-//! Jobs on the direct path: a pinned thread that makes requests and polls for their ends, and does
-//! nothing else.
+//! Jobs on the direct path: a pinned thread that only makes requests and polls for their
+//! completions.
 //!
-//! A turn reads the clock once: what has ended in one turn is counted with the time at the
-//! beginning of the next, so a latency holds all that the turn did, as it does on the path of the
-//! shards.
+//! A turn reads the clock once: requests that complete in one turn are counted with the time at the
+//! beginning of the next, so a latency includes the whole turn, as on the path of the shards.
 
 use std::io;
 use std::sync::Arc;
@@ -71,7 +70,7 @@ impl<P: Port, D: Device> Client<P, D> {
         })
     }
 
-    /// Runs until told to stop and everything in flight is done.
+    /// Runs until the thread gets [`Message::Stop`] and all requests in flight are completed.
     fn run(mut self) {
         loop {
             self.take_messages();
@@ -84,7 +83,7 @@ impl<P: Port, D: Device> Client<P, D> {
                 if self.front.stopping {
                     break;
                 }
-                // Nothing to do before a job's time comes: others who want the CPU get it.
+                // There is no work before a job's time comes, so other threads may have the CPU.
                 std::thread::yield_now();
             }
         }
@@ -99,7 +98,7 @@ impl<P: Port, D: Device> Client<P, D> {
                 Message::Front(begins_ns) => self.front.begin(begins_ns),
                 Message::Wipe(_) | Message::EndWipes(_) => {}
                 Message::Cut(cut) => drop(cut),
-                // The asker may have gone away meanwhile.
+                // The receiver may have been dropped meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
                 Message::Forget(_) | Message::Record(_) => {}
                 Message::Recorded(reply) => drop(reply.send((self.index, Recording::default()))),
@@ -122,7 +121,7 @@ impl<P: Port, D: Device> Client<P, D> {
         }
     }
 
-    /// Counts what has ended.
+    /// Counts the completed requests.
     #[inline]
     fn count(&mut self, now_ns: u64) {
         for Completed { cookie, errno, op, submitted_ns } in self.completed.drain(..) {
@@ -134,7 +133,7 @@ impl<P: Port, D: Device> Client<P, D> {
         }
     }
 
-    /// Submits what the jobs have to ask for. True if there was anything.
+    /// Submits the jobs' next requests. True if there were any.
     #[inline]
     fn submit(&mut self, now_ns: u64) -> bool {
         let mut submitted = false;
@@ -147,7 +146,7 @@ impl<P: Port, D: Device> Client<P, D> {
                 let Some(order) = self.front.next(index, now_ns) else { break };
                 self.stats[usize::from(order.tenant())].in_flight += 1;
                 // SAFETY: the buffer left `idle`, and returns there when the order is finished;
-                // until then nobody touches it, and the region lives as long as the front end,
+                // until then no other code uses it, and the region lives as long as the front end,
                 // which outlives its orders.
                 unsafe { self.path.submit(now_ns, &order) }
                     .expect("flows of a load run are not removed");

@@ -1,13 +1,13 @@
-//! Threads that do not stay on one core: a job's home is another shard every now and then.
+//! Threads that move between cores: a job's home changes to another shard at intervals.
 //!
-//! **Problem.** Threads that are pinned alike, one of each tenant on each shard, get alike: whom a
-//! scheduler tells apart by how far they are ahead of each other are never ahead of each other. An
-//! operating system moves threads between cores. **Model.** Every shard has all jobs and runs those
-//! whose home it is. The homes follow from the number of the interval alone, so that shards agree
-//! on them without a word: jobs that are there are dealt out at random, as many to each shard as to
-//! any other or one more. A request ends where it began, and the next one begins at home. **Memory
-//! order.** What a job may still send is counted in one word for all shards, and guards nothing
-//! else: relaxed.
+//! **Problem.** If one thread of each tenant is pinned to each shard, all tenants get equal service
+//! from the CPUs alone: a scheduler that acts on their lead over each other then has nothing to do.
+//! An operating system moves threads between cores. **Model.** Every shard has all jobs and runs
+//! the ones whose home it is. The homes follow from the number of the interval alone, so shards
+//! agree on them without communication: running jobs are dealt out at random, as many to each shard
+//! as to any other or one more. A request ends where it began, and the next one begins at home.
+//! **Memory order.** The requests that a job may still send are counted in one word for all shards,
+//! which guards no other data: relaxed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,22 +19,23 @@ use rand::seq::SliceRandom;
 
 use super::Job;
 
-/// A shard that sees nothing to do looks again for what jobs at home here had elsewhere.
+/// The pause after which an idle shard checks again whether requests of its jobs have completed on
+/// other shards, in nanoseconds.
 const LOOK_AGAIN_NS: u64 = 20_000;
 
 /// The jobs of all shards.
 pub(super) struct Moves {
     interval_ns: u64,
     shards: usize,
-    /// From when to when each is there, after the measurement has begun; one that starts at 0 is
-    /// there during the warm-up, too.
+    /// The start and the end of each job, after the start of the measurement; a job that starts at
+    /// 0 runs during the warm-up, too.
     lives_ns: Vec<(u64, u64)>,
-    /// The number of requests that each may still send.
+    /// The number of requests that each job may still send.
     spare: Box<[CachePadded<AtomicU32>]>,
 }
 
 impl Moves {
-    /// Jobs that are placed anew at such intervals.
+    /// Jobs that are placed anew every `interval_ns`.
     pub(super) fn new(jobs: &[Job], shards: usize, interval_ns: u64) -> Moves {
         let spare = |job: &Job| CachePadded::new(AtomicU32::new(job.depth.into()));
         Moves {
@@ -45,8 +46,8 @@ impl Moves {
         }
     }
 
-    /// Each job's shard during the interval that `now_ns` is in, in a run whose measurement begins
-    /// at `begins_ns`.
+    /// Each job's shard during the interval of `now_ns`, in a run whose measurement begins at
+    /// `begins_ns`.
     fn homes(&self, now_ns: u64, begins_ns: u64) -> Vec<usize> {
         let mut rng = SmallRng::seed_from_u64(now_ns / self.interval_ns);
         let is_here = |job: &usize| {
@@ -61,7 +62,7 @@ impl Moves {
         away.shuffle(&mut rng);
         shards.shuffle(&mut rng);
         let mut homes = vec![0; self.lives_ns.len()];
-        // Requests that have not come yet may come before the interval ends.
+        // Jobs that have not begun yet may begin before the interval ends.
         here.iter()
             .chain(&away)
             .zip(shards.iter().cycle())
@@ -70,12 +71,12 @@ impl Moves {
     }
 }
 
-/// Which jobs are at home on one shard.
+/// The jobs at home on one shard.
 pub(super) struct Homes {
     moves: Arc<Moves>,
     shard: usize,
     homes: Vec<usize>,
-    /// Of the last look.
+    /// The time of the last update.
     now_ns: u64,
     until_ns: u64,
 }
@@ -85,7 +86,7 @@ impl Homes {
         Homes { moves, shard, homes: Vec::new(), now_ns: 0, until_ns: 0 }
     }
 
-    /// Learns who is at home now.
+    /// Updates the homes of jobs to the interval of `now_ns`.
     #[inline]
     pub(super) fn look(&mut self, now_ns: u64, begins_ns: u64) {
         self.now_ns = now_ns;
@@ -95,8 +96,8 @@ impl Homes {
         }
     }
 
-    /// True if the job is at home here and may send a request: it has to [give](Self::give) that
-    /// back.
+    /// True if the job is at home here and may send a request; [`Self::give`] must be called when
+    /// that has ended.
     #[inline]
     pub(super) fn take(&self, job: usize) -> bool {
         let less = |spare: u32| spare.checked_sub(1);
@@ -106,13 +107,13 @@ impl Homes {
                 .is_ok()
     }
 
-    /// One of the job's requests is done, or was not sent.
+    /// Notes that one of the job's requests has completed, or was not sent.
     #[inline]
     pub(super) fn give(&self, job: usize) {
         self.moves.spare[job].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// When to look again.
+    /// The time of the next check.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.now_ns + LOOK_AGAIN_NS
     }
@@ -127,8 +128,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Each job has one home, shards are dealt evenly to those that are there, and the homes of
-        /// all shards agree.
+        /// Each job has one home, shards are dealt evenly to running jobs, and all shards agree on
+        /// the homes.
         #[test]
         fn homes_are_dealt_evenly(jobs in 1..20usize, late in 0..10usize, shards in 1..8usize, interval in 0..100u64) {
             let (policy, _ports) = NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();
@@ -160,7 +161,7 @@ mod tests {
             assert_eq!(sent.iter().sum::<u32>(), depth, "{sent:?}");
             let home = sent.iter().position(|&sent| sent == depth).expect("all at one home");
             homes[home] += 1;
-            // Ends may come anywhere.
+            // Requests may end on any shard.
             (0..depth).for_each(|end| shards[end as usize % 2].give(0));
         }
         assert!(homes.iter().all(|&times| times > 20), "it moves: {homes:?}");

@@ -84,8 +84,8 @@ fn lives_as_long_as_it_is_told(path: Path) {
     assert!(run.class_weights.is_empty(), "`none` wants no weights");
 }
 
-/// A front end of these jobs, and the requests that it has made in the interval that begins at
-/// a time: at most `depth`, which then are finished.
+/// The number of requests that a front end makes at a time: at most `depth`, which then are
+/// finished.
 fn made(front: &mut LoadFront, now_ns: u64) -> usize {
     front.look(now_ns);
     let orders: Vec<Order> =
@@ -125,7 +125,7 @@ fn a_job_that_is_there_from_the_start_counts_from_the_beginning_of_the_measureme
     assert_eq!(total_series(1, &[(0, series)]), [[4096, 4096]]);
 }
 
-/// On one shard it would be half of the intervals away.
+/// A job that only one of the shards ran would be away half of the intervals.
 #[test]
 fn a_job_that_moves_is_on_one_shard_at_all_times() {
     let moves = Arc::new(Moves::new(&[job(flow())], 2, 1_000));
@@ -195,8 +195,8 @@ fn a_job_lives_as_long_as_it_is_told_and_its_series_shows_it() {
     lives_as_long_as_it_is_told(Path::Direct);
 }
 
-/// A device that is done at once takes what a shard may submit in a turn, turn for turn: all of
-/// it were the first job's.
+/// A device that completes at once takes all that a shard may submit in each turn: without turns,
+/// all of it were the first job's.
 #[test]
 fn jobs_of_one_shard_take_turns() {
     let (policy, ports) = NonePolicy::<fairq_core::Native>::new(1, 4, 256).unwrap();
@@ -222,8 +222,8 @@ fn a_policy_that_stages_is_refused_the_direct_path() {
     assert!(refused.to_string().contains("never holds a request back"), "{refused}");
 }
 
-/// Shards that ended did not deliver the wake-ups of their last completions: with one slot, the
-/// shard that ended last waited for it for ever.
+/// Shards that end must deliver the wake-ups of their last completions: with one slot, the shard
+/// that ended last waited for it for ever.
 #[test]
 fn a_shard_that_ends_wakes_those_that_it_unblocked() {
     let (sender, done) = std::sync::mpsc::channel();
