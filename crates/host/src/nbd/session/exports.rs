@@ -1,10 +1,11 @@
-//! Exports: what clients may open, and which may open what.
+//! Exports: the tenants' ranges that clients may open, and the rules of access.
 //!
-//! An export without restrictions opens to anybody. One with an identity opens only over TLS, to a
-//! client whose certificate carries that name (or to any certificate, if it says so); one that
-//! names users opens only over a Unix socket, to them; one with both only where both hold. To
-//! everybody else it does not exist, so that names cannot be guessed: the same answer is given for
-//! an export that is not yours and for one that is not there.
+//! Any client may open an export without restrictions. An export with an identity opens only over
+//! TLS, to a client whose certificate has that name (or to any certificate, with
+//! [`Identity::Any`]); an export with users opens only over a Unix socket, to these users; an
+//! export with both requires both. For all other clients it does not exist, so that names cannot be
+//! guessed: the answers for an export that the client may not open and for one that does not exist
+//! are the same.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use thiserror::Error;
 use crate::nbd::session::users::{User, Users};
 use crate::nbd::wire::proto::{BlockSizes, MAX_PAYLOAD, MAX_STRING};
 
-/// Transmission flags (`NBD_FLAG_*`): what a client is told about an export.
+/// Transmission flags (`NBD_FLAG_*`): the properties of an export that a client gets.
 pub mod flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -34,7 +35,7 @@ pub mod flag {
     pub const SEND_DF: u16 = 1 << 7;
     /// A flush on one connection covers what all of them wrote.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// The cache command is understood.
+    /// The cache command works.
     pub const SEND_CACHE: u16 = 1 << 10;
     /// The flag FAST_ZERO works.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
@@ -51,20 +52,21 @@ pub struct Export {
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Block sizes, advertised to clients that ask and to all when they differ from the defaults.
+    /// Block sizes, advertised to clients that request them, and to all if they differ from the
+    /// defaults.
     pub blocks: BlockSizes,
-    /// The certificate that a client has to show; `None` for none.
+    /// The identity of the certificate that a client needs; `None` for none.
     pub allowed_identity: Option<Identity>,
-    /// The users who may open it, over a Unix socket; anybody may if none is named.
+    /// The users who may open it, over a Unix socket; any user if none is named.
     pub allowed_users: Users,
 }
 
-/// Which certificates open an export.
+/// The certificates that open an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Each that the authority has signed.
+    /// Every certificate that the authority has signed.
     Any,
-    /// The exports with this name.
+    /// Certificates with this name.
     Name(String),
 }
 
@@ -85,7 +87,7 @@ impl std::fmt::Display for Identity {
 }
 
 impl Export {
-    /// An export that anybody may open, with the block sizes that clients assume anyway.
+    /// An export that any client may open, with the default block sizes.
     pub fn new(name: impl Into<String>, size: u64) -> Self {
         Self {
             name: name.into(),
@@ -98,7 +100,7 @@ impl Export {
         }
     }
 
-    /// The transmission flags for a client that did or did not ask for replies in chunks.
+    /// The transmission flags for a client; `chunks` if it has negotiated replies in chunks.
     pub fn flags(&self, chunks: bool) -> u16 {
         let mut flags = flag::HAS_FLAGS
             | flag::SEND_FLUSH
@@ -108,7 +110,7 @@ impl Export {
         if self.read_only {
             flags |= flag::READ_ONLY;
         } else {
-            // The specification forbids to offer fast zeroes without zeroes.
+            // The specification forbids to offer fast zeroing without zeroing.
             flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
         }
         if chunks {
@@ -141,7 +143,7 @@ impl Export {
     }
 }
 
-/// An export that the protocol has no words for.
+/// The reason why the protocol does not allow a list of exports.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ExportsError {
     /// The empty name stands for the default export.
@@ -187,15 +189,15 @@ pub enum ExportsError {
 /// Whether a client may open an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It may.
+    /// It may open the export.
     Open,
-    /// Perhaps, once it has shown a certificate.
+    /// It has to start TLS first, and may be allowed with its certificate.
     NeedsTls,
-    /// It may not, and is not told that the export exists.
+    /// It may not, and does not learn whether the export exists.
     Denied,
 }
 
-/// A client, as far as it is known.
+/// The known properties of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
     /// Whether it has shown a certificate.
@@ -208,11 +210,12 @@ pub struct Client {
     pub may_start_tls: bool,
 }
 
-/// The exports of a server, checked, and the one that clients without a wish get.
+/// The checked exports of a server, and the default export of clients that name none.
 #[derive(Clone, Debug)]
 pub struct Exports {
     list: Arc<[Export]>,
-    /// Where each is, by its name: a client may ask for all of thousands, one after the other.
+    /// The index of each export by name: a client may request thousands of them, one after the
+    /// other.
     index: Arc<HashMap<String, usize>>,
     default: Option<usize>,
 }
@@ -239,16 +242,16 @@ impl Exports {
         }
     }
 
-    /// The export with an index that [`Exports::find`] gave.
+    /// The export with an index that [`Exports::find`] has returned.
     pub fn get(&self, index: usize) -> &Export {
         &self.list[index]
     }
 
     /// The index of the export that a client means with `name`, and whether it may open it.
     ///
-    /// `Err` says how to answer for an export that is not there, which depends on nothing but the
-    /// client: one that can still start TLS is sent there for unknown names too if there are
-    /// exports it might then see.
+    /// `Err` is the answer for an export that does not exist, which depends on the client alone: a
+    /// client that can still start TLS gets `NeedsTls` for unknown names, too, if an export
+    /// requires a certificate.
     pub fn find(&self, name: &[u8], client: &Client) -> Result<usize, Access> {
         let named =
             || std::str::from_utf8(name).ok().and_then(|name| self.index.get(name).copied());
@@ -282,8 +285,8 @@ impl Exports {
     }
 
     fn hidden(&self, client: &Client) -> Access {
-        // Any export that wants a certificate counts, whichever was asked for: the answer must not
-        // show whether that one exists. A certificate does not help where a user is wanted.
+        // The answer must not show whether the requested export exists, so any export that requires
+        // a certificate counts.
         let restricted = || self.list.iter().any(|export| export.allowed_identity.is_some());
         if client.may_start_tls && restricted() { Access::NeedsTls } else { Access::Denied }
     }

@@ -1,17 +1,17 @@
 //! The handshake: fixed newstyle, from the greeting to the option that opens an export.
 //!
-//! Problem: a stranger is to be told what there is, has to prove who it is where that matters, and
-//! must not be able to keep us busy. Model: a loop that reads one option (header, data), answers
-//! it, and reads the next; the client waits for each answer, so there is never more than one to
-//! think about. State is what the options have agreed on so far (`Agreed`); `STARTTLS` forgets it,
-//! as what was said in plain text may have been said by somebody else.
+//! Problem: an unknown peer is to get the list of exports, has to prove its identity for some of
+//! them, and must not keep the server busy. Model: a loop that reads one option (header, data),
+//! answers it, and reads the next; the client waits for each answer, so there is at most one open
+//! option. The state is the agreement so far (`Agreed`); `STARTTLS` discards it, as another party
+//! may have sent the plain text.
 //!
-//! Control: everything a client can make long is bounded, see the constants. At a bound the client
-//! gets the protocol's error where there is one; where there is none, or where it goes on all the
-//! same, the connection is closed. A time limit covers the whole handshake, TLS included.
+//! Control: every length that a client can choose is bounded, see the constants. At a bound the
+//! client gets the protocol's error if there is one; if there is none, or if the client goes on all
+//! the same, the connection is closed. A time limit covers the whole handshake, TLS included.
 //!
 //! Reads are exact: the bytes after the last option belong to the transmission phase and are left
-//! in the socket (or in TLS, see [`Established`]) for whoever takes the connection over.
+//! in the socket (or in TLS, see [`Established`]) for the code that takes the connection over.
 
 use std::io;
 use std::time::Duration;
@@ -29,23 +29,23 @@ use crate::nbd::wire::option::{
 use crate::nbd::wire::proto::{BlockSizes, MAX_STRING, Negotiated, magic};
 use crate::observe::log_limit::STRANGERS;
 
-/// Most options on one connection. Clients need about ten; a listing with details takes a few for
-/// each export, of which there may be ten thousand.
+/// The most options on one connection. Clients need about ten; a listing with details takes a few
+/// for each of up to ten thousand exports.
 pub const MAX_OPTIONS: usize = 1 << 16;
-/// Longest data of an option that is looked at, in bytes: a name and a hundred queries of usual
+/// The longest data of an option that is read, in bytes: a name and a hundred queries of usual
 /// length.
 pub const MAX_OPTION_DATA: u32 = 64 << 10;
-/// Longest data of an option that is skipped and answered with `TOO_BIG`; beyond, the connection is
-/// closed.
+/// The longest data of an option that is skipped and answered with `TOO_BIG`, in bytes; for longer
+/// ones the connection is closed.
 pub const MAX_OPTION_SKIP: u32 = 1 << 20;
 /// The part of a list of exports that is held at a time, in bytes; one entry may be longer.
 const LIST_PIECE: usize = 64 << 10;
-/// The number of times that a client without room is tried again, and the pause before that:
-/// connections that are ending have been closed by then, and a client that connects and disconnects
-/// as fast as it can does not keep others out.
+/// The number of times that the admission of a client without room is retried, and the pause before
+/// each try: connections that are ending have been closed by then, and a client that connects and
+/// disconnects as fast as it can does not keep others out.
 const ROOM_TRIES: u32 = 20;
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
-/// Longest part of a client's bytes that is written to the log.
+/// The most bytes of a client's name of an export that are logged.
 const MAX_SHOWN: usize = 64;
 
 /// The options of a handshake, without the exports.
@@ -66,7 +66,7 @@ impl Default for HandshakeOptions {
     }
 }
 
-/// How a handshake ended without an error.
+/// The result of a handshake that ended without an error.
 #[derive(Debug)]
 pub enum Outcome<S> {
     /// The client opened an export; requests follow on the stream.
@@ -76,18 +76,18 @@ pub enum Outcome<S> {
         /// The connection.
         stream: Established<S>,
     },
-    /// The client said good-bye, or left between two options.
+    /// The client sent `ABORT`, or disconnected between two options.
     Closed,
 }
 
-/// Why a connection was closed during the handshake. None of these are our fault, and none of them
-/// matter to other connections.
+/// The reason why a connection was closed during the handshake. None is a fault of the server, and
+/// none affects other connections.
 #[derive(Debug, Error)]
 pub enum HandshakeError {
-    /// Not done in time.
+    /// The handshake did not end in time.
     #[error("handshake not finished within {0:?}")]
     Timeout(Duration),
-    /// Not done, and its place was wanted.
+    /// Another connection took the place of this one, which had been silent for longest.
     #[error(
         "the client was silent for longest of the {0} whose handshakes were under way when another \
          one came"
@@ -96,16 +96,16 @@ pub enum HandshakeError {
     /// The connection broke.
     #[error("connection broke during the handshake: {0}")]
     Io(#[from] io::Error),
-    /// The client left in the middle of a message.
+    /// The client disconnected in the middle of a message.
     #[error("client left in the middle of the handshake")]
     Hangup,
     /// The TLS handshake failed.
     #[error("TLS handshake failed: {0}")]
     Tls(io::Error),
-    /// The client set flags that we do not know.
+    /// The client set unknown flags.
     #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
-    /// Where an option had to begin stands something else.
+    /// The bytes received are not the beginning of an option.
     #[error("option begins with {0:#018x}")]
     OptionMagic(u64),
     /// The data of an option are too long even to be skipped.
@@ -116,16 +116,16 @@ pub enum HandshakeError {
         /// The length of its data.
         length: u32,
     },
-    /// Too many options.
+    /// The client sent more than [`MAX_OPTIONS`] options.
     #[error("more than {MAX_OPTIONS} options")]
     TooManyOptions,
-    /// `EXPORT_NAME`, or a client without fixed newstyle, got something that it cannot be told by a
-    /// reply.
+    /// `EXPORT_NAME`, or an option of a client without fixed newstyle, was refused: the protocol
+    /// has no error reply for it.
     #[error("option {option} refused without a reply: {reason}")]
     Refused {
         /// The option.
         option: u32,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
 }
@@ -135,16 +135,16 @@ pub enum HandshakeError {
 pub struct Peer<'a> {
     /// The user at the other end of a Unix socket.
     pub user: Option<&'a User>,
-    /// Called with the number of the export that the client is about to open, and whether it is not
-    /// called again if it refuses; an error is what the client is told then.
+    /// Called with the index of the export that the client is about to open, and whether this is
+    /// the last try; after that, the client gets the error.
     pub admit: Option<&'a (dyn Fn(usize, bool) -> Result<(), &'static str> + Sync)>,
 }
 
 /// Performs the server's side of the handshake on a fresh connection.
 ///
-/// The runtime needs its timer. Dropping the future closes the connection, which is how a server
-/// that stops gets rid of clients that are still here. If the stream buffers what it reads (such as
-/// tokio's standard input), bytes of the first request stay in that buffer.
+/// The runtime needs its timer. Dropping the future closes the connection, so a server that stops
+/// closes handshakes in this way. If the stream buffers what it reads (such as tokio's standard
+/// input), bytes of the first request stay in that buffer.
 pub async fn handshake<S>(
     stream: S,
     exports: &Exports,
@@ -162,7 +162,7 @@ where
     }
 }
 
-/// The handshake without its time limit.
+/// Performs the handshake without its time limit.
 async fn converse<S>(
     mut stream: Stream<S>,
     exports: &Exports,
@@ -177,7 +177,7 @@ where
     for _ in 0..MAX_OPTIONS {
         let Some(header) = read_header(&mut stream).await? else { return Ok(Outcome::Closed) };
         if header.length > MAX_OPTION_DATA {
-            // The next option begins behind these data, so they are read all the same.
+            // The next option begins after these data, so they have to be read.
             skip(&mut stream, header).await?;
             server.too_big(header.option)?;
             send(&mut stream, &mut server.out).await?;
@@ -199,7 +199,7 @@ where
         match answer? {
             Next::Option => send(&mut stream, &mut server.out).await?,
             Next::List => {
-                // The list leaves in pieces while it is made: there may be ten thousand exports.
+                // The list is sent in pieces while it is made: there may be ten thousand exports.
                 let Server { client, out, .. } = &mut server;
                 for export in exports.visible(client) {
                     let (name, text) = (export.name.as_bytes(), export.description.as_bytes());
@@ -214,7 +214,7 @@ where
             }
             Next::StartTls(tls) => {
                 send(&mut stream, &mut server.out).await?;
-                // After the acknowledgement the specification knows no way back to plain text: a
+                // After the acknowledgement the specification has no way back to plain text: a
                 // failed TLS handshake ends the connection.
                 let threads = options.tls_threads.as_ref();
                 stream = stream.start_tls(tls, threads).await.map_err(HandshakeError::Tls)?;
@@ -225,7 +225,7 @@ where
                 return Ok(Outcome::Transmission { negotiated, stream: stream.into_established() });
             }
             Next::Close => {
-                // Clients may leave without waiting for the answer.
+                // Clients may disconnect without waiting for the answer.
                 if send(&mut stream, &mut server.out).await.is_ok() {
                     let _ = stream.shutdown().await;
                 }
@@ -236,8 +236,8 @@ where
     Err(HandshakeError::TooManyOptions)
 }
 
-/// Sends the greeting and reads the client's flags; `None` if the client leaves at once, as port
-/// scanners do.
+/// Sends the greeting and reads the client's flags; `None` if the client disconnects at once, as
+/// port scanners do.
 async fn greet<S>(stream: &mut Stream<S>) -> Result<Option<u32>, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -253,7 +253,7 @@ where
         return Ok(None);
     }
     let client_flags = u32::from_be_bytes(answer);
-    // The specification demands that the connection is closed for a flag that is not known.
+    // By the specification an unknown flag closes the connection.
     if client_flags & !u32::from(flags) != 0 {
         return Err(HandshakeError::ClientFlags(client_flags));
     }
@@ -267,7 +267,7 @@ struct Header {
     length: u32,
 }
 
-/// Reads the header of the next option; `None` if the client left instead.
+/// Reads the header of the next option; `None` if the client disconnected instead.
 async fn read_header<S>(stream: &mut Stream<S>) -> Result<Option<Header>, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -285,7 +285,7 @@ where
     Ok(Some(Header { option, length: u32::from_be_bytes([l0, l1, l2, l3]) }))
 }
 
-/// Reads the data of an option that is too long to be looked at.
+/// Reads and discards the data of an option that is too long.
 async fn skip<S>(stream: &mut Stream<S>, header: Header) -> Result<(), HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -312,8 +312,8 @@ where
     let first = match stream.read(bytes).await {
         Ok(0) => return Ok(false),
         Ok(count) => count,
-        // Leaving without a farewell, in TLS' words or in TCP's, between two messages is leaving
-        // all the same.
+        // A client that disconnects between two messages without an orderly close, in TLS or TCP,
+        // has ended as with one.
         Err(error)
             if matches!(
                 error.kind(),
@@ -365,11 +365,11 @@ enum Next<'a> {
 struct Agreed {
     structured: bool,
     extended: bool,
-    /// The export that `base:allocation` was selected for.
+    /// The index of the export for which `base:allocation` was selected.
     base_allocation: Option<usize>,
 }
 
-/// The server's side: answers options, with bytes in and bytes out.
+/// The server's side: answers options, from bytes to bytes.
 struct Server<'a> {
     exports: &'a Exports,
     tls: &'a TlsMode,
@@ -379,8 +379,7 @@ struct Server<'a> {
     tls_running: bool,
     client: Client,
     agreed: Agreed,
-    /// Whether the last option was refused for want of room, and whether this answer is the last
-    /// one that is tried.
+    /// Whether the last option was refused for lack of room, and whether this is the last try.
     has_no_room: bool,
     is_last_try: bool,
     /// Answers that have not been sent.
@@ -391,8 +390,8 @@ impl<'a> Server<'a> {
     fn new(exports: &'a Exports, tls: &'a TlsMode, peer: Peer<'a>, client_flags: u32) -> Self {
         let has = |flag: u16| client_flags & u32::from(flag) != 0;
         let fixed_newstyle = has(greeting::FIXED_NEWSTYLE);
-        // Where TLS is required, a client is not told of any export before it has started TLS, so
-        // no answer has to send it there.
+        // If TLS is required, no answer has to send a client to TLS: it can request no export
+        // before it has started TLS.
         let may_start_tls = matches!(tls, TlsMode::Optional(_)) && fixed_newstyle;
         Self {
             exports,
@@ -412,8 +411,8 @@ impl<'a> Server<'a> {
     fn tls_started(&mut self, certified: bool, names: Vec<String>) {
         debug!(?names, "TLS started");
         self.tls_running = true;
-        // The specification forbids to keep what was agreed on before `STARTTLS`. The user stays,
-        // since the kernel has named it and not the client.
+        // The specification forbids to keep agreements from before `STARTTLS`. The user stays,
+        // since the kernel and not the client has named it.
         let user = self.client.user.take();
         self.client = Client { certified, names, user, may_start_tls: false };
         self.agreed = Agreed::default();
@@ -439,18 +438,18 @@ impl<'a> Server<'a> {
         Ok(Next::Option)
     }
 
-    /// The rules that come before what an option means: good-byes, old clients, and TLS where it is
-    /// required.
+    /// Applies the rules that precede the meaning of an option: `ABORT`, old clients, and required
+    /// TLS.
     fn answer_before_all(&mut self, option: u32) -> Result<Option<Next<'a>>, HandshakeError> {
         let tls_missing = matches!(self.tls, TlsMode::Required(_)) && !self.tls_running;
         match option {
-            // `EXPORT_NAME` has no error reply: the specification has the session end instead.
+            // `EXPORT_NAME` has no error reply: by the specification the session ends instead.
             opt::EXPORT_NAME if tls_missing => Err(HandshakeError::Refused {
                 option,
                 reason: "TLS is required and was not started",
             }),
             opt::EXPORT_NAME => Ok(None),
-            // Without fixed newstyle options have no replies, so that no refusal can be told.
+            // Without fixed newstyle options have no replies, so a refusal cannot be sent.
             _ if !self.fixed_newstyle => Err(HandshakeError::Refused {
                 option,
                 reason: "the client does not speak fixed newstyle",
@@ -470,13 +469,13 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Answers an option whose data were too long to be looked at.
+    /// Answers an option whose data were too long.
     fn too_big(&mut self, option: u32) -> Result<(), HandshakeError> {
         match self.answer_before_all(option)? {
             None if option == opt::EXPORT_NAME => {
                 Err(HandshakeError::Refused { option, reason: "the name is too long" })
             }
-            // A good-bye is one however long; the client will be gone at the next header.
+            // `ABORT` counts however long its data; the client disconnects before the next header.
             Some(_) => Ok(()),
             None => {
                 self.error(option, rep::ERR_TOO_BIG, "the data of the option are too long");
@@ -542,7 +541,7 @@ impl<'a> Server<'a> {
                 return Next::Option;
             }
         };
-        // `INFO` opens nothing, so it takes no place among the tenant's connections.
+        // `INFO` opens no export, so it takes no place among the tenant's connections.
         if option == opt::GO
             && let Err(reason) = self.admit(index)
         {
@@ -557,7 +556,7 @@ impl<'a> Server<'a> {
         Next::Transmission(self.negotiated(index, request.wants(info::BLOCK_SIZE)))
     }
 
-    /// Tells about an export what every client has to know and what this one asked for.
+    /// Adds the information about an export that every client gets and that this one requested.
     fn put_info(&mut self, option: u32, index: usize, request: &InfoRequest<'_>) {
         let export = self.exports.get(index);
         let size_and_flags =
@@ -575,7 +574,8 @@ impl<'a> Server<'a> {
         if request.wants(info::DESCRIPTION) && !export.description.is_empty() {
             put(info::DESCRIPTION, export.description.as_bytes());
         }
-        // The specification wants sizes told that are not the defaults, asked for or not.
+        // By the specification sizes that differ from the defaults are sent even if they were not
+        // requested.
         if request.wants(info::BLOCK_SIZE) || export.blocks != BlockSizes::default() {
             put(
                 info::BLOCK_SIZE,
@@ -640,8 +640,8 @@ impl<'a> Server<'a> {
         self.ack(option);
     }
 
-    /// The export that a client means, if it may open it; refusals are logged, as clients are not
-    /// told the reason.
+    /// The index of the export with this name, if the client may open it; refusals are logged, as
+    /// clients do not get the reason.
     fn find(&self, name: &[u8]) -> Result<usize, Access> {
         self.exports.find(name, &self.client).inspect_err(|access| {
             let shown = String::from_utf8_lossy(&name[..name.len().min(MAX_SHOWN)]);
@@ -651,7 +651,7 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Whether there is room for one more client of an export.
+    /// Takes a place for one more client of an export; an error if there is no room.
     fn admit(&mut self, index: usize) -> Result<(), &'static str> {
         let Some(admit) = self.peer.admit else { return Ok(()) };
         admit(index, self.is_last_try).inspect_err(|_| self.has_no_room = true)
@@ -673,7 +673,7 @@ impl<'a> Server<'a> {
             read_only: export.read_only,
             structured: self.chunks(),
             extended: self.agreed.extended,
-            // A selection counts only for the export that it named; the specification says so.
+            // By the specification a selection counts only for the export that it named.
             base_allocation: (self.agreed.base_allocation == Some(index))
                 .then_some(option::BASE_ALLOCATION_ID),
             no_zeroes: self.no_zeroes,

@@ -1,4 +1,5 @@
-//! How a client becomes a session of a tenant: exports, users, TLS, the handshake.
+//! Sessions, from the connection of a client to an opened export: exports, users, TLS, the
+//! handshake.
 
 pub mod exports;
 pub mod handshake;

@@ -1,4 +1,4 @@
-//! A connection's place among those that there may be.
+//! A connection's place among the bounded number of connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// None yet, on so many shards.
+    /// No connections yet, on `shards` shards.
     pub(crate) fn on(shards: usize) -> Arc<Connections> {
         let on = (0..shards).map(|_| AtomicUsize::new(0)).collect();
         Arc::new(Connections { all: AtomicUsize::new(0), on })
     }
 
-    /// None yet, on as many shards.
+    /// A new counter without connections, on as many shards.
     pub(crate) fn anew(&self) -> Arc<Connections> {
         Connections::on(self.on.len())
     }
@@ -45,13 +45,13 @@ impl Connections {
     }
 }
 
-/// A connection's place; another may have it when it is dropped.
+/// A connection's place; it is free again when it is dropped.
 pub struct Place {
     tenant: Arc<Connections>,
     on: usize,
     budget: Arc<Budget>,
     number: u16,
-    /// As long as no shard counts the connection.
+    /// The shard's count of connections, as long as the shard itself does not count this one.
     shard: Option<Arc<AtomicUsize>>,
 }
 
@@ -69,7 +69,7 @@ impl Place {
         Place { tenant, on, budget, number, shard: Some(shard) }
     }
 
-    /// The shard counts the connection from now on.
+    /// Hands the place over: the shard counts the connection from now on.
     pub(crate) fn handed_over(mut self) -> Place {
         self.shard = None;
         self

@@ -1,8 +1,8 @@
 //! Certificates that their authority has revoked.
 //!
-//! The handshake refuses them by itself. A connection may last for months, so the certificates that
-//! its client has shown are kept by issuer and serial number ([`shown_by`]), and looked up when the
-//! lists are read again: a lookup takes no signature check, and so no time of a shard's.
+//! The handshake refuses them. A connection may last for months, so the certificates of its client
+//! are kept by issuer and serial number ([`shown_by`]), and looked up when the lists are read
+//! again: a lookup needs no signature check, and so little time of a shard.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,15 +10,15 @@ use rustls::ServerConnection;
 use rustls_pki_types::CertificateRevocationListDer;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
-/// A certificate's name: its signer, and its number there; both as they are encoded.
+/// A certificate's identity: its issuer and its serial number, both as encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateId {
     issuer: Box<[u8]>,
     serial: Box<[u8]>,
 }
 
-/// The certificates that a client has shown, those that vouch for its own included; none without
-/// TLS or without a certificate.
+/// The certificates that a client has shown, including those of intermediate authorities; none
+/// without TLS or without a certificate.
 pub fn shown_by(session: &ServerConnection) -> Vec<CertificateId> {
     let chain = session.peer_certificates().unwrap_or_default().iter();
     chain
@@ -35,7 +35,8 @@ pub fn shown_by(session: &ServerConnection) -> Vec<CertificateId> {
 pub struct Revoked(HashMap<Box<[u8]>, HashSet<Box<[u8]>>>);
 
 impl Revoked {
-    /// Reads these lists; rustls has taken them, so that what cannot be read is not in use.
+    /// Reads these lists. An unreadable list is skipped: rustls has accepted them, so it is not in
+    /// use.
     pub(super) fn read(lists: &[CertificateRevocationListDer<'_>]) -> Revoked {
         let mut revoked = Revoked::default();
         for list in lists {
@@ -46,14 +47,14 @@ impl Revoked {
         revoked
     }
 
-    /// Whether one of these is revoked.
+    /// Whether one of these certificates is revoked.
     pub fn has_one_of(&self, shown: &[CertificateId]) -> bool {
         shown.iter().any(|CertificateId { issuer, serial }| {
             self.0.get(issuer).is_some_and(|serials| serials.contains(serial))
         })
     }
 
-    /// Whether none at all is.
+    /// Whether no certificate is revoked.
     pub fn is_empty(&self) -> bool {
         self.0.values().all(HashSet::is_empty)
     }

@@ -1,16 +1,14 @@
-//! TLS: configuration from PEM files, the stream that can change over to it, and the client that it
-//! names.
+//! TLS: configuration from PEM files, a stream that can switch to it, and the client's names.
 //!
 //! TLS begins in the middle of a handshake (`STARTTLS`), so the handshake works on a [`Stream`]
 //! that is plain first and encrypted later. When the handshake is over,
-//! [`Stream::into_established`] gives the socket back, together with rustls' state, which from then
-//! on the shard feeds by hand: it may already hold bytes of the first request. Sessions are not
-//! resumed (connections live long, and the certificate is looked at each time), so nothing but data
-//! and the end of the session follows the handshake on our side.
+//! [`Stream::into_established`] gives the socket back, together with rustls' state, which the shard
+//! drives from then on: it may already hold bytes of the first request. Sessions are not resumed
+//! (connections live long, and the certificate is checked each time), so the server sends only data
+//! and the end of the session after the handshake.
 //!
-//! A client is known by its certificate alone: by the common name and the DNS names in it. Both are
-//! vouched for by the authority that the operator configured. A name counts as it stands, without
-//! wildcards.
+//! A client is identified by its certificate alone: by the common name and the DNS names in it,
+//! which the configured authority has signed. A name is compared literally, without wildcards.
 
 use std::num::NonZero;
 use std::ops::RangeInclusive;
@@ -47,7 +45,7 @@ use crate::nbd::session::revoked::Revoked;
 /// The most threads that perform handshakes.
 const TLS_THREADS_MAX: usize = 4;
 
-/// Why TLS cannot be set up; each message names the file and what to do.
+/// The reason why TLS cannot be set up; each message names the file and what to do.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file cannot be read.
@@ -56,12 +54,12 @@ pub enum TlsError {
     Read {
         /// The kind of the file.
         what: &'static str,
-        /// Where it was looked for.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// A file has something else in it.
+    /// A file lacks the required section.
     #[error("{} has no {what} in it: it has to be a PEM file with a section `-----BEGIN \
      {section}-----`", path.display())]
     Missing {
@@ -82,7 +80,7 @@ pub enum TlsError {
         /// The parser's reason.
         reason: String,
     },
-    /// Certificate and key are refused together.
+    /// Certificate and key do not belong together, or their type is not supported.
     #[error(
         "the certificate {} and the key {} cannot be used together ({reason}); the key has to be \
          the one that the \
@@ -110,7 +108,7 @@ pub enum TlsError {
         /// The key's length.
         bits: usize,
     },
-    /// The authority for the other side's certificates is refused.
+    /// The authority's certificate for the other side is refused.
     #[error("{} cannot be the authority for the other side's certificates: \
      {reason}", path.display())]
     Authority {
@@ -121,7 +119,7 @@ pub enum TlsError {
     },
 }
 
-/// The server's half of TLS: certificate, key and whom it believes.
+/// The server's side of TLS: certificate, key and the trusted authority.
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<ServerConfig>,
@@ -140,17 +138,17 @@ impl fmt::Debug for Tls {
 /// Whether clients start TLS.
 #[derive(Clone, Debug, Default)]
 pub enum TlsMode {
-    /// They cannot.
+    /// Clients cannot start TLS.
     #[default]
     Off,
-    /// They may, and have to for an export with an identity.
+    /// Clients may start TLS, and must for an export with an identity.
     Optional(Tls),
-    /// They have to before anything else.
+    /// Clients must start TLS before any other option.
     Required(Tls),
 }
 
 impl TlsMode {
-    /// The server's half of TLS, unless it is off.
+    /// The server's side of TLS, unless it is off.
     pub fn tls(&self) -> Option<&Tls> {
         match self {
             Self::Off => None,
@@ -162,8 +160,8 @@ impl TlsMode {
 impl Tls {
     /// Reads the certificate chain (the server's own first), its key, and the authority that client
     /// certificates have to be signed by, with its lists of revoked ones; with an authority,
-    /// clients without a certificate are turned away, and with lists those whose certificate is in
-    /// one, or whose authority has none.
+    /// clients without a certificate are refused; with lists, so are clients whose certificate is
+    /// in one, or whose authority has none.
     pub fn load(
         certificate: &Path,
         key: &Path,
@@ -206,8 +204,8 @@ impl Tls {
                 key: key.to_owned(),
                 reason: error.to_string(),
             })?;
-        // Without sessions to resume, TLS has nothing to send after the handshake but data and the
-        // good-bye, and each connection's certificate is verified.
+        // Without resumption, TLS sends only data and the end of the session after the handshake,
+        // and each connection's certificate is verified.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self { config: Arc::new(config), clients_certified: client_ca.is_some(), revoked })
@@ -218,16 +216,15 @@ impl Tls {
         &self.revoked
     }
 
-    /// Whether every client shows a certificate, without which no export with an identity can be
+    /// Whether every client must have a certificate; otherwise no export with an identity can be
     /// opened.
     pub fn clients_certified(&self) -> bool {
         self.clients_certified
     }
 }
 
-/// The client's half of TLS towards a server that has to be `host`: the directory holds
-/// `ca-cert.pem`, which signs the server's certificate, and may hold `client-cert.pem` and
-/// `client-key.pem`.
+/// The client's side of TLS for a server with the name `host`: the directory holds `ca-cert.pem`,
+/// which signs the server's certificate, and may hold `client-cert.pem` and `client-key.pem`.
 pub(crate) fn connect_as(directory: &Path, host: &str) -> Result<ClientConnection, TlsError> {
     let authority = directory.join("ca-cert.pem");
     let refused = |reason: String| TlsError::Authority { path: authority.clone(), reason };
@@ -256,16 +253,16 @@ pub(crate) fn connect_as(directory: &Path, host: &str) -> Result<ClientConnectio
     ClientConnection::new(Arc::new(config), host).map_err(|error| refused(error.to_string()))
 }
 
-/// The bits of RSA keys that this server signs with, and that it takes from clients.
+/// The bits of RSA keys that this server signs with, and that it accepts from clients.
 const RSA_OWN: [usize; 5] = [2048, 2560, 3072, 3584, 4096];
 const RSA_CLIENTS: RangeInclusive<usize> = 2048..=8192;
 
 /// The length of a certificate's key if that is an RSA key, in bits.
 fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
-    // A certificate that cannot be read here is for rustls to refuse.
+    // rustls refuses a certificate that cannot be read here.
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     match certificate.public_key().parsed().ok()? {
-        // The modulus may begin with a byte of zero, which is its sign.
+        // The modulus may begin with zero bytes, one of which is its sign.
         PublicKey::RSA(key) => {
             let modulus: &[u8] = key.modulus;
             let modulus = &modulus[modulus.iter().take_while(|byte| **byte == 0).count()..];
@@ -276,8 +273,8 @@ fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
     }
 }
 
-/// Refuses a key of a length that signatures cannot be checked with; the check itself would call
-/// the signature bad.
+/// Refuses a key of a length that the check of signatures does not support; that check would report
+/// a bad signature instead.
 fn check_length(certificate: &CertificateDer<'_>) -> Result<(), String> {
     match rsa_bits(certificate) {
         Some(bits) if !RSA_CLIENTS.contains(&bits) => Err(format!(
@@ -375,7 +372,7 @@ fn pem_error(
 
 /// The names in a certificate that has been verified: the common name, then the DNS names.
 fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
-    // Without a name a client opens what any certificate opens, and no export with an owner.
+    // A client without a name may only open exports that any certificate opens.
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
     let alternative = certificate.subject_alternative_name().ok().flatten();
@@ -393,8 +390,8 @@ fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
     names
 }
 
-/// When the client's certificate ends, or one of those that vouch for it if that is sooner, in
-/// seconds since 1970; `None` if the client has shown none.
+/// The earliest end of the client's certificate and of its intermediate certificates, in seconds
+/// since 1970; `None` without a certificate.
 pub fn certificate_end_s(session: &ServerConnection) -> Option<u64> {
     let chain = session.peer_certificates()?.iter();
     let end = |certificate: &CertificateDer<'_>| {
@@ -404,27 +401,26 @@ pub fn certificate_end_s(session: &ServerConnection) -> Option<u64> {
     chain.filter_map(end).min()
 }
 
-/// A connection during the handshake: plain first, encrypted once the client has asked for it.
+/// A connection during the handshake: plain first, encrypted after `STARTTLS`.
 #[derive(Debug)]
 pub enum Stream<S> {
-    /// As it came.
+    /// The plain connection.
     Plain(S),
-    /// With TLS on top.
+    /// The connection with TLS on top.
     Tls(Box<TlsStream<S>>),
 }
 
-/// A connection after the handshake. Not a byte of the first request is buffered outside of what is
-/// in here.
+/// A connection after the handshake. No byte of the first request is buffered outside of it.
 #[derive(Debug)]
 pub enum Established<S> {
-    /// Requests follow in plain text.
+    /// The requests are plain text.
     Plain(S),
-    /// Requests follow encrypted.
+    /// The requests are encrypted.
     Tls {
         /// The transport, which carries TLS records.
         stream: S,
         /// TLS after its handshake; it may hold records or plain text that came with the last
-        /// option. It takes any amount of plain text to send: the writer bounds what it writes
+        /// option. It accepts any amount of plain text to send: the writer must bound its writes
         /// before it fetches the records.
         session: Box<ServerConnection>,
     },
@@ -432,7 +428,7 @@ pub enum Established<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream<S> {
     /// Performs the server's side of the TLS handshake, on `threads` if there are some; the stream
-    /// is gone if that fails.
+    /// is closed if that fails.
     pub async fn start_tls(self, tls: &Tls, threads: Option<&TlsThreads>) -> io::Result<Self> {
         let Self::Plain(stream) = self else {
             return Err(io::Error::new(
@@ -444,7 +440,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream<S> {
         let stream = match threads {
             None => accept.await?,
             Some(threads) => {
-                // The set ends its task when it is dropped, as at a handshake's time limit.
+                // The set aborts its task when it is dropped, as at a handshake's time limit.
                 let mut task = JoinSet::new();
                 task.spawn_on(accept, threads.next());
                 task.join_next().await.expect("it has one task").map_err(io::Error::other)??
@@ -455,9 +451,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream<S> {
 }
 
 /// The threads that perform TLS handshakes, so that their signatures, each of which takes
-/// milliseconds with an RSA key, hold up nothing else. As many handshakes compute at a time as
-/// there are threads; those that wait for their clients use none. The threads end when the last
-/// copy of this is dropped.
+/// milliseconds with an RSA key, delay no other work. At most one handshake per thread computes at
+/// a time; handshakes that wait for their clients use none. The threads end when the last copy of
+/// this is dropped.
 #[derive(Clone, Debug)]
 pub struct TlsThreads {
     threads: Arc<[TlsThread]>,
@@ -485,16 +481,16 @@ impl TlsThread {
 }
 
 impl TlsThreads {
-    /// Starts them.
+    /// Starts the threads: one for every two CPUs, 1 to [`TLS_THREADS_MAX`].
     pub fn start() -> io::Result<TlsThreads> {
-        // Shards and the control thread need the other CPUs.
+        // Shards and the control thread need the other half of the CPUs.
         let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
         let count = (cpus / 2).clamp(1, TLS_THREADS_MAX);
         let threads = (0..count).map(|_| TlsThread::start()).collect::<io::Result<_>>()?;
         Ok(TlsThreads { threads, begun: Arc::default() })
     }
 
-    /// The next one in turn.
+    /// The next thread in turn.
     fn next(&self) -> &Handle {
         let turn = self.begun.fetch_add(1, Ordering::Relaxed);
         &self.threads[turn % self.threads.len()].runtime
@@ -520,15 +516,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         chain.first().map(names_of).unwrap_or_default()
     }
 
-    /// Takes the layers apart for the transmission phase.
+    /// Separates the socket and the TLS state for the transmission phase.
     pub fn into_established(self) -> Established<S> {
         match self {
             Self::Plain(stream) => Established::Plain(stream),
             Self::Tls(stream) => {
                 let (stream, mut session) = stream.into_inner();
                 // By default TLS takes 64 KiB of plain text before its records are fetched, less
-                // than one reply to a long read. What writes to the session from here on bounds
-                // its batches.
+                // than one reply to a long read. The code that writes to the session from here on
+                // bounds its batches.
                 session.set_buffer_limit(None);
                 Established::Tls { stream, session: Box::new(session) }
             }

@@ -1,28 +1,28 @@
-//! Users of this machine: at the other end of a Unix socket, and by name.
+//! Users of this machine: the peer of a Unix socket, and users by name.
 //!
-//! The kernel notes who connected ([`User::of_peer`]), so a client can claim nothing. Groups are
-//! those that the client's process had when it connected, supplementary ones included.
+//! The kernel records the user who connected ([`User::of_peer`]), so a client cannot claim another
+//! one. Groups are those of the client's process when it connected, supplementary ones included.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Most supplementary groups that the kernel gives a process (`NGROUPS_MAX`).
+/// The most supplementary groups of a process (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65_536;
 /// The largest entry of the database of users, in bytes.
 const ENTRY_MAX: usize = 1 << 20;
 
-/// A user, by the numbers that the kernel knows.
+/// A user, by the kernel's numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
-    /// The user.
+    /// The user's number.
     pub uid: u32,
-    /// The groups of its process.
+    /// The numbers of its process's groups.
     pub gids: Vec<u32>,
 }
 
-/// Users that may do something: those named, and the members of the groups named.
+/// A set of users: the named ones, and the members of the named groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     /// Users.
@@ -32,19 +32,19 @@ pub struct Users {
 }
 
 impl Users {
-    /// Whether nobody is named.
+    /// Whether no user and no group is named.
     pub fn is_empty(&self) -> bool {
         self.uids.is_empty() && self.gids.is_empty()
     }
 
-    /// Whether `user` is one of them.
+    /// Whether `user` is in the set.
     pub fn include(&self, user: &User) -> bool {
         self.uids.contains(&user.uid) || user.gids.iter().any(|gid| self.gids.contains(gid))
     }
 }
 
 impl User {
-    /// The user who connected a Unix socket, as it was then.
+    /// The user who connected a Unix socket, with its groups at that time.
     pub fn of_peer(socket: impl AsFd) -> io::Result<User> {
         let socket = socket.as_fd();
         let peer = rustix::net::sockopt::socket_peercred(socket)?;
@@ -96,7 +96,7 @@ pub fn uid_of(name: &str) -> io::Result<Option<u32>> {
     })
 }
 
-/// The number of the group of this name; likewise.
+/// The number of the group of this name; `None` if there is none. May wait for a directory service.
 pub fn gid_of(name: &str) -> io::Result<Option<u32>> {
     look_up(name, |name, buffer| {
         let (mut entry, mut found) = (MaybeUninit::<libc::group>::uninit(), std::ptr::null_mut());
@@ -115,7 +115,7 @@ pub fn gid_of(name: &str) -> io::Result<Option<u32>> {
     })
 }
 
-/// Asks with a buffer that is large enough for the answer.
+/// Calls `query` with a buffer that is large enough for the entry.
 fn look_up(
     name: &str,
     ask: impl Fn(&CStr, &mut [u8]) -> (i32, Option<u32>),

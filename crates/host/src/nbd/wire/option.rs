@@ -2,24 +2,23 @@
 //! answers.
 //!
 //! Like [`super::proto`] this does no I/O. A client's option is a header and data of a length that
-//! it chose itself; the parsers here take the data as they came and believe no length that is
-//! inside them.
+//! the client has chosen; the parsers here trust no length inside the data.
 
 use super::proto::{MAX_STRING, magic};
 
 /// Options (`NBD_OPT_*`).
 pub mod opt {
-    /// Open an export, the old way: no errors, the connection just closes.
+    /// Open an export, the old way: without error replies, the connection is closed instead.
     pub const EXPORT_NAME: u32 = 1;
-    /// Good-bye.
+    /// End the session.
     pub const ABORT: u32 = 2;
     /// List the exports.
     pub const LIST: u32 = 3;
     /// Go on with TLS.
     pub const STARTTLS: u32 = 5;
-    /// Tell about an export.
+    /// Request information about an export.
     pub const INFO: u32 = 6;
-    /// Tell about an export and open it.
+    /// Request information about an export and open it.
     pub const GO: u32 = 7;
     /// Reply to reads in chunks.
     pub const STRUCTURED_REPLY: u32 = 8;
@@ -37,23 +36,23 @@ pub mod rep {
     pub const ACK: u32 = 1;
     /// An export.
     pub const SERVER: u32 = 2;
-    /// Something about an export.
+    /// Information about an export.
     pub const INFO: u32 = 3;
     /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// Set in the types that are errors.
+    /// The bit that is set in error types.
     pub const ERROR: u32 = 1 << 31;
-    /// The option is unknown here.
+    /// The option is unknown to the server.
     pub const ERR_UNSUP: u32 = ERROR + 1;
     /// The option is known, and not allowed.
     pub const ERR_POLICY: u32 = ERROR + 2;
     /// The option makes no sense, or its data do not.
     pub const ERR_INVALID: u32 = ERROR + 3;
-    /// Nothing without TLS.
+    /// TLS is required first.
     pub const ERR_TLS_REQD: u32 = ERROR + 5;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
-    /// Too long.
+    /// The option or its data are too long.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
     /// Extended headers were agreed on, so this is no longer possible.
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
@@ -75,30 +74,30 @@ pub mod info {
 pub mod greeting {
     /// Options have replies.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-    /// The 124 zeroes after the answer to `EXPORT_NAME` may go.
+    /// The 124 zeroes after the answer to `EXPORT_NAME` may be omitted.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// The metadata context that there is: which ranges are allocated and which are zero.
+/// The only metadata context of the server: the allocated ranges and the ranges of zeroes.
 pub const BASE_ALLOCATION: &[u8] = b"base:allocation";
 /// Its identity on every connection that selects it; the number is opaque to clients.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
-/// The data of an option are not what the protocol says they are.
+/// The data of an option violate the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalid(pub &'static str);
 
 /// Data of `INFO` and `GO`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InfoRequest<'a> {
-    /// Name of the export, as bytes: one that is not UTF-8 is an export that we do not have.
+    /// Name of the export, as bytes: no export has a name that is not UTF-8.
     pub name: &'a [u8],
-    /// Two bytes for each kind of information that is asked for.
+    /// Two bytes for each requested kind of information.
     wanted: &'a [u8],
 }
 
 impl<'a> InfoRequest<'a> {
-    /// Takes the data apart.
+    /// Parses the data.
     pub fn parse(data: &'a [u8]) -> Result<Self, Invalid> {
         let mut rest = data;
         let name = string(&mut rest).ok_or(Invalid("the name does not fit the option"))?;
@@ -111,9 +110,9 @@ impl<'a> InfoRequest<'a> {
         Ok(Self { name, wanted: rest })
     }
 
-    /// Whether `kind` is asked for.
+    /// Whether `kind` is requested.
     pub fn wants(&self, kind: u16) -> bool {
-        // Kinds that this server does not know match nothing: the specification has them ignored.
+        // Kinds that this server does not know are ignored, as the specification says.
         self.wanted.chunks_exact(2).any(|wanted| wanted == kind.to_be_bytes())
     }
 }
@@ -132,7 +131,7 @@ pub struct ContextRequest<'a> {
 }
 
 impl<'a> ContextRequest<'a> {
-    /// Takes the data apart. Queries for contexts of others are not an error: they select nothing.
+    /// Parses the data. Queries for unknown contexts are not an error: they select nothing.
     pub fn parse(data: &'a [u8]) -> Result<Self, Invalid> {
         let mut rest = data;
         let name = string(&mut rest).ok_or(Invalid("the name does not fit the option"))?;
@@ -153,8 +152,8 @@ impl<'a> ContextRequest<'a> {
     }
 }
 
-/// A string with its length before it; `None` if it is longer than what is left, or than any string
-/// may be.
+/// A string with its length before it; `None` if it is longer than the rest, or than
+/// [`MAX_STRING`].
 fn string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = take(rest, 4)?;
     let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]);
@@ -168,8 +167,8 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Adds a reply to `option` to `out`: its header, and data in parts. No data that we send reach 4
-/// GiB.
+/// Adds a reply to `option` to `out`: its header, and data in parts. The data are always shorter
+/// than 4 GiB.
 pub fn put_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     let length: usize = data.iter().map(|part| part.len()).sum();
     out.extend_from_slice(&magic::OPTION_REPLY.to_be_bytes());

@@ -1,13 +1,12 @@
 //! The wire format of the transmission phase: numbers, requests, errors and what the handshake
 //! agreed on.
 //!
-//! Nothing here does I/O, allocates or keeps state. A connection feeds the bytes it has to
-//! [`parse_request`] until that answers with a request, learns from [`Request::payload`] how many
-//! bytes of payload follow the header (whether or not the request will be granted: they have to be
-//! consumed either way, or the next header is read from the middle of them), and asks [`validate`]
-//! what, if anything, is wrong with it. A request that is wrong is answered with an error; only a
-//! client whose next header cannot be found any more is [`Malformed`], and there the connection
-//! ends.
+//! Nothing here does I/O, allocates or keeps state. A connection passes its bytes to
+//! [`parse_request`] until that returns a request, and gets the bytes of payload that follow the
+//! header from [`Request::payload`]. They have to be consumed even if the request is refused, or
+//! the next header would be read from the middle of them. [`validate`] checks the request. An
+//! invalid request is answered with an error; only if the next header cannot be found, the client
+//! is [`Malformed`] and the connection ends.
 
 use thiserror::Error;
 
@@ -31,8 +30,8 @@ pub mod magic {
     pub const EXTENDED_REPLY: u32 = 0x6e8a_278c;
 }
 
-/// Largest payload of a request or a reply in bytes, and what the specification tells portable
-/// clients to assume.
+/// Largest payload of a request or a reply in bytes; by the specification portable clients assume
+/// this one.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 /// Length of a compact request header in bytes.
 pub const COMPACT_REQUEST_LEN: usize = 28;
@@ -63,7 +62,7 @@ impl CommandFlags {
     pub const REQ_ONE: Self = Self(1 << 3);
     /// `WRITE_ZEROES`: fail with [`NbdError::NotSupported`] rather than be as slow as a write.
     pub const FAST_ZERO: Self = Self(1 << 4);
-    /// Extended header: the length is that of a payload which follows.
+    /// Extended header: the length is that of a following payload.
     pub const PAYLOAD_LEN: Self = Self(1 << 5);
 
     /// Whether every bit of `other` is set.
@@ -92,7 +91,7 @@ pub enum Command {
     Read,
     /// Write the payload at `offset`.
     Write,
-    /// Finish what is in flight and close; there is no reply.
+    /// Complete the requests in flight and close; there is no reply.
     Disconnect,
     /// Make everything acknowledged so far durable.
     Flush,
@@ -140,10 +139,10 @@ impl Command {
         }
     }
 
-    /// The flags that may come with the command, apart from what the handshake still has to say.
+    /// The flags that may come with the command, before the restrictions of the handshake.
     const fn allowed_flags(self) -> CommandFlags {
-        // Where FUA is offered, the specification has every command accepted with it: clients are
-        // known to set it on commands that write nothing.
+        // If FUA is offered, the specification requires that every command is accepted with it:
+        // clients are known to set it on commands that write nothing.
         let fua = CommandFlags::FUA;
         match self {
             Self::Read => fua.union(CommandFlags::DF),
@@ -154,20 +153,20 @@ impl Command {
         }
     }
 
-    /// Whether the command changes what the export contains.
+    /// Whether the command changes the content of the export.
     pub const fn modifies(self) -> bool {
         matches!(self, Self::Write | Self::Trim | Self::WriteZeroes)
     }
 }
 
-/// One request, as it came; [`validate`] says whether it may be carried out.
+/// One request, unchecked; [`validate`] checks whether it may be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Flags, unknown ones included.
     pub flags: CommandFlags,
     /// The command.
     pub command: Command,
-    /// Opaque to the server; every reply repeats it.
+    /// The client's identifier, opaque to the server; every reply repeats it.
     pub cookie: u64,
     /// Start of the range in bytes from the start of the export.
     pub offset: u64,
@@ -199,7 +198,8 @@ impl Request {
 
     /// Writes the header as a client sends it into `out` and returns its length.
     ///
-    /// For clients and tests; a length beyond 32 bits does not fit a compact header and is cut off.
+    /// For clients and tests; a length beyond 32 bits does not fit a compact header and is
+    /// truncated.
     pub fn encode(&self, extended: bool, out: &mut [u8; EXTENDED_REQUEST_LEN]) -> usize {
         let magic = if extended { magic::EXTENDED_REQUEST } else { magic::REQUEST };
         out[0..4].copy_from_slice(&magic.to_be_bytes());
@@ -221,15 +221,15 @@ impl Request {
 /// to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
-    /// Where a request had to begin stands something else.
+    /// The bytes received are not the beginning of a request.
     #[error("request begins with {found:#010x} instead of {expected:#010x}")]
     Magic {
         /// The number that was received.
         found: u32,
-        /// The number that the negotiated kind of header begins with.
+        /// The number at the beginning of the negotiated kind of header.
         expected: u32,
     },
-    /// The payload is longer than anything a portable client may send.
+    /// The payload is longer than [`MAX_PAYLOAD`].
     #[error("payload of {0} bytes is beyond the protocol's {MAX_PAYLOAD}")]
     PayloadTooLong(u64),
     /// An extended write without `PAYLOAD_LEN`: the specification says that no data follow, clients
@@ -242,7 +242,7 @@ pub enum Malformed {
 ///
 /// `Ok(None)` means that more bytes are needed; `Ok(Some((request, consumed)))` that a header of
 /// `consumed` bytes was read, after which [`Request::payload`] bytes of payload follow. A wrong
-/// magic number is reported as soon as it is visible.
+/// magic number is reported as soon as its bytes are there.
 #[inline]
 pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, usize)>, Malformed> {
     // The magic number is judged before the header is whole: a client that sends the other kind of
@@ -267,8 +267,8 @@ pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, us
         length,
     };
     let payload = request.payload(extended);
-    // The payload of a refused request is received and thrown away, so its length has a bound. The
-    // specification lets a server hang up over a longer one.
+    // The payload of a refused request is received and discarded, so its length has a bound. The
+    // specification lets a server disconnect for a longer one.
     if payload > u64::from(MAX_PAYLOAD) {
         return Err(Malformed::PayloadTooLong(payload));
     }
@@ -291,10 +291,10 @@ pub enum NbdError {
     /// `EIO`: the device failed.
     #[error("input/output error")]
     Io = 5,
-    /// `ENOMEM`: avoid; buffers are bounded by back pressure, not by errors.
+    /// `ENOMEM`: to be avoided; back pressure bounds buffers, not errors.
     #[error("cannot allocate memory")]
     NoMemory = 12,
-    /// `EINVAL`: the request makes no sense here.
+    /// `EINVAL`: the request is invalid.
     #[error("invalid argument")]
     Invalid = 22,
     /// `ENOSPC`: a write beyond the end of the export, or the device is full.
@@ -318,7 +318,8 @@ impl NbdError {
         self as u32
     }
 
-    /// The error of a wire value; `EINVAL` for an unknown one, as the specification tells clients.
+    /// The error of a wire value; `EINVAL` for an unknown one, as the specification requires of
+    /// clients.
     pub const fn from_wire(value: u32) -> Self {
         match value {
             1 => Self::NotPermitted,
@@ -341,7 +342,8 @@ impl NbdError {
             libc::EPERM | libc::EACCES | libc::EROFS => Self::NotPermitted,
             libc::ENOMEM | libc::ENOBUFS => Self::NoMemory,
             libc::EINVAL => Self::Invalid,
-            // The specification has a quota and a file size limit told as a full device.
+            // By the specification an exhausted quota and a file size limit are reported as a full
+            // device.
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Self::NoSpace,
             libc::EOVERFLOW => Self::Overflow,
             libc::EOPNOTSUPP | libc::ENOSYS => Self::NotSupported,
@@ -365,10 +367,10 @@ impl NbdError {
 /// The block sizes of an export, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BlockSizes {
-    /// Offsets and lengths are multiples of this; a power of two, at most 64 KiB.
+    /// The unit of offsets and lengths; a power of two, at most 64 KiB.
     pub min: u32,
-    /// Requests of this size and alignment cost no read-modify-write; a power of two, at least 512
-    /// and `min`.
+    /// The size and alignment of requests that need no read-modify-write; a power of two, at least
+    /// 512 and `min`.
     pub preferred: u32,
     /// Longest payload of one request or reply; at least `preferred`, at most [`MAX_PAYLOAD`].
     pub max_payload: u32,
@@ -384,34 +386,34 @@ impl Default for BlockSizes {
 /// The agreement of a handshake: all parameters of the transmission phase.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Negotiated {
-    /// Index of the export in the list that the handshake was given.
+    /// Index of the export in the handshake's list.
     pub export: usize,
-    /// Size of the export in bytes, as the client was told.
+    /// Size of the export in bytes, as sent to the client.
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Reads are answered by structured chunks; set with `extended` as well.
+    /// Whether reads are answered by structured chunks; set with `extended` as well.
     pub structured: bool,
-    /// Requests and replies have extended headers.
+    /// Whether requests and replies have extended headers.
     pub extended: bool,
     /// Identity of the metadata context `base:allocation`, if the client selected it.
     pub base_allocation: Option<u32>,
-    /// Whether the client asked that no zeroes follow the answer to `EXPORT_NAME` (of interest to
-    /// logs only).
+    /// Whether the client requested that no zeroes follow the answer to `EXPORT_NAME` (for logs
+    /// only).
     pub no_zeroes: bool,
     /// The sizes that are enforced.
     pub blocks: BlockSizes,
-    /// Whether the client asked for the block sizes and so promised to obey them.
+    /// Whether the client requested the block sizes, and so must obey them.
     pub blocks_agreed: bool,
-    /// Whom the client's certificate names, if it showed one.
+    /// The name in the client's certificate, if it has one.
     pub identity: Option<String>,
 }
 
-/// Says whether `request` may be carried out, and with which error it is answered if not.
+/// Checks whether `request` may be carried out; returns the error for its reply if not.
 ///
-/// The order is that of the questions: is it a request that was negotiated, may this client make
-/// it, does it lie within the export, is it small enough. [`Command::Disconnect`] is never refused:
-/// it has no reply. A length of zero, which the specification leaves open, is `EINVAL`.
+/// The checks are, in this order: it was negotiated, this client may send it, it lies within the
+/// export, it is small enough. [`Command::Disconnect`] is never refused: it has no reply. A length
+/// of zero, which the specification leaves open, is `EINVAL`.
 pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdError> {
     let command = request.command;
     if command == Command::Disconnect {
@@ -427,7 +429,7 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
     }
     let known = match command {
         Command::Unknown(_) => false,
-        // The specification wants `EINVAL` for a client that has selected no metadata context.
+        // The specification requires `EINVAL` for a client that has selected no metadata context.
         Command::BlockStatus => negotiated.base_allocation.is_some(),
         _ => true,
     };
@@ -438,17 +440,17 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdErr
         return Err(NbdError::NotPermitted);
     }
     if command == Command::Flush {
-        // Both fields are reserved; a client that fills them wants something that we do not know.
+        // Both fields are reserved, so other values are refused.
         let empty = request.offset == 0 && request.length == 0;
         return if empty { Ok(()) } else { Err(NbdError::Invalid) };
     }
     validate_range(request, negotiated)
 }
 
-/// The half of [`validate`] that is about offset and length.
+/// The checks of [`validate`] for offset and length.
 fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdError> {
-    // `min` is a power of two, which `Exports::new` has checked. Were it 0, no range but the empty
-    // one would be aligned.
+    // `min` is a power of two, which `Exports::new` has checked. If it were 0, only the empty range
+    // would be aligned.
     let misaligned =
         (request.offset | request.length) & u64::from(negotiated.blocks.min).wrapping_sub(1) != 0;
     if request.length == 0 || misaligned {
@@ -458,11 +460,11 @@ fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdE
         request.offset.checked_add(request.length).is_some_and(|end| end <= negotiated.size);
     let max_payload = u64::from(negotiated.blocks.max_payload);
     match request.command {
-        // Beyond the end the specification wants `ENOSPC` for writes and zeroes, else `EINVAL`.
+        // Beyond the end the specification requires `ENOSPC` for writes and zeroes, else `EINVAL`.
         Command::Write | Command::WriteZeroes if !inside => Err(NbdError::NoSpace),
         _ if !inside => Err(NbdError::Invalid),
-        // With chunks we could split the reply, but buffers are bounded: the client is told to ask
-        // for less.
+        // With chunks the reply could be split, but buffers are bounded: the client has to send a
+        // shorter read.
         Command::Read if request.length > max_payload && negotiated.structured => {
             Err(NbdError::Overflow)
         }
@@ -515,8 +517,7 @@ mod tests {
         Request { flags, ..request }
     }
 
-    /// The table of errors that the specification asks for, each with the least that sets it apart
-    /// from a request that is granted.
+    /// The specification's table of errors, each with the smallest change from a valid request.
     #[test]
     fn errors_as_specified() {
         use Command::*;
@@ -657,7 +658,7 @@ mod tests {
             }
         }
 
-        /// Whatever is granted lies inside the export, so that no later code has to ask again.
+        /// A valid request lies inside the export, so no later code has to check it again.
         #[test]
         fn granted_requests_stay_inside(
             flags in any::<u16>(), command in 0..9_u16, offset in any::<u64>(), length in any::<u64>(),
@@ -668,7 +669,7 @@ mod tests {
                 base_allocation: (bits & 8 != 0).then_some(1),
                 blocks: BlockSizes { min: 1 << shift, ..BlockSizes::default() }, ..negotiated()
             };
-            // Half of the bits are cleared so that a fair part of the requests is granted.
+            // Half of the bits are cleared so that many of the requests are valid.
             let request = Request {
                 flags: CommandFlags(flags & (flags >> 8)), command: Command::from_wire(command), cookie: 0,
                 offset: offset >> (length & 63), length: length >> (offset & 63),

@@ -1,19 +1,17 @@
 //! Reply headers: everything of a reply except the data of a read.
 //!
-//! A reply is a small header, built on the stack, and possibly data that already lie in an I/O
-//! buffer; the two leave in one gathering write. Which of the three header formats is used was
-//! settled by the handshake and is a [`ReplyStyle`]:
+//! A reply is a small header, built on the stack, and possibly data in an I/O buffer; one gathering
+//! write sends both. The handshake chooses one of three header formats, a [`ReplyStyle`]:
 //!
-//! | style | header | used for |
+//! | style | header, in bytes | used for |
 //! |---|---|---|
-//! | simple | 16 bytes: magic, error, cookie | clients that asked for nothing, such as the Linux driver |
-//! | structured | 20 bytes: magic, flags, type, cookie, length | reads; other commands may be answered simply |
-//! | extended | 32 bytes: magic, flags, type, cookie, offset of the request, length | every reply |
+//! | simple | 16: magic, error, cookie | clients that negotiate no other (Linux driver) |
+//! | structured | 20: magic, flags, type, cookie, length | reads; others may have simple replies |
+//! | extended | 32: magic, flags, type, cookie, offset of the request, length | every reply |
 //!
 //! With structured replies a success without data is answered by a simple reply, as the
-//! specification allows (four bytes less, and no client minds); errors are chunks. The payloads of
-//! structured and extended chunks are alike but for block status, where extended extents have 64
-//! bits.
+//! specification allows (four bytes less); errors are chunks. The payloads of structured and
+//! extended chunks are equal except for block status, where extended extents have 64 bits.
 
 use super::proto::{CommandFlags, NbdError, Negotiated, Request, magic};
 
@@ -25,12 +23,12 @@ pub const FLAG_DONE: u16 = 1;
 pub const STATE_HOLE: u32 = 1 << 0;
 /// Flag of an extent: reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
-/// Most extents in one reply that the specification recommends.
+/// The most extents in one reply, by the specification's recommendation.
 pub const MAX_EXTENTS: u32 = 1 << 20;
 
 /// Chunk types (`NBD_REPLY_TYPE_*`).
 pub mod chunk {
-    /// Nothing more: the end of a reply.
+    /// The end of a reply, without data.
     pub const NONE: u16 = 0;
     /// Data of a read.
     pub const OFFSET_DATA: u16 = 1;
@@ -74,7 +72,7 @@ impl HeaderBuf {
     #[inline]
     fn put<const N: usize>(&mut self, field: [u8; N]) -> &mut Self {
         let at = usize::from(self.len);
-        // Every caller is in this file and no sequence of fields exceeds HEADER_MAX.
+        // All callers are in this file, and no sequence of fields exceeds HEADER_MAX.
         self.bytes[at..at + N].copy_from_slice(&field);
         self.len += N as u8;
         self
@@ -108,7 +106,7 @@ pub enum ReplyStyle {
 }
 
 impl ReplyStyle {
-    /// The style that was negotiated.
+    /// The negotiated style.
     pub const fn of(negotiated: &Negotiated) -> Self {
         if negotiated.extended {
             Self::Extended
@@ -119,7 +117,7 @@ impl ReplyStyle {
         }
     }
 
-    /// Success without data: the reply to anything but a read or a block status.
+    /// A success without data: the reply to any command except a read or a block status.
     #[inline]
     pub fn done(self, request: &Request) -> HeaderBuf {
         match self {
@@ -135,7 +133,7 @@ impl ReplyStyle {
         self.chunk(request, chunk::NONE, true, 0)
     }
 
-    /// The request failed. No data follow.
+    /// The reply to a failed request. No data follow.
     #[inline]
     pub fn error(self, request: &Request, error: NbdError) -> HeaderBuf {
         if self == Self::Simple {
@@ -146,7 +144,7 @@ impl ReplyStyle {
         header
     }
 
-    /// The same with the reason in words, where the style has room for them.
+    /// The same with the reason as text, if the style has room for it.
     pub fn error_because(self, request: &Request, error: NbdError, why: &str) -> Box<[u8]> {
         if self == Self::Simple {
             return simple(request, error.to_wire()).as_bytes().into();
@@ -156,9 +154,9 @@ impl ReplyStyle {
         [header.as_bytes(), why.as_bytes()].concat().into()
     }
 
-    /// A read failed at `at`, after chunks for other parts may have been sent with `last` unset.
-    /// With [`ReplyStyle::Simple`] this is [`ReplyStyle::error`], and nothing may have been sent
-    /// before.
+    /// The reply to a read that failed at `at`, after chunks for other parts may have been sent
+    /// with `last` unset. With [`ReplyStyle::Simple`] this is [`ReplyStyle::error`], and no chunk
+    /// may have been sent.
     #[inline]
     pub fn error_at(self, request: &Request, error: NbdError, at: u64) -> HeaderBuf {
         if self == Self::Simple {
@@ -169,8 +167,8 @@ impl ReplyStyle {
         header
     }
 
-    /// The header before `length` bytes of data read at `offset`. A simple reply has room for one
-    /// such, with the whole range of the request.
+    /// The header before `length` bytes of data read at `offset`. A simple reply has one, with the
+    /// whole range of the request.
     #[inline]
     pub fn data(self, request: &Request, offset: u64, length: u32, last: bool) -> HeaderBuf {
         if self == Self::Simple {
@@ -231,9 +229,9 @@ fn simple(request: &Request, error: u32) -> HeaderBuf {
 /// The reply to a block status request, built extent by extent in a buffer of the caller's.
 ///
 /// Extents are pushed in order from the start of the request. The builder joins neighbours with the
-/// same flags, keeps to one extent where the client wants one, stops at the end of the request and
-/// where the buffer is full (a shorter answer is always allowed: the client asks again), and cuts
-/// what does not fit 32 bits when headers are compact.
+/// same flags, keeps to one extent if the client requests one, stops at the end of the request and
+/// when the buffer is full (a shorter answer is always allowed: the client sends another request),
+/// and cuts extents that exceed 32 bits when headers are compact.
 #[derive(Debug)]
 pub struct BlockStatus<'a> {
     out: &'a mut [u8],
@@ -242,19 +240,19 @@ pub struct BlockStatus<'a> {
     context: u32,
     /// Extents already written to `out`.
     count: u32,
-    /// Bytes of the export that those cover.
+    /// Bytes of the export that these extents cover.
     covered: u64,
     /// The extent that may still grow: length and flags.
     open: Option<(u64, u32)>,
     full: bool,
 }
 
-/// The longest extent of a compact header: the largest multiple of 64 KiB, so that what follows is
-/// aligned.
+/// The longest extent of a compact header: the largest multiple of 64 KiB, so that the next extent
+/// is aligned.
 const COMPACT_EXTENT_MAX: u64 = (u32::MAX - 0xffff) as u64;
 
 impl<'a> BlockStatus<'a> {
-    /// Bytes that a reply with `extents` extents occupies at most.
+    /// The most bytes of a reply with `extents` extents.
     pub const fn buffer_len(extents: usize) -> usize {
         HEADER_MAX + 16 * extents
     }
@@ -276,7 +274,7 @@ impl<'a> BlockStatus<'a> {
         }
     }
 
-    /// Adds the next `length` bytes with `flags`; answers whether more extents are wanted.
+    /// Adds the next `length` bytes with `flags`; returns whether more extents are needed.
     pub fn push(&mut self, length: u64, flags: u32) -> bool {
         if length == 0 || self.full {
             return !self.full;
@@ -295,7 +293,7 @@ impl<'a> BlockStatus<'a> {
             None => self.open = Some((length, flags)),
         }
         let open = self.open.map_or(0, |(length, _)| length);
-        // A request that ends inside the open extent is answered in full by it.
+        // The open extent completes the answer if the request ends inside it.
         if self.covered.saturating_add(open) >= self.request.length {
             self.close();
             self.full = true;
@@ -310,17 +308,18 @@ impl<'a> BlockStatus<'a> {
         if self.count == 0 {
             return None;
         }
-        // The header holds the number of extents, so it comes last; `close` has left room for it.
+        // The header has the number of extents, so it is written last; `close` has left room for
+        // it.
         let header = self.style.block_status(&self.request, self.context, self.count);
         self.out.get_mut(..header.len())?.copy_from_slice(header.as_bytes());
         Some(header.len() + self.count as usize * self.extent_len())
     }
 
-    /// Writes the open extent, and notices when it was the last that fits or is wanted.
+    /// Writes the open extent, and sets `full` if no further extent fits or is needed.
     fn close(&mut self) {
         let Some((mut length, flags)) = self.open.take() else { return };
-        // The one extent of such a reply must not be longer than the request, says the
-        // specification; the last one of several may be.
+        // By the specification the only extent of such a reply must not be longer than the request;
+        // the last one of several may be.
         let one = self.request.flags.contains(CommandFlags::REQ_ONE);
         if one {
             length = length.min(self.request.length);
@@ -350,7 +349,8 @@ impl<'a> BlockStatus<'a> {
     }
 
     const fn header_len(&self) -> usize {
-        // The header of the chunk, then the context; extended, also the number of extents.
+        // The header of the chunk, then the context, and with extended headers the number of
+        // extents.
         if matches!(self.style, ReplyStyle::Extended) { 32 + 8 } else { 20 + 4 }
     }
 
@@ -373,7 +373,7 @@ mod tests {
         length: 0x2000,
     };
 
-    /// Byte for byte, as the tables of the specification have them.
+    /// Each byte is as in the tables of the specification.
     #[test]
     fn headers_on_the_wire() {
         use ReplyStyle::*;
@@ -455,7 +455,7 @@ mod tests {
         Request { flags, command: Command::BlockStatus, cookie: 9, offset: 0x1000, length }
     }
 
-    /// Takes a block status reply apart again: context and extents.
+    /// Parses a block status reply: context and extents.
     fn decode(style: ReplyStyle, bytes: &[u8]) -> (u32, Vec<(u64, u64)>) {
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
         let long = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
