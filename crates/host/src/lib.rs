@@ -3,11 +3,11 @@
 //! | room | what it holds |
 //! |---|---|
 //! | [`io`] | the ring, memory that the kernel reads and writes, wake-ups between threads |
-//! | [`observe`] | counters, latencies, recorded requests, who held whom up, limits of the log |
-//! | [`device`] | what carries requests out: files, memory, models, a software NVMe controller |
+//! | [`observe`] | counters, latencies, recorded requests, interference, limits of the log |
+//! | [`device`] | devices: files, memory, models, a software NVMe controller |
 //! | [`shard`] | a core's loop and its data path through a policy's port to the device |
-//! | [`nbd`] | the protocol: bytes (`wire`), who is let in (`session`), requests (`serve`) |
-//! | [`server`] | doors, places, tenants; the one thread that changes a running server |
+//! | [`nbd`] | the protocol: bytes (`wire`), sessions (`session`), requests (`serve`) |
+//! | [`server`] | sockets, bounds of connections, tenants; the control thread |
 //! | [`measure`] | load on shards, and a client of NBD servers, for `fairq bench` |
 //!
 //! All `unsafe` code of the project is in this crate, each block with its argument.
