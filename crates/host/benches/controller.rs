@@ -1,5 +1,5 @@
-//! What a command costs through the software NVMe controller, driver included:
-//! `cargo bench -p fairq-host`.
+//! The cost of a command through the software NVMe controller, driver included: `cargo bench -p
+//! fairq-host`.
 //!
 //! Each line is the median of several rounds. Bars: at most 60 ns a command inline on one core; at
 //! least 3 million commands a second with two pinned threads and batches of 8; a Z-SSD's 750 000 a
@@ -25,7 +25,7 @@ const ROUND: Duration = Duration::from_millis(150);
 const SIZE: u64 = 1 << 30;
 
 fn main() {
-    // Under `cargo test --benches` there is nothing to measure.
+    // Under `cargo test --benches` nothing is measured.
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
@@ -70,7 +70,7 @@ fn soft(backing: BackingSpec, poller: Poller) -> NvmeSoft {
     NvmeSoft::open(&spec(backing, poller)).expect("memory is there")
 }
 
-/// One shard's end of a device.
+/// One shard's queue on a device, with its ring and memory.
 struct Submitter<Q> {
     queue: Q,
     ring: Ring,
@@ -119,14 +119,14 @@ impl<Q: Queue> Submitter<Q> {
             let offset = (self.random >> 20) % (SIZE / 4096) * 4096;
             let class = [Class::High, Class::Medium, Class::Low][(self.random >> 60) as usize % 3];
             let command = Command { tag: Tag(tag), offset, class, ..self.command };
-            // SAFETY: all read to the same page, which nobody looks at and which outlives the
+            // SAFETY: all commands read to the same page, which is never used and outlives the
             // queue.
             unsafe { self.queue.issue(now_ns, &mut self.ring, black_box(&command)) };
         }
         self.queue.ring(now_ns, &mut self.ring, wake);
     }
 
-    /// How many have completed.
+    /// Returns the number of completed commands.
     fn reap(&mut self, now_ns: u64, wake: &mut PortSet) -> usize {
         self.done.clear();
         self.queue.reap(now_ns, &mut self.ring, &mut self.done, wake);
@@ -155,7 +155,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// Nanoseconds a command when one thread does everything.
+/// Nanoseconds a command with one thread for all work.
 fn one_core<D: Device>(device: &D, batch: usize) -> f64 {
     pin(0);
     let mut submitter = Submitter::open(device, &place(0, 1));
@@ -176,8 +176,8 @@ fn one_core<D: Device>(device: &D, batch: usize) -> f64 {
     median((0..ROUNDS).map(round).collect())
 }
 
-/// Commands a second of pinned threads that keep `depth` each on their way and submit at least
-/// `batch` at a time.
+/// Commands a second of pinned threads, each of which keeps `depth` commands under way and submits
+/// at least `batch` at a time.
 fn threads(device: Arc<NvmeSoft>, submitters: usize, depth: usize, batch: usize) -> f64 {
     let (stop, total) = (AtomicBool::new(false), AtomicU64::new(0));
     let clock = Clock::default();

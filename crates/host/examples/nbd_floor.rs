@@ -1,16 +1,14 @@
-//! What an NBD server cannot do without, and nothing else:
-//! `nbd_floor SOCKET BYTES [FILE [direct]]`.
+//! The minimum work of an NBD server: `nbd_floor SOCKET BYTES [FILE [direct]]`.
 //!
-//! It takes whatever has come in large receives, looks at nothing but the headers, and answers all
-//! requests of one receive with one send. Without a file it stores nothing. With one it does the
-//! bare read or write, in the cheapest way there is: through the page cache a system call each,
-//! straight between the file and the bytes of the socket; past it (`direct`) all requests of one
-//! receive go to the kernel in one call by registered buffers, and half of what is under way is
-//! waited for and answered at once. A client that has much to read is left alone until it has read
-//! most of it, so that batches are large. No scheduler, no statistics, no bounds, a thread for each
-//! client: its CPU time a request is what the kernel asks of any server for moving these bytes, in
-//! the pieces in which the client sends them. `bench/nbd-peers --floor` measures it beside the real
-//! ones.
+//! It takes all arrived bytes in large receives, parses only the headers, and answers all requests
+//! of one receive with one send. Without a file it stores nothing. With one it makes the bare read
+//! or write in the cheapest way: through the page cache one system call each, directly between the
+//! file and the bytes of the socket; with `direct` all requests of one receive go to the kernel in
+//! one call by registered buffers, and it waits for half of the requests under way and answers them
+//! together. It waits until a client has read most of its answers, so that batches are large. It
+//! has no scheduler, no statistics, no bounds, and a thread for each client: its CPU time a request
+//! is the kernel's cost for any server that moves these bytes, in the pieces in which the client
+//! sends them. `bench/nbd-peers --floor` measures it beside the real ones.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
@@ -29,10 +27,10 @@ use rustix::net::{RecvFlags, recv};
 
 /// Bytes of one receive.
 const RECEIVE: usize = 256 << 10;
-/// Bytes of requests under way past the page cache.
+/// Bytes of memory for requests under way with `direct`.
 const MEMORY: usize = 64 << 20;
 
-/// Where the data are.
+/// The place of the data.
 enum Store {
     Nowhere,
     Cached(File),
@@ -57,7 +55,7 @@ fn main() -> io::Result<()> {
         let file = file
             .map(|file| File::options().read(true).write(true).custom_flags(flags).open(file))
             .transpose()?;
-        // A client that leaves, however it does, is the end of its connection only.
+        // A client that disconnects, in whatever way, ends its own connection only.
         std::thread::spawn(move || {
             let store = match file {
                 None => Store::Nowhere,
@@ -70,7 +68,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// The shortest handshake that clients put up with.
+/// The shortest handshake that clients accept.
 fn open(mut stream: UnixStream, size: u64) -> io::Result<UnixStream> {
     let mut greeting = Vec::from(magic::GREETING.to_be_bytes());
     greeting.extend(magic::OPTION.to_be_bytes());
@@ -108,12 +106,12 @@ fn open(mut stream: UnixStream, size: u64) -> io::Result<UnixStream> {
     }
 }
 
-/// Receives, carries out and answers until the client leaves.
+/// Receives, carries out and answers until the client disconnects.
 fn serve(mut stream: UnixStream, mut store: Store) -> io::Result<()> {
     let mut bytes = vec![0; RECEIVE];
     let mut have = 0;
     let mut replies = Replies::default();
-    // The request whose payload is on its way, and how much of it is.
+    // The request whose payload is being received, and the bytes of it that have come.
     let mut current: Option<(Request, usize)> = None;
     loop {
         let count = match recv(&stream, &mut bytes[have..], store.receives(&stream)?) {
@@ -153,8 +151,8 @@ fn serve(mut stream: UnixStream, mut store: Store) -> io::Result<()> {
 }
 
 impl Store {
-    /// How to receive: without waiting while something is under way, and when the client has read
-    /// most of its last answers.
+    /// The flags of the next receive: it does not wait while requests are under way. Otherwise
+    /// waits until the client has read most of its last answers.
     fn receives(&mut self, stream: &UnixStream) -> io::Result<RecvFlags> {
         match self {
             Store::Direct(direct) if direct.under_way > 0 => Ok(RecvFlags::DONTWAIT),
@@ -167,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Some of a write's payload, from `done` on, has come.
+    /// Takes a part of a write's payload, which begins at `done`.
     fn write(&mut self, request: &Request, done: u64, bytes: &[u8]) -> io::Result<()> {
         match self {
             Store::Cached(file) if !bytes.is_empty() => {
@@ -217,7 +215,7 @@ fn header(request: &Request) -> [u8; 16] {
     header
 }
 
-/// Replies in memory that is made once.
+/// Replies in memory that is allocated once.
 #[derive(Default)]
 struct Replies {
     bytes: Vec<u8>,
@@ -239,13 +237,14 @@ impl Replies {
     }
 }
 
-/// A file past the page cache.
+/// A file with direct I/O.
 struct Direct {
     ring: Ring,
     region: Region,
-    /// The write whose payload is on its way.
+    /// The write whose payload is being received.
     partial: Option<Buffer>,
-    /// Requests under way, with the headers of their replies; an operation's name is its place.
+    /// Requests under way, with the headers of their replies; an operation's user data is its
+    /// index.
     slots: Vec<Option<(Request, [u8; 16], Buffer)>>,
     free: Vec<usize>,
     under_way: usize,
@@ -277,7 +276,7 @@ impl Direct {
         buffer.ok_or_else(|| io::Error::other("more under way than there is memory"))
     }
 
-    /// Keeps payload until all of it is there.
+    /// Stores payload until all of it has come.
     fn write(&mut self, request: &Request, done: u64, bytes: &[u8]) -> io::Result<()> {
         let mut buffer = match self.partial.take() {
             Some(buffer) => buffer,
@@ -314,7 +313,7 @@ impl Direct {
         Ok(())
     }
 
-    /// Waits for half of what is under way, and answers what is done.
+    /// Waits for half of the requests under way, and answers the completed ones.
     fn finish(&mut self, stream: &mut UnixStream) -> io::Result<()> {
         let (enough, mut done) = (self.under_way.div_ceil(2), Vec::new());
         while done.len() < enough {

@@ -1,7 +1,7 @@
-//! The end of connections on real shards and sockets: what a client has asked for when it goes, or
-//! when its tenant is removed; and requests that the device has nothing to do for. The device holds
-//! everything until the test lets it go, and the policy gives it one request at a time, so that all
-//! others are staged.
+//! The end of connections on real shards and sockets: the requests of a client that disconnects, or
+//! whose tenant is removed; and requests without work for the device. The device holds all commands
+//! until the test opens its gate, and the policy issues one request at a time, so that all others
+//! are staged.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -38,12 +38,12 @@ mod common;
 const SIZE: u64 = 1 << 30;
 const TAGS: usize = 256;
 const DEPTH: u16 = 64;
-/// Long enough for any machine; nothing here waits for it unless it fails.
+/// Long enough for any machine; no test waits that long unless it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// More seconds than a client that says good-bye has.
+/// More seconds than a client has after its disconnect request.
 const MANY_SECONDS: usize = 10;
 
-/// A device that ends nothing until it is let go.
+/// A device that completes no command until its gate is open.
 struct Held {
     info: Info,
     gate: Arc<Gate>,
@@ -52,7 +52,7 @@ struct Held {
 #[derive(Default)]
 struct Gate {
     is_open: AtomicBool,
-    /// Commands that the device has been sent.
+    /// Commands that were issued to the device.
     sent: AtomicUsize,
 }
 
@@ -107,7 +107,7 @@ impl Rig {
         Rig::within(u64::MAX)
     }
 
-    /// With so much memory for connections.
+    /// A rig with `memory` bytes for connections.
     fn within(memory: u64) -> Rig {
         let config = MqfqConfig::new(Topology::flat(1), 1, TAGS).with(|config| config.slots = 1);
         let (policy, ports) = Mqfq::<Native>::new(config).unwrap();
@@ -142,7 +142,7 @@ impl Rig {
 
     fn seconds(&self, count: usize) {
         (0..count).for_each(|_| self.tell(NbdMessage::Second));
-        // All have been heard when this is answered.
+        // When this is answered, the shard has processed all messages.
         self.in_flight();
     }
 
@@ -173,7 +173,8 @@ impl Rig {
         Client(ours)
     }
 
-    /// A client that comes by the server's doors: all shards find out which others have ended.
+    /// A client that connects as through the server: all shards first check which other clients
+    /// have ended.
     fn connect_behind_others(&self) -> Client<UnixStream> {
         let gate = Arc::new(Meeting::new(1));
         self.tell(NbdMessage::CheckEnds { flow: self.flow, shard: PortId(0), gate: gate.clone() });
@@ -205,7 +206,7 @@ impl Rig {
         }
     }
 
-    /// All that was staged is gone, and what is on the device is all that the connection waits for.
+    /// Staged requests are cancelled, and the connection waits only for the request on the device.
     fn only_what_is_on_the_device_is_waited_for(self) {
         self.until("what was staged is cancelled", |rig| rig.in_flight() == 1);
         assert_eq!(self.count.load(Ordering::Relaxed), 1, "the device may use its memory");
@@ -278,7 +279,7 @@ fn memory_of_what_was_cancelled_is_given_back_too() {
     rig.only_what_is_on_the_device_is_waited_for();
 }
 
-/// A connection at its bound reads nothing more, so that no receive tells of the end.
+/// A connection at its bound reads no further, so no receive reports the end.
 #[test]
 fn a_client_at_its_bound_is_missed_within_a_second() {
     let rig = Rig::new();
@@ -303,7 +304,7 @@ fn a_reset_of_a_tcp_client_is_noticed() {
     rig.only_what_is_on_the_device_is_waited_for();
 }
 
-/// Over TCP the end of what a client sends is not the end of what it reads, maybe.
+/// Over TCP a client that has ended its sending may still read.
 #[test]
 fn a_tcp_client_that_ends_without_good_bye_has_some_seconds() {
     let rig = Rig::new();
@@ -319,7 +320,7 @@ fn a_tcp_client_that_ends_without_good_bye_has_some_seconds() {
     rig.only_what_is_on_the_device_is_waited_for();
 }
 
-/// "The server must handle all outstanding requests", says the protocol of a good-bye.
+/// "The server must handle all outstanding requests", says the protocol of a disconnect request.
 #[test]
 fn what_was_asked_before_a_good_bye_is_done() {
     let rig = Rig::new();
@@ -373,8 +374,8 @@ fn a_client_that_said_good_bye_and_does_not_read_is_given_up() {
     rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
 }
 
-/// A client whose requests have no room is not received from, so no receive ends with its stream;
-/// it sends more than it may have in flight, and reads nothing.
+/// The server does not receive from a client whose requests have no room, so no receive reports the
+/// end of its stream; it sends more than it may have in flight, and reads nothing.
 fn is_given_up(rig: &Rig, mut client: Client<impl Read + Write + AsFd>, says_good_bye: bool) {
     client.ask_often(Command::Read, DEPTH.into(), 1 << 20);
     rig.until("its memory is used up", |rig| rig.sent() >= 35 * 16 && rig.in_flight() == 0);
@@ -404,7 +405,8 @@ fn the_end_of_a_client_behind_its_bound_is_noticed() {
     }
 }
 
-/// Requests that have no room when a client ends its stream are done when it reads its answers.
+/// Requests that have no room when a client ends its stream are carried out when it reads its
+/// answers.
 #[test]
 fn a_client_that_ends_its_stream_behind_its_bound_and_reads_is_answered() {
     let rig = Rig::new();
@@ -421,8 +423,8 @@ fn a_client_that_ends_its_stream_behind_its_bound_and_reads_is_answered() {
     rig.until("its place is given back", |rig| rig.count.load(Ordering::Relaxed) == 0);
 }
 
-/// The device has a write of a client that has gone: the next one's requests of the same bytes, and
-/// its flush, wait for it.
+/// The device has a write of a client that has disconnected: the next client's requests to the same
+/// bytes, and its flush, wait for the write.
 #[test]
 fn requests_wait_for_writes_of_an_earlier_client() {
     for says_good_bye in [true, false] {
@@ -441,7 +443,8 @@ fn requests_wait_for_writes_of_an_earlier_client() {
         new.ask(Command::Flush, 3, 0);
         new.ask_at(Command::Read, 4, 16_384, 1);
         new.ask_at(Command::Read, 5, 0, 1);
-        // Two of the new one's, and what the old one has: both, or what was not cancelled.
+        // Two requests of the new client, and the old one's: both, or the one that was not
+        // cancelled.
         let left = if says_good_bye { 2 } else { 1 };
         rig.until("what overlaps nothing has come", |rig| rig.in_flight() == 2 + left);
         rig.seconds(1);
@@ -474,8 +477,8 @@ fn the_wait_for_an_earlier_client_is_bounded() {
     assert_eq!(new.reply(), 0);
 }
 
-/// What only the server has to do waits for the tenant's turn like everything else; otherwise a
-/// flood of it would take the server from the others.
+/// Requests that need only the server's work wait for the tenant's turn like all others; otherwise
+/// a flood of them would take the server's CPU from other tenants.
 #[test]
 fn requests_without_work_wait_for_their_turn() {
     let rig = Rig::new();
@@ -494,7 +497,8 @@ fn requests_without_work_wait_for_their_turn() {
     assert_eq!(rig.sent(), 1, "the device has nothing to do for them");
 }
 
-/// Clients that want more memory together than there is wait for each other, and all are served.
+/// Clients that need more memory together than the budget has wait for each other, and all are
+/// served.
 #[test]
 fn requests_wait_for_memory() {
     let rig = Rig::within(4 << 20);
@@ -545,7 +549,7 @@ fn the_next_tenant_of_a_slot_is_not_cut_off_with_the_one_before() {
     let before = rig.flow;
     let ports = rig.policy.remove_flow(before).unwrap();
     rig.shards().wake(ports);
-    // The slot is free when the shard has let go of it.
+    // The slot is free when the shard has released it.
     let deadline = Instant::now() + PATIENCE;
     rig.flow = loop {
         match rig.policy.add_flow(Weight::DEFAULT) {

@@ -35,14 +35,14 @@ fn common(device: Arc<AnyDevice>, shards: usize) -> Common<AnyDevice> {
     Common::new(device, Arc::new(Wakers::new(shards).unwrap()), 256, 1)
 }
 
-/// Loads on several shards that sleep and wake all the time: a wake-up that is lost stops one for
-/// ever. And on several direct paths that carry out each other's commands, where the device is
-/// polled.
+/// Loads on several shards that sleep and wake all the time, so that a lost wake-up would stop a
+/// shard for ever; and, on a polled device, on several direct paths that carry out each other's
+/// commands.
 fn no_wake_up_is_lost(spec: NvmeSoftSpec, shards: usize) {
     let (sender, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let device = Arc::new(DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap());
-        // One round may find the CPUs taken; that it ends is the point.
+        // The CPUs may be busy in a round; the test is that each round ends.
         let mut operations = 0;
         for round in 0..6u64 {
             let (policy, ports) = NonePolicy::<Native>::new(shards, 1, 256).unwrap();
@@ -109,7 +109,7 @@ fn no_wake_up_is_lost_with_a_core_of_its_own() {
 
 #[test]
 fn no_wake_up_is_lost_over_a_file() {
-    // Beside the build, where direct I/O is more likely than in `/tmp`.
+    // The file is beside the build, where direct I/O is more likely than in `/tmp`.
     let target = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     let scratch = tempfile::tempdir_in(target).unwrap();
     let files = vec![FileSpec::new(scratch.path().join("disk"), Some(SIZE))];

@@ -1,5 +1,5 @@
-//! Policies take each other's place under clients who write, read back and flush: nobody is
-//! dropped, nothing is lost, and a policy is left only when it holds no request any more.
+//! Policies replace each other under clients that write, read back and flush: no client is dropped,
+//! no data is lost, and a policy is replaced only when it holds no request.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -47,11 +47,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 type Ports = PolicyLoops<PacedDevice, NbdFront>;
 
-/// A port that knows what it holds, and must hold nothing when it is left.
+/// A port that counts its requests, and must hold none when it is dropped.
 struct Audited<P> {
     port: P,
     held: usize,
-    /// Requests that went through.
+    /// Requests that passed through the port.
     served: Arc<AtomicU64>,
 }
 
@@ -117,7 +117,7 @@ impl<P> Drop for Audited<P> {
     }
 }
 
-/// A policy, what shards run under it, and what it has served.
+/// A policy, its ports for shards, and its count of served requests.
 struct Built(Arc<dyn Policy>, Ports, Arc<AtomicU64>);
 
 fn audited<L: Policy>((policy, ports): (L, Vec<L::Port>)) -> Built
@@ -171,7 +171,7 @@ fn build(which: usize) -> Built {
     }
 }
 
-/// Shards and the policy that is in force.
+/// Shards and the policy in force.
 struct Rig {
     shards: Shards<PacedDevice, NbdFront>,
     policy: Arc<dyn Policy>,
@@ -228,12 +228,12 @@ impl Rig {
         self.shards.wake(wake);
     }
 
-    /// Changes the policy and waits until it has.
+    /// Changes the policy and waits for the end of the change.
     fn change(&mut self, which: usize) {
         self.change_while(which, || {});
     }
 
-    /// Likewise; `meanwhile` happens when the shards have been told to.
+    /// The same; `meanwhile` is called when the shards have been sent the change.
     fn change_while(&mut self, which: usize, meanwhile: impl FnOnce()) {
         let Built(next, ports, served) = build(which);
         for &flow in &self.flows {
@@ -253,12 +253,12 @@ impl Rig {
         assert_eq!(stats.free_slots, stats.slots, "every slot came back");
     }
 
-    /// Reads that the data path has taken in and not cancelled.
+    /// Reads that the data path has accepted and not cancelled.
     fn taken(&self) -> u64 {
         self.shards.stats().tenants.iter().map(|of| of.in_flight + of.reads).sum()
     }
 
-    /// Goes on until it has taken in so many.
+    /// Ticks the policy until the data path has accepted `reads` reads.
     fn await_taken(&self, reads: u64) {
         let deadline = Instant::now() + PATIENCE;
         while self.taken() < reads {
@@ -267,7 +267,7 @@ impl Rig {
         }
     }
 
-    /// Goes on for a while.
+    /// Ticks the policy for a while.
     fn pass(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -297,8 +297,8 @@ fn pattern(length: usize, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Writes 24 blocks at a time, flushes, reads all back; until told to end. Gives the number of
-/// rounds.
+/// Writes 24 blocks at a time, flushes and reads all back, until `end` is set. Returns the number
+/// of rounds.
 fn client(mut stream: UnixStream, seed: u64, end: &AtomicBool) -> u64 {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut rounds = 0;
@@ -380,9 +380,9 @@ fn policies_change_under_load_and_nothing_is_lost() {
     rig.shards.stop();
 }
 
-/// A connection that was given up with requests that had not been submitted was never closed: those
-/// were forgotten, and it waited for them. A shard that changes its policy submits nothing for a
-/// while.
+/// A connection that ends with unsubmitted requests must be closed: these requests were forgotten,
+/// and the connection waited for them for ever. A shard that changes its policy submits nothing for
+/// a while.
 #[test]
 fn a_client_that_vanishes_during_a_change_is_given_up() {
     // The change waits a quarter of a second for the first requests.
@@ -411,7 +411,7 @@ fn a_client_that_vanishes_during_a_change_is_given_up() {
     rig.shards.stop();
 }
 
-/// Who is removed before the change is refused after it.
+/// A flow that is removed before the change is refused after it.
 #[test]
 fn a_flow_that_was_removed_is_unknown_to_the_next_policy_too() {
     let mut rig = Rig::new(1, Pace { iops: 50_000, ..Pace::default() });
@@ -429,7 +429,7 @@ fn a_flow_that_was_removed_is_unknown_to_the_next_policy_too() {
     rig.shards.stop();
 }
 
-/// A server that is told to end while its policy changes does both.
+/// A server that gets a stop while its policy changes completes both.
 #[test]
 fn shards_that_are_told_to_stop_during_a_change_end() {
     let rig = Rig::new(1, Pace { latency_ns: 20_000_000, parallelism: 1, ..Pace::default() });

@@ -87,7 +87,7 @@ impl Rig {
         self.connect_as(shard, tenant, plain(SIZE))
     }
 
-    /// Waits until no shard has a connection, which also means that nothing of theirs is in flight.
+    /// Waits until no shard has a connection, and so no request of one is in flight.
     fn wait_until_empty(&self) {
         let deadline = Instant::now() + PATIENCE;
         while self.counts.iter().any(|count| count.load(Ordering::Relaxed) > 0) {
@@ -170,8 +170,8 @@ fn data_of_any_size_and_alignment_comes_back() {
     }
 }
 
-/// Large payloads are received otherwise than small ones, and the header of the next request with
-/// them.
+/// Large payloads are received differently from small ones, together with the header of the next
+/// request.
 #[test]
 fn payloads_of_all_sizes_in_pieces_of_all_sizes_come_through() {
     let rig = Rig::new(1);
@@ -182,7 +182,7 @@ fn payloads_of_all_sizes_in_pieces_of_all_sizes_come_through() {
         for cookie in 0..200 {
             let length =
                 [1, 512, 4096, 16_383, 16_384, 65_536, 70_001, 600_000][rng.random_range(0..8)];
-            // Every so often one that is refused, whose payload has to be passed over.
+            // A tenth of the writes are refused, and their payload has to be skipped.
             let offset = if rng.random_bool(0.1) { SIZE - 1 + length as u64 } else { at };
             let data = pattern(length, cookie);
             let flags = CommandFlags(if extended { CommandFlags::PAYLOAD_LEN.0 } else { 0 });
@@ -210,7 +210,8 @@ fn payloads_of_all_sizes_in_pieces_of_all_sizes_come_through() {
         }
         let mut reader = rig.connect(0, 0);
         if extended {
-            // Errors carry a message of any length: closing is the way to know that all is done.
+            // Errors carry a message of any length, so the end of the connection shows that all
+            // replies have come.
             client.request(Command::Disconnect, 0, 0, 0, 0);
             client.stream.read_to_end(&mut replies).unwrap();
         }
@@ -282,7 +283,7 @@ fn a_client_that_does_not_read_its_replies_holds_up_nobody_else() {
     let rig = Rig::new(1);
     let mut slow = rig.connect(0, 0);
     let mut quick = rig.connect(0, 1);
-    // Far more than its memory (40 MiB), its depth (64) and its socket hold.
+    // The client sends far more than its memory (40 MiB), its depth (64) and its socket hold.
     let mut sent = 0;
     slow.stream.set_nonblocking(true).unwrap();
     let mut bytes = [0; EXTENDED_REQUEST_LEN];
@@ -366,7 +367,7 @@ fn stopping_answers_what_is_in_flight() {
         assert_eq!(client.write(0, &[1; 512]), 0);
         client.request(Command::Read, 0, 1, 0, 512);
     }
-    // The requests have arrived, or will be refused by the end of the stream: never half an answer.
+    // Each request is answered in full or, at the end of the stream, not at all: never in part.
     rig.shards.take().unwrap().stop();
     for client in &mut clients {
         let mut answer = Vec::new();
@@ -434,7 +435,7 @@ fn structured_and_extended_replies_carry_data_and_map() {
     );
 }
 
-/// Each connection has one question with the surveyor at a time, and the rest wait their turn.
+/// Each connection has one query with the surveyor at a time, and the rest wait.
 #[test]
 fn all_questions_before_a_disconnect_are_answered_and_none_of_a_lost_connection_stays() {
     let rig = Rig::new(1);

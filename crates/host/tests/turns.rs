@@ -1,6 +1,6 @@
 //! A shard whose CPU is the limit takes requests from its tenants in proportion to their weights,
-//! however many connections they have. The device ends each command at once and writes down whose
-//! it was; the policy sends each on as it comes.
+//! however many connections they have. The device completes each command at once and records its
+//! tenant; the policy issues each request as it comes.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -71,8 +71,8 @@ impl Queue for LoggedQueue {
     }
 }
 
-/// Clients of two tenants, the connections and requests of each, all of which wait in the sockets
-/// when the shard begins; the order in which the device gets them, by tenant.
+/// The order in which the device gets the requests of two tenants, by tenant. `clients` has the
+/// connections and requests of each; all requests wait in the sockets when the shard begins.
 fn served(weights: [u16; 2], clients: [(usize, u64); 2]) -> Vec<u64> {
     let (policy, ports) = NonePolicy::<Native>::new(1, 2, TAGS).unwrap();
     let flows: [FlowId; 2] = weights.map(|_| policy.add_flow(Weight::DEFAULT).unwrap());
@@ -115,7 +115,7 @@ fn served(weights: [u16; 2], clients: [(usize, u64); 2]) -> Vec<u64> {
             streams.push((ours, requests));
         }
     }
-    // The shard has all of them when it answers this.
+    // The shard has all connections when it answers this.
     shards.stats();
     assert!(gate.arrive());
     shards.wake(PortSet::first(1));

@@ -1,8 +1,8 @@
-//! What several tests need.
+//! Helpers of several tests.
 
 use fairq_host::nbd::wire::proto::{BlockSizes, Negotiated};
 
-/// What a client gets of an export of this size that asks for nothing.
+/// The agreement of a client that negotiates no options, for an export of this size in bytes.
 pub(crate) fn plain(size: u64) -> Negotiated {
     Negotiated {
         export: 0,

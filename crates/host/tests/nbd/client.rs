@@ -1,4 +1,4 @@
-//! The client's side of a handshake: scripts of bytes, and the answers taken apart.
+//! The client's side of a handshake: scripts of bytes, and parsers of the answers.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use fairq_host::nbd::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
-/// More than any script and its answers need, so that both sides can write before the other reads.
+/// Bytes of the pipe: more than any script and its answers need, so that each side can write before
+/// the other reads.
 pub(crate) const PIPE: usize = 8 << 20;
 
 pub(crate) const FIXED: u32 = 1;
@@ -61,7 +62,7 @@ impl Reply {
     }
 }
 
-/// Takes a sequence of replies apart; panics if it is anything else.
+/// Parses a sequence of replies; panics if it is anything else.
 pub(crate) fn parse_replies(mut rest: &[u8]) -> Vec<Reply> {
     let mut replies = Vec::new();
     while !rest.is_empty() {
@@ -111,12 +112,12 @@ pub(crate) async fn greet(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), fl
     stream.flush().await.unwrap();
 }
 
-/// What became of a script.
+/// The result of a script.
 pub(crate) struct Played {
     pub(crate) result: Result<Outcome<DuplexStream>, HandshakeError>,
-    /// What the server sent after its greeting.
+    /// The bytes that the server sent after its greeting.
     pub(crate) sent: Vec<u8>,
-    /// What the server did not read.
+    /// The bytes that the server did not read.
     pub(crate) left: Vec<u8>,
 }
 
@@ -139,7 +140,7 @@ impl Played {
     }
 }
 
-/// Plays a whole script, after which the client leaves.
+/// Plays a whole script, after which the client disconnects.
 pub(crate) async fn play(exports: &Exports, options: &HandshakeOptions, script: &[u8]) -> Played {
     let (mut client, server) = tokio::io::duplex(PIPE);
     client.write_all(script).await.unwrap();

@@ -119,7 +119,7 @@ async fn export_name_with_and_without_zeroes() {
     }
 }
 
-/// `EXPORT_NAME` has no errors: the connection closes without a word.
+/// `EXPORT_NAME` has no errors: the connection closes without a reply.
 #[tokio::test]
 async fn export_name_refused_closes() {
     let long = "x".repeat(MAX_STRING + 1);
@@ -194,7 +194,8 @@ async fn abort_is_acknowledged_and_closes() {
     assert!(matches!(played.result, Ok(Outcome::Closed)));
 }
 
-/// A client that says good-bye may be gone before the answer is sent: the pipe has no room for it.
+/// A client may close the connection after `ABORT` before the answer is sent: the pipe has no room
+/// for it.
 #[tokio::test]
 async fn abort_without_waiting() {
     let (mut client, server) = tokio::io::duplex(20);
@@ -322,7 +323,7 @@ async fn contexts_are_selected_for_one_export() {
         |name: &str, queries: &[&str]| option(opt::SET_META_CONTEXT, &context_data(name, queries));
     let allocation = ["base:allocation"];
     let unfinished = option(opt::SET_META_CONTEXT, b"\0\0\0\xff");
-    // What is sent before GO, and whether the context is selected afterwards.
+    // The options before GO, and whether the context is selected afterwards.
     let cases = [
         ("selected", vec![structured(), set("db", &allocation), go("db")], true),
         (
@@ -391,7 +392,7 @@ async fn long_options_are_skipped_and_endless_ones_close() {
             let answers = kinds(&[option(number, &vec![0xaa; length as usize]), go("db")]).await;
             assert_eq!(answers[..2], [(number, rep::ERR_TOO_BIG), (opt::GO, rep::INFO)]);
         }
-        // The length alone is enough to close: nothing is read, let alone allocated.
+        // The length alone closes the connection: no data are read or allocated.
         for length in [MAX_OPTION_SKIP + 1, u32::MAX] {
             let mut script = option(number, b"");
             script[12..16].copy_from_slice(&length.to_be_bytes());
@@ -426,14 +427,15 @@ async fn wrong_magic_closes() {
     script[7] ^= 1;
     let played = played(&[hello(FIXED), script]).await;
     assert!(matches!(played.result, Err(HandshakeError::OptionMagic(_))));
-    // A client of the old style, or of the transmission phase, is as far off.
+    // Bytes of the transmission phase are no option either.
     let request = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let played = self::played(&[hello(FIXED), request]).await;
     assert!(matches!(played.result, Err(HandshakeError::OptionMagic(_))));
 }
 
-/// The client leaves after each byte of a handshake in turn. Between two options that is a
-/// good-bye, within one a hang-up; after the last there is a transmission phase that ends at once.
+/// The client disconnects after each byte of a handshake in turn. Between two options that is an
+/// orderly end, within one a hang-up; after the last there is a transmission phase that ends at
+/// once.
 #[tokio::test]
 async fn hang_up_at_each_byte() {
     let parts = [
@@ -463,7 +465,7 @@ async fn hang_up_at_each_byte() {
     }
 }
 
-/// A client that connects and says nothing, or stops in the middle, or does not read, is sent away
+/// A client that connects and sends nothing, or stops in the middle, or does not read, is cut off
 /// in time.
 #[tokio::test(start_paused = true)]
 async fn idle_clients_time_out() {
@@ -484,8 +486,8 @@ async fn idle_clients_time_out() {
     }
 }
 
-/// What the test program of the NBD project does before its integrity runs: an unknown option, then
-/// a farewell.
+/// The test program of the NBD project sends this before its integrity runs: an unknown option,
+/// then `ABORT`.
 #[tokio::test]
 async fn unknown_option_then_abort() {
     let answers = kinds(&[option(0x0765_4321, &[0, 0, 0, 4]), option(opt::ABORT, b"")]).await;

@@ -1,5 +1,5 @@
-//! NBD as strangers meet it: byte scripts against the handshake, TLS with certificates made on the
-//! spot, and the fuzzer's seeds.
+//! NBD for unauthenticated peers: byte scripts against the handshake, TLS with generated
+//! certificates, and the fuzzer's seeds.
 
 mod client;
 #[path = "../../../../fuzz/src/lib.rs"]

@@ -1,4 +1,4 @@
-//! The fuzzer's seeds, and whatever it has found since, on stable.
+//! The fuzzer's seeds and its findings, on the stable toolchain.
 
 use std::path::Path;
 

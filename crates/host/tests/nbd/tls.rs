@@ -1,4 +1,5 @@
-//! TLS inside the handshake: when it may, must and must not start, and whom a certificate lets in.
+//! TLS inside the handshake: when it may, must and must not start, and the exports that a
+//! certificate opens.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::client::*;
 
-/// An authority and a directory for what it issues.
+/// An authority and a directory for the certificates that it issues.
 struct Authority {
     dir: TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -81,8 +82,8 @@ impl Authority {
         issued
     }
 
-    /// A server with a certificate of this authority, which asks its clients for one as well or
-    /// does not.
+    /// A server with a certificate of this authority, which requires one of its clients if
+    /// `ask_clients`.
     fn server(&self, ask_clients: bool) -> Tls {
         let server = self.issue(Some("server"), &["localhost"]);
         let ca = self.path("ca.pem");
@@ -93,7 +94,7 @@ impl Authority {
         tls
     }
 
-    /// A client that believes this authority, and shows `identity` if it has one.
+    /// A client that trusts this authority, and has the certificate `identity`, if any.
     fn connector(
         &self,
         identity: Option<&Issued>,
@@ -122,7 +123,7 @@ impl Authority {
     }
 }
 
-/// `common` for everybody; `db` for alice, `logs` for bob.
+/// `common` for all clients; `db` for alice, `logs` for bob.
 fn tenants() -> Exports {
     let owned = |name: &str, owner: &str| {
         let mut export = Export::new(name, 1 << 20);
@@ -148,7 +149,7 @@ async fn connect(tls: TlsMode) -> (DuplexStream, Server) {
     (client, server)
 }
 
-/// Has TLS started.
+/// Starts TLS.
 async fn start_tls(
     mut client: DuplexStream,
     connector: &TlsConnector,
@@ -169,8 +170,7 @@ async fn listed(client: &mut TlsStream<DuplexStream>) -> Vec<String> {
     names.map(|reply| String::from_utf8(reply.data[4..].to_vec()).unwrap()).collect()
 }
 
-/// The other side of the transmission phase without a runtime, as a shard has it: plain text as it
-/// comes.
+/// Reads plain text in the transmission phase without a runtime, as a shard does.
 async fn read_plain(stream: &mut DuplexStream, session: &mut ServerConnection, plain: &mut [u8]) {
     let mut filled = 0;
     let mut records = [0; 512];
@@ -194,7 +194,7 @@ async fn read_plain(stream: &mut DuplexStream, session: &mut ServerConnection, p
 #[tokio::test]
 async fn an_identity_opens_its_export_and_the_stream_goes_on() {
     let authority = Authority::new();
-    // The name may be the common one or a DNS name, of one among several.
+    // The name may be the common name, or one of several DNS names.
     let certificates = [
         authority.issue(Some("alice"), &[]),
         authority.issue(Some("host7"), &["host7.example", "alice"]),
@@ -219,7 +219,7 @@ async fn an_identity_opens_its_export_and_the_stream_goes_on() {
             let mut received = [0; 32 * 1024];
             read_plain(&mut stream, &mut session, &mut received).await;
             assert_eq!(received, request);
-            // A batch of replies is longer than what TLS buffers by default.
+            // A batch of replies is longer than TLS' default buffer.
             let reply: Vec<u8> = (0..1 << 20).map(|at| (at / 7) as u8).collect();
             session.writer().write_all(&reply).unwrap();
             let mut records = Vec::new();
@@ -269,7 +269,8 @@ async fn another_identity_finds_nothing() {
     }
 }
 
-/// No certificate, one of a stranger's authority, one that has expired: the TLS handshake fails.
+/// The TLS handshake fails without a certificate, with one of a foreign authority, and with an
+/// expired one.
 #[tokio::test]
 async fn a_missing_or_foreign_certificate_ends_the_connection() {
     let (authority, stranger) = (Authority::new(), Authority::new());
@@ -283,7 +284,7 @@ async fn a_missing_or_foreign_certificate_ends_the_connection() {
             let (client, server) = connect(TlsMode::Required(authority.server(true))).await;
             if let Ok(mut client) = start_tls(client, &authority.connector(identity, version)).await
             {
-                // With TLS 1.3 the client learns it when it reads.
+                // With TLS 1.3 the client gets the error when it reads.
                 let _ = client.write_all(&go("db")).await;
                 assert!(client.read_u8().await.is_err());
             }
@@ -292,7 +293,7 @@ async fn a_missing_or_foreign_certificate_ends_the_connection() {
     }
 }
 
-/// Without an authority for clients TLS hides the traffic, and nobody has an identity.
+/// Without an authority for clients TLS encrypts the traffic, and no client has an identity.
 #[tokio::test]
 async fn anonymous_clients_open_what_is_open() {
     let authority = Authority::new();
@@ -356,7 +357,8 @@ async fn required_tls_refuses_the_old_way_in() {
     assert_eq!(abort.kinds(), [(opt::ABORT, rep::ACK)], "a good-bye needs no TLS");
 }
 
-/// Where TLS is optional, only exports with an identity need it, and unknown ones look like those.
+/// If TLS is optional, only exports with an identity need it, and unknown exports get the same
+/// answer.
 #[tokio::test]
 async fn optional_tls_is_needed_for_exports_with_an_identity() {
     let authority = Authority::new();
@@ -381,7 +383,7 @@ async fn optional_tls_is_needed_for_exports_with_an_identity() {
     ));
 }
 
-/// What was agreed on in plain text may have been said by somebody in between.
+/// An attacker in between may have made the agreements in plain text.
 #[tokio::test]
 async fn tls_forgets_what_was_said_before() {
     let authority = Authority::new();
@@ -398,7 +400,7 @@ async fn tls_forgets_what_was_said_before() {
     assert!(!negotiated.extended && !negotiated.structured && negotiated.base_allocation.is_none());
 }
 
-/// Options that somebody slipped in after `STARTTLS` in plain text are not obeyed: they are no TLS.
+/// Options that an attacker adds after `STARTTLS` in plain text have no effect: they are no TLS.
 #[tokio::test]
 async fn plain_text_after_starttls_is_not_obeyed() {
     let authority = Authority::new();
@@ -411,7 +413,7 @@ async fn plain_text_after_starttls_is_not_obeyed() {
     assert_eq!(rest.first(), Some(&21), "the rest is a TLS alert: {rest:?}");
 }
 
-/// A client that stops in the middle of the TLS handshake is sent away in time like any other.
+/// A client that stops in the middle of the TLS handshake is cut off in time like any other.
 #[tokio::test(start_paused = true)]
 async fn tls_is_within_the_time_limit() {
     let authority = Authority::new();
@@ -427,8 +429,7 @@ async fn tls_is_within_the_time_limit() {
     ));
 }
 
-/// A certificate that its authority has revoked opens nothing; one of an authority without a list
-/// neither, once there are lists.
+/// A certificate that its authority has revoked is refused, and a file without a list is an error.
 #[tokio::test]
 async fn revoked_certificates_are_refused() {
     let authority = Authority::new();
@@ -469,7 +470,7 @@ async fn revoked_certificates_are_refused() {
     assert!(none.to_string().contains("BEGIN X509 CRL"), "{none}");
 }
 
-/// Each message names the file that is at fault.
+/// Each message names the faulty file.
 #[test]
 fn unusable_files() {
     let authority = Authority::new();
