@@ -306,8 +306,7 @@ impl Direct {
             self.slots.len() - 1
         });
         self.slots[slot] = Some((*request, header(request), buffer));
-        // SAFETY: the buffer is kept, and not touched, until `finish` has taken the operation's
-        // event.
+        // SAFETY: the buffer is kept, and not used, until `finish` has taken the operation's event.
         unsafe { self.ring.push(entry, UserData { asker: Asker::Device, value: slot as u64 }) };
         self.under_way += 1;
         Ok(())

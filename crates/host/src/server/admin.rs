@@ -271,7 +271,8 @@ pub trait Admin {
     fn resize(&mut self, name: &str, size: u64, wipe: bool) -> Result<(), AdminError>;
     /// Sets the tenant of clients that name no export.
     fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError>;
-    /// The size of a file in bytes, at most a second old; `None` if it has none of its own.
+    /// The size of a file at the last check (one a second), in bytes; `None` if it has none of its
+    /// own.
     fn size_of(&self, file: u16) -> Option<u64>;
     /// Makes these changes of tenants, for requests that come from now on; each is made or refused
     /// by itself. Many in one call cost little more than one.

@@ -2,17 +2,17 @@
 //!
 //! One thread, beside the shards, runs a small async runtime: it accepts connections, performs
 //! their handshakes (so that a flood of them, or a slow TLS client, never holds up a shard), hands
-//! each to the shard with the fewest of its tenant, calls the policy's `tick`, asks the shards for
-//! their statistics once a second, and does what the control socket asks for.
+//! each to the shard with the fewest of its tenant, calls the policy's `tick`, collects the shards'
+//! statistics once a second, and carries out the requests of the control socket.
 //!
 //! **Changes.** Each change of a running server is a method of [`Admin`], which the [`Operator`]
 //! calls in this thread, one after the other; messages pass it on to the shards. Only the
 //! connections of removed tenants are dropped.
 //!
-//! **The end.** SIGTERM or SIGINT: no more connections, no more requests; requests in flight are
+//! **The end.** SIGTERM or SIGINT: new connections and requests are refused; requests in flight are
 //! completed, answered and put on stable storage; then [`serve`] returns. Clients that do not take
 //! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at
-//! once. A server that drains ends in the same way when its last client has gone.
+//! once. A server that drains ends in the same way when its last client has disconnected.
 
 use std::io;
 use std::path::PathBuf;
@@ -126,7 +126,7 @@ pub struct Tenant {
     pub reservation: Reservation,
     /// The identity in the certificate that a client needs to open it.
     pub identity: Option<Identity>,
-    /// The users of this machine who may open it, over a Unix socket; anybody if none is named.
+    /// The users of this machine who may open it, over a Unix socket; any user if none is named.
     pub users: Users,
     /// The most connections that it may have; by default half of all.
     pub connections: Option<u32>,
@@ -191,7 +191,7 @@ pub struct Config {
     pub default: Option<DefaultTenant>,
     /// The groups of the tenants, outer ones first.
     pub groups: Vec<Group>,
-    /// The most tenants at a time; the policy was built for so many flows.
+    /// The most tenants at a time; the policy was built for as many flows.
     pub most_tenants: usize,
     /// The addresses where clients connect.
     pub listen: Vec<Listen>,

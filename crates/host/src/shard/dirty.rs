@@ -44,7 +44,8 @@ const TARGET: Duration = Duration::from_millis(500);
 const LEAST: u64 = 1 << 20;
 /// The pieces in which a tenant's part of a round is waited for.
 const PIECES: u64 = 8;
-/// The bytes of a piece, if they are fewer than make so many: what requests are cut into.
+/// The least bytes of a piece, for rounds of less than [`PIECES`] times this: the unit into which
+/// requests are cut.
 const LEAST_PIECE: u64 = 64 << 10;
 
 /// The dirty bytes of all cached files of one run.

@@ -277,7 +277,7 @@ async fn structured_replies_and_extended_headers() {
     let with_extended = played(&[hello(FIXED), extended.clone(), go("db")]).await;
     assert!(with_extended.negotiated().structured && with_extended.negotiated().extended);
     assert_eq!(flags(&with_extended), WRITABLE | flag::SEND_DF);
-    // qemu asks for extended headers first, and for structured replies only if those are refused.
+    // qemu requests extended headers first, and for structured replies only if those are refused.
     let both = kinds(&[extended.clone(), structured.clone()]).await;
     assert_eq!(
         both,

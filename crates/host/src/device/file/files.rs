@@ -192,7 +192,8 @@ impl Files {
         Some(backing)
     }
 
-    /// Closes a retired file if only this table holds it. True if it is closed.
+    /// Closes a retired file if only this table holds it. True if it is neither retired nor being
+    /// closed.
     pub(super) fn close(&self, number: u16) -> bool {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(usize::from(number)) else { return true };

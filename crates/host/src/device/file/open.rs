@@ -2,14 +2,13 @@
 //! features.
 //!
 //! A file is served by one process at a time: a regular file is locked with `flock`, a block device
-//! is opened with `O_EXCL`, which a mounted one refuses, and locked as well, which tells udev to
-//! leave it alone. Both are retried for a while, as some holders are about to release the file:
-//! udev reads a block device that has just appeared, and the kernel frees an io_uring with
-//! registered files some time *after* its process has ended, so a server that is restarted at once
-//! would find its own files locked. The server never unlocks a file: the lock ends with the last
-//! request that the kernel has for the file, so no write of a killed server lands after the writes
-//! of the next one. Opening may wait for the file system: it is done by threads for which no other
-//! thread waits.
+//! is opened with `O_EXCL`, which a mounted one refuses, and locked as well, so that udev does not
+//! open it. Both are retried for a while, as some holders are about to release the file: udev reads
+//! a block device that has just appeared, and the kernel frees an io_uring with registered files
+//! some time *after* its process has ended, so a server that is restarted at once would find its
+//! own files locked. The server never unlocks a file: the lock ends with the last request that the
+//! kernel has for the file, so no write of a killed server lands after the writes of the next one.
+//! Opening may wait for the file system: it is done by threads for which no other thread waits.
 
 use std::fs::{File, Metadata};
 use std::io;

@@ -14,7 +14,7 @@ use crate::device::file::part::{Step, ZEROES, around};
 use crate::device::guard::Access;
 use crate::io::memory::{Buffer, Memory};
 
-/// The most results of 0 bytes in a row before the command fails.
+/// The most writes in a row that move no whole block; one more fails the command.
 const STALLS_MAX: u8 = 3;
 
 #[repr(align(4096))]

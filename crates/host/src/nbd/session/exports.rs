@@ -286,7 +286,7 @@ impl Exports {
 
     fn hidden(&self, client: &Client) -> Access {
         // The answer must not show whether the requested export exists, so any export that requires
-        // a certificate counts.
+        // a certificate counts. One that requires only a user does not: no certificate opens it.
         let restricted = || self.list.iter().any(|export| export.allowed_identity.is_some());
         if client.may_start_tls && restricted() { Access::NeedsTls } else { Access::Denied }
     }
