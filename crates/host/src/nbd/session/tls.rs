@@ -481,7 +481,7 @@ impl TlsThread {
 }
 
 impl TlsThreads {
-    /// Starts the threads: one for every two CPUs, 1 to [`TLS_THREADS_MAX`].
+    /// Starts the threads: one for every two CPUs, from 1 to 4.
     pub fn start() -> io::Result<TlsThreads> {
         // Shards and the control thread need the other half of the CPUs.
         let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
