@@ -25,8 +25,8 @@
 //! written belong to them in order; if it fails they are tried alone. Writes to file systems in
 //! memory are made at once.
 //!
-//! A command leaves `starved` when a bounce buffer is freed; `blocked` and `again` are retried
-//! after `RETRY_NS`, and `deadline_ns` makes the shard have a turn for that.
+//! A command leaves `starved` when a bounce buffer is freed; `blocked` commands are retried in
+//! every turn, and `again` ones after `RETRY_NS`. `deadline_ns` makes the shard have these turns.
 //!
 //! **Ownership.** The command's memory is the device's from issue to reap, by contract. A bounce
 //! buffer belongs to its operation, and to the kernel while the operation is in the kernel.
@@ -51,7 +51,8 @@ use crate::device::{Command, Completion, Place, Queue};
 use crate::io::memory::{Memory, Region};
 use crate::io::ring::{Asker, Event, Ring, UserData};
 
-/// The pause before a command that is blocked, or is to be retried, is tried again, in nanoseconds.
+/// The longest time until a blocked command, or one that is to be retried, is tried again, in
+/// nanoseconds.
 const RETRY_NS: u64 = 20_000;
 /// The most pieces of memory in one system call; the kernel allows 1024.
 const PIECES_MAX: usize = 1000;

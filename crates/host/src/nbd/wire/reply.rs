@@ -327,7 +327,7 @@ impl<'a> BlockStatus<'a> {
         let compact = self.style != ReplyStyle::Extended;
         if compact && length > u64::from(u32::MAX) {
             length = COMPACT_EXTENT_MAX;
-            self.full = true; // what comes next would not begin where this extent now ends
+            self.full = true; // the next extent would not begin where this one now ends
         }
         let at = self.header_len() + self.count as usize * self.extent_len();
         let Some(slot) =
