@@ -111,7 +111,7 @@ pub enum Direct {
 /// The device's keys as configured, without defaults.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys of files, which docs/REFERENCE.md describes")]
 pub struct DeviceTable {
     pub kind: Option<Kind>,
     pub size: Option<Size>,
@@ -133,7 +133,7 @@ pub struct DeviceTable {
 
 /// The complete device.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys, which docs/REFERENCE.md describes")]
 pub enum DeviceConfig {
     /// See [`Kind::Null`].
     Null { size: u64 },
@@ -149,7 +149,7 @@ pub enum DeviceConfig {
 
 /// A software NVMe controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys, which docs/REFERENCE.md describes")]
 pub struct NvmeConfig {
     pub backing: Backing,
     /// The drive whose speed it has: a built-in profile's name or a file, and the drive's earlier
@@ -163,7 +163,7 @@ pub struct NvmeConfig {
 
 /// The storage behind a software controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "fields are keys, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys, which docs/REFERENCE.md describes")]
 pub enum Backing {
     /// No storage.
     Null { size: u64 },

@@ -25,7 +25,7 @@ const INSIDE: char = '/';
 /// A group's keys as configured.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys of files, which docs/REFERENCE.md describes")]
 pub struct GroupTable {
     pub name: String,
     pub weight: Option<WeightSource>,

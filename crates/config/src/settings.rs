@@ -65,7 +65,7 @@ pub enum TlsMode {
 /// `[tls]`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys of files, which docs/REFERENCE.md describes")]
 pub struct TlsTable {
     pub mode: Option<TlsMode>,
     pub cert: Option<PathBuf>,
@@ -77,7 +77,7 @@ pub struct TlsTable {
 /// `[limits]`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys of files, which docs/REFERENCE.md describes")]
 pub struct LimitsTable {
     pub connections: Option<u32>,
     pub memory: Option<Size>,
@@ -88,7 +88,7 @@ pub struct LimitsTable {
 /// The configuration of a file or of flags, without defaults.
 #[derive(Clone, PartialEq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys of files, which docs/REFERENCE.md describes")]
 pub struct Settings {
     #[serde(default, deserialize_with = "device_text_or_table")]
     pub device: Option<DeviceTable>,

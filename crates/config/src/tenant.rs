@@ -27,7 +27,7 @@ const PART: u64 = 1 << 20;
 /// A tenant's keys as configured.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys of files, which docs/REFERENCE.md describes")]
 pub struct TenantTable {
     pub name: String,
     pub size: Option<Size>,

@@ -22,7 +22,7 @@ const CALL_MOST_NS: u64 = 8_000_000_000;
 /// `[timeouts]`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "fields are keys of files, which OPERATING.md tells")]
+#[allow(missing_docs, reason = "fields are keys of files, which docs/REFERENCE.md describes")]
 pub struct TimeoutsTable {
     pub handshake: Option<Nanos>,
     pub peer: Option<Nanos>,

@@ -62,7 +62,7 @@ pub static EVIDENCE: LazyLock<&'static [Evidence]> = LazyLock::new(|| &FILE.evid
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ablated {
-    /// The change in words ([`Ablation::what`]).
+    /// The change in words (`Ablation::what`).
     pub what: String,
     /// Whether the row holds with the change.
     pub holds: Option<bool>,

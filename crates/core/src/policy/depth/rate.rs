@@ -30,7 +30,7 @@ pub(super) struct Rate {
     /// The time that they waited before that.
     pub(super) waited_us: u64,
     /// Trials that it was counted in.
-    pub(super) trials: u64,
+    pub(super) trials: u32,
     /// D was no less than all that tenants had asked for.
     pub(super) is_short: bool,
 }
@@ -134,7 +134,7 @@ impl Rate {
     /// differ by `jitter`.
     pub(super) fn spread(&self, jitter: u64) -> u64 {
         // A mean of n trials differs by the square root of n less; the root is taken in hundredths.
-        jitter.saturating_mul(100) / self.trials.saturating_mul(10_000).isqrt().max(100)
+        jitter.saturating_mul(100) / u64::from(self.trials).saturating_mul(10_000).isqrt().max(100)
     }
 
     /// How much it differs from another one of the same D, in ten thousandths.

@@ -62,7 +62,7 @@ pub(crate) const FIRST: u32 = 16;
 /// The most doublings of one search.
 const RISES: u32 = 16;
 /// Trials of D that a search begins with.
-const STEADY: u64 = 3;
+const STEADY: u32 = 3;
 /// The most trials that two values of D are compared by, beside the first two.
 const REPEATS: u32 = 8;
 /// How long is counted in a trial at least and at most, in nanoseconds.
