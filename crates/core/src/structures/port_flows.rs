@@ -382,14 +382,17 @@ impl<T: Default> PortFlows<T> {
     #[inline]
     pub(crate) fn finish<P: Platform>(&mut self, table: &FlowTable<P>, seat: usize) {
         let Some(record) = self.records.get_mut(seat) else { return };
-        let live = record.live();
-        record.count = record.count.wrapping_sub(u64::from(live > 0));
-        if live > 1 {
-            return;
-        }
         match record.count {
-            0 => self.rest(seat),
-            _ => self.end(table, seat),
+            1 => {
+                record.count = 0;
+                self.rest(seat);
+            }
+            count if count as u32 > 1 => record.count = count.wrapping_sub(1),
+            // The last one of the policy, of a flow that is closing or has some outside.
+            count => {
+                record.count = count.wrapping_sub((count as u32).into());
+                self.end(table, seat);
+            }
         }
     }
 
