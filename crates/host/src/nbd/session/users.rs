@@ -3,15 +3,14 @@
 //! The kernel records the user who connected ([`User::of_peer`]), so a client cannot claim another
 //! one. Groups are those of the client's process when it connected, supplementary ones included.
 
-use std::ffi::{CStr, CString};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
+
+use nix::errno::Errno;
+use nix::unistd;
 
 /// The most supplementary groups of a process (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65_536;
-/// The largest entry of the database of users, in bytes.
-const ENTRY_MAX: usize = 1 << 20;
 
 /// A user, by the kernel's numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,58 +77,19 @@ impl User {
 
 /// The number of the user of this name; `None` if there is none. May wait for a directory service.
 pub fn uid_of(name: &str) -> io::Result<Option<u32>> {
-    look_up(name, |name, buffer| {
-        let (mut entry, mut found) = (MaybeUninit::<libc::passwd>::uninit(), std::ptr::null_mut());
-        // SAFETY: name is a C string, entry and buffer are written to within their sizes, and
-        // found points to entry or to nothing.
-        let result = unsafe {
-            libc::getpwnam_r(
-                name.as_ptr(),
-                entry.as_mut_ptr(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                &mut found,
-            )
-        };
-        // SAFETY: a result that was found has been written to entry.
-        (result, (!found.is_null()).then(|| unsafe { entry.assume_init().pw_uid }))
-    })
+    found(unistd::User::from_name(name)).map(|user| user.map(|user| user.uid.as_raw()))
 }
 
 /// The number of the group of this name; `None` if there is none. May wait for a directory service.
 pub fn gid_of(name: &str) -> io::Result<Option<u32>> {
-    look_up(name, |name, buffer| {
-        let (mut entry, mut found) = (MaybeUninit::<libc::group>::uninit(), std::ptr::null_mut());
-        // SAFETY: as for users.
-        let result = unsafe {
-            libc::getgrnam_r(
-                name.as_ptr(),
-                entry.as_mut_ptr(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                &mut found,
-            )
-        };
-        // SAFETY: as for users.
-        (result, (!found.is_null()).then(|| unsafe { entry.assume_init().gr_gid }))
-    })
+    found(unistd::Group::from_name(name)).map(|group| group.map(|group| group.gid.as_raw()))
 }
 
-/// Calls `query` with a buffer that is large enough for the entry.
-fn look_up(
-    name: &str,
-    ask: impl Fn(&CStr, &mut [u8]) -> (i32, Option<u32>),
-) -> io::Result<Option<u32>> {
-    let name = CString::new(name)?;
-    let mut buffer = vec![0; 4096];
-    loop {
-        match ask(&name, &mut buffer) {
-            (0, number) => return Ok(number),
-            (libc::ERANGE, _) if buffer.len() < ENTRY_MAX => buffer.resize(2 * buffer.len(), 0),
-            // Some databases report these where no entry is found.
-            (libc::ENOENT | libc::ESRCH, _) => return Ok(None),
-            (error, _) => return Err(io::Error::from_raw_os_error(error)),
-        }
+/// Some databases report an error where no entry is found.
+fn found<T>(entry: nix::Result<Option<T>>) -> io::Result<Option<T>> {
+    match entry {
+        Err(Errno::ENOENT | Errno::ESRCH) => Ok(None),
+        entry => Ok(entry?),
     }
 }
 
