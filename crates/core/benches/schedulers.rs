@@ -1,20 +1,19 @@
-//! What a scheduler costs: nanoseconds per request, that is one submit, one next and one complete.
+//! The cost of a scheduler: nanoseconds per request, which is one submit, one next and one
+//! complete.
 //!
 //! Closed loop: every flow keeps 8 requests of 4 KiB live on every port, weights 100 to 400; a port
 //! keeps up to 32 of its requests on the device and completes the oldest when it has that many.
-//! With two threads, each has its port, all flows are on both, and the time is per thread: if
-//! threads did not disturb each other it would be that of one. A port that is blocked waits until
-//! it is woken, and the wait counts. What two threads take *apart*, each with a policy of its own,
-//! is what the machine makes of two threads that share nothing: it is the floor of what they take
-//! together.
+//! With two threads, each has its port, all flows are on both, and the time is per thread: threads
+//! that did not disturb each other would take the time of one. A port that is blocked waits until
+//! it is woken, and the wait counts. The row *apart* is for two threads with a policy each: they
+//! share nothing, so the row is the machine's floor for two threads with one policy.
 //!
-//! What NASS adds, and what the layers around `mqfq` do (the search for D, latency targets, caps,
-//! groups), is measured in pairs: the scheduler alone and with it around, one right after the
+//! The overhead of NASS, and of the layers around `mqfq` (the search for D, latency targets, caps,
+//! groups), is measured in pairs: the scheduler alone and with the addition, one right after the
 //! other.
 //!
-//! After criterion's own report a table gives all medians that were taken, with the ratios and the
-//! bars that we aim at. Timings never fail: they belong to the machine, and to what else runs on
-//! it.
+//! After criterion's own report a table gives all medians, with their ratios and the bars that we
+//! aim at. Timings never fail: they depend on the machine and on its other load.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -55,7 +54,7 @@ const ON_DEVICE: usize = 32;
 /// One port with its closed loop.
 struct Shard<P> {
     port: P,
-    /// Of the thread, and of the port in its policy.
+    /// Numbers of the thread, and of the port in its policy.
     index: usize,
     id: usize,
     now_ns: u64,
@@ -66,7 +65,7 @@ struct Shard<P> {
     blocked: bool,
 }
 
-/// What the threads of one run share: who has been woken, and whether the run is over.
+/// State that the threads of one run share: woken ports, and whether the run is over.
 struct Shared {
     woken: Vec<CachePadded<AtomicBool>>,
     over: CachePadded<AtomicBool>,
@@ -87,7 +86,7 @@ impl<P: Port> Shard<P> {
         self.pass_on(wake, shared);
     }
 
-    /// One request comes back and its successor goes in.
+    /// Completes the oldest request on the device and submits its successor.
     fn turn_over(&mut self, shared: &Shared) {
         let Some(tag) = self.device.pop_front() else { return };
         let mut wake = PortSet::EMPTY;
@@ -97,7 +96,7 @@ impl<P: Port> Shard<P> {
         self.blocked = false;
     }
 
-    /// Wakes the ports that a verb has named: mostly there are none.
+    /// Wakes the ports that a verb has named; mostly there are none.
     fn pass_on(&mut self, wake: PortSet, shared: &Shared) {
         if wake.is_empty() {
             return;
@@ -111,8 +110,8 @@ impl<P: Port> Shard<P> {
         }
     }
 
-    /// Serves requests until `count` are done here or a thread is done; gives how many, and how
-    /// long it took.
+    /// Serves requests until `count` are done here or a thread is done; returns how many, and the
+    /// time they took.
     fn run(&mut self, count: u64, direct: bool, shared: &Shared) -> Sample {
         shared.start.wait();
         let (start, cpu) = (Instant::now(), cpu_ns());
@@ -122,11 +121,11 @@ impl<P: Port> Shard<P> {
             if self.blocked
                 && !(woken.load(Ordering::Relaxed) && woken.swap(false, Ordering::Acquire))
             {
-                // Only a completion here or elsewhere can help.
+                // Only a completion on this port or another one can unblock it.
                 match self.device.is_empty() {
                     false => self.turn_over(shared),
                     true if shared.over.load(Ordering::Relaxed) => break,
-                    // The other thread may need this processor.
+                    // The other thread may need this CPU.
                     true if spins >= 200 => thread::yield_now(),
                     true => std::hint::spin_loop(),
                 }
@@ -151,14 +150,14 @@ impl<P: Port> Shard<P> {
     }
 }
 
-/// What one thread did, how long it took, and how much processor time.
+/// Requests that one thread served, their time, and their CPU time.
 struct Sample {
     done: u64,
     elapsed: Duration,
     cpu_ns: u64,
 }
 
-/// The processor time that this thread has used; 0 where the kernel does not tell.
+/// CPU time that this thread has used, in nanoseconds; 0 if the kernel does not report it.
 fn cpu_ns() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
@@ -170,7 +169,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// A figure, or that it was not taken.
+/// A figure, or `-` if it was not measured.
 fn cell(value: f64, width: usize, digits: usize) -> String {
     match value.is_nan() {
         true => format!("{:>width$}", "-"),
@@ -178,7 +177,7 @@ fn cell(value: f64, width: usize, digits: usize) -> String {
     }
 }
 
-/// Builds a policy with all flows, which are prepared, and fills its ports.
+/// Builds a policy with all flows, calls `prepare` on them, and fills its ports.
 fn shards<P: Policy>(
     (policy, ports): (P, Vec<P::Port>),
     first: usize,
@@ -226,7 +225,7 @@ impl Shared {
     }
 }
 
-/// One row of the tables: nanoseconds per request, by flows.
+/// One row of the tables: nanoseconds per request, by number of flows.
 struct Row {
     policy: &'static str,
     threads: &'static str,
@@ -256,7 +255,7 @@ fn measure<P: Policy>(
                     Duration::from_nanos((per_request.0 * count as f64) as u64)
                 });
             });
-            // Criterion warms up with short runs first.
+            // The first samples are criterion's warm-up.
             samples.drain(..samples.len().saturating_sub(SAMPLES));
             row.ns.push(median(samples.iter().map(|sample| sample.0)));
             row.cpu_ns.push(median(samples.iter().map(|sample| sample.1)));
@@ -267,7 +266,7 @@ fn measure<P: Policy>(
 
 const SAMPLES: usize = 20;
 
-/// Nanoseconds per request and thread, by the clock and of processor time.
+/// Nanoseconds per request and thread: wall-clock time and CPU time.
 fn run<P: Port>(shards: &mut [Shard<P>], count: u64, direct: bool) -> (f64, f64) {
     let shared = Shared::new(shards.len());
     let samples: Vec<Sample> = match shards {
@@ -317,8 +316,8 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
     }
 }
 
-/// What a scheduler takes with something around it: of each number of flows all pairs, what it
-/// takes alone and with it, in nanoseconds.
+/// A scheduler with an addition around it: for each number of flows, pairs of nanoseconds per
+/// request, alone and with the addition.
 struct Added {
     names: [&'static str; 2],
     pairs: Vec<Vec<(f64, f64)>>,
@@ -452,7 +451,7 @@ fn measure_serial<S: SerialPolicy>(
     added.push(measure_pairs(criterion, [names[0], names[2]], alone, with, |_, _| {}));
 }
 
-/// Two policies in turn, on one thread.
+/// Measures two policies alternately, on one thread.
 fn measure_pairs<A: Policy, B: Policy>(
     criterion: &mut Criterion,
     names: [&'static str; 2],
@@ -479,7 +478,7 @@ fn measure_pairs<A: Policy, B: Policy>(
     Added { names, pairs: pairs.to_vec() }
 }
 
-/// What groups, reservations and caps take of a server that has none of them.
+/// The overhead of groups, reservations and caps on a server that has none of them.
 fn measure_settings(criterion: &mut Criterion) -> Added {
     let shape = |threads, flows| Shape::new(Topology::flat(threads), flows, flows * DEPTH);
     measure_pairs(
@@ -497,7 +496,7 @@ fn measure_settings(criterion: &mut Criterion) -> Added {
     )
 }
 
-/// What the layers around `mqfq` take while they have nothing to do, and each with something.
+/// The overhead of the layers around `mqfq`: idle, and each with something to do.
 fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     let mut pair = |name, keys, prepare: &dyn Fn(&Layered, &[FlowId])| {
         added.push(measure_pairs(
@@ -515,7 +514,7 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     let fixed: Keys<'_> = &[("slots", SLOTS as u64), ("cost", bytes)];
     pair("idle layers+mqfq", fixed, &|_, _| {});
     pair("reservations+mqfq", fixed, &|policy, flows| {
-        // Less than each has by its weight.
+        // Less than the weight of each flow gives it.
         let reservation = Reservation::new(1000, 0).expect("legal");
         let share = Share { reservation, ..Share::default() };
         flows.iter().for_each(|&flow| policy.set_share(flow, &share).expect("it is there"));
@@ -523,14 +522,14 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
             policy.tick(tick * 10_000_000, &mut PortSet::default());
         });
     });
-    // What ports count for it.
+    // Ports count for the costs by the device.
     pair("costs by the device+mqfq", &[("slots", SLOTS as u64)], &|_, _| {});
     pair("a target+mqfq", fixed, &|policy, flows| {
         let target = Target::new(1_000_000, Target::LATE_PPM, 50).expect("legal");
         policy.set_target(flows[0], Some(target)).expect("it has a seat");
     });
     pair("caps+mqfq", fixed, &|policy, flows| {
-        // Never reached.
+        // Caps that are never reached.
         let cap = Cap::new(Cap::MOST, Cap::MOST);
         let caps = Caps::default().with(Side::Both, Counted::Bytes, cap);
         flows.iter().for_each(|&flow| policy.set_caps(flow, &caps).expect("it is there"));
@@ -546,8 +545,8 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     });
 }
 
-/// `mqfq` as a server has it, with 10,000 tenants in 100 groups, and with 16: in pairs, and what a
-/// tick takes with that many.
+/// `mqfq` as a server builds it, with 10,000 tenants in 100 groups and with 16 tenants, in pairs;
+/// and the time of a tick with 10,000 tenants.
 fn measure_many(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("10000 tenants in 100 groups over 16 tenants");
     for (name, groups) in [("none", 0), ("4 groups", 4)] {
@@ -584,12 +583,12 @@ fn measure_many(criterion: &mut Criterion) {
 const MANY: usize = 10_000;
 
 /// Builds `mqfq` with the layers and keys that a server has by default, for one port. The tenants
-/// are spread over the groups; with no group each stands by itself.
+/// are spread over the groups; with 0 groups each is in none.
 fn as_served(flows: usize, groups: usize) -> (Layered, Vec<Shard<<Layered as Policy>::Port>>) {
     let shape = Shape::new(Topology::flat(1), flows, flows * DEPTH);
     let built = registry::build::<fairq_core::mqfq::Entry, Native>(&[], &shape).expect("legal");
     shards(built, 0, flows, |policy, flows| {
-        // As many as in the other rows, while ports count for the search.
+        // The same D as in the other rows, while ports count for the search.
         for tuning in [Tuning::Slots(SLOTS), Tuning::AutoSlots] {
             policy.tune(tuning, &mut PortSet::default()).expect("it has D");
         }
@@ -603,8 +602,8 @@ fn as_served(flows: usize, groups: usize) -> (Layered, Vec<Shard<<Layered as Pol
     })
 }
 
-/// What ports count for the search for D, and the same layer while nothing is searched for. No time
-/// passes for the search here, so that D stays as it is.
+/// The overhead of the counters for the search for D, and of the same layer without a search. Time
+/// does not pass for the search here, so D does not change.
 fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) -> Added {
     measure_pairs(
         criterion,
@@ -619,7 +618,7 @@ fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) 
     )
 }
 
-/// `mqfq` with all that is built around it.
+/// `mqfq` with all layers around it.
 type Layered = registry::CappedOf<fairq_core::mqfq::Entry, Native>;
 
 fn mqfq(
@@ -669,8 +668,8 @@ fn main() {
         ["sfqd", "turns+sfqd", "nass+mqfq"],
         SfqdScheduler::new,
     );
-    // Without anticipation: time stands still here while a port waits.
-    // NASS takes the place of the quantum.
+    // Without anticipation, because time does not pass here while a port waits. NASS replaces the
+    // quantum.
     let cfq = CfqConfig::default().with(|config| {
         config.idle_ns = 0;
         config.quantum = SLOTS;

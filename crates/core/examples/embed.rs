@@ -1,16 +1,16 @@
-//! A storage server of one's own around a scheduler of fairq, in the least code that does all a
-//! caller owes ([`fairq_core::port`]): two threads serve, four others read a file for them, and two
-//! tenants of weights 300 and 100, who both always have more to ask for, get three bytes to one.
-//! Then the second tenant leaves.
+//! A storage server around a scheduler of fairq, in the least code that does all duties of a caller
+//! ([`fairq_core::port`]): two threads serve, four others read a file for them, and two tenants of
+//! weights 300 and 100, who both always have more requests, get three bytes to one. Then the second
+//! tenant leaves.
 //!
 //!     cargo run --release -p fairq-core --example embed [FILE [POLICY]]
 //!
-//! The policy is chosen by its name while the program runs ([`AnyPolicy`]). A server that knows its
-//! policy has that policy's own type from `fairq_core::registry::build`, by the same keys and
-//! shape, and its verbs are compiled into the server's loop.
+//! The policy is chosen by its name at run time ([`AnyPolicy`]). A server that knows its policy
+//! gets that policy's own type from `fairq_core::registry::build`, with the same keys and shape;
+//! its verbs are then compiled into the server's loop.
 //!
-//! Where a real server differs: its requests come from connections instead of being made up by
-//! `Shard::ask`, and it has something faster than a pool (`fairq-host` has io_uring).
+//! A real server differs: its requests come from connections instead of `Shard::ask`, and it has
+//! something faster than a pool (`fairq-host` has io_uring).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -31,26 +31,26 @@ use fairq_core::{
 
 /// Serving threads, each with a port of its own.
 const PORTS: usize = 2;
-/// Requests that each tenant has at each port: their sum is above D, or weights would have nothing
-/// to decide.
+/// Requests that each tenant has at each port. Their sum must exceed D, or weights would decide
+/// nothing.
 const DEPTH: u32 = 32;
 const LENGTH: u32 = 4096;
 const TENANTS: [(&str, u16); 2] = [("gold", 300), ("silver", 100)];
 
-/// A serving thread as others see it.
+/// The part of a serving thread that other threads use.
 #[derive(Default)]
 struct Door {
-    /// Requests that were carried out.
+    /// Requests that the pool has carried out.
     done: Mutex<Vec<(Tag, Outcome)>>,
-    /// Whether to take no more requests, and to end when those there are have been served.
+    /// Whether to take no more requests, and to end when all have been served.
     is_closed: AtomicBool,
     bell: Bell<Native>,
     thread: OnceLock<Thread>,
 }
 
 impl Door {
-    /// Has the thread look again: at what was done, or, since another port's verb has unblocked it,
-    /// at what it may send. Costs a system call only if the thread sleeps.
+    /// Wakes the thread: a read has been carried out, or another port's verb has unblocked this
+    /// port. Costs a system call only if the thread sleeps.
     fn ring(&self) {
         if self.bell.ring()
             && let Some(thread) = self.thread.get()
@@ -59,7 +59,7 @@ impl Door {
         }
     }
 
-    /// Sleeps until somebody rings, or until the time at which to ask the port again.
+    /// Sleeps until the bell rings, or until the time at which to call `next` again.
     fn sleep(&self, duration: Option<Duration>) {
         if self.bell.park() {
             match duration {
@@ -71,14 +71,14 @@ impl Door {
     }
 }
 
-/// A read for the pool, and whom to tell.
+/// A read for the pool, and the door that gets its completion.
 struct Read {
     offset: u64,
     tag: Tag,
     door: usize,
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Common {
     doors: [Door; PORTS],
     served: [AtomicU64; TENANTS.len()],
@@ -101,10 +101,10 @@ impl Common {
     }
 }
 
-/// One serving thread: no other touches its port or its requests.
+/// One serving thread; no other thread uses its port or its requests.
 struct Shard<'a> {
     port: AnyPort,
-    /// What each tag stands for.
+    /// The request of each tag.
     requests: Vec<Option<Request>>,
     own: usize,
     common: &'a Common,
@@ -142,8 +142,7 @@ impl Shard<'_> {
         }
     }
 
-    /// A tenant asks for one more block; where a server would have read a request from a
-    /// connection.
+    /// Submits a tenant's next read; a server would have received it from a connection.
     fn ask(&mut self, tag: Tag, tenant: usize, wake: &mut PortSet) {
         self.asked += 1;
         let block = self.asked.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.blocks;
@@ -152,7 +151,7 @@ impl Shard<'_> {
         match self.port.submit(self.common.now_ns(), &request, wake) {
             Ok(submitted) => {
                 self.requests[tag.0 as usize] = Some(request);
-                // Policies whose submit is dispatch answer so: `d2fq`, `none`.
+                // Direct policies (`d2fq`, `none`) dispatch at submission.
                 if matches!(submitted, Submitted::Issue { .. }) {
                     self.start(tag);
                 }
@@ -163,7 +162,7 @@ impl Shard<'_> {
         }
     }
 
-    /// A request has been carried out; gives its tenant, to whom a server would reply.
+    /// Completes a request; returns its tenant, to whom a server would reply.
     fn finish(&mut self, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> usize {
         self.port.complete(self.common.now_ns(), tag, outcome, wake);
         let request =
@@ -174,12 +173,12 @@ impl Shard<'_> {
         tenant
     }
 
-    /// Starts all that may go, and rings those whom the verbs have unblocked. Gives the time at
-    /// which to ask again.
+    /// Starts all requests that the port issues, and rings the ports that the verbs have unblocked.
+    /// Returns the time at which to call `next` again.
     fn dispatch(&mut self, wake: &mut PortSet) -> Option<u64> {
         let until = loop {
             match self.port.next(self.common.now_ns(), wake) {
-                // A server would make one command of what is joined and of what follows.
+                // A server would make one command of the joined requests and the next issued one.
                 Next::Issue { tag, .. } | Next::Join { tag } => self.start(tag),
                 Next::WaitUntil(until) => break Some(until),
                 Next::Blocked | Next::Idle => break None,
@@ -196,7 +195,7 @@ impl Shard<'_> {
     }
 }
 
-/// Reads what it is told to until no shard is left that could tell it.
+/// Carries out reads until no shard is left that could send one.
 fn read_all(file: &File, reads: &Mutex<Receiver<Read>>, doors: &[Door]) {
     let mut buffer = [0; LENGTH as usize];
     loop {
@@ -210,8 +209,8 @@ fn read_all(file: &File, reads: &Mutex<Receiver<Read>>, doors: &[Door]) {
     }
 }
 
-/// The control side, which any one thread may be: it does the policy's periodic work at the time
-/// that the policy asked for.
+/// The control side, which any one thread may be: it calls the policy's tick at the deadline that
+/// the policy gave.
 struct Control<'a> {
     policy: &'a AnyPolicy,
     common: &'a Common,
@@ -219,7 +218,7 @@ struct Control<'a> {
 }
 
 impl Control<'_> {
-    /// Ticks until both tenants together were served so much.
+    /// Ticks until both tenants together were served this many bytes.
     fn until(&mut self, bytes: u64) {
         while self.common.served().iter().sum::<u64>() < bytes {
             let now_ns = self.common.now_ns();
@@ -234,13 +233,13 @@ impl Control<'_> {
     }
 }
 
-/// What each tenant was served while both were there, and after the second was told to leave.
+/// Bytes that each tenant was served while both were there, and after the second was removed.
 struct Served {
     together: [u64; TENANTS.len()],
     after: [u64; TENANTS.len()],
 }
 
-/// Serves both tenants for so many bytes under this policy, and then the first alone for as many.
+/// Serves both tenants for this many bytes, and then the first alone for as many.
 fn serve(name: &str, keys: &[(&str, u64)], file: &File, bytes: u64) -> io::Result<Served> {
     let tags = TENANTS.len() * DEPTH as usize;
     let shape = Shape::new(Topology::flat(PORTS), TENANTS.len(), tags).before(16);
@@ -267,10 +266,11 @@ fn serve(name: &str, keys: &[(&str, u64)], file: &File, bytes: u64) -> io::Resul
         let mut control = Control { policy: &policy, common: &common, deadline_ns: Some(0) };
         control.until(bytes);
         let together = common.served();
-        // What is staged is still served; the ports are woken so that they see it at once.
+        // Staged requests are still served. The ports are woken so that they see the removal at
+        // once.
         let mut wake = policy.remove_flow(flows[1]).expect("it is there");
         common.ring(&mut wake);
-        // This thread may have been stopped since the last look, and the others have gone on.
+        // Other threads may have served more before this thread read the counters.
         let before = common.served();
         control.until(2 * bytes);
         let after = [0, 1].map(|tenant: usize| common.served()[tenant] - before[tenant]);
@@ -280,7 +280,7 @@ fn serve(name: &str, keys: &[(&str, u64)], file: &File, bytes: u64) -> io::Resul
         }
         Served { together, after }
     });
-    // All ports have seen the removal and completed what they had: the place is free again.
+    // All ports have seen the removal and completed their requests: the slot is free again.
     add(100).map_err(io::Error::other)?;
     Ok(served)
 }
@@ -310,9 +310,8 @@ mod tests {
     #[test]
     fn bytes_are_as_weights_until_a_tenant_leaves() {
         let file = File::open(env::current_exe().unwrap()).unwrap();
-        // The laws show exact shares in virtual time. Here threads share CPUs with other programs:
-        // beside six busy loops the ratio was 2.8 to 3.2. While D is searched for, shares follow
-        // later.
+        // The laws check exact shares in virtual time. Here threads share CPUs with other programs:
+        // beside six busy loops the ratio was 2.8 to 3.2. The search for D would delay shares.
         let slots = ("slots", 16);
         let policies = [("mqfq", vec![slots, ("threshold", 64 << 10)]), ("sfqd", vec![slots])];
         for (name, keys) in policies {
@@ -320,7 +319,7 @@ mod tests {
             let Served { together: [gold, silver], after } = served;
             let is_fair = gold > silver * 2 && gold < silver * 4;
             assert!(is_fair, "{name}: {gold} : {silver}");
-            // No more than what it had asked for.
+            // At most the requests that were live when it left.
             let most = u64::from(DEPTH * LENGTH) * PORTS as u64;
             assert!(after[1] <= most, "{name}: {after:?}");
         }

@@ -1,9 +1,9 @@
-//! What a verb and a tick may take, with few flows and ports and with many.
+//! The cost of a verb and of a tick, with few flows and ports and with many.
 //!
-//! Shared words are what a verb pays for, and what a policy would go through if it looked at all
-//! flows or all ports. A platform that counts accesses tells how many the costliest verb made: not
-//! more with 10,000 flows on 256 ports than with a few, but for what is said below. What a tick
-//! takes is held against what the policies' headers say.
+//! Accesses to shared words are the cost of a verb, and would show a policy that went through all
+//! flows or all ports. A platform counts them. The costliest verb must not make more of them with
+//! 10,000 flows on 256 ports than with a few, except for the terms in `bounds`. The accesses of a
+//! tick must stay within the bounds that the policies' headers state.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ thread_local! {
     static ACCESSES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What something gives, and how many accesses to shared words and locks it took.
+/// The result of a call, and the number of accesses to shared words and locks that it made.
 fn counted<R>(f: impl FnOnce() -> R) -> (R, u64) {
     ACCESSES.set(0);
     (f(), ACCESSES.get())
@@ -33,7 +33,7 @@ fn count() {
     ACCESSES.set(ACCESSES.get() + 1);
 }
 
-/// The processor's words and locks, which count.
+/// Native words and locks that count their accesses.
 struct Counting;
 
 struct Word(AtomicU64);
@@ -94,7 +94,7 @@ const TAGS: usize = 16;
 const MS: u64 = 1_000_000;
 const MINUTE: u64 = 60_000 * MS;
 
-/// What a policy is built for, and how many of its slots have a flow.
+/// Ports and slots for flows that a policy is built with; `open` slots have a flow.
 #[derive(Clone, Copy)]
 struct Size {
     ports: usize,
@@ -105,14 +105,14 @@ struct Size {
 const FEW: Size = Size { ports: 4, flows: 8, open: 8 };
 const MANY: Size = Size { ports: 256, flows: 10_000, open: 250 };
 
-/// The most accesses of each verb.
+/// The largest number of accesses, by verb.
 type Most = BTreeMap<&'static str, u64>;
 
 struct Rig<Q: Policy = AnyPolicy<Counting>> {
     policy: Q,
     ports: Vec<Q::Port>,
     flows: Vec<FlowId>,
-    /// Of each port what it has issued.
+    /// Tags that are issued, by port.
     issued: Vec<Vec<Tag>>,
     now_ns: u64,
     most: Most,
@@ -127,7 +127,7 @@ impl Rig {
 
 impl<Q: Policy> Rig<Q> {
     fn of((policy, ports): (Q, Vec<Q::Port>), size: Size) -> Self {
-        // Names of flows in any slot, as a policy knows them that another one follows.
+        // Names of flows in given slots, as a layer gives them to the policy inside.
         let (names, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
         let first = names.add_flow(Weight::DEFAULT).unwrap();
         let slots = (0..size.open).map(|at| at * (size.flows - 1) / (size.open - 1));
@@ -138,8 +138,7 @@ impl<Q: Policy> Rig<Q> {
         Rig { policy, ports, flows, issued, now_ns: MS, most: Most::new() }
     }
 
-    /// Runs a verb of a port, counts what it takes, and then what it asks for: `next` on the ports
-    /// that it woke.
+    /// Runs a verb of a port, counts its accesses, and then calls `next` on the ports that it woke.
     fn verb<R>(
         &mut self,
         name: &'static str,
@@ -157,7 +156,7 @@ impl<Q: Policy> Rig<Q> {
         result
     }
 
-    /// Calls `next` while it gives something.
+    /// Calls `next` until it issues nothing.
     fn drain(&mut self, port: usize) {
         while let Next::Issue { tag, .. } | Next::Join { tag } =
             self.verb("next", port, |port, now_ns, wake| port.next(now_ns, wake))
@@ -178,8 +177,8 @@ impl<Q: Policy> Rig<Q> {
         }
     }
 
-    /// All ports stage more than the device takes; each takes one back and has one issued again;
-    /// and all is served.
+    /// All ports stage more than the device takes; each cancels one request and requeues one; then
+    /// all are served.
     fn round(&mut self, round: usize) {
         for port in 0..self.ports.len() {
             for tag in 0..8 {
@@ -209,7 +208,7 @@ impl<Q: Policy> Rig<Q> {
                 }
                 self.drain(port);
             }
-            // Whoever waits for a time, or for the end of a period.
+            // Time passes for the ports that wait for a time or for the end of a period.
             self.now_ns += 10 * MS;
             (0..self.ports.len()).for_each(|port| self.drain(port));
             if self.left() == 0 {
@@ -218,13 +217,13 @@ impl<Q: Policy> Rig<Q> {
         }
     }
 
-    /// Ports that have something to do.
+    /// Ports with requests that are staged or issued.
     fn left(&self) -> usize {
         let ports = self.ports.iter().zip(&self.issued);
         ports.filter(|(port, issued)| port.has_work() || !issued.is_empty()).count()
     }
 
-    /// A tick after so long.
+    /// A tick after a pause.
     fn tick(&mut self, pause_ns: u64) {
         self.now_ns += pause_ns;
         let mut wake = PortSet::EMPTY;
@@ -246,8 +245,7 @@ impl<Q: Policy> Rig<Q> {
     }
 }
 
-/// The most accesses that any verb may take, and that a tick may: what the headers of the policies
-/// say.
+/// The most accesses that a verb and a tick may make, as the headers of the policies state.
 fn bounds(name: &str, size: Size) -> [u64; 2] {
     let Size { ports, flows, .. } = size;
     let [ports, flows, seats] = [ports, flows, TAGS.min(flows)].map(|count| count as u64);
@@ -258,21 +256,21 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
         "d2fq" => [120, 8 * flows + 8 * ports * seats + 20],
         "kyber" => [20, 48 * ports + 20],
         "kyber-fair" => [160 + 8 * ports, 3 * flows + 8 * ports + 160],
-        // The lock, and what statistics are told.
+        // The lock, and the counters of statistics.
         _ => [10, 4],
     };
-    // What the search for D counts and adds up, and a new D.
+    // Counters of ports for the search for D, their sum in a tick, and a new D.
     let [counted, added] = match name {
         "none" | "d2fq" | "kyber" => [0, 0],
         _ => [17, 16 * ports + 40],
     };
-    // What costs by the device count and add up: six words of a port, and one for each class of
-    // requests that it has seen, of which there are few here.
+    // Counters of costs by the device and their sum in a tick: six words of a port, and one for
+    // each class of requests that it has seen, of which there are few here.
     let [charged, found] = match name {
         "mqfq" | "mqfq-serial" | "sfqd" => [14, 12 * ports + 16],
         _ => [0, 0],
     };
-    // Whether there are groups or caps, which the layers around each policy look at.
+    // Two words of the layers: whether there are groups, and whether there are caps.
     [verbs + counted + charged, tick + added + found + 2]
 }
 
@@ -292,8 +290,8 @@ fn neither_verbs_nor_ticks_take_longer_than_is_said() {
     }
 }
 
-/// MQFQ to the letter of its paper looks at no flow or port but its own either, and at every port
-/// where virtual time is scanned for.
+/// MQFQ by the letter of its paper also accesses only its own flow and port, and every port only
+/// where an array scan finds virtual time.
 #[test]
 fn mqfq_by_the_letter_of_its_paper_takes_no_longer() {
     let most = |kind, size: Size| {
@@ -312,7 +310,7 @@ fn mqfq_by_the_letter_of_its_paper_takes_no_longer() {
     assert!(scan["submit"] > MANY.ports as u64, "{scan:?}");
 }
 
-/// A verb that looks at all flows is noticed: the paper's tracker for comparison does.
+/// A verb that goes through all flows is caught: the paper's scanning tracker does so.
 #[test]
 fn a_verb_that_looks_at_all_flows_is_noticed() {
     let scan = registry::find("d2fq").unwrap().knobs();
@@ -321,8 +319,9 @@ fn a_verb_that_looks_at_all_flows_is_noticed() {
     assert!(most["submit"] > bounds("d2fq", MANY)[0], "{most:?}");
 }
 
-/// What is said of the control side: a flow is added, weighed and removed in some steps, however
-/// many there are, and all of them are weighed in one call in as many each.
+/// The cost of the control side: adding, weighing or removing a flow takes a bounded number of
+/// accesses, however many flows there are; weighing all in one call takes a bounded number for
+/// each.
 #[test]
 fn flows_are_added_and_weighed_in_a_few_steps() {
     for (name, flows, most) in [("mqfq", 20_000, 180), ("sfqd", 20_000, 180)] {
@@ -345,7 +344,8 @@ fn flows_are_added_and_weighed_in_a_few_steps() {
             let (_, taken) = counted(|| policy.remove_flow(flow).unwrap());
             assert!(taken <= most, "{taken} accesses to remove a flow");
         }
-        // A port lets go of some at a time, and has itself woken for the others.
+        // One `next` releases a bounded number of removed flows, and wakes its own port for the
+        // rest.
         for port in &mut ports {
             let mut calls = 0;
             while calls == 0 || !wake.is_empty() {
@@ -359,7 +359,7 @@ fn flows_are_added_and_weighed_in_a_few_steps() {
     }
 }
 
-/// A D that becomes far less is paid for a node of the tree at a time, not a slot.
+/// A much smaller D costs one step for each node of the tree, not for each slot.
 #[test]
 fn a_smaller_d_is_paid_in_a_few_steps() {
     for (kind, size) in [(SlotKind::TokenTree, FEW), (SlotKind::AtomicCounter, MANY)] {

@@ -1,7 +1,7 @@
-//! A policy for which there is no memory is refused, and the process goes on: in a kernel, or
-//! beside other things in one process, there is no other way.
+//! A policy for which there is no memory is refused, and the process continues: in a kernel, or in
+//! a process that also does other work, nothing else is acceptable.
 //!
-//! The test runs itself once more with little address space, so that memory is really refused.
+//! The test runs itself once more with a small address space, so that allocations fail.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -25,7 +25,7 @@ const WITHIN: &str = "FAIRQ_TEST_WITHIN_LITTLE_MEMORY";
 
 const PORTS: usize = 64;
 
-/// Policies of growing size, until one is refused; then there is still enough for a small one.
+/// Builds policies of growing size until one is refused; a small one must still fit then.
 fn until_refused<P>(name: &str, build: impl Fn(usize, usize) -> Result<P, ConfigError>) {
     let refused = (10..=22).step_by(2).find_map(|bits| build(1 << 10, 1 << bits).err());
     assert_eq!(refused, Some(ConfigError::Memory), "{name}");
@@ -63,7 +63,7 @@ fn each_policy_until_refused() {
             })
         });
     };
-    // The second one takes little by itself.
+    // `none` takes little by itself: its layers are refused.
     ["mqfq", "none", "kyber-fair"].into_iter().for_each(layers);
     until_refused("nass+bfq", |flows, tags| {
         let bounds = serial(flows, tags);

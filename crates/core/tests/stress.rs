@@ -1,11 +1,11 @@
-//! Real threads on real ports: whatever the interleaving, no request is lost or issued twice, never
-//! more than D are outstanding, virtual time never goes back, no wake-up gets lost (all threads
-//! would sleep for ever), and in the end everything has come back.
+//! Real threads on real ports: whatever the interleaving, no request is lost or issued twice, at
+//! most D are outstanding, virtual time never goes back, no wake-up is lost (all threads would
+//! sleep for ever), and all slots are free in the end.
 //!
-//! Each thread keeps `DEPTH` requests live, completes what it was given in a random order, and
-//! parks when it has neither. Wake-ups travel by a flag and `unpark`, as an io_uring message or an
-//! eventfd would in the host. Meanwhile one more thread changes weights and D, and lets flows come
-//! and go.
+//! Each thread keeps `DEPTH` requests live, completes issued ones in a random order, and parks when
+//! it has none to submit or to complete. Wake-ups travel by a flag and `unpark`, as an io_uring
+//! message or an eventfd would in the host. Meanwhile one more thread changes weights and D, and
+//! adds and removes flows.
 
 use std::panic::resume_unwind;
 use std::sync::Mutex;
@@ -39,7 +39,7 @@ const FLOWS: usize = 6;
 const DEPTH: usize = 24;
 const SLOTS: u64 = 7;
 const REQUESTS: usize = 40_000;
-/// Longer than any thread should ever sleep; only a lost wake-up takes this long.
+/// Longer than any thread should sleep: only a lost wake-up takes this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Bell {
@@ -52,15 +52,15 @@ struct House {
     flows: Vec<Mutex<FlowId>>,
     outstanding: AtomicU64,
     finished: AtomicUsize,
-    /// A shard has panicked; nobody waits for it.
+    /// A shard has panicked; the other threads end.
     failed: AtomicBool,
     started: Instant,
     patience: Duration,
-    /// The most that may be outstanding.
+    /// The most requests that may be outstanding.
     bound: u64,
-    /// Of each port.
+    /// Requests that each port submits.
     requests: usize,
-    /// Virtual time never goes back.
+    /// Whether virtual time never goes back.
     is_steady: bool,
 }
 
@@ -88,7 +88,7 @@ impl House {
             || self.failed.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until the port's bell rings, everybody has finished, or it is time.
+    /// Sleeps until the port's bell rings, all shards have finished, or the time has come.
     fn sleep(&self, port: usize, until_ns: Option<u64>) {
         let asleep = Instant::now();
         while !self.bells[port].rung.swap(false, Ordering::SeqCst) && !self.all_finished() {
@@ -105,12 +105,12 @@ impl House {
     }
 }
 
-/// One shard: what it has live, and the random choices it makes.
+/// One shard: its live requests, and its random choices.
 struct Shard<'a, P: Port> {
     house: &'a House,
     index: usize,
     port: P,
-    /// Per tag: free, or staged (false) or issued (true).
+    /// Per tag: free (`None`), staged (`false`) or issued (`true`).
     tags: Vec<Option<bool>>,
     device: Vec<Tag>,
     submitted: usize,
@@ -124,7 +124,7 @@ impl<P: Port> Shard<'_, P> {
         while !self.house.all_finished() {
             self.fill();
             let last = self.issue();
-            // On a full device some complete at once; when there is nothing else to do, one does.
+            // Of the issued requests a random number completes, at least one.
             if !self.device.is_empty() {
                 for _ in 0..self.random.random_range(1..=self.device.len()) {
                     self.complete();
@@ -132,7 +132,7 @@ impl<P: Port> Shard<'_, P> {
                 continue;
             }
             let idle = self.tags.iter().all(Option::is_none);
-            // Who anticipates has any port wait, for another's sake.
+            // A policy that anticipates makes any port wait for the sake of another.
             let is_right = matches!(last, Next::Idle | Next::WaitUntil(_));
             assert!(!idle || is_right, "nothing is live, but next says {last:?}");
             if idle && self.submitted == self.house.requests && !finished {
@@ -200,7 +200,7 @@ impl<P: Port> Shard<'_, P> {
     }
 }
 
-/// Tells the others when its thread panics.
+/// Ends the other threads when its thread panics.
 struct Tell<'a>(&'a House);
 
 impl Drop for Tell<'_> {
@@ -212,7 +212,7 @@ impl Drop for Tell<'_> {
     }
 }
 
-/// Lets weights and D change, and flows come and go, until the shards have finished.
+/// Changes weights and D, and adds and removes flows, until the shards have finished.
 fn control(policy: &impl Policy, house: &House) {
     let mut random = SmallRng::seed_from_u64(99);
     let mut time = VTime::ZERO;
@@ -225,8 +225,8 @@ fn control(policy: &impl Policy, house: &House) {
         let mut flow = house.flows[round % house.flows.len()].lock().unwrap();
         policy.set_weight(*flow, weight()).unwrap();
         if round % 4 == 3 {
-            // There are more slots than flows, but removed flows hold theirs until all ports have
-            // let go.
+            // There are more slots than flows, but a removed flow holds its slot until all ports
+            // have released it.
             if let Ok(new) = policy.add_flow(weight()) {
                 wake.extend(policy.remove_flow(*flow).unwrap());
                 *flow = new;
@@ -251,7 +251,7 @@ fn stress<P: Policy>(patience: Duration, built: (P, Vec<P::Port>)) {
     stress_with(patience, FLOWS, REQUESTS, true, built);
 }
 
-/// The policy has room for twice as many flows.
+/// The policy must have room for `2 * flows` flows.
 fn stress_with<P: Policy>(
     patience: Duration,
     flows: usize,
@@ -305,7 +305,7 @@ fn stress_with<P: Policy>(
             .collect()
     });
     assert_eq!(house.outstanding.load(Ordering::SeqCst), 0);
-    // A port hears of 16 removals at a time.
+    // One `next` handles a bounded number of removals, so several are needed.
     for _ in 0..2 + flows / 16 {
         for port in &mut ports {
             assert_eq!(port.next(house.now_ns(), &mut { PortSet::EMPTY }), Next::Idle);
@@ -396,7 +396,7 @@ fn build_sfqd() -> (Sfqd, Vec<SfqdPort>) {
     Sfqd::new(&bounds()).unwrap()
 }
 
-/// Alone, and with NASS around.
+/// Runs a scheduler alone, and one with NASS around it.
 fn serial<S: SerialPolicy>(alone: S, inside: S) {
     stress(PATIENCE, Serial::<S>::with_policy(alone, &bounds()).unwrap());
     let nass = NassConfig::of_window(SLOTS as u32);
@@ -455,7 +455,7 @@ fn fiops() {
     serial(fiops(), fiops());
 }
 
-/// A policy that forgets whom to wake: the test must notice.
+/// A policy that loses wake-ups: the test must catch it.
 struct Forgetful(Sfqd);
 struct ForgetfulPort(SfqdPort);
 
@@ -468,7 +468,7 @@ impl Policy for Forgetful {
         self.0.set_weight(flow, weight)
     }
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        // Whoever is woken for this would find what it was not woken for before.
+        // A port woken for this would also find the work whose wake-up was lost.
         self.0.remove_flow(flow).map(|_| PortSet::EMPTY)
     }
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
@@ -585,12 +585,12 @@ fn kyber() {
     );
 }
 
-/// A flow that comes back behind its virtual time lowers it (Figure 9).
+/// A flow that returns with an older virtual time lowers the global one (Figure 9).
 #[test]
 fn d2fq() {
     for strict_paper in [false, true] {
         let mut config = D2fqConfig::new(Topology::flat(PORTS), CAPACITY, DEPTH);
-        // Thresholds that requests of 64 KiB cross, and periods as fast as they can be.
+        // Thresholds that requests of 64 KiB cross, and the shortest period.
         config.tau_l = Some(1 << 18);
         config.period_ns = 1_000_000;
         config.strict_paper = strict_paper;
@@ -608,7 +608,7 @@ fn kyber_fair() {
     );
 }
 
-/// Periods follow each other as fast as they can.
+/// With few tokens, one period follows the other as fast as possible.
 #[test]
 fn kyber_fair_with_few_tokens() {
     let config = KyberFairConfig::new(PORTS, CAPACITY, DEPTH).with(|config| {

@@ -1,4 +1,4 @@
-//! The H/L ratio converges to what the paper reports, and shares to what is fair.
+//! The H/L ratio converges to the paper's values, and shares to fair ones.
 
 use fairq_core::Class;
 use fairq_core::Topology;
@@ -41,8 +41,8 @@ fn run(
     lab
 }
 
-/// The largest deviation of a flow's service per weight from the mean, in tenths of a percent,
-/// since a time.
+/// The largest deviation of a flow's service per weight from the mean since a time, in parts per
+/// thousand.
 fn unfairness(lab: &Lab<D2fq>, weights: &[u16], since_ns: u64) -> u64 {
     let bytes = lab.bytes_since(since_ns);
     let (total, sum) =
@@ -103,7 +103,7 @@ fn the_other_trackers_give_the_same_shares() {
     }
 }
 
-/// Weight 1 beside seven of weight 3, two classes only: 1:21 is needed, and 22 comes out.
+/// Weight 1 beside seven of weight 3, two classes only: 1:21 is needed, and the ratio becomes 22.
 #[test]
 fn figure_6_converges_to_22() {
     let weights = [12, 36, 36, 36, 36, 36, 36, 36];
@@ -128,9 +128,9 @@ fn figure_6_converges_to_22() {
 
 const WEIGHTS_15: [u16; 8] = [12, 36, 36, 36, 36, 36, 36, 36];
 
-/// Eight flows of two threads, placed on 8 ports as a kernel might, or on two. If the others were
-/// exactly alike they would stay together in the high class, and 10 and 22 would come out, as
-/// without a medium class.
+/// Eight flows of two threads, placed on 8 ports as a kernel might, or on two. Flows with exactly
+/// equal loads would stay together in the high class, and the ratios would be 10 and 22, as without
+/// a medium class.
 fn placements() -> [Vec<Thread>; 2] {
     let thread =
         |number: usize, port, depth| Thread { flow: number / 2, port, depth, length: 4096 };
@@ -205,7 +205,7 @@ fn figure_15_static_3_fails_and_static_128_has_a_longer_tail() {
     assert!(tail(&lab) > tail(&dynamic), "{} and {} ns", tail(&lab), tail(&dynamic));
 }
 
-/// The walkthrough of Section 3.1: weights 3:1, same size, deep queues.
+/// The walkthrough of Section 3.1: weights 3:1, equal sizes, deep queues.
 #[test]
 fn the_walkthrough() {
     let threads = threads(&[(&[0], 4096), (&[1], 4096)]);
@@ -224,7 +224,7 @@ fn the_walkthrough() {
     assert!(off <= 20 && lab.percent_in(1, Class::Low, 3 * SECOND) < 90);
 }
 
-/// Weights decide, not their scale: all times 100 gives the same shares.
+/// Only the ratios of weights matter: all times 100 gives the same shares.
 #[test]
 fn scaling_weights_changes_nothing() {
     let threads = threads(&[(&[0, 1], 4096), (&[0, 1], 4096), (&[0, 1], 8192)]);
@@ -239,9 +239,9 @@ fn scaling_weights_changes_nothing() {
     }
 }
 
-/// A tenant with one or two requests at a time asks for little: it must not pin gvt and send
-/// everyone else to the low class, where weights no longer matter (decision 8), nor drive the ratio
-/// to 256 (decision 9). It is in the high class for all that.
+/// A tenant with one or two requests at a time has little load. It must not pin gvt and send all
+/// others to the low class, where weights no longer matter (decision 8), nor raise the ratio to 256
+/// (decision 9). It stays in the high class all the same.
 #[test]
 fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
     let weights = [300, 100, 100];
@@ -264,7 +264,7 @@ fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
         assert!(sum / count < DEVICE.service_ns * 11 / 10, "{} ns", sum / count);
         assert!(lab.ratios_since(8 * SECOND).iter().all(|&ratio| ratio <= 8), "{:?}", lab.ratios);
     }
-    // The paper's way: everyone in the low class, and whoever has more requests gets more.
+    // By the paper all are in the low class, and flows with more requests get more.
     let lab = run(|config| config.strict_paper = true, &weights, &load(2), 12);
     assert!(
         off(&lab) > 200 && lab.percent_in(0, Class::Low, 6 * SECOND) > 90,
@@ -273,7 +273,7 @@ fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
     );
 }
 
-/// A flow that was away gains no credit by it: it gets its share from when it is back.
+/// A flow that was away gains no credit: it gets its share from its return on.
 #[test]
 fn an_idle_flow_gains_no_credit() {
     let threads = threads(&[(&[0], 4096), (&[1], 4096)]);

@@ -1,10 +1,10 @@
-//! `decisions.md` names tests that are there.
+//! The tests that `decisions.md` names exist.
 
 use std::path::Path;
 
 const TABLE: &str = include_str!("../../src/policy/d2fq/decisions.md");
 
-/// What stands before `::` in the table, and the file.
+/// Prefixes before `::` in the table, and their files.
 const FILES: [(&str, &str); 12] = [
     ("tests", "core/src/policy/d2fq/tests.rs"),
     ("models", "core/src/policy/d2fq/models.rs"),

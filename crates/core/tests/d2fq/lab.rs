@@ -1,6 +1,6 @@
-//! A closed loop in virtual time: threads that keep a constant number of requests live, a policy
-//! that is not staged, and a device with weighted round robin behind a window, which takes the same
-//! time for every command.
+//! A closed loop in virtual time: threads that keep a constant number of requests live, a direct
+//! policy, and a device with weighted round robin behind a window, which takes the same time for
+//! every command.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,7 +13,7 @@ use fairq_device::{Arbiter, Arbitration, Burst, Mechanism, QueueIndex, Window};
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// A thread of a flow: what it keeps live on which port.
+/// A thread of a flow: the requests that it keeps live on one port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Thread {
     pub(crate) flow: usize,
@@ -22,14 +22,14 @@ pub(crate) struct Thread {
     pub(crate) length: u32,
 }
 
-/// The device: how many commands it works on at a time, and how long each takes.
+/// The device: the number of commands that it works on at a time, and the time that each takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device {
     pub(crate) window: u32,
     pub(crate) service_ns: u64,
 }
 
-/// 64 at a time, 320,000 a second.
+/// 64 commands at a time, 320,000 a second.
 pub(crate) const DEVICE: Device = Device { window: 64, service_ns: 200_000 };
 
 #[derive(Clone, Copy)]
@@ -66,9 +66,9 @@ pub(crate) struct Lab<P: Policy> {
     pub(crate) now_ns: u64,
     tick_ns: u64,
     pub(crate) served: Vec<Served>,
-    /// Each change of the H/L ratio: when, and to what.
+    /// Each change of the H/L ratio: time and ratio.
     pub(crate) ratios: Vec<(u64, u16)>,
-    /// What becomes of the policy's class; a canary's is wrong.
+    /// Maps the policy's class to the queue's; a canary maps it wrongly.
     pub(crate) twist: fn(Class) -> Class,
 }
 
@@ -80,7 +80,7 @@ fn arbitration(weights: ClassWeights) -> Arbitration {
 }
 
 impl<P: Policy> Lab<P> {
-    /// `build` gets the numbers of ports, flows and tags. All threads are stopped.
+    /// `build` takes the numbers of ports, flows and tags. All threads are stopped at first.
     pub(crate) fn new(
         build: impl FnOnce(usize, usize, usize) -> (P, Vec<P::Port>),
         weights: &[u16],
@@ -156,7 +156,7 @@ impl<P: Policy> Lab<P> {
         self.fetch();
     }
 
-    /// The device takes what fits.
+    /// The device fetches commands while its window has room.
     fn fetch(&mut self) {
         while self.window.free() > 0
             && let Some(QueueIndex(queue)) = self.arbiter.next()
@@ -174,7 +174,7 @@ impl<P: Policy> Lab<P> {
         }
     }
 
-    /// Runs for so long.
+    /// Runs for a time.
     pub(crate) fn run(&mut self, duration_ns: u64) {
         let until = self.now_ns + duration_ns;
         loop {
@@ -221,7 +221,7 @@ impl<P: Policy> Lab<P> {
         }
     }
 
-    /// What has been served since a time.
+    /// The completions since a time.
     pub(crate) fn since(&self, ns: u64) -> impl Iterator<Item = &Served> {
         let first = self.served.partition_point(|served| served.at_ns < ns);
         self.served[first..].iter()

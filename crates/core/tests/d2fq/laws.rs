@@ -1,12 +1,12 @@
-//! **Laws of shares.** D2FQ's flows get what weighted max-min fairness says: a flow that wants less
-//! than its share gets what it wants, and the others share the rest by weight, as far as a ratio of
-//! 256:1 between two classes can tell them apart. Where it cannot, no flow does worse than one of
-//! less weight. And a flow that is entitled to more than it has without a scheduler does not have
-//! less than that.
+//! **Laws of shares.** D2FQ gives its flows weighted max-min fair shares: a flow that wants less
+//! than its share gets all it wants, and the others share the rest by weight, where a ratio of
+//! 256:1 between two classes suffices. Where it does not suffice, no flow does worse than one of
+//! less weight. And a flow that is entitled to more than it gets without a scheduler gets at least
+//! that.
 //!
-//! What a flow wants follows from its depth: the device takes the same time for every command, so a
-//! flow with n requests in flight is served at most n commands in that time. It is served a little
-//! less, since a command waits for the rest of the arbiter's round.
+//! The demand of a flow follows from its depth: the device takes the same time for every command,
+//! so a flow with n requests in flight is served at most n commands in that time. It is served a
+//! little less, since a command waits for the rest of the arbiter's round.
 
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio};
 use fairq_core::none::{NonePolicy, NonePort};
@@ -14,22 +14,22 @@ use fairq_core::{Class, Policy, Topology};
 
 use crate::lab::{Device, Lab, SECOND, Thread};
 
-/// As many commands at a time as a Z-SSD, and slower, so that runs are short: 100,000 a second.
+/// The window of a Z-SSD, but slower, so that runs are short: 100,000 commands a second.
 const SLOW: Device = Device { window: 64, service_ns: 640_000 };
 
-/// A flow: weight, requests in flight of each job, jobs.
+/// A flow: weight, requests in flight of each job, number of jobs.
 #[derive(Clone, Copy, Debug)]
 struct Flow(u16, usize, usize);
 
 impl Flow {
-    /// What it is served, in commands a second, if none of its commands ever waits.
+    /// Commands a second that it is served if none of its commands waits.
     fn wants(self) -> f64 {
         (self.1 * self.2) as f64 * SECOND as f64 / SLOW.service_ns as f64
     }
 }
 
-/// Commands of each flow in a second, in the second half of a run, each job on the next of the
-/// ports with 4 KiB a request.
+/// Commands a second of each flow in the second half of a run. Jobs are spread over the ports; a
+/// request is 4 KiB.
 fn run<P: Policy>(
     build: impl FnOnce(usize, usize, usize) -> (P, Vec<P::Port>),
     twist: fn(Class) -> Class,
@@ -56,7 +56,7 @@ fn none(ports: usize, flows: usize, tags: usize) -> (NonePolicy, Vec<NonePort>) 
     NonePolicy::new(ports, flows, tags).expect("legal")
 }
 
-/// D2FQ, or what a canary makes of it.
+/// D2FQ, or a canary's version of it.
 #[derive(Clone, Copy)]
 struct Subject {
     change: fn(&mut D2fqConfig),
@@ -87,8 +87,8 @@ impl Subject {
     }
 }
 
-/// What weighted max-min fairness gives each flow, in commands a second: flows that want less than
-/// their share of what is left get what they want, until all others want more.
+/// The weighted max-min fair share of each flow, in commands a second: flows that want less than
+/// their share of the rest get all they want, until all others want more.
 fn entitled(flows: &[Flow]) -> Vec<f64> {
     let mut left = f64::from(SLOW.window) * SECOND as f64 / SLOW.service_ns as f64;
     let mut of = vec![0.0; flows.len()];
@@ -106,8 +106,8 @@ fn entitled(flows: &[Flow]) -> Vec<f64> {
     of
 }
 
-/// How many commands all others get for each of the lightest of the flows that want more than they
-/// are entitled to: what the ratio of two classes must reach.
+/// Commands of all flows for each one of the lightest flow that wants more than it is entitled to:
+/// the ratio of two classes must reach this.
 fn apart(flows: &[Flow]) -> f64 {
     let all = flows.iter().zip(entitled(flows));
     let hungry = all.clone().filter(|(flow, entitled)| flow.wants() > 1.01 * entitled);
@@ -115,10 +115,10 @@ fn apart(flows: &[Flow]) -> f64 {
     all.map(|(_, entitled)| entitled).sum::<f64>() / least
 }
 
-/// What goes wrong in a run; the text names the law.
+/// The result of a run; the error names the law that is broken.
 type Verdict = Result<(), String>;
 
-/// Law: each flow has at least this part of what it is entitled to.
+/// Law: each flow gets at least this part of its entitled share.
 fn each_has(part: f64, flows: &[Flow], got: &[f64]) -> Verdict {
     for ((flow, got), entitled) in flows.iter().zip(got).zip(entitled(flows)) {
         if *got < part * entitled {
@@ -128,7 +128,7 @@ fn each_has(part: f64, flows: &[Flow], got: &[f64]) -> Verdict {
     Ok(())
 }
 
-/// Law: flows that want half more than they are entitled to are served by weight, to this part.
+/// Law: flows that want 1.5 times their entitled share are served by weight, within this part.
 fn hungry_share_by_weight(part: f64, flows: &[Flow], got: &[f64]) -> Verdict {
     let all = flows.iter().zip(got).zip(entitled(flows));
     let hungry = all.filter(|((flow, _), entitled)| flow.wants() > 1.5 * entitled);
@@ -141,7 +141,7 @@ fn hungry_share_by_weight(part: f64, flows: &[Flow], got: &[f64]) -> Verdict {
     Ok(())
 }
 
-/// Law: a flow that is entitled to more than it has without a scheduler has at least this part of
+/// Law: a flow that is entitled to more than it gets without a scheduler gets at least this part of
 /// that.
 fn none_is_harmed(part: f64, flows: &[Flow], got: &[f64], without: &[f64]) -> Verdict {
     for (flow, entitled) in entitled(flows).into_iter().enumerate() {
@@ -153,7 +153,7 @@ fn none_is_harmed(part: f64, flows: &[Flow], got: &[f64], without: &[f64]) -> Ve
     Ok(())
 }
 
-/// Law: a flow is not served less than one of less weight, unless it wants no more.
+/// Law: a flow is served at least as much as one of less weight, unless it wants less.
 fn no_inversion(flows: &[Flow], got: &[f64]) -> Verdict {
     for (heavy, got_heavy) in flows.iter().zip(got) {
         for (light, got_light) in flows.iter().zip(got) {
@@ -166,15 +166,14 @@ fn no_inversion(flows: &[Flow], got: &[f64]) -> Verdict {
     Ok(())
 }
 
-/// A flow of weight 300 and one of weight 100, both deep, beside flows of weight 100 that want
-/// little.
+/// A flow of weight 300 and one of weight 100, both deep, beside shallow flows of weight 100.
 fn shallow(depth: usize, jobs: usize, count: usize) -> Vec<Flow> {
     let mut flows = vec![Flow(300, 64, 2), Flow(100, 64, 2)];
     flows.extend(std::iter::repeat_n(Flow(100, depth, jobs), count));
     flows
 }
 
-/// Flows that want little take no weight from the others, and have what they want.
+/// Shallow flows take no share from the others, and get all they want.
 fn shallow_flows_void_no_weights(subject: Subject) -> Verdict {
     for (depth, jobs, count) in [
         (1, 1, 1),
@@ -197,7 +196,7 @@ fn shallow_flows_void_no_weights(subject: Subject) -> Verdict {
     Ok(())
 }
 
-/// A flow of the largest weight is not worse off than without a scheduler.
+/// A flow of the largest weight gets no less than without a scheduler.
 fn large_weights_do_no_harm(subject: Subject) -> Verdict {
     for (weight, depth) in [(10_000, 1), (10_000, 4), (10_000, 64), (300, 1), (257, 32)] {
         let flows = [Flow(weight, depth, 1), Flow(1, 64, 2), Flow(1, 64, 2)];
@@ -208,7 +207,7 @@ fn large_weights_do_no_harm(subject: Subject) -> Verdict {
     Ok(())
 }
 
-/// Loads by chance: 2 to 8 flows of 1 to 3 jobs, 1 to 64 deep, with weights up to `most`.
+/// Random loads: 2 to 8 flows of 1 to 3 jobs, 1 to 64 deep, with weights up to `most`.
 struct Loads {
     random: u64,
     most: &'static [u64],
@@ -239,8 +238,8 @@ impl Iterator for Loads {
     }
 }
 
-/// Shares by weight up to 256:1. With 8 ports for all jobs a shallow flow waits behind the requests
-/// of a deep one in the queue that they share, so less can be had than with a port for each.
+/// Shares by weight up to 256:1. On 8 ports a shallow flow waits behind a deep one's requests in a
+/// queue that they share, so it gets less than with a port for each job.
 fn shares_are_max_min(subject: Subject, random: u64, count: usize) -> Verdict {
     let loads = Loads { random, most: &[2, 4, 16, 64, 256] };
     for (number, flows) in loads.filter(|flows| apart(flows) < 250.0).take(count).enumerate() {
@@ -254,7 +253,7 @@ fn shares_are_max_min(subject: Subject, random: u64, count: usize) -> Verdict {
     Ok(())
 }
 
-/// Beyond 256:1.
+/// Ratios beyond 256:1.
 fn order_is_kept(subject: Subject, random: u64, count: usize) -> Verdict {
     let loads = Loads { random, most: &[1_000, 10_000] };
     loads.take(count).try_for_each(|flows| no_inversion(&flows, &subject.run(&flows, 32, 8)))

@@ -1,5 +1,5 @@
-//! D2FQ on a device with weighted round robin, in virtual time: what the paper's figures say about
-//! shares and ratios; and that each decision on what it leaves open has its tests.
+//! D2FQ on a device with weighted round robin, in virtual time: the shares and ratios of the
+//! paper's figures; and the tests of each decision where the paper leaves one open.
 
 mod convergence;
 mod decisions;

@@ -1,6 +1,6 @@
 //! Policies that are broken on purpose: each law must catch some of them. [`Serial`] is a naive
-//! fair queue on the serial contract with one fault; [`Wrapped`] is a good policy behind a shim
-//! that misbehaves; [`PerPort`] is fair on every port alone.
+//! fair queue on the serial contract with one fault; [`Wrapped`] is a correct policy behind a shim
+//! that misbehaves; [`PerPort`] is fair on each port, but not over all.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use fairq_core::{
 
 use crate::world::{Shape, TypedSubject};
 
-/// The law must have found the policy broken, and in the way that it is broken.
+/// The law must have caught the policy, and for the right reason.
 #[track_caller]
 pub(crate) fn caught(verdict: Result<(), String>, how: &str) {
     match verdict {
@@ -32,30 +32,30 @@ pub(crate) fn serial_config(shape: &Shape) -> SerialConfig {
     })
 }
 
-/// What is wrong with the naive fair queue.
+/// The fault of the naive fair queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     None,
     FirstComeFirstServed,
     /// Larger weights count as 100.
     WeightsUpTo100,
-    /// Goes on with the flow that it served last while that is less than 2^20 units ahead of the
-    /// least.
+    /// Serves the flow that it served last while that is less than 2^20 units ahead of the least
+    /// start tag.
     AheadByAMegabyte,
-    /// A flow starts where it ended, however long ago.
+    /// A flow starts at its last end tag, however old that is.
     IdleCredit,
     ByFinishTag,
-    /// Among equal start tags, the latest arrival first.
+    /// Among equal start tags, the latest arrival goes first.
     LastOfEquals,
     /// Loses the remainder of cost / weight.
     RoundsDown,
     /// Orders tags as if virtual time never wrapped.
     ForgetsTheWrap,
-    /// What a request grows by costs nothing.
+    /// The growth of a request costs nothing.
     GrowsForNothing,
-    /// What is cancelled is paid for.
+    /// Cancelled requests are charged.
     ChargesForCancelled,
-    /// Each second request of the first port costs nothing.
+    /// Requests with the first two tags of the first port cost nothing.
     ForgetsWhatAPortOwes,
 }
 
@@ -67,7 +67,7 @@ struct Queued {
     finish: u128,
 }
 
-/// SFQ(D) in the naive way: tags in units times 10^6.
+/// A naive SFQ(D): tags are in units times 10^6.
 pub(crate) struct Naive {
     fault: Fault,
     now: u128,
@@ -194,7 +194,7 @@ impl TypedSubject for Serial {
     }
 }
 
-/// What the shim does wrong.
+/// The fault of the shim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Misbehave {
     OneSlotTooMany,
@@ -210,19 +210,18 @@ pub(crate) enum Misbehave {
     SayBlocked,
     TakeBadTags,
     KeepRemovedFlows,
-    /// Nothing is issued while the last flow that came has been away for a time that is negative as
-    /// a signed number of 16 bits, in ticks.
+    /// Nothing is issued while the time, in ticks, for which the last flow that came had been away
+    /// is negative as a signed number of 16 bits.
     AgeInSixteenBits,
-    /// Says that a request is cancelled, and serves it.
+    /// Confirms a cancellation, and serves the request.
     CancelOnlySays,
-    /// Says that it is not staged.
+    /// Refuses to cancel a staged request.
     CancelForgets,
-    /// Says that a request will be issued again.
+    /// Confirms that a request is requeued, and does not requeue it.
     RequeueForgets,
-    /// Forgets a request that goes before all others: its flow's slot and its tag are free too
-    /// soon.
+    /// Forgets an expedited request: its flow's slot and its tag are free too soon.
     ExpediteForgets,
-    /// Says that a completion of a staged request was one of an issued one.
+    /// Reports the completion of a staged request as that of an issued one.
     CompletesStaged,
 }
 
@@ -247,9 +246,9 @@ pub(crate) struct ShimPort {
     ticks: Arc<AtomicU64>,
     /// The tick in which each flow, by slot, was last served.
     seen: Vec<u64>,
-    /// How long the flow that came last had been away, in ticks.
+    /// Ticks for which the flow that came last had been away.
     age: u64,
-    /// What another port was to issue.
+    /// A request that another port was to issue, and that port's index.
     stolen: Arc<Mutex<Option<(usize, Next)>>>,
 }
 
@@ -448,7 +447,7 @@ impl Port for ShimPort {
     }
 }
 
-/// The seldom verbs, as the port inside has them.
+/// The rare verbs, passed on to the port inside.
 macro_rules! verbs_of {
     ($inner:tt) => {
         fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
@@ -484,7 +483,7 @@ macro_rules! verbs_of {
     };
 }
 
-/// What is joined that must not be.
+/// The fault of the merging policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Joins {
     AcrossBarriers,
@@ -493,7 +492,8 @@ pub(crate) enum Joins {
     WritesToReads,
 }
 
-/// A policy that merges, and is told something else than what is asked for.
+/// A policy that merges, behind a shim that misreports offsets, operations or barriers, or raises
+/// the bound of bytes.
 pub(crate) struct Joining<S>(pub(crate) S, pub(crate) Joins);
 
 pub(crate) struct JoiningPort<P> {
@@ -572,7 +572,7 @@ impl<P: Port> Port for JoiningPort<P> {
     }
 }
 
-/// A fair queue for every port, each with its part of the slots: fair on every port, and so unfair
+/// A fair queue for each port with its part of the slots: fair on each port, and therefore unfair
 /// over all.
 pub(crate) struct PerPort;
 
@@ -606,7 +606,7 @@ impl TypedSubject for PerPort {
 impl Policy for PerPortPolicy {
     type Port = PerPortPort;
 
-    /// The same flow in all: every part gives it the same slot and generation.
+    /// Adds the same flow to all parts: each gives it the same slot and generation.
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let mut flow = Err(FlowError::Full);
         for part in &self.0 {

@@ -1,9 +1,9 @@
-//! A host with a clock, beside [`World`](crate::world::World), whose host takes its time: here what
-//! is due first happens first, be it a completion, the time that a port waits for, or a tick.
+//! A host with a clock. The host of [`World`](crate::world::World) may delay its calls; here the
+//! event that is due first happens first: a completion, a port's timer or a tick.
 //!
-//! The device is paced: it serves one request after the other, in the order of issue, a fixed time
-//! each, and takes as many as it is given. All requests are reads of 4 KiB and all weights count
-//! equally often, so a tenant's share is its part of the completions.
+//! The device is paced: it serves one request after the other, in the order of issue, with a fixed
+//! time for each, and takes as many as it is given. All requests are reads of 4 KiB, so a tenant's
+//! share is its part of the completions.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ pub(crate) const LENGTH: u32 = 4096;
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1000 * MS;
 
-/// Keeps `depth` requests live on each of its ports while it runs.
+/// A tenant that keeps `depth` requests live on each of its ports while it runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Tenant {
     pub(crate) weight: u16,
@@ -38,9 +38,9 @@ pub(crate) struct Host {
     owed: PortSet,
     timers: Vec<Option<u64>>,
     tick_ns: Option<u64>,
-    /// By port and tag.
+    /// Live requests, by port and tag.
     live: Vec<Vec<Option<Live>>>,
-    /// When each request completes, its port and its tag.
+    /// The time at which each request completes, its port and its tag.
     device: VecDeque<(u64, usize, Tag)>,
     free_ns: u64,
     service_ns: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// With `slots` for D; nobody runs yet.
+    /// Builds a policy with `slots` for D; no tenant runs yet.
     pub(crate) fn new(
         subject: &dyn Subject,
         ports: usize,
@@ -101,7 +101,7 @@ impl Host {
         host
     }
 
-    /// The tenant keeps its requests live from now on.
+    /// Starts the tenant: it keeps its requests live from now on.
     pub(crate) fn start(&mut self, tenant: usize) -> Result<(), String> {
         self.running[tenant] = true;
         let Tenant { depth, ports, .. } = self.tenants[tenant].clone();
@@ -111,8 +111,8 @@ impl Host {
         self.pay()
     }
 
-    /// No tenant sends successors, and all that is live is served; an error if that takes more than
-    /// ten seconds.
+    /// Stops all tenants and serves all live requests; an error if that takes more than ten
+    /// seconds.
     pub(crate) fn stop(&mut self) -> Result<(), String> {
         self.running.fill(false);
         let until_ns = self.now_ns + 10 * SECOND;
@@ -124,7 +124,7 @@ impl Host {
         Ok(())
     }
 
-    /// Runs for so long.
+    /// Runs for a time.
     pub(crate) fn run(&mut self, duration_ns: u64) -> Result<(), String> {
         let until_ns = self.now_ns + duration_ns;
         while self.step(until_ns)? {}
@@ -139,7 +139,7 @@ impl Host {
         self.await_one(tenant, before, until_ns)
     }
 
-    /// Runs until the tenant has had more than `before` completions.
+    /// Runs until the tenant has more than `before` completions.
     pub(crate) fn await_one(
         &mut self,
         tenant: usize,
@@ -160,7 +160,7 @@ impl Host {
         self.run(to_ns.saturating_sub(self.now_ns))
     }
 
-    /// The machine sleeps: the clock goes on and nothing else does.
+    /// Suspends the machine: the clock goes on and nothing else happens.
     pub(crate) fn sleep(&mut self, until_ns: u64) {
         self.now_ns = self.now_ns.max(until_ns);
     }
@@ -169,7 +169,7 @@ impl Host {
         self.live.iter().flatten().any(Option::is_some)
     }
 
-    /// The next thing that is due happens; false if nothing is until then.
+    /// Handles the next event that is due; returns false if there is none until `until_ns`.
     fn step(&mut self, until_ns: u64) -> Result<bool, String> {
         let done = self.device.front().map(|&(done_ns, ..)| done_ns);
         let timer = self.timers.iter().flatten().min().copied();
@@ -238,7 +238,7 @@ impl Host {
         if self.running[live.tenant] { self.submit(live.tenant, port) } else { Ok(()) }
     }
 
-    /// Calls `next` wherever it is owed.
+    /// Calls `next` on the ports that need it.
     fn pay(&mut self) -> Result<(), String> {
         let bound = 256 + 8 * self.ports.len() * self.live.iter().map(Vec::len).sum::<usize>();
         for _ in 0..bound {
@@ -251,7 +251,8 @@ impl Host {
                     self.owed.insert(port);
                 }
                 Next::Join { .. } => return Err("nothing is merged here".into()),
-                // Once an instant: what comes of asking again in the same one is nothing new.
+                // A timer fires once at each instant: a second call at the same time would give
+                // nothing new.
                 Next::WaitUntil(time_ns) => {
                     self.timers[index] = Some(time_ns.max(self.now_ns + 1));
                 }

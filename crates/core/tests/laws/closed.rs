@@ -1,12 +1,11 @@
 //! Closed loops: tenants that keep a constant number of requests live, as a benchmark or a busy
-//! guest does, and that can stop and come back. Nobody is late here: whatever is owed to a port is
-//! paid at once.
+//! guest does, and that can stop and return. `next` is called at once on each port that needs it.
 
 use fairq_core::{CostModel, Op};
 
 use crate::world::{Event, ONE_UNIT, Shape, Subject, Trace, World};
 
-/// A tenant: a flow and what it keeps live, per port.
+/// A tenant: a flow and its live requests, by port.
 #[derive(Clone, Debug)]
 pub(crate) struct Loop {
     weight: u16,
@@ -95,8 +94,8 @@ impl Plan {
         }
     }
 
-    /// Runs for `duration_ns` on a device that takes `service_ns` for each request, however many it
-    /// has.
+    /// Runs for `duration_ns` on a device that takes `service_ns` for each request, in parallel for
+    /// all that it has.
     pub(crate) fn run_for(&mut self, duration_ns: u64, service_ns: u64) {
         let until = self.world.now_ns + duration_ns;
         while let Some(&first) = self.world.device.first() {
@@ -109,7 +108,7 @@ impl Plan {
         }
     }
 
-    /// The tenant takes one of its staged requests back and asks for another in its place.
+    /// The tenant cancels one of its staged requests and submits another in its place.
     pub(crate) fn take_back(&mut self, tenant: usize, port: usize) {
         if self.world.cancel_of(tenant, port) {
             self.world.settle();
@@ -132,16 +131,16 @@ impl Plan {
     fn complete(&mut self, position: usize) {
         let request = self.world.complete(position);
         let done = self.world.trace.requests[request];
-        // The completing port is asked first, before the successor is there: as when replies are
-        // slow.
+        // `next` is called on the completing port before the successor is submitted, as when
+        // replies are slow.
         self.world.settle();
         if self.running[done.flow] {
             self.submit(done.flow, done.port);
         }
     }
 
-    /// The longest that a request of each flow has waited to be issued, in nanoseconds; those that
-    /// wait count as if they were issued now.
+    /// The longest time that a request of each flow has waited to be issued, in nanoseconds;
+    /// requests that still wait count as if they were issued now.
     pub(crate) fn longest_waits_ns(&self) -> Vec<u64> {
         let mut longest = vec![0; self.loops.len()];
         let World { submitted_ns, issued_ns, now_ns, trace, .. } = &self.world;
@@ -155,12 +154,12 @@ impl Plan {
         longest
     }
 
-    /// Where the trace is now, for [`served`].
+    /// The present end of the trace, for [`served`].
     pub(crate) fn mark(&self) -> usize {
         self.world.trace.events.len()
     }
 
-    /// Stops everything and lets it drain.
+    /// Stops all tenants and drains.
     pub(crate) fn finish(mut self) -> Trace {
         self.running.iter_mut().for_each(|running| *running = false);
         self.world.drain();
@@ -177,7 +176,7 @@ pub(crate) fn served(trace: &Trace, from: usize, to: usize) -> Vec<u64> {
     bytes
 }
 
-/// The flows and costs of what was dispatched in a part of the trace, in order.
+/// The flows and costs of the requests that were dispatched in a part of the trace, in order.
 pub(crate) fn dispatches(
     trace: &Trace,
     from: usize,
@@ -191,8 +190,7 @@ pub(crate) fn dispatches(
     })
 }
 
-/// The most that two flows may differ by, in units: Theorem 1's bound with this much slack for
-/// rounding.
+/// The most that two flows may differ by, in units: Theorem 1's bound with slack for rounding.
 pub(crate) fn bound_units(trace: &Trace, f: usize, g: usize) -> u64 {
     let largest = |flow| {
         trace.requests.iter().filter(|r| r.flow == flow).map(|r| r.service()).max().unwrap_or(0)

@@ -1,35 +1,34 @@
-//! **Law: absence.** However long a flow has sent nothing, a request of it is served when it comes
-//! back, nothing is lost, and backlogged flows share by weight from then on.
+//! **Law: absence.** However long a flow has been idle, its requests are served when it returns,
+//! nothing is lost, and backlogged flows share by weight from then on.
 //!
-//! Numbers that are kept with few bits, ages that are taken for signed and rounds that retry
-//! without making progress show after one absence and not after another. So each policy goes
-//! through absences of every magnitude from a microsecond to 73 years: of one flow while the other
-//! sends, and of both; with a tick at each deadline, as a server has them, and without any, as when
-//! the machine is suspended. Of the ticks the first 5,625 are made, and at one magnitude (at seven
-//! in `tests/long`) the first 180,000 (five hours at ten a second: nearly three rounds of a 16-bit
-//! number).
+//! Defects of numbers with few bits, of ages that are read as signed, and of retries without
+//! progress appear after one absence and not after another. So each policy goes through absences of
+//! every magnitude from a microsecond to 73 years: of one flow while the other sends, and of both;
+//! with a tick at each deadline, as on a server, and without any, as when the machine is suspended.
+//! The first 5,625 ticks are made, and at one magnitude (at seven in `tests/long`) the first
+//! 180,000 (five hours at ten a second: nearly three rounds of a 16-bit number).
 
 use crate::canary::{self, Fault, Misbehave, caught};
 use crate::clocked::{Host, MS, SECOND, Tenant};
 use crate::world::Subject;
 
-/// Of one request in the device.
+/// Time that the device takes for one request.
 const SERVICE_NS: u64 = 100_000;
 const MOST_TICKS: u32 = 180_000;
-/// Who comes back, and who may have sent all the time.
+/// The tenant that returns, and the one that may send all the time.
 const ABSENT: usize = 0;
 const PRESENT: usize = 1;
 
 #[derive(Clone, Copy, Debug)]
 struct Absence {
     ns: u64,
-    /// How many ticks there are at the most.
+    /// The most ticks in that time.
     ticks: u32,
     /// Whether the other flow sends meanwhile.
     beside: bool,
 }
 
-/// The flows are idle for so long, or one of them is and the other sends a request now and then.
+/// Both flows are idle for the time, or one is and the other sends a request now and then.
 fn pass(host: &mut Host, absence: Absence) -> Result<(), String> {
     let Absence { ns, ticks, beside } = absence;
     let until_ns = host.now_ns + ns;
@@ -50,8 +49,8 @@ fn pass(host: &mut Host, absence: Absence) -> Result<(), String> {
     Ok(())
 }
 
-/// The absent flow comes back, for one request, and, after the other has been backlogged alone, for
-/// more; after `settled_ns`, if given, both have their shares.
+/// The absent flow returns, for one request, and, after the other has been backlogged alone, for
+/// more; after `settled_ns`, if given, both must have their shares.
 fn come_back(host: &mut Host, settled_ns: Option<u64>) -> Result<(), String> {
     host.send_one(ABSENT, SECOND)?;
     host.start(PRESENT)?;
@@ -72,7 +71,8 @@ fn come_back(host: &mut Host, settled_ns: Option<u64>) -> Result<(), String> {
     host.stop()
 }
 
-/// The law; for what promises shares, with the time after which they are to be right.
+/// Checks the law; shares are checked `settled_ns` after the return, for policies that promise
+/// them.
 pub(crate) fn holds(
     subject: &dyn Subject,
     threshold: u64,
@@ -84,7 +84,7 @@ pub(crate) fn holds(
     ];
     for (ticks, beside) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut host = Host::new(subject, 2, 8, threshold, SERVICE_NS, &tenants);
-        // What adapts to the device knows it.
+        // A policy that adapts to the device has time to do so.
         [PRESENT, ABSENT].into_iter().try_for_each(|tenant| host.start(tenant))?;
         host.run(2 * SECOND).and_then(|()| host.stop())?;
         for magnitude in 10..=61 {

@@ -1,7 +1,7 @@
-//! **Law: crowds.** What holds for a few flows on a few ports holds for 1,000 on 64: requests are
-//! neither lost nor repeated, virtual time does not go back, no slot is free while something is
-//! staged; and shares are by weight. A port has fewer tags than there are flows here, so flows take
-//! each other's seats.
+//! **Law: crowds.** The laws for a few flows on a few ports hold for 1,000 on 64: requests are
+//! neither lost nor repeated, virtual time does not go back, no slot is free while a request is
+//! staged; and shares are by weight. A port has fewer tags than there are flows here, so flows
+//! evict each other from its seats.
 
 use fairq_core::{FlowId, Next, Op, Outcome, PortSet, Request, Tag, Weight};
 
@@ -14,7 +14,7 @@ use crate::{law_requests, law_slots, law_virtual_time};
 
 const PORTS: usize = 64;
 const FLOWS: usize = 1000;
-/// Scripts are long here, so a few of them do.
+/// Scripts are long here, so a few are enough.
 const CASES: u32 = 3;
 
 const CROWD: Kind = Kind {
@@ -30,7 +30,7 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, CROWD, CASES, law_requests::check)
 }
 
-/// The same for a policy that has slots, and a virtual time that does not go back, if any.
+/// The law for a policy that has slots, and whose virtual time, if any, does not go back.
 pub(crate) fn keeps_slots(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, CROWD, CASES, |trace| {
         law_slots::check(trace)?;
@@ -39,9 +39,9 @@ pub(crate) fn keeps_slots(subject: &dyn Subject) -> Result<(), String> {
 }
 
 /// Every second flow has three times the others' weight; each keeps four requests, on two ports
-/// where only flows of its own weight are. No two flows are further apart than T and a few
-/// requests; and where T is less than what a flow is served, all heavy flows together have three
-/// times what all others have, within a fiftieth.
+/// that it shares only with flows of its own weight. No two flows may be further apart than T and a
+/// few requests allow; and if T is less than the service of each flow, all heavy flows together
+/// must get three times what the others get, within 2 %.
 pub(crate) fn shares_by_weight(subject: &dyn Subject, threshold: u64) -> Result<(), String> {
     const LENGTH: u32 = 4096;
     let weight = |flow: usize| if flow.is_multiple_of(2) { 300 } else { 100 };
@@ -72,7 +72,7 @@ const LENGTH: u32 = 4096;
 /// T of the law of evictions, in bytes.
 const AHEAD: u64 = 1 << 20;
 
-/// Two ports on which flows have requests: the first four tags of each, and who has them.
+/// Two ports with their flows; each port's first four tags are used.
 struct Pair {
     ports: Vec<Box<dyn Handle>>,
     flows: Vec<FlowId>,
@@ -87,7 +87,7 @@ impl Pair {
         self.ports[port].submit(self.now_ns, &request, &mut self.wake).expect("its tag is free");
     }
 
-    /// A request of the port, if it may issue one, which is completed at once; its tag.
+    /// Issues and completes one request of the port, if it may issue one; returns its tag.
     fn serve(&mut self, port: usize) -> Option<u32> {
         self.now_ns += 1000;
         let Next::Issue { tag, .. } = self.ports[port].next(self.now_ns, &mut self.wake) else {
@@ -97,7 +97,7 @@ impl Pair {
         Some(tag.0)
     }
 
-    /// One of the second port, where the first two flows always have two requests each.
+    /// Serves one request of the second port, on which the first two flows always have two each.
     fn serve_steady(&mut self) -> bool {
         let Some(tag) = self.serve(1) else { return false };
         let flow = tag as usize / 2;
@@ -106,7 +106,8 @@ impl Pair {
         true
     }
 
-    /// All of the flow's on the first port; the second one goes on where that waits.
+    /// Serves all of the flow's requests on the first port; the second port serves while that
+    /// waits.
     fn drain(&mut self, flow: usize, count: usize) {
         let (mut left, mut in_vain) = (count, 0);
         while left > 0 && in_vain < 1000 {
@@ -125,9 +126,9 @@ impl Pair {
 }
 
 /// Two flows of equal weight are backlogged throughout on one port. One of them also comes to
-/// another port again and again, with some requests each time, and loses its seat there to flows
-/// that come and go, of which there are more than tags. It is never ahead by more than Section 2.2
-/// allows.
+/// another port again and again, with some requests each time, and is evicted from its seat there
+/// by flows that come and go, of which there are more than tags. It must never be further ahead
+/// than Section 2.2 allows.
 pub(crate) fn evicted_flows_are_not_ahead(subject: &dyn Subject) -> Result<(), String> {
     let cost = Default::default();
     let shape =
@@ -154,8 +155,8 @@ pub(crate) fn evicted_flows_are_not_ahead(subject: &dyn Subject) -> Result<(), S
     Ok(())
 }
 
-/// More flows than a port lets go of in one verb are removed at once: one `next` on each port that
-/// is woken, and on those that this wakes, is enough to have all slots back.
+/// More flows are removed at once than a port releases in one verb: one `next` on each port that is
+/// woken, and on the ports that these wake, must give all slots back.
 pub(crate) fn slots_come_back(subject: &dyn Subject) -> Result<(), String> {
     let cost = Default::default();
     let flows = 200;

@@ -4,21 +4,21 @@
 //! With `l` the largest service per weight of one request, both in units of virtual time:
 //!
 //! - Counted at dispatch, two flows differ by at most `2T + l_f + l_g`, whatever D. This is Theorem
-//!   1, which speaks of D = 1. At dispatch it holds for any D by the same proof: whatever is
-//!   dispatched between two moments starts at or after the first one's virtual time and at most T
-//!   after the second one's, and everything that starts before the second one's virtual time has
-//!   been dispatched.
-//! - Counted at completion: each flow's completions lag its dispatches by at most what is
-//!   outstanding, D requests in all. So the bound grows by `D (l_f + l_g)` at most, and by nothing
-//!   if D = 1, where dispatches and completions alternate. This is within Theorem 2's
-//!   `(D + 1)(2T + l_f + l_g)`. Counted are requests dispatched in the interval.
+//!   1, which is about D = 1. At dispatch it holds for any D by the same proof: all requests that
+//!   are dispatched between two moments start at or after the first one's virtual time and at most
+//!   T after the second one's, and all that start before the second one's virtual time have been
+//!   dispatched.
+//! - Counted at completion: each flow's completions lag its dispatches by at most the requests
+//!   outstanding, D in all. So the bound grows by `D (l_f + l_g)` at most, and by nothing if D = 1,
+//!   where dispatches and completions alternate. This is within Theorem 2's
+//!   `(D + 1)(2T + l_f + l_g)`. Only requests dispatched in the interval count.
 //!
-//! All intervals at once: the difference of the two flows' services is a walk, and the worst
-//! interval goes from its least to its greatest value, or back. Slack for integers: one unit per
-//! flow and port, and one more for each change of the flow's weight, which drops the remainder.
+//! All intervals are checked at once: the difference of the two flows' services is a walk, and the
+//! worst interval goes from its least to its greatest value, or back. Slack for integers: one unit
+//! per flow and port, and one more for each change of the flow's weight, which drops the remainder.
 //!
 //! A policy that assigns requests to ports dispatches inside one port's `next` what others issue
-//! later: it is looked at only when nothing is owed to any port.
+//! later: it is checked only when no port needs a `next`.
 
 use crate::canary::{self, Fault, caught};
 use crate::script::{ANYTHING, Kind, for_all};
@@ -87,7 +87,7 @@ impl Pair<'_> {
     }
 }
 
-/// What rounding may cost a flow.
+/// The service that rounding may cost a flow.
 fn slack(trace: &Trace, flow: usize) -> i128 {
     (trace.shape.ports * trace.flows[flow].weights.len()) as i128 * ONE_UNIT
 }
@@ -117,7 +117,7 @@ fn check_pair(
     let mut pair = Pair { trace, flows, counted, bound: bound(trace, flows, counted), walk: None };
     let mut staged = [0u64; 2];
     let mut dispatched_at = vec![0; trace.requests.len()];
-    // What was issued since ports were last settled, for policies that are looked at only then.
+    // Requests issued after the last `Settled`, for policies that are checked only there.
     let mut unseen: Vec<usize> = Vec::new();
     for (at, event) in trace.events.iter().enumerate() {
         match *event {
@@ -134,7 +134,8 @@ fn check_pair(
                 if !at_every_event {
                     unseen.push(request);
                 } else if counted == Counted::AtDispatch {
-                    // Before its flow may stop being backlogged: the interval ends with it.
+                    // Before the flow may stop being backlogged: the interval ends with this
+                    // request.
                     pair.serve(&trace.requests[request]);
                     pair.look(at)?;
                 }
@@ -187,7 +188,7 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     holds_for(subject, |kind| kind)
 }
 
-/// For the scripts that a policy which promises less is exempted to.
+/// The law for the scripts that `exempt` leaves, for policies that promise less.
 pub(crate) fn holds_for(
     subject: &dyn Subject,
     exempt: impl Fn(Kind) -> Kind,

@@ -1,6 +1,5 @@
-//! **Law: growth.** A request that grows while it is staged counts for what it has become: a cap
-//! lets no more bytes go, a reservation gives no more, and the search for D sees as much, as if it
-//! had come so long.
+//! **Law: growth.** A request that grows while it is staged counts with its new length: caps,
+//! reservations and the search for D treat it as one that was submitted with that length.
 
 use std::collections::VecDeque;
 
@@ -32,8 +31,8 @@ fn grow(port: &mut dyn Handle, now_ns: u64, tag: u32) -> bool {
     port.grow(now_ns, Tag(tag), &growth, &mut PortSet::default())
 }
 
-/// A cap of 1 MB/s. Another flow has the only slot, so that each request is in the policy when it
-/// grows by a MiB: in ten seconds no more than ten MB and one request are issued.
+/// A cap of 1 MB/s. Another flow has the only slot, so each request is still in the policy when it
+/// grows by a MiB: in ten seconds at most ten MB and two requests may be issued.
 fn cap_counts_it((policy, mut port): Rig) -> Result<(), String> {
     let port = &mut *port;
     let [a, b] = [(); 2].map(|()| policy.add_flow(Weight::DEFAULT).expect("it fits"));
@@ -46,7 +45,7 @@ fn cap_counts_it((policy, mut port): Rig) -> Result<(), String> {
         assert!(matches!(port.next(now_ns, &mut wake), Next::Issue { tag: Tag(1), .. }));
         let said = port.submit(now_ns, &read(0, a, SHORT), &mut wake);
         assert_eq!(said, Ok(Submitted::Staged));
-        // Until the cap has let it go, and D holds it.
+        // Until the cap admits the request, and D holds it.
         while let Next::WaitUntil(at_ns) = port.next(now_ns, &mut wake) {
             now_ns = at_ns.max(now_ns + 1);
             if now_ns > 11 * SECOND {
@@ -67,19 +66,19 @@ fn cap_counts_it((policy, mut port): Rig) -> Result<(), String> {
     }
 }
 
-/// What some seconds came to.
+/// The service of some seconds.
 #[derive(Debug)]
 struct Served {
-    /// Bytes a second of the first flow, and what was counted of the last second's; those of both
-    /// flows.
+    /// Bytes a second of the first flow, its bytes of the last second as the policy counts them,
+    /// and bytes a second of both flows.
     first: u64,
     counted: u64,
     all: u64,
-    /// What the search for D believes to be the rate, if there is a search.
+    /// The rate that the search for D measures, if there is a search.
     depth: Option<u64>,
 }
 
-/// Two flows of weights 1 and 1000, of which the first has 1 MB/s reserved, before a device that
+/// Serves two flows of weights 1 and 1000, of which the first has 1 MB/s reserved, on a device that
 /// does 1000 requests a second.
 fn serve((policy, mut port): Rig, grows: bool) -> Served {
     let port = &mut *port;
@@ -114,7 +113,7 @@ fn serve((policy, mut port): Rig, grows: bool) -> Served {
     Served { first: served[0] / 5, counted, all: (served[0] + served[1]) / 5, depth }
 }
 
-/// As much, but for a tenth, whether requests come long or grow.
+/// Grown requests get the same service as long ones, within a tenth.
 fn is_the_same(build: impl Fn() -> Rig) -> Result<(), String> {
     let [grown, whole] = [true, false].map(|grows| serve(build(), grows));
     let near = |one: u64, other: u64| one.abs_diff(other) <= other / 10 + 2 * LONG;
@@ -148,7 +147,7 @@ fn holds() {
     is_the_same(automatic).unwrap();
 }
 
-/// A port around another that lets requests grow and tells nobody.
+/// A port that confirms growth and does not pass it on.
 struct Deaf(Box<dyn Handle>);
 
 impl Handle for Deaf {

@@ -1,10 +1,10 @@
-//! **Law: an idle flow gains no credit**, and one that returns starves nobody; nor does it wait
-//! itself.
+//! **Law: an idle flow gains no credit.** A flow that returns starves no other, and does not wait
+//! long itself.
 //!
-//! The stories are other schedulers'. In dmclock, a tenant that pauses for ten seconds and returns
-//! shuts the other out for ten seconds (a million requests of a 100 k IOPS device); in Seastar's
-//! fair queue, for 5148 requests. Here the longest that a backlogged flow waits is given by the
-//! bound on unfairness: other flows' requests worth `2T + l_f + l_g` units.
+//! The cases are from other schedulers. In dmclock, a tenant that pauses for ten seconds and
+//! returns shuts the other out for ten seconds (a million requests of a 100 k IOPS device); in
+//! Seastar's fair queue, for 5148 requests. Here the bound on unfairness limits the wait of a
+//! backlogged flow: other flows' requests worth `2T + l_f + l_g` units.
 
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, bound_units, dispatches, served};
@@ -14,7 +14,7 @@ use crate::world::{Subject, Trace};
 const LENGTH: u32 = 4096;
 const SLOTS: u64 = 8;
 
-/// The most requests of others between two of `flow`, from `from` on.
+/// The most requests of others between two of `flow`.
 fn longest_wait(dispatched: impl Iterator<Item = (usize, u64)>, flow: usize) -> u64 {
     let (mut wait, mut longest) = (0, 0);
     for (of, _) in dispatched {
@@ -24,8 +24,8 @@ fn longest_wait(dispatched: impl Iterator<Item = (usize, u64)>, flow: usize) -> 
     longest
 }
 
-/// Tenant b pauses while a goes on for 20,000 requests; then both are backlogged again. Gives where
-/// that begins and ends.
+/// Tenant b pauses while a goes on for 20,000 requests; then both are backlogged again. Returns the
+/// trace and the positions at which that begins and ends.
 fn returning(subject: &dyn Subject, ports: usize, threshold: u64) -> (Trace, usize, usize) {
     let loops = [Loop::new(100, 0, 40, LENGTH), Loop::new(100, ports - 1, 40, LENGTH)];
     let mut plan = Plan::new(subject, ports, SLOTS as u32, threshold, Default::default(), &loops);
@@ -39,7 +39,7 @@ fn returning(subject: &dyn Subject, ports: usize, threshold: u64) -> (Trace, usi
     (plan.finish(), back, end)
 }
 
-/// Once b is back, nobody waits for more than so many requests of the other.
+/// Once b is back, no flow waits for more than `most` requests of the other.
 fn waits_for_no_more(trace: &Trace, back: usize, end: usize, most: u64) -> Result<(), String> {
     for flow in [0, 1] {
         let wait = longest_wait(dispatches(trace, back, end), flow);
@@ -52,7 +52,7 @@ fn waits_for_no_more(trace: &Trace, back: usize, end: usize, most: u64) -> Resul
     Ok(())
 }
 
-/// Since then nobody waits for longer, or gets more, than the bound on unfairness allows.
+/// After the return no flow waits for longer, or gets more, than the bound on unfairness allows.
 pub(crate) fn returning_starves_nobody(
     subject: &dyn Subject,
     ports: usize,
@@ -61,8 +61,7 @@ pub(crate) fn returning_starves_nobody(
     let (trace, back, end) = returning(subject, ports, threshold);
     waits_for_no_more(&trace, back, end, bound_units(&trace, 0, 1) / u64::from(LENGTH))?;
     let [a, b] = served(&trace, back, end)[..] else { return Err("two flows".into()) };
-    // The tenant that stayed has its queue in order already; the one that returned starts where
-    // virtual time is.
+    // The tenant that stayed has its queue in order; the one that returned starts at virtual time.
     let slots = SLOTS * u64::from(LENGTH);
     if a.abs_diff(b) > bound_units(&trace, 0, 1) + slots {
         return Err(format!("since b is back: {a} bytes of a, {b} of b"));
@@ -70,9 +69,9 @@ pub(crate) fn returning_starves_nobody(
     law_fairness::check(&trace, !subject.assigns_to_ports())
 }
 
-/// The same of what limits requests outstanding, and sets limits anew when somebody comes: for as
-/// long as that takes, four times what the device holds, one may go while the other waits; then
-/// both have the same within a tenth.
+/// The law for policies that limit requests outstanding and set limits anew when a flow comes:
+/// while they do so, a flow may wait for up to `4 D` requests of the other; over the whole interval
+/// both get the same within a tenth.
 pub(crate) fn returning_is_soon_even(subject: &dyn Subject, ports: usize) -> Result<(), String> {
     let (trace, back, end) = returning(subject, ports, 0);
     waits_for_no_more(&trace, back, end, 4 * SLOTS)?;
@@ -83,8 +82,8 @@ pub(crate) fn returning_is_soon_even(subject: &dyn Subject, ports: usize) -> Res
     Ok(())
 }
 
-/// A tenant with one request at a time beside a flood waits for no more than what is ahead by the
-/// rules: requests worth T of the other flow, and as many as are equal to it.
+/// A tenant with one request at a time beside a flood waits only for the requests that the rules
+/// put ahead of it: requests of the other flow worth T, and those with equal tags.
 pub(crate) fn one_at_a_time_beside_a_flood(
     subject: &dyn Subject,
     ports: usize,

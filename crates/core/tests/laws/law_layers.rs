@@ -1,7 +1,7 @@
-//! **Law: layers.** All layers together, with something to do for each, keep what a policy owes:
-//! under random sequences of all verbs, while caps, reservations, groups, weights and D change, no
-//! request is lost or repeated, no tag that is in use is taken or completed, and no slot of a flow
-//! is another's while a request of it is live.
+//! **Law: layers.** All layers together, with something to do for each, keep the contract of a
+//! policy: under random sequences of all verbs, while caps, reservations, groups, weights and D
+//! change, no request is lost or repeated, no tag that is in use is accepted or completed, and no
+//! slot of a flow is given to another one while a request of it is live.
 
 use fairq_core::{
     AnyPolicy, AnyPort, Cap, Caps, Counted, Group, GroupId, PortSet, Reservation, Share, Side,
@@ -15,11 +15,12 @@ use crate::script::{Kind, for_all};
 use crate::subjects::{NO_VIRTUAL_TIME, registered};
 use crate::world::{Req, Shape, Subject, TypedSubject, World};
 
-/// What is changed.
+/// A change of the layers' settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     NoCaps,
-    /// Some requests at once and then one a millisecond; or bytes; or those of the group.
+    /// Some requests at once and then 1000 a second; the next caps bytes, and the one after it the
+    /// group's requests.
     CapRequests,
     CapBytes,
     CapGroup,
@@ -59,7 +60,7 @@ fn cap(counted: Counted, per_second: u64, burst: u64) -> Caps {
 }
 
 impl World {
-    /// Has a staged request go before all others: it is on the device.
+    /// Expedites a staged request: it goes to the device before all others.
     pub(crate) fn expedite(&mut self, pick: usize) {
         let Some(index) = self.staged_request(pick) else { return };
         let Req { port, tag, .. } = self.trace.requests[index];
@@ -68,7 +69,7 @@ impl World {
         }
     }
 
-    /// Changes what layers keep. What a policy does not have it refuses.
+    /// Changes a setting of the layers. A policy refuses settings that it does not have.
     pub(crate) fn change(&mut self, flow: usize, change: Change) {
         let id = self.trace.flows[flow].id;
         let mut wake = PortSet::EMPTY;

@@ -1,7 +1,7 @@
-//! **Law: merging.** What a port joins to one command is what a device can do as one: requests of
+//! **Law: merging.** A port joins to one command only requests that a device can serve as one: of
 //! one flow and port, all reads or all writes, each beginning where the one before it ends,
-//! together no longer than was said, and none on another side of a barrier of its flow on that port
-//! than another. And all other laws hold of commands as they do of requests: none is lost or issued
+//! together within the bound of bytes, and all on the same side of each barrier of their flow on
+//! that port. And all other laws hold of commands as they do of requests: none is lost or issued
 //! twice, at most D are outstanding, and flows differ by no more than T and the largest commands.
 
 use fairq_core::Op;
@@ -13,7 +13,7 @@ use crate::subjects::{KyberFairSubject, KyberSubject, SfqdSubject};
 use crate::world::{Req, Subject, Trace};
 use crate::{law_fairness, law_requests, law_slots, law_virtual_time, law_work};
 
-/// Streams in pieces, some of which are as long as what is merged.
+/// Streams in pieces, some of which are as long as the longest command.
 pub(crate) const STREAMS: Kind = Kind {
     merge_bytes: 32_768,
     lengths: &[512, 4096, 4096, 12_288, 32_768],
@@ -74,7 +74,8 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     })
 }
 
-/// Of what has no slots for all that it may send, but sends while fewer than D are outstanding.
+/// The law for policies that limit requests by other means than slots, but send while fewer than D
+/// are outstanding.
 pub(crate) fn holds_without_slots(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, STREAMS, 200, |trace| {
         check(trace)?;
@@ -83,13 +84,13 @@ pub(crate) fn holds_without_slots(subject: &dyn Subject) -> Result<(), String> {
     })
 }
 
-/// Where flows are backlogged and shares are of bytes.
+/// The bound for backlogged flows, for policies whose shares are of bytes.
 pub(crate) fn bounded_unfairness(subject: &dyn Subject) -> Result<(), String> {
     let steady = Kind { control: false, late: false, max_steps: 400, ..STREAMS };
     for_all(subject, steady, 120, |trace| law_fairness::check(trace, false))
 }
 
-/// How many requests went in how many commands, over all scripts.
+/// Requests and commands over all scripts.
 fn merged(subject: &dyn Subject) -> (usize, usize) {
     let counts = std::cell::Cell::new((0, 0));
     let count = |trace: &Trace| {

@@ -3,11 +3,11 @@
 //! [reference](crate::reference) that computes in fractions. Lengths and weights are such that tags
 //! are whole units: nothing may differ, not even ties.
 //!
-//! SFQ(D) is compared at any D. For MQFQ, D = 1, and the reference has virtual time as MQFQ defines
-//! it (section 2.1: the least start tag of what is staged, where SFQ has that of what is in
+//! SFQ(D) is compared at any D. MQFQ is compared at D = 1, and the reference has MQFQ's virtual
+//! time (section 2.1: the least start tag of the staged requests; SFQ's is that of the request in
 //! service). The two definitions differ only for a flow that becomes backlogged while others are:
-//! it may start up to one request later. Where no flow does, both references give the same order,
-//! and MQFQ's is SFQ's: that is tested as well.
+//! it may start up to one request later. If no flow does, both references give the same order, and
+//! MQFQ's is SFQ's; that is tested too.
 
 use fairq_core::Op;
 
@@ -49,19 +49,19 @@ const EXACT: Kind = Kind {
     ..ANYTHING
 };
 
-/// Any D: for SFQ(D).
+/// At any D, for SFQ(D).
 pub(crate) fn holds_at_any_depth(subject: &dyn Subject, rule: VirtualTime) -> Result<(), String> {
     for_all(subject, EXACT, 200, |trace| check(trace, rule))
 }
 
-/// D = 1. Nothing is late: MQFQ's ports look at their lead again in the `next` that is owed after
-/// an issue, and a request that comes in between still finds the older virtual time.
+/// At D = 1, without late calls: MQFQ's ports check their lead again in the `next` after an issue,
+/// and a request that comes in between would find the older virtual time.
 pub(crate) fn holds(subject: &dyn Subject, rule: VirtualTime) -> Result<(), String> {
     for_all(subject, Kind { max_slots: 1, late: false, ..EXACT }, 200, |trace| check(trace, rule))
 }
 
-/// D = 1, and flows that are backlogged from the start until they have nothing more to do: then the
-/// order is SFQ's by any definition of virtual time.
+/// At D = 1, with flows that are backlogged from the start until their last request: then the order
+/// is SFQ's by any definition of virtual time.
 pub(crate) fn holds_for_backlogged_flows(subject: &dyn Subject) -> Result<(), String> {
     let shape = Shape {
         ports: 1,
@@ -86,7 +86,7 @@ pub(crate) fn holds_for_backlogged_flows(subject: &dyn Subject) -> Result<(), St
         }
         while staged.iter().any(|&staged| staged > 0) || !world.device.is_empty() {
             for flow in 0..left.len() {
-                // Another one before the flow's last is dispatched, or never again.
+                // The next request comes before the flow's last staged one is dispatched, or never.
                 if left[flow] > 0
                     && (staged[flow] == 1
                         || ((2..20).contains(&staged[flow]) && world.random(3) == 0))

@@ -1,11 +1,11 @@
-//! **Law: periods.** A policy that hands out tokens by weight once a period is as unfair as what
-//! one period hands out, and no more, however long it goes on.
+//! **Law: periods.** A policy that hands out tokens by weight once a period is unfair by at most
+//! the tokens of a period, however long it runs.
 //!
 //! With `u` the tokens of a period in units, the same for all flows: tenants that always want more
-//! than their tokens differ, over every interval, by at most what the two partial periods at its
-//! ends hand out, `2 u`, and for each port and flow the batch that it has taken and not used,
-//! `u / 32`, and the request that it owes. A flow that returns after a pause has no more than that
-//! in hand either.
+//! than their tokens differ, over every interval, by at most the tokens of the two partial periods
+//! at its ends, `2 u`, and for each port and flow the unused batch, `u / 32`, and the request by
+//! which it has overdrawn its tokens. A flow that returns after a pause has no more than that in
+//! hand either.
 
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, dispatches, served};
@@ -31,8 +31,8 @@ fn bound_units(trace: &Trace, flows: &[usize], ports: usize, tokens: u64) -> i12
     2 * handed + 2 * ports as i128 * (handed / 32 + largest) + 2 * largest
 }
 
-/// The farthest that the first gets ahead of the second in any part of the interval, in units; and
-/// the second of the first.
+/// The greatest lead of the first flow over the second in any part of the interval, and of the
+/// second over the first, in units.
 fn farthest(trace: &Trace, from: usize, to: usize, pair: [usize; 2]) -> (i128, i128) {
     let (mut value, mut least, mut most, mut ahead, mut behind) = (0, 0, 0, 0, 0);
     for (flow, cost) in dispatches(trace, from, to) {
@@ -71,7 +71,7 @@ fn check(
     Ok(())
 }
 
-/// All want more than they get, all the time.
+/// All flows always want more than they get.
 pub(crate) fn bounded_deviation(
     subject: &dyn Subject,
     ports: usize,
@@ -85,7 +85,7 @@ pub(crate) fn bounded_deviation(
     check(&plan.finish(), from, to, &[0, 1, 2], ports, tokens)
 }
 
-/// One pauses for a long time and returns.
+/// One flow pauses for a long time and returns.
 pub(crate) fn no_credit_beyond_a_period(
     subject: &dyn Subject,
     ports: usize,
@@ -99,12 +99,12 @@ pub(crate) fn no_credit_beyond_a_period(
     plan.start(1);
     plan.run(4000);
     let to = plan.mark();
-    // It may find tokens that it did not use before the pause on each port: half as much again,
-    // generously.
+    // On each port it may find tokens that it did not use before the pause: half a period's more, a
+    // generous bound.
     check(&plan.finish(), back, to, &[0, 1], ports, tokens + tokens / 2)
 }
 
-/// What weight 300 gets of what weight 100 gets, and how many periods that takes.
+/// The ratio of the bytes of weight 300 to those of weight 100, and the number of periods.
 pub(crate) fn shares_and_periods(subject: &dyn Subject) -> (f64, i64) {
     let loops = [Loop::new(100, 0, 64, 4096), Loop::new(300, 1, 64, 4096)];
     let mut plan = Plan::new(subject, 2, SLOTS, 0, Default::default(), &loops);

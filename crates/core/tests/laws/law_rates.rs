@@ -1,5 +1,6 @@
-//! **Law: shares at any rate.** Weights are kept on slow devices and on fast ones: 4:2:1, all
-//! backlogged, on a device that serves 500 to 20,000 requests a second, each within 3 % of its due.
+//! **Law: shares at any rate.** Weights hold on slow devices and on fast ones: flows of 4:2:1, all
+//! backlogged, on a device that serves 500 to 20,000 requests a second, each get their share within
+//! 3 %.
 
 use crate::canary::{self, Fault, caught};
 use crate::clocked::{Host, SECOND, Tenant};
@@ -7,12 +8,13 @@ use crate::world::Subject;
 
 const WEIGHTS: [u16; 3] = [400, 200, 100];
 
-/// At one rate, with so many requests of each live on each port.
+/// At one rate, with `depth` requests of each tenant live on each port.
 fn check(subject: &dyn Subject, ports: usize, depth: usize, rate: u64) -> Result<(), String> {
     let of = |weight| Tenant { weight, depth, ports: (0..ports).collect() };
     let mut host = Host::new(subject, ports, 32, 0, SECOND / rate, &WEIGHTS.map(of));
     (0..WEIGHTS.len()).try_for_each(|tenant| host.start(tenant))?;
-    // So long that the device has served what it was given before anything was known of it.
+    // Long enough for the device to serve the requests that it was given before the policy knew its
+    // rate.
     let queued = (WEIGHTS.len() * ports * depth) as u64 * SECOND / rate;
     host.run(2 * SECOND + 8 * queued)?;
     let before = host.served.clone();

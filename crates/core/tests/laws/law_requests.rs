@@ -1,6 +1,7 @@
-//! **Law: requests.** None is lost, none issued twice, each by the port that it was submitted to,
-//! and everything drains; a port says `Idle` or `Blocked` truthfully; refusals leave no trace; the
-//! slots of removed flows come back. What is taken back is not issued, or once more.
+//! **Law: requests.** None is lost, none is issued twice, each is issued by the port that it was
+//! submitted to, and everything drains; a port says `Idle` or `Blocked` truthfully; refusals leave
+//! no trace; the slots of removed flows come back. A cancelled request is not issued, a requeued
+//! one once more.
 
 use crate::canary::{self, Misbehave, caught};
 use crate::script::{ANYTHING, Kind, for_all};
@@ -10,7 +11,7 @@ pub(crate) fn check(trace: &Trace) -> Result<(), String> {
     check_for(trace, true)
 }
 
-/// If not `all_drain`, what is staged may stay so.
+/// Without `all_drain`, requests may stay staged.
 fn check_for(trace: &Trace, all_drain: bool) -> Result<(), String> {
     let mut issued = vec![0; trace.requests.len()];
     let mut cancelled = vec![false; trace.requests.len()];
@@ -63,7 +64,7 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 300, check)
 }
 
-/// The same for a policy that may keep what is staged for ever.
+/// The law for a policy that may keep requests staged for ever.
 pub(crate) fn holds_for_issued(subject: &dyn Subject, kind: Kind) -> Result<(), String> {
     for_all(subject, kind, 300, |trace| check_for(trace, false))
 }
@@ -82,11 +83,11 @@ fn catches_what_loses_repeats_or_misdirects() {
         Misbehave::KeepRemovedFlows,
     ];
     for fault in faults {
-        // Most faults break several clauses, and it depends on the script which one is seen.
+        // Most faults break several clauses, and the script decides which one is found.
         caught(holds(&canary::Wrapped(fault)), "law broken");
         let verdict = holds_for_issued(&canary::Wrapped(fault), ANYTHING);
         match fault {
-            // Nothing is wrong with what is issued.
+            // The requests that are issued are correct.
             Misbehave::LoseWakeUps => verdict.unwrap(),
             _ => caught(verdict, "law broken"),
         }

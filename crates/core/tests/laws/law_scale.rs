@@ -1,11 +1,12 @@
-//! **Law: scale.** Weights are proportions: all of them times any factor is the same run. What each
-//! flow is served and the longest that one of its requests waits agree within a hundredth, and two
-//! grains: a request of each flow, since which of equal start tags goes first depends on how tags
-//! are rounded; and an eighth of T for each, since what T is divided by is a power of two in units.
+//! **Law: scale.** Only ratios of weights matter: multiplying all by any factor gives the same run.
+//! The service of each flow and the longest wait of one of its requests agree within a hundredth,
+//! and two grains: a request of each flow, since the rounding of tags decides which of equal start
+//! tags goes first; and an eighth of T for each, since the divisor of T is a power of two, in
+//! units.
 //!
-//! The device is a slow one, where a window of some kilobytes is a matter of many milliseconds: it
-//! serves 2,000 requests a second, and D is 64. What depends on the absolute size of weights shows
-//! there as a flow that is served alone for too long.
+//! The device is slow, so a window of some kilobytes lasts for many milliseconds: it serves 2,000
+//! requests a second, and D is 64. A dependency on the absolute size of weights appears there as a
+//! flow that is served alone for too long.
 
 use fairq_core::{CostModel, Weight};
 
@@ -14,25 +15,25 @@ use crate::closed::{Loop, Plan, served};
 use crate::world::Subject;
 
 const SLOTS: u32 = 64;
-/// What the device takes for a request.
+/// Time of the device for a request.
 const SERVICE_NS: u64 = 500_000;
 const RUN_NS: u64 = 4_000_000_000;
 
-/// Weights, but for the factor.
+/// Weights, before the factor.
 const PROPORTIONS: [[u16; 3]; 3] = [[1, 1, 1], [4, 2, 1], [100, 10, 1]];
 
-/// What a flow got.
+/// The service of a flow.
 struct Got {
     share: f64,
     /// The longest time from submission to dispatch, in nanoseconds.
     longest_ns: f64,
 }
 
-/// How deep the first flow's queue is; the others have 64 requests live.
+/// Depth of the first flow's queue; the others have 64 requests live.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum First {
     Deep,
-    /// One request at a time: it may be waited for.
+    /// One request at a time: the policy may anticipate it.
     Shallow,
 }
 
@@ -58,7 +59,7 @@ fn run(
     bytes.iter().zip(&waits).map(got).collect()
 }
 
-/// The factors that keep these weights in range: the least, one in between, the greatest.
+/// The factors that keep these weights in range: the least, one in between, and the greatest.
 fn factors(proportions: [u16; 3]) -> [u16; 3] {
     let greatest = Weight::MAX.get() / proportions[0];
     [1, greatest.div_ceil(100), greatest]

@@ -1,13 +1,14 @@
 //! **Law: shares.** Backlogged flows receive service in proportion to their weights: 5:1 over two
-//! ports, however the flows lie on them; 1:3 whatever the sum of the weights; unchanged when all
-//! weights are multiplied by 100; and to the last byte when requests are small and weights large,
+//! ports, however the flows are placed on them; 1:3 whatever the sum of the weights; unchanged when
+//! all weights are multiplied by 100; and exactly when requests are small and weights large,
 //! because remainders are kept.
 
 use crate::canary::{self, Fault, caught};
 use crate::closed::{Loop, Plan, bound_units, dispatches, served};
 use crate::world::{ONE_UNIT, Subject, Trace};
 
-/// Runs the loops and checks every pair's service against the bound; gives the bytes.
+/// Runs the loops and checks every pair's service against the bound; returns the trace and the
+/// bytes.
 fn run(
     subject: &dyn Subject,
     ports: usize,
@@ -29,7 +30,8 @@ fn run(
                     / i128::from(trace.flows[flow].weights[0])
                     / ONE_UNIT
             });
-            // What was dispatched before all had come counts for nobody.
+            // Requests dispatched before all flows had submitted are not counted: the bound allows
+            // for them.
             let early: u64 = dispatches(&trace, 0, from)
                 .map(|(flow, cost)| cost * 100 / u64::from(trace.flows[flow].weights[0]))
                 .max()
@@ -61,7 +63,7 @@ fn expect_ratio(
     }
 }
 
-/// Each flow on a port of its own, both on both, and one on both beside one on the second port.
+/// Layouts: each flow on its own port, both on both ports, and one on both beside one on one port.
 pub(crate) fn five_to_one_over_two_ports(
     subject: &dyn Subject,
     threshold: u64,
@@ -80,8 +82,8 @@ pub(crate) fn five_to_one_over_two_ports(
     Ok(())
 }
 
-/// One scheduler gives 3.00 only while the sum of weights is below a capacity, and 1.00 at twice
-/// it.
+/// In one scheduler the ratio is 3.00 only while the sum of weights is below a capacity, and 1.00
+/// at twice the capacity.
 pub(crate) fn three_to_one_whatever_the_sum(
     subject: &dyn Subject,
     threshold: u64,
@@ -94,8 +96,8 @@ pub(crate) fn three_to_one_whatever_the_sum(
     Ok(())
 }
 
-/// On one port and without a threshold, which is rounded to units of virtual time, it is the very
-/// same run.
+/// On one port and with T = 0 both runs have the same order. A larger T is rounded to units of
+/// virtual time.
 pub(crate) fn scaling_weights_changes_nothing(
     subject: &dyn Subject,
     ports: usize,
@@ -124,8 +126,8 @@ pub(crate) fn scaling_weights_changes_nothing(
     Ok(())
 }
 
-/// 512 bytes are 6.58 units at one of the weights and 15.36 at the other: rounded down, one flow
-/// would gain 7 %.
+/// 512 bytes are 6.58 units at one of the weights and 15.36 at the other: rounding down would give
+/// one flow 7 % more.
 pub(crate) fn remainders_are_kept(subject: &dyn Subject) -> Result<(), String> {
     let loops = [Loop::new(7777, 0, 16, 512).also(1, 16), Loop::new(3333, 1, 16, 512).also(0, 16)];
     let (_, bytes) = run(subject, 2, 0, &loops, 30_000)?;

@@ -1,5 +1,6 @@
-//! **Law: slots.** Never more than D commands outstanding; and when nothing is owed to any port,
-//! the free slots that the policy counts are D less what is outstanding: none leaks, none is made.
+//! **Law: slots.** At most D commands are outstanding; and when no port needs a `next`, the
+//! policy's count of free slots is D less the commands outstanding: no slot leaks, and none
+//! appears.
 
 use crate::canary::{self, Fault, Misbehave, caught};
 use crate::script::{ANYTHING, for_all};
@@ -11,8 +12,7 @@ pub(crate) fn check_depth(trace: &Trace) -> Result<(), String> {
 
 fn check_within(trace: &Trace, slots: u32) -> Result<(), String> {
     let mut outstanding = 0;
-    // How many requests of each command have not completed. One that is requeued has another
-    // command afterwards.
+    // Live requests of each command. A requeued request belongs to another command afterwards.
     let commands = trace.events.iter().filter(|event| matches!(event, Event::Issued { .. }));
     let mut live = vec![0; commands.count()];
     for request in &trace.requests {
@@ -61,7 +61,7 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, check)
 }
 
-/// The same for a policy that never has more than `most` outstanding, however great D is.
+/// The law for a policy that never has more than `most` outstanding, however great D is.
 pub(crate) fn holds_within(subject: &dyn Subject, most: u32) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, |trace| check_within(trace, most.min(trace.shape.slots)))
 }

@@ -1,6 +1,6 @@
-//! **Law: taking back.** What is cancelled is never issued, what is requeued is issued once more,
-//! by its port, whatever happens around it; slots and virtual time are kept, and no slot is free
-//! while something is staged. A flow is not charged for what it has cancelled.
+//! **Law: taking back.** A cancelled request is never issued; a requeued one is issued once more,
+//! by its port, whatever happens meanwhile. Slots and virtual time stay correct, and no slot is
+//! free while a request is staged. A flow is not charged for its cancelled requests.
 
 use fairq_core::CostModel;
 
@@ -16,7 +16,7 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, TAKING_BACK, 200, law_requests::check)
 }
 
-/// The same for a policy that has slots, and a virtual time that does not go back, if any.
+/// The law for a policy that has slots, and whose virtual time, if any, does not go back.
 pub(crate) fn keeps_slots(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, TAKING_BACK, 200, |trace| {
         law_slots::check(trace)?;
@@ -24,13 +24,13 @@ pub(crate) fn keeps_slots(subject: &dyn Subject) -> Result<(), String> {
     })
 }
 
-/// The same for one that serves whenever it can.
+/// The law for a policy that serves whenever it can.
 pub(crate) fn is_work_conserving(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, TAKING_BACK, 200, law_work::check)
 }
 
-/// Two flows of equal weight keep as much staged as each other, but one of them takes back half of
-/// what it asks for. Both are served alike.
+/// Two flows of equal weight keep the same number of requests staged, but one of them cancels one
+/// after each completion. Both must be served alike.
 pub(crate) fn is_free(subject: &dyn Subject) -> Result<(), String> {
     let loops = [Loop::new(100, 0, 16, 4096), Loop::new(100, 0, 16, 4096)];
     let mut plan = Plan::new(subject, 1, 4, 65_536, CostModel::default(), &loops);
@@ -44,7 +44,7 @@ pub(crate) fn is_free(subject: &dyn Subject) -> Result<(), String> {
     let trace = plan.finish();
     law_requests::check(&trace)?;
     let [a, b] = served(&trace, from, to)[..] else { return Err("two flows".into()) };
-    // T, and what is in flight and staged when it is counted.
+    // T, and the requests that are outstanding and staged when bytes are counted.
     let slack = 65_536 + 32 * 4096;
     if a.abs_diff(b) <= slack { Ok(()) } else { Err(format!("{a} and {b} bytes, equal weights")) }
 }

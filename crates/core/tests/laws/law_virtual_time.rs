@@ -1,5 +1,5 @@
-//! **Law: virtual time never goes back**, in the order that wraps around; and the wrap itself
-//! changes nothing.
+//! **Law: virtual time never goes back**, in its order, which wraps around; and the wrap changes
+//! nothing.
 
 use fairq_core::vtime::VTime;
 use fairq_core::{CostModel, Op};
@@ -31,9 +31,9 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 150, check)
 }
 
-/// Requests so expensive that virtual time wraps around several times (each costs 2^42 bytes,
-/// 2^48.6 units at weight 1, of the 2^56 there are) are shared as fairly as ordinary ones, and on
-/// one port in the same order.
+/// Requests are so expensive that virtual time wraps around several times (each costs 2^42 bytes,
+/// 2^48.6 units at weight 1, of a range of 2^56). They are shared as fairly as ordinary ones, and
+/// on one port in the same order.
 pub(crate) fn survives_the_wrap(subject: &dyn Subject) -> Result<(), String> {
     let run = |ports: usize, length: u32, cost: CostModel| -> Result<Vec<usize>, String> {
         let last = ports - 1;

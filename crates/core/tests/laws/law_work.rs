@@ -1,6 +1,6 @@
-//! **Law: work conserving.** When nothing is owed to any port, a slot is free only if nothing is
-//! staged anywhere. (A throttled request is no excuse: one of those that are least ahead is not
-//! throttled, and virtual time moves with it.)
+//! **Law: work conserving.** When no port needs a `next`, a slot is free only if no request is
+//! staged. (Throttling is no excuse: the request that is least ahead is not throttled, and virtual
+//! time advances with it.)
 
 use crate::canary::{self, Misbehave, caught};
 use crate::script::{ANYTHING, for_all};
@@ -25,7 +25,7 @@ pub(crate) fn holds(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 200, check)
 }
 
-/// The weaker law: the device is not idle while something is staged anywhere.
+/// The weaker law: the device is not idle while a request is staged.
 pub(crate) fn is_never_idle(subject: &dyn Subject) -> Result<(), String> {
     for_all(subject, ANYTHING, 200, |trace| {
         for (at, event) in trace.events.iter().enumerate() {

@@ -1,10 +1,10 @@
 //! The laws of fair queueing, applied to every policy.
 //!
 //! Each `law_*` module states one law, checks it for any [`world::Subject`], and shows that it
-//! catches a policy that is [broken on purpose](canary). Here is which law is applied to which
-//! [policy](subjects): a row each. A law that is not in a policy's row it is exempted from, and the
-//! row says why. That exemptions are needed is tested below, where a law says anything of such a
-//! policy: bounds in virtual time say nothing of one without.
+//! catches a policy that is [broken on purpose](canary). The tables below list the laws of each
+//! [policy](subjects), one row each. A policy is exempt from the laws that its row omits, and the
+//! row gives the reason. A test at the end shows that the exemptions are needed, for laws that
+//! apply to such a policy: bounds in virtual time do not apply to a policy without it.
 
 mod canary;
 mod clocked;
@@ -28,7 +28,7 @@ mod law_virtual_time;
 mod law_work;
 mod reference;
 mod script;
-/// The authors' NASS is the laboratory's, which owes its laws as the policies here do.
+/// The authors' NASS is part of the laboratory; the laws apply to it as to the policies here.
 #[path = "../../../sim/src/policies/strict_nass.rs"]
 mod strict_nass;
 mod subjects;
@@ -45,15 +45,15 @@ use script::{ANYTHING, Kind};
 use subjects::*;
 use world::{Shape, Subject, World};
 
-/// Lengths that all cost the same: 4096 is what flushes and discards cost.
+/// Lengths with one cost: 4096 is the cost of flushes and discards.
 const ONE_LENGTH: &[u32] = &[4096];
-/// How long it is waited for flows in scripts, where every verb takes a nanosecond.
+/// Anticipation in scripts, in nanoseconds; every verb takes one nanosecond there.
 const IDLE_NS: u64 = 50;
 const FEW: KyberFairSubject = KyberFairSubject(1 << 18);
-/// As it is without being asked.
+/// With the default patience.
 const PATIENT: KyberFairPatient = KyberFairPatient(FEW, 64);
 
-/// The law for each of the thresholds.
+/// Applies the law at each of the thresholds.
 fn each(thresholds: &[u64], law: impl Fn(u64) -> Result<(), String>) {
     for &threshold in thresholds {
         law(threshold).unwrap_or_else(|why| panic!("T = {threshold}: {why}"));
@@ -62,7 +62,7 @@ fn each(thresholds: &[u64], law: impl Fn(u64) -> Result<(), String>) {
 
 /// A law as a test of the policy `$of`, with thresholds to choose from.
 macro_rules! law {
-    // What every policy owes that decides the order, has slots and serves whenever it can.
+    // Laws of every policy that decides the order, has slots and serves whenever it can.
     (all_but_unfairness, $of:expr, $at:expr) => {
         law!(requests, $of, $at);
         law!(slots, $of, $at);
@@ -87,14 +87,14 @@ macro_rules! law {
         law!(taking_back_all, $of, $at);
         law!(order_of_sfq, $of, $at);
     };
-    // What every policy owes that has slots.
+    // Laws of every policy that has slots.
     (taking_back_all, $of:expr, $at:expr) => {
         law!(taking_back, $of, $at);
         law!(taking_back_keeps_slots, $of, $at);
         law!(taking_back_conserves_work, $of, $at);
         law!(taking_back_is_free, $of, $at);
     };
-    // The same with many flows on many ports, of those that decide the order by weight.
+    // The same with many flows on many ports, for policies that decide the order by weight.
     (all_of_crowds, $of:expr, $at:expr) => {
         law!(crowds, $of, $at);
         law!(crowds_keep_slots, $of, $at);
@@ -124,7 +124,7 @@ mod checks {
     pub(crate) fn requests(of: &dyn Subject, _at: &[u64]) {
         law_requests::holds(of).unwrap();
     }
-    /// Where what is staged may stay so, but no more than that.
+    /// For policies that may leave requests staged.
     pub(crate) fn requests_that_go(of: &dyn Subject, _at: &[u64]) {
         law_requests::holds_for_issued(of, ANYTHING).unwrap();
         law_requests::holds_for_issued(of, law_take_back::TAKING_BACK).unwrap();
@@ -144,7 +144,7 @@ mod checks {
     pub(crate) fn shares_after_absence(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_absence::holds(of, threshold, Some(40 * MS)));
     }
-    /// Where a flow counts from the next period on.
+    /// For policies in which a flow counts from the next period on.
     pub(crate) fn shares_some_periods_after_absence(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_absence::holds(of, threshold, Some(250 * MS)));
     }
@@ -255,8 +255,7 @@ mod checks {
     }
 }
 
-/// A module of tests for each row: a policy, the thresholds to look at it with, and the laws that
-/// it keeps.
+/// A module of tests for each row: a policy, the thresholds to check it at, and its laws.
 macro_rules! laws {
     ($($(#[doc = $why:expr])* $name:ident: $of:expr, $at:expr => $($law:ident)*;)*) => {$(
         $(#[doc = $why])*
@@ -269,9 +268,9 @@ macro_rules! laws {
 
 const T: [u64; 3] = [0, 16_384, 46_080];
 
-/// MQFQ over sockets, and the laboratory's variants of MQFQ: rows of all its laws (`tests/long
-/// laws`), and of those that hold a variant's own structures. Their order of requests is `mqfq`'s,
-/// and so are their shares.
+/// MQFQ over sockets, and the laboratory's variants of MQFQ: all of their laws (in `tests/long
+/// laws`), or those that concern a variant's own structures. Their order of requests, and so their
+/// shares, are those of `mqfq`.
 macro_rules! variants_of_mqfq {
     ($($laws:ident)*) => {
         laws! {
@@ -280,7 +279,7 @@ macro_rules! variants_of_mqfq {
             mqfq_scalable_bitmap: MqfqSubject::ScalableBitmap, T => $($laws)*;
             mqfq_polling: MqfqSubject::Polling, T => $($laws)*;
             mqfq_serial: MqfqSubject::Serial, T => $($laws)*;
-            /// Where a port's path is all of the tree, nothing lies elsewhere.
+            /// In a flat topology a port's path covers the whole tree, so every free slot is on it.
             mqfq_on_path: MqfqRead::<OnPath>::new(MqfqSubject::Paper), T => $($laws)*;
             mqfq_sockets: MqfqSubject::Sockets, T => $($laws)* crowds
                 crowds_keep_slots evicted_flows_are_not_ahead;
@@ -295,13 +294,13 @@ variants_of_mqfq!(requests slots virtual_time work_conserving bounded_unfairness
     order_of_sfq);
 
 laws! {
-    /// It stages nothing and promises no fairness.
+    /// It stages nothing and does not promise fairness.
     none: None, [0] => requests absence work_conserving taking_back crowds;
     sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging
         merged_requests_are_paid_for
         taking_back_all all_of_crowds;
     mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead;
-    /// It stages nothing and has no slots; what it owes in shares it owes on a device with classes
+    /// It stages nothing and has no slots; its laws of shares need a device with classes
     /// (`tests/d2fq`).
     d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence
         work_conserving
@@ -309,64 +308,63 @@ laws! {
     d2fq_mindicator: D2fqSubject(TrackerKind::Mindicator, false), [0] => requests taking_back
         absence
         work_conserving crowds;
-    /// It has depths by domain instead of D (there are more requests outstanding than D; its own
-    /// tests look at its depths), no virtual time and no shares.
+    /// It has depths by domain instead of D (so more than D requests are outstanding; its own tests
+    /// check its depths), no virtual time and no shares.
     kyber: KyberSubject, [0] => requests taking_back absence work_conserving two_shards_at_depth_one
         merging_without_slots crowds;
     /// It limits tokens, not requests outstanding, and has no virtual time. Its unfairness is
-    /// bounded by what a period hands out (`law_periods`, below). Work conserving with D as what
-    /// keeps the device busy.
+    /// bounded by the tokens of a period (`law_periods`, below). It is work conserving if D
+    /// requests keep the device busy.
     kyber_fair: FEW, [0] => requests taking_back shares_after_absence work_conserving
         two_shards_at_depth_one
         five_to_one_over_two_ports three_to_one_whatever_the_sum merging_without_slots crowds;
     kyber_fair_short: KyberFairSubject(10_000), [0] => requests taking_back taking_back_is_free
         work_conserving merging_without_slots;
-    /// With patience somebody may wait beside places that are free, for a 64th of the time.
+    /// With patience, requests may wait beside free places, for a 64th of the time.
     kyber_fair_patient: PATIENT, [0] => requests taking_back never_idle five_to_one_over_two_ports
         three_to_one_whatever_the_sum
         merging_without_slots;
-    /// With as many tokens as it predicts.
+    /// With the predicted number of tokens.
     kyber_fair_predicting: KyberFairPredicting, [0] => requests crowds
         shares_some_periods_after_absence shares_at_any_rate;
-    /// Shares do not change with the scale; waits are whole periods, and which one a request is in
-    /// hangs on single tokens.
+    /// Shares do not change with the scale. Waits are whole periods, and single tokens decide in
+    /// which period a request goes.
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
     kyber_fair_exact: KyberFairSubject(8192), [0] => remainders_are_kept;
-    /// It shares requests, whatever their length: it is looked at where all have the same.
+    /// It shares requests, whatever their length, so it is checked with requests of one length.
     fiops: FiopsSubject, [0] => scale all_but_unfairness bounded_unfairness_of_one_length merging
         taking_back_all all_of_crowds;
-    /// It is fair within budgets, which are small here, to the weights that flows have had since
-    /// before they were backlogged. Budgets are too coarse for remainders and the wrap, which are
-    /// looked at in orders and to a thousandth.
+    /// It is fair within budgets, which are small here, at the weights that flows had when they
+    /// became backlogged. Budgets are too coarse for the laws of remainders and the wrap, which
+    /// check the order and a thousandth.
     bfq_na: BfqSubject { idle_ns: 0 }, [0] => scale keeping shares_after_absence work_conserving
         bounded_unfairness_of_steady_flows
         returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one
         five_to_one_over_two_ports
         three_to_one_whatever_the_sum scaling_weights_on_two_ports merged_requests_are_paid_for
         taking_back_conserves_work taking_back_is_free crowds crowds_keep_slots;
-    /// Looked at with requests that cost their length.
+    /// Checked with requests that cost their length.
     flashfq_na: FlashFqSubject { idle_ns: 0 }, [0, 16_384] => scale all merging
         merged_requests_are_paid_for
         taking_back_all crowds crowds_keep_slots;
-    /// What anticipates is not work conserving; its dispatches are as fair as without.
+    /// A policy that anticipates is not work conserving; its dispatches are as fair as without.
     flashfq: FlashFqSubject { idle_ns: IDLE_NS }, [0] => keeping shares_after_absence the_wrap
         bounded_unfairness returning_starves_nobody
         one_at_a_time_beside_a_flood two_shards_at_depth_one five_to_one_over_two_ports
         three_to_one_whatever_the_sum
         scaling_weights_changes_nothing remainders_are_kept;
-    /// It anticipates and lends no turn, so one that sends one request at a time has the device
-    /// alone.
+    /// It anticipates and lends no turn, so a flow with one request at a time has the device alone.
     bfq: BfqSubject { idle_ns: IDLE_NS }, [0] => scale keeping returning_starves_nobody
         one_at_a_time_beside_a_flood
         five_to_one_over_two_ports three_to_one_whatever_the_sum scaling_weights_on_two_ports;
-    /// It shares time, which scripts do not have (its own tests look at its shares), and has a
+    /// It shares time, which does not pass in scripts (its own tests check its shares), and has a
     /// quantum: while others wait it leaves slots free.
     cfq_na: CfqSubject { idle_ns: 0 }, [0] => keeping two_shards_at_depth_one crowds
         crowds_keep_slots;
     cfq: CfqSubject { idle_ns: IDLE_NS }, [0] => keeping;
-    /// NASS keeps places free on purpose, and is fair to what no law of dispatches says: its limits
-    /// are whole requests, one to six of them here, so that weights 1:3 come out as 1:2.3 and 1:5
-    /// as 1:5.1 (with 32 places its own tests have them within a sixtieth), and are set anew when a
+    /// NASS keeps places free on purpose, and its fairness is not of dispatches: its limits are
+    /// whole requests, one to six of them here, so weights of 1:3 give 1:2.3 and 1:5 give 1:5.1
+    /// (with 32 places its own tests have them within a sixtieth), and they are set anew when a
     /// flow comes. Around CFQ shares are of time.
     nass_cfq: AROUND_CFQ, [0] => keeping one_at_a_time_beside_a_flood two_shards_at_depth_one;
     nass_bfq: AROUND_BFQ, [0] => scale keeping returning_is_soon_even one_at_a_time_beside_a_flood
@@ -378,16 +376,16 @@ laws! {
     nass_fiops: AROUND_FIOPS, [0] => scale keeping returning_is_soon_even
         one_at_a_time_beside_a_flood two_shards_at_depth_one
         scaling_weights_changes_nothing crowds crowds_keep_slots;
-    /// It knows no weights. It is there by a module and a line of the registry.
+    /// It has no weights. It is here because of one module and one line of the registry.
     toy: Registered("toy"), [0] => requests slots work_conserving never_idle merging taking_back
         taking_back_keeps_slots taking_back_conserves_work;
-    /// Requests that go ahead for a reservation are beside D, and out of any order.
+    /// Requests that go ahead for a reservation do not count against D and follow no order.
     mqfq_reserving: Reserving("mqfq"), [0] => requests taking_back;
     kyber_fair_reserving: Reserving("kyber-fair"), [0] => requests taking_back;
     sfqd_reserving: Reserving("sfqd"), [0] => requests taking_back;
     d2fq_reserving: Reserving("d2fq"), [0] => requests taking_back;
     cfq_reserving: Reserving("cfq"), [0] => requests taking_back;
-    /// All layers at once, while what each of them keeps changes.
+    /// All layers at once, while their settings change.
     none_every_layer: Every("none"), [0] => layers;
     mqfq_every_layer: Every("mqfq"), [0] => layers;
     kyber_every_layer: Every("kyber"), [0] => layers;
@@ -406,19 +404,19 @@ laws! {
         scaling_weights_changes_nothing;
 }
 
-/// Other readings of the papers and other settings, which the laboratory compares. All of their
-/// laws are applied by `tests/long laws`.
+/// Other readings of the papers and other settings, which the laboratory compares. `tests/long
+/// laws` applies all of their laws.
 #[cfg(feature = "long")]
 laws! {
     mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
         slots virtual_time bounded_unfairness work_conserving taking_back_keeps_slots;
-    /// Without virtual time only slots are kept, which is what it is measured for.
+    /// Without virtual time only slots are kept; it exists to be measured.
     mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests slots absence
         work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
-    /// Where it is not, tokens may lie where a port that waits does not look: for ever, if the
-    /// ports below them send nothing more or are throttled, since a request that waits holds
-    /// virtual time back. So it owes neither that all is served nor that the device has work. What
-    /// it issues it issues as it should.
+    /// Over sockets, tokens may be where a waiting port does not search: for ever, if the ports
+    /// below them send nothing more or are throttled, since a request that waits holds virtual time
+    /// back. So it promises neither that all is served nor that the device has work. The requests
+    /// that it issues are issued correctly.
     mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => scale
         requests_that_go slots virtual_time bounded_unfairness taking_back_keeps_slots
         taking_back_is_free crowds_keep_slots;
@@ -434,16 +432,16 @@ laws! {
     /// The same with fewer tokens and with more.
     kyber_fair_one_token: KyberFairSubject(1), [0] => requests taking_back absence work_conserving;
     kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests absence work_conserving;
-    /// With room to run ahead of a flow that it waits for.
+    /// With a threshold, so that others may run ahead of a flow that it waits for.
     flashfq_ahead: FlashFqSubject { idle_ns: IDLE_NS }, [16_384, 46_080] => scale;
     /// With slices as long as on a real device.
     cfq_linux: CfqConfigured(CfqConfig::default().with(|config| config.idle_ns = 0)), [0] => scale;
     cfq_linux_idles: CfqConfigured(CfqConfig::default()), [0] => scale;
     nass_cfq_linux: AROUND_SLICES, [0] => scale;
-    /// NASS to the letter of Algorithm 1: the device is never idle while a request waits, and where
-    /// no limit is reached the scheduler inside decides. It does not promise
-    /// - work conservation: limits stay that were set for more workloads (line 5) or halved (line
-    ///   27), and all together may have no more than β for good once a workload has sent its last
+    /// NASS by the letter of Algorithm 1: the device is never idle while a request waits, and the
+    /// scheduler inside decides where no limit is reached. It does not promise
+    /// - work conservation: limits that were set for more workloads (line 5) or halved (line 27)
+    ///   stay, and all together may stay below β for good once a workload has sent its last request
     ///   (lines 16 to 22);
     /// - shares by weight where limits are reached: lines 5 and 27 count workloads, so that of
     ///   1:100 each has one place (`scaling_weights_changes_nothing`, `bounded_unfairness`,
@@ -457,12 +455,12 @@ laws! {
         shares_after_absence returning_starves_nobody returning_is_soon_even
         one_at_a_time_beside_a_flood two_shards_at_depth_one
         three_to_one_whatever_the_sum remainders_are_kept taking_back_is_free all_of_crowds;
-    /// Lines 16 to 22 restrict all alike and let nothing go ahead, so that one that sends one
-    /// request at a time waits for the rest of a budget (fairq's own NASS lets it go first).
+    /// Lines 16 to 22 restrict all flows alike and let none go ahead, so a flow with one request at
+    /// a time waits for the rest of a budget (fairq's own NASS lets it go first).
     nass_strict_paper_bfq: Strictly::new(AROUND_BFQ), [0] => scale keeping never_idle
         shares_after_absence returning_is_soon_even two_shards_at_depth_one
         three_to_one_whatever_the_sum taking_back_is_free crowds crowds_keep_slots;
-    /// For the same reason it waits for the rest of a slice, which is longer than scripts are.
+    /// For the same reason a flow waits for the rest of a slice, which is longer than scripts are.
     nass_strict_paper_cfq: Strictly::new(AROUND_CFQ), [0] => keeping never_idle
         two_shards_at_depth_one crowds crowds_keep_slots;
     nass_strict_paper_cfq_linux: Strictly::new(AROUND_SLICES), [0] => scale;
@@ -491,8 +489,8 @@ laws! {
     nass_strict_paper_cfq_linux: Strictly::new(AROUND_SLICES), [0] => requests;
 }
 
-/// Each policy of the registry as it is without keys: what is owed by all, and D by those that say
-/// so. A policy that is added is here by its line.
+/// Each policy of the registry without keys: the laws of all policies, and that of slots if the
+/// policy promises it. A policy is included here by its line in the registry.
 #[test]
 fn each_of_the_registry_owes_what_all_owe() {
     for policy in registry::ALL {
@@ -504,7 +502,7 @@ fn each_of_the_registry_owes_what_all_owe() {
     }
 }
 
-/// The exemptions are needed: each of these does break the law that it is exempted from.
+/// The exemptions are needed: each of these policies breaks the law that it is exempt from.
 #[test]
 fn exempted_with_reason() {
     law_shares::five_to_one_over_two_ports(&None, 0).unwrap_err();
@@ -540,8 +538,8 @@ fn exempted_with_reason() {
     law_idle::one_at_a_time_beside_a_flood(&Strictly::new(AROUND_CFQ), 1, 0).unwrap_err();
 }
 
-/// The only slot comes back on one core, and then a request comes to another: how many are left in
-/// the end.
+/// The only slot is released on one core, and then a request is submitted on another. Returns the
+/// number of requests left in the end.
 fn left_elsewhere(of: &dyn Subject) -> usize {
     let (ports, flows, tags, slots) = (3, 1, 1, 1);
     let cost = CostModel::default();
@@ -555,7 +553,7 @@ fn left_elsewhere(of: &dyn Subject) -> usize {
     world.staged()
 }
 
-/// The device's queue takes six, whatever D is.
+/// NASS's queue takes six requests, whatever D is.
 #[test]
 fn nass_keeps_to_the_queue() {
     let kept = [
@@ -572,7 +570,7 @@ fn nass_keeps_to_the_queue() {
     canary::caught(law_slots::holds_within(&FiopsSubject, 6), "outstanding, D is 6");
 }
 
-/// With a β of none, lines 16 to 22 shut the device for good.
+/// With β = 0, lines 16 to 22 close the device for good.
 #[test]
 fn a_total_limit_of_none_is_noticed() {
     let shut = Strictly { reserve: 0, ..Strictly::new(AROUND_FIOPS) };
@@ -610,8 +608,9 @@ mod periods {
             "units within",
         );
     }
-    /// K-w.1. A hundred times what is served in the whole run: nobody ever runs out, and weights
-    /// mean nothing. A 64th of what serves well: as fair, with 64 times as many periods.
+    /// K-w.1. With a hundred times the tokens of the whole run no flow runs out, and weights have
+    /// no effect. With a 64th of a suitable number shares are as fair, with 64 times as many
+    /// periods.
     #[test]
     fn over_prediction_costs_fairness_and_under_prediction_periods() {
         let [over, right, under] = [1 << 36, 1 << 18, 1 << 12]

@@ -1,5 +1,5 @@
-//! Start-time fair queueing from the paper's definition, in exact fractions and the slowest
-//! possible way.
+//! Start-time fair queueing by the paper's definition, in exact fractions and without any
+//! optimisation.
 
 use std::cmp::Ordering;
 
@@ -44,14 +44,14 @@ impl Ord for Ratio {
     }
 }
 
-/// What virtual time is while the server is busy and when it is idle.
+/// The rule of virtual time, while the server is busy and when it is idle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum VirtualTime {
     /// SFQ and SFQ(D): the start tag of the request dispatched last; when idle, the largest finish
     /// tag served.
     LastDispatched,
-    /// MQFQ section 2.1: the least start tag of all requests that are staged; it stays where it is
-    /// when none are.
+    /// MQFQ section 2.1: the least start tag of all staged requests; unchanged while none is
+    /// staged.
     LeastStaged,
 }
 

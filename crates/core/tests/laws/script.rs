@@ -1,5 +1,4 @@
-//! Random scripts: who submits what where, what completes when, which wake-up is late, which flow
-//! comes and goes.
+//! Random scripts: arrivals, completions, late calls, and flows that come and go.
 
 use fairq_core::{CostModel, Op};
 use proptest::prelude::*;
@@ -20,9 +19,9 @@ pub(crate) enum Step {
     Complete {
         pick: usize,
     },
-    /// Pays one owed `next`, if wake-ups are late.
+    /// Makes one pending call of `next`, if calls are late.
     Pay,
-    /// A `next` that nobody owes.
+    /// Calls `next` on a port that does not need it.
     Spurious {
         port: usize,
     },
@@ -43,36 +42,36 @@ pub(crate) enum Step {
     Misuse {
         port: usize,
     },
-    /// Takes a staged request back.
+    /// Cancels a staged request.
     Cancel {
         pick: usize,
     },
-    /// Takes one back that the device has not begun.
+    /// Requeues an issued request that the device has not begun.
     Requeue {
         pick: usize,
     },
-    /// Has a staged one go before all others.
+    /// Expedites a staged request: it goes before all others.
     Expedite {
         pick: usize,
     },
-    /// Changes something that layers keep of a flow, or D.
+    /// Changes a flow's settings in the layers, or D.
     Change {
         flow: usize,
         change: Change,
     },
-    /// Merges another into a staged one.
+    /// Merges another request into a staged one.
     Grow {
         pick: usize,
         length: u32,
     },
 }
 
-/// What scripts of a kind may contain.
+/// The contents of scripts of a kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
-    /// The least and the most.
+    /// The least and the most ports.
     pub(crate) ports: (usize, usize),
-    /// The least and the most at the beginning; there may be as many as the most at a time.
+    /// The least and the most flows at the beginning; the most is also the bound at any time.
     pub(crate) flows: (usize, usize),
     /// Live requests per port.
     pub(crate) tags: usize,
@@ -85,18 +84,18 @@ pub(crate) struct Kind {
     pub(crate) lengths: &'static [u32],
     /// Whether weights change, and flows come and go.
     pub(crate) control: bool,
-    /// Whether wake-ups may be late; if not, everything owed is paid after every step.
+    /// Whether calls of `next` may be late; if not, all pending ones are made after every step.
     pub(crate) late: bool,
     pub(crate) max_steps: usize,
-    /// Whether requests are taken back, and grow.
+    /// Whether requests are cancelled, requeued and grown.
     pub(crate) takes_back: bool,
-    /// Whether requests are expedited, and what layers keep changes.
+    /// Whether requests are expedited, and settings of layers change.
     pub(crate) layers: bool,
-    /// The most bytes that are merged to one command; if any, requests come in streams.
+    /// The most bytes that are merged to one command; if not 0, requests come in streams.
     pub(crate) merge_bytes: u32,
 }
 
-/// A bit of everything.
+/// Scripts of all verbs that every policy serves.
 pub(crate) const ANYTHING: Kind = Kind {
     ports: (1, 4),
     flows: (2, 5),
@@ -186,10 +185,10 @@ pub(crate) fn script(kind: Kind) -> impl Strategy<Value = Script> {
     })
 }
 
-/// Runs a script and then lets everything drain.
+/// Runs a script, and then drains.
 pub(crate) fn run(subject: &dyn Subject, script: &Script) -> Trace {
     let mut world = World::new(subject, script.shape, script.seed);
-    // The flow that a script's number stands for now.
+    // The flow of each number in the script.
     let mut flows: Vec<usize> =
         script.weights.iter().map(|&weight| world.add_flow(weight).expect("it fits")).collect();
     for step in &script.steps {
@@ -253,10 +252,11 @@ fn apply(world: &mut World, flows: &mut Vec<usize>, step: &Step, script: &Script
     }
 }
 
-/// Applies a law to the traces of `cases` random scripts (half of them by default: PROPTEST_CASES
-/// counts 512 as once); gives a script that breaks the law, and how. The scripts are the same in
-/// every run, so that a failure is found again; FAIRQ_LAW_SEED gives others. FAIRQ_LAW_SHRINK looks
-/// for the smallest script, which takes long and is of no use where a law is to fail.
+/// Applies a law to the traces of `cases` random scripts (half of them by default: a PROPTEST_CASES
+/// of 512 means all); returns a script that breaks the law, and how. The scripts are the same in
+/// every run, so that a failure can be repeated; FAIRQ_LAW_SEED selects others. FAIRQ_LAW_SHRINK
+/// searches for the smallest script, which takes long and is of no use where a law is expected to
+/// fail.
 pub(crate) fn for_all(
     subject: &dyn Subject,
     kind: Kind,
@@ -266,7 +266,7 @@ pub(crate) fn for_all(
     let times = Config::default().cases;
     let cases = (cases * times / 512).max(1);
     let shrinks = std::env::var_os("FAIRQ_LAW_SHRINK").is_some();
-    // What is large takes long to make smaller.
+    // Large scripts take long to shrink.
     let max_shrink_iters = if shrinks { 2_000 / kind.flows.1 as u32 } else { 0 };
     let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
     let mut seed = [7; 32];

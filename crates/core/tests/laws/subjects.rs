@@ -48,7 +48,7 @@ impl TypedSubject for SfqdSubject {
     fn build(&self, shape: &Shape) -> (Sfqd, Vec<SfqdPort>) {
         Sfqd::new(&serial_config(shape)).expect("the shape is legal")
     }
-    /// The order is one for all ports.
+    /// All ports share one order.
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
     }
@@ -66,7 +66,7 @@ pub(crate) enum MqfqSubject {
     ScalableBitmap,
     Polling,
     Serial,
-    /// Cores of two threads on two sockets.
+    /// Ports as threads on cores of two sockets.
     Sockets,
 }
 
@@ -91,7 +91,7 @@ impl MqfqSubject {
     }
 }
 
-/// The same by another reading of its paper.
+/// MQFQ by another reading of its paper.
 pub(crate) struct MqfqRead<R> {
     of: MqfqSubject,
     reading: PhantomData<R>,
@@ -135,7 +135,7 @@ impl TypedSubject for MqfqSubject {
     }
 }
 
-/// D2FQ. What it owes in shares it owes on a device with classes: see `tests/d2fq`.
+/// D2FQ. The laws of its shares are in `tests/d2fq`, since they need a device with classes.
 pub(crate) struct D2fqSubject(pub(crate) TrackerKind, pub(crate) bool);
 
 impl TypedSubject for D2fqSubject {
@@ -153,7 +153,7 @@ impl TypedSubject for D2fqSubject {
     }
 }
 
-/// MQFQ with a larger threshold than it says.
+/// MQFQ with a larger threshold than it reports.
 pub(crate) struct Overstepping;
 
 impl TypedSubject for Overstepping {
@@ -172,8 +172,8 @@ impl TypedSubject for Overstepping {
     }
 }
 
-/// What a policy without virtual time says of its lead over it: anything. The laws' bounds in units
-/// then say nothing; what remains of them are the shares and waits that they ask for.
+/// The threshold of a policy without virtual time: none. Bounds in units then have no effect; the
+/// laws check only its shares and waits.
 pub(crate) const NO_VIRTUAL_TIME: u64 = 1 << 50;
 
 /// Kyber with depths of D in each domain, and with targets that nothing misses.
@@ -200,12 +200,12 @@ impl TypedSubject for KyberSubject {
     }
 }
 
-/// Kyber-fairness with so many tokens in each period, which the prediction is not to change; the
-/// device is busy with D, and nobody bears that it has less.
+/// Kyber-fairness with a fixed number of tokens a period. D requests keep the device busy, and the
+/// patience is 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KyberFairSubject(pub(crate) u64);
 
-/// The same, with so much patience.
+/// The same, with a patience.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KyberFairPatient(pub(crate) KyberFairSubject, pub(crate) u32);
 
@@ -243,7 +243,7 @@ impl TypedSubject for KyberFairPatient {
     }
 }
 
-/// Kyber-fairness as it is without being asked: tokens follow the rate of service.
+/// Kyber-fairness with its default prediction: tokens follow the rate of service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KyberFairPredicting;
 
@@ -264,7 +264,7 @@ impl TypedSubject for KyberFairPredicting {
     }
 }
 
-/// A budget smaller than some requests.
+/// A budget in bytes, smaller than some requests.
 pub(crate) const BUDGET: u64 = 64 << 10;
 
 pub(crate) struct FiopsSubject;
@@ -304,7 +304,7 @@ impl TypedSubject for BfqSubject {
     fn build(&self, shape: &Shape) -> (Bfq, Vec<BfqPort>) {
         Bfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
     }
-    /// A budget at the least weight.
+    /// A budget at weight 1.
     fn threshold(&self, _shape: &Shape) -> u64 {
         BUDGET * 100
     }
@@ -373,7 +373,7 @@ impl TypedSubject for CfqSubject {
     }
 }
 
-/// CFQ as it is told to be.
+/// CFQ with a given configuration.
 pub(crate) struct CfqConfigured(pub(crate) CfqConfig);
 
 impl TypedSubject for CfqConfigured {
@@ -389,7 +389,7 @@ impl TypedSubject for CfqConfigured {
     }
 }
 
-/// NASS small enough for its limits to matter.
+/// A NASS so small that its limits are reached.
 fn small_nass() -> NassConfig {
     NassConfig::default().with(|config| {
         config.channels = 3;
@@ -400,7 +400,7 @@ fn small_nass() -> NassConfig {
     })
 }
 
-/// That NASS around a scheduler.
+/// [`small_nass`] around a scheduler.
 pub(crate) struct Limited<F>(pub(crate) F);
 
 impl<S: SerialPolicy, F: Fn(&Shape) -> S> TypedSubject for Limited<F> {
@@ -417,7 +417,7 @@ impl<S: SerialPolicy, F: Fn(&Shape) -> S> TypedSubject for Limited<F> {
     }
 }
 
-/// The same to the letter of its paper.
+/// [`small_nass`] by the letter of its paper, around a scheduler.
 pub(crate) struct Strictly<F> {
     pub(crate) around: Limited<F>,
     /// β.
@@ -448,7 +448,7 @@ impl<S: SerialPolicy, F: Fn(&Shape) -> S> TypedSubject for Strictly<F> {
 
 type Make<S> = fn(&Shape) -> S;
 
-/// NASS around each of the schedulers, which do not anticipate.
+/// NASS around each of the schedulers, without anticipation.
 pub(crate) const AROUND_CFQ: Limited<Make<CfqScheduler>> = Limited(|shape| {
     CfqScheduler::new(&serial_config(shape), &CfqSubject { idle_ns: 0 }.config()).expect("legal")
 });
@@ -467,7 +467,7 @@ pub(crate) const AROUND_FIOPS: Limited<Make<FiopsScheduler>> =
 pub(crate) const AROUND_MQFQ: Limited<Make<SfqdScheduler>> =
     Limited(|shape| SfqdScheduler::new(&serial_config(shape)));
 
-/// The policy of the registry with those of the keys that it has.
+/// Builds a policy of the registry with those of the keys that it has.
 pub(crate) fn registered(
     name: &str,
     shape: &Shape,
@@ -481,7 +481,7 @@ pub(crate) fn registered(
     AnyPolicy::new(name, &keys, &of).expect("the shape is legal")
 }
 
-/// A policy of the registry by its name, with D of the shape.
+/// A policy of the registry by its name, with the shape's D.
 pub(crate) struct Registered(pub(crate) &'static str);
 
 impl TypedSubject for Registered {
@@ -503,11 +503,11 @@ impl TypedSubject for Registered {
     }
 }
 
-/// A policy of the registry whose flows have reservations: the first requests of each go ahead, as
-/// its bucket is full, and the others do not, as scripts take microseconds.
+/// A policy of the registry whose flows have reservations. The bucket of each is full at first, so
+/// its first requests go ahead; the others do not, since scripts last for microseconds.
 pub(crate) struct Reserving(pub(crate) &'static str);
 
-/// A policy that gives each flow that is added something more: to the n-th, counted from 1.
+/// A policy that calls `give` for each flow that is added, with its number, counted from 1.
 pub(crate) struct Giving {
     policy: AnyPolicy,
     give: fn(&AnyPolicy, FlowId, u64) -> Result<(), FlowError>,
@@ -536,7 +536,7 @@ impl Policy for Giving {
     }
 }
 
-/// A reservation, granted as soon as the flow is there.
+/// Sets a reservation, and ticks so that it is granted at once.
 fn give_reservation(policy: &AnyPolicy, flow: FlowId, nth: u64) -> Result<(), FlowError> {
     let reservation = Reservation::new(60, 0).expect("legal");
     policy.set_share(flow, &Share { reservation, ..Share::default() })?;
@@ -561,8 +561,8 @@ impl TypedSubject for Reserving {
     }
 }
 
-/// A policy of the registry with all that a flow can be given: it is in a group, has a reservation,
-/// a cap, and a latency target; D and what requests cost are found.
+/// A policy of the registry with all settings of a flow: a group, a reservation, a cap and a
+/// latency target; D and costs are found automatically.
 pub(crate) struct Layered(pub(crate) &'static str);
 
 fn give_all(policy: &AnyPolicy, flow: FlowId, _nth: u64) -> Result<(), FlowError> {
@@ -570,7 +570,7 @@ fn give_all(policy: &AnyPolicy, flow: FlowId, _nth: u64) -> Result<(), FlowError
     policy.set_share(flow, &Share { reservation, group })?;
     let cap = Cap::new(8000, 16);
     policy.set_caps(flow, &Caps::default().with(Side::Both, Counted::Requests, cap))?;
-    // A direct policy has no D that a target could move.
+    // A direct policy has no D that a target could change.
     match policy.set_target(flow, Target::new(1_000_000, Target::LATE_PPM, 50)) {
         Err(FlowError::NoTargets) => Ok(()),
         outcome => outcome,

@@ -1,10 +1,10 @@
-//! A policy in a bottle: ports, a device and a host without threads or clocks.
+//! A policy with ports, a device and a host, without threads or clocks.
 //!
-//! The world does what the contract asks of a host (it owes every port that submitted, completed or
-//! was woken a `next`) but takes its time about it: what is owed is kept in `owed` and paid when
-//! the script says so, one `next` at a time, so that verbs of all ports interleave. Everything
-//! observable goes into a [`Trace`]; the laws are functions of traces. The device serves whatever
-//! it is given and completes in any order.
+//! The host keeps the contract: it calls `next` on every port that submitted, completed or was
+//! woken. But it does so late: pending calls are kept in `owed` and made when the script says so,
+//! one at a time, so that verbs of all ports interleave. Everything observable goes into a
+//! [`Trace`]; the laws are functions of traces. The device serves all that it is given and
+//! completes in any order.
 
 use fairq_core::{
     CostModel, FlowError, FlowId, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
@@ -28,38 +28,39 @@ pub(crate) struct Shape {
     pub(crate) merge_bytes: u32,
 }
 
-/// A policy that laws are applied to, as its type is written down.
+/// A policy that laws are applied to, with its type.
 pub(crate) trait TypedSubject {
     type Policy: Policy;
 
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>);
 
-    /// How far ahead of virtual time a request may be dispatched, in units; of one that
-    /// [is relative](Self::is_relative), where all weights are 100.
+    /// The lead over virtual time at which a request may still be dispatched, in units; if it [is
+    /// relative](Self::is_relative), at weights of 100.
     fn threshold(&self, shape: &Shape) -> u64;
 
-    /// Whether its threshold is meant in bytes at the reference weight.
+    /// Whether its threshold is in bytes at the reference weight.
     fn is_relative(&self) -> bool {
         false
     }
 
     /// Whether `next` on one port decides what another port issues: then the moment of dispatch
-    /// cannot be seen from outside before every port has paid what it owes.
+    /// cannot be observed until all pending calls have been made.
     fn assigns_to_ports(&self) -> bool;
 
-    /// When scripts begin.
+    /// Time at which scripts begin, in nanoseconds.
     fn starts_ns(&self) -> u64 {
         0
     }
 
-    /// Whether it shares requests, whatever their length: then it is looked at where all have the
-    /// same.
+    /// Whether it shares requests, whatever their length: then it is checked with requests of one
+    /// length.
     fn counts_requests(&self) -> bool {
         false
     }
 }
 
-/// A policy that laws are applied to. Laws are compiled once for all of them, not once for each.
+/// A policy that laws are applied to, without its type: laws are compiled once, not for each
+/// policy.
 pub(crate) trait Subject {
     fn build(&self, shape: &Shape) -> (Box<dyn Policy>, Vec<Box<dyn Handle>>);
     fn threshold(&self, shape: &Shape) -> u64;
@@ -149,16 +150,16 @@ impl<P: Port> Handle for P {
     }
 }
 
-/// A flow's life, from `add_flow` on; a slot used again is another flow.
+/// A flow's life, from `add_flow` on; a reused slot belongs to another flow.
 #[derive(Clone, Debug)]
 pub(crate) struct Flow {
     pub(crate) id: FlowId,
     /// The weights it has had, latest last.
     pub(crate) weights: Vec<u16>,
     pub(crate) open: bool,
-    /// The range that its stream has come to, where requests are merged.
+    /// The range that its stream has covered, if requests are merged.
     stream: (u64, u64),
-    /// How many it has had, by port.
+    /// Barriers so far, by port.
     barriers: Vec<u32>,
 }
 
@@ -176,9 +177,9 @@ pub(crate) struct Req {
     pub(crate) op: Op,
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// How many barriers its flow had before it on its port.
+    /// Barriers of its flow before it, on its port.
     pub(crate) barriers: u32,
-    /// Which command it was issued in: commands are numbered as they are issued.
+    /// The command that it was issued in: commands are numbered as they are issued.
     pub(crate) command: usize,
 }
 
@@ -193,33 +194,33 @@ impl Req {
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Submitted(usize),
-    /// A request, if the tag was one that was staged on that port.
+    /// The request is `None` if the tag was not staged on that port.
     Issued {
         port: usize,
         tag: Tag,
         request: Option<usize>,
-        /// Whether the command goes on with what is issued next.
+        /// Whether the command continues with the next issue.
         joined: bool,
     },
     Completed(usize),
-    /// A staged request was taken back.
+    /// A staged request was cancelled.
     Cancelled(usize),
-    /// An issued request was taken back, to be issued again.
+    /// An issued request was requeued.
     Requeued(usize),
-    /// After every verb.
+    /// Virtual time after a verb, in units.
     VirtualTime(u64),
-    /// Nothing is owed to any port.
+    /// No port needs a `next`.
     Settled {
         free_slots: Option<u64>,
         outstanding: usize,
         staged: usize,
     },
-    /// `next` said that this port has nothing staged.
+    /// `next` returned `Idle`: nothing is staged on this port.
     SaidIdle {
         port: usize,
         staged: usize,
     },
-    /// `next` said that this port has something staged.
+    /// `next` returned `Blocked` or `WaitUntil`: something is staged.
     SaidBlocked {
         port: usize,
         staged: usize,
@@ -245,21 +246,21 @@ pub(crate) struct World {
     /// The threshold at weight 100, if it is relative.
     relative: Option<u64>,
     pub(crate) now_ns: u64,
-    /// Ports that are owed a `next`.
+    /// Ports that need a `next`.
     owed: PortSet,
     timers: Vec<Option<u64>>,
-    /// Per port: which request each tag is, and whether it has been issued.
+    /// Per port and tag: the request, and whether it has been issued.
     tags: Vec<Vec<Option<(usize, bool)>>>,
     staged: Vec<usize>,
-    /// What the device is serving, in the order in which it was issued.
+    /// Requests on the device, in the order of issue.
     pub(crate) device: Vec<usize>,
-    /// How many requests of each command have not completed.
+    /// Live requests of each command.
     commands: Vec<usize>,
-    /// How many of them have requests left.
+    /// Commands with live requests.
     outstanding: usize,
-    /// Per port, what has been joined to a command that is not complete yet.
+    /// Per port, the requests joined to a command that is not complete yet.
     joined: Vec<Vec<usize>>,
-    /// When each request was submitted, and when it was issued; 0 before.
+    /// Times at which each request was submitted and issued; 0 before.
     pub(crate) submitted_ns: Vec<u64>,
     pub(crate) issued_ns: Vec<u64>,
     pub(crate) trace: Trace,
@@ -352,8 +353,8 @@ impl World {
         }
     }
 
-    /// Submits and owes the port a `next`; gives the request, unless there is no tag left or the
-    /// flow is closed.
+    /// Submits a request; the port then needs a `next`. Returns the request, unless no tag is left
+    /// or the flow is closed.
     pub(crate) fn submit(
         &mut self,
         port: usize,
@@ -406,7 +407,7 @@ impl World {
         }
     }
 
-    /// What a confused host might do: every bit of it must be refused and leave no trace.
+    /// Calls of a faulty host: each must be refused and leave no trace.
     pub(crate) fn misuse(&mut self, port: usize) {
         let beyond = Tag(self.trace.shape.tags as u32);
         let live = self.tags[port].iter().position(Option::is_some).map(|tag| Tag(tag as u32));
@@ -445,7 +446,7 @@ impl World {
         }
     }
 
-    /// The staged request that a script's number stands for, if any is staged.
+    /// The staged request for a script's number, if any is staged.
     pub(crate) fn staged_request(&self, pick: usize) -> Option<usize> {
         let staged: Vec<usize> = self
             .tags
@@ -456,7 +457,7 @@ impl World {
         (!staged.is_empty()).then(|| staged[pick % staged.len()])
     }
 
-    /// Takes a staged request back; then its port does not know it any more.
+    /// Cancels a staged request; its port must not know it afterwards.
     pub(crate) fn cancel(&mut self, pick: usize) {
         let Some(index) = self.staged_request(pick) else { return };
         let Req { port, tag, flow, .. } = self.trace.requests[index];
@@ -477,7 +478,7 @@ impl World {
         }
     }
 
-    /// Takes back what the port names first of the flow's staged requests; false if there is none.
+    /// Cancels the flow's staged request that the port names; false if there is none.
     pub(crate) fn cancel_of(&mut self, flow: usize, port: usize) -> bool {
         let Some(tag) = self.ports[port].staged(self.trace.flows[flow].id) else { return false };
         let Some((index, false)) = self.tags[port][tag.0 as usize] else {
@@ -496,14 +497,14 @@ impl World {
         cancelled
     }
 
-    /// Takes back a request that the device has not begun.
+    /// Requeues an issued request that the device has not begun.
     pub(crate) fn requeue(&mut self, pick: usize) {
         let Some(position) = pick.checked_rem(self.device.len()) else { return };
         let index = self.device[position];
         let Req { port, tag, command, .. } = self.trace.requests[index];
         let answer = self.verb(port, |port, now, wake| port.requeue(now, tag, wake));
         match answer {
-            // One command with others, or else it must go.
+            // A request that was merged with others cannot be requeued.
             None if self.trace.shape.merge_bytes > 0 => {}
             None => self.broken(format!("{tag:?} is issued and cannot be requeued")),
             Some(answer) => {
@@ -520,7 +521,7 @@ impl World {
         }
     }
 
-    /// Merges what lies behind a staged request into it.
+    /// Merges the range behind a staged request into it.
     pub(crate) fn grow(&mut self, pick: usize, length: u32) {
         let Some(index) = self.staged_request(pick) else { return };
         let Req { port, tag, op, offset, length: before, .. } = self.trace.requests[index];
@@ -564,7 +565,7 @@ impl World {
         next
     }
 
-    /// Completes the request at a position in the device and owes its port a `next`.
+    /// Completes the request at a position in the device; its port then needs a `next`.
     pub(crate) fn complete(&mut self, position: usize) -> usize {
         let index = self.device.remove(position);
         let Req { port, tag, command, .. } = self.trace.requests[index];
@@ -585,7 +586,7 @@ impl World {
         deadline
     }
 
-    /// Pays one port that is owed something one `next`; false if none is.
+    /// Makes one pending call of `next`; false if there is none.
     pub(crate) fn pay_one(&mut self) -> bool {
         let pick = self.random(self.owed.len());
         let Some(port) = { self.owed }.nth(pick) else { return false };
@@ -593,12 +594,12 @@ impl World {
         true
     }
 
-    /// Pays all that is owed, so that nothing more can be issued before the next completion or
+    /// Makes all pending calls, so that nothing more can be issued before the next completion or
     /// arrival.
     pub(crate) fn settle(&mut self) {
         loop {
             let issued = self.pay_all();
-            // Whoever waits for a time gets it, until nothing comes of it.
+            // Timers of waiting ports fire, until none leads to an issue.
             if !self.fire_timers() || (self.pay_all() == 0 && issued == 0) {
                 break;
             }
@@ -624,7 +625,7 @@ impl World {
         self.device.len() - before
     }
 
-    /// Moves the clock on to where every port that waits for a time has got it; false if none does.
+    /// Advances the clock until all timers of ports have fired; false if there is none.
     fn fire_timers(&mut self) -> bool {
         let Some(latest) = self.timers.iter().flatten().max() else { return false };
         self.now_ns = self.now_ns.max(*latest);
@@ -633,8 +634,8 @@ impl World {
         true
     }
 
-    /// Completes everything, in any order; then nothing may be left anywhere. A policy may wait
-    /// several times for flows that will not come, but not for ever.
+    /// Completes everything, in any order; then nothing may be left. A policy may wait several
+    /// times for flows that do not come, but not for ever.
     pub(crate) fn drain(&mut self) {
         let mut in_vain = 0;
         for _ in 0..1_000_000 {
@@ -652,8 +653,7 @@ impl World {
         self.broken("waits for ever".into());
     }
 
-    /// Adds flows until there is room for no more: every slot must have come back. Call when
-    /// drained.
+    /// Adds flows until none fits: every slot must be free again. To be called after `drain`.
     pub(crate) fn check_flow_slots(&mut self) {
         (0..self.trace.shape.ports).for_each(|port| self.owed.insert(PortId(port as u8)));
         self.settle();
@@ -670,7 +670,7 @@ impl World {
         }
     }
 
-    /// Mostly goes on with the flow's stream, at its end or before its beginning.
+    /// Mostly extends the flow's stream, at its end or before its beginning.
     fn place(&mut self, flow: usize, length: u32) -> u64 {
         let pick = self.random(10);
         let (begin, end) = self.trace.flows[flow].stream;
@@ -704,7 +704,7 @@ impl World {
         }
         self.trace.events.push(Event::Issued { port, tag, request, joined });
         if request.is_none() {
-            // Its port would be asked for ever.
+            // Another `next` would repeat this for ever.
             self.owed.remove(PortId(port as u8));
         }
     }
@@ -741,7 +741,7 @@ impl World {
         }
     }
 
-    /// A threshold is meant for the lightest open flow, or for a quarter of the heaviest.
+    /// A relative threshold holds at the lightest open weight, or at a quarter of the heaviest.
     fn note_threshold(&mut self) {
         let Some(bytes) = self.relative else { return };
         let open = || self.trace.flows.iter().filter(|flow| flow.open);
