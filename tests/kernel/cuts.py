@@ -1,11 +1,11 @@
-"""Power cuts on a disk with a write cache, from a log of what was written and flushed (Linux' dm-log-writes).
+"""Power cuts on a disk with a write cache, from a log of its writes and flushes (Linux' dm-log-writes).
 
-cuts.py load SOCKET MARKS COUNT    in the guest: writers, and COUNT marks in the log, each with what was promised by then
-cuts.py replay KIND LOG MARKS DISK on the host: for each mark the disk as a power cut leaves it there, held against that
+cuts.py load SOCKET MARKS COUNT    in the guest: writers, and COUNT marks in the log, each with the promises made by then
+cuts.py replay KIND LOG MARKS DISK on the host: for each mark, checks the promises against the disk after a power cut there
 
-The log has a write when a flush behind it, or its own FUA, has made it safe. What the log has up to a mark is so the least
-that the disk holds after a power cut there. A disk may also have kept any of the writes that came later, up to the next
-flush: every second cut has some of them, drawn by chance."""
+The log contains a write once a flush after it, or its own FUA, has made it safe. So the log up to a mark is the least
+that the disk holds after a power cut there. A disk may also have kept any of the later writes, up to the next flush:
+every second cut has a random part of them."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def load(address, marks, count):
                 dead = [w for w in writers if not w.is_alive()]
                 assert not dead, f"a writer ended: {dead[0].error}"
                 time.sleep(0.005)
-            # What has been promised by now is in the log before the mark.
+            # Every promise made so far is in the log before the mark.
             promised = {name: dict(history[name][1]) for name in EXPORTS}
             subprocess.run(["dmsetup", "message", "logged", "0", "mark", f"m{number}"], check=True)
             file.write(json.dumps(promised) + "\n")
@@ -49,7 +49,7 @@ def load(address, marks, count):
 
 
 def entries(log):
-    """What the log has, in order: (flags, offset, data or length or name)."""
+    """The entries of the log, in order: (flags, offset, data or length or name)."""
     with open(log, "rb") as file:
         magic, _, number, size = struct.unpack("<QQQI", file.read(28))
         assert magic == 0x6A736677736872, "not a log"
@@ -73,7 +73,7 @@ def apply(disk, flags, offset, what):
 
 
 def pool(kind, disk, folder):
-    """What the server has on this disk, after what a start after a power cut does to it."""
+    """The pool on this disk, after the repairs of a start after a power cut."""
     if kind == "bare":
         return disk
     image, out = os.path.join(folder, "cut.img"), os.path.join(folder, "cut.pool")
@@ -114,7 +114,7 @@ def replay(kind, log, marks, size):
         left, later = bytearray(disk), 0
         if cut % 2:
             for entry in logged[at + 1 :]:
-                # What a flush is a part of comes after all that it waits for.
+                # A flush waits for earlier writes, so entries from a flush on are not applied.
                 if entry[0] & FLUSH or later > 64:
                     break
                 if draw.random() < 0.5:

@@ -1,5 +1,5 @@
 """promises.py write|verify SOCKET LOG: writes blocks and prints `promised BLOCK GENERATION ROUND` for each that a flush or
-FUA made safe; or checks that none of those in LOG was broken. The console they are printed to outlives the guest."""
+FUA made safe; or checks that no promise in LOG was broken. The console with the promises outlives the guest."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ def verify(address, log):
 
 
 class Told(dict):
-    """A table of promises that says each one aloud as it is made."""
+    """A table of promises that prints each one when it is made."""
 
     def __setitem__(self, index, generation):
         if generation > self.get(index, 0):
@@ -41,7 +41,8 @@ class Told(dict):
 
 
 def write(address, log):
-    # Generations go on far above what any earlier boot can have sent and not seen promised.
+    # New generations start far above every one that an earlier boot may have sent without seeing it
+    # promised.
     floors = promised(log)
     start = max(floors.values(), default=0) + 100_000
     history = (dict.fromkeys(range(BLOCKS), start), Told(floors))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What tests/service/run runs within the container, as root: fairq as the service manager's, each test on the one before.
+"""The tests that tests/service/run runs within the container, as root: fairq as a service; each test builds on the one before.
 
-The state directory is a folder of the real disk, so that O_DIRECT is what it is in production."""
+The state directory is a folder of the real disk, so that O_DIRECT works as in production."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ import rig  # noqa: E402
 from rig import check, run, until  # noqa: E402
 
 SOCKET = "/run/fairq.sock"
-# Of linux/capability.h and include/linux/sched.h.
+# From linux/capability.h and include/linux/sched.h.
 CAP_SYS_RESOURCE = 24
 PF_MEMALLOC_NOIO = 0x00080000
 CONFIG = "/etc/fairq/fairq.toml"
@@ -75,7 +75,7 @@ def weight(name):
 
 
 def drop_in(text):
-    """Settings that only the test wants; none takes them back."""
+    """Sets the unit's settings for a test; an empty text removes them."""
     path = "/etc/systemd/system/fairq.service.d/test.conf"
     if text:
         write(path, f"[Service]\n{text}\n")
@@ -127,7 +127,7 @@ def test_data_go_around_the_page_cache():
 
 
 def test_it_is_hardened():
-    # 1.7, and 0.2 for a capability that the server gives up before it opens a socket or a file.
+    # 1.7, and 0.2 for a capability that the server drops before it opens a socket or a file.
     said = run("systemd-analyze", "security", "--no-pager", "--threshold=19", "fairq.service", ok=False)
     check(said.returncode == 0, said.stdout[-2000:])
     return said.stdout.strip().splitlines()[-1].strip()
@@ -143,18 +143,18 @@ def test_it_runs_as_a_user_of_its_own():
     with open(f"/proc/{pid()}/status", encoding="ascii") as lines:
         kept = {line.split()[0]: line.split()[1] for line in lines if line.startswith("Cap")}
     check(all(int(kept[f"Cap{which}:"], 16) == 0 for which in ("Eff", "Prm", "Inh", "Amb")), f"no capabilities: {kept}")
-    # What it has given up stays in the bounding set, from which NoNewPrivileges= lets nothing come.
+    # Dropped capabilities stay in the bounding set, but NoNewPrivileges= prevents regaining them.
     check(int(kept["CapBnd:"], 16) == can_flush() << CAP_SYS_RESOURCE, f"nor others to be had: {kept}")
 
 
 def can_flush():
-    """Whether this machine's systemd has CAP_SYS_RESOURCE: one in a container may not."""
+    """Whether this machine's systemd has CAP_SYS_RESOURCE; in a container it may not."""
     with open("/proc/1/status", encoding="ascii") as lines:
         return next(int(line.split()[1], 16) for line in lines if line.startswith("CapBnd:")) >> CAP_SYS_RESOURCE & 1
 
 
 def test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not():
-    """The kernel gives them memory without waiting for disks, of which this server may be one."""
+    """The kernel gives them memory without waiting for disks; this server may be such a disk."""
     if not can_flush():
         check("not marked as an I/O flusher" in journal(), "it serves without the capability, and says so")
         return
@@ -167,7 +167,7 @@ def test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not():
 
 
 def test_other_users_are_kept_out():
-    """Somebody else on the machine tries every way in that is not a listener which the operator opened."""
+    """Other users on the machine try every way in except the listeners that the operator opened."""
     os.chmod("/etc/fairq", 0o755)
     attempts = {
         "the clients' socket": ["python3", "-c", f"import socket; socket.socket(socket.AF_UNIX).connect('{SOCKET}')"],
@@ -220,7 +220,7 @@ print("PROBE" + json.dumps({
 
 
 def bars_devices(disk):
-    """Whether this machine can keep a service, any service, from a device."""
+    """Whether this machine can deny a device to any service."""
     reads = []
     for policy in ("auto", "closed"):
         write("/run/systemd/system/reader.service", f"[Service]\nType=oneshot\nDevicePolicy={policy}\nExecStart=/bin/dd if={disk} of=/dev/null count=1\n")
@@ -232,7 +232,7 @@ def bars_devices(disk):
 
 
 def test_what_the_service_itself_may_not_do():
-    """A program in the server's place, with the server's user and sandbox, tries what a server that was taken over would."""
+    """A program in the server's place, with the server's user and sandbox, tries what a compromised server would."""
     disk = os.environ.get("DISK", "")
     write("/usr/local/libexec/probe.py", PROBE)
     os.chmod("/usr/local/libexec/probe.py", 0o755)
@@ -249,7 +249,7 @@ def test_what_the_service_itself_may_not_do():
     for what in ("/etc", "/usr", "/srv", "shadow", "home", "root", "packets", "netlink"):
         check(said[what] != "done", f"{what}: {said}")
     check(not said["others"], f"it sees other users' processes: {said['others']}")
-    # A container may have no way to bar devices: then no unit at all can.
+    # A container may be unable to deny devices; then no unit can.
     barred = disk and bars_devices(disk)
     if barred:
         check(said["a disk that nobody named"] == "Operation not permitted", said["a disk that nobody named"])
@@ -261,7 +261,7 @@ def test_what_the_service_itself_may_not_do():
 
 
 def test_it_comes_before_other_work():
-    # The thread that asks file systems for their maps starts with the first question.
+    # The thread that queries file systems for their maps starts with the first such request.
     run("nbdinfo", "--map", URI.format("db"))
     nice = {}
     for thread in os.listdir(f"/proc/{pid()}/task"):
@@ -289,7 +289,7 @@ def test_it_reads_its_configuration_again():
 def test_a_stuck_server_is_restarted():
     drop_in("WatchdogSec=2s\nTimeoutAbortSec=1s")
     systemctl("restart", "fairq.service")
-    # Longer than a server may be silent.
+    # Longer than the watchdog's time.
     until(lambda: ctl("status")["uptime_s"] > 3, 30, "three seconds pass")
     before = pid()
     check(show("NRestarts") == "0", "a healthy server was restarted")
@@ -302,7 +302,7 @@ def test_a_stuck_server_is_restarted():
 
 
 def greeting():
-    """What a client hears first; nothing if the server that took it ended meanwhile."""
+    """The first bytes that a client receives; empty if the server that accepted it ended meanwhile."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(10)
         client.connect(SOCKET)
@@ -312,9 +312,9 @@ def greeting():
 
 
 def test_clients_wait_while_it_restarts():
-    """Nobody is refused, and nobody is sent away twice. Who comes between two servers waits. Who was taken in by the one that ends goes
-    the way of all its connections: NBD knows no way to hand one to another server, in the middle of a handshake as little as later.
-    But that server takes in no more then, so who comes again meets the next."""
+    """No client is refused, and none is disconnected twice. A client that connects between two servers waits. A client that the
+    ending server has accepted is disconnected like all its connections: NBD cannot hand a connection to another server, neither
+    during a handshake nor later. But that server accepts no more clients, so a client that reconnects reaches the next one."""
     systemctl("restart", "fairq.service")
     heard = 0
     for _ in range(3):
@@ -328,8 +328,8 @@ def test_clients_wait_while_it_restarts():
 
 
 def test_a_socket_of_its_own_survives_a_crash():
-    """A socket that the server has made is in systemd's store as well: a client that comes while no server is there waits for the
-    next one, and is not refused. A server that ends in order takes the socket out."""
+    """A socket that the server has made is in systemd's store as well: a client that connects while no server runs waits for the
+    next one, and is not refused. A server that ends in order removes the socket from the store."""
     own = ("127.0.0.1", 10809)
     configure(listen=["unix:/run/fairq.sock", "tcp:{}:{}".format(*own)])
     drop_in("RestartSec=2s")
