@@ -1,7 +1,7 @@
-"""A headless Chromium, spoken to over the two pipes that it offers (--remote-debugging-pipe): no package is needed for it.
+"""A headless Chromium, driven over the two pipes that it offers (--remote-debugging-pipe): no package is needed for it.
 
-Its messages are JSON, each ended by a zero byte. Every event is kept, so that a test can look at requests, their answers and
-what the console said."""
+Its messages are JSON, each ended by a zero byte. Every event is kept, so that a test can check requests, their responses and
+the messages on the console."""
 
 import base64
 import contextlib
@@ -28,7 +28,7 @@ class Page:
     def __init__(self, chromium, folder):
         to_it, ours = os.pipe()
         theirs, from_it = os.pipe()
-        # It reads 3 and writes 4: a shell puts them there, whatever numbers they have here.
+        # Chromium reads from 3 and writes to 4; a shell moves our descriptors to these numbers.
         script = f'exec "$@" 3<&{to_it} 4>&{from_it}'
         argv = ["sh", "-c", script, "sh", chromium, *FLAGS, f"--user-data-dir={folder}/profile", "about:blank"]
         with open(os.path.join(folder, "chromium.log"), "w", encoding="utf-8") as log:
@@ -72,7 +72,7 @@ class Page:
             self.events.append(answer)
 
     def listen(self, seconds=0.0):
-        """Takes the events that come in this time."""
+        """Collects the events of this time."""
         deadline = time.monotonic() + seconds
         while True:
             event = self.take(max(0.0, deadline - time.monotonic()))
@@ -85,7 +85,7 @@ class Page:
         return [event["params"] for event in self.events if event.get("method") == method]
 
     def run(self, script):
-        """What an expression is worth."""
+        """The value of an expression."""
         done = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         rig.check("exceptionDetails" not in done, f"{script}: {done.get('exceptionDetails')}")
         return done["result"].get("value")
@@ -104,7 +104,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile)
 
     def like(self, deficiency="none", **features):
-        """Media features (prefers_color_scheme="dark"), and eyes that lack a kind of cone."""
+        """Sets media features (prefers_color_scheme="dark") and simulates a deficiency of vision."""
         features = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=features)
         self.call("Emulation.setEmulatedVisionDeficiency", type=deficiency)

@@ -38,10 +38,10 @@ def one(function):
         note, status = str(reason), 77
     except rig.Failed as reason:
         note, status = str(reason), 1
-    except Exception:  # a bug of the test, or a reply nobody foresaw: either way not a pass
+    except Exception:  # a bug of the test, or an unforeseen reply: either way not a pass
         note, status = traceback.format_exc().strip(), 1
     print(note, flush=True)
-    # Threads of a test that failed may wait for what never comes.
+    # Threads of a failed test may wait for ever.
     os._exit(status)
 
 
@@ -56,11 +56,11 @@ class Running:
         )  # fmt: skip
 
     def interrupt(self):
-        """It ends its servers and unmounts what it has mounted."""
+        """Makes the test end its servers and unmount its file systems."""
         self.child.send_signal(signal.SIGINT)
 
     def end(self):
-        """Waits until it has."""
+        """Waits until the test has ended, and kills it if that takes long."""
         try:
             self.child.wait(20)
         except subprocess.TimeoutExpired:
@@ -69,7 +69,7 @@ class Running:
     def verdict(self):
         """The verdict and the line to print; None while it runs."""
         seconds = time.monotonic() - self.began
-        # A pipe has room for all that a test prints: it ends whether or not somebody reads.
+        # A pipe holds all output of a test: the test ends whether or not the pipe is read.
         if self.child.poll() is not None:
             verdict, late = {0: "PASS", 77: "SKIP"}.get(self.child.returncode, "FAIL"), ""
         elif seconds > self.limit:
@@ -83,7 +83,7 @@ class Running:
 
 
 def several(tests, jobs, limit):
-    """Runs tests, so many at a time, each for so many seconds at most; gives each one's name, verdict and line as it ends."""
+    """Runs tests, `jobs` at a time, each for at most `limit` seconds; gives each one's name, verdict and line as it ends."""
     waiting, running = list(tests), []
     try:
         while waiting or running:
@@ -104,10 +104,11 @@ def several(tests, jobs, limit):
 
 
 def main(folder, title, jobs, doc):
-    """`jobs` at a time if nothing else is said. Verdicts are printed in the tests' order."""
+    """Runs the named tests, by default `jobs` at a time. Verdicts are printed in the tests' order."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=jobs, metavar="N", help=f"tests at a time ({jobs}); 1: one after the other")
-    # Far beyond the time of a test on a busy machine. A test that hangs fails, and the others' verdicts are printed.
+    # Far beyond the time of a test on a busy machine. A test that hangs fails, and the others'
+    # verdicts are printed.
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="the longest that a test may take (300)")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a test, or a file of them; all if none is named")
@@ -118,7 +119,8 @@ def main(folder, title, jobs, doc):
         one(tests[0][2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began = time.monotonic()
-    # The long ones first: they bound the whole. Those that want the machine to themselves come last.
+    # The long tests first, because they determine the total time; tests that need the machine alone
+    # come last.
     order = sorted(tests, key=lambda test: -getattr(test[2], "long", 0))
     crowd = [test for test in order if not hasattr(test[2], "alone")]
     alone = [test for test in order if hasattr(test[2], "alone")]

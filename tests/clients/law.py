@@ -1,9 +1,9 @@
-"""Shares without a clock: the guarantee of fair queueing, held against a recording of what a running server decided.
+"""Shares without a clock: checks the guarantee of fair queueing on a recording of a running server's decisions.
 
 For two tenants that both have requests waiting throughout an interval, the services issued to them, each divided by its tenant's
 weight, differ by at most (D + 1) (2 T + l_f / r_f + l_m / r_m) (Section 2.2 of the MQFQ paper; with T = 0 and D = 1 it is start-time
-fair queueing). A machine that gives a client no CPU for a while ends an interval and breaks no bound. Since one request that waits makes
-an interval, the bound also limits what others are issued before it."""
+fair queueing). A machine that gives a client no CPU for a while ends an interval and breaks no bound. One waiting request makes an
+interval, so the bound also limits the service of others before it is issued."""
 
 import csv
 import itertools
@@ -13,13 +13,14 @@ import tempfile
 import rig
 from rig import check
 
-# A policy with that guarantee, which shares bytes. D and T are small beside what is recorded.
+# A policy with that guarantee, which shares bytes. D and T are small compared to the bytes
+# recorded.
 DEPTH, THRESHOLD = 4, 8192
 POLICY = f"mqfq:slots={DEPTH},threshold={THRESHOLD},cost=bytes"
 
 
 def decisions(control, seconds=0.4):
-    """A recording of that length: rows of `fairq ctl trace --format csv`, in order. On one shard the order is exact."""
+    """A recording of `seconds`: rows of `fairq ctl trace --format csv`, in order. On one shard the order is exact."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         path = os.path.join(folder, "trace.csv")
         done = rig.run(rig.fairq(), "ctl", "--control", control, "trace", "--seconds", seconds, "--format", "csv", "-o", path)
@@ -33,7 +34,7 @@ def in_bytes(row):
 
 
 def staged_before(rows):
-    """The requests that had come before the recording began: tenant and tag."""
+    """The requests submitted before the recording began: tenant, shard and tag."""
     seen, before = set(), set()
     for row in rows:
         key = (row["tenant"], row["shard"], row["tag"])
@@ -44,8 +45,8 @@ def staged_before(rows):
 
 
 def widest(rows, weights, cost):
-    """Of the intervals in which both tenants have requests waiting: by how much more one was issued than the other at most, in `cost`
-    (of a row) divided by weight, for each; what was issued to both; and the largest request of each."""
+    """Over the intervals in which both tenants have requests waiting: for each tenant the largest lead over the other, in `cost`
+    (of a row) divided by weight; the service issued to both; and the largest request of each."""
     first, second = weights
     waiting = {name: set() for name in weights}
     for tenant, shard, tag in staged_before(rows):
@@ -75,9 +76,9 @@ def widest(rows, weights, cost):
 
 
 def holds(rows, weights, cost=in_bytes, at_least=(), credit=0, depth=DEPTH, threshold=THRESHOLD):
-    """Holds a recording against the bound, for each two of the tenants in `weights`. Gives what was issued while both waited, by pair.
-    The requests of those in `at_least` may be charged more than `cost` says: others may be ahead of them. A tenant whose requests
-    are cancelled has what they cost later, beyond the bound: `credit`, in bytes at weight 100."""
+    """Checks the bound on a recording, for each two of the tenants in `weights`. Returns the service issued while both waited, by pair.
+    Requests of the tenants in `at_least` may be charged more than `cost` says, so others may be ahead of them. A tenant whose requests
+    are cancelled gets their cost back later, beyond the bound: `credit`, in bytes at weight 100."""
     issued = {}
     for pair in itertools.combinations(weights, 2):
         two = {name: weights[name] for name in pair}
@@ -90,7 +91,7 @@ def holds(rows, weights, cost=in_bytes, at_least=(), credit=0, depth=DEPTH, thre
 
 
 def shares(control, weights, enough=8 << 20, seconds=0.4, **more):
-    """Records, some seconds at a time, until so much was issued while two tenants both waited, and holds each recording against the bound; gives the last."""
+    """Records, `seconds` at a time, until `enough` was issued while two tenants both waited, and checks the bound on each recording; returns the last."""
     seen, rows = 0, []
 
     def recorded():

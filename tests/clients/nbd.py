@@ -1,5 +1,5 @@
-"""A small NBD client: enough to keep requests in flight, to see the server die, and to know which acknowledgements
-arrived before it did. Simple replies, or structured ones when asked for."""
+"""A small NBD client: enough to keep requests in flight, to notice that the server dies, and to know which acknowledgements
+arrived first. It takes simple replies, or negotiates structured ones."""
 
 import socket
 import struct
@@ -66,7 +66,7 @@ class Client:
             raise Gone(str(e)) from e
 
     def _option(self, option, data):
-        """Sends an option; the replies up to its acknowledgement."""
+        """Sends an option; returns the replies up to its acknowledgement."""
         self._sendall(struct.pack(">QII", OPTS, option, len(data)) + data)
         replies = []
         while True:
@@ -108,7 +108,7 @@ class Client:
         return self._chunks()
 
     def _chunks(self):
-        """A structured reply, its first chunk's magic already taken."""
+        """Reads a structured reply; its first chunk's magic has been read already."""
         data, error = None, 0
         while True:
             flags, kind, cookie, length = struct.unpack(">HHQI", self._exactly(16))
@@ -127,11 +127,11 @@ class Client:
             assert struct.unpack(">I", self._exactly(4))[0] == STRUCTURED
 
     def base(self, cookie):
-        """Where the request began; only `ask` uses structured reads, one at a time."""
+        """Offset of the request; only `ask` uses structured reads, one at a time."""
         return self.asked
 
     def ask(self, command, offset=0, length=0, data=b"", flags=0):
-        """One request with nothing else in flight: its error and data."""
+        """Sends one request with nothing else in flight; returns its error and data."""
         self.asked = offset
         cookie = self.send(command, offset, length, data, flags)
         answered, error, got = self.receive()

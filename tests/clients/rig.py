@@ -1,6 +1,6 @@
-"""What every test with real clients shares: a server that is started, awaited and stopped, and programs that are run
-with a time limit. Nothing here waits a fixed time; everything polls with a deadline. A deadline is for what has failed: none is
-shorter than what a busy machine may take."""
+"""The common parts of all tests with real clients: a server that is started, awaited and stopped, and programs that run
+with a time limit. Nothing here waits a fixed time; everything polls with a deadline. A deadline only detects failure: it is
+longer than any delay on a busy machine."""
 
 import contextlib
 import json
@@ -16,10 +16,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 os.environ["PATH"] += os.pathsep + "/usr/sbin" + os.pathsep + "/sbin"
 
 MI = 1 << 20
-# The least time, in seconds, after which what is waited for is taken for failed.
+# The shortest deadline, in seconds.
 PATIENCE = 60
-# The device of the tests that need contention. So slow that a client's queue outlasts the moments in which a busy machine
-# lets the client wait for a CPU: a tenant that runs dry has no claim to what it did not ask for.
+# The device of the tests that need contention. It is so slow that a client's queue outlasts the
+# moments in which the client waits for a CPU of a busy machine: a tenant without waiting requests
+# has no claim to its share.
 PACED = "paced,size=512M,bandwidth=16M,iops=20000,latency=300us,parallelism=16"
 
 
@@ -32,7 +33,7 @@ class Failed(Exception):
 
 
 def takes(seconds):
-    """Says how long a test takes on an idle machine, if that is long: those that take longest begin first."""
+    """Marks a test that takes long, in seconds on an idle machine: the longest tests begin first."""
 
     def mark(test):
         test.long = seconds
@@ -68,7 +69,7 @@ def fairq():
 
 
 def run(*argv, timeout=0, ok=True, **more):
-    """Runs a program to its end; its output is text. A failure shows what it said."""
+    """Runs a program to its end; its output is text. A failure shows its output."""
     timeout = max(timeout, 2 * PATIENCE)
     more.setdefault("stdin", subprocess.DEVNULL)
     if "input" in more:
@@ -85,7 +86,7 @@ def run(*argv, timeout=0, ok=True, **more):
 
 
 def until(condition, seconds, what):
-    """Polls until the condition gives something true, and returns that."""
+    """Polls until the condition returns a true value, and returns that."""
     seconds = max(seconds, PATIENCE)
     deadline = time.monotonic() + seconds
     while True:
@@ -151,7 +152,7 @@ class Server(Process):
         super().__init__([fairq(), "serve", "--listen", f"unix:{self.socket}", *args], folder, **more)
         try:
             self.await_greeting()
-        except BaseException:  # an interrupt too: nobody has a hold of the server yet
+        except BaseException:  # an interrupt too: no caller holds the server yet
             self.kill()
             raise
 
@@ -167,7 +168,7 @@ class Server(Process):
 
 
 def configured(folder, text="", **timeouts):
-    """A configuration in a folder: what is given, and how long the server waits for others."""
+    """Writes a configuration to a folder: `text`, and the server's timeouts; returns its path."""
     path = os.path.join(folder, "fairq.toml")
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join([text, "[timeouts]", *(f'{key} = "{time}"' for key, time in timeouts.items())]))
@@ -192,7 +193,7 @@ def serve(*args, timeouts=None, **more):
 
 
 def fio_args(uri=None, name="job", before=(), **options):
-    """The command line of one fio job on an NBD export, or on what its options say; `before` goes in front of it."""
+    """The command line of one fio job on an NBD export, or on the file of its options; `before` precedes it."""
     options = {"thread": 1, "randrepeat": 0, "norandommap": 1, **options}
     if uri:
         options = {"ioengine": "nbd", "uri": uri, **options}
@@ -208,7 +209,7 @@ def fio(uri, timeout=120, **options):
 
 
 def fio_report(text):
-    """fio prints notes of its engine before the JSON."""
+    """The first job of fio's report. fio prints notes of its engine before the JSON."""
     report = json.loads(text[text.index("{"):])
     check(report["jobs"], "fio reported no job")
     return report["jobs"][0]
@@ -237,7 +238,7 @@ def start(argv, **more):
 
 def rate_between(log, begin, end):
     """Bytes a second, by a bandwidth log, of the windows that lie between two moments (seconds since the epoch). A line is
-    the mean of the window that ends at its time; the windows' edges are not the same in two logs, so each log is divided
+    the mean of the window that ends at its time. The edges of windows differ between logs, so the bytes of each log are divided
     by the time that its own windows cover."""
     moved = covered = 0.0
     last = None
@@ -254,7 +255,7 @@ def rate_between(log, begin, end):
 
 
 def at_once(folder, *jobs, seconds):
-    """Runs fio jobs at once, a process each; their reports, and the bandwidth log of each in the folder."""
+    """Runs fio jobs at once, a process each; returns their reports, and writes the bandwidth log of each to the folder."""
     children = []
     for i, job in enumerate(jobs):
         logged = {"write_bw_log": os.path.join(folder, f"job{i}"), "log_avg_msec": 250, "log_unix_epoch": 1}
@@ -263,16 +264,16 @@ def at_once(folder, *jobs, seconds):
 
 
 def together(folder, *jobs, seconds):
-    """Runs fio jobs at once; the bytes a second of each while all of them ran, without the first second."""
+    """Runs fio jobs at once; returns the bytes a second of each while all of them ran, without the first second."""
     at_once(folder, *jobs, seconds=seconds)
     return rates(folder, len(jobs), seconds)
 
 
 def rates(folder, jobs, seconds):
-    """The bytes a second of each of so many jobs that ran at once.
+    """The bytes a second of each of `jobs` jobs that ran at once.
 
-    Two processes never begin and end in the same moment, and whoever is alone for a moment gets everything; so only the
-    time counts in which every one of them was at it."""
+    Two processes never begin and end at the same moment, and a job that runs alone gets all of the device. So only the
+    time counts in which all of them ran."""
     logs, spans = [os.path.join(folder, f"job{i}_bw.1.log") for i in range(jobs)], []
     for log in logs:
         with open(log, encoding="utf-8") as lines:

@@ -1,4 +1,4 @@
-"""Reads from the page cache: what real clients get, whatever happens to the file meanwhile."""
+"""Reads from the page cache: clients get correct data, whatever happens to the file meanwhile."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def test_cached_verify():
 
 
 def test_cached_truncated():
-    """The file gets shorter and longer while it is read: lost data are errors, and the server lives on."""
+    """The file gets shorter and longer while it is read: lost data are errors, and the server keeps running."""
     with cached(64) as (server, path):
         whole = content(path)
         stop = threading.Event()
@@ -93,7 +93,7 @@ def test_cached_truncated():
 
 
 def test_cached_evicted():
-    """What is dropped from the cache while a client does not read its socket comes from the disk."""
+    """Data that leave the cache while a client does not read its socket come from the disk."""
     with cached(64) as (server, path):
         whole = content(path)
         client = nbd.Client(server.socket, "a")
@@ -113,7 +113,7 @@ def test_cached_evicted():
 
 
 def test_cached_unread():
-    """Clients that ask for much and read nothing hold up nobody, and leave nothing behind."""
+    """Clients that send many reads and take no reply delay no other client, and leave nothing behind."""
     with cached(64) as (server, path):
         fds = f"/proc/{server.child.pid}/fd"
         before = len(os.listdir(fds))
@@ -134,14 +134,14 @@ def test_cached_unread():
 
 
 def test_cached_stranger():
-    """Who was removed, and has not read its socket, does not see there what the next tenant of its range writes."""
+    """A removed tenant's client that has not read its socket does not get data there that the next tenant of the range writes."""
     with tempfile.TemporaryDirectory() as folder:
         control = os.path.join(folder, "ctl")
         with cached(32, "--control", control, tenants=("--tenant", "a=16M", "--tenant", "b=16M")) as (server, path):
             whole = content(path)
             client = nbd.Client(server.socket, "b")
             base = 16 * MI
-            # More than a socket takes: the rest is with the server.
+            # More than a socket takes: the rest stays in the server.
             for at in range(64):
                 client.send(nbd.READ, at * PIECE, PIECE)
             check(nbd.Client(server.socket, "b").ask(nbd.READ, 0, PIECE)[0] == 0, "served by then")

@@ -1,4 +1,4 @@
-"""The other ways in: TCP, TLS with client certificates, sockets handed over by a service manager, standard input."""
+"""The other ways to connect: TCP, TLS with client certificates, sockets passed by a service manager, standard input."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def test_tcp():
 
 
 class Authority:
-    """A certificate authority in a folder, and who it vouches for."""
+    """A certificate authority in a folder, and the certificates that it issues."""
 
     def __init__(self, folder, name):
         self.folder = os.path.join(folder, name)
@@ -45,7 +45,7 @@ class Authority:
         return os.path.join(self.folder, *parts)
 
     def issue(self, name, alternative, usage, prefix="client", kind=("ec", "-pkeyopt", "ec_paramgen_curve:P-256")):
-        """A folder as libnbd and qemu want it: the authority's certificate, and the holder's with its key."""
+        """A folder as libnbd and qemu expect it: the authority's certificate, and the holder's with its key."""
         holder = self.path(name)
         os.mkdir(holder)
         key, request, cert = (os.path.join(holder, f"{prefix}-{x}.pem") for x in ("key", "request", "cert"))
@@ -66,7 +66,7 @@ def openssl(*args):
 
 
 def test_tls():
-    """A tenant's export opens to its own certificate, and to nobody else's, nor without one, nor in the clear."""
+    """A tenant's export opens with its own certificate, but not with another one, without one, or without TLS."""
     need("openssl", "nbdinfo", "nbdcopy", "qemu-img")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
@@ -96,7 +96,7 @@ def test_tls():
             raw = f"driver=file,filename={source}"
             run("qemu-img", "compare", "--object", creds, "--image-opts", image, raw)
             run("nbdinfo", "--size", uri("batch", batch))
-            # Our own load generator takes the same addresses.
+            # fairq's own load generator takes the same addresses.
             bench = [fairq(), "bench", "--seconds", "1", "--warmup", "0", "--json", "-",
                      "--tenant", "load=bs:64k,rw:randrw,depth:8"]  # fmt: skip
             done = json.loads(run(*bench, "--connect", uri("batch", batch)).stdout)["runs"][0]
@@ -116,7 +116,7 @@ def test_tls():
 
 
 def test_tls_ends_with_an_upgrade():
-    """What waits for a cap is answered ESHUTDOWN, the session ends in order, and the client connects again to its data."""
+    """Requests that wait for a cap get ESHUTDOWN, the session ends in order, and the client reconnects and finds its data."""
     need("openssl")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         ours, port, control = Authority(folder, "ours"), free_port(), os.path.join(folder, "c")
@@ -146,7 +146,7 @@ def test_tls_ends_with_an_upgrade():
 
 
 def test_tls_key_lengths():
-    """A certificate for an RSA key of a length that cannot be used is refused for that reason, the server's and a client's."""
+    """A certificate for an RSA key of an unsupported length is refused for that reason, the server's and a client's."""
     need("openssl", "nbdinfo")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         ours = Authority(folder, "ours")
@@ -177,9 +177,9 @@ def test_tls_key_lengths():
 
 
 def test_silent_clients():
-    """Clients that connect and say nothing, more than there are places, hold up nobody."""
+    """Clients that connect and send nothing, more than there are places, delay no other client."""
     need("nbdinfo")
-    # None of them runs out of time, so they go only if they make room.
+    # No handshake times out here, so these clients lose their places only to others.
     with serve(*TWO, timeouts={"handshake": "1h"}) as server, contextlib.ExitStack() as crowd:
         for _ in range(300):
             silent = crowd.enter_context(socket.socket(socket.AF_UNIX))
@@ -190,7 +190,7 @@ def test_silent_clients():
 
 @contextlib.contextmanager
 def network():
-    """A network of this machine and one more, both on it: what runs a command on the other one, and our address."""
+    """A network of this machine and one more: a prefix that runs a command on the other one, and our address."""
     need("ip")
     other, ours, theirs = (f"fairq{kind}{os.getpid()}" for kind in ("n", "a", "b"))
     net = f"169.254.{os.getpid() % 254 + 1}"
@@ -209,7 +209,7 @@ def network():
 
 
 def test_a_machine_that_goes_away():
-    """Clients over TCP whose machine is not there any more lose their places, idle or not."""
+    """Clients over TCP whose machine is gone lose their places, idle or not."""
     client = "import nbd, sys, time; c = nbd.Client((sys.argv[1], int(sys.argv[2])), 'db'); [c.send(nbd.READ, 0, 1 << 20) for _ in range(int(sys.argv[3]))]; time.sleep(300)"
     with network() as (other, address), contextlib.ExitStack() as clean:
         port = free_port()
@@ -233,7 +233,7 @@ def test_a_machine_that_goes_away():
 
 
 def test_bench_holds_back():
-    """A client load with a rate asks for no more than that; one that thinks is as slow as that makes it."""
+    """A client load with a rate stays below it; one with a think time is slowed down by it."""
     with serve(*TWO) as server:
         done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "1", "--warmup", "0", "--json", "-",
                    "--tenant", "db=iops:2000,jobs:2,rw:randwrite", "--tenant", "batch=think:10ms,depth:1")  # fmt: skip
@@ -243,8 +243,8 @@ def test_bench_holds_back():
 
 
 def test_a_trickle_beside_a_flood_on_one_shard():
-    """Connections of one shard submit by turns, whatever the policy: one that always has more to send is not always first. Out of turn
-    the trickle has one request for 700 of the flood's."""
+    """Connections of one shard submit in turn, whatever the policy, so that one with ever more requests is not always first. Without
+    turns the trickle has one request for 700 of the flood's."""
     for policy in ("none", "mqfq"):
         tenants = ("--tenant", "flood=32M", "--tenant", "trickle=32M")
         with serve("--device", "ram,size=64M", "--shards", "1", "--policy", policy, *tenants) as server:
@@ -289,7 +289,7 @@ def test_socket_activation():
 
 
 def test_sockets_survive_a_crash():
-    """The service manager has the listening socket in its store: who comes between two servers waits, and is served by the next."""
+    """The service manager keeps the listening socket: a client that connects between two servers waits, and the next one serves it."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         path, notify = os.path.join(folder, "s"), os.path.join(folder, "notify")
         argv, env = [fairq(), "serve", *TWO, "--listen", f"unix:{path}"], {**os.environ, "NOTIFY_SOCKET": notify}
@@ -326,7 +326,7 @@ def test_sockets_survive_a_crash():
 
 
 def test_socket_activation_libnbd():
-    """libnbd starts the server itself, with its own idea of socket activation."""
+    """libnbd starts the server itself, with its own form of socket activation."""
     need("nbdkit", "nbdcopy")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         source = pattern(os.path.join(folder, "in"), 32 * MI)
@@ -340,7 +340,7 @@ def test_socket_activation_libnbd():
 
 def test_inetd():
     """socat as the inetd: a server on standard input and output for each connection, which ends with 0 when its client
-    leaves, and what it had written is in the file that the next one serves."""
+    leaves; its writes are in the file that the next one serves."""
     need("socat", "nbdinfo", "nbdcopy")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         path, status = os.path.join(folder, "s"), os.path.join(folder, "status")
@@ -374,13 +374,13 @@ def test_inetd():
 
 
 def test_nbd_tester_client():
-    """The NBD project's tests: throughput with verification, its integrity logs, and what it expects of oversized requests."""
+    """The NBD project's tests: throughput with verification, its integrity logs, and its expectations of oversized requests."""
     tester = os.environ.get("NBD_TESTER_CLIENT")
     if not tester:
         raise Skip("no package ships it: build it from nbd's sources and set NBD_TESTER_CLIENT to it")
     logs, told = os.path.dirname(tester), []
-    # The integrity test wants blocks that nobody has written. Its huge log is left out: requests of up to 50 MB, more than
-    # the 32 MiB that a client may send unasked.
+    # The integrity test needs blocks that were never written. Its huge log is omitted: it has
+    # requests of up to 50 MB, above the 32 MiB that a client may send without negotiation.
     tenants = (x for t in ("db", "one", "ro") for x in ("--tenant", f"{t}=64M" + ",read-only" * (t == "ro")))
     with serve("--device", "ram,size=192M", *tenants) as server:
         socket_path = ("-u", server.socket)

@@ -1,4 +1,4 @@
-"""What was acknowledged stays: after kill -9 at any moment, and after SIGTERM under load."""
+"""Acknowledged data survive kill -9 at any moment, and SIGTERM under load."""
 
 import fcntl
 import os
@@ -19,12 +19,12 @@ ROUNDS = int(os.environ.get("FAIRQ_KILL_ROUNDS", "6"))
 
 
 def content(index, generation):
-    """A block that says which block it is, which writing of it, and that it is whole."""
+    """A block whose content shows its number, its generation, and that it is whole."""
     return random.Random(index << 32 | generation).randbytes(BLOCK - 16) + struct.pack(">QQ", index, generation)
 
 
 class Writer(threading.Thread):
-    """Keeps writes in flight on a connection of its own until the server dies; knows what had been promised by then.
+    """Keeps writes in flight on a connection of its own until the server dies; records the promises received by then.
 
     A write with FUA is promised when its reply arrives. A flush promises every write whose reply had arrived before the
     flush was sent. `promised` holds the newest promised generation of a block; `sent` the newest sent."""
@@ -56,7 +56,7 @@ class Writer(threading.Thread):
                     continue
                 index = self.random.choice(self.mine)
                 if index in busy:
-                    continue  # two writings of a block at once have no order to be held to
+                    continue  # two concurrent writes of a block have no defined order
                 kind = "fua" if draw < 0.3 else "write"
                 sent[index] = generation = sent.get(index, 0) + 1
                 cookie = self.client.send(
@@ -80,7 +80,7 @@ class Writer(threading.Thread):
 
 
 def verify(address, export, history, where):
-    """Every block holds a whole writing of itself, not older than the newest promised one."""
+    """Every block holds a complete write of that block, not older than the newest promised one."""
     sent, promised = history
     client = nbd.Client(address, export)
     for index in sorted(sent):
@@ -99,7 +99,7 @@ def verify(address, export, history, where):
 
 
 def released(path):
-    """Waits until the kernel has closed the file of a server that was killed, which it does after the process has gone."""
+    """Waits until the kernel has closed the file of a killed server, which it does after the process has gone."""
 
     def is_free():
         with open(path, "rb") as file:
@@ -113,7 +113,7 @@ def released(path):
 
 
 def test_kill():
-    """Killed at random moments under load on four connections of two tenants, started again, everything verified."""
+    """The server is killed at random moments under load on four connections of two tenants, and started again; all is verified."""
     draw = random.Random(7)
     replies = promises = 0
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
@@ -166,7 +166,8 @@ def test_sigterm():
                 cookies = {c.send(nbd.WRITE, i * BLOCK, data=content(i, 1)) for i in range(32)}
                 cookies.add(c.send(nbd.READ, 0, BLOCK))
                 c.wanted = cookies
-            # The first reply says that requests were read; the rest were sent before it and are in the same socket.
+            # The first reply shows that requests were read; the others were sent before it and are
+            # in the same socket.
             for c in clients:
                 cookie, error, _ = c.receive()
                 check(error == 0, f"error {error}")
@@ -192,7 +193,7 @@ def test_sigterm():
 
 
 def test_sigterm_under_load():
-    """SIGTERM and SIGINT while clients keep sending: it ends with 0 all the same, and all it had answered is there."""
+    """SIGTERM and SIGINT while clients keep sending: the server ends with 0, and all acknowledged writes are there."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         args = ("--device", f"file,path={folder}/pool.img,size=32M,create", "--tenant", "a=16M", "--tenant", "b=16M")
         history = {"a": ({}, {}), "b": ({}, {})}

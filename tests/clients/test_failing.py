@@ -1,4 +1,4 @@
-"""Storage that fails: a block device that takes more than it has room for, which shows when the kernel writes it back."""
+"""Storage that fails: a block device with less room than its size, which fails when the kernel writes pages back."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ EIO = 5
 
 @contextlib.contextmanager
 def overfull(size_mi, room_mi):
-    """A block device of `size_mi` MiB of which only `room_mi` can be kept: writes are taken by the page cache, and lost."""
+    """A block device of `size_mi` MiB with room for only `room_mi`: the page cache accepts all writes, and some are lost."""
     with tempfile.TemporaryDirectory(prefix="fairq-failing-") as folder:
         if run("mount", "-t", "tmpfs", "-o", f"size={room_mi}m", "none", folder, ok=False).returncode:
             raise Skip("cannot mount anything here: needs root")
@@ -33,7 +33,7 @@ def overfull(size_mi, room_mi):
 
 
 def test_failing_trim():
-    """A TRIM with FUA is answered when it is durable, and so it hears that the device is not."""
+    """A TRIM with FUA is answered only when it is durable, so it gets the device's error."""
     for device in ("file,path={},direct=off", "nvme-soft,backing={},direct=off"):
         with overfull(32, 4) as disk, serve("--device", device.format(disk), "--tenant", "a=32M") as server:
             client = nbd.Client(server.socket, "a")
@@ -50,7 +50,7 @@ def ctl(control, *words):
 
 
 def test_failing_flush():
-    """Lost data are told to the tenant that wrote them, whoever flushes first, until the operator clears the error."""
+    """Lost data are an error for the tenant that wrote them, whichever tenant flushes first, until the operator clears the error."""
     for device in ("file,path={},direct=off", "nvme-soft,backing={},direct=off"):
         with tempfile.TemporaryDirectory() as folder, overfull(32, 4) as disk:
             control, metrics = os.path.join(folder, "ctl"), os.path.join(folder, "metrics")
@@ -74,7 +74,7 @@ def test_failing_flush():
 
 
 def test_failing_durable_write():
-    """A FUA write that fails is followed by flushes that fail: its data are gone from the cache's point of view."""
+    """A FUA write that fails is followed by flushes that fail: the page cache no longer keeps its data to be written."""
     with overfull(32, 4) as disk, serve("--device", f"file,path={disk},direct=off", *TENANTS) as server:
         a, b = (nbd.Client(server.socket, name) for name in "ab")
         check(a.ask(nbd.WRITE, 0, data=b"x" * 16 * MI, flags=nbd.FUA)[0] != 0, "it does not fit")
@@ -84,10 +84,10 @@ def test_failing_durable_write():
 
 
 def restarted_after_a_failure():
-    """False if the first server has had the error from the kernel before it was killed: the kernel reports each error once, so the
+    """False if the first server got the error from the kernel before it was killed: the kernel reports each error once, so the
     second server does not get it."""
     with tempfile.TemporaryDirectory() as folder, overfull(32, 4) as disk:
-        # As long as somebody has the device open, closing it writes nothing back.
+        # While the device is open here, closing it elsewhere writes nothing back.
         held = os.open(disk, os.O_RDONLY)
         try:
             args = ("--device", f"file,path={disk},direct=off", *TENANTS)
@@ -109,5 +109,5 @@ def restarted_after_a_failure():
 
 
 def test_failing_restart():
-    """The data of a killed server are flushed before the next one serves, and if that fails all tenants get the error."""
+    """The data of a killed server are flushed before the next one serves; if that fails, all tenants get the error."""
     check(any(restarted_after_a_failure() for _ in range(20)), "none of 20 servers has found that its predecessor's data are lost")

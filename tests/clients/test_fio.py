@@ -1,4 +1,4 @@
-"""fio's nbd engine: data verified by its checksums, alone and several at once; and the shares that it is given (`law`)."""
+"""fio's nbd engine: data verified by its checksums, alone and several at once; and the shares of its clients (`law`)."""
 
 import json
 import os
@@ -11,7 +11,7 @@ FOUR = tuple(x for i in range(4) for x in ("--tenant", f"t{i}=48M,weight={100 * 
 
 
 def verified(uri, seed, size="32M", **options):
-    """A job that writes every block once, in random order if nothing is said, and reads it back against its checksum."""
+    """A job that writes every block once, by default in random order, and reads it back against its checksum."""
     options = {"rw": "randwrite", **options}
     return fio_args(uri, size=size, iodepth=32, verify="crc32c", verify_fatal=1, do_verify=1, verify_state_save=0,
                     randrepeat=1, randseed=seed, **options)  # fmt: skip
@@ -27,7 +27,7 @@ def test_fio_verify():
 
 
 def test_tenants_with_files_of_their_own():
-    """On the software controller each file is a namespace: tenants do not write into each other's."""
+    """On the software controller each file is a namespace: tenants cannot write to each other's."""
     need("fio")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         shared, own = os.path.join(folder, "shared.img"), os.path.join(folder, "own.img")
@@ -56,7 +56,7 @@ def test_fio_verify_several():
 
 
 def test_shares():
-    """Each of two tenants is issued by its weight: 64 KiB requests beside 4 KiB ones, under two policies and after weights change."""
+    """Two tenants are served by weight: 64 KiB requests beside 4 KiB ones, under two policies and after weights change."""
     need("fio")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         control = os.path.join(folder, "control")
@@ -68,7 +68,7 @@ def test_shares():
             return [tenant["reads"] for tenant in json.loads(ctl("--json", "tenants"))]
 
         def move_on():
-            """Each client has more done than it has under way at a time."""
+            """Waits until each client has completed more requests than it keeps in flight."""
             before = reads()
             until(lambda: all(now > then + 64 for now, then in zip(reads(), before)), 60, "both are at work")
 
@@ -89,7 +89,7 @@ def test_shares():
                 else:
                     check(False, "the recording shows equal shares, too")
                 ctl("weight", "a", "600")
-                # Staged requests keep their tags.
+                # Staged requests keep their start tags.
                 move_on()
                 law.shares(control, {"a": 600, "b": 300})
                 ctl("policy", f"sfqd:slots={law.DEPTH},cost=bytes")
@@ -101,14 +101,14 @@ def test_shares():
 
 
 def joined(control):
-    """How many requests were issued, and how many of them as part of another's command."""
+    """The number of requests issued, and of those that were joined to another one's command."""
     status = json.loads(run(fairq(), "ctl", "--control", control, "--json", "status").stdout)
     return sum(sum(shard["issued"].values()) for shard in status["shards"]), sum(shard["joined"] for shard in status["shards"])
 
 
 def test_merging():
-    """Streams in 4 KiB requests, merged behind one lock and in the ports of those that have none, on a file and on the software
-    controller: every byte right, and fewer commands."""
+    """Streams in 4 KiB requests are merged, behind one lock and in ports without a lock, on a file and on the software
+    controller: every byte is right, and there are fewer commands."""
     need("fio")
     notes = []
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:

@@ -1,5 +1,5 @@
-"""A tenant that behaves badly beside one that is busy and one that asks for 512 bytes now and then: the scheduler gives each its
-share (`law`), memory stays bounded, nothing leaks. What they get in a second is measured by `bench/clients/run beside`."""
+"""A tenant that behaves badly beside a busy one and one that reads 512 bytes now and then: the scheduler gives each its
+share (`law`), memory stays bounded, nothing leaks. `bench/clients/run beside` measures their rates."""
 
 import contextlib
 import json
@@ -17,7 +17,8 @@ from rig import MI, PACED, check
 # All tenants have one weight, and a request costs 4 KiB at least.
 EQUAL = dict.fromkeys(("good", "bad", "small"), 100)
 POLICY = f"{law.POLICY},least-cost=4k"
-# Bytes of the staged requests of clients that vanish while others of their tenant go on: the tenant has them later.
+# Bytes of the staged requests of clients that vanish while others of their tenant stay: the tenant
+# gets them back later.
 CANCELLED = 3 * MI
 
 
@@ -37,7 +38,7 @@ class Operated:
         return len(os.listdir(f"/proc/{self.server.child.pid}/fd"))
 
     def resident(self):
-        """Bytes of memory in use."""
+        """Resident memory in bytes."""
         with open(f"/proc/{self.server.child.pid}/status", encoding="ascii") as lines:
             return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
 
@@ -51,7 +52,7 @@ class Operated:
 
     @contextlib.contextmanager
     def good_load(self, seconds, depth=128):
-        """The good tenant at work, by another process, with so much in flight that a busy machine does not let it run dry."""
+        """Runs the good tenant's load in another process, deep enough that a busy machine does not let its queue run empty."""
         load = ["bench", "--connect", self.server.uri("good"), "--tenant", f"good=depth:{depth}", "--json"]
         child = rig.start([rig.fairq(), *load, "--seconds", f"{seconds}s", "--warmup", "0s"])
         try:
@@ -62,7 +63,7 @@ class Operated:
             child.communicate()
 
     def share(self, enough=2 * MI, **more):
-        """All have their shares while so much is issued to two that wait; meanwhile the small tenant's requests are answered."""
+        """All have their shares while `enough` is issued to two that wait; meanwhile the small tenant's requests are answered."""
         small, before = self.connect("small"), self.tenants()["good"]["reads"]
         over = threading.Event()
 
@@ -83,7 +84,7 @@ class Operated:
 
     @staticmethod
     def cost(row):
-        """As the policy charges a row; these devices zero and discard by their map."""
+        """The policy's charge for a row; these devices zero and discard by their map."""
         return max(4096, int(row["bytes"]) // (256 if row["op"] in ("discard", "write-zeroes") else 1))
 
 
@@ -97,7 +98,7 @@ def operated(*args, device=PACED):
 
 
 class Many:
-    """Threads that do the same until told to stop. One that is refused a connection, since its tenant has as many as it may, tries again."""
+    """Threads that repeat the same work until stopped. A thread whose connection is refused, since its tenant has the most allowed, tries again."""
 
     def __init__(self, count, work):
         self.stop = threading.Event()
@@ -119,7 +120,7 @@ class Many:
 
 
 def slow_reader(rigged):
-    """Asks for much and never takes it."""
+    """Sends many reads and takes no reply."""
 
     def work(stop, _):
         client = rigged.connect(timeout=5)
@@ -132,7 +133,7 @@ def slow_reader(rigged):
 
 
 def half_open(rigged):
-    """Says nothing, or half of what a client says first."""
+    """Sends nothing, or half of a client's first message."""
 
     def work(stop, index):
         sockets = []
@@ -195,7 +196,7 @@ def killed_in_a_write(rigged):
 
 
 def handshakes(rigged):
-    """One handshake after the other, and nothing else."""
+    """Makes one handshake after the other, and does nothing else."""
 
     def work(stop, index):
         client = Client(rigged.server.socket, "bad" if index % 2 else None, timeout=10)
@@ -234,7 +235,7 @@ def leaves_nothing(rigged, descriptors, resident):
 
 
 def all_at_once(rigged):
-    """All of them."""
+    """All of these events at once."""
 
     class All:
         def __enter__(self):
@@ -251,7 +252,7 @@ def all_at_once(rigged):
 
 
 def test_all_hostile_clients_at_once():
-    """The others have their shares and no error, and memory and descriptors come back."""
+    """The others have their shares and no error, and memory and descriptors are released."""
     with operated("--policy", POLICY, "--shards", "1") as rigged:
         rigged.connect("good").close()
         rig.until(rigged.is_quiet, 20, "nothing is in flight")
@@ -265,14 +266,15 @@ def test_all_hostile_clients_at_once():
 
 
 def flood(rigged, command, flags=0, **more):
-    """One small request about all it has, 128 times at once."""
+    """One small request for the whole export, 128 times at once."""
 
     def work(stop, _):
         client = rigged.connect(timeout=60, **more)
         for _ in range(128):
             client.send(command, 0, 64 * MI, flags=flags)
         while not stop.is_set():
-            # An answer may take half a minute beside others; the end of the test is not to wait for it.
+            # An answer may take half a minute beside others; the end of the test must not wait for
+            # it.
             if select.select([client.s], [], [], 0.1)[0]:
                 client.receive()
                 client.send(command, 0, 64 * MI, flags=flags)
@@ -282,18 +284,18 @@ def flood(rigged, command, flags=0, **more):
 
 
 def zeroes(rigged):
-    """Zeroes it."""
+    """Zeroes the export."""
     return flood(rigged, ZEROES, flags=NO_HOLE)
 
 
 def questions(rigged):
-    """Asks where its holes are."""
+    """Requests the map of the export's holes."""
     return flood(rigged, STATUS, context="base:allocation")
 
 
 def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
-    """tmpfs cannot zero a range that is to stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it looks for
-    holes page by page, to the end of the file."""
+    """tmpfs cannot zero a range that must stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it searches
+    for holes page by page, to the end of the file."""
     if not os.path.isdir("/dev/shm"):
         raise rig.Skip("no /dev/shm")
     with rig.tempfile.TemporaryDirectory(prefix="fairq-", dir="/dev/shm") as folder:
@@ -305,14 +307,14 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
             for event in (zeroes, questions):
                 with event(rigged):
                     rig.until(lambda: rigged.tenants()["bad"]["in_flight"], 60, "it is at work")
-                    # Memory is quick: many decisions in little time.
+                    # Memory is fast: many decisions in a short time.
                     rigged.share(MI // 2, cost=lambda row: max(4096, int(row["bytes"])), seconds=0.03)
                 rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {event.__name__} left is done")
 
 
 def test_clients_that_close_do_not_keep_their_places():
-    """Hundreds of requests that take long, and a close: the next client gets a place when they have gone, not when all is done."""
-    # Their work would take the device minutes.
+    """Hundreds of slow requests, and a close: the next client gets a place when the clients are gone, not when their requests are done."""
+    # The requests would take the device minutes.
     slow = "paced,size=512M,bandwidth=2M,iops=50,latency=1ms,parallelism=4"
     with operated("--policy", "mqfq:slots=4", device=slow) as rigged:
         for command, flags, bye in ((TRIM, 0, False), (ZEROES, NO_HOLE, False), (READ, 0, False), (TRIM, 0, True)):
@@ -323,7 +325,7 @@ def test_clients_that_close_do_not_keep_their_places():
             rig.until(lambda: rigged.tenants()["bad"]["in_flight"], 20, "it is at work")
             for client in clients:
                 client.close() if bye else client.s.close()
-            # One that says good-bye has 5 s.
+            # A client that says good-bye may take 5 s.
             rig.until(lambda: rigged.ask("status")["connections"] == 0, 20, f"places are free after requests {command}")
             rig.until(rigged.is_quiet, 20, "nothing is left")
 
@@ -349,7 +351,7 @@ def test_tenants_that_come_and_go_leave_nothing_behind():
 
 
 def pour(rigged, header):
-    """The same request over and over, as fast as the server takes it, by two connections."""
+    """The same request over and over, as fast as the server accepts it, on two connections."""
 
     def work(stop, _):
         client = rigged.connect(timeout=1)
@@ -370,7 +372,7 @@ def request(command, offset, length, data=b""):
     return struct.pack(">IHHQQI", REQUEST, 0, command, 1, offset, length) + data
 
 
-# Work that moves little or no data: what a request asks for that is refused, advice, flushes, and bytes of blocks.
+# Work that moves little or no data: refused requests, advice, flushes, and parts of blocks.
 FLOODS = {
     "refused": request(READ, 1 << 40, 4096),
     "advice": request(CACHE, 0, 4096),
@@ -380,7 +382,7 @@ FLOODS = {
 
 
 def test_work_without_data_is_charged():
-    """A tenant is charged for the work that it makes, however few bytes it moves: each request costs 4 KiB at least."""
+    """A tenant is charged for its work, however few bytes it moves: each request costs 4 KiB at least."""
     with operated("--policy", POLICY, "--shards", "1") as rigged, rigged.good_load(300):
         for name, header in FLOODS.items():
             before = rigged.tenants()["bad"]

@@ -1,8 +1,8 @@
 """Tenants keep their own bytes, whatever happens to the configuration, the pool, the server and the list of tenants.
 
-A model knows whose each MiB of the pool is and what its owner has written there. Random steps change configuration,
-tenants and pool, stop or kill the server and start it again; after each, every tenant that is served must read what it
-has written and flushed, or zeroes, and no range may have moved or overlap another. $FAIRQ_MODEL_STEPS steps (40), from
+A model knows the owner of each MiB of the pool and the data that the owner has written there. Random steps change configuration,
+tenants and pool, stop or kill the server and start it again. After each step every tenant that is served must read the data
+that it has written and flushed, or zeroes, and no range may have moved or overlap another. $FAIRQ_MODEL_STEPS steps (40), from
 the seed $FAIRQ_MODEL_SEED."""
 
 import json
@@ -22,7 +22,7 @@ NAMES = [f"t{n}" for n in range(7)]
 
 
 class Range:
-    """A name's range: where it is (unknown until the server says so), MiB, and the page of each MiB that was written."""
+    """A name's range: its offset (unknown until the server reports it), its size in MiB, and the page of each MiB that was written."""
 
     def __init__(self, size):
         self.offset, self.size, self.pages = None, size, {}
@@ -159,7 +159,7 @@ class World:
             self.held[name].cut(size)
 
     def edit(self):
-        """The operator edits the file: tables go, come, change places, and some sizes are written as they are."""
+        """The operator edits the file: tables are removed, added and reordered, and some sizes are written out."""
         for _ in range(self.random.randint(1, 3)):
             kind = self.random.randrange(4)
             if kind == 0 and len(self.file) > 1:
@@ -197,7 +197,7 @@ class World:
             os.truncate(self.pool, self.mib * MI)
 
     def upgrade(self):
-        """The next program, which is the same one, goes on; a client of before has a write that comes in two halves."""
+        """The next program, which is the same one, takes over; a client's write arrives in two halves, before and after."""
         name = self.some_name()
         if not self.served or self.held[name].size == 0:
             return
@@ -225,7 +225,8 @@ class World:
             self.without_a_server(self.random.choice(reserved))
         self.note("start", self.file)
         if not self.start():
-            # As the message says: each tenant with the size that it has, and nobody for whom there is no room.
+            # As the message says: each tenant with its present size, and no tenant for which there
+            # is no room.
             known = [name for name, _ in self.file if name in self.held] or sorted(self.held)
             self.file = [(name, self.held[name].size) for name in known] or [("t0", 1)]
             check(self.start(), f"the server does not start: {self.log[-1]}")

@@ -1,4 +1,4 @@
-"""How much memory connections have: each, all together, and when they have nothing to do."""
+"""The memory of connections: of each, of all together, and when they are idle."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from test_doors import Authority
 
 @contextlib.contextmanager
 def served(*args):
-    """A server with a control socket and, for those who want it, TLS; and what asks it for its status."""
+    """A server with a control socket and, for clients that want it, TLS; and a function that returns its memory status."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         host = Authority(folder, "ours").issue("localhost", "DNS:localhost", "serverAuth", "server")
         control = os.path.join(folder, "control")
@@ -38,7 +38,7 @@ def context():
 
 
 def test_a_connection_has_what_is_documented_and_gives_it_back():
-    """Reads of 32 MiB whose replies wait, in the clear and over TLS: 40 MiB and a little each, and next to nothing when idle."""
+    """Reads of 32 MiB whose replies wait, in the clear and over TLS: a little over 40 MiB each, and next to nothing when idle."""
     said, count = [], 4
     for name, tls in (("clear", None), ("TLS", context())):
         with served() as (server, memory):
@@ -66,7 +66,7 @@ def test_a_connection_has_what_is_documented_and_gives_it_back():
 
 
 def test_all_connections_together_are_bounded():
-    """Whoever comes when memory is used up is told so, and may come again; those that are there go on."""
+    """A client that connects when memory is used up gets an error that says so, and may try again; the others are still served."""
     with served("--memory", "40M") as (server, memory):
         clients = []
         with contextlib.suppress(Refused):
@@ -78,7 +78,7 @@ def test_all_connections_together_are_bounded():
             raise rig.Failed("one more than there is memory for")
         except Refused as refused:
             check("memory" in str(refused), f"the client is told: {refused}")
-        # There is no memory left for requests: one at a time goes on all the same.
+        # There is no memory left for requests: they are served one at a time.
         with ThreadPoolExecutor(8) as threads:
             asked = list(threads.map(lambda client: client.ask(READ, 0, 2 * MI)[0], clients[:8]))
         check(asked == [0] * 8, f"all are served in the end: {asked}")

@@ -1,5 +1,5 @@
-"""The web page, in a real browser: what it shows is what the server tells, nothing leaves the server's address, and weights
-change for those who know the token only. $FAIRQ_PICTURES names a folder to put pictures of it in."""
+"""The web page, in a real browser: it shows the server's values, nothing leaves the server's address, and only users with
+the token can change weights. $FAIRQ_PICTURES names a folder for screenshots of it."""
 
 import base64
 import contextlib
@@ -62,12 +62,12 @@ def number(text):
 
 
 def close(text, value, what):
-    """Is this what a person is shown of the value? Three digits, or one behind the point."""
+    """Checks that the text is the page's form of the value: three digits, or one behind the point."""
     rig.check(abs(number(text) - value) <= max(0.006 * abs(value), 0.0006), f"{what}: the page says {text}, the server {value}")
 
 
 def post(server, body, **headers):
-    """The status and the answer to a program's attempt to change a weight."""
+    """The status and the response to a program's attempt to change a weight."""
     request = urllib.request.Request(server.page + "/weight", data=json.dumps(body).encode(), headers={
         name.replace("_", "-"): value for name, value in headers.items()})
     try:
@@ -88,13 +88,13 @@ def weight(server, name):
 
 
 def asked(tab):
-    """The times that the page asked the server for what it shows, and those that it was answered."""
+    """The page's requests for its data, and those that were answered."""
     numbers = {e["requestId"] for e in tab.of("Network.requestWillBeSent") if e["request"]["url"].endswith("/look.json")}
     return numbers, [e["requestId"] for e in tab.of("Network.loadingFinished") if e["requestId"] in numbers]
 
 
 def next_look(tab):
-    """Waits until the page has been told something new."""
+    """Waits until the page has received new data."""
     before = len(asked(tab)[1])
     rig.until(lambda: len(asked(tab)[1]) > before, 20, "the page asks again")
 
@@ -107,7 +107,7 @@ def picture(tab, name):
 
 
 def last_look(tab):
-    """What the server told the page last, as it came over the wire."""
+    """The data that the page received last, as sent over the wire."""
     rig.until(lambda: len(asked(tab)[0]) == len(asked(tab)[1]), 20, "the page has its answers")
     body = tab.call("Network.getResponseBody", requestId=asked(tab)[1][-1])
     text = base64.b64decode(body["body"]).decode() if body["base64Encoded"] else body["body"]
@@ -123,7 +123,7 @@ def complaints(tab):
 
 
 def shows(tab, told):
-    """Every number of the table, the tiles and the matrix."""
+    """Compares every number of the table, the tiles and the matrix."""
     cells = tab.run("""Object.fromEntries([...document.querySelectorAll('#rows tr')].map(tr =>
         [tr.dataset.tenant, Object.fromEntries([...tr.children].map(td => [td.dataset.of ?? 'name', td.innerText.trim()]))]))""")
     compared = 0
@@ -158,7 +158,7 @@ def shows(tab, told):
 
 
 def sideways(tab):
-    """How far the page is wider than the window."""
+    """Pixels by which the page is wider than the window."""
     return tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
@@ -205,7 +205,7 @@ def test_page_shows_what_the_server_tells():
         picture(tab, "phone")
         rig.check(sideways(tab) <= 0, f"a phone scrolls {sideways(tab)} pixels sideways")
 
-        # The server goes away and comes back.
+        # The server ends and returns.
         tab.size(1280, 900)
         before = complaints(tab)
         rig.check(not before, f"the console says {before}")
@@ -225,7 +225,7 @@ def test_page_shows_what_the_server_tells():
 
 
 def edit(tab, name, weight_):
-    """As by keyboard: into the field, all of it replaced, Enter."""
+    """As by keyboard: focuses the field, replaces its text and presses Enter."""
     field = f"document.querySelector('#rows tr[data-tenant=\"{name}\"] input')"
     tab.run(f"{field}.focus(); {field}.select()")
     tab.type(str(weight_))

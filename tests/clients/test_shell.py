@@ -26,7 +26,7 @@ def test_man_pages_are_found_and_without_warnings():
             read = rig.run("man", "--warnings", "-l", os.path.join(section, page), env=env)
             rig.check(not read.stderr, f"{page}: {read.stderr}")
             texts[page] = re.sub(".\b", "", read.stdout)
-        # By name, as installed pages are.
+        # By name, as installed pages are read.
         rig.check("fairq-serve" in rig.run("man", "fairq-serve", env=env).stdout, "man fairq-serve")
         for page, text in texts.items():
             name = page.removesuffix(".1")
@@ -35,7 +35,7 @@ def test_man_pages_are_found_and_without_warnings():
         bench = texts["fairq-bench.1"]
         rig.check(re.search(r"\nEXAMPLES\n +fairq bench --policy none,mqfq --tenant small=weight:300,bs:4k,depth:64", bench), bench)
         rig.check("\nEXIT STATUS\n" in bench, "no exit status")
-        # What the program says itself is in its pages, every option and every command.
+        # The pages contain every option and every command of the program's help.
         for words in (["serve"], ["bench"], ["ctl", "trace"], ["lab", "run"]):
             said = rig.run(rig.fairq(), *words, "--help").stdout
             options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", said, re.M))
@@ -60,13 +60,13 @@ class Shell:
         os.write(self.master, text.encode())
 
     def until(self, pattern, what, seconds=20):
-        """What is on the terminal up to a pattern, without control sequences."""
+        """The text on the terminal up to a pattern, without control sequences."""
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self.heard):
             if not select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise rig.Failed(f"still not: {what}: {self.heard[-1500:]!r}")
             text = os.read(self.master, 1 << 16).decode(errors="replace")
-            # fish asks what terminal this is, and waits for the answer.
+            # fish queries the type of the terminal, and waits for the reply.
             if "\x1b[c" in text or "\x1b[0c" in text:
                 os.write(self.master, b"\x1b[?62c")
             self.heard += re.sub(r"\x1b(\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[()][A-Z0-9]|[=>78MDE])|[\x07\r\x0e\x0f]", "", text)
@@ -77,7 +77,7 @@ class Shell:
         os.close(self.master)
 
 
-# How each is started without anybody's habits, and takes up completions as its users have them.
+# How each shell is started without a user's settings, and loads completions as its users do.
 SHELLS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], ". {folder}/completions"),
     "zsh": (["zsh", "-f", "-i"], "fpath=({folder} $fpath); autoload -U compinit; compinit -u -d {folder}/dump"),
@@ -100,7 +100,8 @@ def complete(shell):
             terminal.type(f" {load.format(folder=folder)}; echo lo''aded\n")
             terminal.until(r"loaded\n", "the completions are loaded")
             rig.check(not re.search("error|not found|unknown", terminal.heard), terminal.heard)
-            # One that is left is put in; the next word is asked for of what came before.
+            # A unique completion is inserted; the next word is completed in the context of the
+            # previous ones.
             for typed, there in (("fairq cal", "calibrate "), ("fairq ctl weig", "weight "), ("fairq ctl config rel", "reload "),
                                  ("fairq serve --memory-per-c", "--memory-per-connection"), ("fairq ctl trace --format perf", "perfetto ")):
                 terminal.heard = ""
@@ -108,7 +109,7 @@ def complete(shell):
                 last = typed.rpartition(" ")[0]
                 terminal.until(re.escape(f"{last} {there}"), f"{typed} becomes {there}")
                 terminal.type("\x15")
-            # Those that are possible are shown.
+            # Several possible completions are listed.
             terminal.heard = ""
             terminal.type("fairq ctl c\t\t")
             terminal.until(r"(?s)call.*config|config.*call", "call and config are offered")

@@ -1,4 +1,4 @@
-"""What there may be too little of: room on the disk, and memory in large pages."""
+"""Resources that run short: room on the disk, and memory in large pages."""
 
 import contextlib
 import ctypes
@@ -38,7 +38,7 @@ def small_file_systems():
 
 
 def test_full_disk():
-    """A sparse file grows until its file system is full: what does not fit fails, nothing else, and the log says so."""
+    """A sparse file grows until its file system is full: only writes that do not fit fail, and the log says so."""
     with small_file_systems() as mounts:
         with ThreadPoolExecutor() as threads:
             fitted = dict(zip(mounts, threads.map(lambda where: [fill(where, how) for how in ("", ",direct=off")], mounts.values())))
@@ -60,7 +60,7 @@ def fill(where, how):
         check(b.ask(nbd.WRITE, 0, data=b"B" * MI)[0] == 0 and b.ask(nbd.FLUSH)[0] == 0, "b writes what it has")
         check(b.ask(nbd.READ, 0, MI) == (0, b"B" * MI), "b reads it")
         until(lambda: "fails requests" in server.said(), 10, "the log tells it")
-        # Into the next second, and it goes on failing: nothing new.
+        # It fails into the next second; the log has nothing new.
         failing = time.monotonic() + 1.5
         while time.monotonic() < failing:
             check(a.ask(nbd.WRITE, 63 * MI, data=b"a" * MI)[0] == ENOSPC, "it is still full")
@@ -74,7 +74,7 @@ def fill(where, how):
 
 
 def test_no_large_pages():
-    """Buffers are in large pages where there are any, and do as well in small ones."""
+    """Buffers are in large pages if there are any, and work as well in small ones."""
     large = {is_off: large_page_kib(is_off) for is_off in (0, 1)}
     check(large[1] == 0, f"{large[1]} KiB in large pages, of which there are none")
     return f"{large[0]} KiB in large pages where there are some"

@@ -1,4 +1,4 @@
-"""A store that hangs: a file system that is frozen under load stops its own tenants, and nobody else."""
+"""A store that hangs: a file system that is frozen under load stops its own tenants, and no other."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ BLOCK = 4096
 
 
 class Disk:
-    """An ext4 file system of its own, which can be frozen: writes and whatever changes it then wait."""
+    """An ext4 file system of its own, which can be frozen: writes and other changes then wait."""
 
     def __init__(self, folder, name):
         self.mount = os.path.join(folder, name)
@@ -32,7 +32,7 @@ class Disk:
 
 @contextlib.contextmanager
 def disks(*names):
-    """File systems on loop devices; thawed again whatever happens, since nothing that waits for one can be killed."""
+    """File systems on loop devices. They are always thawed at the end, since a process that waits for one cannot be killed."""
     need("mkfs.ext4", "fsfreeze", "losetup")
     with tempfile.TemporaryDirectory(prefix="fairq-stuck-") as folder, contextlib.ExitStack() as clean:
         made = []
@@ -51,7 +51,7 @@ def disks(*names):
         yield folder, made
 
 
-# As short as it may be: what a server waits for, nobody here brings about.
+# As short as possible: no timeout expires by this test's own delays.
 TIMEOUTS = {"answers": "500ms", "stuck": "300ms", "change": "200ms", "call": "500ms"}
 
 
@@ -63,7 +63,7 @@ def served(made, *tenants, args=(), config="", **timeouts):
         flags = [flag for tenant in tenants for flag in ("--tenant", tenant)]
         path = configured(folder, config, **{**TIMEOUTS, **timeouts})
         server = clean.enter_context(serve("--config", path, *args, *flags, "--control", control))
-        # What was pushed last is done first.
+        # Callbacks run in reverse order: the disks are thawed first.
         for disk in made:
             clean.callback(disk.thaw)
         yield server, control
@@ -106,7 +106,7 @@ def fill(server, name, byte, blocks):
 
 
 def hang(disk, server, name, byte, blocks):
-    """Freezes a disk and leaves as many requests on it as a client may have; the client, which will have no answer."""
+    """Freezes a disk and leaves as many requests on it as a client may have; returns the client, which gets no answer."""
     client = nbd.Client(server.socket, name)
     disk.freeze()
     for block in range(blocks):
@@ -117,7 +117,7 @@ def hang(disk, server, name, byte, blocks):
 
 
 def begun(control, requests):
-    """Waits until so many requests are on the device: what has not been begun is gone with its client, or its server."""
+    """Waits until this many requests are on the device: requests that have not begun go with their client, or their server."""
     until(lambda: sum(store["on_device"] for store in status(control)["stores"]) >= requests, 10, "they are on the device")
 
 
@@ -138,7 +138,7 @@ def stuck_store(direct):
                 for block in range(64):
                     client.send(nbd.WRITE, block * BLOCK, data=b"2" * BLOCK)
                 client.send(nbd.FLUSH)
-            # The disk is frozen all the while: a neighbour that waited for it would have no answer.
+            # The disk stays frozen: a neighbour that waited for it would get no answer.
             go_on(neighbours)
             with contextlib.closing(nbd.Client(server.socket, "b")) as new:
                 check(new.ask(nbd.READ, 0, BLOCK)[1] == b"n" * BLOCK, "a new client of another store gets in")
@@ -149,7 +149,7 @@ def stuck_store(direct):
             ctl(control, "policy", "sfqd")
             check(neighbours[0].ask(nbd.READ, 0, BLOCK)[0] == 0, "the policy changes without it")
             until(lambda: are_stuck(control) == [["hangs"]], 30, "it is still said to be stuck")
-            # A file there cannot be opened; who asks is told, and nobody waits.
+            # A file there cannot be opened: the caller gets an error, and nothing waits.
             refused = ctl(control, "add", f"late=1M,path={disk.mount}/late.disk,create", ok=False)
             check("does not answer" in refused.stderr, f"adding says {refused.stderr!r}")
             ctl(control, "remove", "hangs")
@@ -170,7 +170,7 @@ def stuck_store(direct):
 def opened(server, name):
     try:
         return nbd.Client(server.socket, name)
-    except Exception:  # as long as it is being prepared there is no such export
+    except Exception:  # there is no such export until it has been prepared
         return None
 
 
@@ -180,12 +180,12 @@ def test_stuck_cached():
 
 
 def test_stuck_direct():
-    """Past the page cache: the device has as many requests as it may have."""
+    """Past the page cache: the device has the most requests allowed."""
     stuck_store("on")
 
 
 def test_stuck_answers():
-    """What was sent to a store that hung is answered when it goes on, and is there."""
+    """Requests to a store that hung are answered when it thaws, and their data are there."""
     with disks("hangs") as (folder, made):
         with served(made, f"a=16M,path={made[0].mount}/a,create", args=("--device", "file,direct=off")) as (server, _):
             fill(server, "a", b"1", 32)
@@ -198,7 +198,7 @@ def test_stuck_answers():
 
 
 def test_stuck_end():
-    """A server that is told to end does so, though a store does not answer: in some seconds, and with an error."""
+    """A server that gets SIGTERM ends although a store does not answer: in some seconds, and with an error."""
     with disks("hangs") as (folder, made), tempfile.TemporaryDirectory() as own:
         tenant = f"a=16M,path={made[0].mount}/a,create"
         control = os.path.join(own, "ctl")
@@ -218,7 +218,7 @@ def test_stuck_end():
 
 
 def test_stuck_named_store():
-    """Files on one device are one store, others another, and a name of the operator's says otherwise."""
+    """Files on one device are one store, and others are another, unless the operator names stores."""
     with disks("one", "two") as (folder, made):
         one, two = (disk.mount for disk in made)
         tenants = [f"a=4M,path={one}/a,create", f"b=4M,path={one}/b,create", f"c=4M,path={two}/c,create,store=fast"]
@@ -266,7 +266,7 @@ def test_stuck_while_the_policy_changes():
 
 def test_stuck_range():
     """A tenant of a disk that hangs is removed, but its range stays reserved: the layout record is on that disk. Once the disk
-    answers, the range is free, and nothing of the old requests arrives in it afterwards."""
+    answers, the range is free, and no old request is carried out in it afterwards."""
     with disks("hangs") as (folder, made):
         args = ("--device", f"file,path={made[0].mount}/shared,size=32M,create,direct=on", "--policy", "mqfq:slots=32")
         with served(made, "a=32M", args=args) as (server, control):
@@ -289,7 +289,7 @@ def test_stuck_range():
 
 
 def test_range_of_unfinished_requests():
-    """A range in which requests of a removed tenant have not ended has no other tenant: adding one fails in the end, and says why."""
+    """A range with unfinished requests of a removed tenant gets no other tenant: adding one fails in the end, and says why."""
     args = ("--device", "paced,size=32M,latency=6s,parallelism=64", "--policy", "none")
     with served([], "a=32M", args=args, range="1s") as (server, control):
         client = nbd.Client(server.socket, "a")
@@ -309,7 +309,7 @@ def test_range_of_unfinished_requests():
 
 
 def test_stuck_reload():
-    """A reload with a tenant on a file system that hangs changes nothing until the file is open, and then all of it."""
+    """A reload with a tenant on a file system that hangs changes nothing until the file is open, and then everything."""
     with disks("hangs") as (folder, made):
         def configuration(weight, *paths):
             tenants = [("a", f"{folder}/a", weight)] + [(f"late{number}", path, 100) for number, path in enumerate(paths)]
@@ -328,7 +328,7 @@ def test_stuck_reload():
             check("does not answer" in refused.stderr, f"reloading says {refused.stderr!r}")
             check(weights() == {"a": 100}, f"nothing has changed: {weights()}")
             server.child.send_signal(signal.SIGHUP)
-            # It tries again each second.
+            # The server tries again each second.
             asked = status(control)["uptime_s"]
             until(lambda: status(control)["uptime_s"] > asked + 1.5, 30, "a second passes")
             check(weights() == {"a": 100}, f"nothing has changed: {weights()}")

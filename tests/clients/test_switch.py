@@ -6,7 +6,7 @@ import os
 import rig
 from rig import check, finish, fio_args, need, start
 
-# With a device that has queue classes, so that every policy may come.
+# With a device that has queue classes, so that every policy is possible.
 CLASSES = "nvme-soft,backing=ram,size=96M"
 POLICIES = ("mqfq", "d2fq", "kyber-fair:period=20ms", "bfq", "nass+bfq", "none", "cfq:slice=5ms", "nass+mqfq", "kyber",
             "flashfq", "mqfq-serial:D=8", "sfqd", "d2fq:hl=static-4")  # fmt: skip
@@ -28,7 +28,7 @@ def test_switch_verified():
             blocks = ("4k", "16k", "512k")
             argvs = [[a for a in fio_args(server.uri(f"t{i}"), bs=bs, **job) if a != "--norandommap=1"] for i, bs in enumerate(blocks)]
             changes = 0
-            # Each policy comes and goes while somebody is at work.
+            # Each policy is used while clients are active.
             while changes < len(POLICIES):
                 children = [start(argv) for argv in argvs]
                 while any(child.poll() is None for child in children):

@@ -1,4 +1,4 @@
-"""Tenants that come while the server runs: nobody reads what another left, and files of their own are opened live."""
+"""Tenants that are added while the server runs: none reads another one's old data, and their own files are opened live."""
 
 import json
 import os
@@ -25,7 +25,8 @@ def left_by_others(folder, device):
     with rig.serve("--device", device, "--tenant", "first=8M", "--tenant", "old=16M", "--control", control) as server:
         for round_, name in enumerate(("old", "old2", "old3")):
             qemu_io(server.uri(name), f"write -P {0x50 + round_} 0 16M", "flush")
-            # Writes that are under way when the tenant goes are not to be read by the next one either.
+            # The next tenant must not read writes either that are under way when the tenant is
+            # removed.
             job = rig.fio_args(server.uri(name), rw="write", bs="1m", iodepth=16, size="16M", time_based=1, runtime=600)
             late = rig.start(job)
             rig.until(lambda: json.loads(ctl(control, "--json", "tenants").stdout)[-1]["writes"] > 32, 10, "it writes")
@@ -34,7 +35,7 @@ def left_by_others(folder, device):
             ctl(control, "add", f"{next_}=16M,offset=8M")
             late.communicate(timeout=rig.PATIENCE)
             qemu_io(server.uri(next_), "read -P 0 0 16M")
-        # What is its own stays.
+        # A tenant's own data stay.
         qemu_io(server.uri("old4"), "write -P 0x77 0 1M", "flush")
         ctl(control, "remove", "old4")
         ctl(control, "add", "mine=16M,offset=8M,keep-data")
@@ -51,7 +52,7 @@ def test_tenants_do_not_read_what_others_left():
 
 
 def test_late_writes():
-    """A client disconnects while its writes wait for a cap; what the next one writes to the same blocks and flushes stays."""
+    """A client disconnects while its writes wait for a cap; the next one's flushed writes to the same blocks stay."""
     with rig.tempfile.TemporaryDirectory() as folder, rig.serve(
         "--device", "paced,size=64M,iops=100k", "--tenant", "a=64M,max-iops=100,burst=1", "--shards", "2", "--control", f"{folder}/c"
     ) as server:  # fmt: skip
@@ -64,7 +65,8 @@ def test_late_writes():
         for block in range(59, 49, -1):
             check(new.ask(nbd.WRITE, block * 4096, data=b"B" * 4096)[0] == 0, "written")
         check(new.ask(nbd.FLUSH)[0] == 0, "flushed")
-        # A read of the others waits for the old client's writes, so all have landed.
+        # Reads of the other blocks wait for the old client's writes, so all of these have been
+        # carried out.
         check(new.ask(nbd.READ, 0, 50 * 4096)[1] == b"A" * 50 * 4096, "requests before a disconnect are done")
         check(new.ask(nbd.READ, 50 * 4096, 10 * 4096)[1] == b"B" * 10 * 4096, "no old write lands on flushed data")
         ended = rig.json.loads(ctl(f"{folder}/c", "tenants", "--json").stdout)[0]["ended"]
@@ -72,8 +74,8 @@ def test_late_writes():
 
 
 def test_good_bye_behind_more_requests_than_have_room():
-    """A client says good-bye and closes its socket while the server has no room for its next request. The first answer finds
-    nobody, before the good-bye is read, and the requests are done all the same."""
+    """A client says good-bye and closes its socket while the server has no room for its next request. The first reply fails,
+    before the good-bye is read, and the requests are carried out all the same."""
     requests = 540
     with rig.serve("--device", "paced,size=64M,iops=100k", "--tenant", "a=64M,max-iops=1000,burst=1", "--shards", "2") as server:
         old = nbd.Client(server.socket, "a")
@@ -100,7 +102,7 @@ def test_tenants_bring_files_of_their_own():
                 qemu_io(server.uri("c"), "write -P 3 0 8M", "flush")
                 for name, byte, size in (("a", 1, 16), ("b", 2, 24), ("c", 3, 8)):
                     qemu_io(server.uri(name), f"read -P {byte} 0 {size}M")
-                # Who comes back finds its file as it was; nobody else gets it.
+                # A tenant that is added again finds its file unchanged; no other tenant gets it.
                 taken = ctl(control, "add", f"d=24M,path={path('b')}", ok=False)
                 check(taken.returncode == 1 and "is the file of tenant b" in taken.stderr, taken.stderr)
                 ctl(control, "remove", "b")
@@ -108,7 +110,7 @@ def test_tenants_bring_files_of_their_own():
                 qemu_io(server.uri("b2"), "read -P 2 0 24M")
                 absent = ctl(control, "add", f"e,path={path('nothing')}", ok=False)
                 check(absent.returncode == 1 and "add create" in absent.stderr, absent.stderr)
-                # What is in force can be served again, from where everything is.
+                # The dumped configuration can be served again, with everything in its place.
                 dump = os.path.join(folder, "dump.toml")
                 with open(dump, "w", encoding="utf-8") as out:
                     out.write("\n".join(line for line in ctl(control, "config", "dump").stdout.splitlines()

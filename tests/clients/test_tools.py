@@ -1,4 +1,4 @@
-"""libnbd's and qemu's tools: what is listed, copied, compared, mapped and patterned must be what was put there."""
+"""libnbd's and qemu's tools: lists, copies, comparisons, maps and patterns must match the data that were written."""
 
 import hashlib
 import json
@@ -105,7 +105,7 @@ def test_qemu_io():
         text = said.stdout + said.stderr
         if "verification failed" in text or "rror" in text:
             raise Failed(text.strip()[-600:])
-        # The neighbour saw none of it.
+        # The neighbour is unchanged.
         clean = run("qemu-io", "-f", "raw", server.uri("batch"), "-c", "read -P 0 0 128M")
         check("verification failed" not in clean.stdout, "a tenant's bytes appear in its neighbour")
 

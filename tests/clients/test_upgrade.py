@@ -1,4 +1,4 @@
-"""Upgrades as clients meet them; crates/cli/tests/operate/upgrade.rs has most of what is to be seen."""
+"""Upgrades as clients see them; crates/cli/tests/operate/upgrade.rs has most of these tests."""
 
 import json
 import os
@@ -11,8 +11,8 @@ PAGE = 4096
 
 
 def test_late_writes_stay_first_over_an_upgrade():
-    """Writes of a client that has disconnected wait for a cap, and its successor's to the same bytes wait for them. The next
-    program keeps that order, so that no old write lands on what the successor has flushed."""
+    """Writes of a client that has disconnected wait for a cap, and its successor's writes to the same bytes wait for them. The next
+    program keeps that order, so that no old write overwrites data that the successor has flushed."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         pool, control = os.path.join(folder, "pool"), os.path.join(folder, "c")
         with open(pool, "wb") as out:
