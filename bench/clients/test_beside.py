@@ -1,4 +1,4 @@
-"""Rates and latencies of tenants beside one that behaves badly, in wall time: on a machine that has nothing else to do."""
+"""Rates and latencies of tenants beside one that behaves badly, in wall time: on a machine without other load."""
 
 import json
 import os
@@ -9,17 +9,18 @@ from nbd import READ
 from rig import MI, check, fairq, run, serve
 from test_hostile import EVENTS, FLOODS, Many, all_at_once, large_requests, operated, pour, questions, zeroes
 
-# How much of what it is entitled to the good tenant must get. The bad one gets the rest, so what is missing is not capacity.
+# The least part of its entitled rate that the good tenant must get. The bad one gets the rest, so
+# any loss is not lost capacity.
 ENOUGH = 0.85
 SECONDS = 3
-# How much longer, in seconds, a request of 512 bytes may take than twice what it usually does: what the device may hold of large
-# requests, and something for a busy machine.
+# Seconds that a request of 512 bytes may take beyond twice its usual time: the time of the large
+# requests on the device, and a margin for a busy machine.
 PATIENCE = 0.02
 
 
 def measure(rigged):
-    """Over some seconds: the good tenant's bytes a second, its part of all, and how long one in a hundred of the small
-    tenant's requests takes, in seconds, one at a time."""
+    """Over some seconds: the good tenant's bytes a second, its part of all, and the 99th percentile of the small
+    tenant's requests, in seconds, one at a time."""
     small, times = rigged.connect("small"), []
     before, began = rigged.tenants(), time.monotonic()
     while time.monotonic() < began + SECONDS:
@@ -49,13 +50,13 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
                     rate, part, slow = measure(rigged)
                     bound = resident + 90 * 40 * MI
                     check(rigged.resident() < bound, f"{name}: {rigged.resident() >> 20} MiB in use")
-                # Entitled to half at least, and to all that the bad one does not take.
+                # Entitled to half at least, and to all that the bad tenant leaves.
                 entitled = max(calm / 2, calm * part)
                 said.append(f"{name} {rate / calm:.2f}, {slow * 1e3:.1f} ms")
                 check(rate >= ENOUGH * entitled, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}, part {part:.2f}")
                 check(slow <= 2 * usual + PATIENCE, f"{name}: 512 bytes take {slow * 1e3:.1f} ms, usually {usual * 1e3:.1f}")
                 check(part >= 0.5 * ENOUGH, f"{name}: the good tenant got only {part:.2f} of all bytes")
-                # What a client that has gone has staged is cancelled; what is on the device ends.
+                # Staged requests of a client that has gone are cancelled; those on the device end.
                 rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {name} left is done")
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
@@ -65,14 +66,14 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
 
 
 ALL_SECONDS = int(os.environ.get("FAIRQ_HOSTILE_SECONDS", "10"))
-# Of what the others have beside polite clients, this much is theirs beside hostile ones: in each second of a long run, for which
-# the machine has nothing else to do, and in all of a short one.
+# The part of their rate beside polite clients that the others must keep beside hostile ones: in
+# each second of a long run, which needs a machine without other load, and in all of a short one.
 KEPT = 0.8
 IS_LONG = ALL_SECONDS > 60
 
 
 def polite(rigged):
-    """As many clients as the hostile ones are, each with a few requests at a time, which takes its answers."""
+    """As many clients as the hostile ones, each with a few requests at a time, which takes its replies."""
 
     def work(stop, index):
         client = rigged.connect(timeout=20)
@@ -87,7 +88,7 @@ def polite(rigged):
 
 
 def each_second(rigged, seconds, work):
-    """Two well-behaved tenants beside `work`: the bytes that each moved in each full second."""
+    """Runs two well-behaved tenants beside `work`; returns the bytes that each moved in each full second."""
     job = {"rw": "randread", "bs": "4k", "iodepth": 128, "size": "64M", "time_based": 1, "runtime": seconds,
            "log_avg_msec": 1000}  # fmt: skip
     names = ("good", "also")
@@ -101,14 +102,14 @@ def each_second(rigged, seconds, work):
     rates = []
     for log in logs:
         with open(f"{log}_bw.1.log", encoding="utf-8") as lines:
-            # The first and the last second have the beginning and the end of the others in them.
+            # The first and the last second contain the start and the end of the other job.
             rates.append([int(line.split(",")[1]) << 10 for line in lines][2:-1])
     return rates
 
 
 def test_all_hostile_clients_at_once():
-    """The other tenants keep 0.8 of what they have beside as many polite clients, without an error, and memory and descriptors come
-    back. Requests are what the device is short of, so the least cost is 4 KiB."""
+    """The other tenants keep 0.8 of their rate beside as many polite clients, without an error, and memory and descriptors are
+    released. The device is limited by requests, so the least cost is 4 KiB."""
     rig.need("fio")
     with operated("--policy", "mqfq:least-cost=4k", "--tenant", "also=64M") as rigged:
         rigged.connect("also").close()
@@ -133,8 +134,8 @@ def test_all_hostile_clients_at_once():
 
 
 def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
-    """tmpfs cannot zero a range that is to stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it looks for
-    holes page by page, to the end of the file. The good tenant keeps 0.8 of its half."""
+    """tmpfs cannot zero a range that must stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it searches
+    for holes page by page, to the end of the file. The good tenant keeps 0.8 of its half."""
     if not os.path.isdir("/dev/shm"):
         raise rig.Skip("no /dev/shm")
     said = []
@@ -145,7 +146,8 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
                 file.write(bytes(MI))
         with operated("--shards", "1", device=disk) as rigged, rigged.good_load(60):
             for event in (zeroes, questions):
-                # The CPU is what is shared here, and what else runs on the host changes its speed for seconds: a free ride is one each time.
+                # The CPU is shared here, and other work on the host changes its speed for seconds:
+                # a real defect appears in all three attempts.
                 for attempt in range(3):
                     calm, _, usual = measure(rigged)
                     with event(rigged):
@@ -160,7 +162,7 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
 
 
 def test_large_requests_leave_short_queues_their_part():
-    """4 KiB beside 32 MiB on a slow device: what is due, for a shorter queue too if D is as small as the device allows."""
+    """4 KiB beside 32 MiB on a slow device: entitled shares, for a shorter queue too if D is as small as the device allows."""
     said = []
     for depth, policy in ((32, "mqfq"), (16, "mqfq:slots=4")):
         with operated("--policy", policy) as rigged, rigged.good_load(60, depth):
@@ -175,12 +177,12 @@ def test_large_requests_leave_short_queues_their_part():
 
 
 def test_work_without_data_is_charged():
-    """A tenant is charged for the work that it makes, however few bytes it moves: the good one keeps 0.8 of all. Requests are what
-    this device is short of, so the least cost is 4 KiB."""
+    """A tenant is charged for its work, however few bytes it moves: the good one keeps 0.8 of all. This device is limited by
+    requests, so the least cost is 4 KiB."""
     said = []
     with operated("--policy", "mqfq:least-cost=4k") as rigged, rigged.good_load(120):
         for name, header in FLOODS.items():
-            # As above: what else runs on the host changes the speed of this machine for seconds.
+            # As above: other work on the host changes the speed of this machine for seconds.
             for attempt in range(3):
                 calm, _, _ = measure(rigged)
                 with pour(rigged, header):
@@ -194,8 +196,8 @@ def test_work_without_data_is_charged():
 
 
 def test_a_trickle_beside_a_flood_on_one_shard():
-    """Connections of one shard take turns, whatever the policy: memory is done at once, and who always had more to send was
-    always first (some 300 requests a second were left for the other, 25,000 are)."""
+    """Connections of one shard take turns, whatever the policy. Memory completes at once, so without turns a connection with ever
+    more requests would always be first (it would leave some 300 requests a second for the other; with turns it has 25,000)."""
     for policy in ("none", "mqfq"):
         with serve("--device", "ram,size=512M", "--shards", "1", "--policy", policy, "--tenant", "flood=256M", "--tenant", "trickle=256M") as server:
             done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "2", "--json", "-",

@@ -1,4 +1,4 @@
-"""The shares and latencies that real clients get, in wall time: on a machine that has nothing else to do."""
+"""The shares and latencies that real clients get, in wall time: on a machine without other load."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from rig import MI, PACED, ROOT, check, finish, fio, fio_args, need, serve, star
 
 
 def share_of(policy, device=PACED, bs="64k", depth=32, deep=64, seconds=9):
-    """B's bytes over A's: A weight 1, as given; B weight 3, 4 KiB at depth `deep`."""
+    """B's bytes over A's: A with weight 1 and the given load; B with weight 3 and 4 KiB at depth `deep`."""
     with serve("--device", device, "--tenant", "a=256M,weight=100", "--tenant", "b=256M,weight=300",
                "--policy", policy) as server:  # fmt: skip
         a, b = together(
@@ -24,8 +24,8 @@ def share_of(policy, device=PACED, bs="64k", depth=32, deep=64, seconds=9):
 
 
 def entitled(within, policy, *load, **more):
-    """1:3 in one of three runs: while a client has no CPU its queue runs dry, and the other gets its turns. What is wrong with
-    the shares is wrong in all of them."""
+    """1:3 in one of three runs: while a client has no CPU its queue runs dry, and the other gets its turns. A real defect of
+    the shares appears in all of them."""
     tried = []
     for _ in range(3):
         fair, total = share_of(policy, *load, **more)
@@ -43,8 +43,8 @@ def test_shares():
     return f"mqfq {fair}, none 1:{unfair:.3f} at {rest / 1e6:.1f} MB/s"
 
 
-# A controller that takes the same time for each command, and so long that two clients keep its queues backed up even on
-# a busy machine: classes mean nothing where nobody waits.
+# A controller that takes the same time for each command, long enough for two clients to keep its
+# queues backlogged even on a busy machine: classes have no effect on empty queues.
 SLOW = """
 name = "slow"
 model = "10,000 commands a second"
@@ -58,7 +58,7 @@ garbage = { over-provisioning = 0.078, erase-us = 1000, programs-per-erase = 256
 
 
 def test_shares_by_the_device():
-    """d2fq: submit is dispatch, the software controller's classes of queues share; before a timed device and before a file."""
+    """d2fq dispatches at submission; the software controller's queue classes share; before a timed device and before a file."""
     need("fio")
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         profile, image = os.path.join(folder, "slow.toml"), os.path.join(folder, "disk.img")
@@ -68,7 +68,7 @@ def test_shares_by_the_device():
         said = [entitled(0.03, "d2fq", timed, bs, 64, seconds=12) for bs in ("4k", "8k")]
         unfair, _ = share_of("none", timed, "4k", 64, seconds=4)
         check(abs(unfair / 3 - 1) > 0.3, f"none: bytes 1:{unfair:.3f} too, so the test shows nothing")
-        # The file holds its bytes: holes would be read without the disk.
+        # Fill the file: holes would be read without the disk.
         with open(image, "wb") as out:
             for _ in range(512):
                 out.write(os.urandom(MI))
@@ -77,22 +77,22 @@ def test_shares_by_the_device():
 
 
 def test_shares_by_tokens_and_within_limits():
-    """kyber-fair hands out bytes a period at a time; nass+bfq holds the large requests back and must not take their bytes; nass+cfq
-    shares time, which is bytes where requests are alike. B's queue is deeper than with mqfq: who runs dry for a moment loses what
-    is left of a period."""
+    """kyber-fair hands out bytes a period at a time; nass+bfq limits the large requests and must not reduce their bytes; nass+cfq
+    shares time, which is bytes if requests are alike. B's queue is deeper than with mqfq: a queue that runs dry for a moment loses
+    the rest of its period."""
     need("fio")
     said = []
-    # Slices of time are the coarsest: a stall of the machine's is a tenth of what one serves.
+    # Slices of time are the coarsest: a stall of the machine is a tenth of a slice.
     for policy, bs, within in (("kyber-fair", "64k", 0.05), ("nass+bfq", "64k", 0.05), ("nass+cfq", "4k", 0.1)):
         said.append(f"{policy}, {bs} beside 4k, {entitled(within, policy, bs=bs, deep=256)}")
     return "; ".join(said)
 
 
 def test_shares_of_a_shallow_drive():
-    """Two clients of 64 requests each on a drive that takes 32. They send and receive by the handful, so that either has few or none
-    staged for moments: kyber-fair must not hand out tokens at each of these, nor NASS let the other have the place for good; and
-    with NASS around CFQ the drive is used. It reads at a quarter of the model's speed, so that clients on a slow machine ask for
-    more than it does."""
+    """Two clients of 64 requests each on a drive that takes 32. They send and receive in batches, so that either has few or none
+    staged for moments: kyber-fair must not hand out tokens at each of these, nor may NASS give the place to the other for good; and
+    NASS around CFQ must use the drive. It reads at a quarter of the model's speed, so that clients on a slow machine can keep it
+    busy."""
     need("fio")
     with open(os.path.join(ROOT, "crates/device/profiles/intel-530.toml"), encoding="utf-8") as text:
         profile = text.read()
@@ -120,7 +120,7 @@ def p99_ms(job):
 def test_latency():
     """A tenant at depth 1 beside a flood at depth 256 waits at most twice as long as alone, and one device service time.
 
-    The device is slow, so that what a client waits for a CPU on a busy machine is small beside what is measured."""
+    The device is slow, so a client's waits for a CPU on a busy machine are small beside the latencies."""
     need("fio")
     service_ms = 10
     device = f"paced,size=512M,iops=400,latency={service_ms}ms,parallelism=4"
@@ -131,14 +131,14 @@ def test_latency():
             alone = p99_ms(fio(server.uri("calm"), **calm))
             flood = start(fio_args(server.uri("flood"), rw="randread", bs="4k", iodepth=256, size="256M", time_based=1,
                                    runtime=14))  # fmt: skip
-            # On a device of 400 requests a second D takes some seconds to be found.
+            # At 400 requests a second the search for D takes some seconds.
             beside = p99_ms(fio(server.uri("calm"), ramp_time=6, **calm))
             check(flood.poll() is None, "the flood ended before the measurement did")
             [flooded] = finish([flood])
             check(flooded["read"]["iops"] > 250, f"the flood was none: {flooded['read']['iops']:.0f} IOPS of 400")
             return alone, beside, 2 * alone + service_ms
 
-    # How far a tenant may run ahead (T) is what a newcomer may have to wait out: here one request, for 400 a second.
+    # A newcomer may wait for T, the lead of other tenants: here one request, at 400 a second.
     alone, beside, bound = beside_flood("mqfq:threshold=4k")
     said = f"p99 {beside:.1f} ms beside the flood, {alone:.1f} ms alone"
     check(beside <= bound, f"mqfq: {said}; the bound is {bound:.1f} ms")
@@ -157,7 +157,7 @@ def moved(control):
 
 
 def test_switch_shares():
-    """none gives 1:1; mqfq from then on 1:3, by the same connections; and none 1:1 again."""
+    """none gives 1:1; then mqfq gives 1:3 on the same connections; then none gives 1:1 again."""
     need("fio")
     with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         control = os.path.join(folder, "control")

@@ -1,4 +1,4 @@
-"""How long clients wait while another program takes the server over."""
+"""The longest time that clients wait while another program takes over the server."""
 
 import json
 import os
@@ -19,7 +19,7 @@ BAR = 1.0
 
 
 class Load:
-    """One request of each connection at a time, from one thread: a page is written, and read again. Each reply is whole."""
+    """One request of each connection at a time, from one thread: a page is written and read again. Every reply must be complete."""
 
     def __init__(self, clients):
         self.clients, self.longest, self.done, self.wrong, self.is_over = clients, 0.0, 0, None, False
