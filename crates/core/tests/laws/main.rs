@@ -410,7 +410,7 @@ laws! {
 laws! {
     mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
         slots virtual_time bounded_unfairness work_conserving taking_back_keeps_slots;
-    /// Without virtual time only slots are kept; it exists to be measured.
+    /// Without virtual time only slots are kept; it serves comparisons.
     mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests slots absence
         work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
     /// Over sockets, tokens may be where a waiting port does not search: for ever, if the ports
@@ -608,9 +608,9 @@ mod periods {
             "units within",
         );
     }
-    /// K-w.1. With a hundred times the tokens of the whole run no flow runs out, and weights have
-    /// no effect. With a 64th of a suitable number shares are as fair, with 64 times as many
-    /// periods.
+    /// K-w.1. With hundreds of times the bytes of the whole run no flow runs out of tokens, and
+    /// weights have no effect. With a 64th of a suitable number shares are as fair, with 64 times
+    /// as many periods.
     #[test]
     fn over_prediction_costs_fairness_and_under_prediction_periods() {
         let [over, right, under] = [1 << 36, 1 << 18, 1 << 12]
