@@ -149,6 +149,7 @@ class Server(Process):
 
     def __init__(self, folder, *args, **more):
         self.socket = os.path.join(folder, "s")
+        more.setdefault("env", dict(os.environ, STATE_DIRECTORY=os.path.join(folder, "state")))
         super().__init__([fairq(), "serve", "--listen", f"unix:{self.socket}", *args], folder, **more)
         try:
             self.await_greeting()

@@ -111,3 +111,42 @@ def restarted_after_a_failure():
 def test_failing_restart():
     """The data of a killed server are flushed before the next one serves; if that fails, all tenants get the error."""
     check(any(restarted_after_a_failure() for _ in range(20)), "none of 20 servers has found that its predecessor's data are lost")
+
+
+def test_failing_is_remembered():
+    """The error outlives a server that is killed after the kernel has reported it, and ends when the operator clears it."""
+    with tempfile.TemporaryDirectory() as folder, overfull(32, 4) as disk:
+        control, state = os.path.join(folder, "ctl"), os.path.join(folder, "state")
+        # As long as a process has the device open, closing it writes nothing back.
+        held = os.open(disk, os.O_RDONLY)
+        servers = []
+
+        def start():
+            if servers:
+                servers[-1].kill()
+                os.remove(servers[-1].socket)
+            servers.append(Server(folder, "--device", f"file,path={disk},direct=off", "--control", control, *TENANTS))
+            return [nbd.Client(servers[-1].socket, name) for name in "ab"]
+
+        def files():
+            return [name for name in os.listdir(state) if name.endswith(".losses")] if os.path.isdir(state) else []
+
+        try:
+            a, b = start()
+            check(a.ask(nbd.WRITE, 0, data=b"x" * 16 * MI)[0] == 0, "the page cache takes it")
+            check(a.ask(nbd.FLUSH)[0] == EIO, "the kernel reports the error to this server")
+            check(a.ask(nbd.TRIM, 0, 24 * MI)[0] == 0, "what was lost is given up, and there is room")
+            until(files, 10, "the error is written down")
+            a, b = start()
+            for _ in range(2):
+                check(a.ask(nbd.FLUSH)[0] == EIO, "the next server does not know that a's data are lost")
+            check(b.ask(nbd.FLUSH)[0] == 0, "b has lost nothing")
+            check("lost data    a: " in ctl(control, "status"), ctl(control, "status"))
+            check("Input/output error" in ctl(control, "clear-error", "a"), "it says what was cleared")
+            check(a.ask(nbd.FLUSH)[0] == 0, "the operator has cleared it")
+            until(lambda: not files(), 10, "it is written down no longer")
+            a, b = start()
+            check(a.ask(nbd.FLUSH)[0] == 0, "it stays cleared")
+        finally:
+            servers[-1].kill()
+            os.close(held)

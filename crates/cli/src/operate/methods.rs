@@ -147,7 +147,10 @@ impl Console {
             Arc::make_mut(&mut self.settings).tenant.push(Spanned::new(0..0, table));
             Ok(tenant)
         };
-        come.iter().zip(prepared).map(&mut end).collect()
+        let added = come.iter().zip(prepared).map(&mut end).collect::<Vec<_>>();
+        let names: Vec<&str> = added.iter().flatten().map(|tenant| &*tenant.name).collect();
+        self.mark_losses_of(&*admin, &names);
+        added
     }
 
     fn check(&self, admin: &dyn Admin, new: &Tenant) -> Result<(), Refusal> {

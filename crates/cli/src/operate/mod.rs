@@ -39,6 +39,7 @@ mod groups;
 mod keeper;
 mod latency;
 mod layout;
+mod losses;
 mod methods;
 pub(crate) mod metrics;
 mod overview;
@@ -93,6 +94,8 @@ pub(crate) struct Console {
     shared: u64,
     /// The layout record of the shared file.
     layout: Option<Keeper>,
+    /// The tenants whose written data may be lost, on storage.
+    losses: losses::Keeper,
     /// The open files of tenants, with their numbers and their sizes in bytes.
     own: HashMap<PathBuf, (u16, u64)>,
     /// The shape of every policy of this server.
@@ -159,6 +162,7 @@ impl Console {
             writers,
             shared: sizes.first().copied().unwrap_or(0),
             layout: None,
+            losses: losses::Keeper::default(),
             own: own_files(&plan, &sizes),
             cgroups: settings.cgroups(),
             ambiguous: ambiguous(&plan.groups),
@@ -263,6 +267,8 @@ impl Operator for Console {
     fn ready(&mut self, admin: &dyn Admin, listening: &[server::Listen]) {
         let places: Vec<String> = listening.iter().map(ToString::to_string).collect();
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
+        // No client is accepted before this returns.
+        self.read_losses(admin, true);
         // Bytes outside of all ranges: `fairq ctl add` can give them to a tenant.
         let unassigned = self.unassigned(&admin.tenants());
         let s = if tenants == 1 { "" } else { "s" };
@@ -300,6 +306,8 @@ impl Operator for Console {
         let now = admin.status();
         self.matrices = VecDeque::from([Arc::new(now.totals.matrix.clone())]);
         self.count(&now, &admin.tenants());
+        // The previous program has left the errors themselves.
+        self.read_losses(admin, false);
         notify(&[NotifyState::Ready]);
         self.stored.put(admin);
         self.has_followed()
@@ -321,6 +329,7 @@ impl Operator for Console {
         self.cpu_waits.tell(now.elapsed, &now.totals.shards);
         self.targets.tell(&now, &tenants);
         self.stuck.tell(&now, &tenants);
+        self.keep_losses(&now, &tenants);
         self.show(&now, &rows, &counted, seconds);
         // The next viewer makes a new view; a second without viewers costs none.
         self.forget_look();

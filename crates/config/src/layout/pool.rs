@@ -119,8 +119,9 @@ fn identifier() -> io::Result<String> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// The folder of records that do not fit on their device.
-fn state_directory() -> PathBuf {
+/// The folder of the server's own files: records that do not fit on their device, and the names of
+/// tenants that may have lost data.
+pub fn state_directory() -> PathBuf {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     // The service manager may name several folders; the first one is for this.
     if let Some(list) = of("STATE_DIRECTORY") {
@@ -132,6 +133,12 @@ fn state_directory() -> PathBuf {
     }
     let home = || PathBuf::from(of("HOME").unwrap_or_default()).join(".local/state");
     of("XDG_STATE_HOME").map_or_else(home, PathBuf::from).join("fairq")
+}
+
+/// The name of a file in the state directory that belongs to `owner`, without its ending.
+pub fn named_by(owner: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, owner.as_bytes());
+    digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Media {
@@ -207,10 +214,7 @@ impl Media {
     }
 
     fn in_state(&self) -> PathBuf {
-        let digest = ring::digest::digest(&ring::digest::SHA256, self.identity().as_bytes());
-        let name: String =
-            digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        state_directory().join(format!("{name}.layout"))
+        state_directory().join(format!("{}.layout", named_by(&self.identity())))
     }
 
     /// A block device's identifiers, which do not depend on where it is attached; its path if it

@@ -157,6 +157,15 @@ impl WriteBack {
         fail(&mut self.accounts(), file, errno, |_, _| true);
     }
 
+    /// Fails a tenant, since an earlier server's error says that its data may be lost.
+    pub(crate) fn lose(&self, tenant: u16, errno: i32) {
+        let mut accounts = self.accounts();
+        let owner = accounts.get(usize::from(tenant)).and_then(|account| account.owner.as_ref());
+        if let Some(file) = owner.map(|(_, file)| *file) {
+            fail(&mut accounts, file, errno, |other, _| other == usize::from(tenant));
+        }
+    }
+
     /// The tenants that have failed, each with its errno.
     pub(crate) fn failed(&self) -> Vec<(u16, i32)> {
         let accounts = self.accounts();
@@ -330,6 +339,9 @@ mod tests {
         all.assign(0, Some(("d", 1)));
         all.assign(1, None);
         assert_eq!((all.failed(), all.flush(0, 0, false)), (vec![], 0));
+        all.lose(2, EIO);
+        assert_eq!((all.failed(), all.flush(2, 0, false)), (vec![(2, EIO)], EIO));
+        all.lose(1, EIO);
         assert_eq!(all.flush(1, EIO, false), EIO, "nothing is kept for nobody");
     }
 

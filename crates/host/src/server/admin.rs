@@ -285,6 +285,9 @@ pub trait Admin {
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError>;
     /// Removes a group that has no members.
     fn remove_group(&mut self, name: &str) -> Result<(), AdminError>;
+    /// Makes a tenant's flushes fail with `EIO`, since an earlier server's error `errno` says that
+    /// its data may be lost; until [`Admin::clear_error`].
+    fn lose(&self, member: &Member, errno: i32);
     /// Stops failing a tenant's flushes because of a failed write-back; returns its errno, if there
     /// was one.
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;

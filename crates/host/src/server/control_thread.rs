@@ -240,6 +240,10 @@ impl Admin for ControlThread<'_> {
         self.drop_group(name)
     }
 
+    fn lose(&self, member: &Member, errno: i32) {
+        self.write_back.lose(member.number(), errno);
+    }
+
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError> {
         let tenants = self.server.tenants();
         let member = tenants.find(name).ok_or_else(|| AdminError::NoSuchTenant(name.into()))?;
