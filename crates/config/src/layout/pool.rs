@@ -10,13 +10,19 @@
 //! Nothing ties a device to a record in the state directory: on another machine the device has to
 //! be adopted.
 //!
+//! The bytes of tenants may look like a record, by chance or by intent. So a record counts only
+//! where no tenant's bytes can be, in the last MiB of a device, or where this machine has had it:
+//! a server writes the identifier and the place of a device's record to the state directory, by the
+//! device's identity ([`Known`]). Tenants do not know the identifier. A record that only the search
+//! finds has to be adopted.
+//!
 //! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is then
 //! adopted: its tenants are where that version's rule places them, and keep their data. A block
 //! device is adopted automatically only if it is blank, because one that has grown looks the same.
 //! Any trace that does not fit is refused: half of a pool must not count as a new one.
 //!
-//! **Bounds.** If a block device has grown without a server, the search for its record near the end
-//! takes at most `SEARCH`.
+//! **Bounds.** If a block device has grown without a server, on a machine that has not had it, the
+//! search for its record near the end takes at most `SEARCH`.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -28,6 +34,7 @@ use std::time::{Duration, Instant};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustix::fs::{FlockOperation, XattrFlags};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::place::{self, Placed};
 use super::record::{COPY, Copied, Held, Record, SPACE, decode, encode, newest};
@@ -83,8 +90,18 @@ pub struct Pool {
     file: File,
     at: u64,
     is_block_device: bool,
+    /// The file of a block device's [`Known`].
+    known: Option<PathBuf>,
     record: Record,
     sequence: u64,
+}
+
+/// The record that a device had when this machine last used it.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+struct Known {
+    id: String,
+    /// Its place on the device; 0 for a record in the state directory.
+    at: u64,
 }
 
 /// The state of a pool's record.
@@ -224,7 +241,9 @@ impl Media {
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let read = |name: &&str| {
             let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}"));
-            text.ok().map(|text| format!("{name} {}", text.trim()))
+            // A disk without a serial number has an empty one.
+            let text = text.ok().map(|text| text.trim().to_owned());
+            text.filter(|text| !text.is_empty()).map(|text| format!("{name} {text}"))
         };
         let names: Vec<String> = IDENTITY.iter().filter_map(read).collect();
         if names.is_empty() { self.path.display().to_string() } else { names.join("\n") }
@@ -239,7 +258,16 @@ impl Media {
 
     fn pool(&self, file: File, at: u64, record: Record, sequence: u64) -> Box<Pool> {
         let (path, is_block_device) = (self.path.clone(), self.is_block_device());
-        Box::new(Pool { path, file, at, is_block_device, record, sequence })
+        let known = is_block_device.then(|| self.known_file());
+        Box::new(Pool { path, file, at, is_block_device, known, record, sequence })
+    }
+
+    fn known_file(&self) -> PathBuf {
+        state_directory().join(format!("{}.known", named_by(&self.identity())))
+    }
+
+    fn known(&self) -> Option<Known> {
+        serde_json::from_slice(&std::fs::read(self.known_file()).ok()?).ok()
     }
 
     /// Finds the record of the pool.
@@ -264,6 +292,10 @@ impl Media {
         };
         let trouble = |what: &str| format!("its layout record {} {what}", beside.display());
         Ok(match read(&file, 0).map_err(cannot)? {
+            // Made for a server that may not make files in this folder.
+            Copied::Nothing if mark.is_none() && file.metadata().map_err(cannot)?.len() == 0 => {
+                Found::Nothing
+            }
             Copied::Nothing => Found::Trouble(trouble("is empty or something else"), None),
             Copied::Damaged(why) => Found::Trouble(trouble(&format!("is damaged: {why}")), None),
             Copied::Whole(record, sequence) => {
@@ -290,45 +322,83 @@ impl Media {
 
     fn find_on_device(&self) -> io::Result<Found> {
         let (tail, beside) = (Media::tail(self.size), self.in_state());
+        let known = self.known();
+        let is_known = |id: &str| known.as_ref().is_some_and(|known| known.id == id);
+        let again = || self.file.try_clone();
         let own = match read(&self.file, tail)? {
-            Copied::Nothing => self.search()?,
-            found => Some((tail, found)),
+            Copied::Nothing => None,
+            found => Some(found),
         };
         let of_state = match File::options().read(true).write(true).open(&beside) {
             Ok(file) => Some((read(&file, 0)?, file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let again = || self.file.try_clone();
+        let whole = |found: &Option<Copied>| match found {
+            Some(Copied::Whole(record, _)) => Some(record.id.clone()),
+            _ => None,
+        };
+        let beside = beside.display();
         Ok(match (own, of_state) {
-            (None, None) => Found::Nothing,
-            (Some((at, Copied::Whole(record, sequence))), None) => {
-                Found::Whole(self.pool(again()?, at, *record, sequence))
+            (None, None) => self.find_before(known)?,
+            (Some(Copied::Whole(record, sequence)), None) => {
+                Found::Whole(self.pool(again()?, tail, *record, sequence))
             }
-            (None, Some((Copied::Whole(record, sequence), file))) if record.size == self.size => {
-                Found::Whole(self.pool(file, 0, *record, sequence))
-            }
-            (Some((at, Copied::Whole(record, sequence))), Some(_)) => Found::Trouble(
-                format!("it has two layout records: in its last MiB, and {}", beside.display()),
-                Some(self.pool(again()?, at, *record, sequence)),
-            ),
-            (None, Some((Copied::Whole(record, sequence), file))) => Found::Trouble(
-                format!(
-                    "its layout record {} is that of a device of {}, and this one has {}",
-                    beside.display(),
-                    exact_size(record.size),
-                    exact_size(self.size)
-                ),
-                Some(self.pool(file, 0, *record, sequence)),
-            ),
-            (Some((_, Copied::Damaged(why))), _) | (None, Some((Copied::Damaged(why), _))) => {
+            (Some(Copied::Damaged(why)), None) => {
                 Found::Trouble(format!("its layout record is damaged: {why}"), None)
             }
-            (_, Some(_)) => {
-                let beside = beside.display();
+            (own, Some((Copied::Whole(record, sequence), file))) => match whole(&own) {
+                // The record in the state directory may be that of another device like this one.
+                Some(id) if !is_known(&record.id) => {
+                    let Some(Copied::Whole(own, of_own)) = own else { return Ok(Found::Nothing) };
+                    let pool = self.pool(again()?, tail, *own, of_own);
+                    let text = format!("it has two layout records: in its last MiB, and {beside}");
+                    if is_known(&id) {
+                        Found::Whole(pool)
+                    } else {
+                        Found::Trouble(text, Some(pool))
+                    }
+                }
+                // The last MiB is a tenant's, and may hold anything.
+                _ if record.size == self.size => {
+                    Found::Whole(self.pool(file, 0, *record, sequence))
+                }
+                _ => Found::Trouble(
+                    format!(
+                        "its layout record {beside} is that of a device of {}, and this one has {}",
+                        exact_size(record.size),
+                        exact_size(self.size)
+                    ),
+                    Some(self.pool(file, 0, *record, sequence)),
+                ),
+            },
+            (_, Some((Copied::Damaged(why), _))) => {
+                Found::Trouble(format!("its layout record {beside} is damaged: {why}"), None)
+            }
+            (_, Some((Copied::Nothing, _))) => {
                 Found::Trouble(format!("its layout record {beside} is no record"), None)
             }
-            (Some((_, Copied::Nothing)), None) => Found::Nothing,
+            (Some(Copied::Nothing), None) => Found::Nothing,
+        })
+    }
+
+    /// Finds the record of a device that has grown without a server.
+    fn find_before(&self, known: Option<Known>) -> io::Result<Found> {
+        if let Some(Known { id, at }) = known.filter(|known| known.at > 0)
+            && let Copied::Whole(record, sequence) = read(&self.file, at)?
+            && (&record.id, record.size) == (&id, at)
+        {
+            return Ok(Found::Whole(self.pool(self.file.try_clone()?, at, *record, sequence)));
+        }
+        Ok(match self.search()? {
+            Some((at, Copied::Whole(record, sequence))) => Found::Trouble(
+                format!(
+                    "it has a layout record at {at}, which is not its end: it has grown, or these \
+                     bytes are a tenant's"
+                ),
+                Some(self.pool(self.file.try_clone()?, at, *record, sequence)),
+            ),
+            _ => Found::Nothing,
         })
     }
 
@@ -342,9 +412,10 @@ impl Media {
             let at = Media::tail(end);
             self.file.read_exact_at(&mut head, at)?;
             if head == super::record::MAGIC
-                && let found @ Copied::Whole(..) = read(&self.file, at)?
+                && let Copied::Whole(record, sequence) = read(&self.file, at)?
+                && record.size == at
             {
-                return Ok(Some((at, found)));
+                return Ok(Some((at, Copied::Whole(record, sequence))));
             }
             tries += 1;
             step = if tries < NEAR { 1 << 20 } else { FAR };
@@ -473,12 +544,27 @@ impl Media {
         let mut pool = self.create(record, is_full)?;
         pool.sequence = pool.sequence.max(old);
         pool.save_own()?;
+        self.settle(&pool)?;
         Ok(pool)
     }
 
+    /// Makes an adopted record the only one of a block device.
+    fn settle(&self, pool: &Pool) -> Result<(), Refusal> {
+        let beside = self.in_state();
+        if pool.is_in_tail() && beside.exists() {
+            let aside = beside.with_extension("layout.replaced");
+            std::fs::rename(&beside, &aside)
+                .map_err(|error| fault(&beside, "rename the other layout record", &error))?;
+        }
+        pool.remember();
+        Ok(())
+    }
+
     /// Keeps a found record, and ties it to this pool.
-    pub fn bind(&self, pool: Pool) -> Result<Pool, Refusal> {
+    pub fn bind(&self, mut pool: Pool) -> Result<Pool, Refusal> {
         if self.is_block_device() {
+            pool.fit(self.size)?;
+            self.settle(&pool)?;
             return Ok(pool);
         }
         let id = identifier().map_err(|error| fault(&self.path, "make an identifier", &error))?;
@@ -494,9 +580,14 @@ impl Media {
             Some(pool) => format!(
                 "`fairq layout adopt {path}` would keep that record for this pool:{}\nand `fairq \
                  layout adopt {path} --config FILE` would place the tenants by the configuration, \
-                 as version 0.1.0 did; a pool that is new needs no record: remove {}",
+                 as version 0.1.0 did; a pool that is new needs no record: {}",
                 lines(&pool.record),
-                if self.is_block_device() { self.in_state() } else { self.beside() }.display()
+                match pool.is_in_tail() {
+                    true => format!("zero its MiB at {} first", pool.at),
+                    false if self.is_block_device() =>
+                        format!("remove {}", self.in_state().display()),
+                    false => format!("remove {}", self.beside().display()),
+                }
             ),
             None => match self.adopt(tenants, own, false) {
                 Ok((record, _)) => format!(
@@ -547,6 +638,7 @@ impl Media {
             pool.save(&placed.record)
                 .map_err(|error| fault(&self.path, "write its layout record", &error))?;
         }
+        pool.remember();
         Ok(Start { pool, placed, adopted })
     }
 }
@@ -609,6 +701,23 @@ impl Pool {
         Ok(())
     }
 
+    /// Writes down which record the device has. Without that the device is found as on another
+    /// machine, so a failure is no reason to stop.
+    fn remember(&self) {
+        let Some(path) = &self.known else { return };
+        let known = Known { id: self.record.id.clone(), at: self.at };
+        let before = std::fs::read(path).ok();
+        if before.and_then(|bytes| serde_json::from_slice(&bytes).ok()).as_ref() == Some(&known) {
+            return;
+        }
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let part = path.with_extension("part");
+        let _ = std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(&part, serde_json::to_vec(&known)?))
+            .and_then(|()| File::open(&part)?.sync_all())
+            .and_then(|()| std::fs::rename(&part, path));
+    }
+
     fn save_own(&mut self) -> Result<(), Refusal> {
         let record = self.record.clone();
         self.save(&record).map_err(|error| fault(&self.path, "write its layout record", &error))
@@ -623,7 +732,9 @@ impl Pool {
             true => (Media::tail(size), Media::tail(size)),
             false => (0, size / SECTOR * SECTOR),
         };
-        if room == self.record.size {
+        // The copies of the record must not overlap the ones that they replace.
+        let overlaps = self.is_in_tail() && self.at.abs_diff(at) < SPACE;
+        if room == self.record.size || overlaps {
             return Ok(false);
         }
         let mut record = self.record.clone();
@@ -639,6 +750,7 @@ impl Pool {
                 let _ = self.file.write_all_at(&[0; 512], before + copy * COPY as u64);
             }
         }
+        self.remember();
         Ok(true)
     }
 }

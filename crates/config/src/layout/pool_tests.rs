@@ -140,7 +140,7 @@ fn the_record_at_the_end_moves_with_the_end() {
     record.claim("a", 0, 16 * MIB, true).unwrap();
     let at = Media::tail(64 * MIB);
     let (path, is_block_device) = (bed.pool(), true);
-    let mut pool = Pool { path, file, at, is_block_device, record, sequence: 3 };
+    let mut pool = Pool { path, file, at, is_block_device, known: None, record, sequence: 3 };
     pool.save_own().unwrap();
     assert!(!pool.fit(64 * MIB).unwrap());
     pool.file.set_len(80 * MIB).unwrap();

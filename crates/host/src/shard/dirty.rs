@@ -281,6 +281,13 @@ impl Dirty {
         (bytes, end)
     }
 
+    /// Forgets the farthest writes of a tenant, since its number is another's from now on.
+    pub fn forget(&self, tenant: u16) {
+        for file in self.files().values_mut() {
+            file.ends.remove(&tenant);
+        }
+    }
+
     /// Records that `bytes` of a tenant, whose writeback had begun, are written.
     pub fn written(&self, file: u16, tenant: u16, bytes: u64) {
         let mut files = self.files();

@@ -368,6 +368,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.changed[usize::from(tenant)] = true;
             self.observed.forget(tenant);
             self.charges.forget(tenant);
+            self.dirty.forget(tenant);
         }
     }
 

@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::io::area::Area;
 use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
@@ -32,6 +34,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 const HANDSHAKES: Duration = Duration::from_millis(500);
 /// The time without an upgrade after which clients are accepted again.
 const ABANDONED: Duration = Duration::from_secs(2);
+
+/// The descriptors that a program opens for itself at its start, at most.
+const DESCRIPTORS: u64 = 512;
 
 /// The program that takes over.
 #[derive(Clone, Debug)]
@@ -131,6 +136,16 @@ impl ControlThread<'_> {
         if let Some(member) = resized {
             let name = &member.tenant.name;
             return Err(refuse(format!("tenant {name} is being resized: try again later")));
+        }
+        // The next program needs a copy of each descriptor, since this one may have to go on.
+        let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
+        let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+        if 2 * open + DESCRIPTORS > limit {
+            return Err(refuse(format!(
+                "the next program needs as many descriptors as are open ({open}) and some more, \
+                 and the limit for both is {limit}: raise LimitNOFILE=, or restart the server \
+                 instead"
+            )));
         }
         if !(self.closing.is_empty() && self.openings.is_empty()) {
             return Err(refuse("files of tenants are being opened or closed: try again later"));
