@@ -2,7 +2,7 @@
 //!
 //! A [`Policy`] shares one device between [flows](FlowId) in proportion to their [`Weight`]s. Each
 //! shard (thread, core, hardware queue) drives its own [`Port`] with three verbs, `submit`, `next`
-//! and `complete`, and some that are called seldom; the [`port`] module is the contract. The
+//! and `complete`, and others that are called seldom; the [`port`] module is the contract. The
 //! policies:
 //!
 //! | policy | what | source |
@@ -17,15 +17,15 @@
 //! | [`bfq::Bfq`] | budgets of bytes by B-WF2Q+, one flow at a time, one lock | Valente, Checconi 2010 |
 //! | [`flashfq::FlashFq`] | device time, with throttled dispatch and anticipation, one lock | Shen, Park, USENIX ATC 2013 |
 //! | [`fiops::Fiops`] | requests, one a turn, one lock | Li 2012 |
-//! | [`nass::NassOver`] | limits on what each flow has on the device, around the four before | MSST 2020 |
+//! | [`nass::NassOver`] | limits on the requests of each flow on the device, around one of the five before | MSST 2020 |
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in
 //! simulation and under the model checker. Atomics and locks come through [`Platform`].
 //!
 //! # In a storage server of one's own
-//! One port, a device that serves two requests at once, and two tenants that always have more to
-//! ask for:
+//! One port, a device that serves two requests at once, and two tenants that always have another
+//! request:
 //!
 //! ```
 //! use std::collections::VecDeque;
@@ -64,9 +64,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! With several threads each has a port, and what the verbs add to `wake` must reach the threads of
-//! those ports. The example `embed` (`cargo run --release -p fairq-core --example embed`) does that
-//! before a file.
+//! With several threads, each has a port, and the caller wakes the threads of the ports that the
+//! verbs add to `wake`. The example `embed` (`cargo run --release -p fairq-core --example embed`)
+//! does that in front of a file.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The bounds of every policy, and why a configuration is refused.
+//! The bounds of every policy, and the reasons for which a configuration is refused.
 
 use crate::contract::port_set::PortSet;
 
@@ -8,23 +8,23 @@ pub const MAX_FLOWS: usize = 1 << 24;
 pub const MAX_HOLDERS: usize = 65_535;
 /// The most live requests of a port.
 pub const MAX_TAGS: usize = 1 << 24;
-/// The most live requests of a scheduler behind one lock, over all ports: a number of 32 bits is
-/// kept for "none".
+/// The most live requests of a scheduler behind one lock, over all ports: one number of 32 bits
+/// means "none".
 pub const MAX_JOBS: usize = u32::MAX as usize;
 /// The most slots D: the deepest an NVMe queue can be.
 pub const MAX_SLOTS: u32 = 65_536;
 /// The largest threshold T, in bytes at the [reference weight](crate::ReferenceWeight): 1 TiB. That
-/// is 2^46.7 units at the most, where all weights are 1: far inside the window of virtual time.
+/// is at most 2^46.7 units, if all weights are 1: far inside the window of virtual time.
 pub const MAX_THRESHOLD: u64 = 1 << 40;
 
-/// The longest time that a knob may say: a minute.
+/// The largest value of a knob that is a time: a minute, in nanoseconds.
 pub const MAX_KNOB_NS: u64 = 60_000_000_000;
 
-/// Why a policy cannot be built, or not be changed.
+/// The reason why a policy cannot be built or changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// There is no memory for what the policy was to be built for.
+    /// There is not enough memory for the policy's ports, flows and tags.
     #[error("no memory for so many ports, flows and tags: take fewer of them")]
     Memory,
     /// No ports, or too many.
@@ -53,7 +53,7 @@ pub enum ConfigError {
     /// The threshold is too large.
     #[error("a threshold of {0} bytes, but it must be at most {MAX_THRESHOLD}")]
     Threshold(u64),
-    /// Without a pause it would spin.
+    /// The period is 0, so `tick` would be due all the time.
     #[error("the period must not be 0")]
     Period,
     /// More flows than the holder of global virtual time can name.
@@ -76,14 +76,14 @@ pub enum ConfigError {
     /// The weights of two NVMe queue classes cannot differ by that much.
     #[error("an H/L ratio of {0}, but it must be 1 to 256")]
     Ratio(u16),
-    /// A ratio that is always the same begins nowhere else.
+    /// An initial ratio was given for a static one.
     #[error(
         "initial {initial} is where a dynamic ratio begins, but hl is static-{ratio}: leave one out"
     )]
     Initial {
-        /// What the ratio was to begin with.
+        /// The initial ratio.
         initial: u64,
-        /// What it always is.
+        /// The static ratio.
         ratio: u64,
     },
     /// The period of the H/L adjustment is out of range.
@@ -92,22 +92,22 @@ pub enum ConfigError {
     /// The grace period is out of range.
     #[error("a grace period of {0} ns, but it must be at most 1 minute")]
     Grace(u64),
-    /// Urgent requests could starve the others.
+    /// The budget of urgent requests is so large that they could starve the others.
     #[error("{0} % of the bytes for urgent requests, but it must be at most 50 %")]
     Urgent(u8),
-    /// A knob of one policy.
+    /// A knob of one policy is out of range.
     #[error("{knob} is {value}, but it must be {least} to {most}")]
     Knob {
         /// Its key.
         knob: &'static str,
-        /// What was asked for.
+        /// The value that it was set to.
         value: u64,
-        /// The least there may be.
+        /// The least value allowed.
         least: u64,
-        /// The most there may be.
+        /// The largest value allowed.
         most: u64,
     },
-    /// A domain without depth would wait for ever.
+    /// The depth of a domain is out of range; with 0 its requests would wait for ever.
     #[error("a depth of {0} requests, but it must be 1 to {MAX_SLOTS}")]
     Depth(u32),
     /// A latency target is 0 or above an hour.
@@ -119,7 +119,7 @@ pub enum ConfigError {
     Tokens(u64),
 }
 
-/// Checks what every policy has.
+/// Checks the bounds that apply to every policy.
 pub(crate) fn check(
     ports: usize,
     flows: usize,

@@ -1,22 +1,22 @@
-//! What a request costs its flow, in equivalent bytes of service.
+//! The cost of a request to its flow, in equivalent bytes of service.
 //!
-//! A request comes to a policy with its [`Cost`]; policies compute none. A [`CostModel`] counts
-//! bytes; the layer `cost::Costs` computes what comes to the policies of the registry.
+//! A request reaches a policy with its [`Cost`]; no policy computes it. A [`CostModel`] counts
+//! bytes; the layer `cost::Costs` computes the costs for the policies of the registry.
 
 use crate::contract::op::Op;
 
-/// What a request costs its flow, in equivalent bytes: at least 1 in all.
+/// The cost of a request to its flow, in equivalent bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cost {
-    /// As a command of its own.
+    /// Cost as a command of its own, at least 1.
     pub alone: u64,
-    /// What it adds to the cost of a command that it is [joined](crate::Next::Join) to: a command
-    /// pays once for being one.
+    /// Cost that it adds to a command that it is [joined](crate::Next::Join) to: the base cost of a
+    /// command is charged once.
     pub joined: u64,
 }
 
 impl Cost {
-    /// The same number of bytes, joined or not.
+    /// The cost of this number of bytes, alone or joined.
     pub const fn bytes(bytes: u64) -> Cost {
         Cost { alone: bytes, joined: bytes }
     }
@@ -32,15 +32,15 @@ pub struct CostModel {
     pub write_percent: u32,
     /// The least that any request costs, in bytes; default 512, the smallest block.
     pub min_bytes: u32,
-    /// The least a flush costs, in bytes; default 4096. It moves no data of its own but occupies
-    /// the device: a caller that has seen how long gives it a length, in bytes that could have been
-    /// moved in that time.
+    /// The least a flush costs, in bytes; default 4096. A flush moves no data but occupies the
+    /// device. A caller that has measured its duration gives it a length: the bytes that could have
+    /// been moved in that time.
     pub flush_bytes: u32,
     /// The least a discard costs, in bytes; default 4096. It changes the device's or the file
     /// system's map and writes nothing.
     pub discard_bytes: u32,
-    /// A discard costs one byte for each of this many bytes of its length, or none if this is 0;
-    /// default 256, since the map of a long range is long, too.
+    /// Bytes of a discard's length that cost one byte; 0 if the length costs nothing. Default 256,
+    /// because the map of a long range is long, too.
     pub discard_part: u32,
 }
 
@@ -58,11 +58,10 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// No request costs more than this, whatever the multipliers: 2^42 bytes, which is 4 GiB a
-    /// thousand times.
+    /// The most that a request costs, whatever the multipliers: 2^42 bytes, a thousand times 4 GiB.
     pub const MAX_COST: u64 = 1 << 42;
 
-    /// The model with what `change` sets.
+    /// The model after `change`.
     pub fn with(mut self, change: impl FnOnce(&mut CostModel)) -> CostModel {
         change(&mut self);
         self
@@ -75,7 +74,8 @@ impl CostModel {
         self.charge(op, length).alone
     }
 
-    /// The same, and what it adds to a command that it is joined to: its bytes.
+    /// The cost of `op` over `length` bytes. Joined to another command it costs its bytes, without
+    /// the least cost.
     #[inline]
     pub fn charge(&self, op: Op, length: u32) -> Cost {
         let percent = match op {
@@ -97,10 +97,10 @@ impl CostModel {
     }
 }
 
-/// A hundredth of `bytes`, `percent` times.
+/// `bytes` times `percent`, in hundredths.
 #[inline]
 pub(crate) fn scaled(bytes: u64, percent: u32) -> u64 {
-    // Mostly it is this, and what a request costs is what all that follows waits for.
+    // The usual case, without a division: every later step waits for the cost.
     if percent == 100 {
         return bytes;
     }

@@ -1,9 +1,9 @@
-//! Flows: their names, their weights, and why the control side refuses one.
+//! Flows: their names, weights, caps and latency targets, and the errors of the control side.
 
 /// A flow's share relative to the others': 1 to 10,000, as in Linux cgroup v2; 100 by default.
 ///
-/// It is kept in 256ths, so that a weight may be a product over the levels of a tree. What is
-/// between two whole numbers, and down to a 64th, is had from [`Self::of_256ths`].
+/// It is kept in 256ths, so that a weight may be a product over the levels of a tree.
+/// [`Self::of_256ths`] gives weights between two whole numbers, and down to a 64th.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Weight(u32);
 
@@ -12,10 +12,10 @@ impl Weight {
     pub const MIN: Weight = Weight(1 << Self::FRACTION_BITS);
     /// The largest weight.
     pub const MAX: Weight = Weight(10_000 << Self::FRACTION_BITS);
-    /// The weight of a flow of which nothing is said.
+    /// The default weight of a flow: 100.
     pub const DEFAULT: Weight = Weight(100 << Self::FRACTION_BITS);
-    /// The smallest weight in 256ths: a 64th. Virtual time has room for the tags of a flow that
-    /// is no lighter ([`crate::vtime`]).
+    /// The smallest weight in 256ths: a 64th. The tags of a flow of at least this weight stay in
+    /// the window of virtual time ([`crate::vtime`]).
     pub const LEAST_256THS: u32 = 4;
 
     /// Bits after the point.
@@ -42,7 +42,7 @@ impl Weight {
         Weight(word as u32 & ((1 << Self::BITS) - 1))
     }
 
-    /// The weight in 256ths: what shares are computed with.
+    /// The weight in 256ths, from which shares are computed.
     #[inline]
     pub const fn in_256ths(self) -> u32 {
         self.0
@@ -62,7 +62,8 @@ impl Default for Weight {
     }
 }
 
-/// Names a flow: a dense slot, and a generation that tells it from earlier flows in the same slot.
+/// Names a flow: a dense slot, and a generation that distinguishes it from earlier flows in the
+/// same slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlowId {
     slot: u32,
@@ -96,7 +97,7 @@ impl FlowId {
     }
 }
 
-/// Why the control side refused.
+/// The reason why the control side refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FlowError {
     /// Every slot is taken (a removed flow's slot is taken until its last request has completed).
@@ -114,13 +115,13 @@ pub enum FlowError {
     /// The policy never uses the urgent class, or was built without a budget for it.
     #[error("no urgent class: only d2fq has one, and only with a budget (urgent=10%, say)")]
     NotUrgent,
-    /// The policy has no D, or cannot change it, and holds no latency targets.
+    /// The policy has no D, or cannot change it, so it keeps no latency targets.
     #[error(
         "no latency targets: this policy has no D by which to hold others back; take one that has \
          (mqfq, say), or leave out latency; with d2fq, urgent=true sends its requests first"
     )]
     NoTargets,
-    /// As many flows as there can be have a target.
+    /// The most flows that can have a target have one already.
     #[error("64 tenants of this store have a latency target already: leave out one's latency")]
     ManyTargets,
     /// The policy was built without the layer that keeps caps.
@@ -129,7 +130,7 @@ pub enum FlowError {
     /// The policy was built without the layer that keeps groups and reservations.
     #[error("no groups or reservations: this policy was built without the layer that keeps them")]
     NoGroups,
-    /// The group, or the one that it is to be in, was removed, or never was.
+    /// The group or its parent was removed, or never added.
     #[error("no such group: it was removed or never added")]
     NoSuchGroup,
     /// The group's number is too large.
@@ -138,13 +139,13 @@ pub enum FlowError {
     /// The group has flows or groups in it.
     #[error("the group has members: move or remove them first")]
     HasMembers,
-    /// The group is in another one than before, or would be too deep.
+    /// The group would change its parent, or be too deep.
     #[error("groups can be 4 deep, and stay in the group that they were added to")]
     Misplaced,
 }
 
-/// Which of a flow's requests a cap counts. Writes are also discards and zeroes; flushes are never
-/// counted.
+/// The requests of a flow that a cap counts. Discards and zeroing count as writes; flushes are
+/// never counted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Side {
     /// Reads and writes together.
@@ -155,7 +156,7 @@ pub enum Side {
     Writes,
 }
 
-/// What a cap counts of them.
+/// The quantity that a cap counts of these requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Counted {
     /// Requests.
@@ -164,7 +165,7 @@ pub enum Counted {
     Bytes,
 }
 
-/// The most of something that a flow may be given in a second, and above that at once.
+/// The most requests or bytes that a flow may be given in a second, and above that at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cap {
     per_second: u64,
@@ -172,12 +173,12 @@ pub struct Cap {
 }
 
 impl Cap {
-    /// The most that can be said: 2^40, a terabyte, a second.
+    /// The largest rate and burst: 2^40, which is a terabyte a second.
     pub const MOST: u64 = 1 << 40;
 
-    /// Requests or bytes a second, 1 to [`Self::MOST`]; and what may come at once above that when
-    /// the flow has had less, at most [`Self::MOST`]. A single request may always be as large as it
-    /// is. `None` beyond that.
+    /// A rate of 1 to [`Self::MOST`] requests or bytes a second, and a burst: the most that a flow
+    /// that has had less may be given at once above that, at most [`Self::MOST`]. A single request
+    /// may be larger than the burst. `None` if a number is out of range.
     pub const fn new(per_second: u64, burst: u64) -> Option<Cap> {
         let is_rate = per_second > 0 && per_second <= Self::MOST;
         if is_rate && burst <= Self::MOST { Some(Cap { per_second, burst }) } else { None }
@@ -188,33 +189,33 @@ impl Cap {
         self.per_second
     }
 
-    /// Requests or bytes at once.
+    /// The burst, in requests or bytes.
     pub const fn burst(self) -> u64 {
         self.burst
     }
 }
 
-/// A flow's caps: of requests and bytes, for reads, writes and both together. Without any it has
-/// what the policy gives it.
+/// A flow's caps: of requests and bytes, for reads, writes and both together. Without caps the
+/// policy alone limits the flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Caps([Option<Cap>; Self::COUNT]);
 
 impl Caps {
-    /// How many caps a flow can have.
+    /// The most caps of a flow.
     pub(crate) const COUNT: usize = 6;
 
     pub(crate) const fn index(side: Side, counted: Counted) -> usize {
         side as usize * 2 + counted as usize
     }
 
-    /// With this one, or without.
+    /// The caps with this one set, or (`None`) removed.
     #[must_use]
     pub const fn with(mut self, side: Side, counted: Counted, cap: Option<Cap>) -> Caps {
         self.0[Self::index(side, counted)] = cap;
         self
     }
 
-    /// This one.
+    /// The cap on `counted` of `side`.
     pub const fn get(&self, side: Side, counted: Counted) -> Option<Cap> {
         self.0[Self::index(side, counted)]
     }
@@ -224,7 +225,7 @@ impl Caps {
         self.0.iter().all(Option::is_none)
     }
 
-    /// Which there are: a bit each.
+    /// A bit for each cap, set if there is one.
     pub(crate) fn bits(&self) -> u64 {
         self.all().map(|(index, cap)| u64::from(cap.is_some()) << index).sum()
     }
@@ -234,14 +235,14 @@ impl Caps {
     }
 }
 
-/// What a flow's caps have done since it was added.
+/// Statistics of a flow's caps since it was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CapStats {
     /// The caps.
     pub caps: Caps,
     /// Requests that had to wait for a cap.
     pub held: u64,
-    /// How long they waited, all together, in nanoseconds.
+    /// Total time that they waited, in nanoseconds.
     pub held_ns: u64,
     /// Requests that wait for a cap now.
     pub waiting: u64,
@@ -249,8 +250,8 @@ pub struct CapStats {
     pub taken: Taken,
 }
 
-/// The amount taken from each cap of a flow or group that has not come back yet: the time at which
-/// it will have, in a unit of the policy's.
+/// The amount taken from each cap of a flow or group that has not come back yet, as the time at
+/// which it will have come back, in a unit of the policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken(pub(crate) [u64; Caps::COUNT]);
 
@@ -260,13 +261,13 @@ impl Taken {
         self.0
     }
 
-    /// What [`Taken::to_words`] has given.
+    /// The amounts in words of [`Taken::to_words`].
     pub const fn from_words(words: [u64; Caps::COUNT]) -> Taken {
         Taken(words)
     }
 }
 
-/// How long a flow's requests are to take, from submission to completion.
+/// The time that a flow's requests may take, from submission to completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     latency_ns: u64,
@@ -275,16 +276,16 @@ pub struct Target {
 }
 
 impl Target {
-    /// The longest time that can be asked for: an hour, in nanoseconds.
+    /// The longest target: an hour, in nanoseconds.
     pub const LONGEST_NS: u64 = 3_600_000_000_000;
-    /// Of a million requests, how many may take longer unless it is said: the 99th percentile.
+    /// Default number of requests in a million that may take longer: the 99th percentile.
     pub const LATE_PPM: u32 = 10_000;
-    /// How much of what weights give them other flows keep unless it is said: one half.
+    /// Default part of their weighted shares that other flows keep, in percent: one half.
     pub const FLOOR_PERCENT: u8 = 50;
 
-    /// A time of 1 ns to [`Self::LONGEST_NS`]; how many of a million requests may take longer, 1 to
-    /// 500,000; and how much of what weights give them all other flows together keep, 0 to 99 %.
-    /// `None` beyond that.
+    /// A time of 1 ns to [`Self::LONGEST_NS`]; the number of requests in a million that may take
+    /// longer, 1 to 500,000; and the part of their weighted shares that all other flows together
+    /// keep, 0 to 99 %. `None` if a number is out of range.
     pub const fn new(latency_ns: u64, late_ppm: u32, floor_percent: u8) -> Option<Target> {
         let is_time = latency_ns > 0 && latency_ns <= Self::LONGEST_NS;
         let is_part = late_ppm > 0 && late_ppm <= 500_000 && floor_percent < 100;
@@ -296,52 +297,52 @@ impl Target {
         self.latency_ns
     }
 
-    /// How many of a million requests may take longer.
+    /// Requests in a million that may take longer.
     pub const fn late_ppm(self) -> u32 {
         self.late_ppm
     }
 
-    /// What all other flows together keep of what weights give them, in percent.
+    /// Part of their weighted shares that all other flows together keep, in percent.
     pub const fn floor_percent(self) -> u8 {
         self.floor_percent
     }
 }
 
-/// How a flow does beside its [`Target`].
+/// The state of a flow's [`Target`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TargetStats {
-    /// What is asked for.
+    /// The target.
     pub target: Target,
-    /// Whether it has it.
+    /// Whether the flow meets it.
     pub state: TargetState,
-    /// Requests completed in the last whole second, and how many of them took longer.
+    /// Requests completed in the last whole second.
     pub completed: u64,
-    /// See [`Self::completed`].
+    /// Those of them that took longer than the target.
     pub late: u64,
-    /// How long its requests take when they have the device alone, on average, in nanoseconds;
-    /// known once the target could not be met.
+    /// Mean time of its requests when they have the device alone, in nanoseconds; known once the
+    /// target could not be met.
     pub alone_ns: Option<u64>,
     /// The weight that it is served with now: its own, or more while it misses its target.
     pub weight: Weight,
-    /// What D is held to for all targets together; `None` if nothing is held back.
+    /// The bound on D for all targets together; `None` without a bound.
     pub bound: Option<u32>,
 }
 
-/// Whether a flow has what its [`Target`] asks for.
+/// Whether a flow meets its [`Target`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TargetState {
     /// It completed nothing in the last second.
     Idle,
-    /// It had it in the last second.
+    /// It met its target in the last second.
     Met,
-    /// It had not, and D or its weight are being moved for it.
+    /// It missed its target, and D or its weight is being changed for it.
     Missed,
-    /// It had not, since the device alone takes longer.
+    /// It missed its target, because the device alone takes longer.
     Device,
-    /// It had not, since the other flows would have less than their floor.
+    /// It missed its target, because the other flows would have less than their floor.
     Floor,
-    /// It had not, and nothing is left to give: D is 1, or so small that its requests are no faster
-    /// with less, or its weight is the largest.
+    /// It missed its target, and no step is left: D is 1, or so small that its requests are no
+    /// faster with less, or its weight is the largest.
     Spent,
 }
 

@@ -1,22 +1,21 @@
-//! What is around a policy and is a policy itself: it states what it changes, and the rest goes to
-//! the one inside.
+//! Layers: a layer surrounds a policy and is a policy itself. It implements the methods that it
+//! changes, and forwards the others to the policy inside.
 //!
 //! **Problem.** Costs, D, groups and caps are kept by layers around policies. Each is a [`Policy`]
-//! with [`Port`]s, and changes some of their methods. One that a layer omits must not pass it by:
-//! a layer that counts bytes and is not told of those that a request grows by counts wrong.
-//! **Model.** [`Layer`] and [`PortLayer`] have the same methods without bodies, so that a layer
-//! that omits one does not compile. It implements a method, or names it in `forward_policy` or
-//! `forward_port`: then it calls that of the policy inside. The macro `layer` makes a policy of
-//! it. The signatures stand once, in `policy_methods` and `port_methods`, from which all of that is
-//! made.
+//! with [`Port`]s, and changes some of their methods. A layer must not miss one by omission: a
+//! layer that counts bytes and does not see `grow` counts wrong. **Model.** [`Layer`] and
+//! [`PortLayer`] have the same methods without bodies, so that a layer that omits one does not
+//! compile. It implements a method, or names it in `forward_policy` or `forward_port`, which call
+//! the same method of the policy inside. The macro `layer` makes a policy of it. The signatures are
+//! written once, in `policy_methods` and `port_methods`, from which all of that is made.
 //!
 //! **Speed.** Everything is generic over the policy inside and `#[inline]`: a method that a layer
-//! does not change is no call.
+//! does not change costs no call.
 //!
 //! **Example.** `struct Quiet<L>` that counts `tick` implements `inner` and `tick`, names the other
 //! methods in `forward_policy!(...)`, and `layer!(Quiet, QuietPort)` stands below it.
 
-/// Everything that signatures name.
+/// The types that the signatures use.
 pub(crate) mod names {
     pub(crate) use crate::contract::flow::{
         CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight,
@@ -62,7 +61,8 @@ macro_rules! policy_methods {
     };
 }
 
-/// The same for [`Port`]: those that change the port, and those that do not.
+/// Calls a macro with the signatures of all methods of [`Port`]: those that change the port, and
+/// those that do not.
 macro_rules! port_methods {
     ($with:ident $($more:tt)*) => {
         $with! {
@@ -134,8 +134,8 @@ macro_rules! define_port_layer {
 policy_methods!(define_layer);
 port_methods!(define_port_layer);
 
-/// Defines `forward_policy`, which takes names of methods and gives those that call the policy
-/// inside.
+/// Defines `forward_policy`, which takes names of methods and implements each by a call of the
+/// policy inside.
 macro_rules! define_forward_policy {
     ($d:tt $(fn $name:ident($($arg:ident: $of:ty),*) -> $gives:ty;)*) => {
         macro_rules! forward_policy {
@@ -150,7 +150,7 @@ macro_rules! define_forward_policy {
     };
 }
 
-/// The same for `forward_port`.
+/// Defines `forward_port`, which does the same for a port.
 macro_rules! define_forward_port {
     (
         $d:tt

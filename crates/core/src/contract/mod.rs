@@ -1,4 +1,4 @@
-//! What a policy promises and what its caller owes: the verbs of a port ([`port`]), flows and their
+//! The contract between a policy and its caller: the verbs of a port ([`port`]), flows and their
 //! weights ([`flow`]), groups of them ([`share`]), costs ([`cost`]), virtual time ([`vtime`]),
 //! bounds ([`bounds`]), sets of ports ([`port_set`]), layers around policies (`layer`), and the
 //! machine's atomics and locks ([`platform`]).

@@ -1,9 +1,9 @@
-//! What a policy needs from the machine: atomics and a lock.
+//! The environment of a policy: atomics and a lock.
 //!
 //! Every shared word of a policy is a [`Platform`] atomic, so that the same code runs natively,
 //! under the model checker (`Loom`, `--cfg loom`), and in the laboratory, where a traced platform
-//! charges each access to a simulated cache-coherence protocol. Data that one port owns alone is
-//! plain memory and never goes through here.
+//! charges each access to a simulated cache-coherence protocol. Data that only one port accesses
+//! are plain memory.
 
 pub use core::sync::atomic::Ordering;
 
@@ -13,12 +13,12 @@ pub trait Platform: Send + Sync + 'static {
     type U64: AtomicWord;
     /// A mutual-exclusion lock around a `T`.
     type Mutex<T: Send + 'static>: Lock<T>;
-    /// Tells the environment that the caller is in a loop waiting for another thread.
+    /// Reports to the environment that the caller waits for another thread in a loop.
     fn relax();
-    /// Stands where a thread has written one word and is about to read another, and its peer does
-    /// the reverse, so that at least one must see the other's write. Sequentially consistent
-    /// accesses give that by themselves and nothing happens here; the model checker takes them for
-    /// acquire and release, and needs a fence.
+    /// A fence between a thread's write of one word and its read of another, where its peer does
+    /// the reverse and at least one of the two must see the other's write. Sequentially consistent
+    /// accesses guarantee that by themselves, so the default does nothing; the model checker takes
+    /// them for acquire and release, and needs a fence.
     #[inline]
     fn fence() {}
 }

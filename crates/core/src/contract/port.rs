@@ -1,7 +1,7 @@
 //! The scheduling contract: verbs on a port, time always an argument.
 //!
 //! A **flow** is one tenant's stream of requests. A **port** is one shard's exclusive handle into a
-//! policy: everything a port owns is touched by its shard alone, everything shared is
+//! policy: only its shard accesses the data of a port, and all shared data are
 //! [atomics](crate::Platform).
 //!
 //! ```text
@@ -20,14 +20,14 @@
 //! ```
 //!
 //! # What the caller owes
-//! - It calls `next` until it gives neither `Issue` nor `Join` whenever it has submitted,
-//!   cancelled, requeued or completed a request, or was woken.
-//! - It makes one command of the requests that `next` gave as `Join` and of the one that it then
-//!   gives as `Issue`: they lie one after the other, in this order, and do the same. It calls
-//!   `next` again at once after a `Join`.
-//! - Each verb adds to `wake` the ports that it unblocked. The caller sees to it that `next` is
-//!   called on each of them soon, its own port included. A wake-up that is never delivered stalls
-//!   the device.
+//! - Whenever it has submitted, cancelled, requeued or completed a request, or was woken, it calls
+//!   `next` until that gives neither `Issue` nor `Join`.
+//! - After a `Join` it calls `next` again at once. It makes one command of the requests that `next`
+//!   gave as `Join` and of the one that `next` then gives as `Issue`: they are adjacent, in this
+//!   order, and have the same operation.
+//! - Each verb adds to `wake` the ports that it unblocked. The caller ensures that `next` is called
+//!   soon on each of them, its own port included. A wake-up that is never delivered stalls the
+//!   device.
 //! - A [`Tag`] names one live request of one port, below the bound given when the policy was built;
 //!   it is free again after `complete` or `cancel`. Every issued tag is completed or requeued
 //!   exactly once, failed or not.
@@ -37,13 +37,13 @@
 //! # What the policy gives
 //! - Each staged tag is issued exactly once, by the port it was submitted to.
 //! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
-//!   [`SubmitError`] and leaves no trace: nothing pays for it. A completion of a tag that is not
-//!   issued is ignored.
-//! - A port adds itself to `wake` where a verb has come to its bound before its work was done.
+//!   [`SubmitError`] and leaves no trace: no flow is charged for it. A completion of a tag that is
+//!   not issued is ignored.
+//! - A port adds itself to `wake` if a verb reached its bound of work before it was done.
 //!
 //! # Layers
-//! A port may be around another one, and change some of its verbs. So that none is lost, no verb
-//! has a body by default: a port that omits one does not compile.
+//! A port may surround another one and change some of its verbs. No verb has a default body, so
+//! that a port that omits one does not compile.
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel};
@@ -61,18 +61,18 @@ pub struct Tag(pub u32);
 /// One request as the scheduler sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// The port's name for it.
+    /// Its number on the port.
     pub tag: Tag,
     /// The flow that is charged.
     pub flow: FlowId,
-    /// What it does.
+    /// Its operation.
     pub op: Op,
-    /// Where, in bytes from the device's start.
+    /// Its start, in bytes from the start of the device.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Its length, in bytes.
     pub length: u32,
-    /// What it costs its flow. The policies of the registry stand behind a layer that computes it
-    /// (`cost::Costs`); policies that are built without that charge what is said here.
+    /// Its cost to its flow. In front of the policies of the registry a layer replaces it
+    /// (`cost::Costs`); a policy without that layer charges this value.
     pub cost: Cost,
 }
 
@@ -92,14 +92,14 @@ pub enum Class {
     Urgent,
     /// Weighted, high.
     High,
-    /// Weighted, medium; what policies that do not use classes give.
+    /// Weighted, medium; the class of all requests of policies that do not use classes.
     Medium,
     /// Weighted, low.
     Low,
 }
 
-/// How many commands each weighted class of a device may start per round of its weighted round
-/// robin (NVMe 2.1, 3.4.4.2), 1 to 256 each.
+/// Commands that each weighted class of a device may start per round of its weighted round robin
+/// (NVMe 2.1, 3.4.4.2), 1 to 256 each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ClassWeights {
     /// Of [`Class::High`].
@@ -110,7 +110,7 @@ pub struct ClassWeights {
     pub low: u16,
 }
 
-/// What became of a submitted request.
+/// The result of a submission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Submitted {
     /// Send it to the device now.
@@ -122,7 +122,7 @@ pub enum Submitted {
     Staged,
 }
 
-/// What a port may do next.
+/// The next step of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
     /// Send this staged request to the device now.
@@ -132,8 +132,8 @@ pub enum Next {
         /// The class to send it to.
         class: Class,
     },
-    /// This staged request is part of one command with what `next` gives now, up to the next
-    /// `Issue`.
+    /// This staged request is part of one command with the requests that the next calls give, up to
+    /// the next `Issue`.
     Join {
         /// The request.
         tag: Tag,
@@ -146,8 +146,8 @@ pub enum Next {
     Idle,
 }
 
-/// A [`Next`] in two registers. A call gives a [`Next`] in memory, and its caller keeps it there.
-/// A layer gives its rare answers as this, so that the frequent ones stay in registers.
+/// A [`Next`] in two registers. A call returns a [`Next`] in memory, and its caller keeps it there.
+/// A layer returns its rare answers in this form, so that the frequent ones stay in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Answer(u64, u64);
 
@@ -181,7 +181,7 @@ impl From<Answer> for Next {
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// It was served.
@@ -190,35 +190,34 @@ pub enum Outcome {
     Failed,
 }
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// The flow was removed, or never was.
+    /// The flow was removed, or never added.
     #[error("no such flow: it was removed or never added")]
     NoSuchFlow,
     /// The tag is not below the bound, or still in use.
     #[error("tag out of range or still in use")]
     BadTag,
-    /// The flow has its part of the port's tags in use; only [`Port::admit`] says this.
+    /// The flow has its part of the port's tags in use; only [`Port::admit`] gives this error.
     #[error("the flow has its part of the port's tags in use: complete some of its requests first")]
     Full,
 }
 
-/// What a staged request grows by: its caller has merged another into it.
+/// The growth of a staged request, into which the caller has merged another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Growth {
-    /// What the request does.
+    /// The operation of the request.
     pub op: Op,
-    /// Where the added part begins, in bytes: where the request ends, or so that it begins where
-    /// the added part ends.
+    /// Start of the added part, in bytes: the end of the request, or `length` before its start.
     pub offset: u64,
     /// The added part's length, in bytes.
     pub length: u32,
-    /// What it adds to the request's cost, in equivalent bytes; computed as that of requests is.
+    /// Addition to the request's cost, in equivalent bytes; computed like the costs of requests.
     pub cost: u64,
 }
 
-/// What one port knows of one flow.
+/// The state of one flow on one port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FlowStats {
@@ -226,24 +225,24 @@ pub struct FlowStats {
     pub staged: u32,
     /// Requests that the port has issued and that have not completed.
     pub in_flight: u32,
-    /// How far the flow's first staged request here is ahead of virtual time, in units; `None`
-    /// without one, or for a policy without virtual time.
+    /// Units by which the flow's first staged request here is ahead of virtual time; `None` without
+    /// a staged request, or for a policy without virtual time.
     pub lag: Option<u64>,
-    /// What the flow's requests that the port has issued cost, in equivalent bytes; those that
-    /// went ahead for a [reservation](Policy::set_share) are not charged, so not counted. A port
-    /// keeps it while the flow has requests there and for some time after; it begins at 0 when the
-    /// flow comes back later. `None` for a policy that charges nothing.
+    /// Cost of the flow's requests that the port has issued, in equivalent bytes. Requests that
+    /// went ahead for a [reservation](Policy::set_share) are not charged and not counted. A port
+    /// keeps the sum while the flow has requests there and for some time after; it begins at 0 if
+    /// the flow comes back later. `None` for a policy that charges nothing.
     pub service: Option<u64>,
-    /// The flow's tokens that the port has in hand, in bytes, less than 0 if it owes some; `None`
-    /// for a policy without tokens.
+    /// The flow's tokens that the port has in hand, in bytes, negative for a debt; `None` for a
+    /// policy without tokens.
     pub tokens: Option<i64>,
 }
 
-/// One shard's exclusive handle into a policy. See the [module's text](self) for what each side
-/// owes.
+/// One shard's exclusive handle into a policy. See the [module's text](self) for the duties of each
+/// side.
 pub trait Port: Send {
-    /// Whether submit is dispatch: `submit` never answers [`Submitted::Staged`], and `next` has
-    /// nothing to give, but for flows that have [caps](Policy::set_caps).
+    /// Whether submit is dispatch: `submit` never returns [`Submitted::Staged`], and `next` gives
+    /// no request, except for flows that have [caps](Policy::set_caps).
     const IS_DIRECT: bool = false;
 
     /// Takes a request.
@@ -254,100 +253,100 @@ pub trait Port: Send {
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError>;
 
-    /// Says what this port may do next.
+    /// Gives the next step of this port.
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next;
 
-    /// Takes an issued request off the port when the device has completed it. `false`: it is not
+    /// Takes an issued request off the port when the device has completed it. `false`: it was not
     /// issued, and nothing has changed.
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool;
 
-    /// Says whether the flow may stage another request here, so that a caller can push back before
-    /// it has built one. [`Port::submit`] takes a request all the same.
+    /// Whether the flow may stage another request here, so that a caller can push back before it
+    /// has built one. [`Port::submit`] does not check this.
     ///
-    /// A flow may keep as many requests here as leave an equal part of the port's tags to each flow
-    /// that has requests here and to one flow more, and at least one. So no flow takes all tags; a
-    /// flow that is alone may have half of them.
+    /// The port's tags are divided equally among the flows that have requests here and one flow
+    /// more. A flow may have as many requests here as its part has tags, and at least one. So no
+    /// flow takes all tags; a flow that is alone may have half of them.
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError>;
 
     /// Takes a staged request back: it is gone, its tag is free, and neither its flow nor a cap is
     /// charged for it, unless it was issued before and [requeued](Port::requeue), or a policy
     /// behind one lock has chosen it already. `false`: it is not staged here, or the policy has
-    /// [merged](crate::serial::merge) it with others, with which it goes.
+    /// [merged](crate::serial::merge) it with others, with which it is issued.
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
 
-    /// A staged or [held](Port::hold) request goes to the device now, before all others and beside
-    /// D. Its flow is not charged for it, as if it had been [cancelled](Port::cancel), and no cap
-    /// holds it; it counts as the flow's and as issued until it is completed. `false`: it cannot be
-    /// cancelled, and nothing has changed.
+    /// Sends a staged or [held](Port::hold) request to the device now, before all others and in
+    /// addition to D. Its flow is not charged for it, as if it had been [cancelled](Port::cancel),
+    /// and no cap holds it; it counts as the flow's and as issued until it is completed. `false`:
+    /// it cannot be cancelled, and nothing has changed.
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool;
 
-    /// The request with this tag, which is free, waits in front of the policy, in a layer: until
-    /// it is submitted, [expedited](Port::expedite) or [cancelled](Port::cancel) its tag is in use,
-    /// and its flow's slot does not become free. Refused as a request that is submitted.
+    /// Registers a request that waits in a layer in front of the policy, under a free tag. Until it
+    /// is submitted, [expedited](Port::expedite) or [cancelled](Port::cancel), its tag is in use
+    /// and its flow's slot does not become free. It is refused for the same reasons as a
+    /// submission.
     fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError>;
 
     /// Takes back an issued request that the device has not begun. It keeps its slot, and its flow
-    /// is charged for it once in all: a staged policy gives it again before anything else, once
-    /// `next` is called. Answers what [`Port::submit`] does; one that was
-    /// [expedited](Port::expedite) is to be issued again at once. `None`: it is not issued, or was
-    /// issued as one command with others.
+    /// is charged for it once in all: `next` of a staged policy gives it before all others. The
+    /// result is that of [`Port::submit`]; a request that was [expedited](Port::expedite) is to be
+    /// issued again at once. `None`: it was not issued, or was issued as one command with others.
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
 
-    /// A staged request has grown, since its caller has merged another into it; that one, if it
-    /// was staged, is then [cancelled](Port::cancel). `false`: it is not staged here, or the policy
-    /// merges by itself, and nothing has changed.
+    /// Records that a staged request has grown, because the caller has merged another one into it.
+    /// The caller then [cancels](Port::cancel) the other one if it was staged. `false`: the request
+    /// is not staged here, or the policy merges by itself, and nothing has changed.
     fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool;
 
-    /// Whether `next` may have something to give; changes nothing. `false`: `next` would give
-    /// nothing now, and whatever changes that wakes this port or is called on it.
+    /// Whether `next` may give a request; changes nothing. `false`: `next` would give none now, and
+    /// any event that changes that wakes this port or is a call of one of its verbs.
     fn has_work(&self) -> bool;
 
-    /// Of the flow's requests that are staged here, the one that goes first. A caller that removes
-    /// a flow and wants what it has staged [cancelled](Port::cancel) asks until there is none.
+    /// The first of the flow's requests that are staged here. A caller that removes a flow and
+    /// [cancels](Port::cancel) its staged requests calls this until there is none.
     fn staged(&self, flow: FlowId) -> Option<Tag>;
 
-    /// What the port knows of the flow. Reads only what is the port's own.
+    /// The state of the flow on this port. Reads only the port's own memory.
     fn flow_stats(&self, flow: FlowId) -> FlowStats;
 
-    /// No request of the flow that is submitted to this port from now on is [joined](Next::Join)
-    /// with one that was submitted to it before. Requests that are neither reads nor writes do that
-    /// by themselves. Requests of different ports never are.
+    /// From now on no request of the flow that is submitted to this port is [joined](Next::Join)
+    /// with an earlier one. A request that is neither a read nor a write is always such a barrier.
+    /// Requests of different ports are never joined.
     fn barrier(&mut self, flow: FlowId);
 
-    /// The numbers behind the port's last answer: about this live request, or (`None`) about why
-    /// nothing may go. It is called while decisions are recorded, and not otherwise.
+    /// The numbers behind the port's last decision: about this live request, or (`None`) about why
+    /// no request may be issued. Called only while decisions are recorded.
     fn reason(&self, tag: Option<Tag>) -> Reason;
 }
 
-/// The numbers that a decision came from, in units ([`crate::contract::vtime`]); `None` is what the
-/// policy does not have.
+/// The numbers behind a decision, in units ([`crate::contract::vtime`]); `None` is a number that
+/// the policy does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reason {
-    /// Virtual time, as the port knew it.
+    /// Virtual time that the port used.
     pub virtual_time: Option<u64>,
-    /// The request's start tag, or where policies have none, its flow's virtual time; without a
-    /// request that of the one that would be next.
+    /// Start tag of the request, or its flow's virtual time in a policy without start tags. Without
+    /// a request, that of the request that would be next.
     pub start_tag: Option<u64>,
-    /// How many of the device's slots are free.
+    /// Free slots of the device.
     pub free_slots: Option<u32>,
-    /// Why nothing may go.
+    /// The reason why no request may be issued.
     pub held: Option<Held>,
-    /// The request went before all others, since its flow had less than its reservation.
+    /// Whether the request went before all others because its flow had less than its reservation.
     pub is_reserved: bool,
 }
 
-/// Why requests are staged and none may go.
+/// The reason why no staged request may be issued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held {
     /// The next one is too far ahead of virtual time.
     Ahead,
     /// No slot of the device is free.
     NoSlot,
-    /// No slot of those is free that latency targets leave of the device's.
+    /// No slot is free of those that latency targets leave.
     Target,
-    /// Its flow has had what a cap of its own allows.
+    /// A cap of its flow is used up.
     Cap,
-    /// Its flow's group, or one that this is in, has had what a cap allows.
+    /// A cap of its flow's group, or of a group around that, is used up.
     GroupCap,
     /// No slot of the device is free, and the device is at work on requests that went before all
     /// others for reservations of other flows.
@@ -357,32 +356,32 @@ pub enum Held {
 /// A parameter of a policy that may be changed while requests run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tuning {
-    /// D, the most requests outstanding on the device. When it becomes less, requests beyond it are
-    /// waited for.
+    /// D, the most requests outstanding on the device. When it becomes less, the policy waits until
+    /// the requests beyond it have completed.
     Slots(u32),
-    /// T, how far a flow may run ahead of virtual time, in bytes at the
-    /// [reference weight](crate::ReferenceWeight).
+    /// T, the most that a flow may run ahead of virtual time, in bytes at the [reference
+    /// weight](crate::ReferenceWeight).
     Threshold(u64),
     /// D is searched for while requests run, as [`AutoDepth`](crate::depth::AutoDepth) does.
     AutoSlots,
-    /// T is this at least, and more as the device and the ports need it.
+    /// T is at least this, and larger if the device and the ports need it.
     FollowingThreshold(u64),
 }
 
-/// Why a parameter was not changed; the old value goes on.
+/// The reason why a parameter was not changed; the old value stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TuneError {
-    /// The policy does not have it, or has built its structures for it.
+    /// The policy does not have it, or has built its structures for the old value.
     #[error("this policy cannot change it while it runs")]
     Fixed,
-    /// The value makes no sense.
+    /// The value is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
 
 /// The control side of a policy, shared by all threads.
 pub trait Policy: Send + Sync + 'static {
-    /// The handle each shard gets. The rest of a policy is the same for all: a `dyn Policy` has it.
+    /// The handle of each shard. A `dyn Policy` has everything else.
     type Port: Port
     where
         Self: Sized;
@@ -392,15 +391,15 @@ pub trait Policy: Send + Sync + 'static {
         self.add_flow_as(None, weight)
     }
 
-    /// Adds a flow under the name that it had in another policy, which this one follows; or,
-    /// without one, as [`add_flow`](Self::add_flow). Known flows come before all others. A policy
-    /// takes the memory for all its flows when it is built, and none here.
+    /// Adds a flow under the name that it had in the policy that this one replaces, or, without a
+    /// name, as [`add_flow`](Self::add_flow) does. The caller adds known flows before all others. A
+    /// policy allocates the memory for all its flows when it is built, and none here.
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
 
     /// Changes a flow's weight, for requests submitted from now on.
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError>;
 
-    /// Says whether a flow may use [`Class::Urgent`], within what the policy allows for that.
+    /// Sets whether a flow may use [`Class::Urgent`], within the policy's budget for it.
     fn set_urgent(&self, _flow: FlowId, _urgent: bool) -> Result<(), FlowError> {
         Err(FlowError::NotUrgent)
     }
@@ -410,54 +409,52 @@ pub trait Policy: Send + Sync + 'static {
         Err(FlowError::NoTargets)
     }
 
-    /// How a flow does beside its target; `None` without one.
+    /// The state of a flow's latency target; `None` without one.
     fn target(&self, _flow: FlowId) -> Option<TargetStats> {
         None
     }
 
-    /// Gives a flow these caps instead of those it has, or none. What waits for a cap hears of it
-    /// within a tenth of a second.
+    /// Replaces a flow's caps. Requests that wait for a cap are checked against the new caps within
+    /// a tenth of a second.
     fn set_caps(&self, _flow: FlowId, _caps: &Caps) -> Result<(), FlowError> {
         Err(FlowError::NoCaps)
     }
 
-    /// This policy takes the place of another, under which a flow's or group's caps have done this:
-    /// a cap that is the same here goes on with what was taken from it, and the counts go on.
-    /// Nothing may be under way here yet.
+    /// Takes over the state of a flow's or group's caps from the policy that this one replaces. A
+    /// cap that is the same here keeps the amount taken from it, and the counts go on. This policy
+    /// may have no requests yet.
     fn resume_caps(&self, _of: CapsOf, _before: &CapStats) {}
 
-    /// What a flow's caps have done; `None` if it never had any.
+    /// Statistics of a flow's caps; `None` if it never had any.
     fn caps(&self, _flow: FlowId) -> Option<CapStats> {
         None
     }
 
     /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does, for
-    /// a layer that computes them: what is measured of the flows goes on. Flows that are gone are
-    /// left out.
+    /// a layer that computes them: measurements of the flows go on. Removed flows are left out.
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         for &(flow, weight) in weights {
-            // A flow that is gone has no weight.
+            // A removed flow has no weight to change.
             let _ = self.set_weight(flow, weight);
         }
     }
 
-    /// Adds a group, changes it, or (`None`) takes it away. It is in the group that it was added
-    /// to, which must be there.
+    /// Adds a group, changes it, or (`None`) removes it. Its parent must exist and does not change.
     fn set_group(&self, _id: GroupId, _group: Option<&Group>) -> Result<(), FlowError> {
         Err(FlowError::NoGroups)
     }
 
-    /// What a group comes to; `None` if there is none.
+    /// The state of a group; `None` if there is none.
     fn group(&self, _id: GroupId) -> Option<GroupStats> {
         None
     }
 
-    /// Puts a flow into a group, and gives it a reservation, instead of those that it has.
+    /// Replaces a flow's group and reservation.
     fn set_share(&self, _flow: FlowId, _share: &Share) -> Result<(), FlowError> {
         Err(FlowError::NoGroups)
     }
 
-    /// What a flow's place and reservation come to; `None` while no flow has any.
+    /// The state of a flow's group and reservation; `None` while no flow has any.
     fn share(&self, _flow: FlowId) -> Option<ShareStats> {
         None
     }
@@ -468,22 +465,21 @@ pub trait Policy: Send + Sync + 'static {
         Err(TuneError::Fixed)
     }
 
-    /// Removes a flow. Requests of it that are staged or in flight are still served; new ones are
-    /// refused. Its slot is free again when all ports have seen the removal and completed what they
-    /// had: the caller wakes the ports returned.
+    /// Removes a flow. Its requests that are staged or in flight are still served; new ones are
+    /// refused. Its slot is free again when all ports have seen the removal and completed its
+    /// requests: the caller wakes the ports returned.
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError>;
 
-    /// Does periodic work and returns the time (nanoseconds) of the next, if there is any.
+    /// Does periodic work and returns the time of the next tick in nanoseconds, if there is one.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
 
-    /// What requests cost is being tried out, so the mixture that the device gets varies.
-    /// `is_much`: it has changed, and rates that were counted before say nothing of those that
-    /// come.
+    /// Reports that trials vary the costs of requests, so the mix of requests on the device varies.
+    /// `is_much`: costs have changed so much that earlier rates say nothing of later ones.
     fn costs_vary(&self, _is_much: bool) {}
 
-    /// The weights that the device's classes are to have now, for a policy that schedules with
-    /// them: it needs a device with classes. The caller asks when the policy is built and after
-    /// each [`tick`](Self::tick), and tells the device.
+    /// The present weights of the device's classes, for a policy that schedules by classes and so
+    /// needs a device that has them. The caller reads them when the policy is built and after each
+    /// [`tick`](Self::tick), and sets them on the device.
     fn class_weights(&self) -> Option<ClassWeights> {
         None
     }
@@ -492,13 +488,13 @@ pub trait Policy: Send + Sync + 'static {
     fn stats(&self) -> Stats;
 }
 
-/// What a policy tells about itself; counters since the start, over all ports.
+/// The state of a policy; counters since the start, over all ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without.
     pub virtual_time: Option<u64>,
-    /// How far the foremost of the ports' first requests, or of the active flows, is ahead of
-    /// virtual time, in units; `None` for a policy that does not say.
+    /// Units by which the foremost of the ports' first requests, or of the active flows, is ahead
+    /// of virtual time; `None` for a policy that does not report it.
     pub spread: Option<u64>,
     /// The most requests that may be outstanding on the device; `None` if unbounded.
     pub slots: Option<u64>,
@@ -512,29 +508,29 @@ pub struct Stats {
     pub wakes: u64,
     /// `None` for a policy that hands out no tokens.
     pub tokens: Option<TokenStats>,
-    /// `None` where D is the operator's.
+    /// `None` if the operator has set D.
     pub depth: Option<DepthStats>,
-    /// `None` where costs do not follow the device.
+    /// `None` if costs do not follow the device.
     pub cost: Option<CostStats>,
-    /// `None` where no flow or group has a reservation.
+    /// `None` if no flow or group has a reservation.
     pub reserved: Option<ReservedStats>,
 }
 
-/// What requests cost by the device's time ([`crate::cost`]).
+/// The costs of requests by the device's time ([`crate::cost`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CostStats {
-    /// What one costs beside its bytes, in equivalent bytes: a random read, a sequential read, a
-    /// random write, a sequential write.
+    /// Cost of a request without its bytes, in equivalent bytes: of a random read, a sequential
+    /// read, a random write, a sequential write.
     pub bases: [u64; 4],
-    /// What each KiB costs, in equivalent bytes: one read, and one written.
+    /// Cost of a KiB, in equivalent bytes: of one read, and of one written.
     pub per_kib: [u64; 2],
-    /// Windows of time that this was found in, since the start; 0: nothing is known yet.
+    /// Windows of time in which costs were measured, since the start; 0: nothing is known yet.
     pub windows: u64,
 }
 
 impl Stats {
-    /// The most requests that may be outstanding on the device, as it was set or is believed to be
-    /// enough; `None` if unbounded, or if that is not known yet.
+    /// The most requests that may be outstanding on the device, as set or as found by a search;
+    /// `None` if unbounded, or while a search runs.
     #[must_use]
     pub fn known_slots(&self) -> Option<u64> {
         match self.depth {
@@ -548,36 +544,37 @@ impl Stats {
 /// A search for D ([`crate::depth`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DepthStats {
-    /// The least D that is believed to fill the device; the most there is while one flow is alone.
+    /// The least D that is taken to fill the device; the largest D while one flow is alone.
     pub slots: u32,
-    /// Why D is that.
+    /// The reason for this D.
     pub state: DepthState,
-    /// What the device was seen to do with it lately: requests a second.
+    /// Recent rate of the device with this D, in requests a second.
     pub requests_per_s: u64,
-    /// And bytes a second.
+    /// The same in bytes a second.
     pub bytes_per_s: u64,
 }
 
-/// Why D is what it is.
+/// The reason for the present D.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DepthState {
-    /// Values are being tried, since the load is new.
+    /// Values are being tried, because the load is new.
     Searching,
-    /// Less would cost more than 1.5 % of the rate (4.5 % where more only serves another mixture).
+    /// A smaller D would lower the rate by more than 1.5 % (4.5 % where a larger one only serves
+    /// another mix of requests).
     Found,
-    /// All that is asked for is on the device, and does not fill it.
+    /// All requests are on the device, and do not fill it.
     AllDemand,
-    /// One flow asks for anything: there is no other one to protect.
+    /// Only one flow has requests: there is no other flow to protect.
     Alone,
 }
 
-/// How a policy's tokens went.
+/// The state of a policy's tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TokenStats {
     /// Periods begun.
     pub periods: u64,
     /// Tokens of the current one, for all flows, in bytes read.
     pub tokens: u64,
-    /// What writes cost, in hundredths of their bytes.
+    /// Cost of writes, in hundredths of their bytes.
     pub write_percent: u64,
 }

@@ -1,14 +1,14 @@
-//! Which ports: an index, a set of them, and a set that ports share.
+//! Ports: an index, a set of them, and a set that ports share.
 //!
 //! **Bounds.** A policy has at most [`PortSet::MAX_PORTS`] ports, 256: a port for each CPU of a
-//! server with two sockets. More would take a wider [`PortId`] and more words here; nothing else
-//! knows the number.
+//! server with two sockets. More would take a wider [`PortId`] and more words here; no other code
+//! depends on the number.
 //!
-//! **Sharing.** A [`SharedPorts`] has one atomic word for each 64 ports that there are, so that up
-//! to 64 ports share exactly one. Each bit belongs to one port and lies in one word. The arguments
-//! of the structures that use these sets (no wake-up is lost, only one claimer succeeds) speak of
-//! one port's bit at a time, so they hold for any number of words: a walk over several words is not
-//! one atomic access, but each of its steps is, for the ports of that word.
+//! **Sharing.** A [`SharedPorts`] has one atomic word for each 64 ports, so that up to 64 ports
+//! share exactly one. Each bit belongs to one port and lies in one word. The arguments of the
+//! structures that use these sets (no wake-up is lost, only one claimer succeeds) speak of one
+//! port's bit at a time, so they hold for any number of words: a walk over several words is not one
+//! atomic access, but each of its steps is, for the ports of that word.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
@@ -19,7 +19,7 @@ pub struct PortId(pub u8);
 const WORDS: usize = PortSet::MAX_PORTS / 64;
 
 impl PortId {
-    /// The word of a set that the port's bit is in.
+    /// The index of the word that has the port's bit.
     #[inline]
     const fn word(self) -> usize {
         (self.0 >> 6) as usize
@@ -109,7 +109,7 @@ impl PortSet {
         a | b | c | d == 0
     }
 
-    /// How many ports are in it.
+    /// The number of ports in it.
     pub fn len(self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -169,7 +169,7 @@ impl core::fmt::Debug for PortSet {
     }
 }
 
-/// How many words a shared set of `ports` ports takes.
+/// The number of words of a shared set of `ports` ports.
 pub(crate) const fn words(ports: usize) -> usize {
     ports.div_ceil(64)
 }
@@ -193,8 +193,8 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         }
     }
 
-    /// Takes the port out; whether it was in. Of several threads that do it at once only one is
-    /// told so.
+    /// Removes the port; true if it was in the set. Of several threads that remove it at once only
+    /// one gets true.
     #[inline]
     pub fn remove(&self, port: PortId, order: Ordering) -> bool {
         let took = |word: &A| word.fetch_and(!port.bit(), order) & port.bit() != 0;
@@ -244,7 +244,7 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
 /// A set of ports that all ports share, in place.
 pub struct PortBits<P: Platform> {
     words: [P::U64; WORDS],
-    /// How many of the words the ports need; the others are never touched.
+    /// Number of words that the ports need; the others are never accessed.
     used: usize,
 }
 
@@ -270,7 +270,7 @@ mod tests {
     use std::vec::Vec;
 
     proptest! {
-        /// A set is what a set of numbers is, at the words' edges too.
+        /// A set behaves like a set of numbers, at the words' edges too.
         #[test]
         fn a_set_of_ports_is_a_set(
             ports in prop::collection::btree_set(any::<u8>(), 0..40),
@@ -298,7 +298,7 @@ mod tests {
             prop_assert_eq!(numbers, (0..count.min(256)).collect::<Vec<usize>>());
         }
 
-        /// A shared set of 1, 2, 3 or 4 words is what a set of its own is.
+        /// A shared set of 1, 2, 3 or 4 words behaves like a private set.
         #[test]
         fn a_shared_set_is_one_word_for_64_ports(
             ports in 1usize..=256,

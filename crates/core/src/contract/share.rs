@@ -1,4 +1,4 @@
-//! Groups of flows, and what flows and groups are to have at least: the settings of a tree.
+//! Groups of flows, and reservations of flows and groups: the settings of a tree.
 
 use crate::contract::flow::{Cap, CapStats, Caps, FlowId, Weight};
 
@@ -15,7 +15,8 @@ pub enum CapsOf {
     Group(GroupId),
 }
 
-/// The least that a flow or group has while the device can: requests or bytes a second. 0 is none.
+/// The least that a flow or group gets while the device can serve it, in requests or bytes a
+/// second. 0 is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reservation {
     iops: u64,
@@ -57,53 +58,53 @@ impl Reservation {
     }
 
     pub(crate) fn of_rates([iops, bytes]: [u64; 2]) -> Reservation {
-        // A sum over a group's members may be more than one reservation can say.
+        // A sum over a group's members may exceed the largest reservation.
         Reservation { iops: iops.min(Cap::MOST), bytes: bytes.min(Cap::MOST) }
     }
 }
 
-/// A group: what its flows and groups have together.
+/// A group: the weight, the reservation and the caps that its flows and groups share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Group {
-    /// The group that it is in; it does not change while the group is there.
+    /// The group that it is in; it does not change while the group exists.
     pub parent: Option<GroupId>,
-    /// Its share beside its siblings: the flows and groups in the same group, or in none.
+    /// Its share relative to its siblings: the flows and groups in the same group, or in none.
     pub weight: Weight,
-    /// What its flows have together at least.
+    /// The least that its flows get together.
     pub reservation: Reservation,
-    /// What they have together at most.
+    /// The most that its flows get together.
     pub caps: Caps,
 }
 
 impl Group {
     /// The most groups that there can be.
     pub const MOST: usize = 1024;
-    /// How many groups can be inside each other.
+    /// The most groups that can be inside each other.
     pub const LEVELS: usize = 4;
 }
 
-/// Where a flow is in the tree, and what it has at least.
+/// The place of a flow in the tree, and its reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Share {
-    /// Its group; `None`: it is beside the groups that are in none.
+    /// Its group; `None`: it is a sibling of the groups that are in none.
     pub group: Option<GroupId>,
-    /// What it has at least.
+    /// The least that it gets.
     pub reservation: Reservation,
 }
 
-/// What a flow's place in the tree and its reservation come to.
+/// The state of a flow's place in the tree and of its reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShareStats {
-    /// What was set.
+    /// The settings.
     pub share: Share,
     /// The weight that the policy uses: its group's, divided among the members that are active.
     pub weight: Weight,
-    /// Whether it has asked for something lately.
+    /// Whether it has had requests lately.
     pub is_active: bool,
-    /// What is kept for it: its reservation and its part of its groups', less what the device does
-    /// not have.
+    /// The reservation that it is granted: its own and its part of its groups', reduced if the
+    /// device cannot serve all reservations.
     pub granted: Reservation,
-    /// Whether it has that.
+    /// Whether it gets the granted reservation.
     pub state: ReservationState,
     /// Requests completed in the last whole second, and their bytes; 0 without a reservation.
     pub requests: u64,
@@ -116,44 +117,45 @@ pub struct ShareStats {
 /// Whether a flow has its reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReservationState {
-    /// It asked for nothing in the last second, or has no reservation.
+    /// It had no requests in the last second, or has no reservation.
     #[default]
     Idle,
-    /// It had it.
+    /// It had its reservation.
     Met,
-    /// It had less, and asked for no more: at times it had no request waiting.
+    /// It had less because it demanded less: at times it had no request waiting.
     Demand,
-    /// It had less, since all reservations together are more than the device does.
+    /// It had less because all reservations together are more than the device can serve.
     Shrunk,
     /// It had less, though it always had requests outstanding: they take too long on the device, or
     /// too few are outstanding.
     Missed,
 }
 
-/// What a group comes to.
+/// The state of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupStats {
-    /// What was set.
+    /// The settings.
     pub group: Group,
-    /// Its weight beside all flows and groups that are in none.
+    /// Its weight relative to all flows and groups that are in none.
     pub weight: Weight,
     /// Flows and groups in it.
     pub members: u32,
-    /// Those of them that have asked for something lately.
+    /// The members that have had requests lately.
     pub active: u32,
-    /// What its caps have done; `None` if it never had any.
+    /// Statistics of its caps; `None` if it never had any.
     pub caps: Option<CapStats>,
 }
 
-/// All reservations beside the device.
+/// All reservations, compared with the device's rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReservedStats {
-    /// What the device was seen to do lately while requests waited: requests a second.
+    /// Recent rate of the device while requests waited, in requests a second.
     pub requests_per_s: u64,
-    /// And bytes a second.
+    /// The same in bytes a second.
     pub bytes_per_s: u64,
-    /// What flows that are active have reserved, in millionths of that; 0 if that is not known.
+    /// Reservations of active flows, in millionths of that rate; 0 if the rate is not known.
     pub asked_ppm: u64,
-    /// What they are granted of it, in millionths: 1,000,000 while it fits.
+    /// Part of its reservation that each of them is granted, in millionths: 1,000,000 while all
+    /// fit.
     pub granted_ppm: u64,
 }

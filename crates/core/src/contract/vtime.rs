@@ -9,16 +9,16 @@
 //! [`STAMP_BITS`] bits are always zero, free for structures that pack a version stamp beside a tag.
 //!
 //! **Wrap-around.** Comparison is by signed difference, right while the two values are within 2^55
-//! units. Tags of queued requests are: a flow's newest tag is ahead of virtual time by at most what
-//! it has queued, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units, at the least weight
-//! of a 64th 2^53.7. Requests that cost more than their bytes may come to more: what would lead a
-//! tag beyond [`MOST_AHEAD`] is not charged ([`VTime::charge`]). What could drift out of the window
-//! is the end tag of a flow that has been idle while virtual time moved 2^55 units, which takes 10
+//! units. Tags of queued requests are: a flow's newest tag is ahead of virtual time by at most its
+//! queued requests, and 65,536 requests of 32 MiB at weight 1 are 2^47.7 units, at the least weight
+//! of a 64th 2^53.7. Requests that cost more than their bytes may add up to more: units that would
+//! move a tag beyond [`MOST_AHEAD`] are not charged ([`VTime::charge`]). Only the end tag of a flow
+//! that has been idle while virtual time moved 2^55 units could leave the window. That takes 10
 //! minutes at 10 GB/s if every active flow has the least weight (10 hours at weight 1, and 42 days
-//! at weight 100). So every policy lifts the end tags of flows that lag behind to virtual time in
-//! its `tick`, whose deadline is at most [`LIFT_PERIOD_NS`] away: after a lift no tag is behind
-//! virtual time by more than what is served in one period (with [`Lift`], which takes some flows at
-//! a time, and 16 seconds), and the window is never left.
+//! at weight 100). So every policy's `tick`, whose deadline is at most [`LIFT_PERIOD_NS`] away,
+//! lifts the end tags of flows that lag behind to virtual time. After a lift no tag is behind
+//! virtual time by more than the service of one period (with [`Lift`], which takes some flows at a
+//! time, of one period and 16 seconds), so no tag leaves the window.
 
 use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
@@ -26,36 +26,37 @@ use crate::contract::flow::Weight;
 /// Low bits of a [`VTime`] that are always zero.
 pub const STAMP_BITS: u32 = 8;
 
-/// Units that a byte is at a weight of a 256th.
+/// Units of one byte at a weight of a 256th.
 pub(crate) const UNITS: u64 = 100 * Weight::ONE;
 /// The most that one request costs ([`CostModel::MAX_COST`]).
 const MAX_COST: u64 = CostModel::MAX_COST;
 
-/// The most that a tag may be ahead of virtual time, in units: half of the window, the rest of
-/// which is for tags that lag.
+/// The most that a tag may be ahead of virtual time, in units: half of the window. The other half
+/// is for tags that lag.
 pub const MOST_AHEAD: u64 = 1 << 54;
-/// The most that one request is charged where this many ports charge at the same time, in units: a
-/// request of each port, each beyond [`MOST_AHEAD`], and the tag stays within the window. For the
-/// 256 ports that there can be it is 32 TiB at weight 100, and 5 GiB at a 64th.
+/// The most that one request is charged if `ports` ports charge at the same time, in units. Even if
+/// each of them charges a request that leads beyond [`MOST_AHEAD`], the tag stays within the
+/// window. For 256 ports, the most there can be, it is 32 TiB at weight 100 and 5 GiB at a 64th.
 pub(crate) fn most_at_once(ports: usize) -> u64 {
     (MOST_AHEAD / 2).checked_div(ports as u64).unwrap_or(MOST_AHEAD)
 }
 
-/// How often a policy's `tick` brings the end tags of lagging flows up to virtual time: one minute.
+/// Period in which a policy's `tick` lifts the end tags of lagging flows to virtual time, in
+/// nanoseconds: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
 
-/// How many flows one tick of a policy behind one lock lifts: verbs wait for the lock meanwhile,
-/// for some microseconds.
+/// Flows that one tick of a policy behind one lock lifts; meanwhile verbs wait for the lock, for
+/// some microseconds.
 const LIFTED_AT_ONCE: usize = 1024;
-/// When the next of them follow: 2^24 flows are done after 16 seconds.
+/// Time until the next flows are lifted, in nanoseconds: 2^24 flows take 16 seconds.
 const LIFT_PAUSE_NS: u64 = 1_000_000;
 
-/// Lifts the tags of flows that lag behind, of a policy behind one lock: at once, and then each
-/// period, some of the flows a tick.
+/// Lifts the tags of the lagging flows of a policy behind one lock: at the first tick and then once
+/// a period, some flows a tick.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lift {
     next_ns: u64,
-    /// The first slot of those that are next.
+    /// Slot of the first flow that is next.
     at: usize,
 }
 
@@ -93,7 +94,7 @@ impl VTime {
         VTime(units << STAMP_BITS)
     }
 
-    /// From the word in which [`Self::to_word`] or a stamped word kept it; the stamp bits are
+    /// The point that a word of [`Self::to_word`], or a stamped word, holds; the stamp bits are
     /// dropped.
     #[inline]
     pub const fn from_word(word: u64) -> VTime {
@@ -120,15 +121,15 @@ impl VTime {
         VTime(self.0.wrapping_sub(units << STAMP_BITS))
     }
 
-    /// Whether all of `units` is charged for what starts here, when virtual time is `now` or later:
-    /// see [`VTime::charge`].
+    /// Whether a request that starts here is charged all of its `units` when virtual time is `now`
+    /// or later: see [`VTime::charge`].
     #[inline]
     pub(crate) const fn has_room(self, now: VTime, units: u64) -> bool {
         units as i64 <= (MOST_AHEAD as i64).saturating_sub(self.since(now))
     }
 
-    /// What is charged of `units` for what starts here, when virtual time is `now` or later: all of
-    /// it unless that leads beyond [`MOST_AHEAD`], and 1 at least.
+    /// The units that a request that starts here is charged when virtual time is `now` or later:
+    /// `units`, or only those up to [`MOST_AHEAD`], and then at least 1.
     #[inline]
     #[must_use]
     pub const fn charge(self, now: VTime, units: u64) -> u64 {
@@ -142,7 +143,7 @@ impl VTime {
         }
     }
 
-    /// How far this point is after `earlier`, in units; negative if it is before.
+    /// Units from `earlier` to this point; negative if this point is before it.
     #[inline]
     pub const fn since(self, earlier: VTime) -> i64 {
         (self.0.wrapping_sub(earlier.0) as i64) >> STAMP_BITS
@@ -177,15 +178,15 @@ impl VTime {
 /// Turns costs into virtual time for one flow on one port, without losing remainders. A change of
 /// weight drops the remainder: less than one unit, once.
 ///
-/// A request would wait for its division, which is the longest single instruction on its way; so it
-/// is multiplied by the reciprocal instead, which is found once for a weight.
+/// A division would be the longest single instruction on a request's path, so the cost is
+/// multiplied by the reciprocal of the weight instead, which is computed once for a weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Normalizer {
     /// 2^64 divided by the weight in 256ths, rounded down, or 1 less.
     reciprocal: u64,
-    /// Numerator left over by earlier requests, in 25,600ths of a byte; below `weight`.
+    /// Numerator left over by earlier requests, in 25,600ths of a byte; less than `weight`.
     remainder: u32,
-    /// The weight it was left by, in 256ths.
+    /// The weight that left the remainder, in 256ths.
     weight: u32,
 }
 
@@ -193,10 +194,10 @@ impl Normalizer {
     /// Without a remainder.
     pub(crate) const NEW: Normalizer = Normalizer { reciprocal: 0, remainder: 0, weight: 0 };
 
-    /// For the first request at this weight.
+    /// The state before the first request at this weight.
     #[cold]
     fn at(weight: Weight) -> Normalizer {
-        // A weight is never 0; said again here, where the compiler would otherwise plan for a
+        // A weight is never 0; `max` shows that to the compiler, which would otherwise check for a
         // division by zero.
         Normalizer {
             reciprocal: u64::MAX / u64::from(weight.in_256ths()).max(1),
@@ -205,13 +206,13 @@ impl Normalizer {
         }
     }
 
-    /// The remainder that waits, in 256ths of a unit.
+    /// The remainder that the next call adds, in 256ths of a unit.
     #[cold]
     pub(crate) fn rest(&self) -> u64 {
         (u64::from(self.remainder) << STAMP_BITS) / u64::from(self.weight).max(1)
     }
 
-    /// The units that `cost` bytes take at `weight`; the remainder waits for the next call.
+    /// The units that `cost` bytes take at `weight`; the next call adds the remainder.
     #[inline(always)]
     pub fn units(&mut self, cost: u64, weight: Weight) -> u64 {
         if weight.in_256ths() != self.weight {
@@ -248,8 +249,8 @@ mod tests {
         assert_eq!(after.minus(10), before);
     }
 
-    /// However much is queued at whatever weight, a tag that is charged so stays in the window, and
-    /// later ones are not before earlier ones.
+    /// Whatever the number of queued requests and the weight, a tag that is charged by
+    /// `VTime::charge` stays in the window, and no tag is before an earlier one.
     #[test]
     fn no_tag_leaves_the_window() {
         for parts in [Weight::LEAST_256THS, 256, 25_600] {
@@ -267,7 +268,7 @@ mod tests {
         assert_eq!(VTime::ZERO.charge(VTime::ZERO, 5), 5);
     }
 
-    /// All flows are lifted once a period, and never more than some at a time.
+    /// Each flow is lifted once a period, and at most `LIFTED_AT_ONCE` flows in a tick.
     #[test]
     fn flows_are_lifted_some_at_a_time() {
         for count in [1, 1023, 1024, 1025, 5000] {
@@ -291,7 +292,7 @@ mod tests {
     }
 
     proptest! {
-        /// Multiplying by the reciprocal is dividing, at the largest costs too.
+        /// Multiplying by the reciprocal gives the exact quotient, at the largest costs too.
         #[test]
         fn the_quotient_is_exact(
             weight in prop_oneof![Just(4u32), Just(256), Just(2_560_000), 4u32..=2_560_000],

@@ -1,5 +1,5 @@
-//! Machines that break a promise of atomics, on which the models must find what a law forbids: so
-//! we know that they look.
+//! Machines that break a guarantee of atomics. On them the models must find a violation of each
+//! law, which shows that they check it.
 //!
 //! [`NoOrder`] has no total order between writing one word and reading another; [`Unordered`] has
 //! no order at all; [`NoStamp`] swaps words whose tag is the same though the stamp is not; [`Torn`]
@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 
 use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
 
-/// What a broken machine does with an access.
+/// The fault of a broken machine.
 #[allow(unreachable_pub, reason = "a blanket implementation names it")]
 pub trait Fault: Send + Sync + 'static {
     /// The order that it takes instead.
@@ -35,7 +35,7 @@ impl<F: Fault> Platform for F {
     }
 }
 
-/// A machine without a total order: its accesses are acquire and release, no more.
+/// A machine without a total order: its accesses are only acquire and release.
 pub(crate) struct NoOrder;
 
 impl Fault for NoOrder {
@@ -44,7 +44,7 @@ impl Fault for NoOrder {
     }
 }
 
-/// A machine whose accesses are atomic, and no more.
+/// A machine whose accesses are atomic and have no order.
 pub(crate) struct Unordered;
 
 impl Fault for Unordered {
@@ -53,7 +53,7 @@ impl Fault for Unordered {
     }
 }
 
-/// A machine that cannot tell stamps apart.
+/// A machine whose compare-and-swap ignores stamps.
 pub(crate) struct NoStamp;
 
 impl Fault for NoStamp {

@@ -1,11 +1,11 @@
 //! The least and the largest of many numbers, each of which changes at times.
 //!
-//! **Model.** Numbers lie in blocks of 64, of each of which the least and the largest are kept, and
-//! of each 64 blocks, and so on up to one. A number that changes is compared with those of its
-//! block; the block is looked through only if the old one was an extreme of it, and the blocks
-//! above only if the block's have changed.
+//! **Model.** Numbers are in blocks of 64. The least and the largest are kept for each block, for
+//! each 64 blocks, and so on up to one range. A number that changes is compared with the extremes
+//! of its block. The block is scanned only if the old number was one of them, and the blocks above
+//! are updated only if the block's extremes have changed.
 //!
-//! **Bounds.** A change takes 64 steps a level, of which there are four at most; mostly one step.
+//! **Bounds.** A change takes at most 64 steps on each of at most four levels; mostly one step.
 
 use alloc::boxed::Box;
 
@@ -21,7 +21,7 @@ struct Range {
 }
 
 impl Range {
-    /// Of none.
+    /// The range of no numbers.
     const NONE: Range = Range { least: u32::MAX, most: 0 };
 
     fn of(ranges: impl Iterator<Item = Range>) -> Range {
@@ -36,7 +36,7 @@ impl Range {
         Range { least: self.least.min(other.least), most: self.most.max(other.most) }
     }
 
-    /// Whether it may be less without the other.
+    /// Whether this range may become narrower without the other.
     fn hangs_on(self, other: Range) -> bool {
         other != Range::NONE && (self.least == other.least || self.most == other.most)
     }
@@ -55,7 +55,7 @@ impl Extremes {
         Extremes { levels: boxed(levels, |level| boxed(size(level as u32), |_| Range::NONE)) }
     }
 
-    /// The number at this place was `old` and is `new`; `at` tells those that there are now.
+    /// The number at this place was `old` and is `new`; `at` gives the present number of a place.
     pub(crate) fn change(
         &mut self,
         place: usize,

@@ -174,7 +174,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two queues over one array are what two lists are, wherever numbers are put and taken.
+        /// Two queues over one array behave like two lists, wherever numbers are inserted and
+        /// removed.
         #[test]
         fn queues_are_lists(steps in prop::collection::vec((0u8..6, any::<bool>(), 0u32..12), 1..200)) {
             let mut links = Links::new(12);

@@ -1,29 +1,29 @@
-//! The flows of a policy: which there are, with what weight, and when a slot may be used again.
+//! The flows of a policy: their existence, their weights, and the reuse of their slots.
 //!
 //! The [`FlowTable`] is the part of every policy that knows which flows exist. A flow's shared
-//! state is one read-mostly **control word** (generation, weight, state) in a cache line of its
-//! own, so that a port validates and weighs a request with one load that hits its own cache.
+//! state is one read-mostly **control word** (generation, weight, state), so that a port validates
+//! and weighs a request with one load that hits its own cache.
 //!
 //! # Removal without counting on the hot path
 //! A slot may be used again only when no port holds a request of the old flow. Counting live
 //! requests in a shared word would make each request of a tenant bounce a cache line. So each port
-//! counts its own in private memory ([`PortFlows`](super::port_flows::PortFlows)), and removal asks
-//! the ports:
+//! counts its own in private memory ([`PortFlows`](super::port_flows::PortFlows)), and removal
+//! involves the ports:
 //! 1. `close` marks the control word closed, sets every port's bit of the slot's `pending`, appends
 //!    the flow's name to a log, and raises the table's `closings` and `news` counters.
 //! 2. A port that notices a new `news` value in `next` (one load of a line that hardly ever
 //!    changes) reads the names that are new in the log, some at a time, marks those flows as
 //!    closing in its private memory, and clears its bit of each as soon as it holds no request of
-//!    it. The log is as long as there are slots: a slot is closed again only when all ports have
-//!    let go of it, so no name is overwritten that a port has not read.
-//! 3. The port that clears the last bit adds the slot to those that are free; `add` takes the
-//!    lowest of them and gives it a new generation.
+//!    that flow. The log has as many places as there are slots. A slot is closed again only when
+//!    all ports have released it, so no name is overwritten that a port has not read.
+//! 3. The port that clears the last bit adds it to the free slots; `add` takes the lowest of them
+//!    and gives it a new generation.
 //!
 //! *Ordering.* `closings` and `news` are raised with Release after the word, the bits and the name
 //! are written, and read with Acquire, so a port that sees the new value sees the closed word,
-//! refuses from then on, and can hold no request of the slot that it has not counted. The bits are
-//! cleared with SeqCst, so `add`, which reads `pending == 0` with Acquire, happens after everything
-//! any port did with the old flow. A stale [`FlowId`] fails the generation check.
+//! refuses the flow from then on, and can hold no request of the slot that it has not counted. The
+//! bits are cleared with SeqCst, so `add`, which reads `pending == 0` with Acquire, happens after
+//! everything any port did with the old flow. A stale [`FlowId`] fails the generation check.
 
 use alloc::boxed::Box;
 
@@ -70,20 +70,20 @@ impl Control {
 /// The flows of one policy; shared by its ports and its control side.
 pub(crate) struct FlowTable<P: Platform> {
     words: Box<[P::U64]>,
-    /// For each flow the ports that have not let go of it, [`words`] words a flow.
+    /// For each slot the ports that have not released its closed flow, [`words`] words a slot.
     pending: Box<[P::U64]>,
     pending_words: usize,
-    /// Raised by everything that ports are to hear of.
+    /// Raised by every event that ports have to notice.
     pub(super) news: CachePadded<P::U64>,
-    /// How many flows have been closed, and the names of the last ones: as many as there are
-    /// slots, so that none is overwritten before all ports have let go of it.
+    /// Number of flows that have been closed, and the names of the last ones: as many as there are
+    /// slots, so that no name is overwritten before all ports have released its flow.
     pub(super) closings: CachePadded<P::U64>,
     closed: Box<[P::U64]>,
     ports: PortSet,
-    /// Slots that may be free: those that have never been used or of which all ports have let go.
+    /// Slots that may be free: never used, or released by all ports.
     free: FreeSlots<P>,
-    /// Held by `add`, `set_weight` and `close`, so that only ports run beside each of them. It
-    /// guards the extremes of the weights of open flows.
+    /// Held by `add`, `set_weight` and `close`, so that only ports run concurrently with each of
+    /// them. It guards the extremes of the weights of open flows.
     control: P::Mutex<Extremes>,
 }
 
@@ -113,8 +113,8 @@ impl<P: Platform> FlowTable<P> {
         self.ports
     }
 
-    /// Makes every port's next [`PortFlows::poll`](super::port_flows::PortFlows::poll) say that
-    /// there is news, of something that ports seldom look at.
+    /// Makes every port's next [`PortFlows::poll`](super::port_flows::PortFlows::poll) report news,
+    /// of state that ports seldom read.
     pub(crate) fn tell(&self) {
         self.news.fetch_add(1, Ordering::AcqRel);
     }
@@ -141,8 +141,9 @@ impl<P: Platform> FlowTable<P> {
                     self.free.remove(flow.slot());
                     flow
                 }
-                // Two ports that let go of a slot at once may both add it, the second one when
-                // another flow has it: then it is not free, and comes back when that is gone.
+                // Two ports that release a slot at once may both add it, the second one when
+                // another flow has the slot. Then the slot is not free, and it is added again when
+                // that flow is gone.
                 None => loop {
                     let slot = self.free.take().ok_or(FlowError::Full)?;
                     if let Some(old) = control(slot) {
@@ -165,7 +166,7 @@ impl<P: Platform> FlowTable<P> {
         self.control.with(|extremes| self.replace(extremes, flow, weight, OPEN))
     }
 
-    /// Changes the weights of several flows, and says of each that is there that it has.
+    /// Changes the weights of several flows, and calls `changed` for each that is open.
     pub(crate) fn set_weights(
         &self,
         weights: &[(FlowId, Weight)],
@@ -187,7 +188,7 @@ impl<P: Platform> FlowTable<P> {
         ReferenceWeight::of(weights.filter_map(Weight::of_256ths))
     }
 
-    /// The weight of the flow in this slot is another; `None` is no flow.
+    /// Records that the weight of the flow in this slot has changed; `None` is no flow.
     fn note(&self, extremes: &mut Extremes, slot: usize, old: Option<Weight>, new: Option<Weight>) {
         let [old, new] = [old, new].map(|weight| weight.map(Weight::in_256ths));
         let at = |slot| self.open_in(slot).map(|(_, weight)| weight.in_256ths());
@@ -198,8 +199,8 @@ impl<P: Platform> FlowTable<P> {
     pub(crate) fn close(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         self.control.with(|extremes| {
             let weight = self.weight(flow).ok_or(FlowError::NoSuchFlow)?;
-            // The bits go first: a slot whose word says closed is not free before each port has
-            // answered.
+            // The bits are written first: a slot whose word is closed is not free before each port
+            // has released it.
             self.pending(flow.slot()).store(self.ports, Ordering::Release);
             self.replace(extremes, flow, weight, CLOSED)?;
             let closings = self.closings.load(Ordering::Relaxed);
@@ -244,18 +245,18 @@ impl<P: Platform> FlowTable<P> {
             .map(|(slot, _)| slot)
     }
 
-    /// Where the name of the flow stands that was closed as number `closing`.
+    /// The place in the log of the flow that was closed as number `closing`.
     fn closed_place(&self, closing: u64) -> Option<&P::U64> {
         self.closed.get(closing.checked_rem(self.closed.len() as u64)? as usize)
     }
 
-    /// The flow that was closed as number `closing`, until all ports have let go of it.
+    /// The flow that was closed as number `closing`; valid until all ports have released it.
     pub(super) fn closed(&self, closing: u64) -> Option<FlowId> {
         let name = self.closed_place(closing)?.load(Ordering::Relaxed);
         Some(FlowId::new(name as u32, (name >> 32) as u32))
     }
 
-    /// The ports that have not let go of the slot's closed flow.
+    /// The ports that have not released the slot's closed flow.
     #[inline]
     fn pending(&self, slot: usize) -> SharedPorts<'_, P::U64> {
         let first = slot.saturating_mul(self.pending_words);
@@ -263,10 +264,10 @@ impl<P: Platform> FlowTable<P> {
         SharedPorts::of(of_slot.unwrap_or(&[]))
     }
 
-    /// The port has let go of the slot's closed flow.
+    /// Records that the port has released the slot's closed flow.
     pub(super) fn release(&self, port: PortId, slot: usize) {
         self.pending(slot).remove(port, Ordering::SeqCst);
-        // Of two ports whose bits lie in two words one sees that both are gone.
+        // Of two ports whose bits are in two words, at least one sees that both bits are cleared.
         P::fence();
         if self.pending(slot).is_empty(Ordering::SeqCst) {
             self.free.insert(slot);

@@ -1,18 +1,20 @@
 //! A set of numbers from which the lowest is taken: the free slots of a table.
 //!
-//! **Problem.** A table with thousands of flows looks for a free slot whenever one is added. To
-//! look at all of them takes as long as there are flows, so that adding all takes the square of
-//! that. **Model.** A bit for each number, and above each 64 words a word with a bit for each that
-//! has some, up to one word. Threads add numbers at any time; one at a time takes them.
+//! **Problem.** A table with thousands of flows needs a free slot for each flow that is added. A
+//! scan takes time in proportion to the number of flows, so that adding all of them takes time in
+//! proportion to its square. **Model.** A bit for each number, and above each 64 words a word with
+//! a bit for each of them that is not empty, up to one word. Threads add numbers at any time; one
+//! thread at a time takes them.
 //!
-//! **Bounds of loops.** To add is a step a level, four at most. To take is the same for each bit
-//! that is taken out on the way: one that was added is taken out once.
+//! **Bounds of loops.** To add a number is one step a level, four at most. To take a number is as
+//! much for each bit that is cleared on the way; a bit that was set is cleared once.
 //!
-//! *Memory ordering.* Who adds a number sets the bits from the lowest word up; who finds a word
-//! empty takes out the bit above, *then* reads the word once more, and sets that bit again if there
-//! is something. Both are read-modify-writes of the same two words, and acquire and release: either
-//! the second look finds the number, or it comes first in the order of the lower word, and then the
-//! bit above that is set afterwards is set after it was taken out. So no number is lost.
+//! *Memory ordering.* A thread that adds a number sets the bits from the lowest word up. A thread
+//! that finds a word empty clears the bit above, *then* reads the word once more, and sets that bit
+//! again if the word is not empty. Both do read-modify-writes of the same two words, with acquire
+//! and release. Either the second read finds the number, or it comes before the addition in the
+//! order of the lower word; then the adding thread sets the bit above after it was cleared. So no
+//! number is lost.
 
 use alloc::boxed::Box;
 
@@ -64,7 +66,7 @@ impl<P: Platform> FreeSlots<P> {
         }
     }
 
-    /// Takes the number out. One thread at a time does this and the next.
+    /// Takes the number out. One thread at a time calls this and [`Self::take`].
     pub(crate) fn remove(&self, number: usize) {
         if let Some(word) = self.word(0, number / BITS) {
             word.fetch_and(!bit(number), Ordering::AcqRel);
@@ -108,7 +110,7 @@ impl<P: Platform> FreeSlots<P> {
         }
     }
 
-    /// The word is empty, as it seems: takes out its bit above.
+    /// Takes out the bit above a word that seems empty.
     #[cold]
     pub(super) fn clear(&self, level: usize, at: usize) {
         let (Some(word), Some(above)) = (self.word(level, at), self.word(level + 1, at / BITS))
@@ -116,7 +118,7 @@ impl<P: Platform> FreeSlots<P> {
             return;
         };
         above.fetch_and(!bit(at), Ordering::AcqRel);
-        // A read-modify-write, so that it comes before or after that of who adds.
+        // A read-modify-write, so that it comes before or after that of the thread that adds.
         if word.fetch_or(0, Ordering::AcqRel) != 0 {
             above.fetch_or(bit(at), Ordering::AcqRel);
         }

@@ -1,12 +1,12 @@
 //! Virtual time: the least start tag of any request that waits on any port, never decreasing (MQFQ,
 //! Section 3.1).
 //!
-//! **Problem.** Every dispatch may change the minimum over all ports; finding it by looking at all
-//! of them costs a cache miss per port and dispatch. **Model.** A mindicator (Liu et al.): a tree
-//! whose leaves hold each port's lead start tag and whose inner nodes hold the least of their
-//! children. A port changes its leaf and goes up only as far as minima change. The root is special:
-//! it is virtual time itself and never goes down. The array scan that the paper compares with is
-//! the same tree without inner nodes (Section 4.3.1 calls it "a one-level mindicator").
+//! **Problem.** Every dispatch may change the minimum over all ports; finding it by a scan costs a
+//! cache miss per port and dispatch. **Model.** A mindicator (Liu et al.): a tree whose leaves hold
+//! each port's lead start tag and whose inner nodes hold the least of their children. A port
+//! changes its leaf and then only the ancestors whose minima change. The root is special: it is
+//! virtual time itself and never goes down. The array scan that the paper compares with is the same
+//! tree without inner nodes (Section 4.3.1 calls it "a one-level mindicator").
 //!
 //! **Words.** A tag's lower 8 bits are free ([`crate::contract::vtime`]): bit 7 says that nothing
 //! waits below a node, bits 0 to 6 are its *stamp*, which counts its changes modulo 128. (The root
@@ -95,8 +95,8 @@ fn is_before(a: Option<VTime>, b: Option<VTime>) -> bool {
 // *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple of
 // 128 changes leave the node at the very same tag swaps wrongly. Virtual time may then be later
 // than some lead, by no more than the distance to the other leads that were read. Nothing is lost
-// or stuck: the passed-over requests are the first to go, and flows that come in the meantime start
-// that much later.
+// or stuck: the passed-over requests are dispatched first, and flows that come in the meantime
+// start that much later.
 impl<P: Platform> VirtualTime<P> {
     /// Virtual time 0; no port has requests.
     pub(crate) fn new(tree: Tree) -> Self {
@@ -110,8 +110,8 @@ impl<P: Platform> VirtualTime<P> {
         VTime::from_word(self.load(Tree::ROOT))
     }
 
-    /// How far the port whose first request is foremost is ahead of virtual time, in units; as
-    /// exact as what ports tell.
+    /// Units by which the foremost of the ports' first requests is ahead of virtual time; as exact
+    /// as the leads that ports publish.
     pub(crate) fn spread(&self) -> u64 {
         let now = self.now();
         let leads = (0..self.tree.ports())
@@ -119,8 +119,8 @@ impl<P: Platform> VirtualTime<P> {
         leads.filter_map(|lead| u64::try_from(lead.since(now)).ok()).max().unwrap_or(0)
     }
 
-    /// Lowers the port's leaf to `at`, which is not after virtual time or was not when it was read,
-    /// and gives virtual time, which stays as it is at least until the port raises its leaf.
+    /// Lowers the port's leaf to `at`, which is not after virtual time, and gives virtual time,
+    /// which then does not change at least until the port raises its leaf.
     pub(crate) fn pin(&self, port: PortId, at: VTime) -> VTime {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(at));
@@ -142,10 +142,10 @@ impl<P: Platform> VirtualTime<P> {
         }
     }
 
-    /// Lowers the port's leaf to `lead`, or fills it, and its ancestors as far as their least
-    /// changes; gives virtual time if that moved it on. Unlike [`Self::pin`] it holds nothing
-    /// still: `lead` is not before virtual time only if that has not moved since the caller read
-    /// it.
+    /// Lowers the port's leaf to `lead`, or fills it, and then its ancestors up to the first whose
+    /// least does not change; gives virtual time if that moved it on. Unlike [`Self::pin`] it does
+    /// not keep virtual time from moving: `lead` is not before virtual time only if that has not
+    /// moved since the caller read it.
     pub(crate) fn arrive(&self, port: PortId, lead: VTime) -> Option<VTime> {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(lead));
@@ -158,7 +158,8 @@ impl<P: Platform> VirtualTime<P> {
                 return self.ascend(child);
             }
             let mut is_least = false;
-            // What does not change is stamped, so that no raise under way passes over the arrival.
+            // A node whose least does not change is stamped, too, so that no raise under way passes
+            // over the arrival.
             self.update(node, |old| {
                 is_least = is_before(Some(lead), tag(old));
                 Some(restamp(if is_least { Some(lead) } else { tag(old) }, old))
@@ -180,7 +181,8 @@ impl<P: Platform> VirtualTime<P> {
         self.ascend(leaf)
     }
 
-    /// Raises the ancestors of a node that has been written, as far as their least changes.
+    /// Raises the ancestors of a node that has been written, up to the first whose least does not
+    /// change.
     fn ascend(&self, mut node: usize) -> Option<VTime> {
         loop {
             node = self.tree.parent(node);
@@ -217,8 +219,8 @@ impl<P: Platform> VirtualTime<P> {
         })
     }
 
-    /// Swaps a node for what `change` makes of it, until it did not change meanwhile or `change`
-    /// declines. Gives the word before.
+    /// Swaps a node's word for `change` of it, again if another port has changed the word
+    /// meanwhile, or not at all if `change` declines. Gives the word before.
     #[inline]
     fn update(&self, node: usize, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
         let Some(word) = self.words.get(node) else { return 0 };
@@ -261,9 +263,9 @@ mod tests {
 
     proptest! {
         /// Against a plain list of leads: one port after the other submits (pin, tag, raise),
-        /// dispatches or runs empty. Virtual time is the least lead, or what it was if that is
-        /// later or there is none; a pin tells it; and `raise` tells whenever it moves. Also across
-        /// the wrap.
+        /// dispatches or runs empty. Virtual time is the least lead, or stays the same if that is
+        /// later or there is none; a pin gives it; and `raise` gives it whenever it moves. Also
+        /// across the wrap.
         #[test]
         fn is_the_least_lead_and_never_decreases(
             shape in 0usize..4,
@@ -311,8 +313,8 @@ mod tests {
     }
 
     proptest! {
-        /// The paper's own way of arriving, against the same list: a leaf that arrives is at
-        /// virtual time or later, and stays where it is, whatever other leaves do.
+        /// The paper's own arrivals, against the same list: a leaf that arrives is at virtual time
+        /// or later, and keeps its tag, whatever other leaves do.
         #[test]
         fn arrivals_go_up_as_far_as_the_least_changes(
             shape in 0usize..4,
@@ -331,7 +333,7 @@ mod tests {
                         leads[port] = (units > 20).then(|| lead.plus(units));
                         time.raise(id, leads[port])
                     }
-                    // Before its lead, which another flow's request may be.
+                    // Another flow's request may come before the lead.
                     Some(lead) => {
                         let earlier = expected.max(lead.minus(units));
                         leads[port] = Some(earlier);

@@ -1,8 +1,8 @@
 //! Structures that several policies build on: the least start tag over all ports ([`mindicator`]),
-//! which ports are near each other ([`topology`]), and the least of a port's own tags
-//! ([`tournament`]), the flows there are ([`flow_table`]), what a port keeps of them
-//! ([`port_flows`]), their free slots and extreme weights ([`free_slots`], [`extremes`]), queues
-//! threaded through one array ([`fifo`]), and memory that may not be there ([`allocation`]).
+//! the proximity of ports ([`topology`]), the least of a port's own tags ([`tournament`]), the
+//! table of flows ([`flow_table`]), a port's state of flows ([`port_flows`]), free slots and
+//! extreme weights ([`free_slots`], [`extremes`]), queues threaded through one array ([`fifo`]),
+//! and allocation that may fail ([`allocation`]).
 
 pub(crate) mod allocation;
 #[cfg(all(test, loom))]

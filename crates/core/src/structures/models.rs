@@ -14,7 +14,7 @@ use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
 use crate::contract::port::Tag;
 use crate::contract::port_set::{PortId, PortSet};
 
-/// A table of one slot for so many ports, and the flow in it.
+/// A table of one slot for `ports` ports, and the flow in it.
 fn table<P: Platform>(ports: usize) -> (Arc<FlowTable<P>>, FlowId) {
     let table = Arc::new(FlowTable::<P>::new(1, ports));
     let flow = table.add(None, Weight::DEFAULT, |_| ()).unwrap();
@@ -25,9 +25,9 @@ fn port<P: Platform>(table: &FlowTable<P>, port: u8) -> PortFlows {
     PortFlows::new(PortId(port), table, 2)
 }
 
-/// A port has a request of a flow, and writes what its policy keeps of the slot, while the flow is
-/// removed: the slot's next flow begins after that, and once the port has heard of the removal it
-/// can begin; the latter only if `hears`.
+/// A port has a request of a flow, and writes its policy's state of the slot, while the flow is
+/// removed. The slot's next flow begins after that write, and it can begin once the port has seen
+/// the removal; the latter is checked only if `hears`.
 fn a_slot_begins_anew_after_all_is_done<P: Platform>(hears: bool) {
     check(4, move || {
         let (table, flow) = table::<P>(1);
@@ -69,8 +69,8 @@ fn without_any_order_a_removal_is_not_heard_of() {
     a_slot_begins_anew_after_all_is_done::<Unordered>(true);
 }
 
-/// A port that has heard of the removal takes no request of the flow, so that it has none that it
-/// did not count when it let go.
+/// A port that has seen the removal takes no request of the flow, so it has none that it did not
+/// count when it released the flow.
 fn who_heard_of_a_removal_refuses<P: Platform>() {
     check(4, || {
         let (table, flow) = table::<P>(1);
@@ -97,8 +97,8 @@ fn without_any_order_a_removed_flow_is_taken() {
     who_heard_of_a_removal_refuses::<Unordered>();
 }
 
-/// Two ports let go of a flow at once, one of which has a request of it: the slot is free when both
-/// have, and not before.
+/// Two ports release a flow at once, one of which has a request of it: the slot is free when both
+/// have released it, and not before.
 #[test]
 fn two_ports_let_go() {
     check(4, || {
@@ -119,8 +119,8 @@ fn two_ports_let_go() {
     });
 }
 
-/// A slot is added while another thread takes what there is: afterwards all can be taken, each
-/// once. The set has two levels of words.
+/// A slot is added while another thread takes free slots: in the end each slot was taken once. The
+/// set has two levels of words.
 fn no_free_slot_is_lost(clear: fn(&FreeSlots<Loom>, usize, usize)) {
     check(3, move || {
         let free = Arc::new(FreeSlots::<Loom>::all(65));
@@ -149,7 +149,7 @@ fn without_a_second_read_free_slots_are_lost() {
     no_free_slot_is_lost(FreeSlots::clear_without_second_read);
 }
 
-/// Two ports of a table whose ports take two words let go of a slot at once: it is free then.
+/// Two ports whose bits are in two words release a slot at once: it is free then.
 #[test]
 fn two_ports_of_two_words_let_go() {
     check(3, || {

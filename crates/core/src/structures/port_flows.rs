@@ -1,4 +1,4 @@
-//! What a port keeps of the flows that have requests there: which seat each has, and how many
+//! A port's account of the flows that have requests there: the seat of each, and the number of its
 //! requests.
 
 use alloc::boxed::Box;
@@ -11,25 +11,26 @@ use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::flow_table::FlowTable;
 
-/// One port's private account of flows: how many requests of each it holds, and what else its
-/// policy keeps of them, a `T`.
+/// One port's private account of flows: the number of requests of each that it holds, and its
+/// policy's state of each, a `T`.
 ///
-/// **Memory.** A port keeps a *seat* for each flow that has requests there, and for those that had
-/// some lately: as many seats as tags, or as flows if those are fewer, and a word for each flow. A
-/// flow that comes to a port where all seats are taken gets the one that has been idle longest.
-/// There is one: a live request takes a tag, so at least one seat is idle before the tag of the
-/// request that comes is taken. What was kept of the seat's flow starts from `T::default()` when
-/// that flow comes back; what the flow is still to be charged the policy takes over in `left`.
+/// **Memory.** A port has a *seat* for each flow that has requests there, and for flows that had
+/// some lately: as many seats as tags, or as flows if there are fewer flows, and a word for each
+/// flow. A flow that comes to a port where all seats are taken gets the one that has been idle
+/// longest. Such a seat exists: each live request has a tag, so at least one seat is idle until the
+/// new request takes its tag. The state of the seat's last flow starts from `T::default()` when
+/// that flow comes back; in `left` the policy takes over the cost that this flow is still to be
+/// charged.
 ///
 /// **Outside.** A request that waits in front of the policy ([`hold`](crate::Port::hold)), or that
 /// went to the device before all others ([`expedite`](crate::Port::expedite)), is not the policy's.
 /// The account has its tag, and counts it for its flow: the seat is not idle and the slot is not
-/// free before it is gone.
+/// free before the request is gone.
 ///
-/// **Alignment.** Every policy's port contains one, and so its alignment, two cache lines
-/// (processors fetch them in pairs), becomes the port's. Ports are handed out side by side and each
-/// is written by its own thread at every verb: without it two of them would share a line, which
-/// cost more than all that they share on purpose.
+/// **Alignment.** Every policy's port contains an account, and so its alignment, two cache lines
+/// (processors fetch them in pairs), becomes the port's. Ports are adjacent in memory, and each is
+/// written by its own thread at every verb. Without the alignment two of them would share a line,
+/// which cost more than all the data that they share on purpose.
 #[repr(align(128))]
 pub(crate) struct PortFlows<T = ()> {
     port: PortId,
@@ -41,10 +42,11 @@ pub(crate) struct PortFlows<T = ()> {
     /// seat.
     idle: Fifo,
     idle_links: Links,
-    /// How many flows have requests.
+    /// Number of flows that have requests.
     in_use: u32,
     tags: u32,
-    /// How many requests are outside, and of each tag its seat and why; 0 for none.
+    /// Number of requests outside; and for each tag the seat and the reason, 0 if it is not
+    /// outside.
     outside: u32,
     outsiders: Box<[u32]>,
     /// The value of the table's `news` that this port has acted on, and of its `closings`.
@@ -55,16 +57,16 @@ pub(crate) struct PortFlows<T = ()> {
 /// No seat.
 const NONE: u32 = u32::MAX;
 
-/// How many removals a port acts on in one verb: for what is left the port wakes itself.
+/// Removals that a port acts on in one verb; if there are more, the port wakes itself.
 const CLOSINGS_AT_ONCE: u64 = 64;
 
-/// Why a tag is outside, below its seat: it waits in front of the policy, or went before all
-/// others.
+/// The reason why a tag is outside, in the bits below its seat: the request waits in front of the
+/// policy, or went before all others.
 const HELD: u32 = 1;
 const AHEAD: u32 = 2;
 const WHY: u32 = 3;
 
-/// No flow's word: slots are below 2^24.
+/// The word of no flow: slots are below 2^24.
 const NO_OWNER: u64 = u64::MAX;
 
 /// A flow's name in one word.
@@ -79,17 +81,17 @@ fn flow_of(word: u64) -> Option<FlowId> {
     (word != NO_OWNER).then(|| FlowId::new((word >> 32) as u32, word as u32))
 }
 
-/// What a port keeps of a flow.
+/// A port's state of a flow.
 struct Record<T> {
     /// The flow's name in one word, so that a verb compares it at once; [`NO_OWNER`] without one.
     owner: u64,
     /// Live requests of the policy in the lower half, those outside in the upper ([`OUTSIDE`]
-    /// each), and [`CLOSING`]: one word, since each verb asks whether there is any of them.
+    /// each), and [`CLOSING`]: one word, because verbs check all of them at once.
     count: u64,
     kept: T,
 }
 
-/// A request outside.
+/// One request outside, in `count`.
 const OUTSIDE: u64 = 1 << 32;
 
 /// The flow was removed, and the table waits for this port.
@@ -100,7 +102,7 @@ impl<T: Default> Record<T> {
         Record { owner: NO_OWNER, count: 0, kept: T::default() }
     }
 
-    /// The seat is another flow's from now on. `left` is given what was kept of the last one.
+    /// Gives the seat to another flow. `left` gets the state of the last one.
     #[cold]
     #[inline(never)]
     fn change_hands<P: Platform>(
@@ -109,8 +111,8 @@ impl<T: Default> Record<T> {
         flow: FlowId,
         left: impl FnOnce(FlowId, &T),
     ) {
-        // The old flow is there as long as it is open: this port has not let go of it, and does not
-        // in the midst of a verb. One that is gone leaves nothing.
+        // An open flow keeps its slot during this verb, even if it is closed meanwhile: this port
+        // has not released it, and does not in the midst of a verb. A removed flow leaves nothing.
         if let Some(old) = flow_of(self.owner)
             && table.weight(old).is_some()
         {
@@ -156,13 +158,13 @@ impl<T: Default> PortFlows<T> {
         account
     }
 
-    /// How many seats there are; all are below.
+    /// The number of seats; all seats are below it.
     pub(crate) fn seats(&self) -> usize {
         self.records.len()
     }
 
     /// Counts a request of `flow`, whose tag the policy has free; gives the flow's weight and its
-    /// seat. `left` is given what was kept of the seat's last flow, if that was another one.
+    /// seat. `left` gets the state of the seat's last flow, if that was another one.
     #[inline(always)]
     pub(crate) fn admit<P: Platform>(
         &mut self,
@@ -179,7 +181,7 @@ impl<T: Default> PortFlows<T> {
         Ok((weight, seat))
     }
 
-    /// The seat of an open flow of which there will be a request; adds `more` to its count.
+    /// The seat of an open flow that gets a request; adds `more` to its count.
     #[inline(always)]
     fn enter<P: Platform>(
         &mut self,
@@ -201,8 +203,8 @@ impl<T: Default> PortFlows<T> {
         Some(seat)
     }
 
-    /// The seat for a request of the flow, where there are fewer than flows: it is not idle from
-    /// now on. Out of line, so that there is room for the rest in the verbs.
+    /// The seat for a request of the flow, where there are fewer seats than flows; the seat is not
+    /// idle from now on. Out of line, to keep the verbs small.
     #[inline(never)]
     fn sit(&mut self, flow: FlowId) -> Option<usize> {
         let seat = *self.seats.get(flow.slot())?;
@@ -222,8 +224,8 @@ impl<T: Default> PortFlows<T> {
         Some(seat as usize)
     }
 
-    /// The tag is to be the policy's: it is outside no longer, or was not. Refused if it is on the
-    /// device.
+    /// Passes the tag to the policy; a held request is no longer outside. Refused if the request of
+    /// the tag is on the device.
     #[cold]
     #[inline(never)]
     fn take_in(&mut self, tag: Tag) -> Result<(), SubmitError> {
@@ -246,7 +248,7 @@ impl<T: Default> PortFlows<T> {
         }
     }
 
-    /// Counts a request that waits in front of the policy, which has its tag free.
+    /// Counts a request that waits in front of the policy, which does not use its tag.
     pub(crate) fn hold<P: Platform>(
         &mut self,
         table: &FlowTable<P>,
@@ -277,7 +279,7 @@ impl<T: Default> PortFlows<T> {
         self.outsiders.get(tag.0 as usize).map_or(0, |place| place & WHY)
     }
 
-    /// A request of the seat's flow that the policy had goes before all others.
+    /// Records that a request of the seat's flow leaves the policy and goes before all others.
     pub(crate) fn goes_ahead(&mut self, tag: Tag, seat: usize) {
         if let Some(record) = self.records.get_mut(seat) {
             record.count = record.count.wrapping_sub(u64::from(record.live() > 0));
@@ -285,7 +287,7 @@ impl<T: Default> PortFlows<T> {
         self.put_outside(tag, seat, AHEAD);
     }
 
-    /// A request that the policy does not have goes before all others; `false` if it is not held.
+    /// Records that a held request goes before all others; `false` if it is not held.
     pub(crate) fn expedite_held(&mut self, tag: Tag) -> bool {
         let is_held = self.why(tag) == HELD;
         if let Some(place) = self.outsiders.get_mut(tag.0 as usize).filter(|_| is_held) {
@@ -294,7 +296,7 @@ impl<T: Default> PortFlows<T> {
         is_held
     }
 
-    /// Takes a request that waits in front of the policy back; `false` if it is not held.
+    /// Takes back a request that waits in front of the policy; `false` if it is not held.
     pub(crate) fn cancel_held<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
         self.why(tag) == HELD && self.leave_outside(table, tag)
     }
@@ -304,8 +306,7 @@ impl<T: Default> PortFlows<T> {
         self.outside > 0 && self.why(tag) == AHEAD
     }
 
-    /// A request that the policy does not have is completed; `false` if it did not go before all
-    /// others.
+    /// Counts a request that went before all others as completed; `false` if it did not.
     #[inline]
     pub(crate) fn complete_ahead<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
         self.is_ahead(tag) && self.leave_outside(table, tag)
@@ -349,31 +350,31 @@ impl<T: Default> PortFlows<T> {
         if live < part { Ok(()) } else { Err(SubmitError::Full) }
     }
 
-    /// Whose seat it is.
+    /// The flow of the seat.
     #[inline]
     pub(crate) fn owner(&self, seat: usize) -> Option<FlowId> {
         flow_of(self.records.get(seat)?.owner)
     }
 
-    /// What is kept of the flow in the seat.
+    /// The policy's state of the flow in the seat.
     #[inline]
     pub(crate) fn kept(&self, seat: usize) -> Option<&T> {
         self.records.get(seat).map(|record| &record.kept)
     }
 
-    /// The same, to be changed.
+    /// The policy's state of the flow in the seat, to be changed.
     #[inline]
     pub(crate) fn kept_mut(&mut self, seat: usize) -> Option<&mut T> {
         self.records.get_mut(seat).map(|record| &mut record.kept)
     }
 
-    /// How many requests of the seat's flow the policy has.
+    /// The requests of the seat's flow that the policy has.
     #[inline]
     pub(crate) fn live(&self, seat: usize) -> u32 {
         self.records.get(seat).map_or(0, Record::live)
     }
 
-    /// Those, and the ones outside.
+    /// All requests of the seat's flow: the policy's, and the ones outside.
     pub(crate) fn all(&self, seat: usize) -> u32 {
         self.records.get(seat).map_or(0, Record::all)
     }
@@ -388,7 +389,7 @@ impl<T: Default> PortFlows<T> {
                 self.rest(seat);
             }
             count if count as u32 > 1 => record.count = count.wrapping_sub(1),
-            // The last one of the policy, of a flow that is closing or has some outside.
+            // The policy's last request of a flow that is closing or has some outside.
             count => {
                 record.count = count.wrapping_sub((count as u32).into());
                 self.end(table, seat);
@@ -396,7 +397,7 @@ impl<T: Default> PortFlows<T> {
         }
     }
 
-    /// The seat's flow has no request any longer.
+    /// The seat's flow has no request left.
     #[inline]
     fn rest(&mut self, seat: usize) {
         self.in_use = self.in_use.saturating_sub(1);
@@ -421,7 +422,7 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// Acts on removals since the last call: one load when there were none. True if there was news
-    /// of any kind. What is left to do has the port woken.
+    /// of any kind. If removals are left, the port wakes itself.
     #[inline]
     pub(crate) fn poll<P: Platform>(&mut self, table: &FlowTable<P>, wake: &mut PortSet) -> bool {
         let news = table.news.load(Ordering::Acquire);
@@ -442,7 +443,7 @@ impl<T: Default> PortFlows<T> {
         table.closings.load(Ordering::Acquire) != self.closings_seen
     }
 
-    /// Lets go of flows that were removed, some at a time.
+    /// Releases removed flows, some at a time.
     #[cold]
     fn answer<P: Platform>(&mut self, table: &FlowTable<P>, news: u64, wake: &mut PortSet) {
         let closings = table.closings.load(Ordering::Acquire);
@@ -456,8 +457,8 @@ impl<T: Default> PortFlows<T> {
             }
         }
         self.closings_seen = last;
-        // News stay unseen until all names are read, so that the next call, which the port asks for
-        // itself, goes on here.
+        // The news stays unseen until all names are read, so that the next call, for which the port
+        // wakes itself, continues here.
         if last == closings {
             self.news_seen = news;
         } else {

@@ -1,24 +1,24 @@
 //! The reference weight: the weight for which a threshold in bytes is meant.
 //!
-//! **Problem.** Only the proportions of weights mean something, but a unit of virtual time is a
-//! byte at weight 100 ([`crate::contract::vtime`]). A threshold of 45 KiB, taken as so many units,
-//! lets a flow of weight 10,000 be 4.5 MiB ahead, which on a slow device is a second of service for
-//! all others, and holds a flow of weight 1 to 460 bytes. **Model.** A threshold is meant in bytes
-//! of a flow of the *reference weight* `R`: `B` bytes are `B x 100 / R` units. With
-//! `R = max(lightest, heaviest / 4)` over the flows that there are,
+//! **Problem.** Only the ratios of weights matter, but a unit of virtual time is a byte at weight
+//! 100 ([`crate::contract::vtime`]). A threshold of 45 KiB, taken as 46,080 units, lets a flow of
+//! weight 10,000 be 4.5 MiB ahead, which on a slow device is a second of service for all others,
+//! and holds a flow of weight 1 to 460 bytes. **Model.** A threshold is meant in bytes of a flow of
+//! the *reference weight* `R`: `B` bytes are `B x 100 / R` units. With `R = max(lightest, heaviest
+//! / 4)` over all flows,
 //! - all weights times any factor leave every flow as many bytes as they did;
 //! - where all weights are 100, `R` is 100: a byte is a unit;
-//! - where weights are within 1:4, `B` is what the lightest flow may be ahead, and `R` does not
-//!   depend on how many flows of which weight there are;
+//! - where weights are within 1:4, the lightest flow may be ahead by `B`, and `R` does not depend
+//!   on the number of flows of each weight;
 //! - no flow is ever ahead by more than `4 B` bytes, whatever its weight.
 //!
-//! **Why not another weight.** Of the lightest flow alone: one flow of weight 1 lets flows of
-//! weight 10,000 be ahead by 10,000 times `B`. Of the heaviest alone: requests of flows a little
-//! lighter do not fit into the threshold, and ports work in lockstep. Of the sum, or the mean:
-//! flows that are idle, of which there may be thousands, decide what the active ones may do. A
-//! quarter is a compromise: more costs the heavy flows' fairness among each other, less the light
-//! flows' speed while no heavy one is active. That all flows count, not only the active ones, keeps
-//! every verb free of it: `R` changes with flows and weights alone.
+//! **Why not another weight.** With the lightest flow alone, one flow of weight 1 lets flows of
+//! weight 10,000 be ahead by 10,000 times `B`. With the heaviest alone, requests of flows a little
+//! lighter do not fit into the threshold, and ports work in lockstep. With the sum or the mean,
+//! idle flows, of which there may be thousands, determine the threshold of the active ones. The
+//! factor 4 is a compromise: a larger one costs the heavy flows' fairness among each other, a
+//! smaller one the light flows' speed while no heavy one is active. All flows count, not only the
+//! active ones, so no verb has to compute `R`: it changes only with flows and weights.
 //!
 //! **Example.** A threshold of 45 KiB. Weights 100, 200, 400: R is 100; they may be ahead by 45, 90
 //! and 180 KiB. Weights 1 and 10,000: R is 2,500; 18 bytes, which is one request, and 180 KiB.
@@ -29,7 +29,7 @@
 use crate::contract::flow::Weight;
 use crate::contract::vtime::UNITS;
 
-/// How much heavier than the reference the heaviest flow may be.
+/// The most that the heaviest flow may be heavier than the reference weight, as a factor.
 const RANGE: u64 = 4;
 
 /// The weight for which thresholds are meant.
@@ -40,14 +40,14 @@ pub struct ReferenceWeight {
 }
 
 impl Default for ReferenceWeight {
-    /// Where there are no flows.
+    /// The reference weight without flows.
     fn default() -> Self {
         ReferenceWeight::of([])
     }
 }
 
 impl ReferenceWeight {
-    /// Of flows with these weights; [`Weight::DEFAULT`] if there are none.
+    /// The reference weight of flows with these weights; [`Weight::DEFAULT`] if there are none.
     pub fn of(weights: impl IntoIterator<Item = Weight>) -> ReferenceWeight {
         let each = weights.into_iter().map(|weight| u64::from(weight.in_256ths()));
         let extremes = each.fold(None, |extremes, weight| {
@@ -59,19 +59,21 @@ impl ReferenceWeight {
         ReferenceWeight { times_range: (RANGE * lightest).max(heaviest) }
     }
 
-    /// What these bytes, or nanoseconds, of a flow of the reference weight are in units of virtual
-    /// time; rounded up, since tags are rounded down: what fits exactly at one scale fits at all.
+    /// Units of virtual time for this service of a flow of the reference weight, in bytes or
+    /// nanoseconds. Rounded up, because tags are rounded down: a service that fits exactly at one
+    /// scale of weights fits at all.
     pub fn units(self, service: u64) -> u64 {
         service.saturating_mul(UNITS * RANGE).div_ceil(self.divisor())
     }
 
-    /// A weight is never 0; said again for the compiler, which plans for a division by it.
+    /// The divisor, never 0; `max` shows that to the compiler, which would otherwise check for it.
     #[inline]
     fn divisor(self) -> u64 {
         self.times_range.max(1)
     }
 
-    /// The service that a flow of the reference weight has in these units, in what units count.
+    /// Service of a flow of the reference weight in these units of virtual time, in bytes or
+    /// nanoseconds.
     pub fn service(self, units: u64) -> u64 {
         let parts = UNITS * RANGE;
         // In two parts, since units times the weight do not fit into 64 bits.
@@ -80,7 +82,7 @@ impl ReferenceWeight {
             .saturating_add((units % parts).saturating_mul(self.times_range) / parts)
     }
 
-    /// What is due to a flow of this weight while one of the reference weight has `service`.
+    /// Service due to a flow of this weight while a flow of the reference weight has `service`.
     pub fn due(self, service: u64, weight: Weight) -> u64 {
         service.saturating_mul(RANGE * u64::from(weight.in_256ths())) / self.divisor()
     }
@@ -121,8 +123,8 @@ mod tests {
     }
 
     proptest! {
-        /// What a flow may be ahead by does not change with the scale, but for a unit, and is
-        /// never more than four times what was said.
+        /// The service that a flow may be ahead does not change with the scale of weights, except
+        /// for a unit, and is at most four times the threshold.
         #[test]
         fn scale_changes_nothing(
             weights in prop::collection::vec(1u16..=100, 1..10),

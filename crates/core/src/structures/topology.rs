@@ -1,5 +1,4 @@
-//! Which ports are near each other, and the tree that both the mindicator and the token tree are
-//! built on.
+//! The proximity of ports, and the tree that both the mindicator and the token tree are built on.
 //!
 //! The paper's trees have a leaf per queue and a node per core, socket and machine (Sections 3.1
 //! and 3.2). A node with a single child would cost an atomic operation and localize nothing, so
@@ -8,8 +7,9 @@
 //! needs no table of its own: the nearest of several ports is the one found under the lowest node
 //! on the way up.
 //!
-//! A node has at most [`FAN_OUT`] children, so that looking through them is bounded whatever the
-//! number of ports is: where a machine has more at one level, neighbours share a node more.
+//! A node has at most [`FAN_OUT`] children, so that a scan of them is bounded whatever the number
+//! of ports is. Where a machine has more children at one level, groups of neighbours get a node of
+//! their own.
 //!
 //! ```text
 //!   2 sockets, 2 cores each, 2 ports per core       1 socket, 1 port per core
@@ -28,10 +28,10 @@ use core::ops::Range;
 
 use crate::contract::port_set::{PortId, PortSet};
 
-/// The most children of a node: the publisher of a lead looks at all children of a node.
+/// The most children of a node: publishing a lead reads all children of a node.
 const FAN_OUT: usize = 64;
 
-/// Where each port runs: its socket and its core.
+/// The place of each port: its socket and its core.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topology {
     places: Vec<(u16, u16)>,
@@ -49,7 +49,7 @@ impl Topology {
         Topology { places: (0..ports).map(|core| (0, core as u16)).collect() }
     }
 
-    /// How many ports there are.
+    /// The number of ports.
     pub fn ports(&self) -> usize {
         self.places.len()
     }
@@ -58,7 +58,7 @@ impl Topology {
     pub(crate) fn tree(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
-        // A core is told by its socket as well, since core numbers may begin anew on each socket.
+        // A core is named with its socket, because core numbers may begin anew on each socket.
         let levels: [&dyn Fn(usize) -> (u16, u16); 2] =
             [&|port| (self.places[port].0, 0), &|port| self.places[port]];
         tree.grow(Tree::ROOT, &everyone, &levels, FAN_OUT);
@@ -130,17 +130,17 @@ impl Tree {
         self.parents = parents.into_boxed_slice();
     }
 
-    /// How many nodes there are, leaves included.
+    /// The number of nodes, leaves included.
     pub(crate) fn nodes(&self) -> usize {
         self.parents.len()
     }
 
-    /// How many nodes are above leaves: the first of all.
+    /// The number of inner nodes, which have the first numbers.
     pub(crate) fn inner(&self) -> usize {
         self.children.len()
     }
 
-    /// How many ports there are.
+    /// The number of ports.
     pub(crate) fn ports(&self) -> usize {
         self.ports
     }
@@ -170,15 +170,15 @@ impl Tree {
     }
 
     /// The nearest to `port` of the ports in `candidates`, and the lowest node above both. Among
-    /// equally near ones it is the next after `port` in cyclic order, so that none is always passed
-    /// over.
+    /// equally near ones it is the next after `port` in cyclic order, so that no port is always
+    /// passed over.
     pub(crate) fn nearest(&self, port: PortId, mut candidates: PortSet) -> Option<(PortId, usize)> {
         candidates.remove(port);
         if candidates.is_empty() {
             return None;
         }
         let mut node = self.leaf(port);
-        // A round a level.
+        // One round a level.
         loop {
             node = self.parent(node);
             if let Some(found) = candidates.and(self.members(node)).after(port) {
@@ -215,7 +215,7 @@ impl Builder {
         };
         for group in self.groups(places.len()) {
             let here = places[group].iter().map(|&place| ports_of(place)).collect::<Vec<_>>();
-            // Without a node of its own, a group is all places there are.
+            // A group of all places needs no node of its own.
             let above = match here.len() == places.len() {
                 true => node,
                 false => self.node(node, &here.concat()),
@@ -319,8 +319,8 @@ mod tests {
         assert_eq!(full.nearest(PortId(63), set(&[5, 60])), Some((PortId(5), Tree::ROOT)));
     }
 
-    /// A walk through a node's children has a bounded number of them, however many ports
-    /// there are, and finds each port below its ancestors.
+    /// No node has more than 64 children, whatever the number of ports, and each port is below its
+    /// ancestors.
     #[test]
     fn no_node_has_more_than_64_children() {
         for places in [

@@ -1,11 +1,11 @@
 //! The first of many flows' keys: a tree of matches.
 //!
-//! **Problem.** A heap needs few comparisons, but each of its steps decides where the next one
-//! looks, so their latencies add up, and at thousands of flows most are cache misses. **Model.** A
-//! binary tree over the flows' slots, where each node holds the first of the two below. When the
-//! key of a flow changes, the new one plays its way up the same path. The path is known beforehand,
-//! its loads overlap, and a step is one 128-bit comparison and a conditional move: log2(slots in
-//! use) steps. Nothing is allocated after construction.
+//! **Problem.** A heap needs few comparisons, but each of its steps determines which key the next
+//! one reads, so their latencies add up, and at thousands of flows most are cache misses.
+//! **Model.** A binary tree over the flows' slots, where each node holds the first of the two
+//! below. When the key of a flow changes, the new one plays its way up the same path. The path is
+//! known beforehand, its loads overlap, and a step is one 128-bit comparison and a conditional
+//! move: log2(slots in use) steps. Nothing is allocated after construction.
 //!
 //! **Bounds of loops.** To play is one step a level. The top rises a level at a time and never
 //! falls: log2(flows) steps in all.
@@ -30,7 +30,7 @@ pub(crate) struct Key(u128);
 
 const TAG_BITS: u32 = 24;
 const START_SHIFT: u32 = 64;
-/// Where the part of a key begins that says when: the start tag's units.
+/// The lowest bit of a key's part for the start tag's units.
 const UNITS_SHIFT: u32 = START_SHIFT + STAMP_BITS;
 const ARRIVAL_MASK: u64 = (1 << (UNITS_SHIFT - TAG_BITS)) - 1;
 
@@ -51,15 +51,15 @@ impl Key {
         self.0 as usize & ((1 << TAG_BITS) - 1)
     }
 }
-/// A key less the origin, or [`ABSENT`].
+/// A key minus the origin, or [`ABSENT`].
 #[derive(Clone, Copy)]
 struct Relative(i128);
 
-/// What a node holds below which no flow has requests: after all keys.
+/// The value of a node below which no flow has requests: after all keys.
 const ABSENT: Relative = Relative(i128::MAX);
 
-/// How far the first key is ahead of a new origin. Keys are below thrice that, and so is the
-/// difference of any two nodes below the largest number.
+/// Distance of the first key from a new origin. Keys are less than three times this, so the
+/// difference of any two nodes does not overflow.
 const MARGIN: i128 = 1 << (UNITS_SHIFT + 53);
 
 impl Relative {
@@ -68,14 +68,14 @@ impl Relative {
         Relative(key.0.wrapping_sub(origin) as i128)
     }
 
-    /// No key comes near it: the upper half tells.
+    /// No key comes near [`ABSENT`], so the upper half is enough.
     #[inline]
     fn is_absent(self) -> bool {
         (self.0 >> 64) as i64 == i64::MAX
     }
 
-    /// The first of two. In any but the simplest mix the outcome is random, and mispredicting it
-    /// would cost more than all the rest: so it is computed from the sign of the difference.
+    /// The first of two. In all but the simplest mixes the outcome is random, and a misprediction
+    /// would cost more than all the rest, so it is computed from the sign of the difference.
     /// (Chosen by a condition, even by `select_unpredictable`, it becomes a branch in the loop that
     /// uses it.)
     #[inline]

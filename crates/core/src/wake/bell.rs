@@ -1,32 +1,33 @@
-//! The bell: how a thread that serves is told to look again.
+//! The bell: a wake-up for a thread that serves a port.
 //!
 //! **Problem.** A port's thread sleeps when it has nothing to do, and others have to wake it:
-//! policies for virtual time and slots, the control thread for messages. Waking costs a system
-//! call, so a thread that is busy, which looks soon anyway, should not be woken; and one that is
-//! just about to sleep must not be missed. **Model.** A bit says that it rang, a word what the
-//! owner does: it runs, it looks (it waits for the bell with its eyes open, for a while), or it is
-//! parked. A ringer sets the bit and then looks at the word; only if the owner is parked does it
-//! have to be woken, by the first ringer that finds it so. An owner that wants to sleep sets the
-//! word and then looks at the bit.
+//! policies for virtual time and slots, the control thread for messages. A wake-up costs a system
+//! call, so a busy thread, which reads the bell soon anyway, should not be woken; and a thread that
+//! is about to sleep must not be missed. **Model.** A bit records that the bell rang, and a word
+//! the owner's state: it runs, it polls (it reads the bit in a loop, for a while), or it is parked.
+//! A ringer sets the bit and then reads the state; only a parked owner has to be woken, by the
+//! first ringer that finds it parked. An owner that is about to sleep sets the state and then reads
+//! the bit.
 //!
 //! **No ring is lost.** Both sides write before they read, in one total order (sequential
-//! consistency), so at least one of them sees the other: either the ringer finds the owner parked
-//! and wakes it, or the owner finds the bit and stays awake. A ringer that finds it looking has set
-//! the bit before the owner parks, since the word did not say so yet; the owner's look after that
-//! finds it. Nobody but a ringer that takes the word from parked to running wakes the owner, so one
-//! sleep costs one wake-up. Both words change by exchange, so that each change is of what the last
-//! one left; it costs what an ordered store does. **What was said before is heard.** Taking the bit
-//! is an acquire of the setting of it, so the owner then finds what the ringer had written before
-//! it rang. Only [`Bell::is_rung`] and the first look of [`Bell::take`] are relaxed: they see the
-//! bit late at worst, and never after [`Bell::park`] has seen it, which is the same thread's.
+//! consistency), so at least one of them sees the other's write: either the ringer finds the owner
+//! parked and wakes it, or the owner finds the bit and stays awake. A ringer that finds the owner
+//! polling has set the bit before the owner parks, because the state was not parked yet; the
+//! owner's read of the bit after parking finds it. Only a ringer that changes the state from parked
+//! to running wakes the owner, so one sleep costs one wake-up. Both words change by exchange, so
+//! that each change acts on the value that the last one left; an exchange costs as much as an
+//! ordered store. **Writes before a ring are seen.** Taking the bit acquires the ringer's setting
+//! of it, so the owner then sees everything that the ringer had written before it rang. Only
+//! [`Bell::is_rung`] and the first read of [`Bell::take`] are relaxed: at worst they see the bit
+//! late, but not after [`Bell::park`] has seen it, because the same thread calls all three.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
 /// The owner runs, and may ring others.
 const RUNS: u64 = 0;
-/// It looks for the bell, and rings no other meanwhile.
+/// The owner polls the bell, and rings no other meanwhile.
 const LOOKS: u64 = 1;
-/// It sleeps, or is about to.
+/// The owner sleeps, or is about to.
 const PARKED: u64 = 2;
 
 /// One thread's bell. See the [module's text](self).
@@ -42,8 +43,7 @@ impl<P: Platform> Default for Bell<P> {
 }
 
 impl<P: Platform> Bell<P> {
-    /// Makes the owner look again. True if it sleeps, or is about to: the caller has to wake it
-    /// then.
+    /// Rings the bell. True if the owner sleeps, or is about to: then the caller has to wake it.
     #[inline]
     #[must_use]
     pub fn ring(&self) -> bool {
@@ -54,32 +54,32 @@ impl<P: Platform> Bell<P> {
             && self.state.swap(RUNS, Ordering::SeqCst) == PARKED
     }
 
-    /// Whether it rang since the last call; for the owner.
+    /// Whether the bell rang since the last call; for the owner.
     #[inline]
     pub fn take(&self) -> bool {
         self.rung.load(Ordering::Relaxed) != 0 && self.rung.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Whether it rang, for an owner that looks for it: no more than a hint until it is taken.
+    /// Whether the bell rang, for an owner that polls it; only a hint until [`Self::take`].
     #[inline]
     pub fn is_rung(&self) -> bool {
         self.rung.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the owner runs, so that it may soon ring others. No more than a hint.
+    /// Whether the owner runs, so that it may soon ring others. Only a hint.
     #[inline]
     pub fn is_running(&self) -> bool {
         self.state.load(Ordering::Relaxed) == RUNS
     }
 
-    /// The owner looks for the bell from now on, until [`Self::wake`].
+    /// The owner polls the bell from now on, until [`Self::wake`].
     #[inline]
     pub fn look(&self) {
         self.state.swap(LOOKS, Ordering::AcqRel);
     }
 
-    /// The owner wants to sleep. False if the bell rang: then it must not. [`Self::wake`] follows
-    /// in any case.
+    /// The owner is about to sleep. False if the bell rang: then it must not. The owner calls
+    /// [`Self::wake`] in both cases.
     #[inline]
     #[must_use]
     pub fn park(&self) -> bool {
@@ -88,10 +88,11 @@ impl<P: Platform> Bell<P> {
         self.rung.load(Ordering::SeqCst) == 0
     }
 
-    /// The owner goes on, for whatever reason.
+    /// The owner runs again, for whatever reason.
     #[inline]
     pub fn wake(&self) {
-        // A ringer that still finds it parked wakes it in vain, which costs one turn.
+        // A ringer that still finds it parked wakes it needlessly, which costs one turn of its
+        // loop.
         self.state.swap(RUNS, Ordering::AcqRel);
     }
 }
@@ -121,8 +122,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any history: whoever may sleep has taken all rings, and the first ring after that
-        /// wakes it.
+        /// In any history an owner that may sleep has taken all rings, and the first ring after
+        /// that wakes it.
         #[test]
         fn nobody_sleeps_through_a_ring(steps in proptest::collection::vec(0u8..5, 0..200)) {
             let bell = Bell::<Native>::default();
@@ -152,8 +153,8 @@ mod tests {
         }
     }
 
-    /// The law over real threads: whatever is said before a ring is heard, and nobody sleeps while
-    /// something is not heard.
+    /// The law over real threads: the owner sees every write before a ring, and does not sleep
+    /// while it has not seen one.
     #[test]
     fn everything_said_is_heard() {
         const EACH: u64 = 100_000;
@@ -166,8 +167,8 @@ mod tests {
                     if bell.take() {
                         heard = said.load(Ordering::Relaxed);
                     } else if bell.park() {
-                        // It may be woken in vain, by a ringer that found it parked before it saw
-                        // the ring and went on.
+                        // It may be woken needlessly, by a ringer that found it parked before it
+                        // saw the ring and went on.
                         let since = Instant::now();
                         std::thread::park_timeout(PATIENCE);
                         assert!(

@@ -1,15 +1,15 @@
-//! The meeting: where threads wait until none of them holds a request of the policy that is to be
-//! replaced.
+//! The meeting: a barrier where threads wait until none of them holds a request of the policy that
+//! is to be replaced.
 //!
-//! **Problem.** A port may need the others to get rid of its requests, so a thread that has none
-//! left goes on turning until nobody has any; only then may any of them go on with its next port.
-//! **Model.** A count of those that are missing. The last to arrive wakes the others, which may
-//! sleep meanwhile (see [`super::bell`]).
+//! **Problem.** A port may need the others to complete its requests, so a thread that has none left
+//! goes on serving its port until no thread has any; only then may a thread go on with its next
+//! port. **Model.** A count of the threads that have not arrived. The last to arrive wakes the
+//! others, which may sleep meanwhile (see [`super::bell`]).
 //!
-//! **Order.** Arriving is a release and an acquire in one: the subtractions form one chain, so the
-//! last one, and whoever reads 0 with an acquire, comes after all that each thread did before it
-//! arrived. The last one rings after the count has come to 0, and a ring makes its owner look
-//! again; so nobody sleeps while the meeting is over.
+//! **Order.** An arrival is a release and an acquire in one. The subtractions form one chain, so
+//! the last one, and each acquire load that reads 0, comes after everything that each thread did
+//! before it arrived. The last thread rings after the count has become 0, and a ring makes the
+//! owner read the count again; so no thread sleeps while the meeting is over.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
@@ -24,14 +24,14 @@ impl<P: Platform> Meeting<P> {
         Meeting { missing: P::U64::new(threads as u64) }
     }
 
-    /// A thread holds no request any more; once for each. True if it was the last, which then has
-    /// to wake the others.
+    /// Records that a thread holds no request; each thread calls it once. True for the last one,
+    /// which then has to wake the others.
     #[must_use]
     pub fn arrive(&self) -> bool {
         self.missing.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Whether all have arrived: then everything that they did before is done.
+    /// Whether all threads have arrived; then the caller sees everything that they did before.
     pub fn is_over(&self) -> bool {
         self.missing.load(Ordering::Acquire) == 0
     }
@@ -47,8 +47,8 @@ mod tests {
     use crate::contract::platform::Native;
 
     proptest! {
-        /// The law over real threads: none goes on before all have left, and one of them is the
-        /// last.
+        /// The law over real threads: no thread goes on before all have arrived, and exactly one is
+        /// the last.
         #[test]
         fn nobody_goes_on_early(work in proptest::collection::vec(0u32..2_000, 1..5)) {
             let meeting = Meeting::<Native>::new(work.len());

@@ -1,7 +1,8 @@
-//! What the threads that run ports need of each other, whatever the host: to sleep without missing
-//! a wake-up ([`bell`]), and to go on together under another policy ([`meeting`]).
+//! Synchronisation of the threads that run ports, whatever the host: to sleep without missing a
+//! wake-up ([`bell`]), and to change to another policy together ([`meeting`]).
 //!
-//! Both are words and orders of memory only; how a thread sleeps and how it is told is the host's.
+//! Both consist of atomic words and memory orders only; the host puts threads to sleep and wakes
+//! them.
 
 pub mod bell;
 pub mod meeting;

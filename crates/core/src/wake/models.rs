@@ -1,6 +1,6 @@
 //! The bell and the meeting under the model checker, as in [`crate::policy::mqfq`]'s models; each
 //! law is also checked on a broken machine or a broken use that the model must catch. Sleeping is a
-//! flag here: whoever sleeps has ended, and must be told if there is more.
+//! flag here: a thread that sleeps has ended, and must have been woken if there is more.
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -12,8 +12,8 @@ use super::{Bell, Meeting};
 use crate::contract::platform::{Loom, Ordering, Platform};
 use crate::structures::broken::{NoOrder, Unordered, check};
 
-/// A thread that can be told to go on, as by an eventfd: a count of how often it was told, and how
-/// often it has heard that.
+/// A thread that can be woken, as by an eventfd: the number of its wake-ups (`told`), and of those
+/// that it has read (`heard`).
 struct Sleeper<P: Platform> {
     bell: Bell<P>,
     told: AtomicU64,
@@ -33,7 +33,7 @@ impl<P: Platform> Sleeper<P> {
         }
     }
 
-    /// False if it sleeps, and has not been told to go on so far.
+    /// False if it sleeps, and has not been woken so far.
     fn sleep(&self, looks_again: bool) -> bool {
         let sleeps = self.bell.park() || !looks_again;
         if sleeps && !self.is_told() {
@@ -59,7 +59,7 @@ struct Use {
 
 const RIGHT: Use = Use { looks_again: true, says_first: true };
 
-/// Threads say something and ring; the owner listens, looks and sleeps by turns.
+/// Threads write and ring; the owner takes the bell, polls it and sleeps by turns.
 fn everything_said_is_heard<P: Platform>(ringers: usize, how: Use) {
     check(3, move || {
         let shared = Arc::new((Sleeper::<P>::default(), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -135,8 +135,8 @@ fn what_is_said_after_the_ring_is_missed() {
 
 // The meeting.
 
-/// Threads that each hold a request of the old policy get rid of it, meet and go on, as a shard
-/// that drains does.
+/// Threads that each hold a request of the old policy complete it, meet and go on, as a shard that
+/// drains does.
 fn all_go_on_together<P: Platform>(threads: usize, last_rings: bool) {
     check(3, move || {
         let meeting = Meeting::<P>::new(threads);

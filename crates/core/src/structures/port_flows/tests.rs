@@ -4,7 +4,8 @@ use crate::contract::flow::FlowError;
 use proptest::prelude::*;
 use std::vec::Vec;
 
-/// The weight with which a flow's request is admitted, if it is; each takes another tag.
+/// The weight with which a flow's request is admitted, if it is. No request is outside here, so the
+/// account does not use the tag.
 fn admit(port: &mut PortFlows, table: &FlowTable<Native>, flow: FlowId) -> Option<Weight> {
     port.admit(table, flow, Tag(0), |_, _| ()).ok().map(|(weight, _)| weight)
 }
@@ -86,12 +87,12 @@ fn weights_change_at_once_and_only_between_1_and_10000() {
 enum Step {
     Add,
     Remove(usize),
-    /// With a tag that was held before, or not.
+    /// By port, flow, and whether its tag was held.
     Submit(usize, usize, bool),
     Hold(usize, usize),
-    /// The policy's request, or one that is held, goes before all others.
+    /// A request of the policy, or a held one, goes before all others.
     Expedite(usize, usize),
-    /// Ends as it does where it is.
+    /// A request ends, in the way of its place.
     End(usize, usize),
     Poll(usize),
 }
@@ -124,7 +125,7 @@ type Live = (u32, FlowId, At);
 const TAGS: usize = 4;
 type Port = PortFlows<Option<FlowId>>;
 
-/// What becomes of the request that is taken out of `live`.
+/// Ends the request that is taken out of `live`.
 fn end(port: &mut Port, table: &FlowTable<Native>, (tag, flow, at): Live) {
     match at {
         At::Policy => port.finish(table, port.seat(flow).unwrap()),
@@ -139,10 +140,10 @@ fn end(port: &mut Port, table: &FlowTable<Native>, (tag, flow, at): Live) {
 
 proptest! {
     /// Up to 20 flows come and go on two ports with four tags, and so four seats, each: a request
-    /// finds what was kept of its flow, or nothing, never another flow's, and what is kept of a
-    /// flow that leaves its seat is handed over; what a port holds is counted, in the policy and
-    /// outside; a slot is never free while a request of its flow is anywhere, and all are free in
-    /// the end.
+    /// finds the state of its own flow, or none, never another flow's, and the state of a flow that
+    /// leaves its seat is handed over; a port's requests are counted, in the policy and outside; a
+    /// slot is never free while any port has a request of its flow, and all slots are free in the
+    /// end.
     #[test]
     fn a_seat_is_its_flows_alone(steps in steps()) {
         let table = FlowTable::<Native>::new(20, 2);
@@ -226,7 +227,7 @@ proptest! {
     }
 }
 
-/// A port that has more removals to act on than one verb may asks to be called again.
+/// A port with more removals than one verb acts on wakes itself.
 #[test]
 fn a_port_that_is_not_done_wakes_itself() {
     let flows = 3 * CLOSINGS_AT_ONCE as usize;
@@ -265,7 +266,7 @@ fn no_flow_may_take_all_tags_of_a_port() {
     assert_eq!(port.has_room(&table, c), Err(SubmitError::NoSuchFlow));
 }
 
-/// 64 ports for 10,000 flows: a word for each flow and port, and what requests can need.
+/// A port for 10,000 flows has a word for each flow, and a record for each tag.
 #[test]
 fn a_port_keeps_a_word_for_each_flow() {
     let table = FlowTable::<Native>::new(10_000, 1);
