@@ -17,7 +17,7 @@
 //! | [`bfq::Bfq`] | budgets of bytes by B-WF2Q+, one flow at a time, one lock | Valente, Checconi 2010 |
 //! | [`flashfq::FlashFq`] | device time, with throttled dispatch and anticipation, one lock | Shen, Park, USENIX ATC 2013 |
 //! | [`fiops::Fiops`] | requests, one a turn, one lock | Li 2012 |
-//! | [`nass::NassOver`] | limits on the requests of each flow on the device, around one of the five before | MSST 2020 |
+//! | [`nass::NassOver`] | limits on the outstanding requests of each flow, around the five before | MSST 2020 |
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in

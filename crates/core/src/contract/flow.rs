@@ -220,7 +220,7 @@ impl Caps {
         self.0[Self::index(side, counted)]
     }
 
-    /// Whether there are none.
+    /// Whether there is no cap.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(Option::is_none)
     }

@@ -1,6 +1,6 @@
-//! What a request does.
+//! The operations of requests.
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// Reads `length` bytes at `offset`.
@@ -9,9 +9,9 @@ pub enum Op {
     Write,
     /// Puts completed writes on stable storage.
     Flush,
-    /// Tells the device that the range is no longer needed; or any change of the device's map
-    /// alone, such as zeroing where nothing is written for it.
+    /// Reports to the device that the range is no longer needed; also any other change of the
+    /// device's map alone, such as zeroing without a write.
     Discard,
-    /// Makes the range read as zeroes, by writing them as far as is known.
+    /// Makes the range read as zeroes; it is assumed that the device writes them.
     WriteZeroes,
 }

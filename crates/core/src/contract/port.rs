@@ -19,7 +19,7 @@
 //!   issued ── requeue ──▶ staged again (direct policies: Issue again), charged once in all
 //! ```
 //!
-//! # What the caller owes
+//! # Duties of the caller
 //! - Whenever it has submitted, cancelled, requeued or completed a request, or was woken, it calls
 //!   `next` until that gives neither `Issue` nor `Join`.
 //! - After a `Join` it calls `next` again at once. It makes one command of the requests that `next`
@@ -34,7 +34,7 @@
 //! - `now_ns` is any monotonic clock, in nanoseconds, the same for all ports.
 //! - [`Policy::tick`] is called at the deadline it returns, by any one thread.
 //!
-//! # What the policy gives
+//! # Guarantees of the policy
 //! - Each staged tag is issued exactly once, by the port it was submitted to.
 //! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
 //!   [`SubmitError`] and leaves no trace: no flow is charged for it. A completion of a tag that is
@@ -102,11 +102,11 @@ pub enum Class {
 /// (NVMe 2.1, 3.4.4.2), 1 to 256 each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ClassWeights {
-    /// Of [`Class::High`].
+    /// Commands of [`Class::High`].
     pub high: u16,
-    /// Of [`Class::Medium`].
+    /// Commands of [`Class::Medium`].
     pub medium: u16,
-    /// Of [`Class::Low`].
+    /// Commands of [`Class::Low`].
     pub low: u16,
 }
 
@@ -233,8 +233,8 @@ pub struct FlowStats {
     /// keeps the sum while the flow has requests there and for some time after; it begins at 0 if
     /// the flow comes back later. `None` for a policy that charges nothing.
     pub service: Option<u64>,
-    /// The flow's tokens that the port has in hand, in bytes, negative for a debt; `None` for a
-    /// policy without tokens.
+    /// The flow's tokens on the port, in bytes, negative for a debt; `None` for a policy without
+    /// tokens.
     pub tokens: Option<i64>,
 }
 
@@ -421,8 +421,8 @@ pub trait Policy: Send + Sync + 'static {
     }
 
     /// Takes over the state of a flow's or group's caps from the policy that this one replaces. A
-    /// cap that is the same here keeps the amount taken from it, and the counts go on. This policy
-    /// may have no requests yet.
+    /// cap that is the same here keeps the amount taken from it, and the counts go on. Called
+    /// before this policy has any request.
     fn resume_caps(&self, _of: CapsOf, _before: &CapStats) {}
 
     /// Statistics of a flow's caps; `None` if it never had any.

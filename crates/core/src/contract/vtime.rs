@@ -56,7 +56,7 @@ const LIFT_PAUSE_NS: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lift {
     next_ns: u64,
-    /// Slot of the first flow that is next.
+    /// Slot of the flow that is lifted next.
     at: usize,
 }
 

@@ -1,18 +1,19 @@
-//! Costs by the device's time: windows of a busy device, and the costs that come of them.
+//! Costs by the device's time: windows of a busy device, and the costs that they give.
 //!
-//! **Control.** A hundred times a second the layer looks at what ports have counted. While policies
-//! hold requests the device is busy, and what completes is added to a window; a window that has
-//! [`ENOUGH`] goes to the estimator (`fit`), which says what requests cost. Costs move at most by a
-//! factor of 2 from window to window, half the way to what was found, and no further from bytes
-//! than windows bear out (`fit`) and than makes a difference (`mix`).
+//! **Control.** A hundred times a second the layer reads the ports' counts. While policies hold
+//! requests the device is busy, and completions are added to a window; a window that has [`ENOUGH`]
+//! goes to the estimator (`fit`), which computes costs. From window to window costs move half the
+//! way to the ones computed, by a factor of 2 at most. The costs charged are between those and
+//! bytes, nearer to bytes the less the windows show that costs differ from bytes (`fit`) and the
+//! less that matters (`mix`).
 //!
-//! **Where costs do not matter** (`mix`: one flow, or one class of requests) nothing is tried or
-//! found.
+//! **Where costs do not matter** (`mix`: one flow, or one class of requests) there are no trials
+//! and costs do not change.
 //!
-//! **Trials.** Windows tell only as much as they differ. Therefore each class of requests costs an
-//! eighth more or less than is believed, by chance, and in the window after that as much less or
-//! more: tenants that send the same requests notice nothing, and between others it evens out within
-//! two windows.
+//! **Trials.** Windows carry information only where they differ. Therefore each class of requests
+//! costs an eighth more or less than computed, at random, and in the next window as much less or
+//! more. Tenants that send the same requests notice nothing, and between others the difference
+//! evens out within two windows.
 
 use alloc::boxed::Box;
 
@@ -22,46 +23,47 @@ use super::tally::{CLASSES, KINDS, Sum, class, direction, of_class};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::CostStats;
 
-/// How often ports' counts are read, in nanoseconds.
+/// Time between two reads of the ports' counts, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
-/// The least time of a window, in nanoseconds, and its fewest requests: these, and twice those that
-/// tenants have under way.
+/// The least time of a window, in nanoseconds, and its fewest requests: `ENOUGH`, or twice the live
+/// requests if that is more.
 pub(super) const SHORTEST_NS: u64 = 50_000_000;
 const ENOUGH: u64 = 64;
-/// But no more time than that.
+/// The most time of a window, in nanoseconds.
 const LONGEST_NS: u64 = 1_000_000_000;
-/// Costs are tried out by one part in 2 to the power of this; a word's shift of 63 leaves nothing.
+/// Trials change costs by one part in 2 to the power of this; `NO_TRIAL` shifts all bits out.
 const TRIAL: u32 = 3;
 const NO_TRIAL: u32 = 63;
-/// Windows of trials after the last one in which costs changed by an eighth, and the most in all;
-/// even numbers, since each has its opposite.
+/// Windows of trials after the last one in which costs changed by more than an eighth; and the
+/// number of windows from which on such a change adds no more. Even numbers, because each trial has
+/// its opposite.
 const TRIALS: u32 = 12;
 const LONG: u32 = 48;
-/// There are trials again after this number of windows without; or as soon as the policy has ended
-/// a search of its own (for D), for which they wait no more windows than `LATEST`.
+/// Windows without trials before trials begin again. They begin earlier when the policy has ended a
+/// search of its own (for D); they wait for the end of a search for at most `LATEST` windows.
 const RARELY: u32 = 200;
 const LATEST: u32 = 600;
-/// And when the load is another one: two windows in a row spend this part, in 1024ths, on something
-/// else than usual. Not before `SOONEST` windows, so that loads that come and go leave time
-/// without.
+/// Trials also begin when the load has changed: the shares of the parts in the costs of two windows
+/// in a row differ from the usual ones by more than this in sum, in 1024ths. Not before `SOONEST`
+/// windows, so that loads that come and go leave time without trials.
 const STRANGE: u64 = 256;
 const SOONEST: u32 = 16;
 /// Windows before costs move.
 const FEWEST: usize = 3;
-/// A direct policy holds nothing; its device is busy with this number of requests.
+/// A direct policy holds no requests; its device is busy with this number of live requests.
 const BUSY: u64 = 32;
-/// Costs go to at least this, in bytes and in 65536ths of one: a factor needs something to
-/// multiply.
+/// Smaller costs count as this for the factor of 2 that bounds their growth, in bytes and in
+/// 65536ths of one: a cost of 0 could not grow otherwise.
 const LEAST_BASE: u64 = 1024;
 const LEAST_PRICE: u64 = 16;
 
-/// What requests cost now; ports read it when a request comes.
+/// The present costs of requests; ports read them when a request comes.
 pub(super) struct Prices<P: Platform> {
-    /// Of each kind: its base in bytes and, above it, the price of a byte in 65536ths.
+    /// For each kind its base in bytes and, in the upper half, the price of a byte in 65536ths.
     kinds: [P::U64; KINDS],
-    /// A bit for each kind and power of 2: whether such requests cost more or less than that.
+    /// A bit for each class: whether its requests cost more (1) or less (0) in the trial.
     trial: P::U64,
-    /// By one part in 2 to the power of this.
+    /// The trial changes costs by one part in 2 to the power of this.
     power: P::U64,
 }
 
@@ -92,7 +94,7 @@ impl<P: Platform> Prices<P> {
         self.power.store(power.into(), Ordering::Relaxed);
     }
 
-    /// What a request costs as a command of its own, and as a part of another one.
+    /// The cost of a request as a command of its own, and as a part of another one.
     #[inline]
     pub(super) fn cost(&self, kind: usize, length: u32) -> (u64, u64) {
         let word = self.kinds.get(kind).map_or(0, |word| word.load(Ordering::Relaxed));
@@ -105,15 +107,15 @@ impl<P: Platform> Prices<P> {
     }
 }
 
-/// Finds what requests cost.
+/// Finds the costs of requests.
 pub(super) struct Finder {
     is_direct: bool,
-    /// What was found, how far it is believed, in 256ths, and what requests cost therefore: bytes,
-    /// or what was found, or something in between.
+    /// The costs that were found, their weight against bytes, in 256ths (`belief`), and the mean by
+    /// that weight, which is charged (`shown`).
     parts: Parts,
     belief: u64,
     shown: Parts,
-    /// What is asked for, and whether costs matter for that.
+    /// The mix of requests, and whether costs matter for it.
     mix: Mix,
     is_mixed: bool,
     windows: [Window; WINDOWS],
@@ -124,28 +126,28 @@ pub(super) struct Finder {
     classes: [u64; CLASSES],
     are_several: bool,
     time_ns: u64,
-    /// What was counted at the last look, if the device was busy then.
+    /// The counts at the last call of `look`, if the device was busy then.
     last: Option<Sum>,
     random: u64,
     trial: u64,
-    /// Windows of trials that are left, and how many there have been without a pause.
+    /// Windows of trials that are left, and those that there have been without a pause.
     left: u32,
     tried: u32,
-    /// What the first window without trials was spent on, in 1024ths of each part, and how many of
-    /// them there have been.
+    /// The share of each part in the costs of the first window without trials, in 1024ths, and the
+    /// number of windows without trials.
     usual: [u64; PARTS],
     idle: u32,
-    /// Windows in a row that were unlike it.
+    /// Windows in a row that differed from `usual`.
     strange: u32,
-    /// What is being tried began with another load.
+    /// The present trials began because the load had changed.
     is_new: bool,
-    /// The policy has searched for nothing since the last trials began.
+    /// The policy has not searched for D since the last trials began.
     was_calm: bool,
     next_ns: u64,
 }
 
 impl Finder {
-    /// On the heap, by a call of its own: it is some KiB, and what builds a policy inside Linux has
+    /// On the heap, and not inlined: it has some KiB, and the builder of a policy inside Linux has
     /// a stack of 16 KiB.
     #[inline(never)]
     pub(super) fn boxed(is_direct: bool) -> Box<Self> {
@@ -181,12 +183,12 @@ impl Finder {
         }
     }
 
-    /// When to look next, in nanoseconds.
+    /// Time of the next call of `look`, in nanoseconds.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.next_ns
     }
 
-    /// What requests cost, trials left aside.
+    /// The costs of requests, without trials.
     pub(super) fn stats(&self) -> CostStats {
         let [random_read, sequential_read, random_write, sequential_write, read, write] =
             self.shown;
@@ -197,7 +199,8 @@ impl Finder {
         }
     }
 
-    /// Takes in what ports have counted. Tells whether costs vary from now on, and whether by much.
+    /// Adds the ports' counts to the window. `Some` if costs vary from now on, true if they have
+    /// changed by much.
     pub(super) fn look<P: Platform>(
         &mut self,
         now_ns: u64,
@@ -207,7 +210,7 @@ impl Finder {
     ) -> Option<bool> {
         self.next_ns = now_ns.saturating_add(LOOK_NS);
         let is_busy = sum.staged > 0 || self.is_direct && sum.live >= BUSY;
-        // Only what lies between two looks that found the device busy goes into a window.
+        // A window gets only the time between two calls that found the device busy.
         let last = core::mem::replace(&mut self.last, is_busy.then_some(*sum))?;
         if !is_busy {
             return None;
@@ -222,7 +225,7 @@ impl Finder {
             *units += sum.bytes[way].wrapping_sub(last.bytes[way]);
         }
         self.are_several |= sum.are_several || sum.turns != last.turns;
-        // From completion to completion: what was done after the last one is in no count yet.
+        // From completion to completion: the work after the last completion is in no count yet.
         self.time_ns += sum.last_ns.saturating_sub(last.last_ns);
         let count: u64 = self.counted.units.iter().take(KINDS).sum();
         let has_enough = self.time_ns >= SHORTEST_NS && count >= ENOUGH.max(2 * sum.live);
@@ -238,7 +241,7 @@ impl Finder {
         self.mix.add(&core::mem::replace(&mut self.classes, [0; CLASSES]), are_several);
         let was_mixed = core::mem::replace(&mut self.is_mixed, self.mix.is_mixed(&self.shown));
         if !self.is_mixed {
-            // What requests cost does not matter.
+            // Costs do not matter.
             if was_mixed {
                 self.left = 0;
                 prices.try_out(0, NO_TRIAL);
@@ -282,7 +285,7 @@ impl Finder {
         Some(is_much && self.is_new)
     }
 
-    /// A window without trials is over: time for some?
+    /// A window without trials is over. Begins trials if they are due.
     fn watch<P: Platform>(
         &mut self,
         window: &Window,
@@ -303,8 +306,8 @@ impl Finder {
         self.strange = if apart > STRANGE { self.strange + 1 } else { 0 };
         self.is_new = self.strange >= 2 && self.idle >= SOONEST;
         if !self.is_new {
-            // Once a search for D has ended, trials are due as soon as a window has shown what is
-            // usual.
+            // Once a search for D has ended, trials are due as soon as a window has shown the usual
+            // shares.
             let is_due = self.idle >= if self.was_calm { RARELY } else { 2 };
             if !is_due || !is_calm && self.idle < LATEST {
                 return None;
@@ -315,7 +318,7 @@ impl Finder {
         Some(false)
     }
 
-    /// The next window's trial: by chance, then its opposite; `None` if there is to be none.
+    /// Begins the next window's trial: a random one, then its opposite; `None` if no trial is left.
     fn try_next<P: Platform>(&mut self, prices: &Prices<P>) -> Option<()> {
         if self.left == 0 {
             (self.tried, self.idle, self.strange) = (0, 0, 0);
@@ -327,7 +330,8 @@ impl Finder {
         Some(())
     }
 
-    /// Goes to what was found; true if that is far for what takes much time.
+    /// Moves the costs towards the ones found; true if that changes much for a part that takes much
+    /// time.
     fn approach(&mut self, found: &fit::Found) -> bool {
         let before = self.shown;
         for (part, (now, found)) in self.parts.iter_mut().zip(&found.parts).enumerate() {
@@ -336,7 +340,8 @@ impl Finder {
             let half = now.midpoint(*found);
             *now = half.clamp(*now / 2, (*now).max(least) * 2).min(most);
         }
-        // Both have to bear it out: that costs are no chance, and that they make a difference.
+        // The smaller weight counts: the costs have to be more than chance, and to make a
+        // difference.
         let belief = self.mix.belief(&self.parts).min(found.belief);
         self.belief =
             if belief.abs_diff(self.belief) < 16 { belief } else { self.belief.midpoint(belief) };

@@ -1,20 +1,20 @@
-//! What requests cost, from what a busy device completed: the estimator.
+//! The estimator: the costs of requests, from the completions of a busy device.
 //!
-//! **Problem.** A request takes a base and so much for each byte of a busy device's time, and both
-//! are to be found from windows of time in which many requests of several kinds completed. Unknown
-//! are six *parts*: a base for each of four kinds, and a price of a byte read and one written.
-//! **Model.** If `x` is the rate at which a window had a part's units (requests, bytes) and the
-//! costs are right, `sum(cost * x)` is the same in each window, since all its time was used. Let
-//! `c` be the part of the device's time that the part takes on average and `d` how far its rate in
-//! a window was from its mean rate, relative to that. Then `sum(c) = 1`, and in each window
-//! `sum(c * d) = 0`: what one part has more of, others have less of, by what they take. The `c`
+//! **Problem.** A request takes a base and a price for each byte of a busy device's time, and both
+//! are to be found from windows of time in which many requests of several kinds completed. The
+//! unknowns are six *parts*: a base for each of four kinds, and a price of a byte read and one
+//! written. **Model.** If `x` is the rate at which a window had a part's units (requests, bytes)
+//! and the costs are right, `sum(cost * x)` is the same in each window, since all its time was
+//! used. Let `c` be the share of the device's time that the part takes on average, and `d` the
+//! difference of its rate in a window from its mean rate, relative to that. Then `sum(c) = 1`, and
+//! in each window `sum(c * d) = 0`: if one part takes more time, others take as much less. The `c`
 //! that come nearest to that are a least-squares problem on a simplex: minimise `c S c`, where `S`
-//! is the mean of `d d` over windows, plus `ridge` times the square of the distance to the
-//! [usual costs](FIRST), which decide where windows do not differ. It is solved by moving time from
-//! one part to another, for each pair of parts in turn.
+//! is the mean of `d d` over windows, plus `ridge` times the square of the distance to the [usual
+//! costs](FIRST), which decide where windows do not differ. It is solved by moving time from one
+//! part to another, for each pair of parts in turn.
 //!
-//! A device that becomes slower or faster for all moves all `d` of a window alike; that adds the
-//! same to `c S c` whatever `c` is, and moves nothing.
+//! A device that becomes slower or faster for all requests moves all `d` of a window alike; that
+//! adds the same to `c S c` whatever `c` is, and does not change the solution.
 //!
 //! **Example.** 4,000 requests a second, whatever their size. One window has 3,900 small ones and
 //! 100 large, another one 2,000 of each: requests have `d = 0` and bytes a large `d`, so the base
@@ -28,34 +28,34 @@ use super::tally::KINDS;
 pub(super) const PARTS: usize = KINDS + 2;
 /// Windows that are remembered.
 pub(super) const WINDOWS: usize = 64;
-/// After this many more windows one counts half as much.
+/// Windows after which a window counts half as much.
 const HALF_LIFE: usize = 16;
-/// Times that each pair of parts is looked at.
+/// Times that each pair of parts is visited.
 const SWEEPS: usize = 24;
-/// A part with fewer requests in all windows stays as it is.
+/// A part with fewer units in all windows keeps its cost.
 const FEW: u64 = 16;
 /// The longest base, in bytes, and the highest price of a byte, in 65536ths of one.
 pub(super) const MAX_BASE: u64 = 1 << 20;
 pub(super) const MAX_PRICE: u64 = 64 << 16;
-/// The least `ridge`, in 2^24ths: windows that differ by some thousandths say nothing.
+/// The least `ridge`, in 2^24ths: windows that differ by some thousandths carry no information.
 const LEAST_RIDGE: i64 = 160;
-/// And otherwise it is what windows differ by chance, divided by this: some 40 of them count,
-/// and shares are some three tenths off the usual ones (40 times 0.3 squared).
+/// Otherwise `ridge` is the difference of windows by chance, divided by this: some 40 of them
+/// count, and shares are some three tenths off the usual ones (40 times 0.3 squared).
 const DOUBT: i64 = 4;
-/// One in the scale of `c` and of costs' prices; of `d`; of `S`.
+/// One in the scale of `c` and of prices, and in that of `d`; `S` is in 2^24ths.
 const ONE: i64 = 1 << 16;
 const ONE_D: i64 = 1 << 12;
 
-/// What requests cost: bases in bytes, then prices of a byte read and one written, in 65536ths.
+/// The costs of requests: bases in bytes, then prices of a byte read and one written, in 65536ths.
 pub(super) type Parts = [u64; PARTS];
 
-/// What is taken for true before anything is known: requests cost their bytes.
+/// The costs before anything is known: requests cost their bytes.
 pub(super) const FIRST: Parts = [0, 0, 0, 0, 1 << 16, 1 << 16];
-/// Costs that explain windows this much better than bytes do are no chance, in multiples of what
-/// chance does on average; at twice that they are believed altogether.
+/// Costs begin to count where they explain windows better than bytes do by this, in multiples of
+/// the mean effect of chance; from twice that on they count fully.
 const CLEARLY: u64 = 8;
 
-/// What completed in a time in which the device was busy.
+/// The completions in a time in which the device was busy.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Window {
     /// Requests of each kind, and blocks of 512 bytes read and written.
@@ -67,28 +67,28 @@ pub(super) struct Window {
 const BLOCK: u64 = 512;
 
 impl Window {
-    /// Of each part, its units in 1,073 seconds.
+    /// The units of each part in 1,073 seconds.
     fn rates(&self) -> [u64; PARTS] {
         let time_us = self.time_us.max(1000);
         self.units.map(|units| (units.min(1 << 33) << 30) / time_us)
     }
 }
 
-/// What was found.
+/// The result of [`fit`].
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// What requests cost.
+    /// The costs of requests.
     pub(super) parts: Parts,
-    /// Of each part, its share of the device's time, in 65536ths; 0 for what was not seen.
+    /// The share of each part in the device's time, in 65536ths; 0 for a part that was not seen.
     pub(super) shares: [u64; PARTS],
-    /// What is left of `c S c`, in 2^24ths.
+    /// The remaining `c S c`, in 2^24ths.
     pub(super) left: u64,
-    /// How far windows bear out that requests do not cost their bytes, in 256ths.
+    /// The weight of the evidence that requests do not cost their bytes, in 256ths.
     pub(super) belief: u64,
 }
 
-/// The costs that windows show, the newest first. `now`: what requests cost now, which says what
-/// they cost on average.
+/// The costs that windows show; the newest window comes first. `now`: the present costs, which
+/// determine the mean cost.
 pub(super) fn fit<'a>(
     windows: impl Iterator<Item = &'a Window> + Clone,
     now: &Parts,
@@ -112,7 +112,7 @@ pub(super) fn fit<'a>(
     let is_seen: [bool; PARTS] = core::array::from_fn(|part| {
         seen.get(part).is_some_and(|&units| units >= FEW) && mean[part] > 256
     });
-    // What parts take with these costs, how much in all, and by what that is shifted.
+    // The cost of each part at these costs, the sum, and the shift of both.
     let spend = |parts: &Parts| {
         let spent: Parts = core::array::from_fn(|part| {
             let unit = if part < KINDS { parts[part] } else { (parts[part] * BLOCK) >> 16 };
@@ -131,7 +131,7 @@ pub(super) fn fit<'a>(
     let scatter = scatter(windows, &mean, &is_seen, weigh, weights);
     let (shares, left) = solve(&before, &scatter, &is_seen);
     let parts = costs(&shares, &mean, &is_seen, now, (total, shift));
-    // How much better than bytes, of what is left to chance in a window (an F-test).
+    // The improvement over bytes, relative to the remaining chance in a window (an F-test).
     let better = self::left(&before, &scatter).saturating_sub(left).saturating_mul(weights);
     let better = better / left.max(LEAST_RIDGE as u64);
     let belief = (better.saturating_sub(CLEARLY << 8) / CLEARLY).min(256);
@@ -165,13 +165,13 @@ fn scatter<'a>(
     sum.map(|row| row.map(|cell| cell / weights.max(1) as i64))
 }
 
-/// The shares of the device's time that come nearest, and what is left.
+/// The shares of the device's time that fit best, and the remaining `c S c`.
 fn solve(
     before: &[i64; PARTS],
     scatter: &[[i64; PARTS]; PARTS],
     is_seen: &[bool; PARTS],
 ) -> ([i64; PARTS], u64) {
-    // Twice: how well shares can do at all says how much windows are to be believed.
+    // Solved twice: the remainder at the least ridge determines the ridge.
     let mut shares = *before;
     descend(&mut shares, before, scatter, is_seen, LEAST_RIDGE);
     let ridge = (left(&shares, scatter) as i64 / DOUBT).max(LEAST_RIDGE);
@@ -187,7 +187,7 @@ fn left(shares: &[i64; PARTS], scatter: &[[i64; PARTS]; PARTS]) -> u64 {
     sum.max(0) as u64
 }
 
-/// In 2^24ths.
+/// The product of a row of `S` and the shares, in 2^24ths.
 fn dot(row: &[i64; PARTS], shares: &[i64; PARTS]) -> i64 {
     row.iter().zip(shares).map(|(cell, share)| cell * share).sum::<i64>() >> 16
 }
@@ -205,7 +205,7 @@ fn descend(
                 if !is_seen[i] || !is_seen[j] {
                     continue;
                 }
-                // The slope and the curve along moving time from j to i.
+                // The slope and the curvature for time that moves from j to i.
                 let pulled = |part: usize| ((shares[part] - before[part]) * ridge) >> 16;
                 let slope =
                     dot(&scatter[i], shares) - dot(&scatter[j], shares) + (pulled(i) - pulled(j));
@@ -226,12 +226,12 @@ fn costs(
     now: &Parts,
     (total, shift): (u64, u32),
 ) -> Parts {
-    // Of each part, what a unit takes, in some unit of time.
+    // The time of one unit of each part, in some unit of time.
     let each: Parts = core::array::from_fn(|part| {
         if is_seen[part] { ((shares[part] as u64) << 40) / (mean[part] >> 8).max(1) } else { 0 }
     });
     // A random read of 4 KiB costs 4,096, if there are some; else the mean cost stays. In both
-    // cases a unit of part costs `each * numerator / denominator` bytes.
+    // cases costs are in proportion to `each`.
     let read = each[0].saturating_add(each[KINDS].saturating_mul(8));
     let is_known = is_seen[0] && is_seen[KINDS] && shares[0] + shares[KINDS] > ONE / 64;
     let scaled = |each: u64, by: u64| {
@@ -264,13 +264,13 @@ mod tests {
 
     use super::*;
 
-    /// Some of a load: the kind and length of requests, and how many nanoseconds of the device's
-    /// time one takes.
+    /// A part of a load: the kind and length of its requests, and the device's time that one takes,
+    /// in nanoseconds.
     type Some = (usize, u64, u64);
 
-    /// A device that each takes as much time of on average, give or take `apart` hundredths, and
-    /// which does all of it a little faster or slower (`noise`, in hundredths) from window to
-    /// window.
+    /// Windows of a device on which the parts of the load take equal times on average, give or take
+    /// `apart` hundredths, and which is a little faster or slower (`noise`, in hundredths) from
+    /// window to window.
     fn windows(load: &[Some], apart: u64, noise: u64) -> Vec<Window> {
         let mut random = 88_172_645_463_325_252u64;
         let mut chance = |most: u64| {
@@ -294,7 +294,7 @@ mod tests {
         (0..WINDOWS).map(window).collect()
     }
 
-    /// What is found in some rounds, each of which begins with what the one before found.
+    /// The costs found after some rounds, each of which begins with the costs of the last.
     fn found(load: &[Some], apart: u64, noise: u64) -> Parts {
         let windows = windows(load, apart, noise);
         let round = |now: Parts, _| fit(windows.iter(), &now).expect("something completed").parts;
@@ -305,7 +305,7 @@ mod tests {
         parts[kind] as f64 + (parts[KINDS + (kind >> 1)] * length) as f64 / 65_536.0
     }
 
-    /// That requests cost what they take, within a part of it.
+    /// Checks that costs are in proportion to the times that requests take, up to a part of them.
     fn check(load: &[Some], apart: u64, noise: u64, within: f64) {
         let parts = found(load, apart, noise);
         let prices = load
@@ -350,7 +350,8 @@ mod tests {
         }
     }
 
-    /// What cannot be told apart has its usual proportion; what is not there keeps its cost.
+    /// Costs that windows cannot separate keep their usual proportion; an absent kind keeps its
+    /// cost.
     #[test]
     fn loads_that_never_vary_teach_nothing() {
         let parts = found(&[(0, 4096, 3 * US), (2, 65_536, 100 * US)], 0, 5);
@@ -360,7 +361,7 @@ mod tests {
         assert_eq!((parts[1], parts[3]), (FIRST[1], FIRST[3]));
     }
 
-    /// Nothing completed; a little; and as much as can be counted.
+    /// Windows with no completion, with few, and with as many as can be counted.
     #[test]
     fn no_window_is_too_strange() {
         let empty = [Window { time_us: 1000, ..Window::default() }; 3];

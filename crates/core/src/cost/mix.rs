@@ -1,35 +1,35 @@
-//! What is asked of the device: which classes of requests (kind and size) there are, and of how
-//! many flows.
+//! The mix of requests on the device: their classes (kind and size), and whether several flows send
+//! them.
 //!
-//! Only where several flows ask for several classes does it matter what requests cost. A load of
-//! one class is shared alike by any costs, and one flow has all that there is. A class is there if
-//! it has [`SOME`] of the requests, of the bytes, or of the costs; counts fade by a [`FADES`]th
-//! with each window.
+//! Costs matter only if several flows send requests of several classes. A load of one class is
+//! shared alike by any costs, and a single flow gets the whole device. A class is present if it has
+//! one part in [`SOME`] of the requests, of the bytes, or of the costs; counts fade by one part in
+//! [`FADES`] with each window.
 
 use super::fit::Parts;
 use super::tally::{CLASSES, KINDS, direction, of_class};
 
-/// A class is there if it has one part in this.
+/// A class is present if it has one part in this.
 const SOME: u64 = 16;
 /// Counts lose one part in this with each window.
 const FADES: u64 = 16;
-/// Several flows are there for this many windows after the last in which they were.
+/// Windows for which several flows count as present after the last window with several flows.
 const LATELY: u32 = 16;
-/// Costs are those of bytes if no two classes are further apart, relative to their bytes, than
-/// this, in 256ths; above twice that they are what was found, and in between partly.
+/// Costs are those of bytes if the costs per byte of any two classes differ by at most this factor,
+/// in 256ths; from twice that factor on they are the ones found, and in between a mean of both.
 const NEAR: u64 = 2 << 8;
 /// One, in counts and ratios.
 const ONE: u64 = 1 << 8;
 
-/// Which classes of requests complete.
+/// The classes of completed requests.
 pub(super) struct Mix {
-    /// Of each class, in 256ths.
+    /// The count of each class, in 256ths.
     counts: [u64; CLASSES],
-    /// Windows for which several flows are taken to be there.
+    /// Windows for which several flows count as present.
     several: u32,
 }
 
-/// What a request of a class costs.
+/// The cost of a request of a class.
 fn cost(parts: &Parts, class: usize) -> u64 {
     let (kind, length) = of_class(class);
     let price = parts.get(KINDS + direction(kind)).map_or(0, |price| (price * length) >> 16);
@@ -48,7 +48,7 @@ impl Mix {
         self.several = if are_several { LATELY } else { self.several.saturating_sub(1) };
     }
 
-    /// The classes that are there, with these costs.
+    /// The classes that are present, with these costs.
     fn classes(&self, parts: &Parts) -> impl Iterator<Item = usize> {
         let mut sums = [0u64; 3];
         let measures = |class: usize| {
@@ -66,20 +66,20 @@ impl Mix {
         })
     }
 
-    /// Several flows ask for several classes.
+    /// Whether several flows send requests of several classes.
     pub(super) fn is_mixed(&self, parts: &Parts) -> bool {
         self.several > 0 && self.classes(parts).nth(1).is_some()
     }
 
-    /// How far these costs are to be believed, in 256ths: not at all if all classes that are there
-    /// cost about as much for each of their bytes.
+    /// The weight of these costs against those of bytes, in 256ths: 0 if all present classes cost
+    /// about as much for each of their bytes.
     pub(super) fn belief(&self, parts: &Parts) -> u64 {
         let (mut least, mut most) = (u64::MAX, 1);
         for class in self.classes(parts) {
             let each = (cost(parts, class) << 16) / of_class(class).1;
             (least, most) = (least.min(each.max(1)), most.max(each));
         }
-        // Where no class is there, none is apart from another.
+        // Without any class present there is no difference.
         let apart = if least > most { ONE } else { (most << 8) / least };
         (apart.saturating_sub(NEAR) * ONE / NEAR).min(ONE)
     }

@@ -1,19 +1,20 @@
-//! What requests cost: one layer in front of any policy, which computes it.
+//! The cost of requests: one layer in front of any policy, which computes it.
 //!
-//! **Problem.** A policy shares whatever requests cost. Bytes are what a fast device is short of at
-//! large sizes; at small ones it is short of requests: on a device of 4,000 requests a second one
-//! of 512 bytes takes as long as one of 1 MiB, and a tenant that sends those gets 2 % of what it
-//! has alone beside one that sends these. **Model.** [`Costs`] stands around a policy and gives
-//! each request its [`Cost`] before the policy sees it:
+//! **Problem.** A policy gives flows equal costs for each weight, whatever a cost counts. A fast
+//! device is limited in bytes at large sizes and in requests at small ones. On a device of 4,000
+//! requests a second, a request of 512 bytes takes as long as one of 1 MiB; if costs are bytes, a
+//! tenant that sends requests of 1 MiB beside one that sends requests of 512 bytes gets 2 % of its
+//! rate when alone. **Model.** [`Costs`] surrounds a policy and gives each request its [`Cost`]
+//! before the policy sees it:
 //!
 //! - `bytes`: its length ([`CostModel`]).
-//! - `requests`: each read or write costs what one of [`REQUEST_BYTES`] does, whatever its length.
-//! - `device`: a base for its kind (random or sequential, read or write) and so much for each byte,
-//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time;
-//!   the length where several flows do not ask for several kinds and sizes, or the device's time is
-//!   about proportional to it (`mix`). A port loads three shared words per request, and stores four
-//!   words of its own lines per completion; the other two kinds of cost pay nothing for it. The
-//!   default of policies that hold nothing back.
+//! - `requests`: each read or write costs [`REQUEST_BYTES`], whatever its length.
+//! - `device`: a base for its kind (random or sequential, read or write) and a price for each byte,
+//!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time.
+//!   The cost is the length while there is only one flow, or only requests of one kind and size, or
+//!   while the device's time is about proportional to the length (`mix`). A port loads three shared
+//!   words per request, and stores four words of its own lines per completion, but only with this
+//!   kind of cost. The default of policies that hold nothing back.
 //!
 //! **Unit.** Costs are equivalent bytes, so T, tokens and thresholds keep their meaning. The
 //! factors for reads and writes multiply what a request costs, and the least cost bounds it.
@@ -22,8 +23,8 @@
 //! ([`Cost::joined`]).
 //!
 //! **Example.** With `requests` a read of 512 bytes and one of 1 MiB cost 4,096 each; with a
-//! `write-cost` of 300 % a write costs 12,288. Where the device takes 4,000 of either a second
-//! `device` finds 4,096 for both, and 512 and 1 MiB where it is limited by its link.
+//! `write-cost` of 300 % a write costs 12,288. With `device` both cost 4,096 if the device serves
+//! 4,000 of either a second, and 512 bytes and 1 MiB if it is limited by its link.
 //!
 //! **Knobs.** `cost`, `read-cost`, `write-cost`, `least-cost`.
 
@@ -51,10 +52,10 @@ use crate::structures::allocation::{boxed, granted};
 use device::{Finder, Prices};
 use tally::{KINDS, Sum, Tally, Words};
 
-/// What a read or write costs where requests are counted, in bytes.
+/// Cost of a read or write where requests are counted, in bytes.
 pub const REQUEST_BYTES: u64 = 4096;
 
-/// What is counted.
+/// The quantity that costs count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum CostKind {
@@ -70,13 +71,14 @@ pub enum CostKind {
 words!(CostKind:
     "bytes" => Self::Bytes, "requests" => Self::Requests, "device" => Self::Device);
 
-/// What requests cost.
+/// The configuration of costs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CostConfig {
-    /// What is counted; default bytes, in the registry the device's time for some policies.
+    /// The quantity that costs count; default bytes, in the registry the device's time for some
+    /// policies.
     pub kind: CostKind,
-    /// Factors, least costs, and what flushes and discards cost.
+    /// Factors, least costs, and the costs of flushes and discards.
     pub model: CostModel,
 }
 
@@ -90,18 +92,18 @@ impl Configure for CostConfig {
 }
 
 impl CostConfig {
-    /// The usual factors.
+    /// The usual factors with this kind of cost.
     pub(crate) fn of(kind: CostKind) -> Self {
         CostConfig { kind, ..CostConfig::default() }
     }
 
-    /// What a request costs.
+    /// The cost of a request.
     #[inline]
     fn charge(&self, op: Op, length: u32) -> Cost {
         let model = &self.model;
         let percent = match (self.kind, op) {
-            // The length of a flush stands for the time that it was seen to take, so it counts in
-            // any kind.
+            // The length of a flush stands for the time that the flush was measured to take, so it
+            // counts with any kind of cost.
             (CostKind::Bytes, _) | (_, Op::Flush | Op::Discard) => {
                 return model.charge(op, length);
             }
@@ -113,26 +115,26 @@ impl CostConfig {
         Cost { alone, joined: 0 }
     }
 
-    /// The knob that says what is counted.
+    /// The knob for the kind of cost.
     pub(crate) fn kind(&mut self, knobs: &mut Knobs<'_>) {
         let kind = "what requests cost: their bytes, the same for each, or the device's time";
         knobs.is(Knob::one_of("cost", CostKind::WORDS, kind), &mut self.kind);
     }
 }
 
-/// A configuration, and what requests cost.
+/// The configuration of a policy, and that of its costs.
 pub struct Costed<C> {
     pub(crate) policy: C,
     pub(crate) cost: CostConfig,
 }
 
 impl<C> Costed<C> {
-    /// By bytes.
+    /// The configuration with costs by bytes.
     pub(crate) fn new(policy: C) -> Self {
         Costed { policy, cost: CostConfig::default() }
     }
 
-    /// By the device's time.
+    /// The configuration with costs by the device's time.
     pub(crate) fn by_device(policy: C) -> Self {
         Costed { policy, cost: CostConfig::of(CostKind::Device) }
     }
@@ -159,17 +161,17 @@ struct ByDevice<P: Platform> {
 
 struct Control {
     finder: Box<Finder>,
-    /// When the policy itself wants to be called.
+    /// Time of the next tick of the policy inside, in nanoseconds.
     inner_ns: Option<u64>,
 }
 
-/// What ports and the estimator share.
+/// The state that ports and the estimator share.
 struct Shared<P: Platform> {
     prices: CachePadded<Prices<P>>,
     ports: Box<[CachePadded<Words<P>>]>,
 }
 
-/// A port of it.
+/// A port of [`Costs`].
 pub struct CostPort<Q, P: Platform = Native> {
     inner: Q,
     config: CostConfig,
@@ -183,8 +185,9 @@ struct PortByDevice<P: Platform> {
 }
 
 impl<L: Policy, P: Platform> Costs<L, P> {
-    /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
-    // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    /// The layer around a policy of at most `flows` flows and its ports, which have `tags` tags
+    /// each.
+    // Not inlined: the builder of a policy inside Linux has a stack of 16 KiB.
     #[inline(never)]
     pub fn new(
         inner: L,
@@ -225,8 +228,8 @@ impl<P: Platform> ByDevice<P> {
             let finder = &mut control.finder;
             if finder.deadline_ns() <= now_ns {
                 let mut sum = Sum::default();
-                // Most looks end before they ask, and the answer takes the locks of the layers
-                // inside.
+                // A closure, because it takes the locks of the layers inside, and most calls of
+                // `look` end before they need it.
                 let is_calm = || {
                     let state = inner.stats().depth.map(|depth| depth.state);
                     state != Some(DepthState::Searching)
@@ -244,7 +247,7 @@ impl<P: Platform> ByDevice<P> {
 }
 
 impl<P: Platform> PortByDevice<P> {
-    /// The kind of a request, and what it costs.
+    /// The kind of a request, and its cost.
     #[inline]
     fn charge(&mut self, request: &Request, model: &CostModel) -> (usize, Cost) {
         let kind = self.tally.kind(request);
@@ -259,7 +262,7 @@ impl<P: Platform> PortByDevice<P> {
         (kind, Cost { alone, joined: scaled(joined, percent).min(CostModel::MAX_COST) })
     }
 
-    /// What a request's growth costs: its bytes.
+    /// The cost of a request's growth: that of its bytes.
     fn growth(&self, growth: &Growth, model: &CostModel) -> u64 {
         // A byte has the same price in random and in sequential requests.
         let (kind, percent) = match growth.op {
@@ -383,7 +386,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
 
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         let requeued = self.inner.requeue(now_ns, tag, wake);
-        // A direct policy has it issued again: it stays on the device.
+        // A direct policy issues the request again, so it stays on the device.
         if let Some(device) = &mut self.device
             && requeued == Some(Submitted::Staged)
         {
@@ -412,7 +415,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
 mod tests {
     use super::*;
 
-    /// What reads and writes cost is multiplied, and parts of a command cost nothing.
+    /// The costs of reads and writes are multiplied, and parts of a command cost nothing.
     #[test]
     fn requests_cost_the_same_whatever_their_length() {
         let mut config = CostConfig { kind: CostKind::Requests, ..CostConfig::default() };

@@ -1,12 +1,12 @@
-//! What each port counts of what it sends and gets back, for costs by the device.
+//! Each port's counts of its requests and completions, for costs by the device's time.
 //!
-//! A port counts in its own memory and shows its sums in a line of words that it alone writes; the
-//! layer reads them a hundred times a second. *Memory ordering.* The words are counts that guard no
-//! data, so they are accessed with Relaxed; a sum over ports may lack what the last microseconds
-//! brought, which the next one has.
+//! A port counts in its own memory and publishes its sums in words that it alone writes; the layer
+//! reads them a hundred times a second. *Memory ordering.* The words are counts that guard no data,
+//! so they are accessed with Relaxed; a sum over ports may lack the counts of the last
+//! microseconds, which the next sum has.
 //!
-//! A request is sequential if it begins within [`NEAR`] of where the one before it of its flow
-//! ended, on the same port.
+//! A request is sequential if it begins within [`NEAR`] of the end of its flow's last request on
+//! the same port.
 
 use alloc::boxed::Box;
 
@@ -17,9 +17,9 @@ use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::Request;
 use crate::structures::allocation::{boxed, zeroes};
 
-/// How far from the last end a sequential request may begin, in bytes.
+/// The largest distance of a sequential request from the last end, in bytes.
 const NEAR: u64 = 1 << 20;
-/// Places where flows' last ends are remembered; flows that share one are taken for random.
+/// Places for the flows' last ends; requests of flows that use one place by turns count as random.
 const CURSORS: usize = 1024;
 
 /// Kinds of request: random and sequential reads, random and sequential writes.
@@ -46,24 +46,24 @@ pub(super) const fn direction(kind: usize) -> usize {
     kind >> 1 & 1
 }
 
-/// What all ports have counted since the start, wrapping.
+/// The counts of all ports since the start, wrapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sum {
     /// Commands completed, of each class.
     pub(super) counts: [u64; CLASSES],
     /// Their bytes, read and written.
     pub(super) bytes: [u64; 2],
-    /// How often a port completed a request of another flow than the one before.
+    /// Completions of a request of another flow than the port's completion before.
     pub(super) turns: u64,
-    /// The flow's slot, plus one, of a request completed lately, and whether ports' last ones were
-    /// of several flows.
+    /// The flow's slot, plus one, of a request completed lately, and whether the ports' last
+    /// completions were of several flows.
     last: u64,
     pub(super) are_several: bool,
     /// Requests that policies hold.
     pub(super) staged: u64,
-    /// Those, and the ones on the device.
+    /// Requests that policies hold, and those on the device.
     pub(super) live: u64,
-    /// When the last one completed, in nanoseconds.
+    /// Time of the last completion, in nanoseconds.
     pub(super) last_ns: u64,
 }
 
@@ -88,7 +88,7 @@ const LOW: u64 = u32::MAX as u64;
 /// A port's words.
 pub(super) struct Words<P: Platform> {
     counts: [P::U64; CLASSES],
-    /// A bit for each class that something was counted of.
+    /// A bit for each class that has a count.
     classes: P::U64,
     bytes: [P::U64; 2],
     turns: P::U64,
@@ -112,7 +112,7 @@ impl<P: Platform> Words<P> {
         }
     }
 
-    /// Adds what the port has shown; lately is after `since_ns`.
+    /// Adds the counts that the port has published; a completion after `since_ns` counts as lately.
     pub(super) fn add_to(&self, sum: &mut Sum, since_ns: u64) {
         let load = |word: &P::U64| word.load(Ordering::Relaxed);
         // A load has a few classes: the other words of a port are not read.
@@ -140,7 +140,7 @@ impl<P: Platform> Words<P> {
     }
 }
 
-/// Where a request is.
+/// The place of a request.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
 #[repr(u8)]
 enum Place {
@@ -158,17 +158,17 @@ enum Place {
 #[derive(Clone, Copy, Default, Zeroable)]
 struct Live {
     length: u32,
-    /// The flow's.
+    /// The flow's slot.
     slot: u32,
     /// [`KINDS`] for one that is neither read nor write.
     kind: u8,
     place: Place,
 }
 
-/// What a port counts.
+/// The counts of a port.
 pub(super) struct Tally {
     live: Box<[Live]>,
-    /// Of each cursor, where the last request of a flow ended, and that flow's slot.
+    /// For each cursor, the end of the last request of a flow, and that flow's slot.
     ends: Box<[(u64, u32)]>,
     counts: [u64; CLASSES],
     classes: u64,
@@ -194,8 +194,8 @@ impl Tally {
         }
     }
 
-    /// The kind of a request, [`KINDS`] for one that is neither read nor write; the next one of the
-    /// flow may follow it.
+    /// The kind of a request, [`KINDS`] for one that is neither read nor write; records its end for
+    /// the flow's next request.
     #[inline]
     pub(super) fn kind(&mut self, request: &Request) -> usize {
         let first = match request.op {
@@ -240,7 +240,7 @@ impl Tally {
         self.on_device = self.on_device.wrapping_add(1);
     }
 
-    /// A staged request is on the device, and the policy does not have it. One that it never had is
+    /// A staged request has left the policy for the device. A request that this layer never had is
     /// not counted.
     pub(super) fn expedited(&mut self, tag: u32) {
         if self.live.get(tag as usize).is_some_and(|live| live.place == Place::Staged) {
@@ -284,7 +284,7 @@ impl Tally {
         let shown = u64::from(self.staged) << 32 | u64::from(self.staged + self.on_device);
         store(&words.live, shown);
         store(&words.last_ns, now_ns);
-        // One flow after itself changes neither word, so neither is stored.
+        // Two completions of one flow in a row change neither word, so neither is stored.
         if last != self.last {
             self.turns = self.turns.wrapping_add(u64::from(last != 0));
             store(&words.turns, self.turns);

@@ -1,19 +1,19 @@
-//! Knobs: what a policy can be told, said once.
+//! Knobs: the parameters of policies, each defined once.
 //!
 //! A configuration names its knobs in [`Configure::knobs`], each with the field that holds it. The
-//! caller decides what is done with them: listing them, setting one, checking all. So a key, its
-//! unit, range, words and help stand in one place, and its default is the field's.
+//! caller passes the action: listing them, setting one, checking all. So a key, its unit, range,
+//! words and help are written in one place, and its default is the field's.
 //!
-//! A value is a number in its unit, whatever it looks like where operators write it: bytes,
-//! nanoseconds, hundredths. A word stands for a number: `off` for 0, `scan` for the place of that
-//! tracker in the list.
+//! A value is a number in its unit (bytes, nanoseconds, hundredths), in whatever form operators
+//! write it. A word stands for a number: `off` for 0, `scan` for the place of that tracker in the
+//! list.
 
 use alloc::vec::Vec;
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::port::Tuning;
 
-/// What a knob's number counts.
+/// The unit of a knob's number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
     /// Things that have no unit.
@@ -34,30 +34,30 @@ pub enum Unit {
     Words,
 }
 
-/// What there is to know about a knob.
+/// The definition of a knob.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Knob {
     /// Its name.
     pub key: &'static str,
-    /// Its short name in the literature, as D and T.
+    /// Its short name in the literature, such as D or T.
     pub alias: Option<&'static str>,
-    /// What the number counts.
+    /// The unit of the number.
     pub unit: Unit,
     /// The least number.
     pub least: u64,
     /// The greatest number.
     pub most: u64,
-    /// Words, and the numbers that they stand for. Where several stand for one number, the first is
-    /// how it is written.
+    /// Words, and the numbers that they stand for. If several words stand for one number, it is
+    /// written as the first of them.
     pub words: &'static [(&'static str, u64)],
-    /// What is written before a number, as in `static-3`; mostly nothing.
+    /// The text before a number, as in `static-3`; mostly empty.
     pub prefix: &'static str,
-    /// What it is.
+    /// Its help text.
     pub help: &'static str,
-    /// What it is called in a policy's description in a few words, if it stands there.
+    /// Its name in a policy's short description, if it is part of that.
     pub brief: Option<&'static str>,
-    /// How it is changed while the policy runs, if it can be; `None` leaves it to the policy.
+    /// The change of a running policy, if it is possible; the value `None` leaves it to the policy.
     pub tuning: Option<fn(Option<u64>) -> Tuning>,
 }
 
@@ -121,31 +121,31 @@ impl Knob {
         Knob { words, ..Knob::new(key, Unit::Words, 1, 0, help) }
     }
 
-    /// It takes these words as well.
+    /// The knob that takes these words as well.
     #[must_use]
     pub const fn or(self, words: &'static [(&'static str, u64)]) -> Self {
         Knob { words, ..self }
     }
 
-    /// Numbers are written behind this.
+    /// The knob whose numbers are written behind this.
     #[must_use]
     pub const fn after(self, prefix: &'static str) -> Self {
         Knob { prefix, ..self }
     }
 
-    /// It has a short name in the literature, by which descriptions call it, too.
+    /// The knob with a short name from the literature, which descriptions use, too.
     #[must_use]
     pub const fn alias(self, alias: &'static str) -> Self {
         Knob { alias: Some(alias), brief: Some(alias), ..self }
     }
 
-    /// It stands in descriptions under this name.
+    /// The knob that is part of descriptions, under this name.
     #[must_use]
     pub const fn brief(self, brief: &'static str) -> Self {
         Knob { brief: Some(brief), ..self }
     }
 
-    /// It can be changed while the policy runs.
+    /// The knob that can be changed while the policy runs.
     #[must_use]
     pub const fn live(self, tuning: fn(Option<u64>) -> Tuning) -> Self {
         Knob { tuning: Some(tuning), ..self }
@@ -161,7 +161,7 @@ impl Knob {
         self.words.iter().find(|(_, number)| *number == value).map(|(word, _)| *word)
     }
 
-    /// Refuses a number that is out of range and no word's.
+    /// Refuses a number that is out of range and that no word stands for.
     pub fn check(&self, value: u64) -> Result<(), ConfigError> {
         let &Knob { key: knob, least, most, .. } = self;
         match (least..=most).contains(&value) || self.word_of(value).is_some() {
@@ -171,7 +171,7 @@ impl Knob {
     }
 }
 
-/// What holds a knob's value.
+/// The storage of a knob's value.
 pub trait Field {
     /// The value; `None` where the policy finds it by itself.
     fn get(&self) -> Option<u64>;
@@ -212,7 +212,7 @@ impl Field for Option<u64> {
     }
 }
 
-/// A value that is part of a field, or more than one.
+/// A value that is part of a field, or of several fields.
 struct By<S> {
     value: Option<u64>,
     set: S,
@@ -231,7 +231,7 @@ impl<S: FnMut(u64)> Field for By<S> {
 macro_rules! words {
     ($type:ty: $($word:literal => $variant:path),* $(,)?) => {
         impl $type {
-            /// How each is written.
+            /// The word of each variant.
             pub(crate) const WORDS: &'static [(&'static str, u64)] =
                 &[$(($word, $variant as u64)),*];
         }
@@ -249,12 +249,12 @@ macro_rules! words {
 
 pub(crate) use words;
 
-/// Lets programs change a configuration where they make it: it may get fields, so that they cannot
-/// write it out.
+/// Lets programs change a configuration where they make it. They cannot write it out, because it
+/// may get more fields.
 macro_rules! changeable {
     ($config:ty) => {
         impl $config {
-            /// The same, but for what `change` does to it.
+            /// The configuration after `change`.
             #[must_use]
             pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
                 change(&mut self);
@@ -266,18 +266,19 @@ macro_rules! changeable {
 
 pub(crate) use changeable;
 
-/// The knobs of a configuration, as they are gone through.
+/// The visitor of a configuration's knobs.
 pub struct Knobs<'a> {
     visit: &'a mut dyn FnMut(&Knob, &mut dyn Field),
 }
 
 impl Knobs<'_> {
-    /// This knob is this field.
+    /// Visits a knob whose value is in this field.
     pub fn is(&mut self, knob: Knob, field: &mut dyn Field) {
         (self.visit)(&knob, field);
     }
 
-    /// This knob has this value now (`None`: the policy finds it by itself) and is set so.
+    /// Visits a knob that has this value (`None`: the policy finds it by itself) and is changed by
+    /// `set`.
     pub fn by(&mut self, knob: Knob, value: Option<u64>, set: impl FnMut(u64)) {
         self.is(knob, &mut By { value, set });
     }
@@ -288,11 +289,11 @@ pub type Values = Vec<(Knob, Option<u64>)>;
 
 /// A configuration that has knobs.
 pub trait Configure {
-    /// Goes through the knobs, always in the same order.
+    /// Visits the knobs, always in the same order.
     fn knobs(&mut self, knobs: &mut Knobs<'_>);
 }
 
-/// Calls this for each knob.
+/// Calls `visit` for each knob.
 pub(crate) fn each<C: Configure>(config: &mut C, mut visit: impl FnMut(&Knob, &mut dyn Field)) {
     config.knobs(&mut Knobs { visit: &mut visit });
 }
@@ -315,20 +316,21 @@ pub(crate) fn check<C: Configure>(config: &mut C) -> Result<(), ConfigError> {
     result
 }
 
-/// The longest request, in bytes: none costs more at least, and none is merged to more.
+/// The longest request, in bytes: the bound of the least cost, and of the length of merged
+/// requests.
 const MAX_REQUEST: u64 = 32 << 20;
 /// The greatest factor of a cost, in hundredths.
 const MAX_FACTOR: u64 = 100_000;
 
-/// What reads cost.
+/// The cost of reads.
 pub(crate) const READ_COST: Knob =
     Knob::factor("read-cost", 1, MAX_FACTOR, "what reads cost for each byte");
 
-/// What writes cost.
+/// The cost of writes.
 pub(crate) const WRITE_COST: Knob =
     Knob::factor("write-cost", 1, MAX_FACTOR, "what writes cost for each byte");
 
-/// What any request costs.
+/// The least cost of any request.
 pub(crate) const LEAST_COST: Knob = Knob::bytes(
     "least-cost",
     1,
@@ -337,7 +339,7 @@ pub(crate) const LEAST_COST: Knob = Knob::bytes(
      short of, 4k",
 );
 
-/// What adjacent requests are merged to.
+/// The longest command that adjacent requests are merged to.
 pub(crate) const MERGE: Knob = Knob::bytes(
     "merge",
     0,
@@ -360,7 +362,7 @@ pub(crate) const SLOTS: Knob = Knob::requests(
 .alias("D")
 .live(slots);
 
-/// How D changes while requests run.
+/// The change of D while requests run.
 pub(crate) fn slots(slots: Option<u64>) -> Tuning {
     match slots {
         Some(slots) if slots != u64::from(AUTO) => Tuning::Slots(slots as u32),

@@ -1,5 +1,5 @@
-//! What a policy's module tells of it: its name, its [knobs], what it promises, and how it is
-//! built. The registry lists those that there are.
+//! The definition of a policy by its module: its name, its [knobs], its promises, and its
+//! constructor. The registry lists all definitions.
 
 pub(crate) mod knobs;
 
@@ -11,55 +11,55 @@ use crate::contract::port::Policy;
 use crate::structures::topology::Topology;
 use knobs::Configure;
 
-/// What a policy is built for.
+/// The dimensions that a policy is built for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Shape {
-    /// Where each port runs.
+    /// The place of each port.
     pub ports: Topology,
     /// The most flows there can be.
     pub flows: usize,
-    /// The bound of tags per port: its live requests.
+    /// The number of tags per port: the most live requests.
     pub tags: usize,
-    /// How many requests the device works on at a time; default 64. Knobs that follow the device
-    /// (D, what keeps it busy) are found from it.
+    /// Requests that the device works on at a time; default 64. Defaults of knobs that depend on
+    /// the device are computed from it.
     pub slots: u32,
 }
 
 impl Shape {
-    /// For this number of flows, and of tags of each port, over `ports`.
+    /// A shape of this number of flows, and of tags of each port, over `ports`.
     pub fn new(ports: Topology, flows: usize, tags: usize) -> Shape {
         Shape { ports, flows, tags, slots: 64 }
     }
 
-    /// Before a device that works on this number of requests at a time.
+    /// The shape in front of a device that works on this number of requests at a time.
     #[must_use]
     pub fn before(self, slots: u32) -> Shape {
         Shape { slots, ..self }
     }
 }
 
-/// What a policy promises beside what the [contract](crate::port) says of all.
+/// The promises of a policy in addition to the [contract](crate::port) of all policies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Promises {
     /// It schedules by the device's classes, and needs a device that has them.
     pub needs_classes: bool,
-    /// At most D requests are outstanding, and as many are while enough wait.
+    /// At most D requests are outstanding, and exactly D while enough requests wait.
     pub slots: bool,
-    /// Backlogged flows differ by no more than MQFQ's theorems say with its T.
+    /// The service of backlogged flows differs by at most the bound of MQFQ's theorems with its T.
     pub threshold: bool,
     /// Virtual time never goes back.
     pub steady_time: bool,
     /// Over long times backlogged flows are served by weight.
     pub shares: bool,
-    /// It may keep requests while the device has room for them.
+    /// It may hold requests while the device has free slots.
     pub holds_back: bool,
-    /// What one flow may be served in a turn during which no other is, in bytes.
+    /// Bytes that one flow may be served in a turn during which no other flow is served.
     pub turn: u64,
 }
 
 impl Promises {
-    /// Nothing but what holds for every policy.
+    /// No promises in addition to the contract.
     pub const NONE: Promises = Promises {
         needs_classes: false,
         slots: false,
@@ -74,10 +74,10 @@ impl Promises {
 /// A policy and its ports.
 pub type Built<L> = (L, Vec<<L as Policy>::Port>);
 
-/// Keys and their values; the last one counts.
+/// Keys and their values; if a key is given twice, the last value counts.
 pub type Keys<'a> = &'a [(&'a str, u64)];
 
-/// What is said of this key.
+/// The value of this key, if it is given.
 pub(crate) fn said(keys: Keys<'_>, key: &str) -> Option<u64> {
     keys.iter().rev().find(|(said, _)| *said == key).map(|(_, value)| *value)
 }
@@ -88,17 +88,17 @@ pub trait Entry: 'static {
     const NAME: &'static str;
     /// Knobs of its configuration that it does not offer.
     const WITHOUT: &'static [&'static str] = &[];
-    /// What it promises.
+    /// Its promises.
     const PROMISES: Promises;
-    /// What it is built from.
+    /// Its configuration.
     type Config: Configure;
-    /// What is built.
+    /// The type of the policy.
     type Policy<P: Platform>: Policy<Port: 'static>;
 
-    /// Its configuration for this shape before any key is set. Keys are given for those knobs whose
-    /// defaults depend on others.
+    /// Its configuration for this shape before any key is set. Only defaults that depend on other
+    /// knobs use `keys`.
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError>;
 
-    /// Builds it.
+    /// Builds the policy and its ports.
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError>;
 }

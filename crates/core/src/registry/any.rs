@@ -1,4 +1,4 @@
-//! [`AnyPolicy`] and [`AnyPort`]: each verb goes to the policy that is there.
+//! [`AnyPolicy`] and [`AnyPort`]: each verb calls that of the policy inside.
 
 use super::{AnyPolicy, AnyPort, forward};
 use crate::contract::layer::names::*;
@@ -37,8 +37,8 @@ impl<P: Platform> Policy for AnyPolicy<P> {
     policy_methods!(to_the_policy);
 }
 
-/// Its `submit` answers [`Submitted::Issue`] where the policy's submit is dispatch; since it may be
-/// another policy's, `next` is owed all the same.
+/// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type does not
+/// show which policy is inside, so the caller has to call `next` in any case.
 impl<P: Platform> Port for AnyPort<P> {
     port_methods!(to_the_port);
 }

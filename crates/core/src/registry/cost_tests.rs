@@ -1,4 +1,4 @@
-//! What costs do to shares: closed loops before devices in virtual time.
+//! The effect of costs on shares: closed loops in front of simulated devices.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -14,7 +14,7 @@ use crate::cost::CostKind;
 
 const MS: u64 = 1_000_000;
 
-/// A tenant that always has so many requests of a length to ask for.
+/// A tenant that always has `depth` requests of `length` bytes.
 #[derive(Clone, Copy)]
 struct Tenant {
     weight: u32,
@@ -26,8 +26,8 @@ struct Tenant {
 const SMALL: Tenant = Tenant { weight: 100 << 8, op: Op::Read, length: 512, depth: 64 };
 const LARGE: Tenant = Tenant { length: 1 << 20, depth: 8, ..SMALL };
 
-/// Requests that each tenant is served in the second half of a run of so many milliseconds, before
-/// a device that serves one request after the other, each in `service_ns`.
+/// Requests that each tenant is served in the second half of a run of `ms` milliseconds, by a
+/// device that serves one request after the other, each in `service_ns`.
 fn served(
     policy: (&str, Keys<'_>),
     tenants: &[Tenant],
@@ -86,8 +86,8 @@ fn served_as(
     counts
 }
 
-/// By the device's time a load of one class is served as by bytes, request by request, with D
-/// searched for; and so is a flow that is alone, whatever it asks for.
+/// With costs by the device's time a load of one class is served as with costs by bytes, request by
+/// request, while D is searched for; and so is a flow that is alone, whatever its requests are.
 #[test]
 fn costs_do_nothing_where_they_do_not_matter() {
     let usual = Tenant { length: 4096, depth: 32, ..SMALL };
@@ -109,7 +109,7 @@ fn costs_do_nothing_where_they_do_not_matter() {
 }
 
 /// A device whose speed varies by chance, from request to request and from tenth to tenth of a
-/// second, and which takes as long for each byte: tenants have equal bytes.
+/// second, and which takes the same time for each byte: tenants get equal bytes.
 #[test]
 fn chance_is_not_taken_for_costs() {
     for (apart, seed) in [(10, 1u64), (30, 1), (30, 2), (50, 3), (50, 4)] {
@@ -148,8 +148,8 @@ fn keys(kind: CostKind) -> Vec<(&'static str, u64)> {
     vec![("slots", 4), ("cost", kind as u64)]
 }
 
-/// 512 bytes beside 1 MiB on a device of 4,000 requests a second: by bytes the large ones have next
-/// to nothing, by requests or by the device's time each tenant has half of what it has alone.
+/// 512 bytes beside 1 MiB on a device of 4,000 requests a second: by bytes the large ones get next
+/// to nothing, by requests or by the device's time each tenant gets half of its rate when alone.
 #[test]
 fn a_device_that_is_short_of_requests_is_shared_by_requests() {
     let both =
@@ -166,8 +166,8 @@ fn a_device_that_is_short_of_requests_is_shared_by_requests() {
     }
 }
 
-/// Weights of 1.5 and 1, which whole numbers do not have; and each a quarter of that, and a
-/// thousand times.
+/// Weights of 1.5 and 1, which are not both whole numbers; and a quarter of both, and a thousand
+/// times both.
 #[test]
 fn shares_follow_weights_between_whole_numbers() {
     for name in POLICIES {

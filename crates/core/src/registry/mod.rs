@@ -1,16 +1,16 @@
-//! The policies that there are, a line each.
+//! The registry of policies, one line each.
 //!
-//! A module of a policy tells its name, knobs, promises and how it is built ([`Entry`]). A line
-//! here makes it one of [`ALL`]; programs take names, keys, help and ranges from there, and build a
-//! policy that is chosen at run time in one of two ways:
+//! The module of a policy defines its name, knobs, promises and constructor ([`Entry`]). A line
+//! here adds it to [`ALL`], from which programs take names, keys, help and ranges. A policy that is
+//! chosen at run time is built in one of two ways:
 //!
-//! - [`with`] builds it and calls a generic function with it: what runs is compiled for its port,
-//!   as shards are (docs/decisions/0002).
+//! - [`with`] builds it and calls a generic function with it, which is compiled for its port, as
+//!   shards are (docs/decisions/0002).
 //! - [`AnyPolicy`] is one type for all of them, for embedders whose loop should be compiled once. A
 //!   verb costs a jump more.
 //!
-//! A policy that is chosen while the program is written is had from [`build`]: keys and [`Shape`]
-//! are the same for all, and its type is its own.
+//! [`build`] builds a policy that is chosen at compile time: keys and [`Shape`] are the same for
+//! all policies, and each has its own type.
 
 mod any;
 
@@ -33,7 +33,7 @@ pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
 
 macro_rules! policies {
     ($d:tt $($(#[$cfg:meta])* $variant:ident: $entry:ty,)*) => {
-        /// All of them, in the order in which they are shown.
+        /// All policies, in the order in which they are shown.
         pub static ALL: &[Registered] = &[$($(#[$cfg])* Registered::of::<$entry>()),*];
 
         /// A policy that is chosen while the program runs.
@@ -84,7 +84,7 @@ macro_rules! policies {
             }
         }
 
-        /// Builds the policy of this name with these keys, and does something with it.
+        /// Builds the policy of this name with these keys, and runs `with` on it.
         pub fn with<P: Platform, W: WithPolicy>(
             name: &str,
             keys: Keys<'_>,
@@ -101,7 +101,7 @@ macro_rules! policies {
             Err(Error::NoPolicy(name.into()))
         }
 
-        /// Does the same with whatever is in there.
+        /// Evaluates an expression with the policy or port inside.
         macro_rules! forward {
             ($d of:ident in $d self:expr => $d call:expr) => {
                 match $d self {
@@ -137,24 +137,24 @@ policies! { $
     Toy: Alone<serial::toy::Toy>,
 }
 
-/// What to do with a policy once it is built; a trait, because each policy is a type of its own.
+/// An action on a policy once it is built; a trait, because each policy is a type of its own.
 pub trait WithPolicy {
-    /// What comes of it.
+    /// The result of the action.
     type Output;
-    /// Does it.
+    /// Runs the action.
     fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Self::Output
     where
         L::Port: 'static;
 }
 
-/// Why there is no such policy.
+/// The reason why a policy was not built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// None has this name.
+    /// No policy has this name.
     #[error("there is no policy {0}")]
     NoPolicy(String),
-    /// It does not take this key.
+    /// The policy does not take this key.
     #[error("{policy} takes no {key}")]
     NoKey {
         /// The policy.
@@ -162,7 +162,7 @@ pub enum Error {
         /// The key.
         key: String,
     },
-    /// A value, or all of them together, make no sense.
+    /// A value, or the combination of all values, is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
@@ -172,7 +172,7 @@ pub enum Error {
 pub struct Registered {
     /// Its name.
     pub name: &'static str,
-    /// What it promises.
+    /// Its promises.
     pub promises: Promises,
     /// Whether submit is dispatch ([`Port::IS_DIRECT`]).
     pub is_direct: bool,
@@ -206,13 +206,13 @@ impl Registered {
         }
     }
 
-    /// The knobs that it has, and what they are with these keys; `None` where the policy finds a
-    /// value by itself.
+    /// Its knobs, and their values with these keys; `None` where the policy finds a value by
+    /// itself.
     pub fn configured(&self, keys: Keys<'_>, shape: &Shape) -> Result<Values, Error> {
         (self.knobs)(keys, shape)
     }
 
-    /// The knobs that it has.
+    /// Its knobs.
     pub fn knobs(&self) -> Vec<Knob> {
         let usual = self.configured(&[], &Shape::new(Topology::flat(1), 1, 1));
         usual.unwrap_or_default().into_iter().map(|(knob, _)| knob).collect()
@@ -224,8 +224,8 @@ pub fn find(name: &str) -> Option<&'static Registered> {
     ALL.iter().find(|policy| policy.name == name)
 }
 
-/// The configuration with these keys. A call of its own: its knobs lie on the stack, 4 KiB of them,
-/// and building the policy needs as much again, of the 16 KiB that a kernel has.
+/// The configuration with these keys. A function that is not inlined: its knobs take 4 KiB of
+/// stack, and building the policy needs as much again, of the 16 KiB that a kernel has.
 #[inline(never)]
 fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error> {
     let mut config = E::config(shape, keys)?;
@@ -241,17 +241,18 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
-/// What is built for an entry: its policy, and around it the layers that keep groups and caps.
+/// The type that is built for an entry: its policy, and around it the layers that keep groups and
+/// caps.
 pub type CappedOf<E, P> = Capped<Grouped<<E as Entry>::Policy<P>, P>, P>;
 
 /// Builds the policy of this entry with these keys, around it the layers that keep
 /// [groups and reservations](crate::groups) and [caps](crate::caps), and its ports: as a type of
 /// its own, for embedders that know which policy they want and have their loop compiled for it.
 ///
-/// All policies are built by this one call, so one that gets another knob breaks no caller.
+/// All policies are built by this one call, so a new knob of a policy breaks no caller.
 ///
-/// **Memory.** All of it is taken here, and none when flows are added. Without enough for the
-/// policy and the layers around it this is [`ConfigError::Memory`].
+/// **Memory.** All of it is allocated here, and none when flows are added. If there is not enough
+/// for the policy and the layers around it, the error is [`ConfigError::Memory`].
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
@@ -272,7 +273,8 @@ pub fn build<E: Entry, P: Platform>(
 }
 
 /// Builds the same without the layers that keep groups, reservations and caps, for embedders that
-/// use none of them: it refuses them, and its memory, verbs and stack are the less for it.
+/// use none of them: the policy refuses them, and needs less memory, less time for each verb, and
+/// less stack.
 #[inline(never)]
 pub fn bare<E: Entry, P: Platform>(
     keys: Keys<'_>,

@@ -1,4 +1,4 @@
-//! What every line of the registry owes.
+//! Laws of every line of the registry.
 
 use alloc::vec::Vec;
 
@@ -46,8 +46,8 @@ fn every_policy_is_built_by_its_name_and_serves() {
     }
 }
 
-/// What a flow was served is what its issued requests cost: one that was cancelled costs nothing,
-/// one that was taken back and issued again costs once.
+/// A flow's service is the cost of its issued requests: a cancelled request costs nothing, and a
+/// request that was taken back and issued again is charged once.
 #[test]
 fn what_a_flow_was_served_is_counted() {
     const CHARGE_NOTHING: [&str; 2] = ["none", "kyber"];
@@ -76,7 +76,7 @@ fn what_a_flow_was_served_is_counted() {
                 }
                 Next::Issue { tag, .. } => issued.push(tag),
                 Next::WaitUntil(until) => now_ns = until,
-                // The flow that has the device is waited for.
+                // The policy waits for the flow that has the device.
                 _ => {
                     now_ns += 1_000_000;
                     issued.iter().for_each(|&tag| {
@@ -98,7 +98,7 @@ fn what_a_flow_was_served_is_counted() {
     }
 }
 
-/// Whatever the policy, it is built from keys and a shape, as its own type.
+/// Every policy is built from keys and a shape, as its own type.
 #[test]
 fn every_policy_is_built_by_its_type_alike() {
     fn ports<E: Entry>(keys: Keys<'_>) -> Result<usize, Error> {

@@ -1,5 +1,5 @@
-//! Machines that break a guarantee of atomics. On them the models must find a violation of each
-//! law, which shows that they check it.
+//! Machines that break a guarantee of atomics. On such a machine a model must find a violation of
+//! its law, which shows that it checks the law.
 //!
 //! [`NoOrder`] has no total order between writing one word and reading another; [`Unordered`] has
 //! no order at all; [`NoStamp`] swaps words whose tag is the same though the stamp is not; [`Torn`]

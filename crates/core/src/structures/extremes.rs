@@ -48,7 +48,7 @@ pub(crate) struct Extremes {
 }
 
 impl Extremes {
-    /// Of `count` places, none of which has a number.
+    /// The extremes of `count` places, none of which has a number.
     pub(crate) fn new(count: usize) -> Self {
         let size = |level: u32| count.max(1).div_ceil(BLOCK.saturating_pow(level + 1));
         let levels = (0..).find(|&level| size(level) == 1).unwrap_or(0) as usize + 1;

@@ -16,8 +16,8 @@
 //!    closing in its private memory, and clears its bit of each as soon as it holds no request of
 //!    that flow. The log has as many places as there are slots. A slot is closed again only when
 //!    all ports have released it, so no name is overwritten that a port has not read.
-//! 3. The port that clears the last bit adds it to the free slots; `add` takes the lowest of them
-//!    and gives it a new generation.
+//! 3. The port that clears the last bit adds the slot to the free ones; `add` takes the lowest of
+//!    them and gives it a new generation.
 //!
 //! *Ordering.* `closings` and `news` are raised with Release after the word, the bits and the name
 //! are written, and read with Acquire, so a port that sees the new value sees the closed word,

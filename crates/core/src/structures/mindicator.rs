@@ -4,9 +4,10 @@
 //! **Problem.** Every dispatch may change the minimum over all ports; finding it by a scan costs a
 //! cache miss per port and dispatch. **Model.** A mindicator (Liu et al.): a tree whose leaves hold
 //! each port's lead start tag and whose inner nodes hold the least of their children. A port
-//! changes its leaf and then only the ancestors whose minima change. The root is special: it is
-//! virtual time itself and never goes down. The array scan that the paper compares with is the same
-//! tree without inner nodes (Section 4.3.1 calls it "a one-level mindicator").
+//! changes its leaf and then its ancestors up to the first whose minimum does not change. The root
+//! is special: it is virtual time itself and never goes down. The array scan that the paper
+//! compares with is the same tree without inner nodes (Section 4.3.1 calls it "a one-level
+//! mindicator").
 //!
 //! **Words.** A tag's lower 8 bits are free ([`crate::contract::vtime`]): bit 7 says that nothing
 //! waits below a node, bits 0 to 6 are its *stamp*, which counts its changes modulo 128. (The root

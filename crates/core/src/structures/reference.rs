@@ -4,8 +4,8 @@
 //! 100 ([`crate::contract::vtime`]). A threshold of 45 KiB, taken as 46,080 units, lets a flow of
 //! weight 10,000 be 4.5 MiB ahead, which on a slow device is a second of service for all others,
 //! and holds a flow of weight 1 to 460 bytes. **Model.** A threshold is meant in bytes of a flow of
-//! the *reference weight* `R`: `B` bytes are `B x 100 / R` units. With `R = max(lightest, heaviest
-//! / 4)` over all flows,
+//! the *reference weight* `R`: `B` bytes are `B x 100 / R` units. Over all flows,
+//! `R = max(lightest, heaviest / 4)`. Then
 //! - all weights times any factor leave every flow as many bytes as they did;
 //! - where all weights are 100, `R` is 100: a byte is a unit;
 //! - where weights are within 1:4, the lightest flow may be ahead by `B`, and `R` does not depend

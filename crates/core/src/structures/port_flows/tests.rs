@@ -87,7 +87,7 @@ fn weights_change_at_once_and_only_between_1_and_10000() {
 enum Step {
     Add,
     Remove(usize),
-    /// By port, flow, and whether its tag was held.
+    /// The port, the flow, and whether the tag was held.
     Submit(usize, usize, bool),
     Hold(usize, usize),
     /// A request of the policy, or a held one, goes before all others.
