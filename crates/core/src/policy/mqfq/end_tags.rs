@@ -1,28 +1,29 @@
-//! The end tags of flows: where each flow's next request starts, whichever port it comes to.
+//! The end tags of flows: the virtual time at which each flow's next request starts, on any port.
 //!
 //! **Problem.** A flow that is served on several ports has one place in virtual time. The paper
-//! keeps it in an integer, changed by an atomic addition for each request (Section 3.1, which
-//! leaves a scalable counter to future work). That integer's cache line goes from core to core with
-//! the requests, and the addition waits for it: more than all the rest of a request costs.
+//! keeps that place in an integer, changed by an atomic addition for each request (Section 3.1,
+//! which leaves a scalable counter to future work). The integer's cache line goes from core to core
+//! with the requests, and each addition waits for it, which costs more than all the rest of a
+//! request.
 //!
 //! **Model.** A counter that may be a little behind. While a flow has requests waiting on a port,
-//! the port tags its next one where its last one ended, without looking at the shared word, and
-//! notes the cost as *arrears*. Before its arrears come to more than [`most`](EndTags::most),
-//! called `L`, it adds them to the word together with the request at hand, which starts where the
-//! word was. So each request is charged once, no virtual time is set aside that might not be used,
-//! and the word is behind the flow's true end tag `X` by at most what its `P` ports owe. A request
-//! that costs more than `L` is charged at once, and so is each if T is small or 0. A lone port has
-//! no arrears.
+//! the port starts the flow's next request where its last one ended, without reading the shared
+//! word, and adds the cost to its *arrears*. Before the arrears exceed [`most`](EndTags::most),
+//! called `L`, the port adds them to the word together with the cost of the request at hand, which
+//! starts no earlier than the old word plus the arrears. So each request is charged once, no
+//! virtual time is reserved that might not be used, and the word is behind the flow's true end tag
+//! `X` by at most the arrears of its `P` ports. A request that costs more than `L` is charged at
+//! once, and so is each request if T is small or 0. A lone port has no arrears.
 //!
-//! **Lines.** A request that is charged: one line, if another port has charged the flow since. One
-//! that is not: none. Of requests that cost `c` units, every `L / c + 1`-th is charged (rounded
-//! down).
+//! **Cache lines.** A charged request moves one line, if another port has charged the flow since
+//! this port's last charge; any other request moves none. Of requests that cost `c` units, every
+//! `L / c + 1`-th is charged (rounded down).
 //!
-//! **What it does to the bounds of Section 2.2**, `4 A` with `A = P L`, is argued above the verbs.
+//! **The bounds of Section 2.2** grow by `4 A`, with `A = P L`; the argument is above the verbs.
 //!
 //! So that Theorems 1 and 2 hold as they stand, ports are throttled not by T but by the *window*
-//! `W = T - T/5`, rounded down, ([`EndTags::window`]), and `L` is `W / 8` divided by the ports
-//! (rounded up to a power of two): then `4 A <= W / 2`, and `2 W + 4 A <= 2 T`.
+//! `W = T - T/5`, rounded down, ([`EndTags::window`]), and `L` is `W / 8` divided by the number of
+//! ports (rounded up to a power of two): then `4 A <= W / 2`, and `2 W + 4 A <= 2 T`.
 //!
 //! **Worked example.** T = 45 KiB = 46,080 and two ports: W = 36,864, L = 2,304. Requests of 4 KiB
 //! cost 4,096 units at weight 100 and are charged one by one; at weight 200 they cost 2,048 and
@@ -39,10 +40,10 @@ use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
 use crate::structures::allocation::boxed;
 
-/// The part of T that is kept for arrears, as a divisor.
+/// The part of T that is reserved for arrears, as a divisor.
 const RESERVE: u64 = 5;
 
-/// The part of the window that all ports may owe a flow, as a power of two: an eighth.
+/// The most arrears of a flow on all ports, as a part of the window and a power of two: an eighth.
 const ARREARS_SHIFT: u32 = 3;
 
 /// The end tags of all flows.
@@ -53,55 +54,57 @@ pub(super) struct EndTags<P: Platform, R: Reading> {
     ports_log2: u32,
 }
 
-/// A flow's end tag less what ports owe, in a cache line of its own. (Not in two, as `CachePadded`
-/// would have it: with thousands of flows the footprint costs more than the processor's fetching of
-/// neighbouring lines.)
+/// A flow's end tag less the arrears of all ports, in a cache line of its own. (Not in two lines,
+/// as `CachePadded` would align it: with thousands of flows the footprint costs more than the
+/// processor's prefetch of neighbouring lines.)
 #[repr(align(64))]
 struct Word<P: Platform>(P::U64);
 
-/// What a port keeps of a flow's end tag; private to the port.
+/// A port's copy of a flow's end tag, and its arrears; private to the port.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Account {
-    /// Where the flow's newest request on this port ends. Means something as long as that request
-    /// waits: later it may be any distance behind.
+    /// The end tag of the flow's newest request on this port. Valid while that request waits; later
+    /// it may be any distance behind.
     end: VTime,
-    /// The units that have been tagged but not charged.
+    /// The arrears: units that have been tagged but not charged.
     arrears: u64,
 }
 
 impl Account {
-    /// What is charged of `units` for what the flow's newest request grows by.
+    /// The part of `units` that is charged if the flow's newest request grows by `units`.
     pub(super) fn charge(&self, now: VTime, units: u64) -> u64 {
         self.end.charge(now, units)
     }
 
-    /// How far the end tag is after `start`, in units.
+    /// The distance from `start` to the end tag, in units; 0 if the end tag is earlier.
     pub(super) fn since(&self, start: VTime) -> u64 {
         self.end.since(start).max(0).unsigned_abs()
     }
 }
 
-// **What it does to the bounds of Section 2.2.** Let `A = P L` be what all ports can owe.
+// **The bounds of Section 2.2.** Let `A = P L` be the most arrears of a flow on all ports.
 // 1. *Too early.* A request that is not charged at once may start before `X`, where requests of
 //    other ports have been tagged already. On each port such requests follow each other from one
-//    charge to the next, which starts after all that it found in the word. So of all requests that
-//    start before any one point, those that are not yet in the word at that point come, on each
-//    port, after its last charge, and cost at most `L`; on all ports, `A`.
+//    charge to the next, and the request of that charge starts after everything that it found in
+//    the word. So of all requests that start before any one point, the requests that are not yet in
+//    the word at that point come, on each port, after the port's last charge, and cost at most `L`;
+//    on all ports, at most `A`.
 // 2. *Too late.* The word may be before virtual time although the flow is backlogged, since arrears
-//    are not in it; so it must not be moved up to virtual time as the paper has it. It is moved up
-//    to `A` before virtual time: farther back it can only be if the flow has been idle. A flow that
-//    was idle may so return with `X` up to `A` before its first start tag, which is virtual time.
-//    While it stays backlogged that distance does not grow: a request starts at its port's last end
-//    or at the word, or at virtual time, which is not after the flow's first waiting request.
-//    Whenever the word is moved up it shrinks by as much, so all that is lost in this way comes to
-//    at most `A` as well.
-// 3. Requests tile the flow's virtual time but for these two. What it is served in an interval is
-//    thus `2 A` less at the least, and `2 A` more at the most, than the lemmas say, and two flows
-//    differ by `4 A` more.
+//    are not in it; so, unlike in the paper, the word must not be moved up to virtual time. It is
+//    moved up to `A` before virtual time: it can be farther back only if the flow has been idle. A
+//    flow that was idle may thus return with `X` up to `A` before its first start tag, which is
+//    virtual time. While the flow stays backlogged that distance does not grow: a request starts at
+//    its port's last end or at the word, or at virtual time, which is not after the flow's first
+//    waiting request. Whenever the word is moved up, the distance shrinks by as much, so the units
+//    lost in this way come to at most `A` as well.
+// 3. Except in these two cases, requests tile the flow's virtual time. The flow's service in an
+//    interval may thus be `2 A` below the lemmas' lower bound and `2 A` above their upper bound,
+//    and the services of two flows may differ by `4 A` more.
 //
-// When T is lowered, a port that owes more than it may now pays with its next request of the flow.
+// When T is lowered, a port whose arrears exceed the new `L` charges them with the flow's next
+// request.
 impl<P: Platform, R: Reading> EndTags<P, R> {
-    /// All at virtual time 0.
+    /// All end tags are virtual time 0.
     pub(super) fn new(flows: usize, ports: usize) -> Self {
         EndTags {
             words: boxed(flows, |_| Word(P::U64::new(0))),
@@ -121,41 +124,43 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         !R::IS_STRICT && !self.alone()
     }
 
-    /// How far ahead of virtual time a port may dispatch so that T holds whatever is owed.
+    /// The window W in units: the most that a port may dispatch ahead of virtual time, so that T
+    /// holds for any arrears.
     pub(super) fn window(&self, threshold: u64) -> u64 {
         if self.is_late() { threshold - threshold.div_ceil(RESERVE) } else { threshold }
     }
 
-    /// The most that a port may owe a flow.
+    /// `L`: the most arrears of a flow on one port, in units.
     #[inline]
     fn most(&self, window: u64) -> u64 {
-        // Below 64 anyhow; said again for the compiler.
+        // The shift is below 64 anyway; the mask shows this to the compiler.
         if self.is_late() { window >> ((ARREARS_SHIFT + self.ports_log2) & 63) } else { 0 }
     }
 
-    /// The most that all ports together may owe a flow.
+    /// `A`: the most arrears of a flow on all ports, in units, for the number of ports rounded up
+    /// to a power of two.
     #[inline]
     fn most_of_all(&self, window: u64) -> u64 {
         self.most(window) << (self.ports_log2 & 63)
     }
 
-    /// A new flow starts at virtual time. No port uses the slot yet; the flow table makes it
-    /// visible.
+    /// Sets a new flow's end tag to virtual time. No port uses the slot yet; the flow table makes
+    /// it visible.
     pub(super) fn start(&self, slot: usize, time: VTime) {
         if let Some(Word(word)) = self.words.get(slot) {
             word.store(time.to_word(), Ordering::Relaxed);
         }
     }
 
-    /// Brings an end tag that lags up to virtual time: that changes no start tag, since each is at
-    /// least virtual time anyway.
+    /// Lifts the end tag of a lagging flow to `A` before virtual time. This changes no start tag,
+    /// because each is at least virtual time anyway.
     pub(super) fn lift(&self, slot: usize, time: VTime, window: u64) {
-        // Not to `time` itself: arrears are not in the word, which of a backlogged flow may lag by
-        // as much.
+        // Not to `time` itself: arrears are not in the word, so the word of a backlogged flow may
+        // lag by as much.
         let floor = time.minus(self.most_of_all(window));
         let Some(Word(word)) = self.words.get(slot) else { return };
         let mut old = word.load(Ordering::Relaxed);
-        // Ports add to the word meanwhile: a plain store would lose what they have charged.
+        // Ports add to the word meanwhile: a plain store would lose their charges.
         while VTime::from_word(old).is_before(floor) {
             match word.compare_exchange(old, floor.to_word(), Ordering::Relaxed, Ordering::Relaxed)
             {
@@ -165,9 +170,9 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         }
     }
 
-    /// Tags a request that costs `units`; gives its start tag. `None` if that might be before
-    /// `bound`, which virtual time cannot pass meanwhile. `waiting`: the flow's newest request on
-    /// this port has not been dispatched.
+    /// Tags a request that costs `units` and returns its start tag; `None` if that might be before
+    /// `bound`, which virtual time cannot pass during the call. `waiting`: the flow's newest
+    /// request on this port has not been dispatched.
     #[inline]
     pub(super) fn tag_from(
         &self,
@@ -180,7 +185,8 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
     ) -> Option<VTime> {
         let Word(word) = self.words.get(slot)?;
         let owed = account.arrears.wrapping_add(units);
-        // A lone port's word is exact. And once the newest request has gone, `end` says nothing.
+        // A lone port's word is exact. Once the newest request has been dispatched, `end` is not
+        // valid.
         if !self.alone() && waiting && !account.end.is_before(bound) {
             let start = account.end;
             if owed <= self.most(window) {
@@ -190,37 +196,37 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
             let old = VTime::from_word(
                 word.fetch_add(VTime::from_units(owed).to_word(), Ordering::Relaxed),
             );
-            // The word may be behind this copy: other ports owe, or have given credit back.
+            // The word may be behind this copy: other ports have arrears, or have refunded credit.
             let start = old.plus(account.arrears).max(start);
             *account = Account { end: start.plus(units), arrears: 0 };
             return Some(start);
         }
-        // The word decreases only by what is given back, so what is read first may be stale but
-        // seldom too late.
+        // Only refunds decrease the word, so the value read here may be stale but is seldom too
+        // late.
         let raw = word.load(Ordering::Relaxed);
         let known = VTime::from_word(raw);
         if known.is_before(bound) {
             return None;
         }
         let start = if self.alone() {
-            // Only `lift` writes it beside this port, and only what lags: no harm if that is
-            // lost.
+            // Besides this port only `lift` writes the word, and only if it lags: a lost lift does
+            // no harm.
             word.store(raw.wrapping_add(VTime::from_units(units).to_word()), Ordering::Relaxed);
             known
         } else {
             let old = VTime::from_word(
                 word.fetch_add(VTime::from_units(owed).to_word(), Ordering::Relaxed),
             );
-            // Another port may have given credit back since the word was read.
+            // Another port may have refunded credit after the word was read.
             old.plus(account.arrears).max(bound)
         };
         *account = Account { end: start.plus(units), arrears: 0 };
         Some(start)
     }
 
-    /// Tags a request that costs `units` at virtual time `time` as the paper has it, by an
-    /// addition; gives its start tag. `waiting`: the flow's newest request on this port has not
-    /// been dispatched.
+    /// Tags a request that costs `units` at virtual time `time` as in the paper, by an addition;
+    /// returns its start tag. `waiting`: the flow's newest request on this port has not been
+    /// dispatched.
     pub(super) fn tag_strictly(
         &self,
         slot: usize,
@@ -234,7 +240,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         let old = VTime::from_word(word.fetch_add(cost, Ordering::Relaxed));
         let end = time.plus(units);
         let mut seen = old.plus(units);
-        // The flow lags: the part of the maximum that an addition cannot do.
+        // The flow lags: this is the part of the maximum that an addition cannot do.
         while seen.is_before(end) {
             match word.compare_exchange(
                 seen.to_word(),
@@ -247,13 +253,14 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
             }
         }
         let start = old.max(time);
-        // Another port may have given credit back: not before what waits here.
+        // Another port may have refunded credit: the request does not start before a waiting one
+        // ends.
         let start = if waiting { start.max(account.end) } else { start };
         *account = Account { end: start.plus(units), arrears: 0 };
         Some(start)
     }
 
-    /// Charges a flow for what a request that waits on this port has grown by.
+    /// Charges a flow for the growth of a request that waits on this port, in units.
     pub(super) fn charge(&self, slot: usize, account: &mut Account, units: u64, window: u64) {
         let Some(Word(word)) = self.words.get(slot) else { return };
         account.end = account.end.plus(units);
@@ -264,11 +271,10 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         }
     }
 
-    /// Charges a flow for all that a port has not charged yet, and for this part of a unit, in
-    /// 256ths. The port keeps nothing of it.
+    /// Charges a flow for all of the port's arrears, and for `part`, a part of a unit in 256ths.
     pub(super) fn pay(&self, slot: usize, account: &mut Account, part: u64) {
-        // The bits of a word below its units count the parts that ports leave, and carry into them.
-        // The paper's reading compares whole words, and has none.
+        // The bits of a word below its units count these parts, and carry into the units. The
+        // paper's reading compares whole words, so it has no parts.
         let part = if R::IS_STRICT { 0 } else { part };
         let owed = VTime::from_units(core::mem::take(&mut account.arrears)).to_word();
         if let Some(Word(word)) = self.words.get(slot).filter(|_| owed + part > 0) {
@@ -276,10 +282,10 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         }
     }
 
-    /// Takes back what a flow was charged for requests that were cancelled.
+    /// Refunds `units` that a flow was charged for cancelled requests.
     pub(super) fn give_back(&self, slot: usize, account: &mut Account, units: u64) {
         account.end = account.end.minus(units);
-        // What is not charged yet goes first: that touches no shared word.
+        // Arrears are reduced first, because this writes no shared word.
         let owed = account.arrears.min(units);
         account.arrears -= owed;
         if let Some(Word(word)) = self.words.get(slot).filter(|_| units > owed) {
@@ -287,13 +293,14 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         }
     }
 
-    /// The start tag that a request would get at virtual time `time`; later ones are not earlier.
+    /// The start tag that a request would get at virtual time `time`; later requests do not start
+    /// earlier.
     pub(super) fn earliest(&self, slot: usize, account: &Account, time: VTime) -> Option<VTime> {
         let Word(word) = self.words.get(slot)?;
         Some(VTime::from_word(word.load(Ordering::Relaxed)).plus(account.arrears).max(time))
     }
 
-    /// Tags a request that costs `units`; gives its start tag, which is not before virtual time
+    /// Tags a request that costs `units`; returns its start tag, which is not before virtual time
     /// `time`.
     pub(super) fn tag_at(
         &self,
@@ -307,7 +314,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         let floor = time.minus(self.most_of_all(window));
         let mut old = word.load(Ordering::Relaxed);
         loop {
-            // A word farther back than all that ports may owe is that of a flow that has been idle.
+            // A word farther back than the most arrears belongs to a flow that has been idle.
             let base = VTime::from_word(old).plus(account.arrears).max(floor);
             match word.compare_exchange(
                 old,
@@ -326,7 +333,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
     }
 }
 
-/// What a word has below its units.
+/// The part of a word below its units.
 const fn part_of(word: u64) -> u64 {
     word ^ VTime::from_word(word).to_word()
 }
@@ -346,10 +353,10 @@ mod tests {
     }
 
     proptest! {
-        /// One flow, always backlogged on all ports, which come in any order: each request is
-        /// charged once, no port owes more than it may, its tags do not decrease; and the requests
-        /// that start before any point cost as much as that point is far, and at most what the
-        /// ports may owe and one request more.
+        /// One flow, always backlogged on all ports, which run in any order: each request is
+        /// charged once, no port's arrears exceed `L`, a port's tags do not decrease; and the
+        /// requests that start before any point cost at least the distance of that point, and at
+        /// most `A` and one request more.
         #[test]
         fn requests_tile_virtual_time_but_for_the_arrears(
             ports in 2usize..6,
@@ -376,8 +383,8 @@ mod tests {
         }
     }
 
-    /// By the letter a request starts where the flow's last one ended, on whatever port, or at
-    /// virtual time if that is later; nothing is kept of the threshold.
+    /// In the paper's reading a request starts where the flow's last one ended, on any port, or at
+    /// virtual time if that is later; no part of the threshold is reserved.
     #[test]
     fn the_letter_charges_each_request_at_once() {
         let ends = EndTags::<Native, StrictPaper>::new(1, 8);
@@ -397,7 +404,7 @@ mod tests {
         assert_eq!(tag(1, 10, 1000), (1000, 1010), "it has lagged behind");
     }
 
-    /// The header's claim: two windows and four times what may be owed are at most two thresholds.
+    /// The header's claim: two windows and four times `A` are at most two thresholds.
     #[test]
     fn the_window_leaves_room_for_the_arrears() {
         for ports in 1..=64 {
@@ -436,10 +443,9 @@ mod tests {
         assert_eq!(ends.tag_from(0, &mut account, 100, now, false, window), None);
         assert_eq!(ends.tag_at(0, &mut account, 100, now, window), Some(now));
         assert_eq!(word(&ends), now.units() - ends.most_of_all(window) + 100);
-        // Another port that does not know of it yet starts at virtual time as well.
+        // Another port, with an empty account, starts the flow at virtual time as well.
         assert_eq!(ends.tag_at(0, &mut Account::default(), 100, now, window), Some(now));
-        // What has not been dispatched goes on where it ends, however far that is behind for
-        // others.
+        // While a request waits, the next one starts at its end, however far the word is behind.
         assert_eq!(ends.tag_from(0, &mut account, 100, now, true, window), Some(now.plus(100)));
     }
 }

@@ -1,4 +1,4 @@
-//! MQFQ in the registry: its knobs, and what it promises.
+//! MQFQ in the registry: its knobs and its promises.
 
 use core::marker::PhantomData;
 
@@ -11,9 +11,9 @@ use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS, words};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
 
-/// T where none is given, in bytes; it follows the device from there.
+/// T where none is configured, in bytes; T follows the device from there.
 const THRESHOLD: u64 = 45 << 10;
-/// The longest time between two looks of a port that polls, in nanoseconds.
+/// The longest polling period, in nanoseconds.
 const MAX_POLL_NS: u64 = u64::MAX;
 
 words!(VirtualTimeKind: "mindicator" => Self::Mindicator, "scan" => Self::ArrayScan);
@@ -55,10 +55,10 @@ impl Configure for MqfqConfig {
     }
 }
 
-/// MQFQ, D by itself, and what requests cost.
+/// MQFQ with an automatic D and the costs of requests.
 type Layered<P, R> = Costs<AutoDepth<Mqfq<P, R>, P>, P>;
 
-/// The bitmap's D cannot change, so it is not searched for.
+/// Builds the policy. The bitmap's D cannot change, so no search for D runs with it.
 fn build<P: Platform, R: Reading>(
     config: Costed<MqfqConfig>,
 ) -> Result<Built<Layered<P, R>>, ConfigError> {
@@ -82,7 +82,8 @@ pub struct Entry<R = Ours>(PhantomData<R>);
 #[derive(Debug)]
 pub struct SerialEntry<R = Ours>(PhantomData<R>);
 
-/// Where slots are kept, the device has room at times while requests wait.
+/// The promises of a reading. If slots are kept, the device has free slots at times while requests
+/// wait.
 const fn promises<R: Reading>() -> Promises {
     Promises {
         slots: !R::KEEPS_SLOTS,

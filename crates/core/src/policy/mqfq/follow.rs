@@ -1,35 +1,34 @@
-//! A T that follows the device, where none is given.
+//! The T that follows the device, if none is configured.
 //!
-//! **Problem.** T lets ports work without asking each other. What it has to be is a matter of time:
-//! how long a port takes to hear that virtual time has moved, which is a wake-up, and in that time
-//! virtual time moves as fast as the device serves. The paper finds T once for each device (Section
-//! 3.4), 45 KiB at 2 GB/s and 64 KiB at 4 GB/s: 16 to 22 us of what the device does, on machines
-//! that wake a thread in a few microseconds. The same bytes are half a millisecond of a disk, where
-//! they cost nothing, and one microsecond of memory, where ports then stop for each other all the
-//! time. **Model.** The paper chooses the smallest T that causes no significant contention.
-//! Contention is that ports stop because they are ahead ([`MANY`] times a second costs a port up to
-//! a hundredth of its time): once in [`PERIOD_NS`] T is doubled if one port did so more often, and
-//! otherwise goes back an eighth of the way to what was configured. It is the port that stopped
-//! most that counts: all ports together stop the more often the more there are, and cost each other
-//! no more for it, and most ports of many may be idle. **Bound.** T never becomes more than what
-//! virtual time moves in [`AHEAD_NS`]. That moves by the share of a flow of the reference weight,
-//! so that all flows together are ahead by what the device serves in [`AHEAD_NS`], however many
-//! they are. A device that is slow enough for T as configured to last that long never sees another
-//! one.
+//! **Problem.** T lets ports work without synchronizing. The T that is needed depends on time: a
+//! port learns by a wake-up that virtual time has moved, and during the wake-up virtual time moves
+//! as fast as the device serves. The paper finds T once for each device (Section 3.4), 45 KiB at
+//! 2 GB/s and 64 KiB at 4 GB/s: 16 to 22 us of the device's service, on machines that wake a thread
+//! in a few microseconds. The same bytes are half a millisecond of a disk, where they cost nothing,
+//! and one microsecond of memory, where ports are then throttled all the time. **Model.** The paper
+//! chooses the smallest T that causes no significant contention. Contention means that ports are
+//! throttled ([`MANY`] throttles a second cost a port up to a hundredth of its time). Once in
+//! [`PERIOD_NS`] T doubles if one port was throttled more often; otherwise T goes back an eighth of
+//! the way to the configured value. Only the most throttled port counts: the sum over ports grows
+//! with their number although no port loses more, and of many ports most may be idle. **Bound.** T
+//! never exceeds the distance that virtual time moves in [`AHEAD_NS`]. Virtual time moves by the
+//! share of a flow of the reference weight, so all flows together are ahead by the service of the
+//! device in [`AHEAD_NS`], for any number of flows. On a device so slow that the configured T lasts
+//! that long, T stays as configured.
 //!
-//! **Late ports.** A thread that shares its CPU with other programs comes when they let it, which
-//! takes a hundred times as long as a wake-up. While all wait for it nothing moves, the bound
-//! neither, and a device that could do millions of requests a second does thousands. What counts is
-//! how long ports that virtual time let go did not come, while the device had room. Time in which
-//! several were late counts once ([`Late`]), so what all ports count together is never more than
-//! the time that passed, however many they are. Where it is more than half of that the bound is
-//! [`LATEST_NS`]: T doubles until it is not, and stays while it is more than an eighth. For less
-//! than that fairness is not given up: a tenant with a short queue has nothing left to send while
-//! the others make up for what they are behind.
+//! **Late ports.** A thread that shares its CPU with other programs runs when they yield, which
+//! takes a hundred times as long as a wake-up. While all ports wait for it, virtual time stands
+//! still and so does the bound, and a device that could do millions of requests a second does
+//! thousands. The measure is the *late time*: the time for which ports that virtual time had
+//! released did not run, while the device had a free slot. Time in which several ports were late
+//! counts once ([`Late`]), so the late time of all ports together never exceeds the time that
+//! passed. While it is more than half of that time, the bound is [`LATEST_NS`] and T doubles; T
+//! stays while it is more than an eighth. A smaller late time does not justify a loss of fairness:
+//! a tenant with a short queue has nothing left to send while the others catch up.
 //!
-//! **What it means for fairness.** Theorems 1 and 2 hold in every interval with the largest T that
-//! was in force in it. A flow may be ahead by what it is due in [`AHEAD_NS`]: over a second, that
-//! is one part in 2,500; where ports are late, at most one part in 50.
+//! **Fairness.** Theorems 1 and 2 hold in every interval with the largest T that was in force in
+//! it. A flow may be ahead by the service that it is due in [`AHEAD_NS`]: over a second, one part
+//! in 2,500; with late ports, at most one part in 50.
 
 use alloc::boxed::Box;
 
@@ -38,34 +37,36 @@ use crate::contract::vtime::VTime;
 use crate::structures::allocation::boxed;
 use crate::structures::reference::ReferenceWeight;
 
-/// How often T is looked at, in nanoseconds.
+/// Period of the adjustment of T, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;
-/// How far flows may be ahead, in nanoseconds of virtual time's movement: what two wake-ups take in
-/// a virtual machine.
+/// The most that flows may be ahead, in nanoseconds of the movement of virtual time: the time of
+/// two wake-ups in a virtual machine.
 const AHEAD_NS: u64 = 400_000;
-/// The same where ports are late.
+/// The most that flows may be ahead while ports are late, in nanoseconds.
 const LATEST_NS: u64 = 20_000_000;
-/// How often a second a port may stop because it is ahead: what it and its waker lose by it is some
-/// microseconds each, and in a virtual machine, where a wake-up takes a hundred, some fifty.
+/// Throttles a second that a port may have: each costs the port and its waker some microseconds,
+/// and in a virtual machine, where a wake-up takes a hundred, some fifty.
 const MANY: u64 = 200;
-/// From which part of the time on ports are late, and until which they stay so.
+/// Ports are late if their late time exceeds one part in `LATE` of the period; a raised T stays
+/// while it exceeds one part in `NOT_LATE`.
 const LATE: u64 = 2;
 const NOT_LATE: u64 = 8;
-/// What follows a T of 0, in bytes at the reference weight.
+/// The first T above a T of 0, in bytes at the reference weight.
 const FIRST: u64 = 4 << 10;
-/// The largest T that is set, in bytes at the reference weight.
+/// The largest T that the adjustment sets, in bytes at the reference weight.
 const MOST: u64 = 8 << 20;
 
-/// What was counted when T was looked at.
+/// The counts at an adjustment of T.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Count {
     pub(super) at_ns: u64,
     pub(super) now: VTime,
-    /// For how long ports that virtual time had let go had not come, and found a slot free then.
+    /// Late time of all ports so far, in nanoseconds: from the release of a port by virtual time
+    /// until it ran, if it then found a slot free.
     pub(super) late_ns: u64,
 }
 
-/// Until when it has been counted that ports are late.
+/// The time up to which late time has been counted.
 pub(super) struct Late<P: Platform> {
     counted_ns: P::U64,
 }
@@ -75,10 +76,10 @@ impl<P: Platform> Late<P> {
         Late { counted_ns: P::U64::new(0) }
     }
 
-    /// A port that was free to go since `free_ns` has come now. Gives the part of the time in
-    /// between that no port has counted: what is after the latest arrival of a late port. Of two
-    /// ports that come at once one counts the time, and the other nothing. The word is a count and
-    /// publishes no other data, so it is accessed with Relaxed.
+    /// A port that was released at `free_ns` runs now. Returns the part of the time in between that
+    /// no port has counted: the time after the last late port ran. If two ports run at once, one of
+    /// them counts the time and the other counts nothing. The word is a count and publishes no
+    /// other data, so it is accessed with Relaxed.
     pub(super) fn since(&self, free_ns: u64, now_ns: u64) -> u64 {
         let counted_ns = self.counted_ns.load(Ordering::Relaxed);
         let late_ns = now_ns.saturating_sub(free_ns.max(counted_ns));
@@ -89,39 +90,39 @@ impl<P: Platform> Late<P> {
     }
 }
 
-/// The T in force, and what it follows.
+/// The T in force, and the state of its adjustment.
 #[derive(Debug)]
 pub(super) struct Follow {
     least: u64,
     threshold: u64,
     last: Option<Count>,
-    /// How often each port had stopped because it was ahead.
+    /// Throttles of each port at the last adjustment, wrapping.
     stops: Box<[u64]>,
 }
 
 impl Follow {
-    /// From this T on, which it never falls below.
+    /// Begins with the T `least`, in bytes; T never falls below it.
     pub(super) fn new(least: u64, ports: usize) -> Follow {
         let stops = boxed(ports, |_| 0);
         Follow { least, threshold: least, last: None, stops }
     }
 
-    /// When to look next.
+    /// Time of the next adjustment, in nanoseconds.
     pub(super) fn deadline_ns(&self) -> u64 {
-        // The first look only notes what it finds, so it is due at once.
+        // The first adjustment only records the counts, so it is due at once.
         self.last.map_or(0, |last| last.at_ns.saturating_add(PERIOD_NS))
     }
 
-    /// Looks, with how often each port has stopped because it was ahead; gives the new T in bytes
-    /// if it is another.
+    /// Adjusts T. `stops` gives the throttles of each port so far. Returns the new T in bytes, if
+    /// it has changed.
     pub(super) fn look(
         &mut self,
         count: Count,
         stops: impl Iterator<Item = u64>,
         reference: ReferenceWeight,
     ) -> Option<u64> {
-        // Counts are noted also where the look ends early, so that the next one sees one period
-        // only.
+        // Counts are recorded even if this adjustment ends early, so that the next one covers one
+        // period only.
         let each = self.stops.iter_mut().zip(stops);
         let stops = each
             .map(|(last, stops)| stops.wrapping_sub(core::mem::replace(last, stops)))
@@ -129,11 +130,11 @@ impl Follow {
             .unwrap_or(0);
         let last = self.last.replace(count)?;
         let passed_ns = count.at_ns.saturating_sub(last.at_ns).max(1);
-        // Nothing is known of a device that is not used.
+        // An idle device gives no measurement.
         let moved = u64::try_from(count.now.since(last.now)).ok().filter(|&moved| moved > 0)?;
         let moved = reference.service(moved);
         let late_ns = count.late_ns.wrapping_sub(last.late_ns);
-        // A T of 0 could not be doubled, hence `FIRST`; and T as configured is never undercut.
+        // A T of 0 could not be doubled, hence `FIRST`; T never falls below the configured value.
         let within =
             |ns: u64| (moved.saturating_mul(ns) / passed_ns).clamp(FIRST, MOST).max(self.least);
         let (near, far) = (within(AHEAD_NS), within(LATEST_NS));
@@ -142,18 +143,18 @@ impl Follow {
         // `near` is never above `far`, so `clamp` does not panic.
         let most = match late_ns {
             _ if is_late => far,
-            // T was raised for late ports: if it fell as soon as they are less late, it would
-            // swing.
+            // T was raised for late ports; it would oscillate if it fell as soon as they are less
+            // late.
             _ if late_ns > passed_ns / NOT_LATE => before.clamp(near, far),
             _ => near,
         };
         self.threshold = if is_late || stops.saturating_mul(1_000_000_000) / passed_ns > MANY {
             before.saturating_mul(2).max(FIRST).min(most)
         } else if before > near {
-            // The device is slower, or ports are in time again: T falls to the bound at once.
+            // The device is slower, or ports are on time again: T falls to the bound at once.
             before.min(most)
         } else {
-            // Rounded up, so that it arrives.
+            // Rounded up, so that T reaches `least`.
             before - (before - self.least).div_ceil(8)
         };
         (self.threshold != before).then_some(self.threshold)
@@ -170,13 +171,13 @@ mod tests {
 
     const LEAST: u64 = 45 << 10;
 
-    /// Looks after another period in which this happened on each port, and ports came at once;
-    /// gives T.
+    /// Adjusts T after another period with these rates, on each port, and without late ports;
+    /// returns T.
     fn after(follow: &mut Follow, bytes_per_s: u64, stops_per_s: u64) -> u64 {
         after_late(follow, bytes_per_s, stops_per_s, 0)
     }
 
-    /// The same where ports came so late each time.
+    /// The same with ports that are late by `late_ns` after each throttle.
     fn after_late(follow: &mut Follow, bytes_per_s: u64, stops_per_s: u64, late_ns: u64) -> u64 {
         let stops = stops_per_s / (1_000_000_000 / PERIOD_NS);
         let last = follow.last.expect("it has looked once");
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn it_is_as_small_as_ports_can_do_with() {
         let mut follow = follow();
-        // Ports that stop as long as T is below 1 MB.
+        // Ports that are throttled often while T is below 1 MB.
         let mut seen: Vec<u64> = (0..200)
             .map(|_| {
                 let stops_per_s = if follow.threshold < 1_000_000 { 50_000 } else { 10 };
@@ -253,8 +254,8 @@ mod tests {
         assert_eq!(after(&mut follow, 20_000_000_000, 100_000), 4096);
     }
 
-    /// Two ports in turns, each of which comes late, before a device that could do far more: each
-    /// gives it T, and then waits.
+    /// Two ports take turns on a device that could do far more: each runs late, sends T bytes, and
+    /// then waits.
     #[test]
     fn late_ports_do_not_keep_the_device_waiting() {
         const CAN: u64 = 20_000_000_000;
@@ -268,7 +269,7 @@ mod tests {
                     after_late(&mut follow, bytes_per_s, turns_per_s, late_ns)
                 })
                 .collect();
-            // Half of the device's time, or the most there is; and there it stays.
+            // T lets the device work for half of the time, or reaches `MOST`, and stays there.
             let within = |ns: u64| (CAN / 1_000_000_000 * ns).min(MOST);
             let enough = within(late_ns)..=within(2 * late_ns).max(within(AHEAD_NS));
             assert!(seen[20..].iter().all(|t| enough.contains(t)), "{late_ns}: {seen:?}");
@@ -282,7 +283,7 @@ mod tests {
         assert_eq!(follow.threshold, LEAST, "a quarter of the time, and 0.4 ms are 20 KB");
     }
 
-    /// Each of them stops as often as one may, or a little more often.
+    /// Each port is throttled as often as a port may be, or a little more often.
     #[test]
     fn as_many_ports_as_there_are_stop_for_one_reason() {
         for ports in [1, 2, 16, 64] {
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// One port stops too often, and all others are idle.
+    /// One port is throttled too often, and all others are idle.
     #[test]
     fn idle_ports_hide_no_contention() {
         for ports in [1, 2, 16, 64] {
@@ -306,7 +307,7 @@ mod tests {
         }
     }
 
-    /// At any weight T follows the service, not the units that it is counted in.
+    /// At any weight T follows the service, not the units in which service is counted.
     #[test]
     fn units_are_of_the_reference_weight() {
         for weight in [1, 100, 10_000] {
@@ -321,8 +322,8 @@ mod tests {
         }
     }
 
-    /// All are let go at the same time and come one after the other, or come in turns, each when
-    /// the one before it has come: what counts is the time for which none had come.
+    /// All ports are released at the same time and run one after the other, or each is released
+    /// when the previous one runs: only the time in which no port ran counts.
     #[test]
     fn time_is_counted_once_however_many_are_late() {
         for ports in [1, 2, 16, 64] {

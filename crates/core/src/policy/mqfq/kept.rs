@@ -1,31 +1,32 @@
 //! Slots that are kept for a moment for a flow that comes back.
 //!
 //! **Problem.** A flow with one request at a time never has one waiting when a slot becomes free.
-//! As its request completes, the slot goes to another flow, and its next request, which comes a
-//! moment later and is due before all others, waits for the next completion. Where requests end
-//! together, that is as long as the device takes for one: such a flow has half of what it has
-//! alone, whatever its weight.
+//! When its request completes, the slot goes to another flow, and the flow's next request, which
+//! arrives a moment later and is due before all others, waits for the next completion. If requests
+//! end together, that wait is as long as the device takes for a request: such a flow gets half of
+//! its throughput of running alone, at any weight.
 //!
 //! **Model.** Anticipatory scheduling (Iyer and Druschel, SOSP 2001), of one slot of D and not of
 //! the whole device. The slot of a request that completes is *kept* for its flow if
 //! - the flow has nothing waiting on this port, and another flow has;
 //! - the flow has had less than its share: its next request, at the cost of this one, would end in
-//!   virtual time no later than the request that would have the slot. So it takes nothing that is
-//!   another flow's by weight;
-//! - the flow mostly comes back within the *patience*, half of what the device takes for a request.
+//!   virtual time no later than the request that would get the slot. So the flow takes nothing that
+//!   is due to another flow by weight;
+//! - the flow mostly comes back within the *patience*, half of the device's time for a request.
 //!
-//! When the flow's next request comes within the patience it goes at once. Otherwise the slot is
-//! given back.
+//! If the flow's next request arrives within the patience, it is issued at once. Otherwise the slot
+//! is released.
 //!
-//! **Bounds.** Each completion adds a 64th of what the device takes for a request to the port's
-//! *credit*, and a slot that is kept spends what it waits: of the slots' time a 64th is lost at
-//! most. The window holds for what goes at once, and a kept slot is one of D, so the bounds of
-//! Section 2.2 stand as they are. Where the device takes less than [`LEAST_NS`] for a request
-//! nothing is kept: a timer costs as much.
+//! **Bounds.** Each completion adds a 64th of the device's time for a request to the port's
+//! *credit*, and a kept slot spends the time that it waits: at most a 64th of the slots' time is
+//! lost. The window also holds for a request that gets a kept slot, and a kept slot is one of D, so
+//! the bounds of Section 2.2 stand as they are. If the device takes less than [`LEAST_NS`] for a
+//! request, no slot is kept: a timer costs as much.
 //!
 //! **Example.** 16 slots, 4 ms a request; a flow of depth 1 and weight 10,000 beside four of depth
-//! 64 and weight 1. It comes back 0.2 ms after each completion, so of 16 slots one does nothing for
-//! 0.2 of 4.2 ms, 0.3 %, and the flow has what it has alone, instead of half of that.
+//! 64 and weight 1. The flow comes back 0.2 ms after each completion, so one of 16 slots is idle
+//! for 0.2 of 4.2 ms, 0.3 %, and the flow gets its throughput of running alone, instead of half of
+//! it.
 
 use alloc::boxed::Box;
 
@@ -34,21 +35,23 @@ use crate::structures::allocation::boxed;
 
 /// The most slots that a port keeps at a time.
 const MOST: usize = 4;
-/// The patience is this part of what the device takes for a request.
+/// The patience is one part in this many of the device's time for a request.
 const PATIENCE: u64 = 2;
-/// What each completion adds to the credit is this part of what the device takes.
+/// Each completion adds one part in this many of the device's time for a request to the credit.
 const CREDIT: u64 = 64;
-/// The least that the device takes for a request where slots are kept, in nanoseconds.
+/// The shortest time of the device for a request at which slots are kept, in nanoseconds.
 const LEAST_NS: u64 = 64_000;
 /// A flow's score rises by one when it comes back within the patience, and falls by one when it
-/// does not. A slot is kept for a flow with this score, and no score is higher than [`BEST`].
+/// does not. A slot is kept for a flow with at least this score, and no score is higher than
+/// [`BEST`].
 const GOOD: u8 = 2;
 const BEST: u8 = 7;
 
-/// Whether a flow comes back in time.
+/// The record of a flow's returns.
 #[derive(Clone, Copy, Default)]
 struct Habit {
-    /// When a request of it completed with nothing waiting, in microseconds; 0: it has come since.
+    /// Time at which a request of the flow completed with none waiting, in microseconds; 0 if a
+    /// request has arrived since then.
     left_us: u32,
     score: u8,
 }
@@ -59,26 +62,26 @@ struct Kept {
     seat: usize,
     slot: u32,
     until_ns: u64,
-    /// Its next request has come, and may go.
+    /// The flow's next request has arrived, and may be issued.
     has_come: bool,
 }
 
-/// What a port keeps.
+/// The slots that a port keeps.
 pub(super) struct KeptSlots {
     /// By seat.
     habits: Box<[Habit]>,
     kept: [Option<Kept>; MOST],
-    /// How many slots are kept now.
+    /// The number of slots kept now.
     count: usize,
-    /// A request whose time on the device is measured, and when it was issued.
+    /// A request whose time on the device is measured, and its time of issue in nanoseconds.
     sample: Option<(Tag, u64)>,
-    /// The mean of what the device takes for a request, over some eight samples.
+    /// The mean of the device's time for a request, over some eight samples.
     device_ns: u64,
     credit_ns: u64,
 }
 
 impl KeptSlots {
-    /// `seats`: how many flows the port may have.
+    /// `seats`: the most flows that the port may have.
     pub(super) fn new(seats: usize) -> Self {
         KeptSlots {
             habits: boxed(seats, |_| Habit::default()),
@@ -108,7 +111,7 @@ impl KeptSlots {
         }
     }
 
-    /// The device has not done the request that it was given: nothing is learned of it.
+    /// The device has not done the request: its sample is dropped.
     pub(super) fn forgets(&mut self, tag: Tag) {
         self.sample = self.sample.filter(|(sampled, _)| *sampled != tag);
     }
@@ -121,13 +124,13 @@ impl KeptSlots {
         {
             let took_ns = now_ns.saturating_sub(since_ns);
             self.device_ns = match self.device_ns {
-                // The first sample is the mean: from 0 that would need many to come near.
+                // The first sample is the mean: from 0 the mean would need many samples.
                 0 => took_ns,
                 mean_ns => mean_ns - mean_ns / 8 + took_ns / 8,
             };
             self.sample = None;
         }
-        // No more than what lets a few flows be waited for in vain.
+        // The bound lets the port wait in vain for a few flows at most.
         self.credit_ns = (self.credit_ns + self.device_ns / CREDIT).min(self.device_ns);
     }
 
@@ -137,9 +140,9 @@ impl KeptSlots {
         let patience_ns = self.patience_ns();
         let is_worth =
             self.device_ns >= LEAST_NS && self.count < MOST && self.credit_ns >= patience_ns;
-        // The pause is noted also where no slot is kept for it: habits are learned from all pauses.
+        // The pause is recorded even if no slot is kept: habits are learned from all pauses.
         let Some(habit) = self.habits.get_mut(seat) else { return false };
-        // 0 says that the flow has come.
+        // 0 means that the flow has come back.
         habit.left_us = ((now_ns / 1000) as u32).max(1);
         is_worth && habit.score >= GOOD
     }
@@ -155,7 +158,7 @@ impl KeptSlots {
         }
     }
 
-    /// A request of the flow in the seat has come.
+    /// A request of the flow in the seat has arrived.
     pub(super) fn came(&mut self, seat: usize, now_ns: u64) {
         let patience_us = (self.patience_ns() / 1000) as u32;
         if let Some(habit) = self.habits.get_mut(seat)
@@ -177,20 +180,22 @@ impl KeptSlots {
         }
     }
 
-    /// Takes out a slot whose flow has come, with the flow's seat, or for which the time is up.
+    /// Removes a slot whose flow has come back, with the flow's seat, or a slot whose patience is
+    /// over.
     pub(super) fn take(&mut self, now_ns: u64) -> Option<(Option<usize>, u32)> {
         let is_due = |kept: &Kept| kept.has_come || kept.until_ns <= now_ns;
         let place = self.kept.iter_mut().find(|kept| kept.as_ref().is_some_and(is_due))?;
         let kept = place.take()?;
         self.count -= 1;
-        // The credit was spent for the whole patience.
+        // `keep` spent credit for the whole patience.
         let left_ns = kept.until_ns.saturating_sub(now_ns);
         let late_ns = now_ns.saturating_sub(kept.until_ns);
         self.credit_ns = (self.credit_ns + left_ns).saturating_sub(late_ns);
         Some((kept.has_come.then_some(kept.seat), kept.slot))
     }
 
-    /// What the port says: it is to be asked again when it has kept a slot for long enough.
+    /// Adds the end of the patience to the port's answer, so that the caller calls `next` again
+    /// then.
     #[inline]
     pub(super) fn and_ask(&self, next: Next) -> Next {
         if self.count == 0 {
@@ -198,10 +203,10 @@ impl KeptSlots {
         }
         let until_ns = self.kept.iter().flatten().map(|kept| kept.until_ns).min();
         match (next, until_ns) {
-            // Also where nothing waits here: in the end other ports are to have the slot.
+            // Even if no request waits here: the slot must go to another port in the end.
             (Next::Blocked | Next::Idle, Some(until_ns)) => Next::WaitUntil(until_ns),
             (Next::WaitUntil(other_ns), Some(until_ns)) => Next::WaitUntil(other_ns.min(until_ns)),
-            // After an `Issue` the caller asks again at once.
+            // After an `Issue` the caller calls `next` again at once.
             _ => next,
         }
     }
@@ -223,7 +228,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
     const SLOTS: u32 = 16;
-    /// What the device takes for a request, of which it works on 16 at a time.
+    /// The device's time for a request; it works on 16 requests at a time.
     const SERVICE_NS: u64 = 4 * MS;
 
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -243,11 +248,11 @@ mod tests {
     }
 
     fn at_once(port: usize, weight: u16, depth: u32) -> Load {
-        // Interrupt, system call: each takes its time, so ends are not all at once.
+        // Interrupts and system calls take time, so requests do not all end at once.
         Load { port, weight, depth, think_ns: |number| 100_000 + number * 7_919 % 100_000 }
     }
 
-    /// How many requests each load gets in `ms` milliseconds, and the part of the device in use.
+    /// The requests of each load served in `ms` milliseconds, and the part of the device in use.
     fn serve(ports: usize, loads: &[Load], anticipates: bool, ms: u64) -> (Vec<u64>, f64) {
         if anticipates {
             serve_by::<Anticipating>(ports, loads, ms)
@@ -312,7 +317,7 @@ mod tests {
                         Next::Issue { tag, .. } => {
                             in_flight += 1;
                             assert!(in_flight <= SLOTS, "no more than D are on the device");
-                            // Nearly together, as where one interrupt tells of many.
+                            // Requests end nearly together, as if one interrupt reported many.
                             let ends_ns = now_ns + SERVICE_NS + number % 10 * 1_000;
                             events.insert((ends_ns, number, Event::Ends(port, tag.0)));
                         }
@@ -349,7 +354,8 @@ mod tests {
 
     #[test]
     fn a_64th_is_lost_at_most_whatever_flows_do() {
-        // In time as often as it takes for a slot to be kept, and then too late.
+        // The flow comes back in time as often as is needed for a slot to be kept, and then too
+        // late.
         let trick = |port| Load {
             port,
             weight: 1_000,

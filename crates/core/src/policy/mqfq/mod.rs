@@ -1,12 +1,12 @@
 //! `mqfq`: multi-queue fair queueing (Hedayati, Shen, Scott and Marty, USENIX ATC 2019).
 //!
-//! **Problem.** A fast SSD serves several queues, one per core, without regard to whose requests
-//! they hold: a tenant with more queues, deeper ones or larger requests gets more of the device.
-//! Classical fair queueing sorts all requests in one queue, and that queue's lock costs more than
-//! the device takes for a request.
+//! **Problem.** A fast SSD serves several queues, one per core, without regard to tenants: a tenant
+//! with more queues, deeper ones or larger requests gets more of the device. Classical fair
+//! queueing sorts all requests in one queue, and the lock of that queue costs more than the device
+//! takes for a request.
 //!
 //! **Model.** Each request of a flow gets a *start tag*, the flow's place in virtual time: the
-//! later of virtual time and the end tag of the flow's request before. Its *end tag* is its start
+//! later of virtual time and the end tag of the flow's previous request. Its *end tag* is its start
 //! tag plus its cost divided by the flow's weight. One unit is a byte at weight 100
 //! ([`crate::contract::vtime`]). *Virtual time* is the least start tag of all requests that wait,
 //! on any port (Section 2.1), and never decreases. A flow that does not use its share forfeits it:
@@ -19,10 +19,10 @@
 //! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken
 //!   by a completion.
 //!
-//! **What it guarantees** (Section 2.2). For two flows f and m that have requests waiting
-//! throughout an interval, the services received, in units, differ by at most
-//! `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, `l / r` being the largest request at that weight.
-//! It is work-conserving. With T = 0, D = 1 and one port it is start-time fair queueing.
+//! **Guarantees** (Section 2.2). For two flows f and m that have requests waiting throughout an
+//! interval, the services received, in units, differ by at most
+//! `(D + 1) (2 T + l_f / r_f + l_m / r_m)`, `l / r` being the largest request at that weight. It is
+//! work-conserving. With T = 0, D = 1 and one port it is start-time fair queueing.
 //!
 //! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports;
 //! T = 5,120, a window of 4,096; D = 2. Both start at virtual time 0. a's requests start at 0,
@@ -32,12 +32,12 @@
 //! time is 2048. Port 0 sleeps until it is 4096. Port 1 sends b's second: virtual time is 4096, and
 //! it wakes port 0. In the long run b sends two for each of a's.
 //!
-//! **Bounds.** A verb takes a path of the trees and, where virtual time has moved on or T has
-//! changed, empties the wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each
-//! port ten times a second while T follows the device, and once a minute 3 of each flow; no lock.
+//! **Bounds.** A verb walks a path of the trees and, if virtual time or T has changed, empties the
+//! wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each port ten times a
+//! second while T follows the device, and once a minute 3 of each flow; it takes no verb's lock.
 //!
-//! **Knobs.** [`MqfqConfig`], with the paper's alternatives ([`Reading`]). Where this is finer than
-//! the paper, and which cache lines move: decision 6. Memory ordering is argued in each file.
+//! **Knobs.** [`MqfqConfig`], with the paper's alternatives ([`Reading`]). Decision 6 lists where
+//! this is finer than the paper and which cache lines move. Each file argues its memory ordering.
 
 mod config;
 mod end_tags;
@@ -85,7 +85,7 @@ pub struct Mqfq<P: Platform = Native, R: Reading = Ours> {
     shared: Arc<Shared<P, R>>,
 }
 
-/// What all ports share.
+/// State that all ports share.
 struct Shared<P: Platform, R: Reading> {
     flows: FlowTable<P>,
     ends: EndTags<P, R>,
@@ -95,31 +95,31 @@ struct Shared<P: Platform, R: Reading> {
     counters: Box<[CachePadded<Counters<P>>]>,
     threshold: P::Mutex<Threshold>,
     late: Late<P>,
-    /// When the tags of flows that lag are lifted next.
+    /// Time of the next lift of the tags of lagging flows, in nanoseconds.
     lift_ns: P::U64,
-    /// The period, if throttled ports poll instead of sleeping in the wheel.
+    /// Polling period in nanoseconds, if throttled ports poll instead of sleeping in the wheel.
     polling: Option<u64>,
-    /// Held throughout each verb, if there is one.
+    /// Held throughout `next`, if dispatches are serialized.
     serial: Option<P::Mutex<()>>,
 }
 
-/// T, in bytes at the reference weight, and what W follows from besides.
+/// T, in bytes at the reference weight, and the other inputs of W.
 struct Threshold {
     bytes: u64,
-    /// Of the flows that there are.
+    /// Reference weight of the present flows.
     reference: ReferenceWeight,
-    /// What T follows, if it does.
+    /// State of the adjustment of T, if T follows the device.
     follow: Option<Follow>,
 }
 
-/// What a port counts; each is written by that port alone, but for the last.
+/// Counters of a port. Only that port writes them, except for `free_ns`.
 struct Counters<P: Platform> {
     throttles: P::U64,
     blocks: P::U64,
     wakes: P::U64,
     late_ns: P::U64,
-    /// When virtual time let the port go, if it has not come since; written by the port that moved
-    /// virtual time.
+    /// Time at which virtual time released the port from the wheel, in nanoseconds, or 0. Written
+    /// by the port that moved virtual time, and cleared by this port when it leaves the wheel.
     free_ns: P::U64,
 }
 
@@ -150,7 +150,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         granted(|| Ok(Self::of(&config)))
     }
 
-    /// The same, of a configuration that is legal.
+    /// Builds them from a valid configuration.
     #[inline(never)]
     fn of(config: &MqfqConfig) -> (Self, Vec<MqfqPort<P, R>>) {
         let ports = config.ports.ports();
@@ -189,8 +189,9 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         (Mqfq { shared }, handles)
     }
 
-    /// Changes T, in bytes at the reference weight, for requests dispatched from now on; whether it
-    /// follows the device from there. The caller wakes the ports that are added to `wake`.
+    /// Changes T, in bytes at the reference weight, for requests dispatched from now on. If it
+    /// `follows`, T follows the device from there. The caller wakes the ports that are added to
+    /// `wake`.
     fn set_threshold(
         &self,
         bytes: u64,
@@ -203,27 +204,27 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         let follow = follows.then(|| Follow::new(bytes, self.shared.counters.len()));
         self.shared.threshold.with(|threshold| {
             *threshold = Threshold { bytes, follow, ..*threshold };
-            // `adopt`, below, finds out by itself whether W is another.
+            // `adopt`, below, checks by itself whether W has changed.
             self.want_window(threshold);
         });
         wake.extend(self.shared.wheel.adopt());
         Ok(())
     }
 
-    /// Says what W is to be; whether it is another.
+    /// Sets the wanted W; returns whether it differs from the W in force.
     fn want_window(&self, threshold: &Threshold) -> bool {
         let Shared { ends, wheel, .. } = &*self.shared;
         let units = ends.window(threshold.reference.units(threshold.bytes));
         wheel.want(Window::new(units, threshold.follow.is_some()))
     }
 
-    /// Flows or weights have changed, and T in units with them, for requests dispatched from now
-    /// on: the first port that runs takes it over, for it can wake others, and before it does none
-    /// dispatches anything.
+    /// Computes W again after a change of flows or weights, for requests dispatched from now on.
+    /// The first port that runs adopts the new W, because a port can wake others, and no port
+    /// dispatches a request before W is adopted.
     fn weigh(&self) {
         let Shared { flows, threshold, .. } = &*self.shared;
         threshold.with(|threshold| {
-            // Under the lock, so that the last to write has seen all changes before it.
+            // Read under the lock, so that the last writer has seen all earlier changes.
             threshold.reference = flows.reference();
             if self.want_window(threshold) {
                 flows.tell();
@@ -231,14 +232,15 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         });
     }
 
-    /// Lifts the tags of flows that lag behind, so that none ever leaves the range of virtual time.
+    /// Lifts the tags of lagging flows, so that no tag ever leaves the range of virtual time.
     fn lift(&self) {
         let Shared { flows, ends, time, wheel, .. } = &*self.shared;
         let (now, window) = (time.now(), wheel.window().units());
         flows.open_slots().for_each(|slot| ends.lift(slot, now, window));
     }
 
-    /// Lets T follow the device, if it does and it is time; when to do so next.
+    /// Adjusts T to the device, if T follows the device and the adjustment is due. Returns the time
+    /// of the next adjustment, in nanoseconds.
     fn follow(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         let Shared { time, counters, threshold, wheel, .. } = &*self.shared;
         let (deadline_ns, changed) = threshold.with(|threshold| {
@@ -260,20 +262,21 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         Some(deadline_ns)
     }
 
-    /// What all ports have counted.
+    /// Sum of a counter over all ports, wrapping.
     fn sum(&self, field: fn(&Counters<P>) -> &P::U64) -> u64 {
         let counts = self.shared.counters.iter().map(|port| field(port).load(Ordering::Relaxed));
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// Changes D, for requests dispatched from now on; [`TuneError::Fixed`] with
+    /// Changes D, for requests dispatched from now on. Returns [`TuneError::Fixed`] with
     /// [`SlotKind::ScalableBitmap`]. The caller wakes the ports that are added to `wake`.
     fn set_slots(&self, count: u32, wake: &mut PortSet) -> Result<(), TuneError> {
         if count == 0 || count > MAX_SLOTS {
             return Err(ConfigError::Slots(count).into());
         }
         wake.extend(self.shared.slots.resize(count).ok_or(TuneError::Fixed)?);
-        // After the debt is there: a port that hears of news then pays what it finds owed.
+        // After the debt is published: a port that reads the notification also finds the debt, and
+        // pays it.
         self.shared.flows.tell();
         Ok(())
     }
@@ -317,11 +320,11 @@ impl<P: Platform, R: Reading> Policy for Mqfq<P, R> {
 
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         let Some(follow_ns) = self.follow(now_ns, wake) else {
-            // T does not follow the device, so that lifting is all that ticks are for.
+            // T does not follow the device, so a tick only lifts tags.
             self.lift();
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         };
-        // Only one thread ticks at a time (the port's contract), so the word needs no order.
+        // Only one thread ticks at a time (the port's contract), so the word needs no ordering.
         if self.shared.lift_ns.load(Ordering::Relaxed) <= now_ns {
             self.lift();
             self.shared.lift_ns.store(now_ns.saturating_add(LIFT_PERIOD_NS), Ordering::Relaxed);

@@ -3,7 +3,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib mqfq::models`
 //!
 //! Each law is also checked on a broken machine or a broken use that the model must catch, so that
-//! we know that it looks ([`crate::structures::broken`]).
+//! the check itself is tested ([`crate::structures::broken`]).
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -41,13 +41,14 @@ fn two_cores(ports: u16) -> Topology {
 
 // End tags.
 
-/// Two ports tag requests of one flow while `tick` lifts it: each is charged once, and starts at
-/// virtual time or later.
+/// Two ports tag requests of one flow while `tick` lifts it: each request is charged once, and
+/// starts at virtual time or later.
 fn each_request_is_charged_once<P: Platform>() {
     check(6, || {
         let ends = Arc::new(EndTags::<P, Ours>::new(1, 2));
         let window = ends.window(200);
-        // An eighth of the window may be owed by both: the idle flow's word comes to 980.
+        // The arrears of both ports may be an eighth of the window, so the idle flow's word is
+        // lifted to 980.
         let now = at(1_000);
         let work = |costs: [u64; 3]| {
             let ends = ends.clone();
@@ -69,7 +70,7 @@ fn each_request_is_charged_once<P: Platform>() {
         let mine = work([8, 6, 3])();
         let other = other.join().unwrap();
         lifting.join().unwrap();
-        // 6 and 3 may be owed, 50 may not: it has paid for the 9 before it.
+        // 6 and 3 may stay arrears, 50 may not: it was charged together with the 9 before it.
         assert_eq!(
             ends.earliest(0, &other, now),
             Some(at(980 + 7 + 9 + 50 + 8)),
@@ -140,8 +141,8 @@ fn without_stamps_an_arrival_is_passed_over() {
     an_arrival_holds_time_back::<NoStamp>(|| Topology::flat(2));
 }
 
-/// Raises of neighbours: when all have returned, virtual time is the least lead, and someone was
-/// told.
+/// Raises of neighbours: when all have returned, virtual time is the least lead, and one of the
+/// raises has returned it.
 fn raises_are_not_forgotten<P: Platform>(
     topology: fn() -> Topology,
     ends: &'static [(PortId, u64)],
@@ -207,7 +208,7 @@ fn arrivals_and_departures() {
 
 // Slots.
 
-/// What a port does that wants one slot; `looks_again` is what `Local::acquire` does.
+/// Takes one slot as a port does; with `looks_again` as `Local::acquire` does.
 fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> Option<u32> {
     let mut hint = 0;
     let slot = slots.acquire(port, &mut hint).or_else(|| {
@@ -220,8 +221,8 @@ fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> Optio
     slot
 }
 
-/// The last slot comes back, to a port that has nothing to send, while another becomes ready: it is
-/// woken, or finds it.
+/// The last slot comes back, to a port that has nothing to send, while another port becomes ready:
+/// that port is woken, or finds the slot.
 fn a_slot_finds_its_user<P: Platform>(
     kind: SlotKind,
     topology: fn() -> Topology,
@@ -277,10 +278,10 @@ fn without_looking_again_a_token_misses_its_user() {
     a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || Topology::flat(2), B, false);
 }
 
-/// Whether a port that stops gives up what lies on its path.
+/// Whether a port that stops gives up its tokens.
 type Stops = bool;
 
-/// A token is given to B, which has nothing to send any more when it is woken, while C, on another
+/// A token is given to B, which has nothing left to send when it is woken, while C, on another
 /// core, becomes ready.
 fn a_token_is_not_stranded(stops: Stops) {
     check(6, move || {
@@ -290,12 +291,12 @@ fn a_token_is_not_stranded(stops: Stops) {
         let giver = slots.clone();
         let giving = thread::spawn(move || {
             let wake = giver.release(A, held, false);
-            // Once A has given it away it looks no more, so that B alone answers for it.
+            // Once A has given the token away it does not stop, so that B alone has to pass it on.
             if wake.is_empty() { giver.stop(A) } else { wake }
         });
         let waiter = slots.clone();
         let waiting = thread::spawn(move || want(&waiter, C, true));
-        // B runs on its own account, finds that it has nothing to send, and stops.
+        // B runs without a wake-up, finds that it has nothing to send, and stops.
         slots.delist(B);
         let mut wake = if stops { slots.stop(B) } else { PortSet::EMPTY };
         wake.extend(giving.join().unwrap());
@@ -322,7 +323,7 @@ fn without_giving_up_a_token_is_stranded() {
     a_token_is_not_stranded(false);
 }
 
-/// D becomes greater while a port becomes ready: it is woken, or finds the new slot.
+/// D becomes greater while a port becomes ready: that port is woken, or finds the new slot.
 fn a_new_slot_finds_its_user(kind: SlotKind, looks_again: bool) {
     check(6, move || {
         let slots = Arc::new(Slots::<Loom>::new(kind, Topology::flat(2).tree(), 1, true));
@@ -351,9 +352,9 @@ fn without_looking_again_a_new_slot_is_not_found() {
     a_new_slot_finds_its_user(SlotKind::TokenTree, false);
 }
 
-/// D goes from 2 to 1 and to 2 again, or only to 1, while one port gives a slot back and another
-/// takes one. Afterwards as many can be taken as D says, whoever paid; `pays` is what `Local::take`
-/// does.
+/// D goes from 2 to 1 and to 2 again, or only to 1, while one port releases a slot and another
+/// takes one. Afterwards D slots can be taken, whichever port paid. With `pays` ports take slots as
+/// `Local::take` does.
 fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
     check(5, move || {
         let slots = Arc::new(Slots::<P>::new(kind, Topology::flat(2).tree(), 2, true));
@@ -418,8 +419,8 @@ fn without_atomic_additions_slots_are_lost() {
 
 // The wheel.
 
-/// A port goes to sleep while others move virtual time to where it may go on: it notices, or is
-/// woken. Its bit may lie in another word than the turners'.
+/// A port goes to sleep while others move virtual time so far that it may run: it notices, or is
+/// woken. Its bit may lie in another word than the turners' bits.
 fn a_sleeper_is_woken<P: Platform>(sleeper: PortId, turners: u8) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
@@ -494,7 +495,8 @@ fn a_sleeper_notices_a_new_window() {
     });
 }
 
-/// A thread adopts a window while another one is wanted, which may be the one that was: that holds.
+/// A thread adopts a window while another one is wanted, possibly the original one: the window
+/// wanted last is adopted.
 fn the_last_window_is_adopted(last: u64, looks_again: bool) {
     check(3, move || {
         let wheel = Arc::new(Wheel::<Loom>::new(Window::new(2, false), 2));
@@ -545,13 +547,14 @@ fn run<P: Platform>(port: &mut MqfqPort<P>, wake: &mut PortSet) -> u32 {
     }
 }
 
-/// Two ports, one slot, no slack: each submits two requests and runs. When all wake-ups have been
-/// delivered, all has been issued and the slot is free.
+/// Two ports and a T of 0: each port submits `requests` requests and runs. When all wake-ups have
+/// been delivered, all requests have been issued and all `slots` are free.
 fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
     all_is_issued_within::<P>(4, slots, requests, 0, |_, _| ());
 }
 
-/// The same with this bound on preemptions, with this T, and with a change beside the ports.
+/// The same with this bound on preemptions, with this T, and with a concurrent change of the
+/// policy.
 fn all_is_issued_within<P: Platform>(
     preemptions: usize,
     slots: u32,
@@ -605,7 +608,7 @@ fn all_is_issued_in_lockstep() {
 }
 
 /// A weight changes, and the window with it, while a port works or sleeps. A fourth preemption
-/// takes ten times as long: `tests/long models` has it.
+/// takes ten times as long: `tests/long models` runs it.
 #[test]
 fn all_is_issued_while_weights_change() {
     all_is_issued_within::<Loom>(3, 2, 2, 4, |policy, flow| {

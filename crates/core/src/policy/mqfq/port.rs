@@ -21,13 +21,13 @@ use crate::contract::vtime::{VTime, most_at_once};
 use crate::structures::allocation::boxed;
 use crate::structures::port_flows::PortFlows;
 
-/// What the port may do next, in one register. A [`Next`] takes two words, so a call gives it in
-/// memory, where a layer around would read it as a whole while its parts are still on their way:
+/// The result of `next`, in one register. A [`Next`] takes two words, so a call returns it in
+/// memory, and a surrounding layer that reads it as a whole would wait for the stores of its parts:
 /// that took 4 ns of 40.
 #[derive(Clone, Copy)]
 enum Found {
     Issue(Tag),
-    /// Nothing may go, and the port looks again after the polling period.
+    /// No request may be issued, and the port checks again after the polling period.
     Poll,
     Blocked,
     Idle,
@@ -39,37 +39,37 @@ pub struct MqfqPort<P: Platform = Native, R: Reading = Ours> {
     local: Local,
 }
 
-/// What belongs to one port alone.
+/// The state of one port.
 struct Local {
     port: PortId,
     flows: PortFlows<LocalFlow>,
     queue: Queue,
     /// The start tag in the port's leaf: not after its lead, and never before virtual time.
     published: Option<VTime>,
-    /// Virtual time when last read; it is at least that.
+    /// Virtual time when last read: virtual time is at least this.
     time: VTime,
-    /// Where the port sleeps, if it does.
+    /// The port's place in the wheel, if it sleeps.
     place: Option<Place>,
-    /// The most that one request is charged, in units.
+    /// The most units that one request is charged.
     at_once: u64,
     /// Whether the port has marked itself as ready; another port may have claimed it since.
     enlisted: bool,
-    /// Where the port last found a slot.
+    /// The word of the bitmap in which the port last found a slot.
     hint: u32,
-    /// Whether `next` is owed to this port by its own verbs.
+    /// Whether a verb of this port requires a call of `next`.
     is_asked: bool,
-    /// Whether slots may be owed, since D has become less.
+    /// Whether there may be a debt of slots, because D was reduced.
     owes: bool,
-    /// One if slots are ever kept, and none otherwise.
+    /// One element if the reading keeps slots, and none otherwise.
     kept: Box<[KeptSlots]>,
-    /// When the verb under way was called, and when the port last went to sleep.
+    /// Time of the verb under way, and time at which the port last went to sleep, in nanoseconds.
     now_ns: u64,
     asleep_ns: u64,
     throttles: u64,
     blocks: u64,
     wakes: u64,
-    /// For how long the port had not come when virtual time had let it go, and then found a slot
-    /// free, but for the time that another port has counted (see `follow`).
+    /// Late time of the port, in nanoseconds: from its release by virtual time until it ran, if it
+    /// then found a slot free; without the time that another port has counted (see `follow`).
     late_ns: u64,
 }
 
@@ -101,7 +101,7 @@ impl<P: Platform, R: Reading> MqfqPort<P, R> {
 }
 
 impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
-    // Inlined always, so that the layer that computes what a request costs need not copy it.
+    // Inlined always, so that the layer that computes a request's cost need not copy the request.
     #[inline(always)]
     fn submit(
         &mut self,
@@ -133,7 +133,7 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
         };
         let kept = local.kept.first().filter(|_| R::KEEPS_SLOTS);
         let next = kept.map_or(next, |kept| kept.and_ask(next));
-        // The caller asks again after an `Issue`.
+        // The caller calls `next` again after an `Issue`.
         local.is_asked = matches!(next, Next::Issue { .. });
         next
     }
@@ -141,7 +141,7 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) -> bool {
         let MqfqPort { shared, local } = self;
-        // Nothing else in a completion asks for the time.
+        // A completion needs the time for nothing else.
         if R::KEEPS_SLOTS {
             local.now_ns = now_ns;
         }
@@ -199,9 +199,10 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
         local.grow(shared, tag, growth.cost).is_some()
     }
 
-    /// A port that has let this one go since it was asked last has taken it out of the wheel or out
-    /// of the ready set, and changes of D and W are news, by which a port that sleeps may go. It
-    /// may go too for up to a bucket's width of virtual time before it is woken.
+    /// A port that has released this one after its last `next` has removed it from the wheel or
+    /// from the ready set. Changes of D and W are notified, and a sleeping port may dispatch after
+    /// them. A sleeping port may also dispatch for up to a bucket's width of virtual time before it
+    /// is woken.
     fn has_work(&self) -> bool {
         let MqfqPort { shared, local } = self;
         let has_closings = local.flows.has_closings(&shared.flows);
@@ -232,7 +233,7 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
         FlowStats { staged, in_flight, lag: lead, service, ..FlowStats::default() }
     }
 
-    /// It joins nothing.
+    /// MQFQ joins no requests, so a barrier has no effect.
     fn barrier(&mut self, _flow: FlowId) {}
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
@@ -268,7 +269,7 @@ impl Local {
         let (weight, seat) = self.flows.admit(&shared.flows, request.flow, request.tag, leave)?;
         let Local { flows, queue, published, at_once, .. } = self;
         let local = flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        // A request of no cost would move no end tag: its flow would never be throttled.
+        // A request without a cost would move no end tag: its flow would never be throttled.
         let cost = request.cost.alone.max(1);
         let units = local.normalizer.units(cost, weight).min(*at_once);
         let window = if R::IS_STRICT { 0 } else { shared.wheel.window().units() };
@@ -296,8 +297,8 @@ impl Local {
         Ok(Submitted::Staged)
     }
 
-    /// Stages a request whose start tag is not known, or is so far ahead that less is charged. Out
-    /// of line, so that the usual case above stays short.
+    /// Stages a request whose start tag is not known, or is so far ahead that only a part of its
+    /// cost is charged. Out of line, so that the usual case above stays short.
     #[inline(never)]
     fn stage_slowly<P: Platform, R: Reading>(
         &mut self,
@@ -312,7 +313,7 @@ impl Local {
             Some(start) => start,
             None => self.tag(shared, request.flow, seat, (units, window), wake)?,
         };
-        // Virtual time has not passed what this port has published, and does not.
+        // Virtual time has not passed the tag that this port has published, and cannot pass it.
         let now = self.published.unwrap_or(self.time);
         let units = match start.has_room(now, units) {
             true => units,
@@ -334,7 +335,7 @@ impl Local {
         (units, window): (u64, u64),
         wake: &mut PortSet,
     ) -> Option<VTime> {
-        // Before the request is tagged, so that it starts where the credit moves the end tag to.
+        // Refunded before the request is tagged, so that it starts at the end tag after the refund.
         let has_credit = self.flows.kept(seat)?.credit > 0;
         if has_credit {
             self.give_back(shared, seat);
@@ -342,7 +343,7 @@ impl Local {
         if R::IS_STRICT {
             return self.tag_strictly(shared, flow, seat, units, wake);
         }
-        // Without credit the caller has tried this.
+        // Without credit the caller has already tried this.
         if let Some(bound) = self.published.filter(|_| has_credit) {
             let local = self.flows.kept_mut(seat)?;
             let (slot, waiting, account) = (flow.slot(), local.is_waiting(), &mut local.account);
@@ -354,8 +355,8 @@ impl Local {
         self.tag_lagging(shared, flow, seat, (units, window), wake)
     }
 
-    /// Takes back what of a request's cost is beyond the most that a tag may be ahead; gives the
-    /// rest. Out of line: no real flow is there.
+    /// Refunds the part of a request's cost that is beyond the most that a tag may be ahead;
+    /// returns the rest. Out of line, because no real flow is that far ahead.
     #[cold]
     #[inline(never)]
     fn charge_less<P: Platform, R: Reading>(
@@ -372,8 +373,8 @@ impl Local {
         Some(charged)
     }
 
-    /// Tags a request as the paper has it: at virtual time or where the flow's last one ends; if it
-    /// goes at the head, the leaf says so.
+    /// Tags a request as in the paper: at virtual time, or where the flow's last request ends if
+    /// that is later. If the request becomes the port's lead, the port's leaf is lowered to it.
     fn tag_strictly<P: Platform, R: Reading>(
         &mut self,
         shared: &Shared<P, R>,
@@ -399,8 +400,7 @@ impl Local {
         Some(start)
     }
 
-    /// Tags a request of a flow whose end tag is not known to be ahead of all that may hold virtual
-    /// time back.
+    /// Tags a request of a flow whose end tag is not known to be at or after the published tag.
     #[cold]
     fn tag_lagging<P: Platform, R: Reading>(
         &mut self,
@@ -413,16 +413,16 @@ impl Local {
         let account = &mut self.flows.kept_mut(seat)?.account;
         self.time = shared.time.now();
         let earliest = shared.ends.earliest(flow.slot(), account, self.time)?;
-        // The request comes after what the leaf says, which holds virtual time back: no pin is
-        // needed.
+        // The request does not start before the published tag, which holds virtual time back: no
+        // pin is needed.
         if self.published.is_some_and(|published| !earliest.is_before(published)) {
             let start = shared.ends.tag_at(flow.slot(), account, units, self.time, window)?;
-            // Another port may have given credit back meanwhile: not before what holds virtual
-            // time back.
+            // Another port may have refunded credit meanwhile: the request must not start before
+            // the tag that holds virtual time back.
             return Some(self.published.map_or(start, |published| published.max(start)));
         }
-        // The request would be this port's lead. Hold virtual time back before reading the time
-        // that it is tagged with.
+        // The request would be this port's lead. Virtual time is held back before the port reads
+        // the time with which it tags the request.
         self.time = shared.time.pin(self.port, self.time);
         let start = shared.ends.tag_at(flow.slot(), account, units, self.time, window)?;
         // The pin may have lowered the leaf below the port's lead.
@@ -438,11 +438,12 @@ impl Local {
         shared: &Shared<P, R>,
         wake: &mut PortSet,
     ) -> Found {
-        // First of all, so that nothing goes beyond a smaller D or by an old W that was heard of.
+        // First of all, so that no request is issued beyond a smaller D, or by an old W, once the
+        // port has been notified of the change.
         if self.flows.poll(&shared.flows, wake) {
             self.hear(shared, wake);
         }
-        // It holds its slot, and goes before anything else (the port's contract).
+        // A requeued request holds its slot, and is issued before all others (the port's contract).
         if let Some(tag) = self.queue.issue_again() {
             return Found::Issue(tag);
         }
@@ -462,10 +463,10 @@ impl Local {
                 self.time = shared.time.now();
             }
             let window = shared.wheel.window();
-            // What was read last is not after virtual time, so only a refusal has to be looked at
+            // The value read last is not after virtual time, so only a refusal has to be checked
             // again.
             if R::IS_TIMED && window.holds_back(lead, self.time) {
-                // The port's own leaf may be what holds virtual time back.
+                // The port's own leaf may hold virtual time back.
                 self.publish(shared, Some(lead), wake);
                 self.time = shared.time.now();
                 if window.holds_back(lead, self.time) {
@@ -477,8 +478,8 @@ impl Local {
             }
             let free_ns = self.leave_wheel(shared);
             let Some(slot) = self.acquire(shared) else {
-                // A port that stops publishes exactly: else others would be held back by a tag that
-                // lags.
+                // A port that stops publishes its lead exactly: a lagging tag would hold others
+                // back.
                 self.publish(shared, Some(lead), wake);
                 return match shared.polling {
                     Some(_) if R::IS_STRICT => Found::Poll,
@@ -486,14 +487,14 @@ impl Local {
                 };
             };
             if let Some(free_ns) = free_ns {
-                // Only where T follows does it matter that others were late, too.
+                // Late time that another port has counted matters only if T follows the device.
                 self.late_ns += match window.follows() {
                     true => shared.late.since(free_ns, self.now_ns),
                     false => self.now_ns.saturating_sub(free_ns),
                 };
                 self.count(shared);
             }
-            // There is a lead, so this does not fail; a verb does not panic all the same.
+            // There is a lead, so this does not fail; but a verb must not panic.
             let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
             if R::KEEPS_SLOTS
                 && let Some(kept) = self.kept.first_mut()
@@ -512,8 +513,8 @@ impl Local {
         }
     }
 
-    /// The request that a slot was kept for, if it has come; gives back slots that were kept for
-    /// long enough.
+    /// Issues a request for which a slot was kept, if it has arrived; releases slots whose patience
+    /// is over.
     #[cold]
     fn issue_anticipated<P: Platform, R: Reading>(
         &mut self,
@@ -521,7 +522,7 @@ impl Local {
         wake: &mut PortSet,
     ) -> Option<Tag> {
         while let Some((seat, slot)) = self.kept.first_mut()?.take(self.now_ns) {
-            // It may have been cancelled, and its flow may have more than its share by now.
+            // The request may have been cancelled, and its flow may be too far ahead by now.
             if let Some(seat) = seat
                 && let Some(start) = self.queue.lead_of(seat)
             {
@@ -556,12 +557,12 @@ impl Local {
             return false;
         }
         *time = shared.time.now();
-        // Where the request would end that has the slot otherwise. If it is another port's, that
-        // is not known, and it is not before virtual time.
+        // The end tag of the request that would get the slot otherwise. The end tag of another
+        // port's request is not known, but the request does not start before virtual time.
         let other = match queue.lead_end() {
             Some(end) => end,
             None if shared.slots.free() == 0 => time.plus(queue.units(tag)),
-            // Slots are free: the flow's next request finds one without this.
+            // Slots are free: the flow's next request finds one anyway.
             None => return false,
         };
         let Some(start) = shared.ends.earliest(flow.slot(), &local.account, *time) else {
@@ -574,7 +575,7 @@ impl Local {
         true
     }
 
-    /// There is news: D may have become less, and W may be to change.
+    /// Acts on a notification: D may have been reduced, and another W may be wanted.
     #[cold]
     fn hear<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
         self.owes = true;
@@ -599,7 +600,7 @@ impl Local {
         true
     }
 
-    /// Takes back a request that is staged, or is to be issued again; gives its flow's seat.
+    /// Removes a request that is staged or is to be issued again; returns its flow's seat.
     fn take_back<P: Platform, R: Reading>(
         &mut self,
         shared: &Shared<P, R>,
@@ -614,15 +615,15 @@ impl Local {
         Some(seat)
     }
 
-    /// Moves the flow's end tag back by what cancelled requests had cost, as far as its next
-    /// request does not start before those that are staged here: the rest waits until more are.
+    /// Refunds the cost of cancelled requests: moves the flow's end tag back, but not so far that
+    /// its next request would start before a request that is staged here. The rest stays as credit.
     #[cold]
     fn give_back<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, seat: usize) {
         let Some(slot) = self.flows.owner(seat).map(FlowId::slot) else { return };
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
             Some(start) => local.account.since(start),
-            // Nothing waits here that the flow's next request could start before.
+            // No request waits here before which the flow's next request could start.
             None => u64::MAX,
         };
         let units = local.credit.min(room);
@@ -630,7 +631,7 @@ impl Local {
         shared.ends.give_back(slot, &mut local.account, units);
     }
 
-    /// Charges a staged request for what it has grown by.
+    /// Charges the flow for the growth of a staged request.
     fn grow<P: Platform, R: Reading>(
         &mut self,
         shared: &Shared<P, R>,
@@ -640,7 +641,7 @@ impl Local {
         if !self.queue.is_staged(tag) {
             return None;
         }
-        // One that was issued before has been charged for what it was then.
+        // A request that was issued before stays charged for its size at that time.
         let Some(seat) = self.queue.staged_seat(tag) else { return Some(()) };
         let slot = self.flows.owner(seat)?.slot();
         let local = self.flows.kept_mut(seat)?;
@@ -652,7 +653,7 @@ impl Local {
         Some(())
     }
 
-    /// Gives a slot back.
+    /// Releases a slot.
     #[inline]
     fn release<P: Platform, R: Reading>(
         &mut self,
@@ -664,7 +665,7 @@ impl Local {
             None => false,
             Some(lead) => {
                 let window = shared.wheel.window();
-                // As in `next`, only a refusal by the time last read needs another look.
+                // As in `next`, only a refusal by the value read last has to be checked again.
                 if R::IS_TIMED && window.holds_back(lead, self.time) {
                     self.time = shared.time.now();
                 }
@@ -690,19 +691,20 @@ impl Local {
     fn acquire<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u32> {
         let mut slot = self.take(shared);
         if R::IS_STRICT && shared.polling.is_some() {
-            // A port that polls asks again by itself; no other port has to wake it.
+            // A port that polls tries again by itself; no other port has to wake it.
             if slot.is_none() {
                 self.blocks += 1;
                 self.count(shared);
             }
             return slot;
         }
-        // A port whose mark still stands will be claimed for a slot; one that was claimed sets it
-        // again.
+        // A port whose mark is still set will be claimed for a slot; a port that was claimed sets
+        // its mark again.
         if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
             shared.slots.enlist(self.port);
             self.enlisted = true;
-            // A port that frees a slot and does not see the mark has freed it before this.
+            // A port that frees a slot and does not see the mark has freed the slot before this
+            // attempt.
             slot = self.take(shared);
             if slot.is_none() {
                 self.blocks += 1;
@@ -715,7 +717,7 @@ impl Local {
         slot
     }
 
-    /// Stops because `lead` is too far ahead. `None`: not any more.
+    /// Throttles the port because `lead` is too far ahead. `None`: it is no longer too far.
     fn throttle<P: Platform, R: Reading>(
         &mut self,
         shared: &Shared<P, R>,
@@ -725,7 +727,7 @@ impl Local {
         if let Some(place) = self.place
             && shared.wheel.sleeps(self.port, lead, place)
         {
-            // It sleeps already. A slot that has come to it since is for others.
+            // The port sleeps already. A slot that it has got meanwhile is for other ports.
             self.rest_awake(shared, wake);
             return Some(Found::Blocked);
         }
@@ -749,7 +751,8 @@ impl Local {
         Some(answer)
     }
 
-    /// The port has nothing that may go: takes it out of the wheel and gives up its slots.
+    /// The port has no request that may be issued: removes it from the wheel and gives up its
+    /// slots.
     #[inline]
     fn rest<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
         self.leave_wheel(shared);
@@ -763,15 +766,16 @@ impl Local {
         self.wake(shared, shared.slots.stop(self.port), wake);
     }
 
-    /// Takes the port out of the wheel; if virtual time had let it go, when.
+    /// Removes the port from the wheel; returns the time at which virtual time released it, if it
+    /// did.
     #[inline]
     fn leave_wheel<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u64> {
         let place = self.place.take()?;
         shared.wheel.leave(self.port, place);
         let free_ns =
             shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
-        // The port that let it go may have said so when this one had left by itself, and this is
-        // another sleep.
+        // The releasing port may have written `free_ns` after this port had left by itself; then
+        // this is a later sleep.
         (free_ns != 0).then(|| free_ns.max(self.asleep_ns))
     }
 

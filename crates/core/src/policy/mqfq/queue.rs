@@ -1,15 +1,16 @@
-//! One port's requests: the staged ones in order of start tags, and which tags are in flight.
+//! One port's requests: the staged ones in order of start tags, and the tags in flight.
 //!
 //! **Problem.** The paper's local queue is a priority queue of requests. A tenant with a deep queue
 //! would make every operation of every other tenant pay for its depth. **Model.** Start tags of one
 //! flow never decrease, so one flow's requests on one port form a FIFO, a linked list through the
-//! array of tags, and the priority queue holds only the first of each: it is a queue of *flows*, a
-//! [`Tournament`]. Requests with the same start tag leave in the order in which they came.
+//! array of tags, and the priority queue holds only the first request of each flow: it is a queue
+//! of *flows*, a [`Tournament`]. Requests with the same start tag leave in the order in which they
+//! came.
 //!
-//! A request that was issued and is taken back keeps its slot and waits in a list of its own, which
-//! goes first.
+//! A request that was issued and is requeued keeps its slot and waits in a list of its own, which
+//! is issued first.
 //!
-//! **Cost.** A submit to a flow that has requests here touches no tree; a dispatch takes log2(seats
+//! **Cost.** A submit to a flow that has requests here updates no tree; a dispatch takes log2(seats
 //! in use) steps, and so does a cancellation. Nothing is allocated after construction.
 
 use alloc::boxed::Box;
@@ -30,11 +31,11 @@ use crate::structures::tournament::{Key, Tournament};
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// One tag, but for its [`Key`]. One of zeroes is free.
+/// The state of one tag, without its [`Key`]. An entry of zeroes is free.
 #[derive(Clone, Copy, Debug, Zeroable)]
 struct Entry {
-    /// The flow's seat and, in the upper two bits, whether the tag is free, staged, issued, or to
-    /// be issued again.
+    /// The flow's seat and, in the upper two bits, the state: free, staged, issued, or to be issued
+    /// again.
     flow: u32,
     /// Staged: the flow's next request on this port. Issued, once or again: the slot it holds.
     link: u32,
@@ -47,29 +48,30 @@ const ISSUED: u32 = 2 << 30;
 const AGAIN: u32 = 3 << 30;
 const STATE: u32 = 3 << 30;
 
-/// What is looked at only when a request is cancelled, or for statistics.
+/// The part of a request's state that `next` does not read.
 #[derive(Clone, Copy, Debug, Zeroable)]
 struct Past {
-    /// The flow's request before it on this port when it was staged, which may have left since.
+    /// Tag of the flow's previous request on this port when this one was staged; that request may
+    /// have left.
     before: u32,
-    /// What it cost, in equivalent bytes, as far as that goes: no more than the flow was counted.
+    /// Cost in equivalent bytes, at most `u32::MAX`: the amount that the flow's `taken` contains.
     cost: u32,
-    /// What it cost when it was staged, and what it has grown by, in units.
+    /// Cost when it was staged plus growth, in units.
     units: u64,
 }
 
-/// What a port knows about a flow.
+/// A port's state of a flow.
 #[derive(Clone, Copy)]
 pub(super) struct LocalFlow {
     /// The newest staged request's tag, [`NONE`] if there is none.
     newest: u32,
-    /// How many are staged.
+    /// The number of staged requests.
     staged: u32,
     pub(super) normalizer: Normalizer,
     pub(super) account: Account,
-    /// What cancelled requests had cost, in units, as far as it has not been given back.
+    /// Cost of cancelled requests that has not been refunded yet, in units.
     pub(super) credit: u64,
-    /// What its requests that were issued or are staged cost, in equivalent bytes.
+    /// Total cost of its requests that were issued or are staged, in equivalent bytes, wrapping.
     taken: u64,
 }
 
@@ -93,8 +95,8 @@ impl LocalFlow {
         self.newest != NONE
     }
 
-    /// The port keeps nothing of the flow from now on: what it has not charged yet, or has not
-    /// given back, goes to the flow's end tag. Nothing of the flow is staged here.
+    /// The port drops its state of the flow: arrears are charged to the flow's end tag, and credit
+    /// is refunded to it. No request of the flow is staged here.
     #[cold]
     pub(super) fn leave<P: Platform, R: Reading>(&self, ends: &EndTags<P, R>, flow: FlowId) {
         let mut account = self.account;
@@ -103,7 +105,7 @@ impl LocalFlow {
     }
 }
 
-/// What a cancelled request leaves.
+/// The seat and the slot of a cancelled request.
 pub(super) struct Cancelled {
     /// Its flow's seat.
     pub(super) seat: usize,
@@ -114,12 +116,12 @@ pub(super) struct Cancelled {
 /// The requests of one port.
 pub(super) struct Queue {
     entries: Box<[Entry]>,
-    /// The order of staged tags; apart from the entries, so that neither is padded.
+    /// The keys of staged tags; apart from the entries, so that neither array is padded.
     keys: Box<[Key]>,
     past: Box<[Past]>,
     first: Tournament,
     arrivals: u64,
-    /// What is to be issued again.
+    /// The requests to be issued again.
     again: Fifo,
     again_links: Links,
 }
@@ -158,7 +160,8 @@ impl Queue {
     }
 
     /// Stages a request of the flow in `seat`; the pair is its cost in equivalent bytes and in
-    /// units. Its tag is free, and its start tag not before those of its flow that are staged here.
+    /// units. Its tag is free, and its start tag is not before those of the flow's requests that
+    /// are staged here.
     #[inline]
     pub(super) fn stage(
         &mut self,
@@ -189,7 +192,7 @@ impl Queue {
         }
     }
 
-    /// Adds to what a staged request of the flow costs, in equivalent bytes and in units.
+    /// Adds to the cost of a staged request of the flow, in equivalent bytes and in units.
     pub(super) fn grow(&mut self, tag: Tag, local: &mut LocalFlow, (cost, units): (u64, u64)) {
         if let Some(past) = self.past.get_mut(tag.0 as usize) {
             past.units = past.units.saturating_add(units);
@@ -199,8 +202,8 @@ impl Queue {
         }
     }
 
-    /// What the issued requests of the flow in the seat cost, in equivalent bytes. Looks through
-    /// its staged requests.
+    /// The cost of the issued requests of the flow in the seat, in equivalent bytes. Walks its
+    /// staged requests.
     pub(super) fn service(&self, seat: usize, local: &LocalFlow) -> u64 {
         let first = self.first.key_of(seat).map(|key| key.tag() as u32);
         let after = |&tag: &u32| {
@@ -212,19 +215,19 @@ impl Queue {
         local.taken.wrapping_sub(costs.map(|past| u64::from(past.cost)).sum())
     }
 
-    /// The start tag of the request that is to go first.
+    /// The start tag of the first staged request.
     #[inline]
     pub(super) fn lead(&self) -> Option<VTime> {
         self.first.get().map(Key::start)
     }
 
-    /// Where the request that is to go first ends.
+    /// The end tag of the first staged request.
     pub(super) fn lead_end(&self) -> Option<VTime> {
         let lead = self.first.get()?;
         Some(lead.start().plus(self.units(Tag(lead.tag() as u32))))
     }
 
-    /// What the tag's request cost, in units; also one that has just completed.
+    /// The cost of the tag's request, in units; also of a request that has just completed.
     pub(super) fn units(&self, tag: Tag) -> u64 {
         self.past.get(tag.0 as usize).map_or(0, |past| past.units)
     }
@@ -245,8 +248,8 @@ impl Queue {
         self.keys.get(local.newest as usize).map(|key| key.start())
     }
 
-    /// Which of the staged requests of the flow in the seat goes first, and how many there are.
-    /// Looks through what is to be issued again, which is little and seldom anything.
+    /// The first staged request of the flow in the seat, and the number of its staged requests.
+    /// Walks the requests to be issued again, which are few and mostly none.
     pub(super) fn staged_of(&self, seat: usize, local: &LocalFlow) -> (Option<Tag>, u32) {
         let of_flow = |tag: &u32| {
             let entry = self.entries.get(*tag as usize);
@@ -259,13 +262,13 @@ impl Queue {
         (again.clone().next().or(first).map(Tag), count)
     }
 
-    /// Takes out the request that is to go first; it holds `slot` from now on.
+    /// Removes the first staged request; it holds `slot` from now on.
     #[inline]
     pub(super) fn issue(&mut self, flows: &mut PortFlows<LocalFlow>, slot: u32) -> Option<Tag> {
         self.take_out(flows, self.first.get()?.tag(), slot)
     }
 
-    /// Takes out the first request of the flow in the seat; it holds `slot` from now on.
+    /// Removes the first request of the flow in the seat; it holds `slot` from now on.
     #[cold]
     pub(super) fn issue_of(
         &mut self,
@@ -276,7 +279,7 @@ impl Queue {
         self.take_out(flows, self.first.key_of(seat)?.tag(), slot)
     }
 
-    /// Takes out a request that is its flow's first.
+    /// Removes a request that is its flow's first.
     #[inline(always)]
     fn take_out(&mut self, flows: &mut PortFlows<LocalFlow>, tag: usize, slot: u32) -> Option<Tag> {
         let entry = self.entries.get_mut(tag)?;
@@ -296,8 +299,7 @@ impl Queue {
         Some(Tag(tag as u32))
     }
 
-    /// Frees the tag of an issued request; gives its flow's seat and the slot it held on the
-    /// device.
+    /// Frees the tag of an issued request; returns its flow's seat and the slot that it held.
     #[inline]
     pub(super) fn finish(&mut self, tag: Tag) -> Option<(usize, u32)> {
         let entry =
@@ -306,7 +308,7 @@ impl Queue {
         Some((entry.flow as usize, entry.link))
     }
 
-    /// An issued request is to be issued again, before all others; false if it is not issued.
+    /// Stages an issued request to be issued again, before all others; false if it is not issued.
     pub(super) fn requeue(&mut self, tag: Tag) -> bool {
         let issued = |entry: &&mut Entry| entry.flow & STATE == ISSUED;
         let Some(entry) = self.entries.get_mut(tag.0 as usize).filter(issued) else {
@@ -317,7 +319,7 @@ impl Queue {
         true
     }
 
-    /// Whether something is to be issued again.
+    /// Whether a request is to be issued again.
     #[inline]
     pub(super) fn has_again(&self) -> bool {
         !self.again.is_empty()
@@ -331,8 +333,8 @@ impl Queue {
         Some(Tag(tag))
     }
 
-    /// Takes back a request that is staged, for which its flow has credit then, or that is to be
-    /// issued again: its tag is free.
+    /// Cancels a request that is staged, which gives its flow credit, or that is to be issued
+    /// again. Its tag is then free.
     pub(super) fn cancel(
         &mut self,
         flows: &mut PortFlows<LocalFlow>,
@@ -346,16 +348,16 @@ impl Queue {
                 let local = flows.kept_mut(seat)?;
                 local.credit = local.credit.saturating_add(self.unlink(index, seat, link, local)?);
             }
-            // It was issued before, so its flow stays charged for it (the port's contract).
+            // The request was issued, so its flow stays charged for it (the port's contract).
             AGAIN => self.again_links.remove(&mut self.again, tag.0),
-            // The device has an issued request, and only `complete` or `requeue` end that.
+            // An issued request is on the device until `complete` or `requeue`.
             _ => return None,
         }
         self.entries.get_mut(index)?.flow = FREE;
         Some(Cancelled { seat, slot: (flow & STATE == AGAIN).then_some(link) })
     }
 
-    /// Takes a staged request out of its flow's list; gives what it cost.
+    /// Removes a staged request from its flow's list; returns its cost in units.
     fn unlink(
         &mut self,
         index: usize,
@@ -365,7 +367,7 @@ impl Queue {
     ) -> Option<u64> {
         let Past { before, cost, units } = *self.past.get(index)?;
         local.taken = local.taken.wrapping_sub(cost.into());
-        // A request before it that has left is free, or issued, or staged anew behind it.
+        // A previous request that has left is free, or issued, or staged again behind this one.
         let precedes =
             |entry: &&mut Entry| entry.flow == seat as u32 | STAGED && entry.link == index as u32;
         let previous = self.entries.get_mut(before as usize).filter(precedes);
@@ -400,7 +402,7 @@ mod tests {
     use proptest::prelude::*;
     use std::vec::Vec;
 
-    /// A queue, and the flows that it is for.
+    /// A queue and its flows.
     struct Bench {
         table: FlowTable<Native>,
         flows: PortFlows<LocalFlow>,
@@ -464,9 +466,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted list: the order is start tag, then arrival, whatever the flows and
-        /// whatever is cancelled, also across the wrap of virtual time; tags are used again at
-        /// once; and a flow has credit for what it has cancelled.
+        /// Against a sorted list: the order is start tag, then arrival, for any flows and
+        /// cancellations, also across the wrap of virtual time; tags are used again at once; and a
+        /// flow has credit for its cancelled requests.
         #[test]
         fn issues_in_order_of_start_tag_then_arrival(
             origin in prop_oneof![Just(0u64), Just((1 << 56) - 50)],

@@ -1,67 +1,69 @@
-//! Which text of MQFQ runs: fairq's own, or its paper's to the letter.
+//! The variants of MQFQ: fairq's own, and the paper's to the letter.
 //!
-//! **Problem.** `end_tags` and `mindicator` save lines that the paper's own MQFQ moves between
-//! cores. The authors measured their own algorithm, so the laboratory, which checks their figures,
-//! needs that one too; and it must cost a server nothing. **Model.** A type parameter of
-//! [`Mqfq`](super::Mqfq) that has constants only: the compiler drops what the other reading does,
-//! and a server, which names [`Ours`], has none of it.
+//! **Problem.** `end_tags` and `mindicator` save transfers of cache lines that the paper's own MQFQ
+//! makes between cores. The authors measured their own algorithm, so the laboratory, which checks
+//! their figures, needs the paper's algorithm too, at no cost to a server. **Model.** A type
+//! parameter of [`Mqfq`](super::Mqfq) that has constants only: the compiler drops the code of the
+//! other readings, and a server, which names [`Ours`], contains none of it.
 //!
 //! | | [`Ours`] | [`StrictPaper`] | paper |
 //! |---|---|---|---|
 //! | a flow's end tag | a port charges late | a shared fetch-and-add a request | 3.1 |
-//! | window | T less what is kept for late charges | T | 2.1 |
+//! | window | T less the reserve for late charges | T | 2.1 |
 //! | a port's lead | published past a lag | published after each dispatch | Figure 2 |
-//! | a request arrives at the head | pinned up to virtual time | up to where the least changes | 3.1 |
-//! | virtual time | read when the last one read holds back | read for each request | Figure 2 |
+//! | arrival at the head | pinned up to virtual time | up to where the least changes | 3.1 |
+//! | virtual time | read again when the last value holds back | read for each request | Figure 2 |
 //! | polling | for virtual time | for virtual time and for slots | 4.3.2 |
 //!
-//! **What the paper leaves open.** Figure 2 moves the end tag on when a request is submitted,
-//! Section 3.1 "on each request dispatch". It is done at submission: the next request's start tag
-//! is this one's end tag and is given then, so that at dispatch it would be too late; either way it
-//! is one shared fetch-and-add a request. Figure 2 says `MAX(VT, end tag)`, which an addition alone
-//! cannot do: a flow that lags is brought up to virtual time by a swap of its own.
+//! **Open in the paper.** Figure 2 moves the end tag on when a request is submitted, Section 3.1
+//! "on each request dispatch". Here the end tag moves on at submission: the next request's start
+//! tag is this request's end tag and is assigned at submission, so dispatch would be too late.
+//! Either way each request costs one shared fetch-and-add. Figure 2 says `MAX(VT, end tag)`, which
+//! an addition alone cannot do: a lagging flow is brought up to virtual time by an additional swap.
 //!
-//! **Bounds.** Both theorems hold where verbs do not overlap: nothing is late, so that W is T.
-//! "Logic to mitigate races has been elided", says Figure 2, and it is not there: where verbs
-//! overlap a request may start before virtual time. `StrictPaper` is for the simulator, where verbs
-//! are whole.
+//! **Bounds.** Both theorems hold where verbs do not overlap: no charge is late, so W is T.
+//! Figure 2 says "Logic to mitigate races has been elided", and `StrictPaper` has no such logic:
+//! where verbs overlap, a request may start before virtual time. `StrictPaper` is for the
+//! simulator, where verbs do not overlap.
 //!
 //! [`Anticipating`] is [`Ours`] with slots that are kept for a moment, which costs each verb 4 ns.
 //! [`Untimed`] is `StrictPaper` without virtual time, as Section 4.3.3 runs it: no port is
-//! throttled. [`OnPath`] is `StrictPaper` whose ports find the tokens of their own path alone
-//! (Section 3.2). One may then wait while tokens lie elsewhere, for ever if no port below those
-//! sends anything more; the laws show it, and no server has it.
+//! throttled. [`OnPath`] is `StrictPaper` whose ports find only the tokens of their own path
+//! (Section 3.2). A port may then wait while tokens lie in other nodes, for ever if no port below
+//! those nodes sends another request; the laws show this, and no server uses it.
 
 /// A reading of the paper.
 pub trait Reading: Send + Sync + 'static {
-    /// The paper's text to the letter.
+    /// Whether the paper's text is followed to the letter.
     const IS_STRICT: bool;
-    /// Virtual time is computed.
+    /// Whether virtual time is computed.
     const IS_TIMED: bool;
-    /// The slot of a request that completes is kept for its flow for a moment, where that has had
-    /// less than its share and mostly comes back at once (`kept`).
+    /// Whether the slot of a completed request is kept for its flow for a moment, if the flow has
+    /// had less than its share and mostly comes back at once (`kept`).
     const KEEPS_SLOTS: bool = false;
-    /// A port that finds no token on its path through the token tree looks at the other nodes, too.
+    /// Whether a port that finds no token on its path through the token tree searches the other
+    /// nodes, too.
     const LOOKS_ELSEWHERE: bool = true;
 }
 
-/// As servers run it.
+/// The reading that servers run.
 #[derive(Debug)]
 pub enum Ours {}
 
-/// As Linux runs it: not work-conserving, by a 64th of the slots' time.
+/// The reading that the Linux kernel module runs: not work-conserving, by a 64th of the slots'
+/// time.
 #[derive(Debug)]
 pub enum Anticipating {}
 
-/// As the paper has it.
+/// The paper's algorithm.
 #[derive(Debug)]
 pub enum StrictPaper {}
 
-/// As the paper has it, without virtual time.
+/// The paper's algorithm without virtual time.
 #[derive(Debug)]
 pub enum Untimed {}
 
-/// As the paper has it, for ports that look for tokens nowhere but on their path.
+/// The paper's algorithm with ports that search for tokens only on their path.
 #[derive(Debug)]
 pub enum OnPath {}
 

@@ -1,41 +1,41 @@
 //! The slots of the device, and the ports that wait for one (Sections 3.2 and 3.3).
 //!
 //! **Problem.** At most D requests may be outstanding. One shared counter is written twice per
-//! request by every core; and what frees a slot must find a port to use it, or the device
+//! request by every core; and a port that frees a slot must find a port to use it, or the device
 //! idles. **Model.** Free slots are tokens in a tree with a counter per port, core, socket and
-//! machine. A port takes from its own leaf, else from the lowest ancestor that has any, else from
-//! any other node above leaves. A port whose request completes keeps the token if it can use it.
-//! Otherwise it gives the token to the nearest *ready* port (one that has a request that may go,
-//! and found no token) through the lowest node above both, and wakes that port. A port that stops
-//! for another reason (nothing waits, or throttled) gives its tokens to ready ports in the same
-//! way, and lays the others down in the node above its leaf ([`Slots::stop`]), so that they stay on
-//! the core or in the socket. A leaf is touched by its port alone and needs no atomic
-//! read-modify-write: a port that keeps going costs no cache traffic at all.
+//! machine. A port takes a token from its own leaf, else from the lowest ancestor that has any,
+//! else from any other node above leaves. A port whose request completes keeps the token if it can
+//! use it. Otherwise it gives the token to the nearest *ready* port (a port with a request that may
+//! be issued, which found no token) through the lowest node above both, and wakes that port. A port
+//! that stops for another reason (nothing waits, or throttled) gives its tokens to ready ports in
+//! the same way, and puts the others into the node above its leaf ([`Slots::stop`]), so that they
+//! stay on the core or in the socket. A leaf is written by its port alone and needs no atomic
+//! read-modify-write: a port that keeps running costs no cache traffic at all.
 //!
-//! **What the paper leaves open** is where a token goes if no port waits. In the root it would cost
-//! each request of a port that runs empty the root's line twice; in the leaf no other port could
-//! have it (decision 6).
+//! **Open in the paper:** the node for a token if no port waits. In the root it would cost each
+//! request of a port that runs empty two transfers of the root's line; in the leaf no other port
+//! could take it (decision 6).
 //!
 //! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one
-//! claimer succeeds and it alone wakes the port, so two completions wake two ports.
+//! claimer succeeds, and that claimer alone wakes the port, so two completions wake two ports.
 //!
 //! **Invariants** (argued above the verbs): tokens and requests add up to D, no token is stranded,
 //! no wake-up is lost.
 //!
-//! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may touch, and
-//! requests are outstanding that nobody can take back. So D becomes less by a *debt*: as long as
-//! there is one, whoever takes tokens ([`Slots::acquire_owing`]) pays with them, with all of a node
-//! at once; the first one that finds nothing owed is used. Ports learn that there may be a debt
-//! from a word that they read anyway, and ask no more once they have found it paid. Tokens, less
-//! the debt, and the requests outstanding add up to the new D at once; whoever has heard of the
-//! change sends nothing beyond it. D becomes greater by cancelling debt and putting the rest in the
-//! root and waking who is ready.
+//! **Changing D** ([`Slots::resize`]). Tokens lie in leaves that only their ports may write, and
+//! outstanding requests cannot be recalled. So D is reduced by a *debt*: while there is a debt, a
+//! port that takes tokens ([`Slots::acquire_owing`]) pays the debt with them, with all of a node at
+//! once; it uses the first token that it finds when the debt is 0. Ports learn from a word that
+//! they read anyway that there may be a debt, and stop checking once they have found it paid.
+//! Tokens, less the debt, and the requests outstanding add up to the new D at once; a port that has
+//! been notified of the change sends no request beyond the new D. D is increased by cancelling
+//! debt, putting the rest of the tokens into the root and waking the ready ports.
 //!
 //! **Alternatives** (Section 4.3.3), with the same ready set: one shared counter; and a scalable
 //! bitmap: each slot is a bit, the bits are spread over cache lines as Linux spreads them, and a
 //! port begins its search in the line where it last found a free bit. With a counter or a bitmap no
-//! token belongs to a port, so a port that stops also looks whether any are free while others are
-//! ready. The bitmap is built for its D and keeps it.
+//! token belongs to a port, so a port that stops also checks whether slots are free while others
+//! are ready. The bitmap's D is fixed.
 
 use alloc::boxed::Box;
 
@@ -54,7 +54,7 @@ pub(super) struct Slots<P: Platform> {
     kind: Kind<P>,
     /// Whether a port takes tokens that do not lie on its path; else invariant 2 does not hold.
     looks_elsewhere: bool,
-    /// Tokens that are to vanish.
+    /// The debt: tokens to be withdrawn.
     debt: CachePadded<P::U64>,
     /// D.
     total: P::Mutex<u32>,
@@ -69,16 +69,17 @@ enum Kind<P: Platform> {
 // **Invariants.**
 // 1. *Conservation.* The tokens in all nodes and the requests outstanding add up to D; tokens only
 //    move.
-// 2. *No token is stranded.* Tokens in a leaf imply that its port is running, i.e. it will call
-//    `next` (it was woken, or its owner is in the midst of its verbs). `next` ends either with
-//    taking a token, or finding none, or in `stop`, which empties the leaf. Tokens in all other
-//    nodes can be taken by any port.
-// 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* looks at all
-//    nodes above leaves again; a port that lays a token down in one *then* reads the ready set. In
-//    the total order of these accesses, one sees the other. A port that was claimed for a token may
-//    find that it has nothing left to send, or that another took it; so a port that stops and finds
-//    others ready looks for tokens in all those nodes, and claims as many ports. It need not if it
-//    has just claimed one: that one runs, and will look when it stops.
+// 2. *No token is stranded.* Tokens in a leaf imply that its port is running, i.e. the port will
+//    call `next` (it was woken, or its owner is calling its verbs). `next` ends by taking a token,
+//    or by finding none, or in `stop`, which empties the leaf. Any port can take tokens from all
+//    other nodes.
+// 3. *No wake-up is lost.* A port that finds no token sets its ready bit and *then* reads all nodes
+//    above leaves again; a port that puts a token into such a node *then* reads the ready set. In
+//    the total order of these accesses, one of the two ports sees the other's write. A port that
+//    was claimed for a token may have nothing left to send, or another port may have taken the
+//    token; so a port that stops and finds others ready counts the tokens in all these nodes, and
+//    claims as many ports. It need not do so if it has just claimed a port: the claimed port runs,
+//    and will count them when it stops.
 //
 // So if every port has been run after its last wake-up, a token and a ready port exclude each
 // other: the device is idle only if no request may go.
@@ -105,33 +106,35 @@ impl<P: Platform> Slots<P> {
         self.total.with(|total| *total)
     }
 
-    /// Changes D and gives the ports to wake; `None` if it cannot be changed. The caller tells all
+    /// Changes D and returns the ports to wake; `None` if D is fixed. The caller notifies all
     /// ports, which take slots by [`Self::acquire_owing`] from then on.
     pub(super) fn resize(&self, slots: u32) -> Option<PortSet> {
         if matches!(self.kind, Kind::Bitmap(_)) {
             return None;
         }
-        // Under the lock, so that of two changes at a time each counts from the other's D.
+        // Under the lock, so that the second of two concurrent changes starts from the D of the
+        // first.
         self.total.with(|total| {
             let old = core::mem::replace(total, slots);
             if slots <= old {
-                // Tokens in leaves are their ports' alone, so those too many are owed, and paid as
-                // they are found.
+                // Only its port may take tokens from a leaf, so the surplus becomes debt, which
+                // ports pay as they find tokens.
                 self.debt.fetch_add(u64::from(old - slots), Ordering::SeqCst);
                 return Some(PortSet::EMPTY);
             }
-            // What is owed for a smaller D is called off first; only the rest are new tokens.
+            // The debt of a smaller D is cancelled first; only the rest are new tokens.
             let more = u64::from(slots - old);
             Some(self.add(more.wrapping_sub(self.forgive(more))))
         })
     }
 
-    /// Takes up to `most` off the debt; gives how much.
+    /// Reduces the debt by up to `most`; returns the reduction.
     fn forgive(&self, most: u64) -> u64 {
         take_up_to(&*self.debt, most)
     }
 
-    /// Puts new tokens where all can take them; claims all ready ports, and gives them to be woken.
+    /// Puts new tokens where all ports can take them; claims all ready ports and returns them, to
+    /// be woken.
     fn add(&self, tokens: u64) -> PortSet {
         let root = match &self.kind {
             Kind::Tree(words) => words.get(Tree::ROOT),
@@ -140,16 +143,16 @@ impl<P: Platform> Slots<P> {
         };
         let Some(root) = root.filter(|_| tokens != 0) else { return PortSet::EMPTY };
         root.fetch_add(tokens, Ordering::SeqCst);
-        // A port that becomes ready changes the same word: before this, and is woken, or after it,
-        // and finds the tokens.
+        // A port that becomes ready changes the same word: before this access, and is woken, or
+        // after it, and finds the tokens.
         self.ready().take(Ordering::SeqCst)
     }
 
-    /// Takes a slot, after it has paid what is owed from those that it finds. Says too whether to
-    /// go on asking: nothing is owed any more if not.
+    /// Takes a slot, after it has paid the debt with the tokens that it finds. The second value is
+    /// false once no debt is left.
     #[cold]
     pub(super) fn acquire_owing(&self, port: PortId, hint: &mut u32) -> (Option<u32>, bool) {
-        // A step a node: more tokens than that are found only while others lay some down.
+        // One step for each node: more steps are needed only while other ports put tokens down.
         for _ in 0..=self.tree.nodes() {
             let owed = self.debt.load(Ordering::SeqCst);
             if owed == 0 {
@@ -159,12 +162,13 @@ impl<P: Platform> Slots<P> {
             if found == 0 {
                 return (None, true);
             }
-            // The tokens first: one that pays is taken before the debt is less, so that no port
+            // Tokens first: a token that pays is taken before the debt is reduced, so that no port
             // uses it.
             let left = found.wrapping_sub(self.forgive(found));
             if left > 0 {
-                // Others have paid meanwhile, or D is greater. One is for this port, which runs and
-                // so answers for the rest as for what lies in its leaf.
+                // Others have paid meanwhile, or D is greater. This port uses one token and keeps
+                // the rest, as if they lay in its leaf: it runs, so they are not stranded
+                // (invariant 2).
                 self.keep(port, left.wrapping_sub(1));
                 return (Some(0), false);
             }
@@ -177,7 +181,7 @@ impl<P: Platform> Slots<P> {
         let words = match &self.kind {
             Kind::Tree(words) => words,
             Kind::Counter(word) => return take_up_to(&**word, most),
-            // It is built for its D and owes nothing.
+            // The bitmap's D is fixed, so it has no debt.
             Kind::Bitmap(_) => return 0,
         };
         let mut node = self.tree.leaf(port);
@@ -202,7 +206,7 @@ impl<P: Platform> Slots<P> {
         elsewhere.unwrap_or(0)
     }
 
-    /// The port has these tokens, too.
+    /// Adds these tokens to the port's leaf, or to the shared counter.
     fn keep(&self, port: PortId, tokens: u64) {
         match &self.kind {
             Kind::Tree(words) => {
@@ -216,7 +220,7 @@ impl<P: Platform> Slots<P> {
         }
     }
 
-    /// Takes a slot. `hint` is where the port last found one.
+    /// Takes a slot. `hint` is the word of the bitmap in which the port last found one.
     #[inline]
     pub(super) fn acquire(&self, port: PortId, hint: &mut u32) -> Option<u32> {
         match &self.kind {
@@ -243,7 +247,7 @@ impl<P: Platform> Slots<P> {
                 return true;
             }
         }
-        // Those that lie elsewhere; the root, which is the first of all, has been looked at.
+        // The other nodes above leaves; the root, the first of all nodes, has been checked.
         let elsewhere = words.get(1..self.tree.inner()).unwrap_or_default();
         self.looks_elsewhere && elsewhere.iter().any(|word| take_one(&**word))
     }
@@ -259,13 +263,13 @@ impl<P: Platform> Slots<P> {
         }
     }
 
-    /// The tokens that any port may take. Exact when nothing moves.
+    /// The tokens above leaves, which any port may take. Exact while no token moves.
     fn lying(&self, words: &[CachePadded<P::U64>]) -> u64 {
         let inner = words.get(..self.tree.inner()).unwrap_or_default();
         inner.iter().fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::SeqCst)))
     }
 
-    /// Marks the port as ready. The caller looks for a slot again afterwards.
+    /// Marks the port as ready. The caller then tries again to take a slot.
     pub(super) fn enlist(&self, port: PortId) {
         self.ready().insert(port, Ordering::SeqCst);
         P::fence();
@@ -277,21 +281,21 @@ impl<P: Platform> Slots<P> {
         self.ready().contains(port, Ordering::SeqCst)
     }
 
-    /// Takes the port's mark away. A claimer may have been faster: then a wake-up is on its way.
+    /// Clears the port's mark. If a claimer was faster, a wake-up is on its way.
     pub(super) fn delist(&self, port: PortId) {
         self.ready().remove(port, Ordering::SeqCst);
     }
 
-    /// Gives back the slot of a completed request of `port`, which is about to call `next`: it
-    /// keeps the slot if it `can_use` it or no other port can. Gives the ports to wake.
+    /// Frees the slot of a completed request of `port`, which is about to call `next`: the port
+    /// keeps the slot if it `can_use` it or no other port is ready. Returns the ports to wake.
     #[inline]
     pub(super) fn release(&self, port: PortId, slot: u32, can_use: bool) -> PortSet {
         match &self.kind {
             Kind::Tree(words) => {
                 let claimed =
                     if can_use { None } else { self.claim(port, self.tree.members(Tree::ROOT)) };
-                // No port is claimed: the token stays in the leaf, and this port, which runs,
-                // answers for it (invariant 2).
+                // No port is claimed: the token stays in the leaf of this port, which runs
+                // (invariant 2).
                 let Some((target, node)) = claimed else {
                     if let Some(leaf) = words.get(self.tree.leaf(port)) {
                         leaf.store(leaf.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -314,15 +318,15 @@ impl<P: Platform> Slots<P> {
         }
     }
 
-    /// The port stops with nothing that may go: what lies on its path goes to ready ports, or to
-    /// the root. Gives the ports to wake.
+    /// The port stops with no request that may be issued: the tokens of its leaf go to ready ports,
+    /// or into the node above the leaf. Returns the ports to wake.
     #[inline]
     pub(super) fn stop(&self, port: PortId) -> PortSet {
         match &self.kind {
             Kind::Tree(words) => self.lay_down(words, port),
             Kind::Counter(_) | Kind::Bitmap(_) => {
-                // Only if a port waits: to count the bitmap's free slots is to read all of its
-                // words.
+                // Only if a port is ready, because counting the bitmap's free slots reads all of
+                // its words.
                 if self.ready().is_empty(Ordering::SeqCst) {
                     return PortSet::EMPTY;
                 }
@@ -331,8 +335,8 @@ impl<P: Platform> Slots<P> {
         }
     }
 
-    /// Gives the tokens of the port's leaf to the nearest ready ports, and lays the rest down in
-    /// the node above the leaf, where any port finds it that finds none on its own path.
+    /// Gives the tokens of the port's leaf to the nearest ready ports, and puts the rest into the
+    /// node above the leaf, where a port finds it if it finds none on its own path.
     #[inline]
     fn lay_down(&self, words: &[CachePadded<P::U64>], port: PortId) -> PortSet {
         let leaf = self.tree.leaf(port);
@@ -354,10 +358,10 @@ impl<P: Platform> Slots<P> {
             && let Some(word) = words.get(self.tree.parent(leaf))
         {
             word.fetch_add(carried, Ordering::SeqCst);
-            // The tokens are there before the ready set is read.
+            // The tokens are in the node before the ready set is read.
             P::fence();
         } else if !woken.is_empty() {
-            // Who was woken answers for whatever else there is.
+            // The woken ports count the remaining tokens when they stop (invariant 3).
             return woken;
         }
         if self.ready().is_empty(Ordering::SeqCst) {
@@ -373,7 +377,7 @@ impl<P: Platform> Slots<P> {
         self.ready.set()
     }
 
-    /// Slots not in use, and not owed. Exact when nothing moves.
+    /// Free slots less the debt. Exact while no token moves.
     pub(super) fn free(&self) -> u64 {
         let free: u64 = match &self.kind {
             Kind::Tree(words) => {
@@ -382,12 +386,12 @@ impl<P: Platform> Slots<P> {
             Kind::Counter(word) => word.load(Ordering::SeqCst),
             Kind::Bitmap(bitmap) => bitmap.free(),
         };
-        // More may be owed than is free, while requests beyond the new D are on the device.
+        // The debt may exceed the free slots while requests beyond the new D are on the device.
         free.saturating_sub(self.debt.load(Ordering::SeqCst))
     }
 
-    /// After a slot that belongs to no port was freed: wakes a ready port, if the freeing port
-    /// cannot use it.
+    /// Claims a ready port after a slot that belongs to no port was freed, if the freeing port
+    /// cannot use it. Returns it, to be woken.
     #[inline]
     fn wake_unless(&self, can_use: bool, port: PortId) -> PortSet {
         P::fence();
@@ -395,9 +399,9 @@ impl<P: Platform> Slots<P> {
         claimed.map_or(PortSet::EMPTY, |(target, _)| PortSet::only(target))
     }
 
-    /// Claims the nearest ready port of `among`; gives it and the lowest node above both. Each
-    /// round after the first has lost a port to another claimer, so there are at most as many
-    /// rounds as ports.
+    /// Claims the nearest ready port of `among`; returns that port and the lowest node above both
+    /// ports. Each round after the first has lost a port to another claimer, so there are at most
+    /// as many rounds as ports.
     #[inline]
     fn claim(&self, port: PortId, among: PortSet) -> Option<(PortId, usize)> {
         let mut ready = self.ready().load(Ordering::SeqCst);
@@ -420,7 +424,7 @@ impl<P: Platform> Slots<P> {
     }
 }
 
-/// Takes up to `most` off a counter; gives how much.
+/// Subtracts up to `most` from a counter; returns the amount.
 fn take_up_to<A: AtomicWord>(word: &A, most: u64) -> u64 {
     let mut tokens = word.load(Ordering::SeqCst);
     loop {
@@ -436,7 +440,7 @@ fn take_up_to<A: AtomicWord>(word: &A, most: u64) -> u64 {
     }
 }
 
-/// Takes one off a counter that is not zero.
+/// Subtracts 1 from a counter that is not 0; returns false if it is 0.
 #[inline]
 fn take_one<A: AtomicWord>(word: &A) -> bool {
     let mut tokens = word.load(Ordering::SeqCst);
@@ -458,7 +462,7 @@ fn take_one<A: AtomicWord>(word: &A) -> bool {
 struct Bitmap<P: Platform> {
     words: Box<[CachePadded<P::U64>]>,
     slots: u32,
-    /// How many bits of each word are slots; the last word may have fewer.
+    /// The number of slots in each word; the last word may have fewer.
     per_word: u32,
 }
 
@@ -515,7 +519,7 @@ impl<P: Platform> Bitmap<P> {
                 return None;
             }
             let taken = 1u64.wrapping_shl(bit);
-            // If another port has set the bit first, the answer says which are free.
+            // If another port has set the bit first, the returned word shows the free bits.
             used = word.fetch_or(taken, Ordering::SeqCst);
             if used & taken == 0 {
                 return Some(bit);
@@ -548,7 +552,7 @@ mod tests {
     const KINDS: [SlotKind; 3] =
         [SlotKind::TokenTree, SlotKind::AtomicCounter, SlotKind::ScalableBitmap];
 
-    /// Ports that want to send some number of requests each, driven as `Local` drives the slots.
+    /// Ports that each want to send some requests, and use the slots as `Local` does.
     struct Bench {
         slots: Slots<Native>,
         wanted: Vec<u32>,
@@ -599,7 +603,7 @@ mod tests {
             if let Some(slot) = self.held[port].pop() {
                 let can_use = self.wanted[port] > 0;
                 self.wake.extend(self.slots.release(PortId(port as u8), slot, can_use));
-                // By the contract it calls `next` some time after.
+                // By the contract the port calls `next` some time after.
                 self.wake.insert(PortId(port as u8));
             }
         }
@@ -678,7 +682,7 @@ mod tests {
             bench.wanted[port] = 1;
             bench.run(port);
         }
-        // Port 0 keeps what it could use, and then cannot.
+        // Port 0 keeps three tokens that it could use, and then has no request for them.
         bench.wanted[0] = 1;
         (0..3).for_each(|_| bench.complete(0));
         assert_eq!(bench.wake, PortSet::only(PortId(0)));
@@ -688,7 +692,7 @@ mod tests {
         assert_eq!(bench.wake, [PortId(2), PortId(6)].into_iter().collect());
         bench.deliver();
         assert_eq!((bench.held[2].len(), bench.held[6].len(), bench.slots.free()), (1, 1, 1));
-        // The third lies above port 0, where one on the other socket finds it, too.
+        // The third token lies above port 0, where a port on the other socket finds it, too.
         bench.wanted[7] = 1;
         bench.run(7);
         assert_eq!((bench.held[7].len(), bench.slots.free()), (1, 0));
@@ -702,7 +706,7 @@ mod tests {
         bench.run(0);
         bench.complete(0);
         bench.deliver();
-        // It lies above ports 0 and 1.
+        // The token lies above ports 0 and 1.
         for (port, finds) in [(7, false), (2, false), (1, true)] {
             assert_eq!(bench.slots.acquire(PortId(port), &mut 0).is_some(), finds);
         }

@@ -69,7 +69,7 @@ impl Rig {
         }
     }
 
-    /// Runs every port that is to be run, until none is; polling ports once more if time passes.
+    /// Runs all woken ports until none is left, and polling ports again as time passes.
     fn settle(&mut self) {
         loop {
             while let Some(PortId(port)) = self.wake.next() {
@@ -111,7 +111,7 @@ impl Rig {
         }
     }
 
-    /// What must hold whenever no wake-up is outstanding.
+    /// Checks the invariants that hold whenever no wake-up is outstanding.
     fn check(&self) {
         let stats = self.policy.stats();
         let (slots, free) = (stats.slots.unwrap(), stats.free_slots.unwrap());
@@ -158,9 +158,9 @@ fn configs() -> impl Strategy<Value = MqfqConfig> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// In every configuration: each request is issued exactly once by its own port, slots are
-    /// conserved and never more in use than there are, however D and T change, no slot stays free
-    /// while a request waits, virtual time never decreases, and in the end all is issued.
+    /// In every configuration and for any changes of D and T: each request is issued exactly once
+    /// by its own port, slots are conserved, no request is sent beyond D, no slot stays free while
+    /// a request waits, virtual time never decreases, and in the end all requests are issued.
     #[test]
     fn all_configurations_keep_the_contract(
         config in configs(),
@@ -301,7 +301,7 @@ fn a_new_threshold_takes_effect() {
     rig.ports[1].submit(0, &held, &mut wake).unwrap();
     rig.settle();
     assert_eq!(rig.issued.len(), 1);
-    // Two ports: four fifths of it are 9,831.
+    // With two ports the window is four fifths of it: 9,831.
     rig.policy.set_threshold(3 * 4096, false, &mut wake).unwrap();
     assert_eq!(wake, PortSet::only(PortId(0)));
     rig.wake = wake;
@@ -337,7 +337,7 @@ fn a_threshold_follows_until_one_is_given() {
     assert_eq!(rig.policy.tick(9, &mut wake), Some(9 + follow::PERIOD_NS));
 }
 
-/// A port that is let go and comes 5 us later, with the device idle or full meanwhile.
+/// A port that is released and runs 5 us later, with the device idle or full meanwhile.
 #[test]
 fn late_ports_count_if_the_device_waits_for_them() {
     for (slots, late_ns) in [(8, 5_000), (6, 0)] {
@@ -347,7 +347,7 @@ fn late_ports_count_if_the_device_waits_for_them() {
             ..MqfqConfig::new(Topology::flat(2), 2, 64)
         };
         let mut rig = Rig::new(config, &[100, 100]);
-        // Port 0 sends five ahead of the first of port 1, which holds virtual time.
+        // Port 0 sends five requests ahead of the first one of port 1, which holds virtual time.
         (0..8).for_each(|_| assert!(rig.submit(0, 0, 4096).is_some()));
         (0..4).for_each(|_| assert!(rig.submit(1, 1, 16 * 4096).is_some()));
         rig.run(0);
@@ -361,8 +361,8 @@ fn late_ports_count_if_the_device_waits_for_them() {
     }
 }
 
-/// Once in a period of T all ports but one are let go, and come at once, a hundredth of the period
-/// later. However many they are, that is a hundredth of the time, and T stays.
+/// Once in each period all ports but one are released, and run together a hundredth of the period
+/// later. For any number of ports that is a hundredth of the time, and T stays.
 #[test]
 fn many_late_ports_are_not_late_many_times() {
     for ports in [2usize, 16, 64] {
@@ -398,7 +398,7 @@ fn many_late_ports_are_not_late_many_times() {
     }
 }
 
-/// T is said at the reference weight, whichever flows come and go.
+/// T is in bytes at the reference weight, whichever flows come and go.
 #[test]
 fn the_window_follows_the_weights() {
     let config = MqfqConfig::new(Topology::flat(1), 3, 8);
@@ -440,7 +440,7 @@ fn a_new_weight_wakes_sleepers() {
     assert_eq!(rig.issued.len(), 2);
 }
 
-/// The sleeper itself may be the first port that runs: it says that it has work.
+/// The sleeper itself may be the first port that runs: it reports that it has work.
 #[test]
 fn a_sleeper_has_work_once_there_are_other_weights() {
     let config = MqfqConfig { slots: 8, ..MqfqConfig::new(Topology::flat(2), 3, 8) };
@@ -456,7 +456,7 @@ fn a_sleeper_has_work_once_there_are_other_weights() {
     assert_eq!(rig.issued.len(), 2);
 }
 
-/// It is woken at virtual time 8,192, where a bucket begins, and may go at 4,097.
+/// The port is woken at virtual time 8,192, where a bucket begins, and may dispatch at 4,097.
 #[test]
 fn a_sleeper_has_work_once_it_may_go() {
     let config = MqfqConfig { slots: 8, ..MqfqConfig::new(Topology::flat(2), 2, 8) };
@@ -500,7 +500,7 @@ fn slots_change_while_requests_are_outstanding() {
         }
         rig.settle();
         assert_eq!(rig.in_flight.len(), 3, "what is free again is used");
-        // The debt is cancelled, and one is added.
+        // The debt is cancelled, and one token is added.
         slots(&mut rig, 1).unwrap();
         slots(&mut rig, 4).unwrap();
         assert!(rig.wake.contains(PortId(0)), "who waits for a slot is woken");
@@ -568,9 +568,9 @@ fn weights_divide_a_busy_device() {
     }
 }
 
-/// A flow has requests on one port that cost as much as any can, at weight 1: more of them than the
-/// window of virtual time has room for. They are all ahead of virtual time, so that the flow's next
-/// request on another port is, too.
+/// A flow of weight 1 has requests of the largest cost on one port, more than fit into the window
+/// of virtual time. They are all ahead of virtual time, so the flow's next request on another port
+/// is ahead, too.
 #[test]
 fn a_flow_has_its_debt_however_large() {
     let (tags, live) = (16_384, 10_000);

@@ -1,39 +1,39 @@
-//! The wheel of throttled ports (Section 3.3): which is to be woken when virtual time has come how
-//! far.
+//! The wheel of throttled ports (Section 3.3): the virtual time at which each port is to be woken.
 //!
-//! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T, less
-//! what is kept for arrears, see `end_tags`) must stop, and must go on as soon as virtual time has
+//! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T less
+//! the reserve for arrears, see `end_tags`) must stop, and must go on as soon as virtual time has
 //! caught up; polling costs a pass over each port per period. **Model.** A ring of [`BUCKETS`]
 //! buckets. Each stands for an interval of `b` units of virtual time and holds a set of ports, as a
 //! bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins
-//! at or next after `w`, but none farther than the ring is long: a port that is woken looks again.
-//! Whoever moves virtual time into another interval empties the buckets that have begun and wakes
-//! the ports.
+//! at or next after `w`, but at most the last bucket of the ring: a woken port checks again. A port
+//! that moves virtual time into another interval empties the buckets that have begun and wakes
+//! their ports.
 //!
 //! **The width** `b` is the largest power of two that is at most W/8, and 1 if W is below 8. A
 //! power of two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap
-//! evenly. An eighth keeps small what rounding takes from W, while the ring reaches 4 W to 8 W
-//! ahead.
+//! evenly. An eighth keeps the loss by rounding small, while the ring reaches 4 W to 8 W ahead.
 //!
-//! **The port with the least lead never sleeps.** For that the width must be at most max(W, 1): a
-//! lead `s` waits for the bucket that begins before s - W + b, thus not after s. When s is the
-//! least lead, virtual time is at least s: that bucket has begun. So someone can always go on, and
-//! with it virtual time.
+//! **The port with the least lead never sleeps.** This needs a width of at most max(W, 1): a port
+//! with lead `s` waits for a bucket that begins before s - W + b, thus not after s. If s is the
+//! least lead, virtual time is at least s: that bucket has begun. So some port can always run, and
+//! virtual time moves on with it.
 //!
 //! **No wake-up is lost.** A port sets its bit and *then* reads virtual time (and W) again; a
-//! turner moves virtual time and *then* reads the buckets. All are sequentially consistent, so one
-//! of the two sees the other: either the port finds that its bucket has begun, and takes itself
-//! out, or the turner finds the bit. Several turners agree through `turned`, the virtual time up to
-//! which somebody has undertaken to empty buckets: the one who moves it on empties those in
-//! between. A turner that finds `turned` beyond its own time leaves the work to the other, who
-//! moved virtual time (or saw it moved) after it, and therefore sees all that it would have seen.
+//! *turner*, a port that moves virtual time, does so and *then* reads the buckets. All these
+//! accesses are sequentially consistent, so one of the two sees the other's write: either the port
+//! finds that its bucket has begun, and removes its bit, or the turner finds the bit. Several
+//! turners agree through `turned`, the virtual time up to which some turner has undertaken to empty
+//! buckets: the turner that moves it on empties the buckets in between. A turner that finds
+//! `turned` beyond its own time leaves the work to the other turner, which moved virtual time (or
+//! saw it moved) after it, and therefore sees every bit that it would have seen.
 //!
-//! **Changing W** empties all buckets, since they are numbered by their width (above the verbs).
+//! **Changing W** empties all buckets, because bucket numbers depend on the width (see above the
+//! verbs).
 //!
 //! **Worked example.** W = 46,080: b = 4,096. Virtual time 100,000 is in bucket 24. A port whose
-//! lead is 150,000 waits for 103,920, in bucket 25; the next to begin is 26, at 106,496. Virtual
-//! time moves to 104,000: bucket 25 begins, which is empty. To 107,000: bucket 26 begins and the
-//! port is woken; its lead is 43,000 ahead.
+//! lead is 150,000 waits for 103,920, in bucket 25; it enters the next bucket, 26, which begins at
+//! 106,496. Virtual time moves to 104,000: bucket 25 begins and is empty. Virtual time moves to
+//! 107,000: bucket 26 begins and the port is woken; its lead is 43,000 ahead.
 
 use alloc::boxed::Box;
 
@@ -45,29 +45,30 @@ use crate::contract::vtime::{STAMP_BITS, VTime};
 use crate::structures::allocation::boxed;
 use crate::structures::mindicator::VirtualTime;
 
-/// How many buckets there are. 64 intervals of an eighth of W reach farther than ports commonly get
-/// ahead. (Models have eight: each is a word to explore.)
+/// The number of buckets. 64 intervals of an eighth of W reach farther than ports commonly run
+/// ahead. (Models have eight buckets, because each is a word to explore.)
 pub(super) const BUCKETS: u64 = if cfg!(loom) { 8 } else { 64 };
 
 /// The part of W that is a bucket's width, as a power of two: an eighth.
 const WIDTH_SHIFT: u32 = 3;
 
-/// The window and what follows from it.
+/// The window W and the values derived from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Window {
-    /// W in the upper bits; of the lower 8, one says whether T follows the device, and the lowest 6
-    /// are the width's logarithm.
+    /// W in units from bit 8 on; bit 7 is set if T follows the device; bits 0 to 5 are the width's
+    /// logarithm.
     word: u64,
 }
 
 impl Window {
     pub(super) fn new(units: u64, follows: bool) -> Self {
-        // Less than 2^53 units, whatever the weights are (`MAX_THRESHOLD`), so none is shifted out.
+        // Less than 2^53 units for any weights (`MAX_THRESHOLD`), so no bit is shifted out.
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
         Window { word: units << 8 | u64::from(follows) << 7 | u64::from(shift) }
     }
 
-    /// Whether T follows the device: then all ports count together for how long they are late.
+    /// Whether T follows the device: the late time of several ports then counts once (see
+    /// `follow`).
     #[inline]
     pub(super) fn follows(self) -> bool {
         self.word & 0x80 != 0
@@ -81,12 +82,12 @@ impl Window {
 
     #[inline]
     fn shift(self) -> u32 {
-        // Below 64 anyhow; said again for the compiler.
+        // The shift is below 64 anyway; the mask shows this to the compiler.
         (self.word & 63) as u32
     }
 
-    /// The width of a bucket, or 0 if it is a single unit: how far a running port may let virtual
-    /// time lag.
+    /// The width of a bucket in units, or 0 if it is a single unit: the most that the published tag
+    /// of a running port may lag behind its lead.
     #[inline]
     pub(super) fn lag(self) -> i64 {
         if self.shift() == 0 { 0 } else { 1 << self.shift() }
@@ -104,7 +105,7 @@ impl Window {
         time.units() >> self.shift()
     }
 
-    /// How many buckets `later` is after `earlier`; bucket numbers wrap with virtual time.
+    /// The number of buckets from `earlier` to `later`; bucket numbers wrap with virtual time.
     #[inline]
     fn distance(self, later: u64, earlier: u64) -> u64 {
         later.wrapping_sub(earlier) & self.last_bucket()
@@ -124,7 +125,7 @@ impl Window {
     /// The bucket to wait in for `lead`, which is held back at `now`.
     fn bucket_for(self, lead: VTime, now: VTime) -> u64 {
         // Rounded up, so that the port is not woken while it is still held back. A bucket beyond
-        // the ring would take the place of a nearer one.
+        // the ring would share the word of a nearer bucket.
         let begins = lead.minus(self.units()).plus((1 << self.shift()) - 1);
         let current = self.bucket(now);
         current.wrapping_add(self.distance(self.bucket(begins), current).min(BUCKETS - 1))
@@ -134,7 +135,7 @@ impl Window {
 /// The wheel.
 pub(super) struct Wheel<P: Platform> {
     window: CachePadded<P::U64>,
-    /// What the window is to be.
+    /// The wanted window.
     wanted: CachePadded<P::U64>,
     /// Virtual time up to which buckets have been emptied, or are being emptied.
     turned: CachePadded<P::U64>,
@@ -150,13 +151,13 @@ pub(super) struct Place {
     bucket: u64,
 }
 
-// **Changing W.** Buckets are numbered by their width, so a new W empties them all. The control
-// side, which wants another W (`Wheel::want`), may have no means to wake ports; so a thread
-// *adopts* W that has (`Wheel::adopt`): it writes W and then wakes all sleepers; a port that
-// entered by the old W finds the change when it looks again, or is found in its bucket. After it
-// has written W a thread looks whether that is still what is wanted. So if several adopt at a time,
-// the last one that writes has seen the last wish, or ports are told of that one after it. The loop
-// turns once for each wish that comes meanwhile.
+// **Changing W.** Bucket numbers depend on the width, so a new W empties all buckets. The control
+// side, which sets the wanted W (`Wheel::want`), may have no means to wake ports, so a thread that
+// has them *adopts* W (`Wheel::adopt`): the thread writes W and then wakes all sleepers. A port
+// that entered by the old W finds the change when it checks again, or is found in its bucket. After
+// a thread has written W, it checks whether W is still the wanted one. So if several threads adopt
+// at the same time, the last one that writes W has read the last wanted W, or ports are notified of
+// that W afterwards. The loop repeats once for each W that is wanted meanwhile.
 impl<P: Platform> Wheel<P> {
     /// An empty wheel at virtual time 0.
     pub(super) fn new(window: Window, ports: usize) -> Self {
@@ -169,21 +170,22 @@ impl<P: Platform> Wheel<P> {
         }
     }
 
-    /// W and what follows from it.
+    /// W and the values derived from it.
     #[inline]
     pub(super) fn window(&self) -> Window {
         Window { word: self.window.load(Ordering::SeqCst) }
     }
 
-    /// Says what W is to be; whether it is another. If so the caller lets a thread adopt it; if
-    /// not, one that is just adopting an earlier wish will find this one.
+    /// Sets the wanted W; returns whether it differs from the W in force. If so, the caller has a
+    /// thread adopt it; if not, a thread that is adopting an earlier wanted W will find this one.
     pub(super) fn want(&self, window: Window) -> bool {
         self.wanted.store(window.word, Ordering::SeqCst);
         P::fence();
         self.window() != window
     }
 
-    /// Makes W what it is to be; if it was not, takes all ports out, to be woken.
+    /// Makes the wanted W the W in force. If that changes W, removes all ports from the wheel and
+    /// returns them, to be woken.
     pub(super) fn adopt(&self) -> PortSet {
         let mut ports = PortSet::EMPTY;
         while let Some(more) = self.adopt_once() {
@@ -192,7 +194,7 @@ impl<P: Platform> Wheel<P> {
         ports
     }
 
-    /// One turn of [`Self::adopt`]; `None` if W is what it is to be.
+    /// One iteration of [`Self::adopt`]; `None` if W is the wanted one.
     pub(super) fn adopt_once(&self) -> Option<PortSet> {
         let wanted = self.wanted.load(Ordering::SeqCst);
         if wanted == self.window.load(Ordering::SeqCst) {
@@ -205,8 +207,8 @@ impl<P: Platform> Wheel<P> {
         Some(ports)
     }
 
-    /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: things have
-    /// changed meanwhile, look again.
+    /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: virtual time
+    /// or W has changed meanwhile, and the caller checks again.
     pub(super) fn enter(
         &self,
         port: PortId,
@@ -220,8 +222,8 @@ impl<P: Platform> Wheel<P> {
         P::fence();
         let now = time.now();
         let begun = window.has_begun(place.bucket, now);
-        // If W has changed, the port that changed it may have emptied the bucket before this one
-        // was in.
+        // If W has changed, the port that changed it may have emptied the bucket before this port
+        // entered it.
         if self.window() == window && window.holds_back(lead, now) && !begun {
             return Some(place);
         }
@@ -235,24 +237,24 @@ impl<P: Platform> Wheel<P> {
         place.lead == lead && self.bucket(place.bucket).contains(port, Ordering::SeqCst)
     }
 
-    /// Takes the port out, if no other port did.
+    /// Removes the port from the wheel, if no other port did.
     pub(super) fn leave(&self, port: PortId, place: Place) {
         self.bucket(place.bucket).remove(port, Ordering::SeqCst);
     }
 
-    /// Empties the buckets that have begun by virtual time `now`; gives the ports to wake. Called
+    /// Empties the buckets that have begun by virtual time `now`; returns the ports to wake. Called
     /// by the port that has moved virtual time there.
     #[inline]
     pub(super) fn turn(&self, now: VTime) -> PortSet {
-        // Before this the caller moved virtual time, after it come the reads of W and of the
-        // buckets.
+        // The caller moved virtual time before this fence; the reads of W and of the buckets come
+        // after it.
         P::fence();
         let window = self.window();
         let mut old = self.turned.load(Ordering::SeqCst);
         loop {
             let turned = VTime::from_word(old);
             let passed = window.distance(window.bucket(now), window.bucket(turned));
-            // Within a bucket nothing begins, and the word stays: so it is written once a bucket's
+            // Within a bucket no bucket begins and the word stays, so it is written once a bucket's
             // width.
             if !turned.is_before(now) || passed == 0 {
                 return PortSet::EMPTY;
@@ -269,13 +271,13 @@ impl<P: Platform> Wheel<P> {
         }
     }
 
-    /// Empties the `count` buckets after `last`.
+    /// Empties the `count` buckets after `last`; returns their ports.
     fn empty(&self, last: u64, count: u64) -> PortSet {
         let mut ports = PortSet::EMPTY;
-        // The ring has no more buckets: farther on the same ones come again.
+        // The ring has no more buckets: beyond them the same buckets repeat.
         for step in 1..=count.min(BUCKETS) {
             let bucket = self.bucket(last.wrapping_add(step));
-            // Most are empty, and reading is cheaper than swapping.
+            // Most buckets are empty, and reading is cheaper than swapping.
             if !bucket.is_empty(Ordering::SeqCst) {
                 ports.extend(bucket.take(Ordering::SeqCst));
             }
@@ -307,9 +309,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever W, wherever on the circle: a port sleeps only if it must, is woken at the
-        /// latest when virtual time reaches its lead, not before its wait is over unless the ring
-        /// is too short, and only once.
+        /// For any W, anywhere on the circle: a port sleeps only if it must, is woken at the latest
+        /// when virtual time reaches its lead, not before its wait is over unless the ring is too
+        /// short, and only once.
         #[test]
         fn wakes_in_time(
             units in prop_oneof![0u64..40, 40u64..100_000, Just(crate::contract::bounds::MAX_THRESHOLD)],
@@ -341,7 +343,7 @@ mod tests {
                 if !window.holds_back(lead, now) {
                     return Ok(());
                 }
-                // The ring was too short: it has been woken at its end, no earlier.
+                // The ring was too short: the port has been woken at its end, no earlier.
                 let entered = lead.minus(ahead).minus(units);
                 prop_assert!(now.since(entered) as u64 >= (BUCKETS - 2) << window.shift());
                 place = wheel.enter(PortId(0), lead, window, now, &time).unwrap();
@@ -377,7 +379,7 @@ mod tests {
     fn who_enters_too_late_looks_again() {
         let time = time_at(VTime::from_units(500));
         let wheel = Wheel::<Native>::new(Window::new(100, false), 2);
-        // It read virtual time 0 and entered when virtual time was 500 already.
+        // The port read virtual time 0 and entered when virtual time was already 500.
         assert!(
             wheel
                 .enter(PortId(0), VTime::from_units(300), wheel.window(), VTime::ZERO, &time)

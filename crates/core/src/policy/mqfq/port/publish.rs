@@ -1,9 +1,10 @@
-//! A port publishes its least start tag, wakes the ports that virtual time frees, and counts.
+//! A port publishes its least start tag and its counters, and wakes the ports that virtual time
+//! releases.
 
 use super::*;
 
 impl Local {
-    /// Makes the port's leaf say `lead`, which is not before what it says.
+    /// Raises the port's leaf to `lead`, which is not before the published tag.
     #[inline]
     pub(super) fn publish<P: Platform, R: Reading>(
         &mut self,
@@ -42,8 +43,8 @@ impl Local {
             self.time = now;
             if shared.polling.is_none() {
                 let free = shared.wheel.turn(now);
-                // Only counted by, so the order does not matter: one that comes before it is told
-                // counts nothing.
+                // `free_ns` is only used for a count, so its order does not matter: a port that
+                // runs before it is written counts nothing.
                 free.filter_map(|port| shared.counters.get(usize::from(port.0)))
                     .for_each(|counters| counters.free_ns.store(self.now_ns, Ordering::Relaxed));
                 self.wake(shared, free, wake);
@@ -51,7 +52,7 @@ impl Local {
         }
     }
 
-    /// Adds the ports to those the caller is to wake.
+    /// Adds the ports to `wake`, the ports that the caller wakes.
     #[inline]
     pub(super) fn wake<P: Platform, R: Reading>(
         &mut self,
@@ -66,11 +67,11 @@ impl Local {
         }
     }
 
-    /// Shows the port's counters.
+    /// Publishes the port's counters.
     #[cold]
     pub(super) fn count<P: Platform, R: Reading>(&self, shared: &Shared<P, R>) {
         if let Some(counters) = shared.counters.get(usize::from(self.port.0)) {
-            // Written by this port alone and only read for statistics.
+            // Written by this port alone, and read only for statistics and for the adjustment of T.
             counters.throttles.store(self.throttles, Ordering::Relaxed);
             counters.blocks.store(self.blocks, Ordering::Relaxed);
             counters.wakes.store(self.wakes, Ordering::Relaxed);
