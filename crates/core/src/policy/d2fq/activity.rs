@@ -1,20 +1,20 @@
-//! What all ports know about a flow: its virtual time, and on how many ports it has requests in
-//! flight, since when.
+//! The shared state of a flow: its virtual time, the number of ports on which it has requests in
+//! flight, and the start time of that activity.
 //!
-//! **Problem.** The paper counts each flow's requests in flight to tell active flows from idle
-//! ones. A shared counter would be written twice for every request, by every port. **Model.** Each
-//! port counts in its own memory; shared is only the number of *ports* that have any, which changes
-//! when a port's own count goes between 0 and 1. Beside it is the time at which the flow's state
-//! began: since when it has been in flight without a break, or since when it has not been. A flow
-//! that has had nothing in flight for longer than the **grace period** is idle; before that it may
-//! just be thinking (deceptive idleness, Section 3.5).
+//! **Problem.** The paper counts each flow's requests in flight to distinguish active flows from
+//! idle ones. A shared counter would be written twice for every request, by every port. **Model.**
+//! Each port counts in its own memory; only the number of *ports* that have any requests is shared,
+//! which changes when a port's own count goes between 0 and 1. Beside it is the time at which the
+//! flow's state began: in flight without a break, or not in flight. A flow that has had nothing in
+//! flight for longer than the **grace period** is idle; until then its client may just be thinking
+//! (deceptive idleness, Section 3.5).
 //!
 //! **The word**, from the top: 55 bits of time in units of 512 ns, 9 bits of ports, of which there
 //! are at most 256. 0: the flow has never been active.
 //!
-//! **Memory ordering.** Leaving is Release and Acquire: who takes the number to 0 has seen all that
-//! ports did while they were counted. Virtual time and reach are counters of their own and are
-//! accessed with Relaxed, because nothing is published through them.
+//! **Memory ordering.** Leaving is Release and Acquire: the port that takes the number to 0 has
+//! seen all writes that ports made while they were counted. Virtual time and reach are counters of
+//! their own and are accessed with Relaxed, because nothing is published through them.
 
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port_set::PortSet;
@@ -30,9 +30,9 @@ const _: () = assert!(PortSet::MAX_PORTS as u64 <= PORTS);
 pub(super) struct FlowState<P: Platform> {
     vt: P::U64,
     activity: P::U64,
-    /// Units by which `vt` has been moved without service, so that what was served can be told.
+    /// Units by which `vt` has been moved without service, so that the service can be computed.
     moved: P::U64,
-    /// The most virtual time that the flow has had in flight lately, times `DEPTHS`, in units;
+    /// The most virtual time that the flow has recently had in flight, times `DEPTHS`, in units;
     /// halved once a period.
     reach: P::U64,
     /// 1 if it may be urgent.
@@ -42,7 +42,7 @@ pub(super) struct FlowState<P: Platform> {
 /// One line a flow, so that no flow slows another down.
 const _: () = assert!(size_of::<FlowState<Native>>() == 64);
 
-/// Whether a flow is active, and since when it is or is not in flight.
+/// The number of ports on which a flow is in flight, and the start time of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Activity(u64);
 
@@ -53,12 +53,12 @@ impl Activity {
         self.0 & PORTS
     }
 
-    /// How long it has been in flight, or not been.
+    /// The duration of the state, in nanoseconds.
     fn lasts_ns(self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.0 & !PORTS)
     }
 
-    /// Whether it is in flight, or was so lately.
+    /// Whether it is in flight, or was so within the grace period.
     #[inline]
     pub(super) fn is_active(self, now_ns: u64, grace_ns: u64) -> bool {
         self.ports() > 0 || (self.0 != 0 && self.lasts_ns(now_ns) <= grace_ns)
@@ -80,19 +80,19 @@ impl<P: Platform> FlowState<P> {
         self.urgent.store(0, Ordering::Relaxed);
     }
 
-    /// Its virtual time, less what ports have not published yet.
+    /// Its virtual time, less the service that ports have not published yet.
     #[inline]
     pub(super) fn vt(&self) -> VTime {
         VTime::from_word(self.vt.load(Ordering::Relaxed))
     }
 
-    /// Charges it; gives its virtual time before.
+    /// Charges the flow; returns its virtual time before the charge.
     #[inline]
     pub(super) fn charge(&self, units: u64) -> VTime {
         VTime::from_word(self.vt.fetch_add(VTime::from_units(units).to_word(), Ordering::Relaxed))
     }
 
-    /// Moves its virtual time to what `to` makes of it, `None` to leave it.
+    /// Sets its virtual time to the result of `to`; leaves it if the result is `None`.
     pub(super) fn shift(&self, to: impl Fn(VTime) -> Option<VTime>) {
         let mut old = self.vt.load(Ordering::Relaxed);
         while let Some(new) = to(VTime::from_word(old)) {
@@ -108,7 +108,7 @@ impl<P: Platform> FlowState<P> {
         }
     }
 
-    /// Brings it up to the floor.
+    /// Lifts its virtual time to the floor.
     #[cold]
     pub(super) fn lift(&self, floor: VTime) {
         self.shift(|vt| vt.is_before(floor).then_some(floor));
@@ -133,8 +133,9 @@ impl<P: Platform> FlowState<P> {
         Activity(self.activity.load(Ordering::Acquire))
     }
 
-    /// Notes how far in virtual time the flow reaches now; gives the most of late. Ports that note
-    /// at once may lose one another's value: each notes it again with its next publication.
+    /// Records the flow's present reach, in units; returns the most of it recently. Ports that
+    /// record at once may lose each other's value: each records its value again with its next
+    /// publication.
     pub(super) fn reach(&self, now: u64) -> u64 {
         let most = self.reach.load(Ordering::Relaxed);
         if now > most {
@@ -143,12 +144,13 @@ impl<P: Platform> FlowState<P> {
         now.max(most)
     }
 
-    /// A period is over.
+    /// Halves the reach at the end of a period.
     pub(super) fn halve_reach(&self) {
         self.reach.store(self.reach.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
     }
 
-    /// A port has a request in flight again. If no other had, gives what the flow was before.
+    /// Counts a port that has a request in flight again. If no other port has one, returns the
+    /// flow's previous state.
     pub(super) fn enter(&self, now_ns: u64) -> Option<Activity> {
         let mut old = self.activity.load(Ordering::Relaxed);
         loop {
@@ -161,12 +163,12 @@ impl<P: Platform> FlowState<P> {
         }
     }
 
-    /// A port has none any more; true if none has.
+    /// Subtracts a port that has no request in flight from now on; true if no port has one.
     pub(super) fn leave(&self, now_ns: u64) -> bool {
         let mut old = self.activity.load(Ordering::Relaxed);
         loop {
             let last = old & PORTS <= 1;
-            // 1 more than nothing: the word of a flow that has been active is not 0.
+            // At least one unit of time: the word of a flow that has been active is not 0.
             let new = if last { (now_ns & !PORTS).max(PORTS + 1) } else { old - 1 };
             match self.activity.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return last,

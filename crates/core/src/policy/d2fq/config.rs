@@ -1,4 +1,4 @@
-//! What D2FQ can be told when it is built.
+//! The configuration of D2FQ.
 
 use super::ratio::{RATIO_MAX, RATIO_MIN};
 use crate::contract::bounds::{ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, check};
@@ -10,11 +10,11 @@ use crate::structures::topology::Topology;
 pub enum Ratio {
     /// Adjusted once a period (Section 3.2).
     Dynamic {
-        /// What it is before the first adjustment. The paper begins at 256, where every share can
-        /// be had.
+        /// The ratio before the first adjustment, 1 to 256. The paper begins at 256, which allows
+        /// every share.
         initial: u16,
     },
-    /// Always this, 1 to 256.
+    /// A fixed ratio, 1 to 256.
     Static(u16),
 }
 
@@ -24,13 +24,13 @@ impl Default for Ratio {
     }
 }
 
-/// How global virtual time is found (Figure 17).
+/// The method of finding global virtual time (Figure 17).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TrackerKind {
     /// One word that a holder moves on (Section 3.4).
     #[default]
     Sloppy,
-    /// Looking at every flow for every request: "D2FQ-serial".
+    /// A scan of all flows for every request: "D2FQ-serial".
     Scan,
     /// The tree of minima that MQFQ uses.
     Mindicator,
@@ -40,38 +40,38 @@ pub enum TrackerKind {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct D2fqConfig {
-    /// Where each port runs; only the mindicator asks.
+    /// Core and socket of each port; only the mindicator uses them.
     pub ports: Topology,
-    /// The most flows there can be, up to [`MAX_HOLDERS`].
+    /// The maximum number of flows, up to [`MAX_HOLDERS`].
     pub flows: usize,
-    /// The bound of tags per port.
+    /// The number of tags per port: its tags are `0..tags`.
     pub tags: usize,
     /// tau_l: a flow this far ahead of global virtual time uses the low class; in units, bytes at
     /// weight 100. `None`: the paper's 8 MiB, halved with the other thresholds for a slower device,
-    /// until that serves as much in 1/128 of a period ([`super`]). Smaller begins to throttle
+    /// until the device serves tau_l in 1/128 of a period ([`super`]). A smaller value throttles
     /// earlier and lengthens tails (Figures 7 and 8).
     pub tau_l: Option<u64>,
-    /// tau_m: from here on the medium class. `None`: tau_l / 2, the paper's. Equal to tau_l there
-    /// is no medium class.
+    /// tau_m: a flow this far ahead uses the medium class; in units. `None`: tau_l / 2, the
+    /// paper's. If it equals tau_l, no flow uses the medium class.
     pub tau_m: Option<u64>,
-    /// tau_w: two flows this far apart mean that the ratio is too small. `None`: 2 tau_l, the
-    /// paper's.
+    /// tau_w: two flows this far apart mean that the ratio is too small; in units. `None`: 2 tau_l,
+    /// the paper's.
     pub tau_w: Option<u64>,
-    /// How long a flow may have nothing in flight before it counts as idle, in nanoseconds. Default
-    /// 5 ms: longer than a client that computes between two requests, shorter than a pause that
-    /// anybody would call one.
+    /// The longest time that a flow may have nothing in flight before it counts as idle, in
+    /// nanoseconds; at most a minute. Default 5 ms: longer than a client computes between two
+    /// requests, shorter than a real pause.
     pub grace_ns: u64,
     /// The period of the adjustment of the ratio, in nanoseconds. Default 1 s, the paper's.
     pub period_ns: u64,
     /// The H/L ratio. Default: dynamic.
     pub ratio: Ratio,
-    /// How global virtual time is found. Default: [`TrackerKind::Sloppy`].
+    /// The method of finding global virtual time. Default: [`TrackerKind::Sloppy`].
     pub tracker: TrackerKind,
-    /// Does exactly what the paper says where the default differs; see the table in [`super`].
-    /// Default: no.
+    /// Whether the paper is followed exactly where the default differs from it; see `decisions.md`
+    /// beside this file. Default: no.
     pub strict_paper: bool,
-    /// How much of all bytes served may be urgent, in percent, 0 to 50. Default 0: no flow is ever
-    /// urgent.
+    /// The most of all bytes served that may be urgent, in percent, 0 to 50. Default 0: no flow is
+    /// ever urgent.
     pub urgent_percent: u8,
 }
 
@@ -96,17 +96,17 @@ impl D2fqConfig {
         }
     }
 
-    /// tau_l, before it is halved.
+    /// tau_l in units, before it is halved.
     pub fn low(&self) -> u64 {
         self.tau_l.unwrap_or(8 << 20)
     }
 
-    /// tau_m, likewise.
+    /// tau_m in units, before it is halved.
     pub fn medium(&self) -> u64 {
         self.tau_m.unwrap_or(self.low() / 2)
     }
 
-    /// tau_w, likewise.
+    /// tau_w in units, before it is halved.
     pub fn unfair(&self) -> u64 {
         self.tau_w.unwrap_or(self.low().saturating_mul(2))
     }

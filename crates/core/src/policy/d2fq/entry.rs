@@ -1,4 +1,4 @@
-//! D2FQ in the registry: its knobs, and what it promises.
+//! D2FQ in the registry: its knobs and its promises.
 
 use super::ratio::{RATIO_MAX, RATIO_MIN};
 use super::{D2fq, D2fqConfig, Ratio, TrackerKind};

@@ -5,20 +5,20 @@
 //! themselves.
 //!
 //! **Model.** An NVMe controller with weighted round robin serves three classes of submission
-//! queues at three speeds. A flow's *virtual time* is what it has been served, divided by its
-//! weight; one unit is a byte at weight 100 ([`crate::contract::vtime`]). *Global virtual time*
-//! (gvt) is the least of all active flows. A flow behind or near it uses the high class, a flow
-//! ahead by tau_m the medium, and by tau_l the low class (Eq. 1), at once: submit is dispatch,
-//! nothing is staged, no port waits for another. Virtual time is charged at completion.
+//! queues at three speeds. A flow's *virtual time* is its service divided by its weight; one unit
+//! is a byte at weight 100 ([`crate::contract::vtime`]). *Global virtual time* (gvt) is the least
+//! virtual time of all active flows. A flow behind or near gvt uses the high class, a flow ahead by
+//! tau_m the medium, and a flow ahead by tau_l the low class (Eq. 1). Submit is dispatch: nothing
+//! is staged, no port waits for another. Virtual time is charged at completion.
 //!
-//! **Control.** Once a period the *H/L ratio*, how much faster high is than low, is adapted to what
-//! the flows need (`ratio`); [`Policy::class_weights`] tells the weights that the device is to
-//! have.
+//! **Control.** Once a period the *H/L ratio*, the speed of the high class relative to the low one,
+//! is adapted to the flows' needs (`ratio`); [`Policy::class_weights`] returns the weights for the
+//! device.
 //!
-//! **What it guarantees.** No bound on unfairness over short times (the paper has none either);
-//! over longer ones two backlogged flows stay within about tau_w of each other in virtual time once
-//! the ratio has adapted, **if** the device schedules: its queues must be backed up behind a window
-//! of commands that it works on, and it must be asked for at most 256:1. At all times active flows
+//! **Guarantees.** No bound on unfairness over short times (the paper has none either); over longer
+//! ones two backlogged flows stay within about tau_w of each other in virtual time once the ratio
+//! has adapted, **if** the device schedules: its queues must be backed up behind a window of
+//! commands that it works on, and the ratio needed must be at most 256:1. At all times active flows
 //! are within a span of each other (below), so their virtual times compare.
 //!
 //! **Worked example.** Flows a (weight 300) and b (weight 100) both send 4 KiB reads, many at a
@@ -27,17 +27,17 @@
 //! and its requests go to the low class. With a ratio of 3 that is the right speed for good; with
 //! 256 it is too slow, b falls back below tau_l, and crosses it to and fro.
 //!
-//! **Flows that want less than their share** do not hold gvt back: no flow is ahead of it by more
+//! **Flows that want less than their share** do not hold gvt back: no flow is ahead of gvt by more
 //! than its span, `SPANS` (2) times tau_w (`Shared::bound`, `gvt`).
 //!
-//! **Bounds.** A verb reads and writes the words of one flow and of gvt, and 64 other flows' where
-//! it looks for the least (`Shared::survey`). A `tick` reads each flow's virtual time, and once a
+//! **Bounds.** A verb reads and writes the words of one flow and of gvt, and 64 other flows' if it
+//! searches for the least (`Shared::survey`). A `tick` reads each flow's virtual time, and once a
 //! period 7 more words a flow and 8 for each seat of each port; it holds no lock that a verb takes.
 //! With the `scan` tracker (for comparison) a submission reads two words of every flow.
 //!
-//! **Knobs.** [`D2fqConfig`]. What the paper leaves open and where this differs: decision 8, and
-//! `decisions.md` beside this file, by the numbers that comments cite. Memory ordering is argued in
-//! `gvt` and `activity`; usage statistics are single-writer words, Relaxed.
+//! **Knobs.** [`D2fqConfig`]. The points that the paper leaves open, and the differences from the
+//! paper: decision 8, and `decisions.md` beside this file, whose numbers comments cite. Memory
+//! ordering is argued in `gvt` and `activity`; usage statistics are single-writer words, Relaxed.
 
 mod activity;
 mod config;
@@ -77,40 +77,40 @@ use ratio::Sample;
 use tracker::{Tracker, Way};
 use urgent::Budget;
 
-/// tau_l is at least so many times what a flow has in flight. Virtual time moves at completion, so
-/// a flow learns what became of a change of class only when all that it had in flight is done. A
-/// threshold within a few times that distance makes flows overshoot it to and fro, and the ratio
-/// with them: in `tests/d2fq`, with 8 flows on two ports, 256 requests in flight each, factors 1
-/// and 3 leave the ratio between 3 and 15 and shares wrong by up to a quarter; at 6 it settles
-/// at 17.
+/// tau_l is at least this many times the units that a flow has in flight. Virtual time moves at
+/// completion, so a change of class shows in it only when all requests that were in flight are
+/// done. A threshold within a few times that distance makes flows oscillate around it, and the
+/// ratio with them: in `tests/d2fq`, with 8 flows on two ports, 256 requests in flight each,
+/// factors 1 and 3 leave the ratio between 3 and 15 and shares wrong by up to a quarter; at 6 the
+/// ratio converges to 17.
 const DEPTHS: u64 = 8;
 
-/// Thresholds are halved at most so often: tau_l is 64 KiB then.
+/// Thresholds are halved at most this many times: the default tau_l is then 64 KiB.
 const SCALE_MAX: u64 = 7;
 
-/// All flows together are to be served tau_l units in one part in so many of a period, at least.
-/// The paper's device does that in 1/400.
+/// Thresholds are halved until all flows together are served tau_l units in one part in this many
+/// of a period. The paper's device serves them in 1/400.
 const PERIOD_PARTS: u64 = 128;
 
-/// A flow may be ahead of global virtual time by so many times what counts as unfair. More than
-/// once, so that Eq. 2 sees unfairness before it is forgiven; and no more than twice, because what
-/// is not forgiven is paid back at the others' cost: at 4 times the lightest flow of Figure 11c is
+/// A flow may be ahead of global virtual time by this many times tau_w. More than once, so that
+/// Eq. 2 sees unfairness before it is forgiven; and no more than twice, because debt that is not
+/// forgiven is paid back at the other flows' cost: at 4 times the lightest flow of Figure 11c is
 /// 8 % short for seconds.
 const SPANS: u64 = 2;
 
-/// The most units that one publication charges: 11 GB at weight 1. `gvt` says what these three
-/// bounds are for.
+/// The most units that one publication charges: 11 GB at weight 1. `gvt` gives the reason for these
+/// three bounds.
 const CHARGE_MAX: u64 = 1 << 40;
-/// The most units by which a flow's tau_l grows with what it has in flight.
+/// The most units by which a flow's tau_l grows with its requests in flight.
 const REACH_MAX: u64 = 1 << 44;
 /// The largest span in units: that of the largest reach.
 const SPAN_MAX: u64 = 2 * SPANS * REACH_MAX;
 
-/// How many slots one part of a look at all flows has, and the least time between two parts, in
+/// Slots in one part of a survey of all flows, and the least time between two parts, in
 /// nanoseconds.
 const SURVEY_FLOWS: usize = 64;
 const SURVEY_NS: u64 = 64_000;
-/// No virtual time: the low bits of those are 0.
+/// Marks that no flow was seen. It is no virtual time: the low bits of virtual times are 0.
 const UNSEEN: u64 = 1;
 const _: () = assert!(STAMP_BITS > 0);
 
@@ -125,11 +125,12 @@ pub struct D2fq<P: Platform = Native> {
     period_ns: u64,
     /// Whether the ratio is adjusted.
     is_dynamic: bool,
-    /// Whether the thresholds are.
+    /// Whether the thresholds are scaled to the device.
     is_scaled: bool,
 }
 
-/// What all ports share. What they read for each request is together, and hardly ever written.
+/// State that all ports share. The words that they read for each request are together, and hardly
+/// ever written.
 struct Shared<P: Platform> {
     flows: FlowTable<P>,
     states: Box<[FlowState<P>]>,
@@ -138,31 +139,33 @@ struct Shared<P: Platform> {
     usage: Box<[Box<[Usage<P>]>]>,
     survey: CachePadded<Survey<P>>,
     urgent: Option<CachePadded<Budget<P>>>,
-    /// How often all thresholds are halved, up to [`SCALE_MAX`].
+    /// The number of times that all thresholds are halved, up to [`SCALE_MAX`].
     scale: P::U64,
-    /// tau_m and tau_l, in KiU, and tau_l in units, before that; and so `batch` and `lag`.
+    /// tau_m and tau_l in KiU, and tau_l in units, before they are halved; `batch` and `span` are
+    /// halved, too.
     medium: i64,
     low: i64,
     low_units: u64,
-    /// What a port may keep to itself per flow, in units.
+    /// The most service that a port leaves unpublished per flow, in units.
     batch: u64,
-    /// And for how long, in nanoseconds.
+    /// The longest time for which a port leaves it unpublished, in nanoseconds.
     flush_ns: u64,
     grace_ns: u64,
-    /// How far a flow may be ahead, in units, before thresholds are halved and its own grow.
+    /// The most that a flow may be ahead of gvt, in units, without the growth by its requests in
+    /// flight.
     span: u64,
     strict_paper: bool,
 }
 
-/// A look at all flows, of which each verb does a part.
+/// A survey of all flows, of which each verb does a part.
 struct Survey<P: Platform> {
-    /// When the next part may be looked at.
+    /// The earliest time of the next part, in nanoseconds.
     due_ns: P::U64,
     /// Slots that have been used.
     used: P::U64,
-    /// Where that part begins.
+    /// The first slot of the next part.
     next: P::U64,
-    /// The least of the parts before; [`UNSEEN`] if no flow there was active.
+    /// The least virtual time in the previous parts; [`UNSEEN`] if no flow there was active.
     least: P::U64,
 }
 
@@ -173,11 +176,11 @@ impl<P: Platform> Survey<P> {
     }
 }
 
-/// What the adjustment of the ratio remembers from period to period.
+/// State that the adjustment of the ratio keeps from period to period.
 struct Adjuster {
-    /// When the last period ended.
+    /// The end of the last period, in nanoseconds.
     last_ns: Option<u64>,
-    /// The most units of late that were served in a period.
+    /// The most units that were served in a recent period.
     served: u64,
     /// Per flow's slot.
     flows: Box<[Last]>,
@@ -186,7 +189,7 @@ struct Adjuster {
     seats: Box<[Box<[LastSeat]>]>,
     /// Requests of the high class on each port in this period.
     high: Box<[u32]>,
-    /// Room for one of each flow.
+    /// Samples of the last period; with room for one of each flow.
     samples: Vec<Sample>,
 }
 
@@ -199,7 +202,7 @@ struct Last {
     was_active: bool,
 }
 
-/// What a flow did on all ports in the period that ends.
+/// A flow's activity on all ports in the period that ends.
 #[derive(Clone, Copy)]
 struct Did {
     /// The flow and its weight now, if it is open.
@@ -226,7 +229,7 @@ impl<P: Platform> D2fq<P> {
         granted(|| Ok(Self::of(config)))
     }
 
-    /// The same, of a configuration that is legal.
+    /// Builds them from a valid configuration.
     fn of(config: D2fqConfig) -> (Self, Vec<D2fqPort<P>>) {
         let (ports, flows) = (config.ports.ports(), config.flows);
         let seats = flows.min(config.tags);
@@ -242,11 +245,11 @@ impl<P: Platform> D2fq<P> {
             low: (config.low() >> KIU) as i64,
             low_units: config.low(),
             scale: P::U64::new(0),
-            // All ports together keep at most an eighth of tau_l to themselves.
+            // All ports together leave at most an eighth of tau_l unpublished.
             batch: config.low() / (8 * ports as u64).max(64),
             flush_ns: config.period_ns / 64,
             grace_ns: config.grace_ns,
-            // In the paper's mode the span is only what keeps virtual times comparable.
+            // In the paper's mode the span only keeps virtual times comparable.
             span: if config.strict_paper { SPAN_MAX } else { span(config.unfair()) },
             strict_paper: config.strict_paper,
         });
@@ -281,7 +284,7 @@ impl<P: Platform> D2fq<P> {
     }
 }
 
-/// How far a flow may be ahead if this is how far counts as unfair.
+/// The span for a tau_w of `unfair`: the most that a flow may be ahead of gvt, in units.
 fn span(unfair: u64) -> u64 {
     unfair.saturating_mul(SPANS).min(SPAN_MAX)
 }
@@ -300,14 +303,14 @@ impl<P: Platform> Policy for D2fq<P> {
         flows.add(known, weight, |slot| {
             let Some(state) = states.get(slot) else { return };
             if let Way::Sloppy(gvt) = tracker.way() {
-                // In the paper's mode an idle holder keeps it.
+                // In the paper's mode an idle holder keeps the word.
                 gvt.release_slot(slot);
             }
-            // No port uses the slot yet; the table makes it visible. The old flow's debt is not the
-            // new one's.
+            // No port uses the slot yet; the table makes it visible. The new flow does not inherit
+            // the old flow's debt.
             let old = state.vt();
             state.reset(at_gvt(old, tracker.ahead(old, || None)));
-            // Only `add` writes it, under the table's lock.
+            // Only `add` writes `used`, under the table's lock.
             let used = survey.used.load(Ordering::Relaxed).max(slot as u64 + 1);
             survey.used.store(used, Ordering::Relaxed);
         })
@@ -317,7 +320,8 @@ impl<P: Platform> Policy for D2fq<P> {
         self.shared.flows.set_weight(flow, weight)
     }
 
-    /// What a flow did in the period counts, since virtual time is at the weight of each moment.
+    /// A flow's activity in the period counts, because virtual time is charged at the weight of
+    /// each moment.
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         self.adjuster.with(|adjuster| {
             for &(flow, weight) in weights {
@@ -326,8 +330,8 @@ impl<P: Platform> Policy for D2fq<P> {
                     continue;
                 }
                 let last = adjuster.flows.get_mut(flow.slot());
-                // Only where the last period ended at the old weight: a change by `set_weight`
-                // since then still begins a new period (decision 11).
+                // Only if the last period ended at the old weight: a later change by `set_weight`
+                // still begins a new period (decision 11).
                 if let Some(of) = last.and_then(|last| last.of.as_mut())
                     && Some(of.1) == old
                     && of.0 == flow
@@ -355,7 +359,7 @@ impl<P: Platform> Policy for D2fq<P> {
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
         self.shared.lift();
         if !self.is_dynamic && self.shared.strict_paper {
-            // The paper's mode scales no thresholds either: nothing is left to be measured.
+            // The paper's mode scales no thresholds either: there is nothing to measure.
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         }
         let next = self.adjuster.with(|adjuster| {
@@ -364,7 +368,7 @@ impl<P: Platform> Policy for D2fq<P> {
                 return due_ns;
             }
             adjuster.sample(&self.shared, now_ns);
-            // Before anything is served nothing is known of the device's speed.
+            // Until something is served, the device's speed is unknown.
             if self.is_scaled && adjuster.served > 0 {
                 self.shared.scale.store(adjuster.scale(self.shared.low_units), Ordering::Relaxed);
             }
@@ -398,7 +402,8 @@ impl<P: Platform> Policy for D2fq<P> {
     }
 }
 
-/// How far the foremost of the flows that have something in flight is ahead of the least, in units.
+/// The distance from the least to the greatest virtual time of the flows with requests in flight,
+/// in units.
 fn spread<P: Platform>(states: &[FlowState<P>]) -> u64 {
     let mut times = states.iter().filter(|state| state.activity().ports() > 0).map(FlowState::vt);
     let Some(first) = times.next() else { return 0 };
@@ -410,15 +415,15 @@ fn spread<P: Platform>(states: &[FlowState<P>]) -> u64 {
 }
 
 impl Did {
-    /// Nothing, yet.
+    /// No activity yet.
     fn of(of: Option<(FlowId, Weight)>) -> Did {
         Did { of, requests: [0; 3], in_flight: 0, waits: false }
     }
 }
 
 impl Adjuster {
-    /// Adds up what each flow did on the ports since the last period. A flow that has taken another
-    /// one's seat counts there from the next period on.
+    /// Adds up each flow's activity on the ports after the last period. A flow that has taken
+    /// another one's seat counts there from the next period on.
     fn add_up<P: Platform>(&mut self, shared: &Shared<P>) {
         for (slot, did) in self.did.iter_mut().enumerate() {
             *did = Did::of(shared.flows.open_in(slot));
@@ -434,7 +439,7 @@ impl Adjuster {
         for (&high, (seats, usage)) in
             self.high.iter().zip(self.seats.iter_mut().zip(&shared.usage))
         {
-            // To within a sixteenth: queues that are backed up get as many turns as each other.
+            // To within a sixteenth: queues that are backed up get equally many turns.
             let is_busiest = u64::from(high) * 16 >= most_high * 15;
             for (last, usage) in seats.iter_mut().zip(usage) {
                 let now = LastSeat { owner: usage.owner(), requests: usage.requests() };
@@ -446,7 +451,7 @@ impl Adjuster {
                 let in_flight = usage.in_flight();
                 did.in_flight = did.in_flight.wrapping_add(in_flight);
                 did.waits |= is_busiest && in_flight > 0;
-                // A seat that was no flow's before has counted for this one only.
+                // A seat without a previous owner has counted for this flow only.
                 if before.owner == now.owner || before.owner == 0 {
                     for (sum, class) in did.requests.iter_mut().zip(0..) {
                         let class: usize = class;
@@ -457,11 +462,11 @@ impl Adjuster {
         }
     }
 
-    /// Makes `samples` say what each flow did since the last period.
+    /// Fills `samples` with each flow's activity after the last period.
     fn sample<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64) {
         self.samples.clear();
         self.last_ns = Some(now_ns);
-        // The most of late fades, so that thresholds follow a device that has become slower.
+        // The recent maximum decays, so that thresholds follow a device that has become slower.
         self.served /= 2;
         self.add_up(shared);
         let mut served = 0u64;
@@ -494,7 +499,7 @@ impl Adjuster {
         self.served = self.served.max(served);
     }
 
-    /// How often thresholds are to be halved, of which tau_l is `low`.
+    /// The number of times to halve the thresholds, of which tau_l is `low` units.
     fn scale(&self, low: u64) -> u64 {
         (0..SCALE_MAX)
             .find(|&scale| low >> scale <= self.served / PERIOD_PARTS)
@@ -503,17 +508,18 @@ impl Adjuster {
 }
 
 impl<P: Platform> Shared<P> {
-    /// The least of all flows.
+    /// The least virtual time of all active flows.
     fn least(&self, now_ns: u64) -> Option<VTime> {
         let used = self.survey.used.load(Ordering::Relaxed) as usize;
         tracker::least(self.states.get(..used).unwrap_or(&self.states), now_ns, self.grace_ns)
     }
 
-    /// Looks for the least of all flows, as no flow holds gvt: at a part of them, if that is due.
+    /// Searches for the least of all flows, because no flow holds gvt: surveys a part of them, if
+    /// that is due.
     ///
     /// The port that moves `due_ns` has the other words for itself, unless it is suspended for
-    /// longer than a part may take: then gvt may be raised to a flow that is not the least, which
-    /// is some flow's virtual time all the same. So all are accessed with Relaxed.
+    /// longer than a part may take: then gvt may be raised to a flow that is not the least, but
+    /// still to some flow's virtual time. So all words are accessed with Relaxed.
     #[cold]
     fn survey(&self, now_ns: u64) {
         let Survey { due_ns, used, next, least } = &*self.survey;
@@ -541,10 +547,10 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// A flow that had nothing in flight anywhere comes back; it is `ahead` of gvt.
+    /// A flow that had nothing in flight on any port comes back, `ahead` KiU ahead of gvt.
     fn reactivate(&self, state: &FlowState<P>, was: Activity, ahead: i64, now_ns: u64) {
         let was_idle = !was.is_active(now_ns, self.grace_ns);
-        // Idling does not erase debt, but for the paper's mode, where the flow comes to gvt
+        // Idling does not erase debt, except in the paper's mode, where the flow is moved to gvt
         // (decision 5).
         if was_idle && (ahead < 0 || self.strict_paper) {
             let before = state.vt();
@@ -552,8 +558,9 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// A flow has come to `after`: none is farther ahead of gvt than its span, and none is before
-    /// the floor. Gives where it is. `in_flight` says what it has in flight, in units.
+    /// Bounds a flow that has come to `after`: no flow is farther ahead of gvt than its span, and
+    /// none is before the floor. Returns its virtual time. `in_flight` computes its units in
+    /// flight.
     #[inline]
     fn bound(&self, state: &FlowState<P>, after: VTime, in_flight: impl FnOnce() -> u64) -> VTime {
         let floor = self.tracker.floor();
@@ -568,13 +575,13 @@ impl<P: Platform> Shared<P> {
         after
     }
 
-    /// The flow is far ahead: gvt, and with it the flows that are left behind, comes along.
+    /// The flow is far ahead: raises gvt, and with it the flows that are left behind.
     #[cold]
     fn pull(&self, state: &FlowState<P>, after: VTime, in_flight: u64) {
         let mut span = self.span >> self.scale();
         if !self.strict_paper {
             let reach = state.reach(in_flight.saturating_mul(DEPTHS).min(REACH_MAX));
-            // Twice the reach, as `ratio::unfair` has it for what counts as unfair.
+            // Twice the reach, as `ratio::unfair` has it for tau_w.
             span = span.max(self::span(2 * reach));
         }
         self.tracker.raise(after.minus(span));
@@ -593,7 +600,7 @@ impl<P: Platform> Shared<P> {
         self.tracker.follow();
     }
 
-    /// A flow has nothing in flight any more.
+    /// A flow has nothing in flight from now on.
     fn left(&self, me: Holder) {
         // The paper's holder keeps the word until its grace period is over (`expire_holder`).
         if let (Way::Sloppy(gvt), false) = (self.tracker.way(), self.strict_paper) {
@@ -601,7 +608,8 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// The paper's holder lets go when its grace period is over; the next port sees to it.
+    /// The next port that publishes releases the word of the paper's holder, once the holder's
+    /// grace period is over.
     fn expire_holder(&self, now_ns: u64) {
         let Way::Sloppy(gvt) = self.tracker.way() else { return };
         if let Some(slot) = gvt.holder_slot()
@@ -612,8 +620,8 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Brings flows up to the floor that have not published since it passed them, or are idle, so
-    /// that nothing leaves the window in which virtual times compare.
+    /// Lifts flows that have not published after the floor passed them, or are idle, to the floor,
+    /// so that no flow leaves the window in which virtual times compare.
     fn lift(&self) {
         let floor = self.tracker.floor();
         self.states.iter().filter(|state| state.vt().is_before(floor)).for_each(|state| {

@@ -41,8 +41,8 @@ impl<P: Platform> Flow<P> {
     }
 }
 
-/// A flow on two ports goes idle: no port holds the word, whichever was last; its value is what the
-/// flow reached.
+/// A flow on two ports goes idle: the word is not held, whichever port was last; its value is not
+/// after the flow's virtual time.
 fn an_idle_flow_holds_nothing(releases: bool) {
     check(5, move || {
         let (gvt, flow) = (Arc::new(Gvt::<Loom>::new()), Flow::new(0));
@@ -69,7 +69,7 @@ fn without_release_an_idle_flow_keeps_it() {
 }
 
 /// Two flows: after its publication neither is behind a word that is held; a flow that stays active
-/// and publishes again takes it up again, whatever the other did meanwhile.
+/// and publishes again takes it again, whatever the other did meanwhile.
 #[test]
 fn the_word_is_never_lost_and_never_runs_ahead() {
     check(5, || {
@@ -82,7 +82,7 @@ fn the_word_is_never_lost_and_never_runs_ahead() {
         leaver.join().unwrap();
         assert_eq!(b.state.activity().ports(), 0);
         assert_ne!(gvt.holder_slot(), Some(1), "held by a flow that cannot move it");
-        // What the least flow is found to be, without a holder, and that flow's next publication.
+        // The value is raised to the least flow without a holder, and that flow publishes next.
         gvt.raise_unheld(a.state.vt());
         a.publish(&gvt, 1);
         assert_eq!(gvt.holder_slot(), Some(0), "nobody can move it");
@@ -109,8 +109,9 @@ fn the_lesser_of_two_holds_it() {
     });
 }
 
-/// Two ports come and go at once: exactly one finds that it is the last, and whoever comes first is
-/// told what was before.
+/// Two ports enter and leave at once: `enter` of the first port returns the previous state, and
+/// `leave` of the last port returns true. Both ports are first only if one left before the other
+/// entered.
 #[test]
 fn activity_is_counted() {
     check(5, || {
@@ -134,8 +135,8 @@ fn activity_is_counted() {
     });
 }
 
-/// The same beside 254 ports that stay: the last two of 256 are counted, and neither is the last to
-/// leave.
+/// The same with 254 further ports that stay: the last two of 256 are counted, and neither is the
+/// last to leave.
 #[test]
 fn as_many_ports_as_there_may_be_are_counted() {
     check(5, || {
@@ -173,7 +174,8 @@ fn a_lift_and_a_charge_both_count() {
 
 /// A flow far ahead raises the floor while one that is left behind publishes and moves gvt back: in
 /// the end gvt is not before the floor, and neither is the flow that was left behind once it has
-/// published again. `rises` says where the floor is raised to; gvt is at 3 KiU in the beginning.
+/// published again. `rises` lists the values to which the floor is raised; gvt is at 3 KiU in the
+/// beginning.
 fn gvt_is_not_before_its_floor<P: Platform>(looks_again: bool, rises: &'static [u64]) {
     check(5, move || {
         let (gvt, floor) = (Arc::new(Gvt::<P>::new()), Arc::new(Floor::<P>::new()));

@@ -1,9 +1,9 @@
 //! One port of D2FQ: the verbs.
 //!
-//! A flow's record on a port is one cache line that no other port touches: what it has in flight,
-//! what has been completed but not published, what it submitted to each class. [`Local::publish`]
-//! writes it where others see it. Records lie in the seats of [`PortFlows`], so a port has as many
-//! as tags at most, however many flows there are.
+//! A flow's record on a port is one cache line that no other port accesses: its cost in flight, its
+//! cost completed but not published, its requests submitted to each class. [`Local::publish`]
+//! publishes it. Records lie in the seats of [`PortFlows`], so a port has at most as many records
+//! as tags, for any number of flows.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -29,10 +29,10 @@ pub struct D2fqPort<P: Platform = Native> {
     local: Local,
 }
 
-/// What belongs to one port alone.
+/// The state of one port.
 struct Local {
     port: PortId,
-    /// Of each flow the cost of what it has sent from here.
+    /// The flows of this port, each with the total cost of its requests submitted here, in bytes.
     account: PortFlows<u64>,
     /// Per tag: cost less 1 in the upper 48 bits, its flow's seat plus 1 in the lower 16; 0 where
     /// the tag is not in use.
@@ -51,23 +51,23 @@ const BLOCK_BITS: u32 = 9;
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct PortFlow {
-    /// Cost of what was completed and not charged yet, in bytes.
+    /// Cost of completed requests that are not charged yet, in bytes.
     pending: u64,
-    /// Cost of what is in flight, in bytes.
+    /// Cost of the requests in flight, in bytes.
     in_flight: u64,
-    /// When it was last published.
+    /// Time of the last publication, in nanoseconds.
     published_ns: u64,
     normalizer: Normalizer,
     /// Requests submitted to the high (and urgent), medium and low class, wrapping; in the paper's
     /// mode their blocks of 512 bytes.
     requests: [u32; 3],
-    /// The flow that the record is about.
+    /// The flow of the record.
     owner: FlowId,
-    /// At which `pending` is charged.
+    /// The weight at which `pending` is charged.
     weight: Weight,
 }
 
-/// A request touches one line of its port's memory for its flow.
+/// A request accesses one line of its port's memory for its flow.
 const _: () = assert!(size_of::<PortFlow>() == 64);
 
 const UNUSED: PortFlow = PortFlow {
@@ -76,7 +76,7 @@ const UNUSED: PortFlow = PortFlow {
     published_ns: 0,
     normalizer: Normalizer::NEW,
     requests: [0; 3],
-    // Of no flow: generations begin at 1.
+    // No flow: generations begin at 1.
     owner: FlowId::new(0, 0),
     weight: Weight::DEFAULT,
 };
@@ -145,7 +145,8 @@ impl<P: Platform> Port for D2fqPort<P> {
         local.account.hold(&shared.flows, flow, tag, |_, _| ())
     }
 
-    /// Its class is chosen anew. It is never urgent: the credit for that, if it was, is spent.
+    /// The class of the request is chosen anew. It is not the urgent class: if it was, its credit
+    /// is spent.
     fn requeue(&mut self, now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
         let D2fqPort { shared, local } = self;
         let ahead = local.account.is_ahead(tag).then_some(Class::Medium);
@@ -203,7 +204,7 @@ impl Local {
         if self.account.live(seat) == 1 {
             self.activate(shared, request.flow, seat, now_ns);
         }
-        // 1 to 2^42, so that less 1 it fits into the 48 bits that the tag's word has for it.
+        // 1 to 2^42, so that the cost less 1 fits into 48 bits of the tag's word.
         let cost = request.cost.alone.clamp(1, CostModel::MAX_COST);
         if let Some(live) = self.live.get_mut(tag) {
             *live = cost.wrapping_sub(1) << SEAT_BITS | (seat as u64).wrapping_add(1);
@@ -217,7 +218,7 @@ impl Local {
         let mut class = shared.class(ahead, flow.in_flight, state, weight);
         if let (Class::High, Some(budget)) = (class, &shared.urgent)
             && state.is_urgent()
-            // The last condition, since it takes the credit.
+            // The last condition, because it takes the credit.
             && budget.spend(cost)
         {
             class = Class::Urgent;
@@ -236,8 +237,8 @@ impl Local {
         self.flows.get(seat).map(|flow| flow.owner)
     }
 
-    /// A request that the device has not begun goes to it once more. It is charged when it
-    /// completes.
+    /// The class of a request that the device has not begun and that is issued again. The request
+    /// is charged when it completes.
     fn class_again<P: Platform>(
         &mut self,
         shared: &Shared<P>,
@@ -248,7 +249,7 @@ impl Local {
         let flow = self.flows.get_mut(seat)?;
         let slot = flow.owner.slot();
         let (state, weight) = (shared.states.get(slot)?, shared.flows.weight_in(slot));
-        // The request itself has been in flight all the while.
+        // The request itself has been in flight all the time, so only the others count.
         let others = flow.in_flight.wrapping_sub(cost);
         let class = shared.class(shared.ahead(state.vt(), now_ns), others, state, weight);
         flow.count(shared, class, cost);
@@ -271,16 +272,16 @@ impl Local {
         flow.in_flight = flow.in_flight.wrapping_sub(cost);
         let batch = u64::from(weight.in_256ths()).wrapping_mul(shared.batch >> shared.scale());
         let due_ns = flow.published_ns.wrapping_add(shared.flush_ns);
-        // Both sides are times the weight, which spares each completion a division.
+        // Both sides are multiplied by the weight, which saves each completion a division.
         if last || flow.pending.wrapping_mul(UNITS) >= batch || now_ns >= due_ns {
             self.publish(shared, seat, last, now_ns);
         }
-        // Last of all: then the seat may be another flow's.
+        // Last of all: after this another flow may take the seat.
         self.account.finish(&shared.flows, seat);
         Some(())
     }
 
-    /// The flow has requests here again.
+    /// Registers a flow that has requests here again.
     #[cold]
     fn activate<P: Platform>(&mut self, shared: &Shared<P>, id: FlowId, seat: usize, now_ns: u64) {
         let state = shared.states.get(id.slot());
@@ -293,7 +294,7 @@ impl Local {
             }
         }
         flow.published_ns = now_ns;
-        // Before it counts as active itself.
+        // Read before the flow itself counts as active.
         let ahead = shared.ahead(state.vt(), now_ns);
         if let Some(was) = state.enter(now_ns) {
             shared.reactivate(state, was, ahead, now_ns);
@@ -303,7 +304,7 @@ impl Local {
         }
     }
 
-    /// What was completed before a change of weight is charged at the weight before (decision 11).
+    /// Charges requests that completed before a change of weight at the old weight (decision 11).
     #[cold]
     fn reweigh<P: Platform>(
         &mut self,
@@ -320,14 +321,14 @@ impl Local {
         }
     }
 
-    /// Charges the flow for what was completed here, shows what it did, and moves global virtual
-    /// time. `last`: it has nothing in flight here any more.
+    /// Charges the flow for requests completed here, publishes its activity, and moves global
+    /// virtual time. `last`: the flow has nothing in flight here from now on.
     #[inline(never)]
     fn publish<P: Platform>(&mut self, shared: &Shared<P>, seat: usize, last: bool, now_ns: u64) {
         let Some(flow) = self.flows.get_mut(seat) else { return };
         let slot = flow.owner.slot();
         let Some(state) = shared.states.get(slot) else { return };
-        // More at once could leave the window in which virtual times compare (`gvt`).
+        // A larger charge could leave the window in which virtual times compare (`gvt`).
         let units = flow.normalizer.units(flow.pending, flow.weight).min(CHARGE_MAX);
         let before = state.charge(units);
         let own = || in_flight_units(flow.in_flight.wrapping_add(flow.pending), state, flow.weight);
@@ -346,7 +347,7 @@ impl Local {
             (Way::Mindicator(time), Some(leads)) => {
                 leads.put(time, self.port, seat, (!last).then_some(after))
             }
-            // With `scan` ports read the flows' own words: there is nothing more to tell.
+            // With `scan` ports read the flows' own words: there is nothing more to publish.
             _ => {}
         }
         // After the word is swapped: the port that takes the count to 0 has seen all swaps (`gvt`).
@@ -384,15 +385,16 @@ pub(super) fn units(bytes: u64, weight: Weight) -> u64 {
     bytes.saturating_mul(UNITS) / u64::from(weight.in_256ths()).max(1)
 }
 
-/// What a flow has in flight on all ports together, if it has `bytes` on one of them.
+/// The estimated units that a flow has in flight on all ports together, if it has `bytes` on one of
+/// them.
 fn in_flight_units<P: Platform>(bytes: u64, state: &FlowState<P>, weight: Weight) -> u64 {
     units(bytes.saturating_mul(state.activity().ports()), weight)
 }
 
-/// What the flow in a seat of a port did there, for the adjustment of the ratio. Written by that
-/// port alone; the counts are the seat's, and go on when another flow takes it.
+/// The activity of the flow in a seat of a port, for the adjustment of the ratio. Written by that
+/// port alone; the counts belong to the seat, and go on when another flow takes it.
 pub(super) struct Usage<P: Platform> {
-    /// The flow, as [`name`] has it; 0: none yet.
+    /// The flow, as [`name`] encodes it; 0: none yet.
     owner: P::U64,
     requests: [P::U64; 3],
     in_flight: P::U64,
@@ -409,13 +411,13 @@ impl<P: Platform> Usage<P> {
         Usage { owner: zero(), requests: core::array::from_fn(|_| zero()), in_flight: zero() }
     }
 
-    /// The seat is this flow's from now on, which has published nothing here.
+    /// Gives the seat to this flow, which has published nothing here.
     fn change_hands(&self, flow: FlowId) {
         self.in_flight.store(0, Ordering::Relaxed);
         self.owner.store(name(flow), Ordering::Relaxed);
     }
 
-    /// Shows the requests submitted to each class and the bytes in flight.
+    /// Publishes the requests submitted to each class and the bytes in flight.
     fn show(&self, requests: [u32; 3], in_flight: u64) {
         for (word, requests) in self.requests.iter().zip(requests) {
             word.store(u64::from(requests), Ordering::Relaxed);
@@ -423,7 +425,7 @@ impl<P: Platform> Usage<P> {
         self.in_flight.store(in_flight, Ordering::Relaxed);
     }
 
-    /// Whose the seat is, in a word.
+    /// The flow in the seat, as [`name`] encodes it; 0: none yet.
     pub(super) fn owner(&self) -> u64 {
         self.owner.load(Ordering::Relaxed)
     }
@@ -442,18 +444,18 @@ impl<P: Platform> Usage<P> {
 }
 
 impl<P: Platform> Shared<P> {
-    /// What the flow in a seat of a port did there.
+    /// The activity of the flow in a seat of a port.
     fn usage(&self, port: PortId, seat: usize) -> Option<&Usage<P>> {
         self.usage.get(usize::from(port.0))?.get(seat)
     }
 
-    /// How far a flow is ahead of global virtual time, in KiU.
+    /// The distance of a flow at `vt` ahead of global virtual time, in KiU.
     #[inline]
     fn ahead(&self, vt: VTime, now_ns: u64) -> i64 {
         self.tracker.ahead(vt, || self.least(now_ns))
     }
 
-    /// How often all thresholds are halved.
+    /// The number of times that all thresholds are halved.
     #[inline]
     pub(super) fn scale(&self) -> u32 {
         // 7 at the most.
@@ -464,12 +466,12 @@ impl<P: Platform> Shared<P> {
     #[inline]
     fn class(&self, ahead: i64, in_flight: u64, state: &FlowState<P>, weight: Weight) -> Class {
         let scale = self.scale();
-        // To double the distance is to halve the thresholds, of which there are several.
+        // Doubling the distance has the effect of halving all thresholds.
         let ahead = ahead << scale;
         if ahead < self.medium {
             return Class::High;
         }
-        // On all ports together about that much. No division here: it is seldom more than tau_l.
+        // The estimate for all ports together. No division here: it is seldom more than tau_l.
         let own = in_flight.saturating_mul(state.activity().ports().wrapping_mul(DEPTHS << scale));
         if own.saturating_mul(UNITS) > self.low_units.wrapping_mul(weight.in_256ths().into())
             && !self.strict_paper

@@ -1,36 +1,37 @@
-//! The H/L ratio: how much faster the high class is to be than the low one (Section 3.2).
+//! The H/L ratio: the speed of the high class relative to the low one (Section 3.2).
 //!
 //! **Problem.** Too small a ratio cannot slow a flow down to its share; too large a one makes the
-//! throttled flows' tails long for nothing (Figure 5). **Model.** Once a period, from what each
-//! flow did in it:
+//! throttled flows' tails long for nothing (Figure 5). **Model.** Once a period the ratio is
+//! computed from each flow's activity in it:
 //! - *Increase* (Eq. 2), if the foremost flow is more than tau_w ahead of the least: the ratio is
-//!   multiplied by how much faster the foremost ran, rounded down, plus 1.
-//! - Else *decrease* (Eq. 3) to the largest **virtual slowdown**: what a flow's requests in each
-//!   class would have cost it in the low and medium classes, relative to all in the high one;
-//!   rounded up. But not below what the period's shares ask for ([`kept`]).
+//!   multiplied by the speed of the foremost relative to the least, rounded down, plus 1.
+//! - Else *decrease* (Eq. 3) to the largest **virtual slowdown**: the time of a flow's requests in
+//!   their classes, relative to their time if all were in the high class; rounded up. But not below
+//!   the ratio that the period's shares need ([`kept`]).
 //!
 //! **The registers** are `H = r`, `M = ceil(sqrt r)`, `L = 1`: M is at the geometric mean, and no
-//! smaller numbers have these ratios. Their sum is a round of the arbiter. A flow that has few
-//! requests in flight spends its turn of a round and waits for the others', so its latency grows
-//! with the round: at H/L = 4 a round is 7 commands, and 448 if the registers are 256, 128, 64, as
-//! the paper's authors have them.
+//! smaller numbers have these ratios. Their sum is a round of the arbiter. A flow with few requests
+//! in flight uses its turn of a round and waits for the others' turns, so its latency grows with
+//! the round: at H/L = 4 a round is 7 commands, and 448 with the registers of the paper's authors,
+//! 256, 128, 64.
 //!
 //! # Flows that are left behind
-//! A flow that wants less than its share is in the high class all along and still more than tau_w
-//! behind, which is the paper's sign that the ratio is too small. But no ratio helps a flow that
-//! waits for its own client. Arbitration tells the two apart:
-//! - A queue that is backed up gets as many turns as any other queue of its class. So a flow none
-//!   of whose high queues got as many requests as the busiest one is served at once.
-//! - The high class gets `r` requests for each of a low class that is backed up, while it is backed
-//!   up itself. If it got less than a quarter of that, its queues were empty most of the time, and
-//!   a larger ratio has nothing to give.
+//! A flow that wants less than its share is always in the high class and still more than tau_w
+//! behind, which the paper takes as a sign that the ratio is too small. But no ratio helps a flow
+//! that waits for its own client. Arbitration distinguishes the two cases:
+//! - A queue that is backed up gets as many turns as any other queue of its class. So if none of a
+//!   flow's high queues got as many requests as the busiest one, the flow is served at once.
+//! - While the high and the low class are backed up, the high class gets `r` requests for each one
+//!   of the low class. If it got less than a quarter of that, its queues were empty most of the
+//!   time, and a larger ratio has no effect.
 //!
-//! Eq. 2 is applied to the least of the flows that are behind and pass both tests. Without any, the
-//! ratio decreases, and Eq. 3 is taken relative to the *least* slowdown of the flows that are not
-//! behind: with a flow that is left behind all others are throttled, and what counts is how much
-//! more one is than another. Half more than needed is kept, for the medium class takes its part;
-//! beside a flow that waits in the high class four times, so that the class is empty more often
-//! than not; and the ratio falls to a quarter at most, as all measures were taken at the old one.
+//! Eq. 2 is applied to the least of the flows that are behind and pass both tests. Without such a
+//! flow the ratio decreases, and Eq. 3 is taken relative to the *least* slowdown of the flows that
+//! are not behind: beside a flow that is left behind all others are throttled, and only the ratio
+//! of their slowdowns counts. The ratio stays at one and a half times the need, because the medium
+//! class takes its part; beside a flow that waits in the high class it stays at four times the
+//! measured use, so that the class is empty more often than not. The ratio falls to a quarter at
+//! most, because all measures were taken at the old one.
 
 use super::gvt::KIU;
 use super::{DEPTHS, SPAN_MAX};
@@ -41,36 +42,36 @@ use crate::contract::vtime::VTime;
 pub(super) const RATIO_MIN: u16 = 1;
 /// The largest: one class's weight is at most 256 times another's.
 pub(super) const RATIO_MAX: u16 = 256;
-/// The smallest that the adjustment gives.
+/// The smallest ratio that the adjustment sets.
 pub(super) const RATIO_FLOOR: u16 = 3;
 
-/// How many parts are one whole, where fractions are counted in parts.
+/// The parts of one whole, for fractions that are counted in parts.
 const ONE: u64 = 256;
 
-/// The high class is taken for backed up from one part in so many of the ratio on.
+/// The high class counts as backed up from one part in this many of the ratio on.
 const BACKED_UP: u64 = 4;
 
-/// While a flow is left behind, the ratio falls to one part in so many at once: what a period tells
-/// of a ratio that is far away is rough.
+/// While a flow is left behind, the ratio falls to one part in this many at most: a period's
+/// measures are rough for a ratio that is far away.
 const FALL: u16 = 4;
 
-/// What a flow did in a period.
+/// A flow's activity in a period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     /// Its virtual time at the end.
     pub(super) vt: VTime,
-    /// How far that moved by service, in units.
+    /// The distance that it moved by service, in units.
     pub(super) progress: u64,
     /// Requests submitted to the high, medium and low classes; in the paper's mode their blocks.
     pub(super) requests: [u64; 3],
     /// Whether it is on a port that submitted about as many requests to the high class as any.
     pub(super) waits: bool,
-    /// What it has in flight, in units.
+    /// Its requests in flight, in units.
     pub(super) in_flight: u64,
 }
 
 impl Sample {
-    /// Whether it was in the high class all along, give or take a sixteenth.
+    /// Whether at least 15 of 16 of its requests were in the high class.
     fn is_high(&self) -> bool {
         let [high, medium, low] = self.requests;
         (medium + low) * 15 <= high
@@ -82,7 +83,8 @@ pub(super) fn class_weights(ratio: u16) -> ClassWeights {
     ClassWeights { high: ratio, medium: ceil_sqrt(ratio), low: 1 }
 }
 
-/// The same as the paper's authors have it: the high class has all that fits.
+/// The weights as the paper's authors set them: multiplied until the high class is as large as
+/// fits.
 pub(super) fn class_weights_as_in_paper(ratio: u16) -> ClassWeights {
     let times = RATIO_MAX / ratio.max(1);
     let ClassWeights { high, medium, low } = class_weights(ratio);
@@ -94,28 +96,31 @@ fn ceil_sqrt(ratio: u16) -> u16 {
     (1..=16).find(|root| root * root >= ratio).unwrap_or(16)
 }
 
-/// What counts as unfair when a flow that is ahead has `in_flight` units in flight.
+/// The tau_w, in units, for a flow that is ahead and has `in_flight` units in flight; `unfair` is
+/// the least.
 pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
     unfair.max(in_flight.saturating_mul(2 * DEPTHS)).min(SPAN_MAX)
 }
 
-// **What else the paper leaves open.** The floor is 3: the paper reports 3 where less would do. If
-// the flow of Eq. 2 got nothing at all, the ratio becomes 256 (decision 10). tau_w is at least
-// twice what tau_l is for the flow that is ahead. Eq. 2 is taken as it stands, also when it gives
-// less than before because the gap is closing: kept from falling, the ratio was seen to climb to
-// 256 and stay. Slowdown counts requests, as arbitration does, where the paper counts bytes
-// (`strict_paper`: blocks of 512). A flow whose weight changed, or that was idle, counts from the
-// next period on (decision 11).
+// **Other points that the paper leaves open.** The floor is 3: the paper reports 3 where less would
+// suffice. If the flow of Eq. 2 got nothing at all, the ratio becomes 256 (decision 10). tau_w is
+// at least twice the tau_l of the flow that is ahead. Eq. 2 is taken as it stands, even if it gives
+// a smaller ratio because the gap is closing: a ratio that could not fall climbed to 256 and stayed
+// there. Slowdown counts requests, as arbitration does; the paper counts bytes (`strict_paper`:
+// blocks of 512). A flow whose weight changed, or that was idle, counts from the next period on
+// (decision 11).
 /// The ratio of the next period.
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
-    // A flow before this point is unfairly far behind the flow.
+    // A flow before this point is unfairly far behind the flow of `sample`.
     let edge = |sample: &Sample| sample.vt.minus(self::unfair(unfair, sample.in_flight));
-    // By that point and not by virtual time: a flow with much in flight may be farther ahead.
+    // Compared by that point and not by virtual time: a flow with much in flight may be farther
+    // ahead.
     let foremost = samples.iter().reduce(|a, b| if edge(a).is_before(edge(b)) { b } else { a });
     let Some(foremost) = foremost else { return ratio };
     let is_behind = |sample: &&Sample| sample.vt.is_before(edge(foremost)) && sample.is_high();
     if !samples.iter().any(|sample| is_behind(&sample)) {
-        // Without a gap the ratio is large enough: what the shares ask for only keeps it.
+        // Without a gap the ratio is large enough: the need of the shares may keep it, but not
+        // raise it.
         return decreased(ratio, samples).max(kept(samples).min(ratio));
     }
     let used = used(samples);
@@ -137,7 +142,7 @@ pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     next.max(ratio / FALL).min(ratio).max(RATIO_FLOOR)
 }
 
-/// The same as the paper has it: f_min is any flow.
+/// The ratio of the next period as in the paper: f_min is any flow.
 pub(super) fn next_as_in_paper(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
     let least = samples.iter().reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
@@ -149,7 +154,7 @@ pub(super) fn next_as_in_paper(ratio: u16, samples: &[Sample], unfair: u64) -> u
     }
 }
 
-/// How many requests of the high class there were for each of the low one, in parts.
+/// The requests of the high class for each one of the low class, in parts.
 fn used(samples: &[Sample]) -> u64 {
     let (high, low) = samples.iter().fold((0, 0), |(high, low), sample| {
         let [h, _, l] = sample.requests;
@@ -170,7 +175,7 @@ fn increased(ratio: u16, most: &Sample, least: &Sample) -> u16 {
     u16::try_from(widened + 1).map_or(RATIO_MAX, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
 }
 
-/// The largest Eq. 3 of all flows, rounded up; without any, no change.
+/// The largest slowdown of all flows (Eq. 3), rounded up; without any, no change.
 fn decreased(ratio: u16, samples: &[Sample]) -> u16 {
     let weights = class_weights(ratio);
     let most = samples.iter().filter_map(|sample| slowdown(sample, weights)).max();
@@ -178,13 +183,13 @@ fn decreased(ratio: u16, samples: &[Sample]) -> u16 {
     next.map_or(ratio, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
 }
 
-/// What the ratio must be if the shares of this period are to stay: with the lightest of the
-/// throttled flows in the low class, those of less than twice its requests with it, and all others
-/// in the classes above, `r + ceil(sqrt r)` of theirs for each of them.
+/// The ratio that keeps the shares of this period: the lightest of the throttled flows is in the
+/// low class, with the throttled flows of less than twice its requests, and all others are in the
+/// classes above, which get `r + ceil(sqrt r)` requests for each one of the low class.
 ///
-/// Eq. 3 takes a class's speed for a flow's, as if no other were in the medium class. After a ratio
-/// that was too large that is too little, and the ratio would swing between 5 and 33 in Figure 15
-/// with flows that are unevenly placed.
+/// Eq. 3 takes a class's speed for a flow's, as if no other flow were in the medium class. After a
+/// ratio that was too large its result is too small, and the ratio would oscillate between 5 and 33
+/// in Figure 15 with flows that are unevenly placed.
 fn kept(samples: &[Sample]) -> u16 {
     let requests = |sample: &Sample| sample.requests.iter().sum::<u64>();
     let throttled = || samples.iter().filter(|sample| !sample.is_high()).map(requests);

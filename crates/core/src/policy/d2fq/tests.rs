@@ -1,5 +1,5 @@
-//! The decisions on what the paper leaves open, one by one, on one thread; `decisions.md` numbers
-//! them.
+//! The decisions on the points that the paper leaves open, one by one, on one thread;
+//! `decisions.md` numbers them.
 
 use std::vec;
 use std::vec::Vec;
@@ -22,7 +22,7 @@ struct Rig {
     flows: Vec<FlowId>,
     free: Vec<u32>,
     now_ns: u64,
-    /// What reads cost, in hundredths of their bytes.
+    /// The cost of reads, in hundredths of their bytes.
     percent: u32,
 }
 
@@ -62,7 +62,7 @@ impl Rig {
         tags[1]
     }
 
-    /// So many requests of a MiB, one at a time; gives the classes.
+    /// Serves `mib` requests of a MiB, one at a time; returns their classes.
     fn serve(&mut self, flow: usize, mib: usize) -> Vec<Class> {
         let one = |_| {
             let (class, tag) = self.submit(0, flow, 1 << 20);
@@ -72,8 +72,7 @@ impl Rig {
         (0..mib).map(one).collect()
     }
 
-    /// Ticks, and gives how many requests were submitted by each flow that the adjustment had
-    /// something to go by for.
+    /// Ticks, and returns the number of requests in each sample of the adjustment.
     fn tick(&mut self) -> Vec<u64> {
         self.policy.tick(self.now_ns, &mut { PortSet::EMPTY });
         let requests = |sample: &Sample| sample.requests.iter().sum();
@@ -92,7 +91,7 @@ impl Rig {
     }
 }
 
-/// What may be set is the paper's unless it is set.
+/// The defaults of the knobs are the paper's.
 #[test]
 fn the_defaults_are_the_papers() {
     let config = D2fqConfig::new(Topology::flat(1), 1, 1);
@@ -119,7 +118,7 @@ fn virtual_time_is_exact_and_charged_at_completion() {
     assert_eq!(rig.vt(0), 1000 * 512 * 100 / 7777);
 }
 
-/// Decision 13: what moves no data of its own costs something.
+/// Decision 13: a request without data has a cost.
 #[test]
 fn flushes_and_discards_are_charged() {
     let mut rig = Rig::new(1, &[100], |_| ());
@@ -182,7 +181,7 @@ fn a_new_flow_in_the_holders_slot_is_not_the_holder() {
     assert_eq!(gvt.holder_slot(), None);
 }
 
-/// Decision 3: thresholds grow with what a flow has in flight; the paper's do not.
+/// Decision 3: thresholds grow with a flow's requests in flight; the paper's do not.
 #[test]
 fn thresholds_are_above_what_is_in_flight() {
     for (strict, expected) in [(false, Class::High), (true, Class::Low)] {
@@ -212,7 +211,7 @@ fn idling_does_not_erase_debt() {
     }
 }
 
-/// Decision 7: what counts is idleness without a break, for as long as is set.
+/// Decision 7: only idleness without a break counts, for as long as is set.
 #[test]
 fn grace_is_for_idleness_without_a_break() {
     for grace_ms in [5, 20] {
@@ -234,8 +233,8 @@ fn grace_is_for_idleness_without_a_break() {
     }
 }
 
-/// Decision 6: who has nothing in flight holds nothing; in the paper's mode, when its grace period
-/// is over.
+/// Decision 6: a flow with nothing in flight holds nothing; in the paper's mode, when its grace
+/// period is over.
 #[test]
 fn a_holder_without_requests_lets_go() {
     for strict in [false, true] {
@@ -257,7 +256,8 @@ fn a_holder_without_requests_lets_go() {
     }
 }
 
-/// Decision 6: the holder lets go at once and its value stays; the least takes it, not the first.
+/// Decision 6: the holder releases gvt at once and its value stays; the least flow takes it, not
+/// the first.
 #[test]
 fn gvt_without_a_holder_is_the_least_active() {
     let mib = |mib: u64| VTime::from_units(mib << 20);
@@ -302,13 +302,13 @@ fn what_a_flow_that_wants_little_is_owed_is_limited() {
         let Shared { tracker, states, .. } = &*rig.policy.shared;
         let ahead = tracker.ahead(states[0].vt(), || None) >> 10;
         assert_eq!(lag > 190, strict, "returns {returns}: {lag} MiB");
-        // It is lifted when it publishes: here after 62 MiB of the other's, or at once.
+        // The flow is lifted when it publishes: here after 62 MiB of the other flow, or at once.
         let late = if returns { 0 } else { 62 };
         assert!(strict || ahead == 32 && lag <= 32 + late, "{ahead}, {lag} MiB");
     }
 }
 
-/// The same of a flow that publishes nothing for long: a tick sees to it.
+/// The same for a flow that publishes nothing for long: a tick lifts it.
 #[test]
 fn a_tick_lifts_who_publishes_nothing() {
     let mut rig = Rig::new(1, &[100, 100], |config| config.tau_l = Some(8 << 20));
@@ -320,7 +320,7 @@ fn a_tick_lifts_who_publishes_nothing() {
     assert_eq!((rig.vt(0) - rig.vt(1)) >> 20, 32);
 }
 
-/// A span is measured by the flow that is ahead: what it has in flight, and lately had.
+/// A span grows with the requests that the flow ahead has, and recently had, in flight.
 #[test]
 fn a_span_grows_with_what_is_in_flight() {
     let mut rig = Rig::new(1, &[100, 100], |config| config.tau_l = Some(8 << 20));
@@ -341,7 +341,7 @@ fn a_span_grows_with_what_is_in_flight() {
     }
 }
 
-/// Within a span it is as before: a client in bursts is behind the others, and high.
+/// Within a span nothing changes: a client in bursts is behind the others, and high.
 #[test]
 fn a_flow_in_bursts_keeps_its_credit() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -386,7 +386,7 @@ fn thresholds_follow_the_device() {
     );
 }
 
-/// A flow at so many MiB that is on a port with as many requests in the high class as any.
+/// A flow at `vt_mib` MiB, on a port with as many requests in the high class as any.
 fn sample(vt_mib: u64, progress: u64, requests: [u64; 3]) -> Sample {
     let vt = VTime::from_units(vt_mib << 20);
     Sample { vt, progress, waits: true, requests, in_flight: 1 << 10 }
@@ -417,8 +417,8 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(1, &[closing, least], unfair), 3, "the floor");
 }
 
-/// Decision 9: a flow that is left behind is no measure if the high class is not backed up, and the
-/// ratio is what the others need between themselves.
+/// Decision 9: a flow that is left behind does not count if the high class is not backed up, and
+/// the ratio is the one that the others need between themselves.
 #[test]
 fn a_flow_left_behind_does_not_drive_the_ratio() {
     let unfair = 16 << 20;
@@ -465,7 +465,7 @@ fn the_ratio_decreases_to_the_largest_slowdown() {
 }
 
 /// Eq. 3 alone would give 3 for flows that are throttled in the medium class; the ratio stays where
-/// it can give these shares: Figure 15's after each event.
+/// it can give these shares, which are Figure 15's after each event.
 #[test]
 fn the_ratio_keeps_what_the_shares_ask_for() {
     for (flows, expected) in [(3, 6), (7, 17)] {
@@ -478,7 +478,7 @@ fn the_ratio_keeps_what_the_shares_ask_for() {
     assert_eq!(next(9, &alike, u64::MAX), 3, "both are throttled, nothing is to be told apart");
 }
 
-/// Eq. 3 counts what arbitration does, requests; the paper's counts bytes.
+/// Eq. 3 counts requests, as arbitration does; the paper's counts bytes.
 #[test]
 fn equation_3_counts_requests_and_the_papers_bytes() {
     for (strict, counted) in [(false, 1), (true, (1 << 20) / 512)] {
@@ -524,7 +524,7 @@ fn a_weight_counts_for_later_completions() {
     assert_eq!(rig.vt(0), 4096 + 2 * 1024);
 }
 
-/// Decision 11: nor does the adjustment compare what it did in a period with two weights.
+/// Decision 11: the adjustment does not compare a flow's activity in a period with two weights.
 #[test]
 fn a_new_weight_begins_a_new_period() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -542,8 +542,8 @@ fn a_new_weight_begins_a_new_period() {
     }
 }
 
-/// Weights that a layer computes may change in every period: the adjustment goes on with what flows
-/// did, since virtual time is at the weight of each moment.
+/// Weights that a layer computes may change in every period: the adjustment still uses the flows'
+/// activity, because virtual time is charged at the weight of each moment.
 #[test]
 fn a_weight_that_is_computed_leaves_the_period() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -559,8 +559,8 @@ fn a_weight_that_is_computed_leaves_the_period() {
     }
 }
 
-/// Decision 12, as far as it is the policy's: a throttled flow is never given another class because
-/// its own is full.
+/// The policy's part of decision 12: a throttled flow is never given another class because its own
+/// is full.
 #[test]
 fn a_low_flow_stays_low_however_much_it_submits() {
     let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = true);
@@ -569,8 +569,7 @@ fn a_low_flow_stays_low_however_much_it_submits() {
     assert!((0..3000).all(|_| rig.submit(0, 0, 4096).0 == Class::Low));
 }
 
-/// What is published lags by less than a batch per port, and nothing lags once nothing is in
-/// flight.
+/// Published service lags by less than a batch per port, and not at all once nothing is in flight.
 #[test]
 fn virtual_time_is_published_in_batches() {
     let mut rig = Rig::new(2, &[100], |_| ());
@@ -604,8 +603,8 @@ fn a_flow_is_counted_on_256_ports() {
     assert_eq!((rig.holder(), rig.vt(0)), (None, 256 * 4096));
 }
 
-/// What the device has not begun is sent again: to the class that the flow has come to by now, and
-/// charged once.
+/// A request that the device has not begun is sent again, to the flow's present class, and charged
+/// once.
 #[test]
 fn what_is_sent_again_is_charged_once() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -626,7 +625,7 @@ fn what_is_sent_again_is_charged_once() {
     assert_eq!(again(&mut rig, 5000), None, "there is no such tag");
 }
 
-/// Seven flows take turns on a port of two tags, and so of two seats: what each is served is
+/// Seven flows take turns on a port of two tags, and so of two seats: the service of each is
 /// charged to it alone, and counts where it keeps its seat.
 #[test]
 fn flows_share_the_seats_of_a_port() {
@@ -746,7 +745,7 @@ proptest! {
         }
     }
 
-    /// Whatever weights, sizes and thresholds are, and whoever never completes anything: active
+    /// For any weights, sizes and thresholds, and any flow that never completes a request: active
     /// flows and gvt stay within the window in which they compare, and a flow behind gvt is high.
     #[test]
     fn nothing_leaves_the_window(
@@ -763,7 +762,8 @@ proptest! {
         rig.percent = percent;
         // Flow 3 is stuck from the beginning.
         rig.submit(3, 3, 4096);
-        // Flow 0 has the device to itself: without a floor 2^51 units and more.
+        // Flow 0 has the device to itself: without a floor it would be ahead by 2^51 units and
+        // more.
         for leap in 0..leaps {
             let (_, tag) = rig.submit(0, 0, 1 << 31);
             rig.complete(0, tag);

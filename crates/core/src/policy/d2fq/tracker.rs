@@ -11,18 +11,18 @@ use crate::contract::vtime::VTime;
 use crate::structures::mindicator::VirtualTime;
 use crate::structures::tournament::{Key, Tournament};
 
-/// How global virtual time is found.
+/// The method of finding global virtual time, and its state.
 pub(super) enum Way<P: Platform> {
     /// One word with a holder.
     Sloppy(Gvt<P>),
-    /// The least of all active flows, looked for each time; the word keeps it for when there is
-    /// none.
+    /// The least of all active flows, searched for each time; the word keeps it for times without
+    /// active flows.
     Scan(Gvt<P>),
     /// The least of all ports' leads, in MQFQ's tree.
     Mindicator(VirtualTime<P>),
 }
 
-/// Global virtual time: what the way says, but never before the floor.
+/// Global virtual time: the value of `way`, but never before `floor`.
 pub(super) struct Tracker<P: Platform> {
     way: Way<P>,
     floor: Floor<P>,
@@ -54,7 +54,7 @@ impl<P: Platform> Tracker<P> {
         self.follow();
     }
 
-    /// Sees to it that the word is not before the floor, after one of them has been written.
+    /// Raises the word to the floor if it is before the floor, after one of them has been written.
     pub(super) fn follow(&self) {
         P::fence();
         if let Way::Sloppy(gvt) = &self.way {
@@ -62,7 +62,8 @@ impl<P: Platform> Tracker<P> {
         }
     }
 
-    /// How far a flow at `vt` is ahead, in KiU. `least` finds the least of all active flows.
+    /// The distance of a flow at `vt` ahead of gvt, in KiU. `least` finds the least of all active
+    /// flows.
     #[inline]
     pub(super) fn ahead(&self, vt: VTime, least: impl FnOnce() -> Option<VTime>) -> i64 {
         match &self.way {
@@ -80,7 +81,7 @@ impl<P: Platform> Tracker<P> {
         }
     }
 
-    /// Its value in units; modulo 2^50 where one word keeps it.
+    /// Global virtual time in units; modulo 2^50 where one word keeps it.
     pub(super) fn units(&self) -> u64 {
         match &self.way {
             Way::Sloppy(gvt) | Way::Scan(gvt) => gvt.units(),
@@ -89,7 +90,8 @@ impl<P: Platform> Tracker<P> {
     }
 }
 
-/// A port's flows by virtual time, as it last knew it; its leaf of the mindicator says the first.
+/// A port's flows by the virtual time that the port last knew; its leaf of the mindicator holds the
+/// least.
 pub(super) struct Leads {
     flows: Tournament,
     published: Option<VTime>,
@@ -100,7 +102,7 @@ impl Leads {
         Leads { flows: Tournament::new(flows), published: None }
     }
 
-    /// The flow has requests here and is at `vt`; `None`: it has none any more.
+    /// Enters a flow that has requests here and is at `vt`; `None` removes a flow that has none.
     pub(super) fn put<P: Platform>(
         &mut self,
         time: &VirtualTime<P>,
@@ -120,7 +122,7 @@ impl Leads {
             lead.filter(|lead| self.published.is_none_or(|published| lead.is_before(published)));
         self.published = lead;
         if let Some(lead) = earlier {
-            // A leaf is lowered to virtual time at the latest, and raised from there.
+            // A leaf is lowered to a point not after virtual time, and raised from there.
             let at = lead.min(time.now());
             time.pin(port, at);
             if at == lead {
@@ -131,7 +133,7 @@ impl Leads {
     }
 }
 
-/// The least virtual time of the active flows; looks at every flow.
+/// The least virtual time of the active flows; scans all flows.
 pub(super) fn least<P: Platform>(
     states: &[FlowState<P>],
     now_ns: u64,

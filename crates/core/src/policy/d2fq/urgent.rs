@@ -5,14 +5,14 @@
 //! would give it the high one, so it stays bound to its share, and only while there is **credit**:
 //! every byte served earns `percent / 100` of a byte, every urgent byte takes one, and at most
 //! [`Budget::burst`] are saved up. **Law.** In any interval urgent requests take at most `percent`
-//! of all bytes, plus the burst, plus what ports have not published; what remains, at least half,
-//! is the weighted classes'. **Units.** Hundredths of a byte, so nothing is rounded. One shared
-//! word, written once per publication and per urgent request; accessed with Relaxed, for nothing
-//! else depends on it.
+//! of all bytes, plus the burst, plus the bytes that ports have not published; the rest, at least
+//! half, is for the weighted classes. **Units.** Hundredths of a byte, so nothing is rounded. One
+//! shared word, written once per publication and per urgent request; accessed with Relaxed, for
+//! nothing else depends on it.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
-/// What urgent requests may still take.
+/// The bytes that urgent requests may still take.
 pub(super) struct Budget<P: Platform> {
     credit: P::U64,
     percent: u64,
@@ -29,7 +29,7 @@ impl<P: Platform> Budget<P> {
         }
     }
 
-    /// Credits what is due for `bytes` that were served.
+    /// Adds the credit for `bytes` that were served.
     pub(super) fn earn(&self, bytes: u64) {
         let earned = bytes.saturating_mul(self.percent);
         self.change(|credit| Some(credit.saturating_add(earned).min(self.burst)));
