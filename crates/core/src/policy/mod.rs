@@ -1,4 +1,4 @@
-//! The schedulers, a module each. Those behind one lock are in [`serial`].
+//! The schedulers, one module each. The schedulers behind one lock are in [`serial`].
 
 pub(crate) mod bucket;
 pub mod caps;

@@ -1,9 +1,9 @@
 //! `none`: first come, first served.
 //!
-//! **Problem.** None: a tenant with more threads, deeper queues or larger requests gets more of the
-//! device. It is the baseline that the papers measure against, and the cheapest possible policy.
-//! **Model.** Submit is dispatch; every request goes to the medium class at once. **Bounds.** A
-//! verb reads at most two shared words, and a `tick` does nothing. **Knobs.** None.
+//! **Problem.** None is solved: a tenant with more threads, deeper queues or larger requests gets
+//! more of the device. The policy is the baseline that the papers measure against, and the cheapest
+//! possible one. **Model.** Submit is dispatch; every request goes to the medium class at once.
+//! **Bounds.** A verb reads at most two shared words, and a `tick` does nothing. **Knobs.** None.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -41,7 +41,7 @@ impl entry::Entry for Entry {
     }
 }
 
-/// There is nothing to be told.
+/// `none` has no knobs.
 impl Configure for Shape {
     fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
 }
@@ -70,7 +70,7 @@ impl<P: Platform> NonePolicy<P> {
         granted(|| Ok(Self::of(ports, flows, tags)))
     }
 
-    /// The same within bounds.
+    /// Builds both; the arguments are within bounds.
     fn of(ports: usize, flows: usize, tags: usize) -> (Self, Vec<NonePort<P>>) {
         let table = Arc::new(FlowTable::new(flows, ports));
         let port = |index: usize| NonePort {
