@@ -1,16 +1,17 @@
 //! A rate with a burst: a token bucket that all ports take from, kept as a time.
 //!
 //! **Model.** The word is the *theoretical arrival time* of the generic cell rate algorithm (ITU-T
-//! I.371): when the bucket will be full again. What is taken moves it on by as long as the rate
-//! needs for that much, from now at least; more may be taken as long as it is not further ahead
-//! than the burst's time. So a bucket is one word, and nothing refills it.
+//! I.371): when the bucket will be full again. Taking an amount advances this time, or the present
+//! if that is later, by the time that the rate needs for the amount. An amount may be taken as long
+//! as the result is at most the burst's time ahead of the present. So a bucket is one word, and
+//! nothing refills it.
 //!
-//! **Law.** What is taken within any interval is at most rate x interval + burst, or one request if
-//! that is more than the burst. What a request grows by when it has taken what it needed is owed:
-//! nothing is taken before the rate has brought it.
+//! **Law.** Within any interval at most rate x interval + burst is taken, where a request larger
+//! than the burst counts instead of the burst. If a request grows after it has taken its amount,
+//! the growth becomes a debt: nothing is taken before the rate has paid it.
 //!
-//! **Bounds of loops.** A compare-and-swap is tried again only if another port has taken or given
-//! back in between.
+//! **Bounds of loops.** A compare-and-swap is tried again only if another port has taken or
+//! refunded in between.
 //!
 //! *Memory ordering.* The words guard no data; a port that reads an old one finds out when it
 //! compares and swaps. So all accesses are Relaxed.
@@ -20,15 +21,16 @@ use crate::contract::platform::{AtomicWord, Ordering, Platform};
 /// Time is counted in 64ths of a nanosecond, so that the interval of millions of requests a second
 /// is exact to a thousandth of a percent.
 const FRACTION_BITS: u32 = 6;
-/// An interval has so many bits more: a byte takes less than a 64th of a nanosecond of some rates.
+/// Additional fractional bits of a step: at high rates a byte takes less than a 64th of a
+/// nanosecond.
 const STEP_BITS: u32 = 20;
 const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
 
-/// How many bursts may be owed for what goes whatever a bucket has.
+/// The most debt, in bursts, of requests that go regardless of the bucket.
 const OWED: u64 = 2;
 
-/// A point in time or a length of it, in 64ths of a nanosecond. A clock that has gone for nine
-/// years stands still here, and caps and reservations are not counted from then on.
+/// A point in time or a length of it, in 64ths of a nanosecond. After nine years the clock stands
+/// still here, and caps and reservations are not counted from then on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct Time(u64);
 
@@ -37,7 +39,7 @@ impl Time {
         Time(ns.min(u64::MAX >> FRACTION_BITS) << FRACTION_BITS)
     }
 
-    /// Rounded up, so that it is not too early then.
+    /// In nanoseconds, rounded up so that it is never early.
     pub(crate) fn ns(self) -> u64 {
         self.0.div_ceil(1 << FRACTION_BITS)
     }
@@ -46,9 +48,9 @@ impl Time {
 /// A bucket that all ports share.
 pub(crate) struct Bucket<P: Platform> {
     full_at: P::U64,
-    /// How long the rate needs for one request or byte, in 2^-20 of a [`Time`].
+    /// Time that the rate needs for one request or byte, in 2^-20 of a [`Time`].
     step: P::U64,
-    /// How long it needs for the burst.
+    /// Time that the rate needs for the burst.
     burst: P::U64,
 }
 
@@ -58,49 +60,50 @@ impl<P: Platform> Bucket<P> {
         Bucket { full_at, step, burst }
     }
 
-    /// Gives it another rate and burst; it is full then.
+    /// Changes the rate and the burst, and fills the bucket.
     pub(crate) fn set(&self, per_second: u64, burst: u64) {
         self.set_rate(per_second, burst);
         self.full_at.store(0, Ordering::Relaxed);
     }
 
-    /// Gives it another rate and burst; what was taken from it stays taken.
+    /// Changes the rate and the burst; amounts that were taken stay taken.
     pub(crate) fn set_rate(&self, per_second: u64, burst: u64) {
         let step = (SECOND << STEP_BITS).div_ceil(per_second.max(1));
         self.step.store(step, Ordering::Relaxed);
         self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
     }
 
-    /// The amount taken from it, as long as it has the same rate and burst: when it is full again,
-    /// in a [`Time`]'s unit.
+    /// When it is full again, in a [`Time`]'s unit: for the same rate and burst, the amount taken.
     pub(crate) fn taken(&self) -> u64 {
         self.full_at.load(Ordering::Relaxed)
     }
 
-    /// Goes on as a bucket of the same rate and burst from which this was [taken](Self::taken).
+    /// Restores the value that [`taken`](Self::taken) gave for the same rate and burst.
     pub(crate) fn resume(&self, taken: u64) {
         self.full_at.store(taken, Ordering::Relaxed);
     }
 
-    /// How long its rate needs for `amount` requests or bytes.
+    /// Time that its rate needs for `amount` requests or bytes.
     pub(crate) fn cost(&self, amount: u64) -> Time {
         lasts(self.step.load(Ordering::Relaxed), amount)
     }
 
-    /// From when on so much may be taken, if nothing else is; and the word to be put.
+    /// The earliest time at which `cost` may be taken if nothing else is, and the word to store
+    /// then.
     fn look(&self, full_at: u64, now: Time, cost: Time) -> (Time, u64) {
         let after = full_at.max(now.0).saturating_add(cost.0);
-        // What is more than the burst may go when the bucket is full: else it would wait for ever.
+        // A request larger than the burst may go when the bucket is full: else it would wait for
+        // ever.
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
         (Time(after.saturating_sub(burst)).max(now), after)
     }
 
-    /// From when on so much may be taken, if nothing else is.
+    /// The earliest time at which `cost` may be taken if nothing else is.
     pub(crate) fn when(&self, now: Time, cost: Time) -> Time {
         self.look(self.full_at.load(Ordering::Relaxed), now, cost).0
     }
 
-    /// Takes so much now, or says from when on it may.
+    /// Takes `cost` now, or gives the earliest time at which it may be taken.
     pub(crate) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         loop {
@@ -116,10 +119,10 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
-    /// A request goes whatever the bucket has: it takes so many requests or bytes. What the bucket
-    /// lacks for it is owed, up to [`OWED`] bursts. A rest of less than an eighth of the request
-    /// may stay, so that a flow that has far more than this rate does not write the shared word for
-    /// each request.
+    /// Takes `amount` for a request that goes regardless of the bucket. The missing part becomes a
+    /// debt of at most [`OWED`] bursts. If less than an eighth of the request is missing to that
+    /// limit, nothing is written, so that a flow far above this rate does not write the shared word
+    /// for each request.
     pub(crate) fn spend(&self, now: Time, amount: u64) {
         let cost = self.cost(amount);
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
@@ -135,14 +138,15 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
-    /// Whether a good part of what may be owed is.
+    /// Whether the debt is more than a quarter of the burst.
     pub(crate) fn owes(&self, now: Time) -> bool {
         let burst = self.burst.load(Ordering::Relaxed);
         let empty = now.0.saturating_add(burst);
         self.full_at.load(Ordering::Relaxed) > empty.saturating_add(burst / 4)
     }
 
-    /// A request that has taken what it needed has become longer: what it takes more is owed.
+    /// Takes `cost` for the growth of a request that has taken its amount; the missing part is a
+    /// debt.
     pub(crate) fn owe(&self, now: Time, cost: Time) {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
@@ -156,7 +160,7 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
-    /// What was taken has not been used. (The bucket may have been [set](Self::set) since.)
+    /// Refunds `cost`, which was not used. (The bucket may have been [set](Self::set) meanwhile.)
     pub(crate) fn give_back(&self, cost: Time) {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
@@ -211,7 +215,7 @@ mod tests {
         assert_eq!(bucket.when(next, page), next);
     }
 
-    /// What is used anyway leaves a debt of some bursts at most.
+    /// Amounts taken regardless of the bucket leave a debt of some bursts at most.
     #[test]
     fn what_is_spent_is_owed_up_to_some_bursts() {
         let bucket = Bucket::<Native>::new();
@@ -226,8 +230,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whenever and however much is asked for, and whether or not it is asked again when the
-        /// bucket says so: over every interval at most rate x interval + burst is taken.
+        /// Whatever amounts are taken at whatever times, retried at the returned time or not: over
+        /// every interval at most rate x interval + burst is taken.
         #[test]
         fn over_every_interval_the_rate_and_the_burst(
             per_second in 1u64..1_000_000_000_000,
@@ -259,7 +263,7 @@ mod tests {
                     let lasts_ns = u128::from(at_ns - taken[first].0);
                     let most = u128::from(per_second) * lasts_ns / 1_000_000_000
                         + u128::from(burst.max(largest));
-                    // What is rounded: a part in a million of the sum, and a unit.
+                    // Rounding: a millionth of the sum, and a unit.
                     prop_assert!(sum <= most + sum / 1_000_000 + 1, "{sum} of {most}");
                 }
             }

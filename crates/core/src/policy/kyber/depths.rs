@@ -2,28 +2,28 @@
 //!
 //! **Model.** A domain's word holds its depth and how many tokens of it are in use; a request takes
 //! one before it goes to the device and gives it back when it completes. The depth may change at
-//! any time: if it shrinks below what is in use, no more are taken until enough have come back.
+//! any time: if it falls below the number in use, none is taken until enough have been returned.
 //!
-//! **Hand-over.** A port that completes a request is the first to come for another token: it would
-//! take back the one that it gave, before the port that it woke for it has even begun to run, and
-//! with few tokens the others would wait for seconds. So a token that comes back while ports wait
-//! is not free for a moment: it is *granted* to the next waiting port after the one that had it,
-//! round robin, counted as in use all the while. To wake another port costs more than the request,
-//! though, and the token lies idle until then; so a port that itself waits keeps what comes back to
-//! it, [`KEEPS`] times in a row at most. *Bounded wait*: as long as a port waits, each token that a
-//! port does not keep is granted either to it or to a port nearer to it in the round. What a port
-//! was granted and does not want any more, it gives back when it stops ([`Depths::give_back`]).
+//! **Hand-over.** A port that completes a request is also the first to take another token: it would
+//! take back the token that it returned before the port that it woke has even begun to run, and
+//! with few tokens the other ports would wait for seconds. So a token that is returned while ports
+//! wait is never free: it is *granted* to the next waiting port after the one that had it, round
+//! robin, and counts as in use all the while. But waking another port costs more than the request,
+//! and the token lies idle until that port runs; so a port that itself waits keeps its token, at
+//! most [`KEEPS`] times in a row. *Bounded wait*: as long as a port waits, each token that a port
+//! does not keep is granted either to it or to a port nearer in the round. When a port stops, it
+//! returns the granted tokens that it no longer needs ([`Depths::give_back`]).
 //!
-//! **Bounds of loops.** A swap of a domain's word fails when another port has taken a token or
-//! given one back: each failure is another verb's progress. A grant that fails was given to the
-//! port by another, which cleared its bit: no call grants more tokens, or finds more bits, than
-//! there are ports that went to wait in the meantime and before. A port gives back at most what it
-//! was granted, which is bounded by the depth.
+//! **Bounds of loops.** A swap of a domain's word fails when another port has taken or returned a
+//! token: each failure is another verb's progress. A grant fails if another thread has granted the
+//! port a token and cleared its bit: no call grants more tokens, or finds more bits, than ports
+//! that went to wait in the meantime and before. A port returns at most the tokens that it was
+//! granted, which the depth bounds.
 //!
 //! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word
 //! and *then* tries again; a port that makes a token free (or raises the depth) *then* reads
 //! `waiting`. In the total order of these accesses one sees the other. A thread that clears a
-//! port's bit has a token in hand for it, grants that, and wakes it.
+//! port's bit has a token in hand for the port, grants it, and wakes the port.
 
 use alloc::boxed::Box;
 
@@ -37,18 +37,18 @@ use crate::structures::allocation::boxed;
 /// The tokens of all domains.
 pub(super) struct Depths<P: Platform> {
     domains: [CachePadded<Tokens<P>>; DOMAINS],
-    /// What each port was granted, by domain: it alone takes from it.
+    /// Tokens granted to each port, by domain: only that port takes from them.
     grants: Box<[CachePadded<[P::U64; DOMAINS]>]>,
 }
 
 struct Tokens<P: Platform> {
     /// Depth (upper half) and tokens in use (lower half).
     word: P::U64,
-    /// A bit for each port that found none.
+    /// A bit for each port that found no token.
     waiting: PortBits<P>,
 }
 
-/// How often in a row a port may keep a token that comes back to it.
+/// The most times in a row that a port may keep a token that it returns.
 pub(super) const KEEPS: u32 = 7;
 
 const IN_USE: u64 = u32::MAX as u64;
@@ -60,7 +60,7 @@ fn has_room(word: u64) -> bool {
 }
 
 impl<P: Platform> Depths<P> {
-    /// Tokens as many as `depths` says, none in use.
+    /// With `depths` tokens by domain, none in use.
     pub(super) fn new(ports: usize, depths: [u32; DOMAINS]) -> Self {
         let tokens = |depth| Tokens {
             word: P::U64::new(u64::from(depth) << 32),
@@ -98,7 +98,7 @@ impl<P: Platform> Depths<P> {
         let Some(grants) = self.grants(domain, port) else { return false };
         let granted = grants.load(Ordering::SeqCst) != 0;
         if granted {
-            // Only this port takes from its grants: what was there still is.
+            // Only this port takes from its grants: the grant that was read is still there.
             grants.fetch_sub(1, Ordering::SeqCst);
         }
         granted
@@ -121,29 +121,30 @@ impl<P: Platform> Depths<P> {
     #[inline]
     pub(super) fn enlist(&self, domain: Domain, port: PortId) {
         let waiting = self.tokens(domain).waiting.set();
-        // A load first, so that a port that waits anyway does not take the line from others.
+        // A load first, so that a port that is already marked does not take the cache line from
+        // others.
         if !waiting.contains(port, Ordering::SeqCst) {
             waiting.insert(port, Ordering::SeqCst);
         }
         P::fence();
     }
 
-    /// Gives a token back that `port` had, to itself first if it may keep it and waits; gives the
-    /// port to wake.
+    /// Returns a token of `port`, first to the port itself if it waits and `keeps` allows it; gives
+    /// the port to wake.
     #[inline]
     pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
-        // After the port before it, it is the first in the round itself, if it waits.
+        // The round after the port before it begins with the port itself, if it waits.
         let before = PortId(port.0.wrapping_sub(1));
         self.pass(domain, if keeps { before } else { port }, None)
     }
 
-    /// `port` stops, and wants tokens of the domains only for which it `has` requests: gives the
-    /// ports to wake.
+    /// Returns the granted tokens of `port`, which stops, except those of domains of which it `has`
+    /// requests; gives the ports to wake.
     #[inline]
     pub(super) fn give_back(&self, port: PortId, has: impl Fn(Domain) -> bool) -> PortSet {
         let mut wake = PortSet::EMPTY;
         for domain in Domain::ALL {
-            // Not to itself again: its mark may still stand, and it wants none.
+            // Not to the port itself: its bit may still be set, and it needs no token.
             while !has(domain) && self.take_grant(domain, port) {
                 wake.extend(self.pass(domain, port, Some(port)));
             }
@@ -181,11 +182,12 @@ impl<P: Platform> Depths<P> {
         (word >> 32, word & IN_USE)
     }
 
-    /// Passes on a token to the next port after `port`, but not to the one `except`, or frees it.
+    /// Grants a returned token to the next waiting port after `port`, other than `except`, or frees
+    /// it.
     #[inline]
     fn pass(&self, domain: Domain, port: PortId, except: Option<PortId>) -> PortSet {
         let tokens = self.tokens(domain);
-        // Beyond the depth there are too many.
+        // While more tokens are in use than the depth, a returned one is freed.
         let word = tokens.word.load(Ordering::SeqCst);
         if word & IN_USE <= word >> 32 {
             while let Some(chosen) = self.waiting_after(domain, port, except) {
@@ -209,14 +211,14 @@ impl<P: Platform> Depths<P> {
             if self.grant(domain, chosen) {
                 return PortSet::only(chosen);
             }
-            // Another port has granted it one meanwhile: this token is for the next.
+            // Another port has granted `chosen` a token meanwhile: this one is for the next port.
             self.tokens(domain).word.fetch_sub(1, Ordering::SeqCst);
             P::fence();
         }
         PortSet::EMPTY
     }
 
-    /// The first port that waits after `port`, in cyclic order, but for `except`.
+    /// The first waiting port after `port`, in cyclic order, other than `except`.
     #[inline]
     fn waiting_after(
         &self,
@@ -231,8 +233,8 @@ impl<P: Platform> Depths<P> {
         waiting.after(port)
     }
 
-    /// Grants a token, which the caller has in hand, to a port that waits; `false`: it does not any
-    /// more.
+    /// Grants a token, which the caller has in hand, to a waiting port; `false`: it no longer
+    /// waits.
     #[inline]
     fn grant(&self, domain: Domain, port: PortId) -> bool {
         let waits = self.tokens(domain).waiting.set().remove(port, Ordering::SeqCst);

@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use crate::contract::op::Op;
 use crate::structures::fifo::{Fifo, Links};
 
-/// What kind of request it is: each kind has its own depth and queue.
+/// The kind of a request; each kind has its own depth and queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Zeroable)]
 #[repr(u8)]
 pub enum Domain {
@@ -23,7 +23,7 @@ pub enum Domain {
     Other,
 }
 
-/// Where a port's tag is.
+/// State of a port's tag.
 #[derive(Clone, Copy, PartialEq, Eq, Zeroable)]
 #[repr(u8)]
 pub(in crate::policy) enum State {
@@ -34,14 +34,14 @@ pub(in crate::policy) enum State {
     Again,
 }
 
-/// What a port is to issue again before anything else.
+/// The requests that a port issues again before any other.
 pub(in crate::policy) struct Again {
     tags: Fifo,
     links: Links,
 }
 
 impl Again {
-    /// Nothing, of the tags `0..tags`.
+    /// Empty, for the tags `0..tags`.
     pub(in crate::policy) fn new(tags: usize) -> Self {
         Again { tags: Fifo::default(), links: Links::new(tags) }
     }
@@ -69,7 +69,7 @@ impl Again {
     }
 }
 
-/// How many domains there are.
+/// Number of domains.
 pub(in crate::policy) const DOMAINS: usize = 4;
 
 impl Domain {
@@ -88,7 +88,7 @@ impl Domain {
         }
     }
 
-    /// How many requests in a row: Linux's.
+    /// Requests served in a row, as in Linux.
     const fn batch(self) -> u8 {
         match self {
             Domain::Read => 16,
@@ -113,7 +113,7 @@ impl Domain {
 pub(in crate::policy) struct QueueSet {
     queues: [Fifo; DOMAINS],
     current: Domain,
-    /// What is left of the current domain's batch.
+    /// Requests left in the current domain's batch.
     left: u8,
 }
 
@@ -152,8 +152,8 @@ impl QueueSet {
         self.queues.iter().flat_map(of)
     }
 
-    /// Takes out the tag to go next, of a domain that `may` go. Each domain that has requests is
-    /// asked for once at most.
+    /// Takes out the next tag of a domain that `may` be served. `may` is called at most once for
+    /// each domain that has requests.
     #[inline]
     pub(in crate::policy) fn pick(
         &mut self,
@@ -164,7 +164,7 @@ impl QueueSet {
             self.left -= 1;
             return self.take(links);
         }
-        // The current domain was asked above, unless its batch is over: then it is asked after all
+        // The current domain was tried above, unless its batch is over: then it is tried after all
         // others.
         let asked = self.left > 0;
         let mut domain = self.current;
@@ -191,7 +191,7 @@ impl QueueSet {
         self.queues.get(domain as usize).is_some_and(|queue| !queue.is_empty())
     }
 
-    /// Whether no domain has.
+    /// Whether no domain has requests.
     #[inline]
     pub(in crate::policy) fn is_empty(&self) -> bool {
         self.queues.iter().all(Fifo::is_empty)

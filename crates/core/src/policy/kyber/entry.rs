@@ -1,4 +1,4 @@
-//! Kyber in the registry: its knobs, and what it promises.
+//! Kyber in the registry: its knobs and its promises.
 
 use super::{Kyber, KyberConfig};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};

@@ -8,11 +8,11 @@
 //! **Depths** (each tick, 100 ms). The device is *congested* if the 90th percentile of any domain's
 //! device latency is in a bad bucket. Then the depth of each domain is multiplied by its 99th
 //! percentile of total latency over its target, rounded up to a quarter: domains that meet their
-//! target give way, domains that miss it gain. Without congestion depths only grow, of domains that
-//! miss their target. Never below 1 nor above the initial depth.
+//! target lose depth, domains that miss it gain. Without congestion only the depths of domains that
+//! miss their target grow. No depth is below 1 or above its initial value.
 //!
-//! A percentile needs 500 samples, or what has come in a second. If there is congestion and a
-//! domain has too few samples, what it had last is used, once.
+//! A percentile needs 500 samples, or the samples of a second. If there is congestion and a domain
+//! has too few samples, its last percentile is used, once.
 
 use alloc::boxed::Box;
 
@@ -49,7 +49,7 @@ pub(super) struct Latencies<P: Platform> {
 }
 
 impl<P: Platform> Latencies<P> {
-    /// Nothing counted yet. Targets are in nanoseconds, at least 1 and at most an hour.
+    /// Empty histograms. Targets are in nanoseconds, at least 1 and at most an hour.
     pub(super) fn new(ports: usize, targets: [u64; TIMED]) -> Self {
         let zero = || P::U64::new(0);
         let line = || {
@@ -61,7 +61,7 @@ impl<P: Platform> Latencies<P> {
         Latencies { lines: boxed(ports, |_| CachePadded::new(line())), scales, targets }
     }
 
-    /// Counts one request of `port`, which alone may say so.
+    /// Counts one request of `port`; only that port calls this.
     #[inline]
     pub(super) fn record(&self, port: PortId, domain: Domain, total_ns: u64, device_ns: u64) {
         let index = domain as usize;
@@ -74,7 +74,7 @@ impl<P: Platform> Latencies<P> {
             return;
         };
         for (words, ns) in [(total, total_ns), (device, device_ns)] {
-            // Capped at twice the target, times 2^62 / target: no more than 2^63.
+            // Capped at twice the target, times 2^62 / target: at most 2^63.
             let quarters = (ns.min(2 * target) * scale) >> 60;
             if let Some(word) = words.get((quarters as usize).min(BUCKETS - 1)) {
                 word.store(word.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -135,7 +135,7 @@ impl Window {
     }
 }
 
-/// What `tick` remembers.
+/// State that `tick` keeps between calls.
 #[derive(Default)]
 pub(super) struct Adjuster {
     seen: [Counts; TIMED],
@@ -145,7 +145,7 @@ pub(super) struct Adjuster {
 }
 
 impl Adjuster {
-    /// The depths that `depths` should become; `most` are the initial ones.
+    /// The new depths; `depths` are the present ones, `most` the initial ones.
     pub(super) fn adjust<P: Platform>(
         &mut self,
         now_ns: u64,
@@ -162,15 +162,15 @@ impl Adjuster {
             };
             self.total[domain].add(now_ns, news(sum.total, seen.total));
             self.device[domain].add(now_ns, news(sum.device, seen.device));
-            // Not `||`: a window that gives a percentile begins anew, so each is asked whatever
-            // the others say.
+            // Not `||`: a window that gives a percentile begins anew, so each one is read
+            // regardless of the others.
             congested |=
                 self.device[domain].percentile(now_ns, 90).is_some_and(|bucket| bucket >= GOOD);
         }
         let mut new = depths;
         for domain in 0..TIMED {
             let fresh = self.total[domain].percentile(now_ns, 99);
-            // What a domain had last counts once, so it is taken away.
+            // A domain's last percentile counts once, so it is taken away.
             let p99 = if congested { fresh.or(self.last[domain].take()) } else { fresh };
             self.last[domain] = fresh.or(self.last[domain]);
             if let Some(bucket) = p99
@@ -251,8 +251,7 @@ mod tests {
         record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
         record(&latencies, Domain::Write, 600, MS, MS);
         assert_eq!(adjuster.adjust(0, &latencies, [128, 128, 64, 16], MOST), [256, 32, 64, 16]);
-        // Too few writes to judge by: what was known of them counts once more, and no more than
-        // once.
+        // Too few writes for a percentile: their last one counts once more, and only once.
         for expected in [8, 32] {
             record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
             record(&latencies, Domain::Write, 1, MS, MS);

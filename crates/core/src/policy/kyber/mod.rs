@@ -2,20 +2,19 @@
 //! 2017).
 //!
 //! **Problem.** A deep queue of writes makes every read wait behind it inside the device, where no
-//! scheduler reaches. So what is sent there has to be limited, by kind, and by as much as the
-//! latencies ask for.
+//! scheduler reaches. So the requests sent there have to be limited, by kind, according to the
+//! latencies.
 //!
 //! **Model.** Requests belong to a *domain*: read, write, discard, other. Each domain has a
 //! *depth*, the tokens that its requests take while they are on the device (`depths`). A port
 //! stages requests in a queue per domain and serves the domains in turn, in *batches* of 16 reads,
-//! 8 writes, 1 discard, 1 other (`domain`). Every 100 ms `tick` looks at the histograms of
-//! latencies and changes the depths towards the targets (`latency`). A token that comes back goes
-//! to the ports that wait for one, in turn, so that no port starves beside another, however small
-//! the depth.
+//! 8 writes, 1 discard, 1 other (`domain`). Every 100 ms `tick` reads the histograms of latencies
+//! and changes the depths towards the targets (`latency`). A returned token goes to the ports that
+//! wait for one, in turn, so that no port starves beside another, however small the depth.
 //!
 //! **What it does not do.** It knows no flows beyond counting them: a flow that sends more gets
 //! more. Weights mean nothing here; [`kyber_fair`](super::kyber_fair) adds them. It is
-//! work-conserving within the depths, and holds back what exceeds them on purpose.
+//! work-conserving within the depths, and holds back requests beyond them on purpose.
 //!
 //! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s);
 //! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:
@@ -24,15 +23,15 @@
 //! **Bounds.** A verb reads the words of one domain. A `tick` reads each port's histograms, 48
 //! words a port, and wakes at most as many ports as tokens were added.
 //!
-//! **Not taken over.** Linux's Kyber lets asynchronous requests have no more than 75 % of the
-//! *request structures* that the scheduler allocates for a hardware queue, so that a flood of
-//! writes cannot keep a read from being allocated one. Here nothing is allocated: a tag is the
-//! caller's, and a connection is bounded on its own (`fairq-host`), so one tenant's writes cannot
-//! use up another's tags. What is left of the rule is the depth of writes, half that of reads.
+//! **Not taken over.** Linux's Kyber lets asynchronous requests have at most 75 % of the *request
+//! structures* that the scheduler allocates for a hardware queue, so that a flood of writes cannot
+//! keep a read from being allocated one. Here nothing is allocated: a tag is the caller's, and a
+//! connection is bounded on its own (`fairq-host`), so one tenant's writes cannot use up another's
+//! tags. Of the rule only the depth of writes, half that of reads, is kept.
 //!
 //! **Measured** (two CPUs of a virtual machine; one run of 3 s on a paced device of 20 K IOPS, four
 //! tenants of 4 x 32 random reads): all of `none`'s throughput, even shares, p99.9 of 32 ms at a
-//! median of 25.7 ms; `none` has 30 ms at the same median. Before tokens were handed over p99.9 was
+//! median of 25.7 ms; `none` has 30 ms at the same median. Without the hand-over of tokens p99.9 is
 //! 2 to 3.5 s.
 //!
 //! **Memory ordering.** Histograms are counters of one writer each, read by `tick` with Relaxed: a
@@ -67,7 +66,7 @@ use depths::Depths;
 use domain::DOMAINS;
 use latency::{Adjuster, Latencies, TIMED};
 
-/// How often depths are adjusted.
+/// Time between two adjustments of the depths.
 const TICK_NS: u64 = 100_000_000;
 
 /// The knobs of Kyber.
@@ -133,11 +132,11 @@ impl KyberConfig {
 pub struct Kyber<P: Platform = Native> {
     shared: Arc<Shared<P>>,
     most: [u32; DOMAINS],
-    /// `tick`'s own; no port ever waits for it.
+    /// Only `tick` locks it, so no port ever waits for it.
     adjuster: P::Mutex<Adjuster>,
 }
 
-/// What all ports share.
+/// State that all ports share.
 struct Shared<P: Platform> {
     flows: FlowTable<P>,
     depths: Depths<P>,
@@ -151,7 +150,7 @@ impl<P: Platform> Kyber<P> {
         granted(|| Ok(Self::of(config)))
     }
 
-    /// The same, of a configuration that is legal.
+    /// The policy and its ports, of a valid configuration.
     fn of(config: &KyberConfig) -> (Self, Vec<KyberPort<P>>) {
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, config.ports),

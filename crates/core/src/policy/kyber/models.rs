@@ -14,7 +14,7 @@ const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 const C: PortId = PortId(2);
 
-/// What a port does that wants one token; `looks_again` is what `KyberPort::wait` does.
+/// A port that needs one token; with `looks_again` it tries again, as `KyberPort::wait` does.
 fn want<P: Platform>(depths: &Depths<P>, port: PortId, looks_again: bool) -> bool {
     depths.acquire(Domain::Read, port) || {
         depths.enlist(Domain::Read, port);
@@ -22,8 +22,8 @@ fn want<P: Platform>(depths: &Depths<P>, port: PortId, looks_again: bool) -> boo
     }
 }
 
-/// The last token comes back, or another is made, while B goes to sleep for want of one: it is
-/// woken, or finds it.
+/// The last token is returned, or the depth grows, while B goes to sleep for lack of a token: B is
+/// woken, or finds the token.
 fn a_token_finds_its_user<P: Platform>(grows: bool, looks_again: bool) {
     check(6, move || {
         let depths = Arc::new(Depths::<P>::new(3, [1; 4]));
@@ -66,7 +66,7 @@ fn without_looking_again_a_token_misses_its_user() {
     a_token_finds_its_user::<Loom>(false, false);
 }
 
-/// B is granted a token that it does not need any more, while C goes to sleep for want of one.
+/// B is granted a token that it no longer needs while C goes to sleep for lack of one.
 fn a_token_is_not_stranded(gives_back: bool) {
     check(6, move || {
         let depths = Arc::new(Depths::<Loom>::new(3, [1; 4]));
@@ -95,8 +95,7 @@ fn without_giving_it_back_a_token_is_stranded() {
     a_token_is_not_stranded(false);
 }
 
-/// A and B each give a token back while C waits: it is granted one and only one, and no token is
-/// lost.
+/// A and B each return a token while C waits: C is granted exactly one, and no token is lost.
 #[test]
 fn two_returned_tokens_are_granted_once_each() {
     check(6, || {

@@ -30,16 +30,16 @@ pub struct KyberPort<P: Platform = Native> {
     links: Links,
     queues: QueueSet,
     again: Again,
-    /// How often in a row it has kept what came back, by domain.
+    /// Number of tokens in a row that it has kept, by domain.
     kept: [u32; DOMAINS],
 }
 
-/// What the port knows of a tag. One of zeroes is free.
+/// State of a tag. One of zeroes is free.
 #[derive(Clone, Copy, Zeroable)]
 struct Entry {
     submitted_ns: u64,
     issued_ns: u64,
-    /// Of its flow.
+    /// Its flow's seat.
     seat: u32,
     domain: Domain,
     state: State,
@@ -68,7 +68,7 @@ impl<P: Platform> KyberPort<P> {
         queues.pick(links, |domain| shared.depths.acquire(domain, *id))
     }
 
-    /// Marks the port as waiting wherever it has requests, and tries again.
+    /// Marks the port as waiting in each domain in which it has requests, and tries again.
     #[cold]
     fn wait(&mut self) -> Option<u32> {
         for domain in Domain::ALL {
@@ -79,7 +79,7 @@ impl<P: Platform> KyberPort<P> {
         self.pick()
     }
 
-    /// What the flow has staged, the first part of each command.
+    /// The flow's staged requests; of each command the first part.
     fn staged_of(&self, flow: FlowId) -> impl Iterator<Item = Tag> + '_ {
         let seat = self.account.seat(flow);
         let units = self.queues.iter(&self.links).filter_map(|unit| self.units.first(unit));
@@ -89,8 +89,8 @@ impl<P: Platform> KyberPort<P> {
         })
     }
 
-    /// Takes back a request that is staged or to be issued again; gives its flow's seat. Nothing
-    /// is learned of the device: it has not done this one.
+    /// Takes back a request that is staged or to be issued again; gives its flow's seat. Its
+    /// latency is not recorded: the device has not served it.
     fn take_back(&mut self, tag: Tag, wake: &mut PortSet) -> Option<usize> {
         let entry = self.entries.get_mut(tag.0 as usize)?;
         let Entry { seat, domain, state, .. } = *entry;
@@ -112,8 +112,8 @@ impl<P: Platform> KyberPort<P> {
         Some(seat as usize)
     }
 
-    /// A request that was issued is no more. The token is the command's, and comes back with the
-    /// last of its parts.
+    /// Ends an issued request. The token belongs to the command, and is returned with the last of
+    /// its parts.
     #[inline]
     fn give_back(&mut self, tag: Tag, domain: Domain, outcome: Outcome, wake: &mut PortSet) {
         if !self.units.completed(tag, outcome) {
@@ -121,12 +121,12 @@ impl<P: Platform> KyberPort<P> {
         }
         let Some(kept) = self.kept.get_mut(domain as usize) else { return };
         let woken = self.shared.depths.release(domain, self.id, *kept < KEEPS);
-        // Beyond `KEEPS` it makes no difference how often.
+        // Counts beyond `KEEPS` make no difference.
         *kept = if woken.contains(self.id) { (*kept + 1).min(KEEPS) } else { 0 };
         wake.extend(woken);
     }
 
-    /// What is to be issued again.
+    /// The next request to issue again.
     #[inline]
     fn issue_again(&mut self) -> Option<Next> {
         let tag = Tag(self.again.pop()?);
@@ -134,7 +134,7 @@ impl<P: Platform> KyberPort<P> {
         Some(Next::Issue { tag, class: Class::Medium })
     }
 
-    /// A request goes to the device.
+    /// Issues a part of a command.
     #[inline]
     fn issue(&mut self, now_ns: u64, piece: &Piece) -> Next {
         if let Some(entry) = self.entries.get_mut(piece.job as usize) {
@@ -168,7 +168,7 @@ impl<P: Platform> Port for KyberPort<P> {
 
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
-        // The caller is in the midst of a command, of which nothing else is a part.
+        // The caller is in the midst of a command, and nothing else may come between its parts.
         if let Some(piece) = self.units.piece() {
             return self.issue(now_ns, &piece);
         }
@@ -241,7 +241,7 @@ impl<P: Platform> Port for KyberPort<P> {
         Some(Submitted::Staged)
     }
 
-    /// It charges nothing.
+    /// Kyber charges nothing for growth.
     fn grow(&mut self, _now_ns: u64, tag: Tag, _growth: &Growth, _wake: &mut PortSet) -> bool {
         let state = self.entries.get(tag.0 as usize).map(|entry| entry.state);
         !self.units.merges() && matches!(state, Some(State::Staged | State::Again))
@@ -254,7 +254,7 @@ impl<P: Platform> Port for KyberPort<P> {
             || self.account.has_closings(&self.shared.flows)
     }
 
-    /// Looks through what is staged: its queues are not by flow.
+    /// Searches all staged requests: the queues are not by flow.
     fn staged(&self, flow: FlowId) -> Option<Tag> {
         self.staged_of(flow).next()
     }
@@ -272,7 +272,7 @@ impl<P: Platform> Port for KyberPort<P> {
 
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
-        // Without a seat it has nothing here.
+        // A flow without a seat has nothing here.
         if let Some(seat) = self.account.seat(flow) {
             self.units.barrier(seat);
         }
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(issue_all(a, 0), [0, 1, 2, 4, 5, 8]);
         assert_eq!(a.next(0, wake), Next::Blocked);
         assert_eq!((policy.stats().slots, policy.stats().free_slots), (Some(7), Some(1)));
-        // The depths are for all ports; what is free is anybody's.
+        // The depths are for all ports; any port may take a free token.
         b.submit(0, &request(0, flow, Op::Read), wake).unwrap();
         b.submit(0, &request(1, flow, Op::Flush), wake).unwrap();
         assert_eq!(issue_all(b, 0), [1]);
@@ -335,9 +335,9 @@ mod tests {
     }
 
     proptest! {
-        /// The worst neighbours: a port that completes takes all it can get before any other runs;
-        /// any request completes next, if none has been on the device for too long. A port that
-        /// waits has a token when none has come back more often than the other ports may keep it.
+        /// The worst case: a port that completes takes all tokens that it can get before any other
+        /// port runs; any request completes next, if none has been on the device for too long. A
+        /// waiting port has a token after at most as many returns as the other ports may keep.
         #[test]
         fn no_port_waits_longer_than_a_round(
             ports in 2usize..5,

@@ -1,8 +1,7 @@
-//! What the queues of a port hold: requests, or, where they are merged, chains of them that go as
+//! Units, the elements of a port's queues: requests or, with merging, chains of requests that go as
 //! one command.
 //!
-//! Merging is the port's own business, as its queues are: each port has a [`Merger`], and nothing
-//! of it is shared.
+//! Merging is local to a port, as its queues are: each port has a [`Merger`] of its own.
 
 use crate::contract::flow::Weight;
 use crate::contract::port::{Class, Next, Outcome, Request, Tag};
@@ -16,7 +15,7 @@ pub(in crate::policy) struct Units {
 }
 
 impl Units {
-    /// For the tags `0..tags` of the flows in so many seats; `merge_bytes` of 0 merges nothing.
+    /// For the tags `0..tags` of the flows in `seats` seats; `merge_bytes` of 0 merges nothing.
     pub(in crate::policy) fn new(seats: usize, tags: usize, merge_bytes: u32) -> Units {
         let flows = seats;
         let config = SerialConfig { ports: 1, flows, tags, merge_bytes, ..SerialConfig::default() };
@@ -25,7 +24,7 @@ impl Units {
         Units { merger, bound }
     }
 
-    /// No unit has a number of this or more.
+    /// All units' numbers are below this.
     pub(in crate::policy) fn bound(&self) -> usize {
         self.bound
     }
@@ -50,7 +49,7 @@ impl Units {
         self.merger.as_mut()?.piece(0)
     }
 
-    /// A unit goes, which is staged no more: its first part.
+    /// Begins a unit, which is no longer staged; gives its first part.
     #[inline]
     pub(in crate::policy) fn begin(&mut self, unit: u32) -> Option<Piece> {
         let Some(merger) = &mut self.merger else {
@@ -61,13 +60,13 @@ impl Units {
         merger.piece(0)
     }
 
-    /// A request has completed; whether its unit has.
+    /// Notes that a request has completed; gives whether its unit has.
     #[inline]
     pub(in crate::policy) fn completed(&mut self, tag: Tag, outcome: Outcome) -> bool {
         self.merger.as_mut().is_none_or(|merger| merger.completed(Job(tag.0), outcome).is_some())
     }
 
-    /// The number of the unit that a request is alone in.
+    /// The number of a request's unit, if it is alone in it.
     pub(in crate::policy) fn alone(&self, tag: Tag) -> Option<u32> {
         match &self.merger {
             None => Some(tag.0),
@@ -75,7 +74,7 @@ impl Units {
         }
     }
 
-    /// A staged unit of one request is taken back; the caller takes it out of its queue.
+    /// Takes back a staged unit of one request; the caller takes it out of its queue.
     pub(in crate::policy) fn cancel(&mut self, tag: Tag, unit: u32) {
         if let Some(merger) = &mut self.merger {
             // Its part counts as completed, so that the unit's number is free again.
@@ -102,7 +101,7 @@ impl Units {
         self.merger.is_some()
     }
 
-    /// Nothing that comes from now on is merged with what the flow in the seat has staged.
+    /// From now on no request is merged with those that the flow in the seat has staged.
     #[inline]
     pub(in crate::policy) fn barrier(&mut self, seat: usize) {
         if let Some(merger) = &mut self.merger {
@@ -111,7 +110,7 @@ impl Units {
     }
 }
 
-/// A part of a command, as the port's caller is told of it.
+/// A part of a command, as `next` returns it.
 #[inline]
 pub(in crate::policy) fn next_of(piece: &Piece) -> Next {
     let tag = Tag(piece.job);

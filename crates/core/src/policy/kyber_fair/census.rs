@@ -1,33 +1,33 @@
-//! Which flows are active: a census that the ports keep as they go.
+//! The census of active flows, which the ports keep up to date.
 //!
 //! **Problem.** To begin a period the weights of the active flows have to be added up, and a port
 //! that begins one is in the midst of a verb: it cannot walk over all flows. **Model.** A flow is
 //! in the *bucket* of the last period that it was *seen* in: a port sees a flow when it takes
 //! tokens for it for the first time in a period. A bucket has the number of its flows and the sum
-//! of their weights. The first port that sees a flow in a period moves it there from the bucket
-//! where it was. The port that begins a period adds up the buckets of the last periods, as many as
-//! flows count from (`reach`): one, and on a slow device up to 63, since all that a flow has may be
-//! in the device for longer than a period.
+//! of their weights. The first port that sees a flow in a period moves it there from its old
+//! bucket. The port that begins a period adds up the buckets of the last `reach` periods: one, and
+//! on a slow device up to 63, since all of a flow's requests may be in the device for longer than a
+//! period.
 //!
 //! **Words.** There is a bucket for each of the last [`BUCKETS`] periods, of two words; each has
 //! the low bits of its period's number above the sum. The port that begins a period empties its
 //! bucket before the period is published. A sum is changed by a compare-and-swap that finds its own
 //! period's number there, so a port that is suspended in the midst of a move, however long, changes
-//! no other period's sums (but after 2^26 periods, a multiple of 64).
+//! no other period's sums (except after 2^18 periods, a multiple of 64).
 //!
-//! **What may be wrong.** A port enters the flow in this period's bucket, then changes the flow's
+//! **Transient errors.** A port enters the flow in this period's bucket, then changes the flow's
 //! word, then takes it out of the old bucket, or out of this one if another port was faster. A
 //! period that begins between these steps counts the flow twice, and ends when its time is over; no
-//! token is handed out twice for that. No error stays: a flow is taken out of the bucket that its
-//! word said, once, by the port that changed the word; and that it had entered there is seen then,
-//! since the word is changed with acquire and release. The sums themselves are Relaxed. The port
-//! that finds a flow seen finds it `counted` as well, for the same reason.
+//! token is handed out twice because of that. No error is permanent: a flow is taken out of the
+//! bucket that its word named, once, by the port that changed the word; that port sees the flow's
+//! entry in that bucket, since the word is changed with acquire and release. The sums themselves
+//! are Relaxed. A port that finds a flow seen finds it `counted` as well, for the same reason.
 
 use crate::contract::flow::Weight;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
-/// Periods that are remembered. Flows that were seen longer ago do not count, however long requests
-/// take.
+/// Number of periods that have a bucket. Flows that were seen longer ago do not count, however long
+/// requests take.
 pub(super) const BUCKETS: usize = 64;
 
 /// Bits of the number of flows, of which there are at most 2^24.
@@ -66,7 +66,7 @@ impl<P: Platform> Census<P> {
         }
     }
 
-    /// A flow has been seen in this period, and in none before in it.
+    /// Enters a flow that has been seen for the first time in this period.
     pub(super) fn enter(&self, number: u64, weight: Weight) {
         if let Some(Bucket { count, weights }) = self.bucket(number) {
             change(count, number, COUNT_BITS, |count| count + 1);
@@ -74,7 +74,7 @@ impl<P: Platform> Census<P> {
         }
     }
 
-    /// A flow that entered is no longer of this period.
+    /// Takes a flow that entered out of this period.
     pub(super) fn leave(&self, number: u64, weight: Weight) {
         if let Some(Bucket { count, weights }) = self.bucket(number) {
             change(count, number, COUNT_BITS, |count| count.saturating_sub(1));
@@ -113,9 +113,9 @@ impl Default for Ends {
 }
 
 impl Ends {
-    /// Notes that the period ends now. Gives from how many periods flows count in the next: from
-    /// this one, and from those before that began after `since_ns`. (A flow that has something in
-    /// the device is seen in each period, or these are shorter than requests stay.)
+    /// Notes that the period ends now. Gives the number of periods whose flows count in the next:
+    /// this one, and the earlier ones that began after `since_ns`. (A flow with requests in the
+    /// device is seen in each period, unless periods are shorter than requests stay.)
     pub(super) fn reach(&mut self, number: u64, now_ns: u64, since_ns: u64) -> u8 {
         if let Some(end_ns) = self.0.get_mut(number as usize % BUCKETS) {
             *end_ns = now_ns;
@@ -124,7 +124,7 @@ impl Ends {
             let end_before = number.checked_sub(*back + 1).map(|before| before as usize % BUCKETS);
             end_before.and_then(|at| self.0.get(at)).is_some_and(|&end_ns| end_ns > since_ns)
         };
-        // All buckets but one count: that one is the next period's.
+        // All buckets but the next period's may count.
         1 + (1..BUCKETS as u64 - 1).take_while(began_after).count() as u8
     }
 }
@@ -167,7 +167,7 @@ mod tests {
         let sums = [census.sum(2, 1), census.sum(2, 2)];
         assert_eq!(sums, [(1, 150 << 8), (2, 450 << 8)]);
         assert_eq!(census.sum(2, 62), (2, 450 << 8), "nothing is before the first");
-        // 64 periods later the bucket is another's.
+        // 64 periods later the bucket is another period's.
         census.open(65);
         census.leave(1, weight(300));
         census.enter(1, weight(300));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     proptest! {
-        /// As many flows as there may be, of any weight: nothing spills over.
+        /// With the most flows, of any weight, no sum overflows.
         #[test]
         fn sums_hold_all_flows(number in 1u64.., heavy in 1u16..=10_000) {
             let census = Census::<Native>::new();

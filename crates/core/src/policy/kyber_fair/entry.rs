@@ -1,4 +1,4 @@
-//! Kyber-fairness in the registry: its knobs, and what it promises.
+//! Kyber-fairness in the registry: its knobs and its promises.
 
 use super::{KyberFair, KyberFairConfig, Totals};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
@@ -36,7 +36,7 @@ impl Configure for KyberFairConfig {
     }
 }
 
-/// Kyber-fairness, and what requests cost.
+/// Kyber-fairness and the cost of requests.
 pub struct Config(Costed<KyberFairConfig>);
 
 impl Configure for Config {
@@ -44,7 +44,7 @@ impl Configure for Config {
         let Config(Costed { policy, cost }) = self;
         policy.knobs(knobs);
         knobs.is(READ_COST, &mut cost.model.read_percent);
-        // What writes cost is measured unless it is given.
+        // The cost of writes is measured unless it is given.
         let given = (!policy.measured_writes).then_some(cost.model.write_percent.into());
         knobs.by(WRITE_COST, given, |percent| {
             (cost.model.write_percent, policy.measured_writes) = (percent as u32, false);
@@ -71,7 +71,7 @@ impl entry::Entry for Entry {
 
     fn build<P: Platform>(config: Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let Config(Costed { policy: mut config, cost }) = config;
-        // What writes cost beside reads is in their cost already.
+        // The ratio of writes to reads is in the requests' cost already.
         config.measured_writes &= cost.kind != CostKind::Device;
         let searches = config.busy == AUTO;
         if searches {

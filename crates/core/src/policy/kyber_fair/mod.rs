@@ -1,16 +1,16 @@
 //! `kyber-fair`: shares by tokens (Kyber-fairness; Son, Oh and Ahn, JSTS 2020).
 //!
-//! **Problem.** To be fair at each dispatch, a scheduler has to know what other flows have had, and
-//! on a fast device with many cores that knowledge is a cache line that every core writes. But
-//! fairness is wanted over a tenth of a second, not over each request.
+//! **Problem.** To be fair at each dispatch, a scheduler has to know the service of all other
+//! flows, and on a fast device with many cores that knowledge is a cache line that every core
+//! writes. But fairness is wanted over a tenth of a second, not over each request.
 //!
 //! **Model.** Time is divided into *periods*. At the beginning of each, every flow is handed
 //! *tokens* in proportion to its weight, one token a byte of service; a request goes if its flow
 //! has any left, and uses up its cost. A flow without tokens is *throttled* until the next period.
-//! So a dispatch writes nothing that another flow looks at, and reads what others write once a
-//! period: which one it is, and whether the device has too little to do. What remains common is
-//! done once a period: to predict how many tokens the device will serve (`predict`, the paper's
-//! Algorithm 1), and to start the next period (`period`).
+//! So a dispatch writes nothing that another flow reads, and reads words that others write once a
+//! period: the period's number, and whether the device has too little to do. The remaining common
+//! work is done once a period: to predict how many tokens the device will serve (`predict`, the
+//! paper's Algorithm 1), and to start the next period (`period`).
 //!
 //! - *Queues*: a set per flow and port, with Kyber's domains and batches (Fig. 2c and 3).
 //! - *A period ends* when its time is over (100 ms), or when every active flow has run out of
@@ -18,26 +18,26 @@
 //! - *Active* is a flow that sent, or waited to, in the last period or a little before (`census`).
 //! - *Writes* cost their bytes times the ratio of mean write to mean read latency, from 1 to 16.
 //!
-//! **Work conserving** by a third end of a period: a port that has nothing it may send ends it if
-//! fewer than `busy` requests are on the device, and stay so for a 64th of the period so far.
+//! **Work conserving** by a third end of a period: a port that may send nothing ends the period if
+//! no request is on the device, or fewer than `busy` for a 64th of the period so far.
 //!
-//! **How fair it is.** A flow that could use more than it was handed gets its tokens in each
-//! period, to within one request and one batch per port; what it uses beyond is paid from the next
-//! ones. It does not bound what is on the device: a request waits there for all that was sent
-//! before it, so that a flow which asks for little, and seldom, may have less than it asks for.
+//! **Fairness.** A flow that could use more tokens than it was handed uses its tokens in each
+//! period, to within one request and one batch per port; service beyond them is paid from the next
+//! periods' tokens. The policy does not bound the requests on the device: a request waits there for
+//! all that were sent before it, so a flow with few requests may get less service than it wants.
 //!
 //! **Worked example.** Weights 100 and 300, 4 MiB a period: a gets 1 MiB, b 3 MiB. On a device that
 //! serves both alike a is out of tokens after 2 MiB in all; b has the device to itself for its
 //! remaining 2 MiB; then both are out, and the next period begins at once, however early. Had 40
-//! MiB been predicted of a device that serves 4 in 100 ms, no flow would run out: 2 MiB each.
-//! Had 0.4 MiB been predicted: fair, with ten times as many beginnings. Hence predictions err on
-//! the low side.
+//! MiB been predicted of a device that serves 4 in 100 ms, no flow would run out: 2 MiB each. Had
+//! 0.4 MiB been predicted: fair, with ten times as many periods. Hence predictions err on the low
+//! side.
 //!
-//! **Bounds.** A verb looks at one flow's words. A port that has nothing it may send, and one that
-//! completes a request while another sleeps, read a word of each port; the one that begins a period
-//! reads 8 words of each port and the census, as a `tick` does, which reads 3 words of each flow.
+//! **Bounds.** A verb reads one flow's words. A port that may send nothing, or that completes a
+//! request while another port sleeps, reads a word of each port. A port that begins a period reads
+//! 8 words of each port and the census; so does a `tick`, which also reads 3 words of each flow.
 //!
-//! **Knobs** ([`KyberFairConfig`]). What the paper leaves open, and the arguments: decision 10.
+//! **Knobs** ([`KyberFairConfig`]). Decision 10 has the arguments for what the paper leaves open.
 
 mod census;
 mod entry;
@@ -81,23 +81,23 @@ pub struct KyberFairConfig {
     pub flows: usize,
     /// The bound of tags per port.
     pub tags: usize,
-    /// Whether writes cost the measured ratio on top of what they come with. Default: yes.
+    /// Whether a write's cost is multiplied by the measured ratio. Default: yes.
     pub measured_writes: bool,
-    /// The longest period, in nanoseconds. Default 100 ms, the paper's. Shorter: shares are exact
-    /// over shorter times.
+    /// The longest period, in nanoseconds. Default 100 ms, the paper's. With a shorter period
+    /// shares are exact over shorter times.
     pub period_ns: u64,
-    /// The device counts as busy while at least so many requests are outstanding; if it is not,
+    /// The device is busy while at least this number of requests is outstanding; while it is not,
     /// no flow is throttled. Default 32.
     pub busy: u32,
-    /// With fewer outstanding, though not none, flows are throttled for one part in so many of what
-    /// has passed of the period all the same: clients that keep many have few for a moment. 0: not
-    /// at all. Default 64.
+    /// With fewer than `busy` requests outstanding, but at least one, flows stay throttled for the
+    /// elapsed time of the period divided by this number: clients that keep many outstanding have
+    /// few for moments. 0: not at all. Default 64.
     pub patience: u32,
-    /// How many tokens a period may have.
+    /// Bounds of a period's tokens.
     pub tokens: Totals,
     /// The most bytes of a flow's adjacent requests that a port
     /// [merges](crate::policy::serial::merge) to one command; default 0, which merges none. A
-    /// command costs its flow what one request of its length does.
+    /// command costs as much as one request of its length.
     pub merge_bytes: u32,
 }
 
@@ -131,25 +131,25 @@ pub struct KyberFair<P: Platform = Native> {
     shared: Arc<Shared<P>>,
 }
 
-/// What all ports share.
+/// State that all ports share.
 struct Shared<P: Platform> {
     flows: FlowTable<P>,
     pots: Box<[Pot<P>]>,
     census: CachePadded<Census<P>>,
     periods: Periods<P>,
     lines: Box<[CachePadded<Line<P>>]>,
-    /// What writes cost, in 1/256 of their bytes.
+    /// Cost of writes, in 1/256 of their bytes.
     write_ratio: CachePadded<P::U64>,
     /// The tokens predicted for this period, for statistics.
     predicted: P::U64,
-    /// Taken by the port that begins a period, and only one does at a time: no port ever waits for
-    /// it.
+    /// Locked by the port that begins a period. Only one port does so at a time, so no port ever
+    /// waits for it.
     planner: P::Mutex<Planner>,
     measured_writes: bool,
     busy: P::U64,
 }
 
-/// What a port tells: each line is written by its port alone.
+/// Counters of a port; only that port writes them.
 struct Line<P: Platform> {
     /// Requests on the device.
     outstanding: P::U64,
@@ -163,19 +163,19 @@ struct Line<P: Platform> {
     wakes: P::U64,
 }
 
-/// Time in the device, and how many requests' time that is.
+/// Sum of requests' times in the device, and their number.
 struct Latency<P: Platform> {
     sum_ns: P::U64,
     count: P::U64,
 }
 
-/// What is remembered from one period to the next.
+/// State that is kept from one period to the next.
 struct Planner {
     predictor: Predictor,
     ratio: Ratio,
     stay: Stay,
     ends: Ends,
-    /// When latencies were last looked at.
+    /// Time of the last measurement of latencies.
     measured_ns: u64,
 }
 
@@ -186,7 +186,7 @@ impl<P: Platform> KyberFair<P> {
         granted(|| Ok(Self::of(config)))
     }
 
-    /// The same, of a configuration that is legal.
+    /// The policy and its ports, of a valid configuration.
     #[inline(never)]
     fn of(config: &KyberFairConfig) -> (Self, Vec<KyberFairPort<P>>) {
         let zero = || P::U64::new(0);
@@ -227,13 +227,13 @@ impl<P: Platform> KyberFair<P> {
 }
 
 impl<P: Platform> Shared<P> {
-    /// With fewer requests on the device it has too little to do.
+    /// The fewest outstanding requests with which the device has enough to do.
     #[inline]
     fn busy(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
     }
 
-    /// Requests on the device, over all ports; where they are enough, some that are.
+    /// Requests on the device, added up over ports until there are `busy`.
     fn outstanding(&self) -> u64 {
         let (mut sum, busy) = (0u64, self.busy.load(Ordering::SeqCst));
         for line in &self.lines {
@@ -270,8 +270,8 @@ impl<P: Platform> Policy for KyberFair<P> {
         self.shared.flows.set_weight(flow, weight)
     }
 
-    /// [`Tuning::Slots`] is `busy`. A port that went to sleep beside a device that had enough to do
-    /// is woken where it has too little by the new measure (`period`, *Sleepers*).
+    /// [`Tuning::Slots`] is `busy`. A larger value wakes all sleeping ports, since the device may
+    /// have too little to do by it (`period`, *Sleepers*).
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         let Tuning::Slots(busy) = tuning else { return Err(TuneError::Fixed) };
         if !(1..=MAX_SLOTS).contains(&busy) {
@@ -292,7 +292,7 @@ impl<P: Platform> Policy for KyberFair<P> {
         Ok(ports)
     }
 
-    /// Looks at the pots of all open flows.
+    /// Empties outdated pots of all open flows, and begins the next period when it is time.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         let shared = &*self.shared;
         let pots = shared.flows.open_slots().filter_map(|slot| shared.pots.get(slot));
@@ -308,7 +308,7 @@ impl<P: Platform> Policy for KyberFair<P> {
 
     fn stats(&self) -> Stats {
         let shared = &*self.shared;
-        // The first is there from the beginning.
+        // The first period was not begun by a port and does not count.
         let periods = shared.periods.number().saturating_sub(1);
         let tokens = shared.predicted.load(Ordering::Relaxed);
         let ratio = shared.write_ratio.load(Ordering::Relaxed);

@@ -76,12 +76,12 @@ impl AtomicWord for TornWord {
     }
 }
 
-/// Of weight 100, if there is one token for 32.
+/// Tokens of weight 100, with one token for each 32 of weight.
 const SHARE: u64 = 3;
 const OWED: u64 = 1;
 
-/// Takes until there is nothing more, or nothing more of this period; gives the tokens, and how
-/// often they were the last.
+/// Takes until the pot gives no more tokens of this period; gives the tokens, and how often they
+/// were the last.
 fn empty<P: Platform>(pot: &Pot<P>, periods: &Periods<P>, period: Period) -> (u64, u32) {
     let (mut tokens, mut lasts) = (0, 0);
     loop {
@@ -96,8 +96,9 @@ fn empty<P: Platform>(pot: &Pot<P>, periods: &Periods<P>, period: Period) -> (u6
     }
 }
 
-/// Two ports take from one pot: together what is in it, and one of them takes the last. If one of
-/// them begins the next period first, that one gets all of the next and what the other has left.
+/// Two ports take from one pot: together all its tokens, and one of them takes the last. If one of
+/// them begins the next period first, it gets all tokens of that period and those that the other
+/// has left.
 fn tokens_are_neither_lost_nor_doubled<P: Platform>(begins: bool) {
     check(6, move || {
         let pot = Arc::new(Pot::<P>::new());
@@ -115,7 +116,7 @@ fn tokens_are_neither_lost_nor_doubled<P: Platform>(begins: bool) {
         let second = second.join().unwrap();
         let sum = (first.0 + second.0, first.1 + second.1);
         if begins {
-            // A pot that was filled in the first period keeps what was left.
+            // A pot that was filled in the first period keeps the tokens that are left.
             let periods = if first.0 == 0 { 1 } else { 2 };
             assert_eq!((sum.0, second.1), (periods * SHARE, 1), "tokens were lost or doubled");
         } else {
@@ -147,8 +148,8 @@ fn without_any_order_a_port_that_is_behind_takes_tokens_twice() {
     tokens_are_neither_lost_nor_doubled::<Unordered>(true);
 }
 
-/// Two ports see a flow that was last seen in the first period, one of them perhaps by that
-/// period's number still: it is counted once, in the second.
+/// Two ports see a flow that was last seen in the first period, and one of them may still use that
+/// period's number: the flow is counted once, in the second.
 fn a_flow_is_counted_once<P: Platform>(is_behind: bool) {
     check(6, move || {
         let (pot, census) = (Arc::new(Pot::<P>::new()), Arc::new(Census::<P>::new()));
@@ -184,18 +185,18 @@ fn without_a_compare_and_swap_a_flow_is_counted_twice() {
     a_flow_is_counted_once::<Torn>(false);
 }
 
-/// What ends the period for a port that is out of tokens.
+/// The event that ends the period for a port that is out of tokens.
 #[derive(Clone, Copy)]
 enum End {
     /// The device runs empty.
     Completion,
-    /// The device has less than it takes, and it stays so.
+    /// The device has fewer requests than `busy`, and it stays so.
     Shortage,
     /// The other flow runs out of tokens, too.
     RunningOut,
-    /// The device takes more than was thought.
+    /// `busy` is raised.
     Busier,
-    /// It is time.
+    /// The period's time is over.
     Tick,
     /// Nothing: the canary of the model itself.
     Nothing,
@@ -208,9 +209,9 @@ fn submit<P: Platform>(port: &mut KyberFairPort<P>, tag: u32, flow: FlowId, leng
     port.submit(PERIOD_NS, &request, &mut { PortSet::EMPTY }).unwrap();
 }
 
-/// Two ports, a flow each. B has used up its tokens and goes to sleep with a request, while what
-/// ends the period happens on A or elsewhere: when all wake-ups have been delivered, B's request
-/// has gone.
+/// Two ports, a flow each. B has used up its tokens and goes to sleep with a request, while the
+/// event that ends the period happens on A or elsewhere: when all wake-ups have been delivered, B's
+/// request is issued.
 fn nobody_is_left_asleep<P: Platform>(end: End) {
     check(4, move || {
         let config = KyberFairConfig {
@@ -225,8 +226,8 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         let mut ports: Vec<_> = ports.into_iter().collect();
         let [a, b] = [0, 1].map(|_| policy.add_flow(Weight::DEFAULT).unwrap());
         let wake = &mut { PortSet::EMPTY };
-        // Both send all that they may in one period, so that both count in the next and bring
-        // nothing into it.
+        // Both use up their tokens in one period, so that both count in the next and bring nothing
+        // into it.
         policy.tick(0, wake);
         for (port, flow) in ports.iter_mut().zip([a, b]) {
             submit(port, 0, flow, 64 * 2048 / 100 + 1);
@@ -241,18 +242,19 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
             submit(&mut ports[0], 2, a, 512);
             assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
         }
-        // B will owe 64,000: more than is left of this period's tokens, less than the next one's.
+        // B's debt will be 64,000: more than is left of this period's tokens, less than the next
+        // period's.
         submit(&mut ports[1], 0, b, 2048 + 64_000);
         assert!(matches!(ports[1].next(PERIOD_NS, wake), Next::Issue { .. }));
-        // It takes the rest of the pot to pay for B's first, and there is nothing for the second in
+        // The rest of the pot pays for B's first request, and nothing is left for the second in
         // this period.
         ports[1].complete(PERIOD_NS, Tag(0), Outcome::Done, wake);
         submit(&mut ports[1], 1, b, 512);
         if let End::RunningOut = end {
             submit(&mut ports[0], 1, a, 1536 + 62_000);
             assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
-            // A owes 62,000 and 63,488 are in the pot: its next request takes the last of them and
-            // goes, and A is done.
+            // A's debt is 62,000 and 63,488 are in the pot: its next request takes the last of them
+            // and goes, and A is done.
             ports[0].complete(PERIOD_NS, Tag(1), Outcome::Done, wake);
             submit(&mut ports[0], 1, a, 512);
         }
@@ -338,8 +340,8 @@ fn without_a_total_order_a_shortage_is_missed() {
     nobody_is_left_asleep::<NoOrder>(End::Shortage);
 }
 
-/// Acquire and release would do here: whoever publishes and whoever goes to sleep both exchange the
-/// word of the sleepers.
+/// Acquire and release would be enough here: the port that publishes and the port that goes to
+/// sleep both exchange the word of the sleepers.
 #[test]
 #[should_panic(expected = "a port was left asleep")]
 fn without_any_order_a_tick_is_missed() {
@@ -353,7 +355,7 @@ fn without_a_total_order_running_out_is_missed() {
 }
 
 /// Three ports, a flow each. B sleeps with a request, which is taken back while the device runs
-/// empty on A and C goes to sleep: when all wake-ups have been delivered, C's request has gone.
+/// empty on A and C goes to sleep: when all wake-ups have been delivered, C's request is issued.
 fn a_sleeper_that_leaves_passes_its_wake_up_on<P: Platform>(ends: bool) {
     check(3, move || {
         let config = KyberFairConfig {
@@ -374,8 +376,8 @@ fn a_sleeper_that_leaves_passes_its_wake_up_on<P: Platform>(ends: bool) {
             port.complete(0, Tag(0), Outcome::Done, wake);
         }
         policy.tick(PERIOD_NS, wake);
-        // 65,536 tokens each, by 2048. A has a request on the device; the others owe so much that
-        // there is nothing for their second in this period.
+        // 65,536 tokens each, by 2048. A has a request on the device; the others' debts leave
+        // nothing for their second requests in this period.
         submit(&mut ports[0], 0, flows[0], 512);
         assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
         for (port, flow) in ports.iter_mut().zip(flows).skip(1) {

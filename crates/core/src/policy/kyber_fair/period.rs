@@ -1,40 +1,41 @@
-//! Periods: how one begins, which flows have run out of tokens, and which ports sleep.
+//! Periods: their beginning, the flows that have run out of tokens, and the ports that sleep.
 //!
 //! **Words.** The *period* word holds the period's number (63 bits: it never wraps) and a bit that
 //! says that a port is about to begin the next one. All ports read it with each `next`; it changes
 //! once a period. Beside it are the tokens per unit of weight. A flow's *pot* holds the *tag* of
 //! the period whose tokens are in it (the low bits of the number), and how many are left. The first
-//! port that finds an earlier tag, or none, fills the pot with `tokens per weight x weight` and
-//! what was left of the period before, up to as much again, by the same compare-and-swap that takes
+//! port that finds an earlier tag, or none, fills the pot with `tokens per weight x weight` and the
+//! tokens left of the period before, up to the same number, by the same compare-and-swap that takes
 //! from it. So to begin a period is to add up a few sums (`census`) and to write some words,
 //! however many flows there are, and no token is handed out twice: of all ports that find an old
 //! tag, one succeeds.
 //!
-//! **Which period a pot is of** is told by its tag, compared for equality only ([`Pot`]).
+//! **Which period a pot is of** is given by its tag, which is compared for equality only ([`Pot`]).
 //!
 //! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set,
-//! before the number that they belong to. A port that reads the number and then the rest has that
-//! of this number or of the next: a port that is just being overtaken may fill a pot by the next
-//! period's measure.
+//! before the number that they belong to. A port that reads the number and then the rest has the
+//! rest of this period or of the next: a port that is just being overtaken may fill a pot by the
+//! next period's tokens per weight.
 //!
 //! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a
-//! port that fails leaves it to the winner. The winner asks the census for the active flows (seen
-//! in this period, or so lately that they may have all their requests in the device), sets
-//! `unspent` to their number, publishes the new words, and wakes all who sleep. The port that sees
-//! one of those flows first in the new period marks it as `counted`.
+//! port that fails leaves it to the winner. The winner reads the active flows from the census
+//! (those seen in this period, or so recently that all their requests may be in the device), sets
+//! `unspent` to their number, publishes the new words, and wakes all sleeping ports. The port that
+//! sees one of those flows first in the new period marks it as `counted`.
 //!
-//! **Who has run out.** Whoever takes the last tokens out of a pot of a counted flow takes one off
-//! `unspent`. At 0 all active flows have run out.
+//! **Flows that have run out.** The port that takes the last tokens out of a counted flow's pot
+//! decrements `unspent`. At 0 all active flows have run out.
 //!
 //! **Sleepers, and why none is left asleep**: argued above the verbs of [`Periods`].
 //!
-//! **Patience.** A port bears fewer than `busy` outstanding requests for a 64th of the period so
-//! far (`bear_until_ns`).
+//! **Patience.** A port tolerates fewer than `busy` outstanding requests for a 64th of the period
+//! so far (`bear_until_ns`).
 //!
-//! **Bounds of loops.** A compare-and-swap of a pot fails when another port has taken a batch, of
-//! which a pot has as many as said below and one for each port, or when a period begins, which ends
-//! the loop. One of `unspent` fails when another flow has run out: once a flow and period. A period
-//! is claimed by one attempt. `port` bounds how many periods a call of `next` follows.
+//! **Bounds of loops.** A compare-and-swap of a pot fails when another port has taken a batch (a
+//! pot has as many as stated below, and one for each port), or when a period begins, which ends the
+//! loop. A compare-and-swap of `unspent` fails when another flow has run out: once a flow and
+//! period. A period is claimed by one attempt. `port` bounds the number of periods that a call of
+//! `next` follows.
 //!
 //! **Batches.** A port takes a 32nd of a flow's tokens at a time, with many ports less.
 
@@ -49,21 +50,21 @@ use crate::contract::port_set::{PortBits, PortId, PortSet};
 
 /// The period word: a port is about to begin the next period.
 const CLAIMED: u64 = 1;
-/// A pot: there is a tag above its tokens, of so many bits.
+/// A pot: there is a tag above its tokens, which have `TAG_SHIFT` bits.
 const FILLED: u64 = 1 << 63;
 const TAG_SHIFT: u32 = 47;
 const LEFT: u64 = (1 << TAG_SHIFT) - 1;
-/// No flow gets more tokens in a period; a pot has room for twice as many.
+/// The most tokens of a flow in a period; a pot has room for twice as many.
 const MOST_SHARE: u64 = LEFT / 2;
-/// Tokens per 256th of a weight have so many fractional bits. Tokens are at most 2^38.
+/// Fractional bits of tokens per 256th of a weight. Tokens are at most 2^38.
 const FRACTION: u32 = 20;
-/// Of `unspent`: flows, of which there are at most 2^24. 39 bits of the number are above them, and
-/// only ports that are in the midst of a verb compare them.
+/// Bits of the number of flows in `unspent`, at most 2^24. 39 bits of the period's number are above
+/// them, and only ports in the midst of a verb compare them.
 const COUNT_BITS: u32 = 25;
-/// Of the word that says when a flow was seen. 42 bits of the period's number are above them, which
-/// last for 50 days of a period a microsecond, and 13 years of one each 100.
+/// Bits of the weight in [`Pot::seen`]. 42 bits of the period's number are above them: enough for
+/// 50 days of periods of 1 us, or 13 years of periods of 100 us.
 const WEIGHT_BITS: u32 = Weight::BITS;
-/// Each port takes at most so little of a flow's tokens at a time: 1/32.
+/// The fewest batches that a flow's tokens are divided into.
 const LEAST_BATCHES: usize = 32;
 
 /// A period, as a port knows it.
@@ -73,14 +74,14 @@ pub(super) struct Period {
     number: u64,
     /// Tokens per 256th of a weight, times 2^[`FRACTION`].
     per_weight: u64,
-    /// Flows that were last seen in one of so many periods before this one count in it.
+    /// Number of periods before this one whose flows count in it.
     pub(super) reach: u8,
-    /// Whether what is left of the period before is good in this one.
+    /// Whether the tokens left of the period before are valid in this one.
     pub(super) keeps: bool,
 }
 
 impl Period {
-    /// In which flows of the last period count, and what they have left is good.
+    /// A period in which flows of the last period count, and their remaining tokens are valid.
     pub(super) fn new(number: u64, tokens: u64, weights: u64) -> Period {
         let most = MAX_TOKENS << FRACTION;
         let per_weight = ((tokens << FRACTION) / weights.max(1)).clamp(1, most);
@@ -93,18 +94,18 @@ impl Period {
         self.number
     }
 
-    /// What is above the tokens in a pot of this period.
+    /// The bits above the tokens in a pot of this period.
     #[inline]
     fn tag(self) -> u64 {
         tag(self.number)
     }
 
-    /// Its reach, and above that whether it keeps what was left.
+    /// Its `reach` and, above that, whether it `keeps`.
     fn terms(self) -> u64 {
         u64::from(self.keeps) << u8::BITS | u64::from(self.reach)
     }
 
-    /// The tokens of a flow: at least 1, and less than 2^46. (Only one that does not count in a
+    /// The tokens of a flow: at least 1, and less than 2^46. (Only a flow that does not count in a
     /// period of light flows can saturate here, at 2^44 tokens.) Fractions of a token are handed
     /// out in turn: while nothing else changes, `n` periods hand out `n` times the exact share, to
     /// within one token.
@@ -116,13 +117,13 @@ impl Period {
     }
 }
 
-/// What is above the tokens in a pot of a period.
+/// The bits above the tokens in a pot of a period.
 #[inline]
 fn tag(number: u64) -> u64 {
     FILLED | number << TAG_SHIFT & !FILLED
 }
 
-/// A flow's tokens, and what its ports tell of it; in two cache lines of its own, which some
+/// A flow's tokens and activity, written by all ports; in two cache lines of its own, which some
 /// processors fetch as one.
 #[repr(align(128))]
 pub(super) struct Pot<P: Platform> {
@@ -133,11 +134,11 @@ pub(super) struct Pot<P: Platform> {
     seen: P::U64,
     /// The last period in which it counted as active.
     counted: P::U64,
-    /// What the flow owes on ports where another flow has taken its seat, in tokens.
+    /// The flow's debt on ports where another flow has taken its seat, in tokens.
     debt: P::U64,
 }
 
-/// What came of taking tokens.
+/// The result of taking tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Taken {
     /// This many, and more are left.
@@ -149,22 +150,23 @@ pub(super) enum Taken {
 }
 
 // **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that is
-// not the port's own is of an earlier period, unless the port is behind. That the port finds out by
-// reading the number again *after* the pot: the port that filled the pot had read the later number
-// (acquire) and published the pot after that (release), so a port that sees the pot (acquire) sees
-// that number as well, takes nothing, and follows. A tag that is the port's own is of this period
-// and no other with the same low bits, for `tick` empties all pots that are of another period than
-// this one and the last; and it comes more often than 65,536 periods, which take longer than one
-// period's time but where each serves next to nothing. (If it does not, or a verb is suspended for
-// so long in the midst of its compare-and-swap, the flow finds what was left 65,536 periods ago,
-// for one period.)
+// not the port's own is of an earlier period, unless the port is behind. A port finds out that it
+// is behind by reading the number again *after* the pot: the port that filled the pot had read the
+// later number (acquire) and published the pot after that (release), so a port that sees the pot
+// (acquire) sees that number as well, takes nothing, and follows. A tag that is the port's own is
+// of this period and no other with the same low bits, for `tick` empties all pots that are of
+// another period than this one and the last; and `tick` comes more often than every 65,536 periods,
+// which take longer than one period's time unless each serves next to nothing. (If it does not, or
+// a verb is suspended for as long in the midst of its compare-and-swap, the flow finds the tokens
+// left 65,536 periods ago, for one period.)
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
         let [tokens, seen, counted, debt] = [(); 4].map(|()| P::U64::new(0));
         Pot { tokens, seen, counted, debt }
     }
 
-    /// For a new flow in the slot: its first port fills it, and it does not count yet.
+    /// Prepares the pot for a new flow in the slot: the first port fills it, and the flow does not
+    /// count yet.
     pub(super) fn reset(&self, census: &Census<P>) {
         self.forget(census);
         for word in [&self.tokens, &self.counted, &self.debt] {
@@ -172,18 +174,18 @@ impl<P: Platform> Pot<P> {
         }
     }
 
-    /// The flow has not been seen: from the next period on it does not count.
+    /// Marks the flow as not seen: from the next period on it does not count.
     pub(super) fn forget(&self, census: &Census<P>) {
         let (number, weight) = split(self.seen.swap(0, Ordering::AcqRel));
         census.leave(number, weight);
     }
 
-    /// Leaves a debt for the port that the flow comes to next. A sum that guards nothing: Relaxed.
+    /// Leaves a debt for the port that the flow comes to next. The sum guards nothing: Relaxed.
     pub(super) fn leave_debt(&self, tokens: u64) {
         self.debt.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// Takes up all that was left.
+    /// Takes over all debts that were left.
     pub(super) fn take_up_debt(&self) -> u64 {
         match self.debt.load(Ordering::Relaxed) {
             0 => 0,
@@ -191,7 +193,7 @@ impl<P: Platform> Pot<P> {
         }
     }
 
-    /// The flow sends in this period, or waits to.
+    /// Notes that the flow sends in this period, or waits to.
     #[inline]
     pub(super) fn see(&self, census: &Census<P>, period: Period, weight: Weight) {
         let mut old = self.seen.load(Ordering::Acquire);
@@ -200,11 +202,12 @@ impl<P: Platform> Pot<P> {
             // A port that is behind moves nothing back.
             let Some(age @ 1..) = period.number.checked_sub(last) else { return };
             if age <= u64::from(period.reach) {
-                // Before the flow can be taken for seen: its tokens may be gone at once.
+                // Before other ports can find the flow seen: its tokens may be used up at once.
                 self.counted.store(period.number, Ordering::Relaxed);
             }
             let new = period.number << WEIGHT_BITS | u64::from(weight.in_256ths());
-            // It enters before the word says so: another port may take it out of there at once.
+            // The flow enters the bucket before the word says so: another port may take it out at
+            // once.
             census.enter(period.number, weight);
             match self.seen.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return census.leave(last, old_weight),
@@ -215,7 +218,7 @@ impl<P: Platform> Pot<P> {
         }
     }
 
-    /// Takes a batch beyond what is `owed`, or what there is.
+    /// Takes the tokens `owed` and a batch, or the rest if that is less.
     #[inline]
     pub(super) fn take(
         &self,
@@ -251,13 +254,15 @@ impl<P: Platform> Pot<P> {
         }
     }
 
-    /// Empties the pot, unless it is of this period or the last. Which this is, is read after the
-    /// pot, as by a port that takes tokens; and a port that fills the pot meanwhile is faster.
+    /// Empties the pot, unless it is of this period or the last. The period's number is read after
+    /// the pot, as by a port that takes tokens; and if a port fills the pot meanwhile, the swap
+    /// fails.
     pub(super) fn expire(&self, periods: &Periods<P>) {
         let old = self.tokens.load(Ordering::Acquire);
         let number = periods.number();
         if old != 0 && ![number, number.wrapping_sub(1)].map(tag).contains(&(old & !LEFT)) {
-            // It guards nothing: an empty pot is filled by the port that reads the number after it.
+            // The swap guards nothing: an empty pot is filled by the port that reads the number
+            // after it.
             _ = self.tokens.compare_exchange(old, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -268,66 +273,65 @@ fn split(seen: u64) -> (u64, Weight) {
     (seen >> WEIGHT_BITS, Weight::of_word(seen))
 }
 
-/// What all ports know of periods.
+/// The state of periods, which all ports share.
 pub(super) struct Periods<P: Platform> {
     clock: CachePadded<Clock<P>>,
     /// Number of the period, and how many active flows have tokens left in their pots.
     unspent: CachePadded<P::U64>,
     sleepers: CachePadded<PortBits<P>>,
-    /// Since when too few requests have been seen outstanding in this period; 0 if they are not.
+    /// Time from which too few requests have been outstanding in this period; 0 if enough are.
     short_ns: CachePadded<P::U64>,
     end_ns: P::U64,
     length_ns: u64,
-    /// Patience lasts for one part in so many of what has passed of the period; 0: there is none.
+    /// Patience lasts for the elapsed time of the period divided by this; 0: there is none.
     patience: u64,
     // **Batches.** A port takes a 32nd of a flow's tokens at a time, and with more than 16 ports
-    // less: one part in twice the ports (rounded up to a power of two). All ports together hold no
-    // more than half of the tokens without using them, so that none finds the pot empty while most
-    // of what was in it lies idle elsewhere. The price is that the pot's line moves up to twice
-    // (rounded: four times) the number of ports a period: 128 times with 64 ports, 512 times with
-    // 256.
+    // less: one part in twice the ports (rounded up to a power of two). All ports together hold at
+    // most half of the tokens without using them, so that no port finds the pot empty while most of
+    // its tokens lie idle elsewhere. The price is that the pot's line moves up to twice (rounded:
+    // four times) the number of ports a period: 128 times with 64 ports, 512 times with 256.
     /// A batch is one part in two to the power of this of a flow's tokens.
     batch_shift: u32,
 }
 
-/// Which period it is.
+/// The current period.
 struct Clock<P: Platform> {
     /// Its number, and whether the next is claimed.
     word: P::U64,
     per_weight: P::U64,
-    /// Its reach, and above that whether it keeps what was left.
+    /// See [`Period::terms`].
     terms: P::U64,
 }
 
-/// The weights that a period is divided by if no flow was active. None counts in it, so it ends as
-/// soon as a flow runs out; what comes until then gets no more than it would beside the largest
+/// The weights that a period is divided by if no flow was active. No flow counts in it, so it ends
+/// as soon as a flow runs out; flows that come until then get no more than beside the largest
 /// weight.
 const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 
-// **Sleepers, and why none is left asleep.** A port that has nothing it may send sets its bit in
-// `sleepers` and *then* looks (1) whether the period is another by now, (2) whether nothing is
-// unspent, (3) whether nothing is outstanding, or for as long as its patience lasts fewer than
-// `busy` requests are, (4) whether the period's time is over; if any of 2 to 4, it begins the next.
-// On the other side,
+// **Sleepers, and why none is left asleep.** A port that may send nothing sets its bit in
+// `sleepers` and *then* checks (1) whether the period has changed, (2) whether nothing is unspent,
+// (3) whether nothing is outstanding, or fewer than `busy` requests for as long as its patience
+// lasts, (4) whether the period's time is over; in cases 2 to 4 it begins the next. On the other
+// side,
 // 1. the port that publishes a period *then* takes all bits and wakes those ports;
 // 2. the port that takes the last one off `unspent` *then* reads `sleepers` and wakes one, which
 //    does the rest;
-// 3. a port whose own count of outstanding requests falls below `busy` writes it and *then* reads
-//    `sleepers` and adds up the counts of all: if they are below `busy` it wakes one, but not while
-//    one is known to be waiting out its patience. (While its own count is at least `busy` the sum
-//    is, too, and it need not look; under load that is always.)
-// 4. what raises `busy` *then* reads `sleepers` and wakes them all. (A port that completes a
-//    request and still reads the smaller `busy` wakes none; that does not last.)
-// 5. `tick` comes.
+// 3. a port whose own count of outstanding requests falls below `busy` writes the count and *then*
+//    reads `sleepers` and adds up the counts of all ports: if the sum is below `busy` it wakes one
+//    port, but not while one is known to be waiting out its patience. (While its own count is at
+//    least `busy` the sum is, too, and it need not read `sleepers`; under load that is always so.)
+// 4. the thread that raises `busy` *then* reads `sleepers` and wakes them all. (A port that
+//    completes a request and still reads the smaller `busy` wakes none; that does not last.)
+// 5. `tick` begins the next period when the time is over.
 //
 // Cases 2 and 3 wake one port. Its requests may have been taken back by then, and it would do
 // nothing. So a port whose last throttled request is taken back removes its own bit, and *then*
 // reads `sleepers` and wakes another port.
 //
-// These are sequentially consistent, so in each case one side sees the other. If the claim fails
-// because another has begun, that one's bits are taken after ours was set, and we are woken. A bit
-// is never assumed to be still set: a port that stops sets it again, since a late publisher may
-// have taken it. `P::fence` marks the places.
+// These accesses are sequentially consistent, so in each case one side sees the other. If the claim
+// fails because another port has claimed the period, that port takes all bits after ours was set,
+// and we are woken. A bit is never assumed to be still set: a port that stops sets it again, since
+// a late publisher may have taken it. `P::fence` marks the places.
 impl<P: Platform> Periods<P> {
     /// The first period, for which no flow counts: it ends as soon as one runs out.
     pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
@@ -351,23 +355,23 @@ impl<P: Platform> Periods<P> {
         }
     }
 
-    /// The number of the period that it is.
+    /// The number of the current period.
     #[inline]
     pub(super) fn number(&self) -> u64 {
         self.clock.word.load(Ordering::SeqCst) >> 1
     }
 
-    /// The period that it is.
+    /// The current period.
     pub(super) fn now(&self) -> Period {
         let number = self.number();
-        // Not before the number: what is read is as new as that, or newer.
+        // Not before the number: the words read here are as new as the number, or newer.
         let Clock { per_weight, terms, .. } = &*self.clock;
         let terms = terms.load(Ordering::Relaxed);
         let (reach, keeps) = (terms as u8, terms >> u8::BITS != 0);
         Period { number, per_weight: per_weight.load(Ordering::Relaxed), reach, keeps }
     }
 
-    /// The port that does so may begin the next period; false: another does, or has.
+    /// Claims the right to begin the next period; false: another port has claimed it, or begun it.
     fn claim(&self, period: Period) -> bool {
         let free = period.number << 1;
         let claim = free | CLAIMED;
@@ -380,7 +384,7 @@ impl<P: Platform> Periods<P> {
     }
 
     /// Ends a period that is claimed; gives the ports to wake. A port that reads the new number
-    /// reads all that was written before.
+    /// also reads everything that was written before it.
     pub(super) fn publish(&self, next: Period) -> PortSet {
         self.clock.per_weight.store(next.per_weight, Ordering::Relaxed);
         self.clock.terms.store(next.terms(), Ordering::Relaxed);
@@ -389,7 +393,7 @@ impl<P: Platform> Periods<P> {
         self.sleepers.set().take(Ordering::SeqCst)
     }
 
-    /// When it ends at the latest.
+    /// Latest end of the period, in nanoseconds.
     pub(super) fn end_ns(&self) -> u64 {
         self.end_ns.load(Ordering::Relaxed)
     }
@@ -399,7 +403,7 @@ impl<P: Platform> Periods<P> {
         now_ns >= self.end_ns()
     }
 
-    /// Marks the port as asleep. The caller looks once more afterwards whether it has to be.
+    /// Marks the port as asleep. The caller then checks once more whether it has to sleep.
     pub(super) fn enlist(&self, port: PortId) {
         if !self.sleepers.set().contains(port, Ordering::SeqCst) {
             self.sleepers.set().insert(port, Ordering::SeqCst);
@@ -407,7 +411,7 @@ impl<P: Platform> Periods<P> {
         P::fence();
     }
 
-    /// The ports that sleep. The caller has written what they look at.
+    /// The ports that sleep. The caller has already written the words that they check.
     pub(super) fn sleepers(&self) -> PortSet {
         P::fence();
         self.sleepers.set().load(Ordering::SeqCst)
@@ -419,23 +423,22 @@ impl<P: Platform> Periods<P> {
         self.short_ns.load(Ordering::Relaxed) != 0
     }
 
-    /// They are enough.
+    /// Notes that enough requests are outstanding.
     pub(super) fn is_supplied(&self) {
         if self.is_short() {
             self.short_ns.store(0, Ordering::Relaxed);
         }
     }
 
-    // **Patience.** Clients that keep many requests outstanding send and receive them by the
-    // handful, so for some microseconds there may be next to none. To end the period for that would
-    // give the others tokens that are not theirs. So a port that finds fewer than `busy`
-    // outstanding (but not none: then it acts) writes since when, and asks again when a 64th of
-    // what has passed of the period has gone by; the port whose request makes them enough takes
-    // that back. A period lasts as long as its tokens, so the device is short for no more
-    // than a 64th of the time. That word orders nothing: taken back too late, a period ends early,
-    // as it would without patience; and if no port acts when it is over, the next completion wakes
-    // a port that does.
-    /// Too few are outstanding, though not none: gives until when that is borne.
+    // **Patience.** Clients that keep many requests outstanding send and receive them in bursts, so
+    // for some microseconds there may be next to none. To end the period for that would give other
+    // flows tokens that are not theirs. So a port that finds fewer than `busy` outstanding (but not
+    // none: then it acts) writes the time, and checks again after a 64th of the elapsed time of the
+    // period; the port whose request makes them enough clears that word. A period lasts as long as
+    // its tokens, so the device is short for at most a 64th of the time. The word orders nothing:
+    // if it is cleared too late, a period ends early, as it would without patience; and if no port
+    // acts when patience is over, the next completion wakes a port that does.
+    /// The time until which a port tolerates that too few requests, but not none, are outstanding.
     fn bear_until_ns(&self, now_ns: u64) -> u64 {
         if self.patience == 0 {
             return now_ns;
@@ -448,16 +451,17 @@ impl<P: Platform> Periods<P> {
             since_ns => since_ns,
         };
         let began_ns = self.end_ns().saturating_sub(self.length_ns);
-        // Not 0 here; said again for the compiler.
+        // `patience` is not 0 here; `max` shows that to the compiler.
         since_ns.saturating_add(since_ns.saturating_sub(began_ns) / self.patience.max(1))
     }
 
-    /// Whether a sleeper is to be woken since `outstanding` requests are fewer than enough.
+    /// Whether a sleeper is to be woken because only `outstanding` requests, too few, are
+    /// outstanding.
     pub(super) fn calls_for_help(&self, outstanding: u64, now_ns: u64) -> bool {
         outstanding == 0 || !self.is_short() || self.bear_until_ns(now_ns) <= now_ns
     }
 
-    /// A sleeper other than `port`, which has just made it worth its while to look.
+    /// A sleeper other than `port`, which has just changed a word that sleepers check.
     #[inline]
     pub(super) fn a_sleeper_beside(&self, port: PortId) -> Option<PortId> {
         let mut others = self.sleepers();
@@ -465,21 +469,23 @@ impl<P: Platform> Periods<P> {
         others.next()
     }
 
-    /// The port has nothing left that waits for another period. Gives a sleeper that was left
-    /// asleep if this one was woken in its place.
+    /// Takes off the list a port that has nothing left that waits for another period. Gives another
+    /// sleeper to wake, since this port may have been woken in its place.
     pub(super) fn delist(&self, port: PortId) -> Option<PortId> {
-        // Without a mark all have been woken since it was set.
+        // Without a mark, all sleepers have been woken after it was set.
         let is_marked = self.sleepers.set().remove(port, Ordering::SeqCst);
         is_marked.then(|| self.a_sleeper_beside(port)).flatten()
     }
 
-    /// A flow has run out of tokens in this period: gives whether it was the last that counted.
+    /// Notes that a flow has run out of tokens in this period; gives whether it was the last that
+    /// counted.
     pub(super) fn run_out(&self, pot: &Pot<P>, period: Period) -> bool {
         if pot.counted.load(Ordering::Relaxed) != period.number {
             return false;
         }
         let none = period.number << COUNT_BITS;
-        // Of this period, and not 0: for another period's number the difference is larger.
+        // The count is of this period, and not 0: for another period's number the difference is
+        // larger.
         let counts = |old: u64| old.wrapping_sub(none).wrapping_sub(1) >> COUNT_BITS == 0;
         let mut old = self.unspent.load(Ordering::SeqCst);
         while counts(old) {
@@ -491,15 +497,15 @@ impl<P: Platform> Periods<P> {
         false
     }
 
-    /// Whether all that counted have run out.
+    /// Whether all counted flows have run out.
     pub(super) fn all_ran_out(&self, period: Period) -> bool {
         self.unspent.load(Ordering::SeqCst) == period.number << COUNT_BITS
     }
 }
 
 impl<P: Platform> Shared<P> {
-    /// When the next period is due, seen by a port that has nothing it may send; `None`: not before
-    /// something happens.
+    /// When the next period is due, for a port that may send nothing; `None`: not before another
+    /// event.
     pub(super) fn due_ns(&self, period: Period, now_ns: u64) -> Option<u64> {
         let Shared { periods, .. } = self;
         if periods.is_ending(period) {
@@ -511,7 +517,7 @@ impl<P: Platform> Shared<P> {
         match self.outstanding() {
             0 => Some(now_ns),
             some if some < self.busy.load(Ordering::SeqCst) => Some(periods.bear_until_ns(now_ns)),
-            // They are enough again: the next shortage has a patience of its own.
+            // Enough are outstanding again: the next shortage has a patience of its own.
             _ => {
                 periods.is_supplied();
                 None
@@ -519,14 +525,15 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Begins the period after `period`; gives the ports to wake. `None`: another does so, or has.
+    /// Begins the period after `period`; gives the ports to wake. `None`: another port does so, or
+    /// has.
     pub(super) fn begin_period(&self, period: Period, now_ns: u64) -> Option<PortSet> {
         let Shared { census, periods, .. } = self;
         if !periods.claim(period) {
             return None;
         }
-        // A period that ends early, for the device has too little to do, owes nothing to flows that
-        // did not use their tokens.
+        // When a period ends early because the device has too little to do, flows lose the tokens
+        // that they did not use.
         let keeps = periods.is_over(now_ns);
         let (tokens, reach) = self.plan(period, now_ns);
         let (active, weights) = census.sum(period.number, reach);
@@ -540,19 +547,20 @@ impl<P: Platform> Shared<P> {
         Some(periods.publish(Period { reach, keeps, ..Period::new(next, tokens, weights) }))
     }
 
-    /// The tokens of the next period, and its reach; also what writes are to cost.
+    /// The tokens of the next period and its reach; also updates the cost of writes.
     fn plan(&self, period: Period, now_ns: u64) -> (u64, u8) {
-        // At the end of its time it says nothing: perhaps no flow was active.
+        // At the end of the time, `all_ran_out` says nothing: perhaps no flow was active.
         let ran_out_early = self.periods.all_ran_out(period) && !self.periods.is_over(now_ns);
         let used = self.sum(|line| &line.used);
         self.planner.with(|planner| {
-            // However early periods end.
+            // Once in the length of a period, however early periods end.
             let elapsed_ns = now_ns.saturating_sub(planner.measured_ns);
             if elapsed_ns >= self.periods.length_ns {
                 planner.measured_ns = now_ns;
                 self.measure(planner, elapsed_ns);
             }
-            // A device that has too little to do is lent to the flows that wait.
+            // While the device has too little to do, only flows of the last period count, so that
+            // waiting flows may use it.
             let is_short = self.outstanding() < self.busy();
             let horizon_ns = if is_short { 0 } else { planner.stay.horizon_ns() };
             let since_ns = now_ns.saturating_sub(horizon_ns);
@@ -563,7 +571,7 @@ impl<P: Platform> Shared<P> {
         })
     }
 
-    /// Looks at how long requests have taken.
+    /// Measures requests' times in the device.
     fn measure(&self, planner: &mut Planner, elapsed_ns: u64) {
         let total = |kind: fn(&Line<P>) -> &Latency<P>| {
             [self.sum(|line| &kind(line).sum_ns), self.sum(|line| &kind(line).count)]
@@ -584,12 +592,12 @@ mod tests {
 
     const WEIGHT: Weight = Weight::DEFAULT;
 
-    /// A period of so many tokens for this sum of whole weights.
+    /// A period of `tokens` tokens for this sum of whole weights.
     fn period(number: u64, tokens: u64, weights: u64) -> Period {
         Period::new(number, tokens, weights * Weight::ONE)
     }
 
-    /// Period 7 of so many tokens, on so many ports.
+    /// Period 7 of `tokens` tokens, on `ports` ports.
     fn seventh(ports: usize, tokens: u64, weights: u64) -> (Periods<Native>, Period) {
         let periods = Periods::new(ports, 1, 1, 0);
         let period = period(7, tokens, weights);
@@ -606,12 +614,13 @@ mod tests {
         assert_eq!(take(first, WEIGHT, 2900), Taken::Some(3000));
         assert_eq!(take(first, WEIGHT, 2900), Taken::Last(100));
         assert_eq!(take(first, WEIGHT, 0), Taken::None);
-        // A port that is behind has to look again.
+        // A port that is behind has to read the period again.
         let second = period(8, 6400, 200);
         periods.publish(second);
         assert_eq!(take(second, Weight::new(200).unwrap(), 0), Taken::Some(200));
         assert_eq!(take(first, WEIGHT, 1), Taken::None);
-        // What is left is good for one more period, up to as much again; not if that says so.
+        // Tokens left are valid for one more period, up to that period's share; not if it does not
+        // keep them.
         let third = period(9, 6400, 200);
         periods.publish(third);
         assert_eq!(take(third, WEIGHT, 0), Taken::Some(100));
@@ -620,7 +629,7 @@ mod tests {
         assert_eq!(take(fourth, WEIGHT, 1 << 40), Taken::Last(3200));
     }
 
-    /// Tags come round after 65,536 periods; a pot that was not touched is empty by then.
+    /// Tags repeat after 65,536 periods; a pot that was not used is empty by then.
     #[test]
     fn a_pot_is_of_no_other_period_than_its_own() {
         let pot = Pot::<Native>::new();

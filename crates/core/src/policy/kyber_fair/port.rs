@@ -1,19 +1,19 @@
 //! One port of Kyber-fairness: the three verbs.
 //!
 //! **The port's own.** For each flow a queue set and the tokens it has in hand, which may be
-//! negative: a request goes if there is one token, and what it costs beyond that is owed. Flows
-//! that have requests are in one of two lists: *ready*, served in turn, a batch each; and
-//! *throttled*, out of tokens, until there is another period. A flow's tokens outlive the period
-//! they were taken in by one; debts outlive any. All this lies in the flow's seat ([`PortFlows`]);
-//! if another flow takes that, tokens in hand are given up, and a debt is left with the pot, where
-//! the flow takes it up again on the port that it comes to next.
+//! negative: a request goes if there is one token, and its cost beyond that is a debt. Flows that
+//! have requests are in one of two lists: *ready*, served in turn, a batch each; and *throttled*,
+//! out of tokens until the next period. A flow's tokens are valid in the period in which they were
+//! taken and the next; debts do not expire. All this is in the flow's seat ([`PortFlows`]); if
+//! another flow takes the seat, tokens in hand are dropped, and a debt is left with the pot, from
+//! which the next port that the flow comes to takes it over.
 //!
-//! **Bounds of loops.** In one period `next` looks at each flow of the ready list once at most: a
+//! **Bounds of loops.** In one period `next` visits each flow of the ready list at most once: a
 //! flow sends, or goes to the throttled list. Each further round follows another period, begun here
-//! or elsewhere. The port begins several in a row only where all flows owe for large requests;
-//! their tokens double each time (`predict`), so that is some 40 times at most before one can send,
-//! or 64 periods for each flow if a request cost 16 TiB. Others may begin periods meanwhile. So one
-//! call follows [`MOST_PERIODS`] and then asks to be called again.
+//! or elsewhere. The port begins several in a row only while all flows have debts for large
+//! requests; their tokens double each time (`predict`), so that is some 40 times at most before one
+//! can send, or 64 periods for each flow if a request cost 16 TiB. Other ports may begin periods
+//! meanwhile. So one call follows [`MOST_PERIODS`] and then returns, to be called again at once.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -38,8 +38,8 @@ use crate::structures::port_flows::PortFlows;
 
 /// No request is charged more than this, 1 TiB, before the ratio.
 const MAX_CHARGE: u64 = 1 << 40;
-/// The most periods that one call of `next` goes through; more than there are in a row while all
-/// pay for what they owe, in all but absurd cases.
+/// The most periods that one call of `next` goes through; in all but absurd cases more than there
+/// are in a row while all flows pay debts.
 const MOST_PERIODS: u32 = 64;
 
 /// One shard's port of Kyber-fairness.
@@ -48,24 +48,24 @@ pub struct KyberFairPort<P: Platform = Native> {
     local: Local,
 }
 
-/// What belongs to one port alone.
+/// State of one port.
 struct Local {
     port: PortId,
-    /// Of each flow the cost of what it has sent from here.
+    /// For each flow, the cost of the requests that it has sent from this port.
     account: PortFlows<u64>,
     entries: Box<[Entry]>,
     units: Units,
     links: Links,
-    /// Per seat.
+    /// By seat.
     flows: Box<[LocalFlow]>,
     again: Again,
-    /// Of seats.
+    /// Links of the seats in the two lists.
     ring: Links,
     ready: Fifo,
     throttled: Fifo,
     period: Period,
     write_ratio: u64,
-    /// The same as in the port's line.
+    /// The counters of the port's line.
     outstanding: u64,
     used: u64,
     throttles: u64,
@@ -73,25 +73,25 @@ struct Local {
     wakes: u64,
 }
 
-/// What the port knows of a tag. One of zeroes is free.
+/// State of a tag. One of zeroes is free.
 #[derive(Clone, Copy, Zeroable)]
 struct Entry {
     cost: u64,
     issued_ns: u64,
-    /// Of its flow.
+    /// Its flow's seat.
     seat: u32,
     domain: Domain,
     state: State,
 }
 
-/// What the port knows of a flow; one cache line.
+/// State of a flow on a port; one cache line.
 #[repr(align(64))]
 struct LocalFlow {
     queues: QueueSet,
     tokens: i64,
     /// The period in which the flow last took tokens or ran out of them here; 0: none.
     number: u64,
-    /// The flow that this is about.
+    /// The flow in this seat.
     owner: FlowId,
     list: List,
 }
@@ -108,7 +108,7 @@ enum List {
 const _: () = assert!(size_of::<LocalFlow>() == 64);
 
 impl LocalFlow {
-    /// A flow that comes to a port and owes `debt` tokens.
+    /// A flow that comes to a port with a debt of `debt` tokens.
     fn new(owner: FlowId, debt: i64) -> Self {
         LocalFlow { queues: QueueSet::default(), tokens: -debt, number: 0, owner, list: List::None }
     }
@@ -161,7 +161,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
             .get_mut(request.tag.0 as usize)
             .filter(free)
             .ok_or(SubmitError::BadTag)?;
-        // What the port keeps of a flow by its seat is in `flows`, which `reseat` looks after.
+        // The port's state of the flow in a seat is in `flows`, which `reseat` keeps current.
         let (weight, seat) =
             local.account.admit(&shared.flows, request.flow, request.tag, |_, _| ())?;
         let flow = local.flows.get_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
@@ -190,7 +190,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
     #[inline]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let KyberFairPort { shared, local } = self;
-        // The caller is in the midst of a command, of which nothing else is a part.
+        // The caller is in the midst of a command, and nothing else may come between its parts.
         if let Some(piece) = local.units.piece() {
             return local.send(shared, &piece, now_ns);
         }
@@ -290,7 +290,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
         Some(Submitted::Staged)
     }
 
-    /// What is to be issued again has been charged for what it was when it went.
+    /// A request to be issued again has been charged; its growth is not charged.
     fn grow(&mut self, _now_ns: u64, tag: Tag, growth: &Growth, _wake: &mut PortSet) -> bool {
         let local = &mut self.local;
         let staged = |entry: &&mut Entry| matches!(entry.state, State::Staged | State::Again);
@@ -304,7 +304,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
         true
     }
 
-    /// A throttled flow may go as soon as its period's time is over, which `next` is told.
+    /// A throttled flow may go as soon as its period's time is over, which `next` checks.
     fn has_work(&self) -> bool {
         let Local { units, again, ready, throttled, account, .. } = &self.local;
         let is_any = |list: &Fifo| !list.is_empty();
@@ -343,7 +343,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
 }
 
 impl Local {
-    /// Goes over to another period, if there is one: all may send again.
+    /// Follows to another period, if there is one: all flows may send again.
     #[inline]
     fn follow<P: Platform>(&mut self, shared: &Shared<P>) {
         if shared.periods.number() != self.period.number() {
@@ -353,7 +353,7 @@ impl Local {
         }
     }
 
-    /// What is to be issued again.
+    /// The next request to issue again.
     #[inline]
     fn issue_again(&mut self) -> Option<Next> {
         let tag = Tag(self.again.pop()?);
@@ -361,7 +361,7 @@ impl Local {
         Some(Next::Issue { tag, class: Class::Medium })
     }
 
-    /// What the flow has staged, the first part of each command.
+    /// The flow's staged requests; of each command the first part.
     fn staged_of(&self, flow: FlowId) -> impl Iterator<Item = Tag> + '_ {
         let seat = self.account.seat(flow);
         let of_flow = move |tag: &u32| {
@@ -385,8 +385,8 @@ impl Local {
         match self.entries.get(tag.0 as usize)?.state {
             State::Staged => self.take_staged(shared, tag, wake),
             State::Again => {
-                // It counts as outstanding, and was paid for; nothing is learned of the device,
-                // which has not done it.
+                // It counts as outstanding and was paid for; its latency is not measured, since the
+                // device has not served it.
                 self.again.remove(tag.0);
                 let entry = self.entries.get_mut(tag.0 as usize)?;
                 entry.state = State::Free;
@@ -406,7 +406,8 @@ impl Local {
         let Some(line) = shared.lines.get(usize::from(self.port.0)) else { return };
         self.outstanding = self.outstanding.wrapping_sub(1);
         let busy = shared.busy();
-        // They are enough by themselves: no sleeper waits for this, and no order is needed.
+        // This port's requests are enough by themselves: no sleeper waits for this, and no order is
+        // needed.
         if self.outstanding >= busy {
             line.outstanding.store(self.outstanding, Ordering::Relaxed);
             return;
@@ -436,12 +437,13 @@ impl Local {
         let flow = self.flows.get_mut(seat as usize)?;
         flow.queues.remove(&mut self.links, domain, unit);
         if flow.queues.is_empty() {
-            // `follow` moves a whole list and marks no flow, so the period tells which it is in.
+            // `follow` moves a whole list and marks no flow, so the period says which list the flow
+            // is in.
             let is_throttled = flow.list == List::Throttled && flow.number == self.period.number();
             let list = if is_throttled { &mut self.throttled } else { &mut self.ready };
             self.ring.remove(list, seat);
             flow.list = List::None;
-            // A port that sleeps for nothing must not be the one that is woken.
+            // A port without a throttled request must not be the one that is woken.
             if self.throttled.is_empty()
                 && let Some(sleeper) = shared.periods.delist(self.port)
             {
@@ -463,16 +465,16 @@ impl Local {
         flow.tokens > 0 && flow.number == self.period.number() || self.take(shared, seat, wake)
     }
 
-    /// Takes tokens from the flow's pot; whether there is one in hand then.
+    /// Takes tokens from the flow's pot; gives whether it then has one in hand.
     fn take<P: Platform>(&mut self, shared: &Shared<P>, seat: u32, wake: &mut PortSet) -> bool {
         let Some(flow) = self.flows.get_mut(seat as usize) else { return false };
         let slot = flow.owner.slot();
         let Some(pot) = shared.pots.get(slot) else { return false };
-        // Its control word is the port's to read while it has requests here.
+        // The port may read a flow's control word while the flow has requests here.
         let weight = shared.flows.weight_in(slot);
         let (periods, number) = (&shared.periods, self.period.number());
         if flow.number != number {
-            // What was taken in the last period is still good.
+            // Tokens taken in the last period are still valid.
             if flow.number + 1 != number {
                 flow.tokens = flow.tokens.min(0);
             }
@@ -496,11 +498,11 @@ impl Local {
         has_tokens
     }
 
-    /// What the first flow in the ready list sends next.
+    /// The next piece of the first flow in the ready list.
     #[inline]
     fn pick(&mut self, seat: u32) -> Option<Piece> {
         let flow = self.flows.get_mut(seat as usize)?;
-        // There are no depths: what throttles is tokens.
+        // There are no depths: only tokens throttle.
         let unit = flow.queues.pick(&mut self.links, |_| true);
         if flow.queues.is_empty() {
             flow.list = List::None;
@@ -512,7 +514,7 @@ impl Local {
         self.units.begin(unit?)
     }
 
-    /// Sends a request, which its flow pays for; of a command of several, the last one counts as
+    /// Issues a request and charges its flow; of a command of several, only the last counts as
     /// outstanding.
     #[inline]
     fn send<P: Platform>(&mut self, shared: &Shared<P>, piece: &Piece, now_ns: u64) -> Next {
@@ -538,7 +540,7 @@ impl Local {
         }
         self.outstanding = self.outstanding.wrapping_add(1);
         if let Some(line) = shared.lines.get(usize::from(self.port.0)) {
-            // Read late, it ends a period early: no harm.
+            // A port that reads the count late may end a period early, which does no harm.
             line.outstanding.store(self.outstanding, Ordering::Relaxed);
             line.used.store(self.used, Ordering::Relaxed);
         }
@@ -548,8 +550,8 @@ impl Local {
         next
     }
 
-    /// All that is staged here is out of tokens. What the port does, unless there is another period
-    /// by now.
+    /// All flows with staged requests here are out of tokens: begins the next period if it is due.
+    /// Gives the answer of `next`, or `None` if there is another period.
     #[cold]
     fn starve<P: Platform>(
         &mut self,
@@ -567,7 +569,7 @@ impl Local {
                 None
             };
             let Some(mut sleepers) = begun else {
-                // It is not due, or another port begins it and wakes this one.
+                // The next period is not due, or another port begins it and wakes this one.
                 self.blocks += 1;
                 self.show(shared);
                 return Some(
@@ -588,7 +590,7 @@ impl Local {
         self.show(shared);
     }
 
-    /// Shows the port's counters.
+    /// Publishes the port's counters.
     #[cold]
     fn show<P: Platform>(&self, shared: &Shared<P>) {
         if let Some(line) = shared.lines.get(usize::from(self.port.0)) {
@@ -600,11 +602,11 @@ impl Local {
 }
 
 impl<P: Platform> Shared<P> {
-    /// The seat is another flow's from now on: the old one leaves its debt with its pot, and the
-    /// new one takes up what it has left with its own.
+    /// Gives the seat to another flow: the old flow leaves its debt with its pot, and the new flow
+    /// takes over the debt in its own pot.
     ///
-    /// The pot is the old flow's as long as that is open: the port has not let go of it, and does
-    /// not in the midst of a verb.
+    /// The pot belongs to the old flow as long as that is open: the port has not released it, and
+    /// does not in the midst of a verb.
     #[cold]
     fn reseat(&self, seat: &mut LocalFlow, flow: FlowId) {
         let old = seat.owner;

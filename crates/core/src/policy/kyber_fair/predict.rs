@@ -1,30 +1,32 @@
-//! How many tokens the next period gets, and what a write costs: the paper's Section 4.3.
+//! The tokens of the next period and the cost of a write: the paper's Section 4.3.
 //!
 //! # Algorithm 1, reconstructed
 //! The paper's Algorithm 1 is a picture; the text around it says: record the used tokens `u_i` and
 //! the throttled time `t_i` of each flow; average the used ones; their sum predicts what the next
 //! period needs; "if throttled time of cgroup is shorter than allocation period, the predicted
-//! number increases, otherwise it decreases"; hand it out by weight. What this is taken to mean:
+//! number increases, otherwise it decreases"; hand it out by weight. This module reads it as
+//! follows:
 //!
 //! - *Throttled time* can only be the time *after which* a flow was throttled. (Time spent
 //!   throttled is always shorter than the period in which it is spent, and the number would only
 //!   ever increase.) If tokens ran out before the period's end they were too few; if they did not,
 //!   too many. The period ends as soon as the last active flow has run out, so the greatest `t_i`
-//!   is the length `L` of the period that was, and one clock serves all flows.
+//!   is the length `L` of the last period, and one clock serves all flows.
 //! - *By how much?* The paper does not say. `U` tokens in a time `L` are `U P / L` in a whole
 //!   period `P`: the rate at which the device served, which is what tokens stand for. If all ran
-//!   out early that is more than before, and if time ran out with tokens left (`L = P`, `U` less
-//!   than was handed out) it is less: the rule as stated, with a size.
+//!   out early, that is more than was handed out; if time ran out with tokens left (`L = P`, `U`
+//!   less than was handed out), it is less. So the rule holds as stated, and has a size.
 //! - *Average.* The sum of the flows' averages is the average of their sum, so one is kept: used
 //!   tokens over time, both halved whenever the time exceeds four periods. When time ran out the
-//!   last period counts by itself if it is less: a device that has slowed down (garbage collection)
-//!   is followed at once, since too many tokens cost fairness, and too few only another beginning.
+//!   last period counts by itself if its rate is less: a device that has slowed down (garbage
+//!   collection) is followed at once, since too many tokens cost fairness, and too few only another
+//!   beginning.
 //! - *For the same reason* a sixteenth is taken off: in a steady state the tokens run out shortly
 //!   before the time does.
 //! - *Slowly.* The number at most doubles or halves from one period to the next: the first requests
-//!   of a burst go to an empty device at no rate at all. If all have run out without anything used,
-//!   all is owed for requests larger than their flows' tokens: then it doubles until something can
-//!   go, for that period only.
+//!   of a burst go to an empty device at no rate at all. If all flows have run out and nothing was
+//!   used, all tokens pay debts for requests larger than their flows' tokens: then the number
+//!   doubles until a request can go, for that period only.
 //!
 //! **The ratio.** The paper takes the latencies from Kyber's histogram, whose buckets are half a
 //! millisecond wide for reads and 2.5 for writes: on an SSD all are in the first and the ratio is
@@ -37,15 +39,16 @@ use crate::contract::bounds::ConfigError;
 /// No period has more tokens than this: 2^38, 256 GiB.
 pub(super) const MAX_TOKENS: u64 = 1 << 38;
 
-/// How many tokens a period has, in bytes of service.
+/// Tokens of a period, in bytes of service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Totals {
-    /// The first period. Default 16 MiB.
+    /// Tokens of the first period. Default 16 MiB.
     pub first: u64,
-    /// At least. Default 4 KiB, one request: no device is so slow that the bound matters.
+    /// The least tokens of later periods. Default 4 KiB, one request: no device is so slow that the
+    /// bound matters.
     pub least: u64,
-    /// At most. Default 256 GiB.
+    /// The most tokens of later periods. Default 256 GiB.
     pub most: u64,
 }
 
@@ -76,7 +79,7 @@ impl Totals {
     }
 }
 
-/// Time is counted in 1/65536 of a period here, so that products fit into 64 bits.
+/// Parts of a period in which time is counted here, so that products fit into 64 bits.
 const PARTS: u64 = 1 << 16;
 
 /// Predicts tokens.
@@ -86,12 +89,12 @@ pub(super) struct Predictor {
     tokens: u64,
     /// When the period began; `None` before the first.
     began_ns: Option<u64>,
-    /// The counter of used tokens then.
+    /// The counter of used tokens at that time.
     used_before: u64,
     /// Tokens and time (parts) that are averaged over.
     used: u64,
     parts: u64,
-    /// Periods in a row in which all ran out and nothing went.
+    /// Periods in a row in which all flows ran out and nothing was used.
     barren: u32,
 }
 
@@ -155,20 +158,20 @@ impl Predictor {
 /// Measures how long requests stay in the device.
 #[derive(Default)]
 pub(super) struct Stay {
-    /// Latency and number of all requests when last looked at.
+    /// Latency and number of all requests at the last update.
     before: [u64; 2],
     mean_ns: u64,
 }
 
 impl Stay {
-    /// A flow that was seen longer ago than this has nothing in the device, in nanoseconds. Twice
-    /// the mean: while a queue builds up, what completes has waited for half of what is to come.
+    /// Nanoseconds; a flow that was seen longer ago than this has nothing in the device. Twice the
+    /// mean: while a queue builds up, later requests may wait twice as long as those that complete.
     pub(super) fn horizon_ns(&self) -> u64 {
         self.mean_ns.saturating_mul(2)
     }
 
-    /// Given latency (nanoseconds) and number of requests since the start, of each kind; how long
-    /// ago that was last given; and whether any is in the device.
+    /// Updates the mean from latency (nanoseconds) and number of requests since the start, of each
+    /// kind, the time since the last update, and whether any request is in the device.
     pub(super) fn update(&mut self, kinds: [[u64; 2]; 3], elapsed_ns: u64, is_busy: bool) {
         let now = kinds.into_iter().fold([0u64; 2], |[ns, count], [more_ns, more]| {
             [ns.wrapping_add(more_ns), count.wrapping_add(more)]
@@ -179,7 +182,7 @@ impl Stay {
             // Nothing is in the device, so no flow counts for what it has there.
             _ if !is_busy => 0,
             Some(mean_ns) => mean_ns,
-            // What is there has been there all the time.
+            // The requests in the device have been there all the time.
             None => self.mean_ns.saturating_add(elapsed_ns),
         };
     }
@@ -188,9 +191,9 @@ impl Stay {
 /// Measures the ratio of latencies.
 #[derive(Default)]
 pub(super) struct Ratio {
-    /// Latency and number of reads and writes when last looked at.
+    /// Latency and number of reads and writes at the last update.
     before: [[u64; 2]; 2],
-    /// In 1/256; 0 before anything is known.
+    /// In 1/256; 0 until the first measurement.
     ratio: u64,
 }
 
@@ -198,7 +201,7 @@ impl Ratio {
     /// A ratio of 1.
     pub(super) const ONE: u64 = 256;
     const MAX: u64 = 16 * Self::ONE;
-    /// How many requests of each kind are needed for a new ratio.
+    /// Requests of each kind that a new ratio needs.
     const SAMPLES: u64 = 32;
 
     /// The ratio, given latency (nanoseconds) and number of all reads and all writes since the
@@ -210,7 +213,7 @@ impl Ratio {
         let [reads_before, writes_before] = self.before;
         let [read_ns, reads_done] = since(reads, reads_before);
         let [write_ns, writes_done] = since(writes, writes_before);
-        // With fewer `before` stays, so that they add up over several calls.
+        // With fewer requests `before` stays, so that they add up over several calls.
         if reads_done >= Self::SAMPLES && writes_done >= Self::SAMPLES {
             self.before = [reads, writes];
             let mean_read = (read_ns / reads_done).max(1);
@@ -230,7 +233,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const PERIOD: u64 = 100 * MS;
 
-    /// A device of so many bytes per 100 ms under full load: gives the tokens after each of
+    /// A device of `capacity` bytes per 100 ms under full load: gives the tokens after each of
     /// `periods` periods. A period ends when the tokens have been served, or its time is over.
     fn follow(
         predictor: &mut Predictor,

@@ -8,8 +8,8 @@ use crate::{Cost, Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag}
 const MS: u64 = 1_000_000;
 const TOKENS: u64 = 4000;
 
-/// One port, so many flows of these weights, 4000 tokens a period, busy with 1, and requests that
-/// cost their length.
+/// One port, a flow of each weight, 4000 tokens a period, `busy` 1, and requests that cost their
+/// length.
 fn setup<const N: usize>(weights: [u16; N]) -> (KyberFair, Vec<KyberFairPort>, [FlowId; N]) {
     let config = KyberFairConfig {
         busy: 1,
@@ -41,13 +41,13 @@ fn issue_all(port: &mut KyberFairPort, now_ns: u64) -> Vec<u32> {
     issued
 }
 
-/// Lets the flows use up what they have in one period, so that they count in the next, which begins
+/// Lets the flows use up their tokens in one period, so that they count in the next, which begins
 /// at `now_ns`, and bring nothing into it.
 fn warm_up(policy: &KyberFair, port: &mut KyberFairPort, flows: &[FlowId], now_ns: u64) {
     policy.tick(0, &mut { PortSet::EMPTY });
     for &flow in flows {
         let weight = policy.shared.flows.weight(flow).unwrap();
-        // Nobody was active: it has what it would have beside the largest weight.
+        // No flow was active: this one has its share beside the largest weight.
         let share = tokens(policy).tokens * u64::from(weight.get()) / 10_000;
         submit(port, 0, flow, Op::Read, share as u32).unwrap();
         assert_eq!(issue_all(port, 0), [0]);
@@ -124,7 +124,7 @@ fn nobody_waits_beside_an_idle_device() {
 }
 
 /// Ports of a and b sleep, and a's request is taken back before or after the device has run empty,
-/// of which one sleeper hears. b's goes in each case.
+/// for which one sleeper is woken. b's request goes in each case.
 #[test]
 fn a_port_that_has_taken_back_its_last_request_sleeps_for_nobody() {
     for is_late in [false, true] {
@@ -193,7 +193,7 @@ fn a_moment_with_few_outstanding_ends_no_period() {
     let periods = tokens(&policy).periods;
     let mut now_ns = 110 * MS;
     for _ in 0..20 {
-        // One of b's comes back, and its successor goes 100 us later.
+        // One of b's requests completes, and its successor goes 100 us later.
         let wake = &mut { PortSet::EMPTY };
         second.complete(now_ns, Tag(0), Outcome::Done, wake);
         assert_eq!(*wake, PortSet::only(PortId(0)));
@@ -238,8 +238,8 @@ fn without_patience_and_beside_an_idle_device_a_period_ends_at_once() {
     assert!(matches!(first.next(110 * MS + 1, &mut { PortSet::EMPTY }), Next::Issue { .. }));
 }
 
-/// While one waits out its patience nobody is woken again; if it does not act when that is over,
-/// the next completion wakes one who will.
+/// While a port waits out its patience no port is woken again; if it does not act when that is
+/// over, the next completion wakes a port that does.
 #[test]
 fn patience_that_is_over_calls_for_help() {
     let (_policy, [mut first, mut second], _) = out_of_tokens_beside(6, 64);
@@ -274,8 +274,8 @@ fn what_a_request_uses_beyond_its_tokens_is_owed() {
     assert_eq!(issue_all(port, 300 * MS), [1], "two periods have paid for it");
 }
 
-/// A port of two tags has two seats. a owes for a large request when b and c take them; back, it
-/// still does.
+/// A port of two tags has two seats. a has a debt for a large request when b and c take them, and
+/// still has it when it returns.
 #[test]
 fn what_is_owed_outlives_the_seat() {
     let config =
@@ -298,7 +298,7 @@ fn what_is_owed_outlives_the_seat() {
     submit(port, 1, a, Op::Read, 100).unwrap();
     assert!(port.flow_stats(a).tokens < Some(-3000));
     port.cancel(100 * MS, Tag(1), &mut { PortSet::EMPTY });
-    // A new flow in the slot owes nothing.
+    // A new flow in the slot has no debt.
     policy.remove_flow(a).unwrap();
     port.next(100 * MS, &mut { PortSet::EMPTY });
     let new = policy.add_flow(Weight::DEFAULT).unwrap();
@@ -333,8 +333,8 @@ fn writes_cost_the_measured_ratio() {
     assert!((11..=13).contains(&issued.len()), "{issued:?}");
 }
 
-/// Where all always want more than they have no period ever lasts its time: each ends as the last
-/// of them runs out.
+/// If all flows always want more than they have, no period lasts its full time: each ends when the
+/// last flow runs out.
 #[test]
 fn the_ratio_is_measured_however_early_periods_end() {
     let (policy, mut ports, [a, b]) = setup([100, 100]);
@@ -369,7 +369,8 @@ fn the_ratio_is_measured_however_early_periods_end() {
 }
 
 /// a has 1000 tokens a period beside b and uses one of them; then it sends nothing for some periods
-/// in which b does. Back, it has 1333, what its weight is worth beside b alone.
+/// in which b does. When it returns, it has 1333: its weight's tokens in a period that only counts
+/// b.
 #[test]
 fn what_is_left_is_good_for_one_more_period() {
     for (absence, issued) in [(0, 10), (1, 7), (5, 7)] {
@@ -402,8 +403,8 @@ fn idle_time_saves_up_no_tokens() {
     assert_eq!(issue_all(&mut ports[0], 5000 * MS).len(), 5);
 }
 
-/// Two flows on one port, and one of them sends nothing for so many ticks of 100 ms. It may find
-/// itself served or throttled, as any other, and `next` says which.
+/// Two flows on one port, and one of them sends nothing for `absence` ticks of 100 ms. Then it is
+/// served or throttled as any other, and `next` says which.
 #[test]
 fn a_flow_returns_after_any_number_of_periods() {
     for absence in [1, 2, 32_767, 32_769, 65_535, 65_536, 65_537, 65_600, 140_000] {
@@ -434,7 +435,7 @@ fn a_flow_returns_after_any_number_of_periods() {
 }
 
 /// Each of 64 ports may take tokens for one small request, and the flow has 500 times as many as
-/// these need: no port goes without because others have taken more than they use.
+/// these need: no port gets none because others have taken more than they use.
 #[test]
 fn ports_leave_tokens_for_each_other() {
     let config = KyberFairConfig {
