@@ -1,14 +1,14 @@
-//! Anticipation: what a flow that has nothing staged may still be about to send.
+//! Anticipation: the requests that a flow with nothing staged may be about to send.
 //!
-//! A tenant that waits for each answer before it asks again has nothing staged while its answer is
-//! on the way: it looks idle and is not. A scheduler that turns to another flow at that moment
-//! takes the tenant's share away; one that keeps the device for it wastes what the device could
-//! have done. Every anticipating scheduler here asks the same question, and gets a time.
+//! A tenant that waits for each answer before it sends again has nothing staged while its answer is
+//! on the way: it seems idle and is not. A scheduler that turns to another flow at that moment
+//! takes the tenant's share away; one that keeps the device for it wastes the device's time. All
+//! anticipating schedulers here use this module, which gives the time until which to wait.
 //!
-//! A flow is waited for while it has requests on the device, and then for `idle_ns` from its last
-//! completion. It is not when its last request was no read, since those who write seldom wait for
-//! the answer; nor when it has turned out to think for longer than that, on average over its last
-//! eight pauses or so, since waiting then is in vain.
+//! A scheduler waits for a flow while the flow has requests on the device, and then for `idle_ns`
+//! from its last completion. It does not wait if the flow's last request was no read, since clients
+//! that write seldom wait for the answer; nor if the flow's think time, on average over its last
+//! eight pauses or so, is longer than that, since the wait would be useless.
 //!
 //! **Paper.** Iyer, Druschel: Anticipatory scheduling, SOSP 2001.
 
@@ -16,18 +16,18 @@ use crate::contract::bounds::MAX_KNOB_NS;
 use crate::contract::op::Op;
 use crate::entry::knobs::Knob;
 
-/// How long a flow's next request is waited for; 0 does not wait.
+/// The longest wait for a flow's next request; 0 does not wait.
 pub(crate) const IDLE: Knob =
     Knob::duration("idle", 0, MAX_KNOB_NS, "how long a tenant's next request is waited for");
 
-/// What is known of one flow.
+/// The state of one flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Anticipation {
     in_service: u32,
     reads: bool,
     /// When its last request was completed.
     idle_since_ns: u64,
-    /// How long it takes from an answer to its next request, on average.
+    /// Mean time from an answer to its next request.
     think_ns: u64,
 }
 
@@ -36,7 +36,7 @@ impl Anticipation {
     #[inline]
     pub fn arrived(&mut self, now_ns: u64, alone: bool, idle_ns: u64) {
         if alone && self.in_service == 0 && self.idle_since_ns > 0 {
-            // A long absence says no more than that it was too long.
+            // A longer absence only shows that it was too long.
             let pause_ns = now_ns.saturating_sub(self.idle_since_ns).min(idle_ns.saturating_mul(2));
             self.think_ns = self.think_ns - self.think_ns / 8 + pause_ns / 8;
         }
@@ -56,14 +56,14 @@ impl Anticipation {
         self.idle_since_ns = now_ns;
     }
 
-    /// How many of its requests are on the device.
+    /// Number of its requests on the device.
     #[inline]
     pub fn in_service(&self) -> u32 {
         self.in_service
     }
 
-    /// Until when to wait for the flow, which has nothing staged; `None` if not at all. `idle_ns`
-    /// of 0 switches anticipation off.
+    /// The time until which to wait for the flow, which has nothing staged; `None` if not at all.
+    /// `idle_ns` of 0 switches anticipation off.
     #[inline]
     pub fn until(&self, now_ns: u64, idle_ns: u64) -> Option<u64> {
         if idle_ns == 0 || !self.reads || self.think_ns > idle_ns {

@@ -1,27 +1,28 @@
 //! `bfq`: the device to one flow at a time, for budgets of bytes; budgets are scheduled by B-WF2Q+.
 //!
-//! **Problem.** Slices of time share what a flow makes of them: a stream gets more bytes out of its
-//! slice than random reads do. A promise of bandwidth has to count bytes, and still serve each
-//! flow for long enough at a time.
+//! **Problem.** With slices of time a flow's service depends on its use of them: a stream gets more
+//! bytes out of its slice than random reads do. A promise of bandwidth has to count bytes, and
+//! still serve each flow for long enough at a time.
 //!
 //! **Model.** The flow *in service* is the only one served until its budget is used up, or its
 //! time, or it has nothing staged. Then the next is chosen by B-WF2Q+. A flow has a start `S` and,
-//! with budget `B`, a finish `F = S + B / weight`; virtual time `V` moves by
-//! `served / (weights of all that are busy)`. Of the flows that are not ahead (`S <= V`) the one
-//! with the least `F` is next; where all are ahead, `V` moves up to the first. When its turn ends,
-//! a flow's `S` moves by what it was really served, per weight: that is what the B stands for,
-//! since how much of a budget will be used is not known before. A flow that comes back after a
-//! pause has `S = max(V, S)`: it has saved nothing up.
+//! with budget `B`, a finish `F = S + B / weight`; virtual time `V` moves by `served / (weights of
+//! all busy flows)`. Of the flows that are not ahead (`S <= V`) the one with the least `F` is next;
+//! if all are ahead, `V` moves up to the first. When its turn ends, a flow's `S` moves by the bytes
+//! that it was really served, per weight: that is the B of B-WF2Q+, since the used part of a budget
+//! is not known in advance. A flow that comes back after a pause has `S = max(V, S)`: it has saved
+//! nothing up.
 //!
-//! - *Budgets* follow what flows do with them: one that was used up is doubled, at most to
-//!   `budget_bytes`; one that was not shrinks to what was used, at least to a 32nd of that. So
-//!   flows that want little get it soon.
-//! - *Time.* A turn ends after `timeout_ns` when others wait. A flow that makes little of its time
-//!   pays for the time, any other for its bytes (`price_of_time`).
-//! - *Idling.* When the flow in service has nothing staged but is expected to (`anticipation`), the
-//!   device waits, at most `idle_ns` since the last answer. BFQ-NA is `idle_ns` = 0. Writes are not
-//!   waited for; and nobody is while all busy flows have the same weight, as in Linux on a device
-//!   that queues: such a device is kept busy, and the flow that has the deeper queue gets more.
+//! - *Budgets* follow flows' use: one that was used up is doubled, at most to `budget_bytes`; one
+//!   that was not shrinks to the bytes used, at least to a 32nd of `budget_bytes`. So flows with
+//!   little demand are served soon.
+//! - *Time.* A turn ends after `timeout_ns` when others wait. A flow that transfers little in its
+//!   time pays for the time, any other for its bytes (`price_of_time`).
+//! - *Idling.* When the flow in service has nothing staged but is expected to send
+//!   (`anticipation`), the device waits, at most `idle_ns` after the last completion. BFQ-NA is
+//!   `idle_ns` = 0. The device does not wait for writes, nor while all busy flows have the same
+//!   weight, as in Linux on a device that queues: such a device is kept busy, and the flow that has
+//!   the deeper queue gets more.
 //! - *A flow that may not be served* keeps its turn; the others go on beside it (`serve_beside`).
 //!
 //! **Fairness.** Counted at dispatch, two backlogged flows' services per weight differ by at most
@@ -32,7 +33,8 @@
 //! injection of other flows' requests while idling, and groups.
 //!
 //! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for
-//! BFQ-NA): Linux's defaults. `waits_for_equals`, `sync_writes`: whom it waits for. `slots`: D.
+//! BFQ-NA): Linux's defaults. `waits_for_equals`, `sync_writes`: the flows that it waits for.
+//! `slots`: D.
 //!
 //! **Papers.** Valente, Checconi: High throughput disk scheduling with fair bandwidth distribution,
 //! IEEE Transactions on Computers 59(9), 2010. Bennett, Zhang: Hierarchical packet fair queueing
@@ -74,14 +76,14 @@ pub struct BfqConfig {
     pub budget_bytes: u64,
     /// The longest turn while others wait, in nanoseconds; default 125 ms.
     pub timeout_ns: u64,
-    /// How long to wait for the next request of the flow in service, in nanoseconds; 0 is BFQ-NA;
+    /// The longest wait for the next request of the flow in service, in nanoseconds; 0 is BFQ-NA;
     /// default 8 ms.
     pub idle_ns: u64,
     /// Whether to wait also while all busy flows have the same weight, as Linux does where flows
     /// are control groups. Default: no.
     pub waits_for_equals: bool,
-    /// Whether flows that write wait for their answers (as with `O_DIRECT`, which is synchronous to
-    /// Linux), and are waited for like flows that read. Default: no.
+    /// Whether the device waits for flows that write as for flows that read, because they wait for
+    /// their answers (as with `O_DIRECT`, which is synchronous to Linux). Default: no.
     pub sync_writes: bool,
 }
 
@@ -142,7 +144,7 @@ pub enum BfqNa {}
 
 impl Scheduler for BfqNa {
     const NAME: &'static str = "bfq-na";
-    /// Nothing is waited for, so that nothing says for which flows.
+    /// BFQ-NA waits for no flow, so it has no keys that choose the flows.
     const WITHOUT: &'static [&'static str] = &["idle", "wait-for-equals", "sync-writes"];
     type Config = BfqConfig;
 
@@ -172,10 +174,10 @@ impl<P: Platform> Serial<BfqScheduler, P> {
 pub struct BfqScheduler {
     config: BfqConfig,
     virtual_time: VTime,
-    /// What the last division left of virtual time, in hundredths of a byte.
+    /// Remainder of the last division that advanced virtual time, in 1/25,600 of a byte.
     remainder: u64,
     flows: Box<[FlowState]>,
-    /// Backlogged flows that were ahead when last looked at, by their start.
+    /// Backlogged flows that were ahead at the last check, by their start.
     ahead: FlowHeap,
     /// Backlogged flows that are not ahead, by their finish.
     ready: FlowHeap,
@@ -183,13 +185,13 @@ pub struct BfqScheduler {
     in_service: Option<Turn>,
     /// All flows that have requests staged or are in service.
     busy: Busy,
-    /// The most bytes that turns which ended by time were seen to serve.
+    /// The most bytes served in a turn that ended by time; decays by a 64th with each such turn.
     in_time: u64,
     turns: u64,
     lift: Lift,
 }
 
-/// Weights of flows, in 256ths: how many, their sum and the sum of their squares.
+/// Weights of flows, in 256ths: their number, their sum and the sum of their squares.
 #[derive(Clone, Copy, Default)]
 struct Busy {
     flows: u64,
@@ -236,7 +238,7 @@ struct Turn {
     served: u64,
     budget: u64,
     ends_ns: u64,
-    /// What others were served in the meantime.
+    /// Bytes that others were served in the meantime.
     others: u64,
 }
 
@@ -253,7 +255,7 @@ struct FlowState {
     start: VTime,
     finish: VTime,
     budget: u64,
-    /// What it was served beside the flow in service and has not paid for.
+    /// Bytes that it was served beside the flow in service and has not paid for.
     beside: u64,
     normalizer: Normalizer,
     weight: Weight,
@@ -301,9 +303,9 @@ impl BfqScheduler {
     }
 
     // **Bounds.** A flow that becomes eligible moves from one heap to the other, once for each of
-    // its turns; so where virtual time passes many starts at once one `next` moves that many, and
-    // on the average each moves one.
-    /// Flows that virtual time has caught up with compete by their finish.
+    // its turns; so if virtual time passes many starts at once one `next` moves as many flows; on
+    // average each moves one.
+    /// Moves the flows that virtual time has caught up with to `ready`, by their finish.
     #[inline]
     fn admit(&mut self) {
         while let Some(&entry) = self.ahead.first(Lanes::All)
@@ -332,7 +334,7 @@ impl BfqScheduler {
         let first =
             self.ready.take_first(lanes).or_else(|| self.ahead.take_first(lanes))?.flow as usize;
         let flow = self.flows.get_mut(first)?;
-        // Paid for apart: it is none of what this turn serves in its time.
+        // Charged apart: these bytes are not part of this turn.
         flow.start =
             flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
         let budget = flow.budget;
@@ -363,22 +365,22 @@ impl BfqScheduler {
         }
     }
 
-    /// What a turn costs that ended by time.
+    /// The bytes charged for a turn that ended by time.
     #[inline]
-    // *Time.* A turn ends after `timeout_ns` when others wait. If it served less than half of what
-    // such turns were seen to serve, it is charged as much as that: a flow that makes little of its
-    // time pays for the time. Any other pays for its bytes, as in Linux: turns differ by what a
-    // device happens to do and by the last request, and where budgets are never used up since the
-    // device is slow, the shares would, too (1:2.96 for 1:3, 64 KiB beside 4 KiB at 16 MiB/s). What
-    // is seen is the most, forgotten by a 64th each time; Linux has the device's peak rate for
-    // that.
+    // *Time.* A turn ends after `timeout_ns` when others wait. If the device served less than half
+    // of the most bytes of such turns in it, the flow is charged its part of that most: a flow that
+    // transfers little in its time pays for the time. Any other flow pays for its bytes, as in
+    // Linux: turns differ by the device's behaviour and by the last request, and if budgets are
+    // never used up because the device is slow, the shares would differ, too (1:2.96 for 1:3, 64
+    // KiB beside 4 KiB at 16 MiB/s). The most decays by a 64th each time; Linux uses the device's
+    // peak rate instead.
     fn price_of_time(&mut self, turn: Turn) -> u64 {
         let all = (turn.served + turn.others).max(1);
         self.in_time = all.max(self.in_time - self.in_time / 64);
         if all >= self.in_time / 2 {
             return turn.served;
         }
-        // Both are at most a turn's bytes, and no turn is longer than 2^40 but by one request.
+        // Both are at most a turn's bytes, and no turn exceeds 2^40 by more than one request.
         (turn.served / 1024 * (self.in_time / all.div_ceil(1024).max(1))).max(turn.served)
     }
 
@@ -391,7 +393,7 @@ impl BfqScheduler {
         self.virtual_time = self.virtual_time.plus(units);
     }
 
-    /// What the turn allows, or why it ends.
+    /// The selection that the turn allows, or the reason why it ends.
     #[inline]
     fn within(&mut self, now_ns: u64, turn: Turn, lanes: Lanes) -> Result<Selection, End> {
         let others_wait = self.others_wait();
@@ -424,7 +426,7 @@ impl BfqScheduler {
         Ok(Selection::Serve(job, turn.flow))
     }
 
-    /// The first request of a flow leaves for the device, and virtual time moves by what it costs.
+    /// The first request of a flow leaves for the device, and virtual time moves by its cost.
     #[inline]
     fn serve(&mut self, flow: usize) -> Option<(Job, u64)> {
         let (job, kept) = self.staged.pop(flow)?;
@@ -440,11 +442,11 @@ impl BfqScheduler {
     }
 
     // *A flow that may not be served* keeps its turn, and the others go on beside it, in their
-    // order, in turns of the least budget, which they pay for as ever; of its turn's time its flow
-    // pays its part. (Were the turn to end, a flow that may only have one request on the device
-    // would get that one for each full budget of the others'.)
-    /// While the flow in service may not be served, the first by its finish that may is, or else
-    /// the one that is least ahead.
+    // order, in turns of the least budget, for which they pay as usual; the flow pays its part of
+    // its turn's time. (If the turn ended, a flow that may have only one request on the device
+    // would get one for each full budget of the others.)
+    /// While the flow in service may not be served, serves the first flow by its finish that may,
+    /// or else the one that is least ahead.
     #[inline]
     fn serve_beside(&mut self, lanes: Lanes) -> Selection {
         self.admit();
@@ -464,7 +466,7 @@ impl BfqScheduler {
         if next.is_some_and(|next| flow.beside + next.cost <= self.config.least_budget()) {
             return Selection::Serve(job, slot);
         }
-        // The flow is charged for what was served beside, and leaves its place in the queue: it
+        // The flow is charged for the bytes served beside, and leaves its place in the queue: it
         // gets another one if it has more requests.
         flow.start =
             flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
@@ -483,7 +485,7 @@ impl BfqScheduler {
 impl SerialPolicy for BfqScheduler {
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         if let Some(turn) = self.in_service.filter(|turn| turn.flow == slot) {
-            // The slot's last life has nothing staged any more.
+            // The slot's last flow no longer has anything staged.
             self.end(turn, End::NothingStaged);
         }
         if let Some(flow) = self.flows.get_mut(slot) {
@@ -544,8 +546,8 @@ impl SerialPolicy for BfqScheduler {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let mut has_ended = false;
-        // At one place for both turns: what `within` gives is then written where the caller reads
-        // it, not copied on the way.
+        // One call for both turns: the result of `within` is then written where the caller reads
+        // it, not copied.
         while let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) {
             match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
@@ -568,7 +570,7 @@ impl SerialPolicy for BfqScheduler {
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         let in_service = self.in_service.map(|turn| turn.flow);
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // Those that are waiting have a right to be behind.
+            // Flows that wait have a right to be behind.
             if self.staged.is_empty(slot) && in_service != Some(slot) {
                 flow.start = flow.start.max(self.virtual_time);
             }
@@ -588,7 +590,7 @@ mod tests {
     use proptest::prelude::*;
 
     const BUDGET: u64 = 256 << 10;
-    /// As long as no turn ends by time.
+    /// So long that no turn ends by time.
     const FOR_EVER: u64 = MAX_KNOB_NS;
 
     fn bfq(idle_ns: u64) -> BfqScheduler {
@@ -642,8 +644,8 @@ mod tests {
         assert!(!busy.is_even());
     }
 
-    /// One that waits for its answers keeps its share of the bytes if it is waited for: where
-    /// weights differ.
+    /// A flow that waits for its answers keeps its share of the bytes if the device waits for it:
+    /// where weights differ.
     #[test]
     fn idling_keeps_a_shallow_flows_share() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };

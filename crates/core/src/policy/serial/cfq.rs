@@ -1,35 +1,35 @@
 //! `cfq`: the device to one flow at a time, for slices of time in proportion to weights.
 //!
-//! **Problem.** A disk that serves two streams in turn seeks all the time. Give it to each stream
-//! for a while: then the stream gets the disk as it is alone, and what is shared is the one thing
-//! that all streams use alike, time.
+//! **Problem.** A disk that serves two streams in turn seeks all the time. If each stream has the
+//! disk for a while, it gets the disk as if it were alone, and the streams share what all use
+//! alike: time.
 //!
 //! **Model.** The flow that has the device, the *active* one, is the only one served until its
-//! slice is over, or until it has nothing staged. Then what it used of its slice, per weight, is
-//! added to its virtual disk time, and the flow with the least becomes active. A slice is
-//! `slice_ns x weight / R`, with the [reference weight](ReferenceWeight) R, which is 100 where all
-//! weights are, but less when many are waiting: all slices together are at most
-//! `target_ns`, and each at least [`LEAST_SLICE_NS`]. A flow that comes back after a pause starts
-//! at the virtual disk time of the flow that was activated last.
+//! slice is over, or until it has nothing staged. Then the used part of its slice, per weight, is
+//! added to its virtual disk time, and the flow with the least becomes active. A slice is `slice_ns
+//! x weight / R`, with the [reference weight](ReferenceWeight) R, which is 100 if all weights are.
+//! It is shorter when many flows wait: all slices together are at most `target_ns`, and each at
+//! least [`LEAST_SLICE_NS`]. A flow that comes back after a pause starts at the virtual disk time
+//! of the flow that was activated last.
 //!
 //! - *Quantum.* While others wait, the active flow has at most `quantum` requests on the device, so
 //!   that the next slice does not begin behind a full queue of the last one's.
-//! - *Idling.* When the active flow has nothing staged but is [expected][anticipation] to, its
-//!   slice goes on and the device waits, at most `idle_ns` since the last answer. Without it
-//!   (`idle_ns` = 0, CFQ-NA) a flow that waits for its answers loses the slice at once. Writes are
-//!   not waited for.
+//! - *Idling.* When the active flow has nothing staged but is [expected][anticipation] to send, its
+//!   slice goes on and the device waits, at most `idle_ns` after the last completion. Without it
+//!   (`idle_ns` = 0, CFQ-NA) a flow that waits for its answers loses the slice at once. The device
+//!   does not wait for writes.
 //! - *Least charge.* A slice that is given up at once costs [`LEAST_CHARGE_NS`], as in a kernel
 //!   that counts ticks: else a flow that sends one request at a time would be active before all
 //!   others for ever.
 //! - *A flow that may not be served* keeps its slice; the others go on beside it (`serve_beside`).
 //!
-//! **What is shared** is time that flows have the device for. It is the same as device time only
-//! while one flow's requests do not linger in the next one's slice, which on a device that queues
-//! they do.
+//! **Shared time** is the time for which flows have the device. It equals device time only while
+//! one flow's requests do not stay on the device in the next flow's slice, which they do on a
+//! device that queues.
 //!
-//! **Left out**: what CFQ does for disks (sorting by sector, seek detection, preemption by
-//! neighbouring requests), classes of priority, and the one shared queue for writes that nobody
-//! waits for: here every write has a flow.
+//! **Left out**: CFQ's optimizations for disks (sorting by sector, seek detection, preemption by
+//! neighbouring requests), classes of priority, and the one shared queue for asynchronous writes:
+//! here every write has a flow.
 //!
 //! **Knobs.** `slice_ns` (100 ms at the reference weight), `target_ns` (300 ms), `quantum` (8
 //! requests), `idle_ns` (8 ms; 0 for CFQ-NA): Linux's defaults. `slots` (D, requests).
@@ -59,9 +59,9 @@ use crate::policy::serial::{
 use crate::structures::allocation::{boxed, granted};
 use crate::structures::reference::ReferenceWeight;
 
-/// No slice is shorter, in nanoseconds.
+/// The shortest slice, in nanoseconds.
 pub const LEAST_SLICE_NS: u64 = 1_000_000;
-/// What a slice costs at least, in nanoseconds: a tick of a kernel that has a thousand a second.
+/// The least cost of a slice, in nanoseconds: a tick of a kernel that has a thousand a second.
 pub const LEAST_CHARGE_NS: u64 = 1_000_000;
 
 /// CFQ behind the port contract.
@@ -77,11 +77,11 @@ pub struct CfqConfig {
     /// The slice of a flow of the [reference weight](ReferenceWeight), in nanoseconds; default
     /// 100 ms.
     pub slice_ns: u64,
-    /// What all slices together take at most, in nanoseconds; default 300 ms.
+    /// The longest time of all slices together, in nanoseconds; default 300 ms.
     pub target_ns: u64,
-    /// How many requests the active flow may have on the device while others wait; default 8.
+    /// The most requests of the active flow on the device while others wait; default 8.
     pub quantum: u32,
-    /// How long to wait for the active flow's next request, in nanoseconds; 0 is CFQ-NA; default 8
+    /// The longest wait for the active flow's next request, in nanoseconds; 0 is CFQ-NA; default 8
     /// ms.
     pub idle_ns: u64,
 }
@@ -113,7 +113,7 @@ impl Scheduler for CfqScheduler {
     const COSTS: bool = false;
     type Config = CfqConfig;
 
-    /// What a flow may have on the device is for NASS to say.
+    /// NASS limits a flow's requests on the device.
     fn limited(keeps_room: bool) -> CfqConfig {
         let usual = CfqConfig { quantum: MAX_SLOTS, ..CfqConfig::default() };
         if keeps_room { CfqConfig { idle_ns: 0, ..usual } } else { usual }
@@ -164,10 +164,10 @@ pub struct CfqScheduler {
     reference: ReferenceWeight,
     /// [`LEAST_CHARGE_NS`] of a flow of the reference weight, in units.
     tick_units: u64,
-    /// The virtual disk time of the flow that was activated last; never less than before.
+    /// The virtual disk time of the flow that was activated last; it never decreases.
     virtual_time: VTime,
     flows: Box<[FlowState]>,
-    /// The flows that have requests staged, but for the active one.
+    /// The flows that have requests staged, except the active one.
     heap: FlowHeap,
     staged: Staged<JobState>,
     active: Option<Slice>,
@@ -183,27 +183,27 @@ struct Slice {
     flow: usize,
     began_ns: u64,
     ends_ns: u64,
-    /// What others pay for, in [`PARTS`] of a nanosecond.
+    /// Time that others pay for, in [`PARTS`] of a nanosecond.
     others: u64,
 }
 
 /// Parts that a nanosecond on the device is divided into.
 const PARTS: u64 = 256;
 
-/// Divides the time of the device between the requests that are there, while some are beside the
-/// active flow's.
+/// Divides the time of the device between the requests on it, while some are beside the active
+/// flow's.
 #[derive(Clone, Copy, Default)]
 struct Division {
-    /// Until when it has been divided.
+    /// Time up to which it has been divided.
     now_ns: u64,
     in_service: u32,
     beside: u32,
-    /// What a request has had that has always been there, in [`PARTS`] of a nanosecond.
+    /// Time of a request that has always been on the device, in [`PARTS`] of a nanosecond.
     each: u64,
 }
 
 impl Division {
-    /// Time passes; gives what the requests beside have had of it.
+    /// Divides the time up to `now_ns`; gives the part of the requests beside.
     #[inline]
     fn advance(&mut self, now_ns: u64) -> u64 {
         // A minute at most, so that products stay within a word.
@@ -230,7 +230,8 @@ struct FlowState {
 #[derive(Clone, Copy, Default)]
 struct JobState {
     read: bool,
-    /// Of a request that is on the device beside the active flow's: what each one had had by then.
+    /// Of a request that is on the device beside the active flow's: [`Division::each`] when it was
+    /// served.
     beside: Option<u64>,
 }
 
@@ -257,7 +258,7 @@ impl CfqScheduler {
         })
     }
 
-    /// Behind those that have used as much.
+    /// An entry behind those of flows that have used as much.
     fn entry(&mut self, flow: usize, tag: VTime) -> Entry {
         self.turns = self.turns.wrapping_add(1);
         Entry { tag, arrival: self.turns, flow: flow as u32 }
@@ -274,8 +275,8 @@ impl CfqScheduler {
         }
     }
 
-    /// One that has paid for more than a tick since it got its place gets another first: each flow
-    /// once at most, since there it has paid for nothing yet.
+    /// The first flow, after each flow that has paid for more than a tick in its place has got a
+    /// new place: at most once for each flow, since in the new place it has paid for nothing yet.
     #[cold]
     fn first_anew(&mut self, lanes: Lanes) -> Option<usize> {
         loop {
@@ -291,8 +292,8 @@ impl CfqScheduler {
         }
     }
 
-    /// Which flow is active next: the first that may be served, or the flow whose slice has just
-    /// ended, if it comes before that one and cannot be served now.
+    /// The next active flow: the first that may be served, or the flow whose slice has just ended,
+    /// if it comes before that one and cannot be served now.
     #[inline]
     fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
         let first = self.first(lanes).and_then(|flow| self.heap.get(flow));
@@ -328,7 +329,7 @@ impl CfqScheduler {
     fn expire(&mut self, now_ns: u64, slice: Slice) {
         self.active = None;
         let Some(flow) = self.flows.get_mut(slice.flow) else { return };
-        // Nothing was decided, and no flow wanted the device, since the slice ended.
+        // Nothing was decided, and no flow wanted the device, after the slice's end.
         let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns);
         let charged_ns = used_ns.saturating_sub(slice.others / PARTS).max(LEAST_CHARGE_NS);
         flow.used = flow.used.plus(flow.normalizer.units(charged_ns, flow.weight).max(1));
@@ -357,16 +358,15 @@ impl CfqScheduler {
         Some(job)
     }
 
-    // *A flow that may not be served* keeps its slice, and those that may go on *beside* it, in
-    // their order. Time on the device is then divided evenly between the requests that are there:
-    // each one beside pays for its part when it completes, and the active flow for what is left of
-    // its slice. As a slice does, a place in the order lasts for a tick at least. When its slice is
-    // over and it has used the least all the same, it gets the next one, too: a flow that is held
-    // back when a slice ends must not lose its turn for it. But it saves up no more than a slice:
-    // of what it could not use for long it would have the device to itself as soon as it is held
-    // back no more, say because its clients and the others' stood still for a moment and the device
-    // ran empty.
-    /// While the active flow may not be served, the first that may is.
+    // *A flow that may not be served* keeps its slice, and flows that may be served go on *beside*
+    // it, in their order. Time on the device is then divided evenly between the requests on it:
+    // each request beside pays for its part when it completes, and the active flow for the rest of
+    // its slice. Like a slice, a place in the order lasts for at least a tick. If the active flow
+    // has used the least even when its slice is over, it gets the next slice, too: a flow that is
+    // held back when a slice ends must not lose its turn. But it saves up at most a slice: with
+    // more it would have the device to itself as soon as it is no longer held back, for example
+    // because all clients paused for a moment and the device ran empty.
+    /// While the active flow may not be served, serves the first flow that may.
     #[inline]
     fn serve_beside(&mut self, lanes: Lanes) -> Selection {
         let Some(slot) = self.first(lanes) else { return Selection::Nothing };
@@ -383,7 +383,7 @@ impl CfqScheduler {
         Selection::Serve(job, slot)
     }
 
-    /// Time on the device passes.
+    /// Divides the device's time up to `now_ns`.
     #[inline]
     fn divide(&mut self, now_ns: u64) {
         let others = self.division.advance(now_ns);
@@ -392,7 +392,7 @@ impl CfqScheduler {
         }
     }
 
-    /// What the active flow's slice allows; `None` if it is over.
+    /// The selection that the active flow's slice allows; `None` if it is over.
     #[inline]
     fn within(&mut self, now_ns: u64, slice: Slice, lanes: Lanes) -> Option<Selection> {
         let others_wait = !self.heap.is_empty();
@@ -425,7 +425,7 @@ impl CfqScheduler {
 impl SerialPolicy for CfqScheduler {
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         if let Some(slice) = self.active.filter(|slice| slice.flow == slot) {
-            // The slot's last life has nothing staged any more.
+            // The slot's last flow no longer has anything staged.
             self.expire(slice.ends_ns, slice);
         }
         if let Some(flow) = self.flows.get_mut(slot) {
@@ -459,7 +459,7 @@ impl SerialPolicy for CfqScheduler {
         }
     }
 
-    /// The time that it takes is what counts.
+    /// Growth is not charged: the flow pays for time.
     #[inline]
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
@@ -482,8 +482,8 @@ impl SerialPolicy for CfqScheduler {
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
         let mut last = None;
-        // At one place for both slices: what `within` gives is then written where the caller reads
-        // it, not copied on the way.
+        // One call for both slices: the result of `within` is then written where the caller reads
+        // it, not copied.
         while let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) {
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
@@ -513,7 +513,7 @@ impl SerialPolicy for CfqScheduler {
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // Those that are waiting have a right to be behind.
+            // Flows that wait have a right to be behind.
             if self.staged.is_empty(slot) {
                 flow.used = flow.used.max(self.virtual_time);
             }
@@ -571,8 +571,8 @@ mod tests {
         assert!(slices[..9].iter().all(|&slice| (7_990..=8_016).contains(&slice)), "{slices:?}");
     }
 
-    /// A flow that waits for its answers keeps half of the time when it is waited for, and next to
-    /// nothing when not.
+    /// A flow that waits for its answers keeps half of the time if the device waits for it, and
+    /// next to nothing if not.
     #[test]
     fn idling_is_for_those_who_wait_for_answers() {
         let share = |idle_ns| {

@@ -1,7 +1,7 @@
 //! Schedulers behind one lock in the registry: alone, and within the limits of NASS.
 //!
-//! All run as a `Box<dyn SerialPolicy>`: a port of its own type for each would have callers compile
-//! their whole data path for each, and one lock hides what a call by pointer costs.
+//! All run as a `Box<dyn SerialPolicy>`: with a port type for each, callers would compile their
+//! whole data path for each; beside the lock, the cost of a call by pointer does not matter.
 
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -23,14 +23,14 @@ pub trait Scheduler: 'static {
     const LIMITED: &'static str = "";
     /// Knobs of its configuration that it does not offer.
     const WITHOUT: &'static [&'static str] = &[];
-    /// Whether it charges what requests cost; if not, it does not take the keys that say it.
+    /// Whether it charges requests' costs; if not, it does not have the keys of costs.
     const COSTS: bool = true;
-    /// What it is that requests cost, unless its key says it. The device's time can be told only by
-    /// a scheduler that never holds requests back while the device has room.
+    /// The kind of cost, unless its key says it. The device's time can be measured only with a
+    /// scheduler that never holds requests back while the device has room.
     const COST: CostKind = CostKind::Bytes;
-    /// What it promises beside D.
+    /// Its promises besides D.
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
-    /// What it is built from.
+    /// Its configuration.
     type Config: Configure + Default;
 
     /// Its configuration before any key is set.
@@ -38,8 +38,8 @@ pub trait Scheduler: 'static {
         Self::Config::default()
     }
 
-    /// The same within the limits of NASS, which keeps room for a flow instead of waiting for it
-    /// unless it is told not to.
+    /// The same within the limits of NASS, which keeps places for a flow instead of waiting for it
+    /// unless `_keeps_room` is false.
     fn limited(_keeps_room: bool) -> Self::Config {
         Self::config()
     }
@@ -51,7 +51,7 @@ pub trait Scheduler: 'static {
     ) -> Result<Box<dyn SerialPolicy>, ConfigError>;
 }
 
-/// A scheduler and what is around it.
+/// The configuration of a scheduler and of the policy around it.
 pub struct Behind<S: Scheduler, N> {
     bounds: SerialConfig,
     cost: CostConfig,
@@ -92,10 +92,10 @@ fn bounds(shape: &Shape) -> SerialConfig {
     }
 }
 
-/// Any scheduler, D by itself, and what requests cost.
+/// Any scheduler, with an automatic D and costs.
 type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>, P>;
 
-/// Builds what `build` makes behind one lock, and searches for D where none is given.
+/// Puts the scheduler that `build` makes behind one lock, and searches for D if none is given.
 fn behind<P: Platform>(
     mut bounds: SerialConfig,
     cost: &CostConfig,
@@ -136,13 +136,13 @@ impl<S: Scheduler> entry::Entry for Limited<S> {
     type Config = Behind<S, NassConfig>;
     type Policy<P: Platform> = Any<P>;
 
-    /// D is the device's queue, since limits are parts of that: with a D that is found, which may
-    /// be all that is asked for on a device that gains a little by each request more, they limit
-    /// nothing.
+    /// D is the device's queue, since limits are parts of it. A D that is searched for may become
+    /// as large as the demand, on a device that gains a little with each further request; then
+    /// limits limit nothing.
     ///
-    /// Before a device that takes fewer requests than the paper's it is as for that one: limits are
-    /// whole requests, and of a few places they would be the shares (1:0.9 for 1:3, 64 KiB beside
-    /// 4 KiB on 16 places).
+    /// For a device that takes fewer requests than the paper's, limits are parts of the paper's
+    /// queue: limits are whole requests, and with few places they would determine the shares (1:0.9
+    /// for 1:3, 64 KiB beside 4 KiB on 16 places).
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         // The keys are read here, too, since NASS's own defaults are parts of D.
         let slots = said(keys, "slots")

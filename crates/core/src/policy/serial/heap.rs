@@ -2,15 +2,16 @@
 //! those that may be served.
 //!
 //! Binary heaps in fixed arrays, one for each [`Lane`] that is served from. A flow that is
-//! [shut](Lane::Shut) out is in neither: its entry lies aside, and no search for the first
-//! passes over it. So whatever flows may not be served, to ask costs nothing, and to serve, or to
+//! [shut](Lane::Shut) out is in neither: its entry lies aside, and no search for the first visits
+//! it. So however many flows are shut out, to find the first costs nothing, and to serve it, or to
 //! change a flow's lane, at most the logarithm of the number of flows.
 //!
-//! The loops go from a place to its parent or to a child: no more rounds than the heap has levels.
+//! The loops go from a place to its parent or to a child: at most as many rounds as the heap has
+//! levels.
 //!
-//! What was put in last stays outside its heap, and goes in when something else is put in: a flow
-//! that was served and comes first again, or is let in again as the first, as under a limit it does
-//! all the time, never moves anything.
+//! The entry put in last stays outside its heap, unless the one that is outside is lesser; it goes
+//! in when a lesser one is put in: a flow that was served and comes first again, or is admitted
+//! again as the first, as happens all the time under a limit, never moves anything.
 
 use alloc::boxed::Box;
 
@@ -18,7 +19,7 @@ use super::{Lane, Lanes};
 use crate::contract::vtime::VTime;
 use crate::structures::allocation::boxed;
 
-/// A flow, with what it is ordered by.
+/// A flow, with its keys in the order.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// The order: least first, by signed difference.
@@ -39,7 +40,7 @@ impl Entry {
     }
 }
 
-/// Where a flow's entry is: a position in its heap, or one of these.
+/// Places of a flow's entry, besides the positions in its heap.
 const NOWHERE: u32 = u32::MAX;
 const ASIDE: u32 = u32::MAX - 1;
 const LATEST: u32 = u32::MAX - 2;
@@ -52,7 +53,7 @@ pub struct FlowHeap {
     len: usize,
 }
 
-/// What is kept of a flow.
+/// State of a flow.
 #[derive(Clone, Copy)]
 struct Seat {
     /// Its entry, while it is here.
@@ -63,14 +64,14 @@ struct Seat {
 
 /// The flows of one lane.
 struct Heap {
-    /// What was put in last, if its flow is not `NOBODY`'s.
+    /// The entry that is outside the heap, if its flow is not `NOBODY`'s.
     latest: Entry,
     entries: Box<[Entry]>,
     len: usize,
 }
 
 impl FlowHeap {
-    /// An order of the flows `0..flows`, of which none is in it.
+    /// An empty order of the flows `0..flows`.
     pub fn new(flows: usize) -> Self {
         let seat = Seat { entry: Entry::NOBODY, at: NOWHERE, lane: Lane::default() };
         FlowHeap {
@@ -113,7 +114,7 @@ impl FlowHeap {
         }
     }
 
-    /// The first of those that may be served.
+    /// The first flow that may be served.
     #[inline]
     pub fn first(&self, lanes: Lanes) -> Option<&Entry> {
         let reserved = self.reserved.first();
@@ -132,7 +133,7 @@ impl FlowHeap {
         self.seats.get(flow).filter(|seat| seat.at != NOWHERE).map(|seat| seat.entry)
     }
 
-    /// Takes out the first of those that may be served.
+    /// Takes out the first flow that may be served.
     #[inline]
     pub fn take_first(&mut self, lanes: Lanes) -> Option<Entry> {
         let first = self.first(lanes)?.flow;
@@ -158,7 +159,7 @@ impl FlowHeap {
         match (seat.lane, lane) {
             // A flow that is not here has no entry that could move.
             (before, lane) if before == lane || seat.at == NOWHERE => seat.lane = lane,
-            // Under a limit it is one of these two as a rule, and nothing moves.
+            // Under a limit these two are the usual cases, and nothing moves.
             (Lane::Common, Lane::Shut) if seat.at == LATEST => {
                 latest.flow = Entry::NOBODY.flow;
                 (seat.at, seat.lane) = (ASIDE, lane);
@@ -185,7 +186,7 @@ impl FlowHeap {
         }
     }
 
-    /// Takes out what is at this place of the lane's heap, if it has one.
+    /// Takes out the entry at this place of the lane's heap, if it has one.
     #[inline]
     fn leave(&mut self, lane: Lane, at: u32) {
         match lane {
@@ -236,7 +237,7 @@ impl Heap {
         }
     }
 
-    /// Takes out what is at this place.
+    /// Takes out the entry at this place.
     #[inline]
     fn remove(&mut self, at: u32, seats: &mut [Seat]) {
         if at == LATEST {
@@ -246,7 +247,7 @@ impl Heap {
         }
     }
 
-    /// Takes out what is at this place of the heap.
+    /// Takes out the entry at this place of the heap.
     fn unsit(&mut self, at: usize, seats: &mut [Seat]) {
         let Some(last) = self.len.checked_sub(1).and_then(|last| self.get(last)) else { return };
         self.len -= 1;
@@ -342,7 +343,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted list: the first is the least of those that may be served, whatever
+        /// Against a sorted list: the first is the least of the flows that may be served, whatever
         /// lanes they were in before.
         #[test]
         fn gives_the_least_that_may_be_served(steps in steps()) {

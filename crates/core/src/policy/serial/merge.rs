@@ -1,32 +1,33 @@
 //! Merging: adjacent requests of a flow become one command while they are staged.
 //!
 //! **Problem.** A program that reads or writes a stream in small pieces, many at a time, has the
-//! pieces wait side by side for its flow's turn. The device does less for one command of 128 KiB
-//! than for 32 of 4 KiB, and so does everything between; and a scheduler that counts requests, or
-//! places in the device's queue, sees what the device will see.
+//! pieces wait side by side for its flow's turn. The device has less work with one command of 128
+//! KiB than with 32 of 4 KiB, and so has every layer between; and a scheduler that counts requests,
+//! or places in the device's queue, then counts the device's commands.
 //!
 //! **Model.** The scheduler inside knows *units* instead of requests: a unit is a request, or a
 //! chain of them that lie one after the other. An arrival that begins where a staged unit ends is
 //! appended to it (*back merging*), one that ends where a staged unit begins is put before it
-//! (*front merging*); the scheduler hears that the unit has [grown](super::SerialPolicy::grow) and
-//! by what cost. Any other arrival is a new unit. A unit takes one slot, from when it is selected
-//! until its last part has completed, and its port [joins](crate::Next::Join) its parts to one
-//! command.
+//! (*front merging*); the scheduler is notified that the unit has
+//! [grown](super::SerialPolicy::grow), with the additional cost. Any other arrival is a new unit. A
+//! unit takes one slot, from when it is selected until its last part has completed, and its port
+//! [joins](crate::Next::Join) its parts to one command.
 //!
-//! Only what a device can do as one command, for one tenant, at one moment is merged: reads with
-//! reads and writes with writes of one flow, submitted to one port (whose memory they use), at most
-//! `most_bytes` and [`MOST_PARTS`] of them, and nothing across a *barrier*. Whatever is neither
-//! read nor write is one for its flow, and a host sets one before and after each request that has
-//! to be alone ([`Port::barrier`](crate::Port::barrier)): writes that are to be durable, say.
+//! Only requests that a device can do as one command, for one tenant, at one moment are merged:
+//! reads with reads and writes with writes of one flow, submitted to one port (whose memory they
+//! use), at most `most_bytes` and [`MOST_PARTS`] of them, and nothing across a *barrier*. A request
+//! that is neither read nor write is a barrier for its flow, and a host sets one before and after
+//! each request that has to be alone ([`Port::barrier`](crate::Port::barrier)), durable writes for
+//! example.
 //!
-//! **How they are found.** Two tables of hints, by where units end and where they begin, a power of
-//! two of entries without chains: an entry names the unit that was put there last, and whoever
-//! looks checks that it is staged and fits. A collision costs a merge that was possible, and
-//! nothing has to be taken out of the tables.
+//! **Search.** Two tables of hints, by where units end and where they begin, a power of two of
+//! entries without chains: an entry names the unit that was put there last, and a look-up checks
+//! that it is staged and fits. A collision costs a possible merge, and nothing has to be taken out
+//! of the tables.
 //!
-//! **Left out**: making one of two staged units when an arrival closes the gap between them. It
-//! would take a request out of the middle of the scheduler's queues for a case that a stream does
-//! not have.
+//! **Left out**: joining two staged units when an arrival closes the gap between them. It would
+//! take a request out of the middle of the scheduler's queues for a case that a stream does not
+//! have.
 //!
 //! **Memory.** Per request a unit and a part, per flow a number, and the tables; all allocated when
 //! the policy is built.
@@ -60,17 +61,17 @@ pub(crate) struct Merger {
     stock: Box<[u32]>,
     spare: usize,
     parts: Box<[Part]>,
-    /// Units by where they end, and by where they begin.
+    /// Units by their end, and in `starts` by their beginning.
     ends: Box<[u32]>,
     starts: Box<[u32]>,
     table_bits: u32,
-    /// Per flow, how many barriers it has had.
+    /// Per flow, the number of barriers that it has had.
     barriers: Box<[u64]>,
     /// Per port, the part that it issues next, of a unit that it is in the midst of.
     cursors: Box<[u32]>,
 }
 
-/// One of zeroes is not staged, so hints at it fit nothing.
+/// A unit of zeroes is not staged, so hints at it fit nothing.
 #[derive(Clone, Copy, Zeroable)]
 struct Unit {
     offset: u64,
@@ -88,14 +89,14 @@ struct Unit {
     last: u32,
 }
 
-/// A request: its unit, and the one after it in that.
+/// A request: its unit, and the request after it in that.
 #[derive(Clone, Copy, Zeroable)]
 struct Part {
     unit: u32,
     after: u32,
 }
 
-/// What became of an arrival.
+/// The place of an arrival.
 pub(crate) enum Placed {
     /// A new unit.
     New(Job),
@@ -106,7 +107,7 @@ pub(crate) enum Placed {
 /// A request that a port may issue.
 pub(crate) struct Piece {
     pub(crate) job: u32,
-    /// Whether the command goes on with the next one.
+    /// Whether the command goes on with the next piece.
     pub(crate) goes_on: bool,
 }
 
@@ -130,7 +131,7 @@ impl Merger {
         }
     }
 
-    /// Nothing that arrives from now on is merged with what the flow has staged.
+    /// From now on no arrival is merged with requests that the flow has staged.
     #[inline]
     pub(crate) fn barrier(&mut self, flow: usize) {
         if let Some(count) = self.barriers.get_mut(flow) {
@@ -146,7 +147,7 @@ impl Merger {
             return Placed::New(self.open(arrival));
         }
         let end = arrival.offset.wrapping_add(arrival.length.into());
-        // A stream goes on where it ends, so that is looked for first.
+        // A stream goes on at its end, so back merging is tried first.
         let ahead =
             self.look_up(arrival, arrival.offset, true).filter(|&at| self.fits(at, arrival, true));
         let behind =
@@ -161,7 +162,7 @@ impl Merger {
         self.extend(at, arrival, is_back)
     }
 
-    /// A unit of one part.
+    /// Opens a unit of one part.
     #[inline]
     fn open(&mut self, arrival: &Arrival) -> Job {
         let job = arrival.job.0;
@@ -185,7 +186,7 @@ impl Merger {
             };
         }
         self.set_part(job, Part { unit: at, after: NONE });
-        // Nothing is ever merged with another operation, so it needs no hints.
+        // Other operations are never merged, so they need no hints.
         if matches!(arrival.op, Op::Read | Op::Write) {
             self.note(at, arrival, true);
             self.note(at, arrival, false);
@@ -236,7 +237,7 @@ impl Merger {
         Placed::Into { unit: Job(at) }
     }
 
-    /// The unit's parts are to be issued by its port, which this gives. It is staged no more.
+    /// Marks the unit as no longer staged; gives the port, which is to issue its parts.
     #[inline]
     pub(crate) fn leave(&mut self, unit: Job) -> u32 {
         let Some(unit) = self.units.get_mut(unit.0 as usize) else { return 0 };
@@ -280,7 +281,7 @@ impl Merger {
         (unit.first == job.0 && unit.last == job.0).then_some(Job(at))
     }
 
-    /// A part has completed; its unit, and how that ended, if it was the last.
+    /// Notes that a part has completed; gives its unit and the unit's outcome if it was the last.
     #[inline]
     pub(crate) fn completed(&mut self, job: Job, outcome: Outcome) -> Option<(Job, Outcome)> {
         let at = self.parts.get(job.0 as usize)?.unit;
@@ -305,14 +306,15 @@ impl Merger {
         }
     }
 
-    /// The unit that was last said to end, or to begin, at `offset`.
+    /// The unit that was last noted to end, or to begin, at `offset`.
     #[inline]
     fn look_up(&self, arrival: &Arrival, offset: u64, end: bool) -> Option<u32> {
         let table = if end { &self.ends } else { &self.starts };
         table.get(self.index(arrival, offset)).copied()
     }
 
-    /// Says where the unit ends, or begins, now that the arrival is its last part, or its first.
+    /// Notes where the unit ends, or begins, when the arrival has become its last part, or its
+    /// first.
     #[inline]
     fn note(&mut self, at: u32, arrival: &Arrival, end: bool) {
         let offset =

@@ -2,39 +2,39 @@
 //!
 //! **Problem.** The classical schedulers (SFQ(D) and what Linux had before multi-queue) keep one
 //! queue that every core goes through. They know flows and requests, but neither ports nor slots
-//! nor locks; and a filter that limits some flows' dispatches has to fit around any of them without
-//! their knowing.
+//! nor locks; and a filter that limits some flows' dispatches has to fit around any of them
+//! unchanged.
 //!
 //! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that
-//! may be served, completed, and changes of flows. Which may be served is said by [lanes](Lane),
-//! and all may if nobody says anything. [`Serial`] puts it behind one [`Platform::Mutex`], counts
-//! the slots of the device and speaks the [port contract](crate::contract::port):
+//! may be served, completed, and changes of flows. [Lanes](Lane) say which flows may be served; by
+//! default all may. [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the
+//! device and speaks the [port contract](crate::contract::port):
 //!
 //! - `submit` inserts; the request is staged.
 //! - `next` selects while a slot is free. A request must be issued by the port that it was
 //!   submitted to: when the policy picks one of another port, its slot is taken, it goes to that
 //!   port's **outbox**, and that port is woken. A port issues what is in its outbox before anything
-//!   else, in order. A call of `next` thus selects for all, and a completion (after which the
-//!   caller owes a `next`) finds the next request wherever it is.
-//! - `complete` gives the slot back.
+//!   else, in order. A call of `next` thus selects for all ports, and after a completion, which the
+//!   caller has to follow with a `next`, the next request is found on any port.
+//! - `complete` frees the slot.
 //!
-//! With `merge_bytes`, adjacent requests become one while they are staged ([`merge`]): what the
-//! policy knows as one request is then a chain of the port's, which `next` gives part by part.
+//! With `merge_bytes`, adjacent requests become one while they are staged ([`merge`]): one request
+//! of the policy is then a chain of the port's requests, which `next` gives part by part.
 //!
-//! **Order of locks.** The lock here is taken before the flow table's, always: so the policy hears
-//! of a flow before any port can submit for it, and never hears of a removal after the slot's next
-//! life has begun.
+//! **Order of locks.** The lock here is always taken before the flow table's. So the policy is
+//! notified of a flow before any port can submit for it, and never of a removal after the slot's
+//! next flow has been added.
 //!
-//! **Bounds.** The lock is held for a verb of the policy, which takes heaps as deep as the
-//! logarithm of the flows, and in `next` for as many of those as slots are free. A `tick` holds it
-//! while 1,024 flows are lifted, and what are more follow a millisecond later ([`Lift`]); adding,
-//! weighing and removing a flow, while the weights of all flows are looked at.
+//! **Bounds.** The lock is held for a verb of the policy, whose heaps are as deep as the logarithm
+//! of the flows, and in `next` for as many verbs as slots are free. A `tick` holds it while 1,024
+//! flows are lifted, and further flows follow a millisecond later ([`Lift`]); adding, weighing and
+//! removing a flow hold it while the weights of all flows are read.
 //!
 //! [`Lift`]: crate::contract::vtime::Lift
 //!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
-//! all ports ([`Job`]), so a policy keeps what it knows of each in an array, and its queues in
-//! [`Links`]. Where requests are merged, what is numbered is units of them.
+//! all ports ([`Job`]), so a policy keeps its state of each in an array, and its queues in
+//! [`Links`]. If requests are merged, units of them are numbered.
 
 pub mod anticipation;
 pub mod bfq;
@@ -85,28 +85,29 @@ pub struct Serial<S: SerialPolicy, P: Platform = Native> {
 /// One shard's port of a serial policy.
 pub struct SerialPort<S: SerialPolicy, P: Platform = Native> {
     shared: Arc<Shared<S, P>>,
-    /// Of each flow what it has staged here, and has had.
+    /// For each flow its staged requests and its service on this port.
     account: PortFlows<Here>,
     staged_links: Links,
     id: PortId,
     live: Box<[Live]>,
-    /// What each tag's request costs, in equivalent bytes, until it is counted.
+    /// Cost of each tag's request, in equivalent bytes; 0 if it was counted before the request was
+    /// requeued.
     costs: Box<[u64]>,
     /// Requests of this port that it has not issued yet, in the policy or in its outbox.
     staged: u32,
 }
 
-/// What a port knows of a flow.
+/// A port's state of a flow.
 #[derive(Default)]
 struct Here {
-    /// What it has staged.
+    /// Its staged requests.
     tags: Fifo,
     count: u32,
-    /// What its issued requests cost, in equivalent bytes.
+    /// Cost of its issued requests, in equivalent bytes.
     service: u64,
 }
 
-/// What a port knows of one of its tags.
+/// State of a port's tag.
 #[derive(Clone, Copy, PartialEq, Eq, Zeroable)]
 #[repr(u8)]
 enum Live {
@@ -124,8 +125,8 @@ struct Shared<S: SerialPolicy, P: Platform> {
     shown: CachePadded<Shown<P>>,
 }
 
-/// What statistics tell, written under the lock whenever it changes: statistics are read without
-/// the lock, since verbs may hold it where the reader may not wait for them.
+/// Statistics, written under the lock when they change. They are read without the lock, since verbs
+/// may hold it where the reader may not wait for them.
 struct Shown<P: Platform> {
     /// In units; [`NO_VIRTUAL_TIME`] for a policy without.
     virtual_time: P::U64,
@@ -153,28 +154,28 @@ impl<P: Platform> Shown<P> {
     }
 }
 
-/// What the lock protects.
+/// The state that the lock protects.
 struct Core<S> {
     policy: S,
     slots: u32,
     free: u32,
-    /// Requests outstanding beyond `slots`, since there were more slots when they went.
+    /// Requests outstanding beyond `slots`, issued when there were more slots.
     excess: u32,
     tag_bits: u32,
-    /// If requests are merged. Then what the policy selects, and outboxes hold, are units.
+    /// Present if requests are merged. Then the policy selects, and outboxes hold, units.
     merger: Option<Merger>,
     links: Links,
     outboxes: Box<[Fifo]>,
-    /// Which requests are in an outbox: chosen, or requeued.
+    /// Whether each request is in an outbox: chosen, or requeued.
     chosen: Box<[bool]>,
     throttles: u64,
     blocks: u64,
     wakes: u64,
-    /// What statistics were told last, in the order of [`Shown`].
+    /// The statistics last published, in the order of [`Shown`].
     told: [u64; 6],
 }
 
-/// What a port may do, from the lock's side.
+/// The action of a port, as decided under the lock.
 enum Turn {
     Issue(Tag),
     Join(Tag),
@@ -194,7 +195,7 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
         granted(|| Ok(Self::of(policy, config)))
     }
 
-    /// The same within bounds.
+    /// The control side and the ports, for valid bounds.
     fn of(policy: S, config: &SerialConfig) -> (Self, Vec<SerialPort<S, P>>) {
         let core = Core {
             policy,
@@ -217,7 +218,7 @@ impl<S: SerialPolicy, P: Platform> Serial<S, P> {
             core: CachePadded::new(P::Mutex::new(core)),
             shown: CachePadded::new(Shown::new()),
         });
-        // Statistics tell the slots before the first verb, too.
+        // Statistics show the slots before the first verb, too.
         shared.with(|_| ());
         let port = |index: usize| SerialPort {
             shared: shared.clone(),
@@ -272,7 +273,7 @@ impl<S: SerialPolicy, P: Platform> Policy for Serial<S, P> {
         }
         let shared = &*self.shared;
         shared.with(|core| core.resize(slots));
-        // No completion tells ports of new slots.
+        // New slots come without a completion, so ports have to be woken.
         wake.extend(shared.flows.ports());
         Ok(())
     }
@@ -316,7 +317,8 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         _wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
         let free = |live: &&mut Live| **live == Live::Free;
-        // The tag first: `admit` counts the request, and one that is refused leaves no trace.
+        // The tag is checked first: `admit` counts the request, and a refused one must not be
+        // counted.
         let live =
             self.live.get_mut(request.tag.0 as usize).filter(free).ok_or(SubmitError::BadTag)?;
         let shared = &*self.shared;
@@ -366,7 +368,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
 
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, _wake: &mut PortSet) -> bool {
-        // A completion of a tag that is not on the device is ignored, as the contract has it.
+        // A completion of a tag that is not on the device is ignored, as the contract requires.
         let Some(live @ &mut Live::Issued(seat)) = self.live.get_mut(tag.0 as usize) else {
             return self.account.complete_ahead(&self.shared.flows, tag);
         };
@@ -374,7 +376,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let shared = &*self.shared;
         let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
         shared.with(|core| core.completed(now_ns, job, slot, outcome));
-        // Last, because it may give the flow's slot to its next life.
+        // Last, because it may give the flow's slot to another flow.
         self.account.finish(&shared.flows, seat as usize);
         true
     }
@@ -421,7 +423,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         self.shared.with(|core| core.requeue(self.id, job)).then(|| {
             *live = Live::Staged(seat);
             if let Some(cost) = self.costs.get_mut(tag.0 as usize) {
-                // It is counted once.
+                // Its cost is counted once.
                 *cost = 0;
             }
             if let Some(here) = self.account.kept_mut(seat as usize) {
@@ -438,7 +440,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let (job, slot) = (self.shared.job(self.id, tag), self.slot(seat));
         let weight = self.shared.flows.weight_in(slot);
         let has_grown = self.shared.with(|core| core.grow(now_ns, job, slot, weight, growth));
-        // A cost of 0 was counted when the request went before it was requeued.
+        // A cost of 0 was counted when the request was issued before it was requeued.
         let cost = self.costs.get_mut(tag.0 as usize).filter(|cost| has_grown && **cost > 0);
         if let Some(cost) = cost {
             *cost = cost.saturating_add(growth.cost);
@@ -493,7 +495,7 @@ impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
         is_gone
     }
 
-    /// A request of this port goes to the device.
+    /// Marks a request of this port as issued.
     #[inline]
     fn leaves(&mut self, tag: Tag) {
         if let Some(&Live::Staged(seat)) = self.live.get(tag.0 as usize) {
@@ -505,7 +507,7 @@ impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
         }
     }
 
-    /// A staged request of this port is now `what`.
+    /// Marks a staged request of this port as `what`.
     #[inline]
     fn unstage(&mut self, tag: Tag, what: Live) {
         let Some(live) = self.live.get_mut(tag.0 as usize) else { return };
@@ -525,7 +527,7 @@ impl<S: SerialPolicy, P: Platform> SerialPort<S, P> {
 }
 
 impl<S: SerialPolicy, P: Platform> Shared<S, P> {
-    /// Does something under the lock, and shows what has come of it.
+    /// Calls `f` under the lock, and publishes statistics.
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut Core<S>) -> R) -> R {
         self.core.with(|core| {
@@ -543,7 +545,7 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 }
 
 impl<S: SerialPolicy> Core<S> {
-    /// Shows statistics what has changed.
+    /// Publishes the statistics that have changed.
     #[inline]
     fn show<P: Platform>(&mut self, shown: &Shown<P>) {
         let Shown { virtual_time, slots, free, throttles, blocks, wakes } = shown;
@@ -557,8 +559,8 @@ impl<S: SerialPolicy> Core<S> {
         ];
         let words = [virtual_time, slots, free, throttles, blocks, wakes];
         for ((word, now), told) in words.into_iter().zip(now).zip(&mut self.told) {
-            // A word that has not changed is not stored: a lock that is let go waits for all
-            // stores before.
+            // A word that has not changed is not stored: releasing the lock waits for all earlier
+            // stores.
             if now != *told {
                 *told = now;
                 word.store(now, Ordering::Relaxed);
@@ -566,13 +568,13 @@ impl<S: SerialPolicy> Core<S> {
         }
     }
 
-    /// Flows or weights have changed.
+    /// Updates the reference weight after flows or weights have changed.
     fn weigh<P: Platform>(&mut self, flows: &FlowTable<P>) {
         self.policy.set_reference(flows.reference());
     }
 
-    /// A request arrives, as a part of another if that is possible, to whose cost it then adds
-    /// what it costs `joined`. Gives what it costs.
+    /// Inserts a request, as a part of another if that is possible, to whose cost it then adds
+    /// `joined`. Gives its cost.
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival, joined: u64) -> u64 {
         let placed = self.merger.as_mut().map(|merger| merger.place(arrival));
@@ -588,7 +590,7 @@ impl<S: SerialPolicy> Core<S> {
         }
     }
 
-    /// A request is completed; of several that were one, the last one counts.
+    /// Completes a request; of several in one command the last one counts.
     #[inline]
     fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
         let ended = match &mut self.merger {
@@ -601,8 +603,8 @@ impl<S: SerialPolicy> Core<S> {
         }
     }
 
-    /// A request that its port has not issued is taken back; `false`: it is one command with
-    /// others. One that was chosen has taken its slot and been charged.
+    /// Takes back a request that its port has not issued; `false`: it is one command with others. A
+    /// chosen request has taken its slot and been charged.
     fn cancel(&mut self, now_ns: u64, port: PortId, job: Job, flow: usize) -> bool {
         let Some(unit) = self.alone(job) else { return false };
         let is_chosen = self.is_chosen(unit);
@@ -619,14 +621,14 @@ impl<S: SerialPolicy> Core<S> {
         if let Some(outbox) = self.outboxes.get_mut(usize::from(port.0)) {
             self.links.remove(outbox, unit.0);
         }
-        // The policy counts it as on the device since it chose it.
+        // The policy counts a chosen request as on the device.
         self.policy.completed(now_ns, unit, flow, Outcome::Done);
         self.free_slot();
         true
     }
 
-    /// An issued request is to be issued again: its port finds it before anything else. `false`: it
-    /// was one command with others.
+    /// Puts an issued request into its port's outbox, to be issued again before any other. `false`:
+    /// it was one command with others.
     fn requeue(&mut self, port: PortId, job: Job) -> bool {
         let Some(unit) = self.alone(job) else { return false };
         let Some(outbox) = self.outboxes.get_mut(usize::from(port.0)) else { return false };
@@ -635,8 +637,8 @@ impl<S: SerialPolicy> Core<S> {
         true
     }
 
-    /// A request that its port has not issued has grown. One that was chosen is charged for what it
-    /// was then.
+    /// Notes the growth of a request that its port has not issued. A chosen request has been
+    /// charged, without the growth.
     fn grow(
         &mut self,
         now_ns: u64,
@@ -656,7 +658,7 @@ impl<S: SerialPolicy> Core<S> {
         true
     }
 
-    /// What the policy knows a request as that is no part of a command with others.
+    /// The policy's number of a request that is not in a command with others.
     fn alone(&self, job: Job) -> Option<Job> {
         match &self.merger {
             None => Some(job),
@@ -674,7 +676,7 @@ impl<S: SerialPolicy> Core<S> {
         }
     }
 
-    /// A request has left the device.
+    /// Frees the slot of a request that has left the device.
     #[inline]
     fn free_slot(&mut self) {
         if self.excess > 0 {
@@ -684,7 +686,7 @@ impl<S: SerialPolicy> Core<S> {
         }
     }
 
-    /// Another number of slots from now on.
+    /// Changes the number of slots.
     fn resize(&mut self, slots: u32) {
         let used = self.slots.saturating_sub(self.free).saturating_add(self.excess);
         self.slots = slots;
@@ -692,11 +694,11 @@ impl<S: SerialPolicy> Core<S> {
         self.excess = used.saturating_sub(slots);
     }
 
-    /// What `port`, which has `staged` requests, may do. Each round but the last takes a slot, so
-    /// there are at most `slots` + 1 of them.
+    /// The action of `port`, which has `staged` requests. Each round but the last takes a slot, so
+    /// there are at most `slots` + 1 rounds.
     #[inline]
     fn turn(&mut self, now_ns: u64, port: PortId, staged: u32, wake: &mut PortSet) -> Turn {
-        // A command that has begun goes on: the contract lets nothing come between its parts.
+        // A command that has begun goes on: the contract allows nothing between its parts.
         if let Some(piece) = self.merger.as_mut().and_then(|merger| merger.piece(port.0.into())) {
             return self.piece(&piece);
         }
@@ -737,7 +739,7 @@ impl<S: SerialPolicy> Core<S> {
         Turn::Full
     }
 
-    /// What the policy has selected goes, to begin with its first part if it has several.
+    /// Issues the request that the policy has selected, or the first part of a unit.
     #[inline]
     fn issue(&mut self, port: PortId, job: u32) -> Turn {
         let Some(merger) = &mut self.merger else { return Turn::Issue(self.tag(job)) };

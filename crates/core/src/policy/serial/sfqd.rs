@@ -7,9 +7,9 @@
 //! tag, and a finish tag, `start + cost / weight`, which becomes the flow's. Requests are
 //! dispatched in the order of start tags, in order of arrival among equals, at most D at a time.
 //! Virtual time is the start tag of the request dispatched last; once nothing is staged or in
-//! service it is the largest finish tag of all that was served. So a flow that comes back after a
-//! pause starts at virtual time: it has saved nothing up, and owes at most what it had queued. D =
-//! 1 is SFQ.
+//! service it is the largest finish tag of all requests served. So a flow that comes back after a
+//! pause starts at virtual time: it has saved nothing up, and its debt is at most the cost of its
+//! queued requests. D = 1 is SFQ.
 //!
 //! **Fairness.** Over every interval in which two flows are backlogged, the difference of their
 //! service per weight is at most `(D + 1) (lmax_f / w_f + lmax_g / w_g)`.
@@ -54,8 +54,8 @@ impl Scheduler for SfqdScheduler {
     /// MQFQ on one queue is SFQ(D).
     const LIMITED: &'static str = "nass+mqfq";
     const COST: CostKind = CostKind::Device;
-    /// Not MQFQ's theorems: `next` of one port chooses what another port issues a wake-up later, so
-    /// that the moment of the choice cannot be seen.
+    /// Not MQFQ's theorems: `next` of one port chooses requests that another port issues a wake-up
+    /// later, so the moment of the choice cannot be observed.
     const PROMISES: Promises = Promises { steady_time: true, shares: true, ..Promises::NONE };
     type Config = ();
 
@@ -90,8 +90,8 @@ pub struct SfqdScheduler {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
-    /// What requests that have left had grown by after others were tagged behind them: added to all
-    /// tags of the queue.
+    /// Growth of requests that have left, after others were tagged behind them, in units: added to
+    /// all tags of the queue.
     shift: u64,
     normalizer: Normalizer,
     staged: Fifo,
@@ -101,7 +101,7 @@ struct FlowState {
 struct JobState {
     start: VTime,
     finish: VTime,
-    /// What it has grown by since it was tagged, in units.
+    /// Its growth after it was tagged, in units.
     grown: u64,
     arrival: u64,
 }
@@ -202,7 +202,7 @@ impl SerialPolicy for SfqdScheduler {
         Selection::Serve(Job(job), slot as usize)
     }
 
-    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its
+    /// Later arrivals are tagged as if it had not been there; requests staged behind it keep their
     /// tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -226,7 +226,7 @@ impl SerialPolicy for SfqdScheduler {
     #[inline]
     fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {
         self.in_service = self.in_service.saturating_sub(1);
-        // A flow that comes back to an idle device starts no earlier than the end of all that was
+        // A flow that comes back to an idle device starts no earlier than the end of all requests
         // served.
         if self.in_service == 0 && self.heap.is_empty() {
             self.virtual_time = self.max_finish;

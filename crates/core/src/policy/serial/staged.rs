@@ -1,4 +1,4 @@
-//! Staged requests, a queue for each flow, with what a scheduler keeps of each request.
+//! Staged requests, a queue for each flow, with a scheduler's state of each request.
 
 use alloc::boxed::Box;
 
@@ -6,7 +6,7 @@ use super::Job;
 use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 
-/// The queues of all flows. What was kept of a request stays until its number is used again.
+/// The queues of all flows. A request's state stays until its number is used again.
 pub struct Staged<T> {
     queues: Box<[Fifo]>,
     links: Links,
@@ -52,19 +52,19 @@ impl<T: Copy + Default> Staged<T> {
         self.queues.get(flow)?.first().map(Job)
     }
 
-    /// What is kept of the flow's first request.
+    /// State of the flow's first request.
     #[inline]
     pub fn first(&self, flow: usize) -> Option<T> {
         self.kept(Job(self.queues.get(flow)?.first()?))
     }
 
-    /// What is kept of a request.
+    /// State of a request.
     #[inline]
     pub fn kept(&self, job: Job) -> Option<T> {
         self.jobs.get(job.0 as usize).copied()
     }
 
-    /// The same, to be changed.
+    /// State of a request, to be changed.
     #[inline]
     pub fn kept_mut(&mut self, job: Job) -> Option<&mut T> {
         self.jobs.get_mut(job.0 as usize)

@@ -72,7 +72,7 @@ pub(crate) fn run<S: SerialPolicy>(
     served
 }
 
-/// How often each flow was served.
+/// Number of requests served of each flow.
 pub(crate) fn counts(served: &[usize], flows: usize) -> Vec<usize> {
     (0..flows).map(|flow| served.iter().filter(|&&of| of == flow).count()).collect()
 }

@@ -1,4 +1,4 @@
-//! What all policies behind one lock have in common, tried with SFQ(D).
+//! Properties of all policies behind one lock, tested with SFQ(D).
 
 use super::*;
 use crate::Op;

@@ -1,7 +1,7 @@
 //! `toy`: first come, first served, D at a time; or last come. Weights mean nothing to it.
 //!
-//! What a new policy takes, and no more: this module, and its line in the registry. The feature
-//! `toy` adds it for the tests that show that.
+//! All that a new policy needs: this module, and its line in the registry. The feature `toy` adds
+//! it for the tests that show this.
 
 use alloc::boxed::Box;
 
@@ -14,7 +14,7 @@ use crate::policy::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, 
 use crate::structures::allocation::boxed;
 use crate::structures::fifo::{Fifo, Links};
 
-/// What the toy can be told.
+/// The knobs of the toy.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ToyConfig {
     /// Whether the last request goes first. Default: no.

@@ -1,20 +1,20 @@
-//! Aggressiveness: who occupies more of the device's channels than others (Eq. 4 and 5), and how
-//! far that one is limited.
+//! Aggressiveness: the flows that occupy more of the device's channels than others (Eq. 4 and 5),
+//! and their limits.
 //!
-//! A request occupies one channel if it is no longer than `sub_request_bytes`, else
-//! `floor(length / sub_request_bytes) + 1`; a flow's aggressiveness is the sum over its requests on
-//! the device. There is a conflict while all together occupy more than `channels` channels for more
-//! than one flow; then whoever sends or has an answer, and occupies more than the average of those
-//! flows, has its limit halved.
+//! A request occupies one channel if it is no longer than `sub_request_bytes`, else `floor(length /
+//! sub_request_bytes) + 1`; a flow's aggressiveness is the sum over its requests on the device.
+//! There is a conflict while the requests on the device occupy more than `channels` channels for
+//! more than one flow; then a flow that sends or completes a request, and occupies more than the
+//! average of these flows, has its limit halved.
 //!
 //! # What the paper leaves open
-//! - *How far a limit is halved.* Not below what makes its flow average:
-//!   `dispatched x its part of all channels / its channels`. To be average is what halving is for;
-//!   a flow of less is the one whose requests wait. Without this bound the one that happens to have
-//!   a request too many loses half, the other is above the average then, and so on: both limits are
-//!   noise around 1, and so are shares, whatever the scheduler inside wants (weights 3:1 came out
-//!   as 2.8:1 to 3.4:1, on half the device). With it limits stand in the proportion of weights
-//!   where all have enough to send, at any depth.
+//! - *The least limit by halving* is the one that makes the flow average: `dispatched x its part of
+//!   all channels / its channels`. Halving is to make a flow average; a flow below the average is
+//!   the one whose requests wait. Without this bound a flow that happens to have one request too
+//!   many loses half, then the other flow is above the average, and so on: both limits are noise
+//!   around 1, and so are shares, whatever the scheduler inside decides (weights 3:1 came out as
+//!   2.8:1 to 3.4:1, on half the device). With the bound, limits are in the proportion of weights
+//!   if all flows have enough to send, at any depth.
 //! - *Weights.* The paper has none. A flow is above the average here if it occupies more than its
 //!   weight's part of all channels; with equal weights that is the paper's average.
 
@@ -24,11 +24,11 @@ use super::limits::Limits;
 use crate::contract::flow::Weight;
 use crate::contract::op::Op;
 
-/// A request is taken to occupy no more, so that the channels of
+/// The most channels that a request counts as occupying, so that the channels of
 /// [`MAX_SLOTS`](crate::contract::bounds::MAX_SLOTS) requests fit a word.
 const MOST_CHANNELS: u32 = u16::MAX as u32;
 
-/// How many channels a request occupies (Eq. 4).
+/// Number of channels that a request occupies (Eq. 4).
 #[inline]
 pub(super) fn channels_of(config: &NassConfig, op: Op, length: u32) -> u32 {
     let size = config.sub_request_bytes;
@@ -40,7 +40,7 @@ pub(super) fn channels_of(config: &NassConfig, op: Op, length: u32) -> u32 {
     }
 }
 
-/// What is on the device: requests, the channels that they occupy, and whose they are.
+/// The requests on the device, the channels that they occupy, and their flows.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Served {
     pub(super) requests: u32,
@@ -50,7 +50,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// A request of a flow goes to the device.
+    /// Adds a flow's request that goes to the device.
     #[inline]
     pub(super) fn add(&mut self, flow: &mut FlowState, channels: u32) {
         if flow.dispatched == 0 {
@@ -63,7 +63,7 @@ impl Served {
         self.channels = self.channels.wrapping_add(channels);
     }
 
-    /// And comes back.
+    /// Removes a flow's request that has completed.
     #[inline]
     pub(super) fn remove(&mut self, flow: &mut FlowState, channels: u32) {
         flow.dispatched = flow.dispatched.wrapping_sub(1);
@@ -76,14 +76,14 @@ impl Served {
         }
     }
 
-    /// A flow that has something here has another weight.
+    /// Changes the weight of a flow that has requests on the device.
     pub(super) fn weigh(&mut self, before: Weight, now: Weight) {
         self.weight =
             (self.weight + u64::from(now.in_256ths())).saturating_sub(before.in_256ths().into());
     }
 
-    /// Halves the limit of a flow that is aggressive, but not below what makes it average (lines 25
-    /// to 29); says whether it is.
+    /// Halves the limit of a flow that is aggressive, but not below the value that makes it average
+    /// (lines 25 to 29); gives whether it is aggressive.
     #[inline]
     pub(super) fn limit(
         &self,
@@ -113,8 +113,8 @@ impl Served {
         self.channels > config.channels && self.flows > 1 && theirs > part && config.aggressiveness
     }
 
-    /// Whether a flow that has just had the answer to a request which occupied `channels` channels
-    /// would be aggressive with one more request like that here than its limit allows.
+    /// Whether a flow, of which a request of `channels` channels has just completed, would be
+    /// aggressive with one more such request on the device than its limit allows.
     #[inline]
     pub(super) fn is_short_for(
         &self,
@@ -133,7 +133,7 @@ impl Served {
             && config.aggressiveness
     }
 
-    /// How many requests like those that it has here make a flow average.
+    /// Number of requests, like those it has on the device, that make a flow average.
     #[inline]
     fn average(&self, flow: &FlowState) -> u32 {
         let part = u64::from(self.channels) * u64::from(flow.weight.in_256ths());

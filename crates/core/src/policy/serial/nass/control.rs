@@ -1,10 +1,9 @@
-//! Dispatch control: what happens when a request arrives, enters the device, and comes back
-//! (Algorithm 1).
+//! Dispatch control: the steps when a request arrives, enters the device, and completes (Algorithm
+//! 1).
 //!
-//! Each of the three looks up one flow and keeps a few counters; the scheduler inside hears of it
-//! only where the flow comes into another [`Lane`]: to its limit, or away from it, or where it
-//! becomes, or stops to be, one that room is kept for. What is kept of a flow is half a cache line,
-//! what is kept of a request eight bytes.
+//! Each of the three reads one flow and updates a few counters; the scheduler inside is called only
+//! when the flow changes its [`Lane`]: when it reaches its limit or falls below it, and when places
+//! begin or cease to be kept for it. A flow's state is half a cache line, a request's eight bytes.
 
 use alloc::boxed::Box;
 
@@ -22,9 +21,9 @@ use crate::structures::allocation::boxed;
 pub(super) struct Control {
     pub(super) config: NassConfig,
     pub(super) flows: Box<[FlowState]>,
-    /// Per job, what it occupies.
+    /// Channels that each job occupies.
     channels: Box<[u32]>,
-    /// Per flow, and per job; empty where requests are not merged.
+    /// By flow, and `lengths` by job; empty if requests are not merged.
     pub(super) sequentiality: Box<[Sequentiality]>,
     lengths: Box<[u32]>,
     history: History,
@@ -34,7 +33,7 @@ pub(super) struct Control {
 }
 
 impl FlowState {
-    /// Puts it into the lane where it belongs now.
+    /// Puts the flow into the lane where it belongs now.
     #[inline]
     pub(super) fn settle<S: SerialPolicy>(
         &mut self,
@@ -42,14 +41,14 @@ impl FlowState {
         reserved: &mut Reserved,
         inner: &mut S,
     ) {
-        // A limit is looked up when the flow sends, so that of one with nothing on the device may
-        // be an old one. It is at least 1 anyway.
+        // A limit is updated when the flow sends, so a flow with nothing on the device may have an
+        // old one. It is at least 1 anyway.
         let lane = match self.dispatched > 0 && self.dispatched >= self.limit {
             true => Lane::Shut,
             false if self.is_expected => Lane::Reserved,
             false => Lane::Common,
         };
-        // As a rule: the scheduler inside moves nothing then.
+        // The usual case: the scheduler inside moves nothing.
         if lane == self.lane {
             return;
         }
@@ -80,7 +79,7 @@ impl Control {
         }
     }
 
-    /// A flow's tenant is gone: nothing is expected of it.
+    /// Marks a flow whose tenant is gone: it is not expected.
     pub(super) fn end_life(&mut self, slot: usize) {
         if let Some(flow) = self.flows.get_mut(slot) {
             flow.marks |= LEAVING;
@@ -88,8 +87,8 @@ impl Control {
         }
     }
 
-    /// A slot has another flow. The last one may still be in the history: it falls out of it as it
-    /// would have.
+    /// Gives the slot to another flow. The last one may still be in the history, and falls out of
+    /// it as usual.
     pub(super) fn begin_life(&mut self, slot: usize) {
         if let Some(flow) = self.flows.get_mut(slot) {
             // The slot's weight is in W(n) until the history forgets it, and the scheduler inside
@@ -109,7 +108,7 @@ impl Control {
         }
     }
 
-    /// Which flows may send; `None` if there is none.
+    /// The lanes that may send; `None` if none may.
     #[inline]
     pub(super) fn open(&self) -> Option<Lanes> {
         let theirs = self.served.requests.saturating_sub(self.reserved.dispatched);
@@ -161,7 +160,7 @@ impl Control {
                 *length = length.saturating_add(arrival.length);
                 channels_of(&self.config, arrival.op, *length)
             }
-            // Merged by the caller, whose lengths are not kept.
+            // The caller has merged the request; its lengths are not kept.
             None => {
                 let more = channels_of(&self.config, arrival.op, arrival.length);
                 channels.saturating_add(more).min(self.config.channels)
@@ -185,7 +184,7 @@ impl Control {
         }
     }
 
-    /// A flow is new, or has another weight: all limits are set.
+    /// A flow is new, or has another weight: all limits are set anew.
     #[cold]
     fn weigh(&mut self, slot: usize, weight: Weight) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -198,13 +197,12 @@ impl Control {
         self.limits.begin_round();
     }
 
-    /// Puts an arrival into the history and gives its number; what falls out of it may have been
-    /// its flow's last sign.
+    /// Puts an arrival into the history and gives its number; the arrival that falls out may have
+    /// been its flow's last one there.
     #[inline]
     fn remember<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) -> u32 {
         let (number, Fallen { flow: oldest, arrival }) = self.history.push(slot);
-        // One condition and not three: branches that no predictor foretells took 4 ns of an
-        // arrival.
+        // One condition and not three: unpredictable branches took 4 ns of an arrival.
         if let Some(flow) = self.flows.get_mut(oldest)
             && (oldest != slot) & (flow.arrival == arrival) & (flow.is_idle() | flow.is_expected)
         {
@@ -213,8 +211,8 @@ impl Control {
         number
     }
 
-    /// A flow is not among the last arrivals, so it is not expected; if there is nothing of it
-    /// either, it is not there.
+    /// A flow without an arrival in the history is not expected; if it has no requests either, it
+    /// is not present.
     #[cold]
     fn lose_sight_of<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -226,7 +224,7 @@ impl Control {
         flow.settle(slot, &mut self.reserved, inner);
     }
 
-    /// The flow's sequentiality with this arrival, and what follows for its limit: lines 7 to 13.
+    /// Updates the flow's sequentiality by this arrival, and its limit: lines 7 to 13.
     fn perceive<S: SerialPolicy>(&mut self, now_ns: u64, merges: bool, slot: usize, inner: &mut S) {
         let Some(sequentiality) = self.sequentiality.get_mut(slot) else { return };
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -254,8 +252,8 @@ impl Control {
         }
         let sends_little = flow.staged == 0
             || flow.is_expected && flow.staged + flow.dispatched <= self.config.reserve;
-        // Beyond its part of the queue none is expected: it would keep its places for ever, since
-        // it goes before the scheduler's order.
+        // A flow beyond its part of the queue is not expected: it would keep its places for ever,
+        // since expected flows go before the scheduler's order.
         let is_modest = sends_little
             && flow.marks & LEAVING == 0
             && flow.dispatched <= self.limits.part(flow.weight);
@@ -268,7 +266,7 @@ impl Control {
     /// A request is completed: lines 23 to 30.
     #[inline]
     pub(super) fn came_back<S: SerialPolicy>(&mut self, job: Job, slot: usize, inner: &mut S) {
-        // First: it may begin a round, in which this flow's limit is another one.
+        // This comes first: it may begin a round, which changes this flow's limit.
         self.limits.completed();
         let Some(&channels) = self.channels.get(job.0 as usize) else { return };
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -279,8 +277,8 @@ impl Control {
             self.reserved.dispatched = self.reserved.dispatched.wrapping_sub(1);
         }
         let is_aggressive = self.served.limit(flow, &self.config, &mut self.limits);
-        // Up to its part a limit recovers whatever else is there; beyond that only if one more
-        // request would not have it halved at once.
+        // Up to its flow's part a limit recovers regardless of other flows; beyond that only if one
+        // more request would not have it halved at once.
         if !is_aggressive
             && (self.limits.is_due_more(flow)
                 || !self.served.is_short_for(flow, channels, &self.config))

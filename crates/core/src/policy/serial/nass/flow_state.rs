@@ -1,9 +1,9 @@
-//! What NASS keeps of a flow: half a cache line.
+//! NASS's state of a flow: half a cache line.
 
 use crate::contract::flow::Weight;
 use crate::policy::serial::Lane;
 
-/// What is kept of a flow.
+/// The state of a flow.
 #[derive(Clone, Copy, Default)]
 #[repr(align(32))]
 pub(super) struct FlowState {
@@ -12,7 +12,7 @@ pub(super) struct FlowState {
     pub(super) is_expected: bool,
     /// [`LEAVING`] and [`FALLEN`]: two marks in a byte, so that a flow takes 32.
     pub(super) marks: u8,
-    /// As the scheduler inside knows it.
+    /// The lane last set in the scheduler inside.
     pub(super) lane: Lane,
     pub(super) staged: u32,
     pub(super) dispatched: u32,
@@ -33,7 +33,7 @@ pub(super) const FALLEN: u8 = 2;
 const _: () = assert!(size_of::<FlowState>() == 32);
 
 impl FlowState {
-    /// Whether nothing of it is staged or on the device.
+    /// Whether it has no request staged or on the device.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.staged == 0 && self.dispatched == 0

@@ -1,30 +1,30 @@
-//! Deceptive idleness: a flow that has nothing staged and is about to send, and the room that is
+//! Deceptive idleness: a flow that has nothing staged and is about to send, and the places that are
 //! kept for it.
 //!
-//! It takes the place of anticipation: build the scheduler inside without. A flow that has sent all
-//! that it had, and of which there is a request among the last `history` arrivals, is *expected*.
-//! While there is one, the others together may fill only `reserve` places (lines 16 to 22): what
-//! comes finds room at once, and nothing waits.
+//! It replaces anticipation: build the scheduler inside without it. A flow that has sent all its
+//! requests, and has a request among the last `history` arrivals, is *expected*. While a flow is
+//! expected, the others together may fill only `reserve` places (lines 16 to 22): its next requests
+//! find places at once.
 //!
-//! **Model.** The history is a ring of flows. A flow knows the number of its last arrival: when
-//! that falls out of the ring it was the flow's last sign. Only then, and for a flow that nothing
-//! of is staged or on the device, or that is expected, is there something to do.
+//! **Model.** The history is a ring of flows. A flow has the number of its last arrival: when this
+//! arrival falls out of the ring, the flow has none left there. Only then, and only for a flow that
+//! is expected or has no request staged or on the device, is there something to do.
 //!
 //! # What the paper leaves open
-//! - *For how long a flow is deceptively idle.* The paper asks whether it has a request staged. Of
-//!   two that arrive together the first would then leave the second behind, without its place. Here
-//!   it stays so while it has no more than `reserve` requests.
-//! - *Whom the total limit binds.* Lines 16 to 22 set one number, and set it back only when a flow
-//!   leaves that has not been seen for long. The text wants requests of deceptively idle flows
-//!   "issued on their arrival", so the limit is not for them; and it lasts while there is such a
-//!   flow other than the one that asks. No room is kept for one that has reached its own limit,
-//!   since it could not use it: else flows that have all they may have on the device stand for idle
-//!   ones, and with 256 flows around `cfq` the device has 14 requests where it takes 32. What such
-//!   a flow has there is not the others' all the same.
-//! - *Who may be expected.* Nobody beyond its part of the queue, by its weight. To be expected is
-//!   to go before the scheduler's order, and of many flows that send eight requests each the first
-//!   to have all of theirs on the device would stay there: four tenants would keep the device and
-//!   the others starve.
+//! - *The end of deceptive idleness.* In the paper it ends when the flow has a request staged. Of
+//!   two requests that arrive together the second would then find no place kept. Here the flow
+//!   stays deceptively idle while it has at most `reserve` requests.
+//! - *The flows that the total limit binds.* Lines 16 to 22 set one number, and reset it only when
+//!   a flow leaves that has not been seen for long. The text wants requests of deceptively idle
+//!   flows "issued on their arrival", so the limit does not bind them; and it lasts while there is
+//!   such a flow other than the one that is to send. No place is kept for a flow at its own limit,
+//!   since it could not use it: otherwise flows at their limits would count as idle ones, and with
+//!   256 flows around `cfq` the device would have 14 requests where it takes 32. The requests of
+//!   such a flow on the device still do not count as the others'.
+//! - *The flows that may be expected.* No flow beyond its part of the queue, by its weight.
+//!   Expected flows go before the scheduler's order, and of many flows that send eight requests
+//!   each the first to have all of them on the device would stay there: four tenants would keep the
+//!   device and the others starve.
 
 use crate::structures::allocation::boxed;
 use alloc::boxed::Box;
@@ -35,8 +35,8 @@ use super::flow_state::FlowState;
 pub(super) struct History {
     flows: Box<[u32]>,
     newest: usize,
-    /// The number of the last arrival. It wraps: numbers are compared only while the request that
-    /// has one is in the ring, staged or on the device, and none is for 2^32 arrivals of others.
+    /// The number of the last arrival. It wraps: numbers are compared only while their requests are
+    /// in the ring, staged or on the device, and no request is for 2^32 arrivals.
     arrivals: u32,
 }
 
@@ -51,7 +51,7 @@ impl History {
         (self.arrivals.wrapping_sub(arrival) as usize) < self.flows.len()
     }
 
-    /// Puts an arrival in and gives its number; and the one that falls out, with its flow.
+    /// Puts an arrival in; gives its number, and the arrival that falls out, with its flow.
     #[inline]
     pub(super) fn push(&mut self, flow: usize) -> (u32, Fallen) {
         self.arrivals = self.arrivals.wrapping_add(1);
@@ -65,7 +65,7 @@ impl History {
     }
 }
 
-/// An arrival that is not among the last any more.
+/// An arrival that has fallen out of the history.
 #[derive(Clone, Copy)]
 pub(super) struct Fallen {
     pub(super) flow: usize,
@@ -75,17 +75,17 @@ pub(super) struct Fallen {
 /// Flows that are expected.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reserved {
-    /// Those that have not reached their limit, in
-    /// [`Lane::Reserved`](crate::policy::serial::Lane::Reserved): room is kept for them.
+    /// Flows that have not reached their limit, in
+    /// [`Lane::Reserved`](crate::policy::serial::Lane::Reserved): places are kept for them.
     pub(super) flows: u32,
-    /// Of these, those that have something staged.
+    /// Flows of these that have requests staged.
     pub(super) staged: u32,
-    /// Requests on the device, of all that are expected.
+    /// Requests on the device, of all expected flows.
     pub(super) dispatched: u32,
 }
 
 impl Reserved {
-    /// A flow has sent a request, and is expected to send more or not.
+    /// Notes that a flow has sent a request, and whether it is expected to send more.
     #[inline]
     pub(super) fn sent(&mut self, flow: &mut FlowState, is_expected: bool) {
         if flow.is_expected | is_expected {
@@ -98,7 +98,7 @@ impl Reserved {
         }
     }
 
-    /// A flow is expected no more.
+    /// Notes that a flow is no longer expected.
     pub(super) fn forget(&mut self, flow: &mut FlowState) {
         if core::mem::take(&mut flow.is_expected) {
             self.dispatched = self.dispatched.wrapping_sub(flow.dispatched);
@@ -112,7 +112,7 @@ impl Reserved {
         self.staged = self.staged.wrapping_add((flow.staged > 0).into());
     }
 
-    /// A flow leaves it.
+    /// A flow leaves the reserved lane.
     #[inline]
     pub(super) fn remove(&mut self, flow: &FlowState) {
         self.flows = self.flows.wrapping_sub(1);

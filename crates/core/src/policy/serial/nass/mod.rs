@@ -1,36 +1,37 @@
-//! `nass`: a limit for each flow on what it has in the device's queue, around any serial scheduler.
+//! `nass`: a limit for each flow on its requests in the device's queue, around any serial
+//! scheduler.
 //!
-//! **Problem.** A scheduler decides who goes next, but the device has a queue of its own, SATA's
-//! NCQ with 32 places for instance. A flow of large requests, or of many, fills it and the channels
-//! behind it. The requests of others then wait where no scheduler sees them: the shares that it
-//! gave are not what they get.
+//! **Problem.** A scheduler decides which request goes next, but the device has a queue of its own,
+//! SATA's NCQ with 32 places for instance. A flow of large requests, or of many, fills it and the
+//! channels behind it. The requests of others then wait where no scheduler sees them, and flows do
+//! not get the shares that it gave.
 //!
-//! **Model.** [`Nass`] is a [`SerialPolicy`] around another, to which it says which flows may be
-//! served, by [`Lane`]s: it shuts out those that have reached their limit, and reserves a lane for
-//! those that room is kept for; the other knows nothing of it. Each flow has a limit on its
-//! requests on the device, MDN in the paper, and so have all together. Three mechanisms set them,
-//! and each can be switched off:
+//! **Model.** [`Nass`] is a [`SerialPolicy`] around another, whose flows it puts into [`Lane`]s: it
+//! shuts out flows at their limit, and reserves a lane for flows for which places are kept; the
+//! other policy does not know about limits. Each flow has a limit on its requests on the device,
+//! MDN in the paper, and so have all flows together. Three mechanisms set them, and each can be
+//! switched off:
 //!
 //! 1. *Aggressiveness* (Eq. 4, 5): a flow that occupies more of the device's channels than others
 //!    has its limit halved.
 //! 2. *Sequentiality* (Eq. 6, 7): a flow whose requests merge waits a little longer, so that they
 //!    can.
-//! 3. *Deceptive idleness*, instead of anticipation: room is kept for a flow that is about to send.
+//! 3. *Deceptive idleness*, instead of anticipation: places are kept for a flow that is about to
+//!    send.
 //!
-//! Each has a module; `limits` says what limits are when nobody has lowered them, and how they
-//! recover, and `control` is the paper's Algorithm 1. What the paper leaves open is decided, and
-//! argued, in each.
+//! Each has a module; `limits` has the limits before any halving and their recovery, and `control`
+//! is the paper's Algorithm 1. Each module decides, with arguments, what the paper leaves open.
 //!
-//! **What it costs** is a few counters for each request, and a change of lane where a flow comes to
-//! its limit or away from it.
+//! **Cost**: a few counters for each request, and a change of lane when a flow reaches its limit or
+//! falls below it.
 //!
-//! **Beyond the paper.** Its authors plan to look at the submission queues of NVMe. A device takes
-//! far more commands there than it works on, so the queue's length says nothing; what stands for
-//! NCQ's 32 places is the *window*, the number of commands that the device works on at a time, and
-//! `queue_length` is that: [`NassConfig::of_window`], with the paper's proportions of channels and
-//! reserve to it. Around MQFQ it is NASS around SFQ(D) (decision 14).
+//! **Beyond the paper.** Its authors plan to study the submission queues of NVMe. There a device
+//! takes far more commands than it works on, so the queue's length says nothing. NCQ's 32 places
+//! correspond to the *window*, the number of commands that the device works on at a time, and
+//! `queue_length` is the window: [`NassConfig::of_window`], with the paper's proportions of
+//! channels and reserve to it. Around MQFQ it is NASS around SFQ(D) (decision 14).
 //!
-//! **Work conserving** it is not: places are kept free on purpose.
+//! It is not **work conserving**: places are kept free on purpose.
 //!
 //! **Knobs.** `channels` (10), `sub_request_bytes` (8 KiB), `history` (128 requests), `decay` (2),
 //! `reserve` (8 requests), `queue_length` (32 requests): the paper's for an Intel 530. The three
@@ -76,22 +77,22 @@ pub type NassPort<S, P = Native> = SerialPort<Nass<S>, P>;
 pub struct NassConfig {
     /// η: channels of the device; default 10.
     pub channels: u32,
-    /// Size(sub): what one channel takes of a request, in bytes; default 8192.
+    /// Size(sub): the part of a request that one channel takes, in bytes; default 8192.
     pub sub_request_bytes: u32,
-    /// α: how many arrivals are remembered; default 128.
+    /// α: number of arrivals in the history; default 128.
     pub history: u32,
-    /// µ: by what sequentiality is divided in each [`DECAY_UNIT_NS`]; default 2.
+    /// µ: divisor of sequentiality in each [`DECAY_UNIT_NS`]; default 2.
     pub decay: u32,
-    /// β: how many requests may be on the device while one of another flow is expected; default 8.
+    /// β: the most requests of other flows on the device while a flow is expected; default 8.
     pub reserve: u32,
     /// NCQ length: the most requests on the device; default 32.
     pub queue_length: u32,
     /// Whether aggressive flows are limited; default true.
     pub aggressiveness: bool,
-    /// Whether sequential flows are held back or let go; default true (false is the paper's variant
-    /// NM).
+    /// Whether sequential flows' limits are lowered and raised; default true (false is the paper's
+    /// variant NM).
     pub sequentiality: bool,
-    /// Whether room is kept for flows that are deceptively idle; default true.
+    /// Whether places are kept for flows that are deceptively idle; default true.
     pub idleness: bool,
 }
 
@@ -183,7 +184,7 @@ impl<S: SerialPolicy> Nass<S> {
 }
 
 impl<S: SerialPolicy> SerialPolicy for Nass<S> {
-    /// The slot's last life may still be in the history: it falls out of it as it would have.
+    /// The slot's last flow may still be in the history, and falls out of it as usual.
     fn add_flow(&mut self, slot: usize, weight: Weight) {
         self.control.begin_life(slot);
         self.inner.add_flow(slot, weight);
@@ -196,7 +197,7 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
         self.inner.set_weight(flow, weight);
     }
 
-    /// Nothing waits for it.
+    /// No place is kept for it.
     fn remove_flow(&mut self, slot: usize) {
         self.control.end_life(slot);
         if let Some(flow) = self.control.flows.get_mut(slot) {

@@ -7,9 +7,9 @@
 //!
 //! # What the paper leaves open
 //! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
-//! - *What can be merged* is what [was merged](crate::policy::serial::merge): NASS hears of it as
-//!   the scheduler inside does. Where requests are not merged (`merge_bytes` is 0) no flow is
-//!   sequential, and there is nothing to keep.
+//! - *Requests that can be merged* are those that [were merged](crate::policy::serial::merge): NASS
+//!   gets the same calls as the scheduler inside. If requests are not merged (`merge_bytes` is 0)
+//!   no flow is sequential, and there is no state to keep.
 
 /// The unit of time in which sequentiality decays, in nanoseconds.
 pub const DECAY_UNIT_NS: u64 = 1_000_000;
@@ -20,14 +20,14 @@ pub(super) const ONE: i64 = 1 << 16;
 /// S of one flow.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sequentiality {
-    /// In fixed point, as of `decayed`.
+    /// In fixed point, at the time `decayed`.
     pub(super) value: i64,
     /// In [`DECAY_UNIT_NS`].
     decayed: u64,
 }
 
 impl Sequentiality {
-    /// A request arrives (Eq. 7); says whether the flow is sequential now.
+    /// Notes the arrival of a request (Eq. 7); gives whether the flow is sequential now.
     pub(super) fn perceive(&mut self, now_ns: u64, merges: bool, decay: u32) -> bool {
         let now = now_ns / DECAY_UNIT_NS;
         let mut units = now.saturating_sub(self.decayed);

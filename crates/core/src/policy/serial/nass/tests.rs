@@ -1,4 +1,4 @@
-//! Tests of NASS: what each mechanism does, and what all of them leave of shares.
+//! Tests of NASS: each mechanism, and shares with all of them.
 
 use super::aggressiveness::channels_of;
 use super::sequentiality::ONE;
@@ -22,7 +22,7 @@ fn only(aggressiveness: bool, sequentiality: bool, idleness: bool) -> NassConfig
     NassConfig { aggressiveness, sequentiality, idleness, ..NassConfig::default() }
 }
 
-/// Takes what may be sent. Jobs `100 i..` are flow `i`'s.
+/// Takes all requests that may be sent. Jobs `100 i..` are flow `i`'s.
 fn send(nass: &mut Limited) -> Vec<u32> {
     let mut sent = Vec::new();
     while let Selection::Serve(Job(job), _) = nass.select(0, Lanes::All) {
@@ -31,7 +31,7 @@ fn send(nass: &mut Limited) -> Vec<u32> {
     sent
 }
 
-/// How many of them are of each flow.
+/// Number of jobs of each flow.
 fn counts(jobs: &[u32]) -> [usize; 2] {
     [0, 1].map(|flow| jobs.iter().filter(|&&job| job / 100 == flow).count())
 }
@@ -97,7 +97,7 @@ fn an_aggressive_flow_is_limited_and_recovers() {
     assert_eq!((most, nass.limit(1)), (32, 32));
 }
 
-/// Switched off, the mechanism limits nobody further than to their part.
+/// With the mechanism switched off, no limit is below its flow's part.
 #[test]
 fn without_aggressiveness_nobody_is_halved() {
     let mut nass = nass(only(false, false, false));
@@ -120,14 +120,14 @@ fn room_is_kept_for_a_flow_that_is_about_to_send() {
     assert_eq!(counts(&send(&mut nass)), [0, 0]);
     complete(&mut nass, &[100, 101]);
     assert_eq!(counts(&send(&mut nass)), [0, 2]);
-    // 128 arrivals later it is taken to be gone.
+    // 128 arrivals later it counts as gone.
     stage(&mut nass, 1, 80..100, 4096);
     stage(&mut nass, 2, 0..110, 4096);
     assert_eq!(nass.control.reserved.flows, 0);
     assert_eq!(counts(&send(&mut nass))[1], 8, "beside eight, to half of the queue");
 }
 
-/// What it had staged when it was removed still goes, and nothing will follow.
+/// Requests staged when the flow was removed still go, and no others follow.
 #[test]
 fn no_room_is_kept_for_a_flow_that_is_removed() {
     let mut nass = nass(only(false, false, true));
@@ -145,7 +145,7 @@ fn no_room_is_kept_for_a_flow_that_is_removed() {
     assert_eq!(nass.control.reserved.flows, 1);
 }
 
-/// The variant that the paper calls NM: what merges is neither held back nor let go for it.
+/// The variant that the paper calls NM: merging neither lowers nor raises limits.
 #[test]
 fn without_sequentiality_a_stream_is_not_held_back() {
     let stream = |sequentiality| {
@@ -170,7 +170,7 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     let part = |job: u32| read(job, 0, 100, 4096);
     let mut nass = nass(only(false, true, false));
     (0..3).for_each(|job| nass.insert(0, &part(job)));
-    // What could not be merged counts against it.
+    // Requests that could not be merged count against it.
     assert_eq!((nass.control.sequentiality[0].value, nass.limit(0)), (-3 * ONE, 32));
     (0..10).for_each(|_| nass.grow(0, &part(2)));
     // The fourth is the first that makes it sequential.
@@ -180,7 +180,7 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     assert_eq!(nass.control.served.channels, 1 + 1 + 6, "the third is 44 KiB by now");
     complete(&mut nass, &[2]);
     let limit = nass.limit(0);
-    // It has just had one back.
+    // One of its requests has just completed.
     nass.insert(0, &part(3));
     assert_eq!(
         (nass.control.sequentiality[0].value, nass.limit(0)),
@@ -191,8 +191,8 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     assert_eq!(nass.control.sequentiality[0].value, 6 * ONE / 8 + ONE);
 }
 
-/// A flow of large requests has room for one at a time here. It can still get its share, a quarter,
-/// if the scheduler inside does not take that for all it wants.
+/// A flow of large requests may have one at a time here. It can still get its share, a quarter, if
+/// the scheduler inside does not take that for its whole demand.
 #[test]
 fn a_limited_flow_keeps_its_turns() {
     fn ratio<S: SerialPolicy>(inner: S) -> f64 {
@@ -215,12 +215,11 @@ fn a_limited_flow_keeps_its_turns() {
         .unwrap(),
     );
     assert!((2.9..3.1).contains(&bfq), "bfq 1:{bfq}");
-    // Time is what is shared there, three requests to one, and channels are what is limited, 27
-    // requests to one.
+    // There time is shared, three requests to one, and channels are limited, 27 requests to one.
     assert!((3.0 / 16.0..27.0 / 16.0).contains(&cfq), "cfq 1:{cfq}");
 }
 
-/// What each flow of `loops` is served, for 5 s of 32 places, with NASS around each scheduler.
+/// Requests served of each flow of `loops`, in 5 s of 32 places, with NASS around each scheduler.
 fn served_around_each(
     loops: &[Loop],
     service_ns: impl Fn(u32) -> u64,
@@ -273,9 +272,9 @@ fn random_service() -> impl Fn(u32) -> u64 {
     }
 }
 
-/// Weights 3:1 count whatever is inside: two flows that both have more to send than the device
-/// takes, of requests so large that channels are always short, on a device of even service times
-/// and on one of random ones.
+/// Weights 3:1 count with each scheduler inside: two flows that both have more to send than the
+/// device takes, of requests so large that channels are always short, on a device of even service
+/// times and on one of random ones.
 #[test]
 fn weights_count_where_channels_are_always_short() {
     let loops = [300, 100].map(|weight| Loop { weight, length: 16_384, depth: 64 });
@@ -291,7 +290,7 @@ fn weights_count_where_channels_are_always_short() {
 }
 
 /// Sixteen flows that keep four or eight requests each, twice or four times what the device takes:
-/// whoever has all of its own there must not stay there while others wait.
+/// a flow that has all its requests there must not stay there while others wait.
 #[test]
 fn weights_count_among_many_flows_of_a_few_requests() {
     for depth in [4, 8] {
