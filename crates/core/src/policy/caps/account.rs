@@ -1,10 +1,10 @@
-//! What ports and the control side share of flows and groups with caps: their buckets, and what
-//! waits for them.
+//! The state of flows and groups with caps that ports and the control side share: their buckets,
+//! and counts of the requests that wait for them.
 //!
-//! **Model.** Each flow and each group has a word: which caps it has, and the nearest group around
-//! it that has some. A request's *path* is the flow and those groups, at most
-//! [`Group::LEVELS`] + 1, and a bucket of each cap on the path that counts the request has to let
-//! it go. It takes from all of them at once or from none.
+//! **Model.** Each flow and each group has a word with its caps and the nearest group around it
+//! that has some. A request's *path* is the flow and those groups, at most [`Group::LEVELS`] + 1,
+//! and a bucket of each cap on the path that counts the request has to let it go. It takes from all
+//! of them at once or from none.
 
 use alloc::boxed::Box;
 
@@ -21,27 +21,27 @@ use crate::structures::allocation::boxed;
 
 /// A flow itself and the groups that it can be in.
 const LEVELS: usize = Group::LEVELS + 1;
-/// Where a word has the nearest group with caps: its number and one, or 0.
+/// Shift of the nearest group with caps in a word: its number plus one, or 0.
 const ABOVE_SHIFT: u32 = 8;
 /// The caps of a word: a bit each.
 const CAPS: u64 = (1 << Caps::COUNT) - 1;
 
-/// What ports and the control side share.
+/// State that ports and the control side share.
 pub(super) struct Shared<P: Platform> {
-    /// 0 until a flow or a group has a cap; then how often caps have changed.
+    /// 0 until a flow or a group has a cap; then the number of changes of caps.
     is_on: P::U64,
-    /// Of each flow and, after them, each group: its [`Word`].
+    /// The [`Word`] of each flow and, after them, of each group.
     words: Box<[P::U64]>,
     pub(super) accounts: Box<[CachePadded<Account<P>>]>,
     flows: usize,
 }
 
-/// What is shared of a flow or a group with caps.
+/// Shared state of a flow or a group with caps.
 pub(super) struct Account<P: Platform> {
     pub(super) buckets: [Bucket<P>; Caps::COUNT],
-    /// What the lanes of reads weigh together, and those of writes, in 256ths.
+    /// Sum of the weights of lanes of reads, and of lanes of writes, in 256ths.
     pub(super) lanes: [P::U64; 2],
-    /// What the flow weighs beside others that the same caps hold, in 256ths.
+    /// The flow's weight beside others that the same caps hold, in 256ths.
     pub(super) weight: P::U64,
     pub(super) held: P::U64,
     pub(super) held_ns: P::U64,
@@ -70,17 +70,17 @@ impl Word {
     }
 }
 
-/// The accounts with caps that count a request, and which of their caps do: the flow's, if it has
-/// some, and those of its groups, inner ones first.
+/// The accounts with caps that count a request, and those caps: the flow's, if it has some, and
+/// those of its groups, inner ones first.
 #[derive(Clone, Copy)]
 pub(super) struct Path {
     steps: [(u32, u64); LEVELS],
     length: usize,
-    /// The groups with caps of whatever kind around the flow.
+    /// The groups around the flow that have caps of any kind.
     pub(super) groups: Groups,
 }
 
-/// The groups with caps around a flow: a number and one each, and 0 for none.
+/// The groups with caps around a flow: their numbers plus one, and 0 for none.
 pub(super) type Groups = [u16; Group::LEVELS];
 
 impl Path {
@@ -93,19 +93,19 @@ impl Path {
     }
 }
 
-/// What a flow's own word says of a request.
+/// The result of a flow's own word for a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Own {
     /// No cap counts it.
     Uncounted,
-    /// One cap does, and has given what it needs.
+    /// One cap counts it, and the request has taken from it.
     Taken,
-    /// Its path tells.
+    /// Its whole path has to be checked.
     Unknown,
 }
 
-/// A request may not go yet: when to ask again, and the group whose cap is the last one that holds
-/// it, by its number and one; 0 is the flow's own.
+/// A request may not go yet: the time of the next try, and the group whose cap holds it longest, as
+/// its number plus one; 0 is the flow's own cap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wait {
     pub(super) until: Time,
@@ -120,7 +120,7 @@ pub(super) const fn bits(side: Side) -> u64 {
     1 << Caps::index(side, Counted::Requests) | 1 << Caps::index(side, Counted::Bytes)
 }
 
-/// Which caps count it.
+/// The caps that count the operation.
 pub(super) fn counted_by(op: Op) -> u64 {
     match op {
         Op::Read => READS,
@@ -154,13 +154,13 @@ impl<P: Platform> Shared<P> {
         self.is_on.load(Ordering::Relaxed) != 0
     }
 
-    /// Caps have changed. Called under the lock.
+    /// Notes that caps have changed. Called under the lock.
     pub(super) fn changes(&self) {
         let changes = self.is_on.load(Ordering::Relaxed);
         self.is_on.store(changes.wrapping_add(1).max(1), Ordering::Relaxed);
     }
 
-    /// How often they have.
+    /// Number of changes of caps.
     #[inline]
     pub(super) fn changed(&self) -> u16 {
         self.is_on.load(Ordering::Relaxed) as u16
@@ -178,7 +178,7 @@ impl<P: Platform> Shared<P> {
         self.accounts.get(self.place(group)).map(|account| &**account)
     }
 
-    /// The same of a group by its number and one, as in [`Wait::by`].
+    /// The account of a group by its number plus one, as in [`Wait::by`].
     pub(super) fn numbered(&self, number: u16) -> Option<&Account<P>> {
         self.group(GroupId(number.checked_sub(1)?))
     }
@@ -197,7 +197,7 @@ impl<P: Platform> Shared<P> {
         Word::unpack(self.words.get(slot).map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
-    /// What the flow's own word says of the request.
+    /// Takes from the flow's own cap, if its word shows that only this cap counts the request.
     #[inline]
     pub(super) fn take_own(&self, now: Time, request: &Request) -> Own {
         let Word { caps, above, generation } = self.word(request.flow.slot());
@@ -206,7 +206,7 @@ impl<P: Platform> Shared<P> {
         if generation != request.flow.generation() || (caps == 0 && above.is_none()) {
             return Own::Uncounted;
         }
-        // From several buckets a request takes all or nothing, which is what `take` is for.
+        // From several buckets a request takes all or nothing, which `take` does.
         if above.is_some() || !caps.is_power_of_two() {
             return Own::Unknown;
         }
@@ -218,14 +218,15 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// The request takes nothing after all.
+    /// Refunds what the request has taken.
     pub(super) fn give_back(&self, request: &Request) {
         for (index, bucket) in self.buckets(&self.path(request.flow, request.op)) {
             bucket.give_back(bucket.cost(amount(index, request)));
         }
     }
 
-    /// A request of the flow that has passed its caps has grown by this: it is no other request.
+    /// Charges the bytes by which a request that has passed its caps has grown: it is still one
+    /// request.
     pub(super) fn owe(&self, now: Time, flow: FlowId, growth: &Growth) {
         let request = Request::new(Tag(0), flow, growth.op, growth.offset, growth.length);
         for (index, bucket) in self.buckets(&self.path(flow, growth.op)) {
@@ -235,7 +236,7 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// The caps that count such a request of the flow; none if the flow is gone. A step a level.
+    /// The caps that count such a request of the flow; none if the flow is gone. One step a level.
     pub(super) fn path(&self, flow: FlowId, op: Op) -> Path {
         let mut path = Path { steps: [(0, 0); LEVELS], length: 0, groups: [0; Group::LEVELS] };
         let counted = counted_by(op);
@@ -276,9 +277,9 @@ impl<P: Platform> Shared<P> {
         (at as usize).checked_sub(self.flows).map_or(0, |group| group as u16 + 1)
     }
 
-    /// How long a lane has from one request to the next, in nanoseconds, so that all other lanes
-    /// that the same caps count have what they weigh beside it; 0 if there are none. While a cap
-    /// has more to give at once it is less, by what this lane itself takes.
+    /// Time from one request of a lane to its next, in nanoseconds, in which all other lanes that
+    /// the same caps count have their shares by weight; 0 if there are none. While a cap is not
+    /// empty, this lane's own turn is left out.
     pub(super) fn pace_ns(&self, now: Time, path: &Path, request: &Request, weight: u64) -> u64 {
         let pace = |(_, account, caps): (_, &Account<P>, _)| {
             let turns = account.turns(caps, is_write(request), weight);
@@ -289,9 +290,11 @@ impl<P: Platform> Shared<P> {
         self.on(path).map(pace).max().unwrap_or(0).min(AGAIN_NS)
     }
 
-    /// Takes what the request needs from all caps on its path; or says from when on it may go.
+    /// Takes the request's amounts from all caps on its path, or gives the time from which it may
+    /// go.
     pub(super) fn take(&self, now: Time, path: &Path, request: &Request) -> Result<(), Wait> {
-        // All are asked before any is taken from: a request that has to wait writes no shared word.
+        // All are checked before any is taken from: a request that has to wait writes no shared
+        // word.
         let waits = self
             .on(path)
             .map(|(at, account, caps)| Wait {
@@ -306,7 +309,8 @@ impl<P: Platform> Shared<P> {
         }
         for (nth, (index, bucket)) in self.buckets(path).enumerate() {
             if let Err(until) = bucket.take(now, bucket.cost(amount(index, request))) {
-                // Another port was faster; what the caps before this one gave goes back.
+                // Another port was faster; the amounts taken from the caps before this one are
+                // refunded.
                 for (index, bucket) in self.buckets(path).take(nth) {
                     bucket.give_back(bucket.cost(amount(index, request)));
                 }
@@ -316,9 +320,9 @@ impl<P: Platform> Shared<P> {
         Ok(())
     }
 
-    /// When a lane whose request has to wait is tried again, in nanoseconds. With many lanes at one
-    /// cap some of them come later, so that the cap is asked `AT_ONCE` times for each request that
-    /// it lets go.
+    /// Time at which a lane whose request has to wait is tried again, in nanoseconds. With many
+    /// lanes at one cap some of them are tried later, so that the cap is checked `AT_ONCE` times
+    /// for each request that it lets go.
     pub(super) fn again_ns(
         &self,
         now: Time,
@@ -337,7 +341,7 @@ impl<P: Platform> Shared<P> {
         again_ns.min(now.ns().saturating_add(AGAIN_NS))
     }
 
-    /// Counts a lane of this flow and of these groups, or (`false`) counts it no more.
+    /// Counts a lane of this flow and of these groups, or (`false`) takes it off the count.
     pub(super) fn lane(
         &self,
         flow: FlowId,
@@ -361,13 +365,13 @@ impl<P: Platform> Shared<P> {
 /// Turns are counted in 256ths.
 const ONE: u64 = 256;
 
-/// How long this number of turns takes, each of this length, in nanoseconds.
+/// Time of this number of turns, each of this length, in nanoseconds.
 fn of_turns(one: Time, turns: u64) -> u64 {
     one.ns().saturating_mul(turns) / ONE
 }
 
 impl<P: Platform> Account<P> {
-    /// From when on the request may go by these caps, if no other does.
+    /// The time from which these caps let the request go, if no other request takes from them.
     fn when(&self, now: Time, caps: u64, request: &Request) -> Time {
         let all = chosen(&self.buckets, caps);
         let when =
@@ -375,13 +379,13 @@ impl<P: Platform> Account<P> {
         when.unwrap_or(now)
     }
 
-    /// How long the slowest of these caps needs for the request.
+    /// Time that the slowest of these caps needs for the request.
     fn lasts(&self, caps: u64, request: &Request) -> Time {
         let all = chosen(&self.buckets, caps);
         all.map(|(index, bucket)| bucket.cost(amount(index, request))).max().unwrap_or_default()
     }
 
-    /// How many requests other lanes that these caps count are due for one of a lane of this
+    /// Requests due to all other lanes that these caps count, for each request of a lane of this
     /// weight, in 256ths.
     fn turns(&self, caps: u64, is_write: bool, weight: u64) -> u64 {
         let [reads, writes] = self.lanes.each_ref().map(|lanes| lanes.load(Ordering::Relaxed));
@@ -392,19 +396,19 @@ impl<P: Platform> Account<P> {
         others.saturating_mul(ONE) / weight.max(1)
     }
 
-    /// A request waits for a cap.
+    /// Counts a request that waits for a cap.
     pub(super) fn count(&self) {
         self.held.fetch_add(1, Ordering::Relaxed);
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It has waited.
+    /// Takes a request that has waited off the count.
     pub(super) fn count_off(&self, held_ns: u64) {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         self.held_ns.fetch_add(held_ns, Ordering::Relaxed);
     }
 
-    /// Counts from nothing on.
+    /// Resets the counts of held requests.
     pub(super) fn begin(&self) {
         self.held.store(0, Ordering::Relaxed);
         self.held_ns.store(0, Ordering::Relaxed);
@@ -419,7 +423,7 @@ fn chosen<P: Platform>(
     buckets.iter().enumerate().filter(move |(index, _)| caps >> index & 1 != 0)
 }
 
-/// What the cap of this number counts of it.
+/// The amount that the cap of this number counts for the request.
 pub(super) fn amount(index: usize, request: &Request) -> u64 {
     match (index % 2 == Counted::Requests as usize, request.op) {
         (true, _) => 1,

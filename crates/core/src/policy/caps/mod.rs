@@ -1,11 +1,11 @@
-//! Caps: the most that a flow may be given in a second, whatever is free; one layer in front of any
-//! policy.
+//! Caps: the most service of a flow in a second, even if the device has room; one layer in front of
+//! any policy.
 //!
-//! **Problem.** A weight says what a flow gets beside others. What is sold, or what a neighbour is
-//! to be spared, is a number of requests or bytes a second, as Linux's `io.max` and QEMU's
-//! throttling have it. **Model.** [`Capped`] stands around a policy. A request whose flow has had
-//! what a cap allows waits here, *before* the policy: it holds no virtual time and no slot, and
-//! costs the others nothing; the policy sees it when the cap lets it go.
+//! **Problem.** A weight determines a flow's share beside others. A service that is sold, or a
+//! limit that protects neighbours, is a number of requests or bytes a second, as in Linux's
+//! `io.max` and QEMU's throttling. **Model.** [`Capped`] stands around a policy. A request whose
+//! flow has used up a cap waits here, *before* the policy: it holds no virtual time and no slot,
+//! and costs the others nothing; the policy gets it when the cap lets it go.
 //!
 //! ```text
 //!   submit ─▶ may go by all its caps? ── yes ─▶ the policy's submit
@@ -13,35 +13,37 @@
 //! ```
 //!
 //! - A flow has up to six caps: requests and bytes, of reads, of writes, and of both together. Each
-//!   is a bucket that all ports share; a request takes from all of its own at once, or from none.
+//!   is a bucket that all ports share; a request takes from all that count it at once, or from
+//!   none.
 //! - A group of flows may have caps, too, and so may the groups that it is in. A request goes when
 //!   its flow's caps and those of all its groups allow it, as `io.max` nests.
 //! - On each port a flow has a *lane* for reads and one for writes, so that a cap on the one does
 //!   not hold back the other. Requests leave a lane in the order in which they came.
-//! - Lanes that wait for the same cap take turns: a flow's on several ports, so that the port that
-//!   is polled most often does not have all that the cap allows, and a group's by its flows' weights.
+//! - Lanes that wait for the same cap take turns: a flow's lanes on several ports, so that the port
+//!   that is polled most often does not use up the cap, and a group's lanes by its flows' weights.
 //!
 //! **Example.** 1,000 requests a second with a burst of 100: a flow that has rested has 100 at once
 //! and then one each millisecond, so at most 1,100 in any second. A group of 1,000 with flows of
 //! 300 and 100: 750 and 250, and 1,000 for one of them while the other is idle.
 //!
-//! **Bounds of loops.** `submit` asks the flow and its groups, at most [`Group::LEVELS`] + 1, four
-//! buckets each. A call of `next` tries 16 lanes at most and asks to be called again if there are
-//! more. A tick looks at 1,024 flows; a group's first cap and its last one tell all flows.
+//! **Bounds of loops.** `submit` checks the flow and its groups, at most [`Group::LEVELS`] + 1,
+//! four buckets each. A call of `next` tries at most 16 lanes, and returns a time that is due if
+//! there are more. A tick reads 1,024 flows; adding a group's first cap, or removing its last one,
+//! updates all flows.
 //!
-//! **Removal.** A flow that is removed has no caps from then on. What waits here is given to the
-//! device within a tenth of a second before all others, since the policy takes no more of that flow
-//! ([`Port::expedite`]). The policy knows what waits ([`Port::hold`]), so that its tag and its
-//! flow's slot stay in use.
+//! **Removal.** A flow that is removed has no caps from then on. Its requests that wait here go to
+//! the device within a tenth of a second, before all others, since the policy accepts no more of
+//! that flow ([`Port::expedite`]). The policy knows waiting requests ([`Port::hold`]), so that
+//! their tags and their flow's slot stay in use.
 //!
-//! **Charges.** A request that the policy refuses or that is cancelled pays for nothing; one that
-//! grows when a cap has let it go owes what it has grown by.
+//! **Charges.** A request that the policy refuses or that is cancelled pays for nothing; growth
+//! after a cap has let the request go is a debt.
 //!
 //! **Cost.** Without caps anywhere `submit` reads one shared word that does not change, and `next`
-//! and `complete` a number of the port's own.
+//! and `complete` a counter of the port's own.
 //!
 //! *Memory ordering.* The words of flows and groups are stored with Release after their buckets are
-//! set, and read with Acquire. All else are counts.
+//! set, and read with Acquire. All other words are counts.
 
 mod account;
 #[cfg(all(test, loom))]
@@ -68,14 +70,14 @@ use crate::structures::allocation::{boxed, granted};
 use account::{Account, Own, Path, Shared, Wait, Word};
 use waiting::{Lane, Place, Waiter, Waiting};
 
-/// How many lanes are tried in one call.
+/// Lanes tried in one call.
 const AT_ONCE: usize = 16;
-/// A lane is tried again after this long at the latest, in nanoseconds, since caps may change.
+/// The longest time between two tries of a lane, in nanoseconds, since caps may change.
 const AGAIN_NS: u64 = 100_000_000;
-/// What a discard counts for, in bytes.
+/// Bytes that a discard counts for.
 const DISCARD_BYTES: u64 = 512;
-/// How often what flows weigh is looked at while groups have caps, in nanoseconds, and how many at
-/// once.
+/// Time between two readings of flows' weights while groups have caps, in nanoseconds, and flows
+/// read at once.
 const LOOK_NS: u64 = 10_000_000;
 const FLOWS_AT_ONCE: usize = 1024;
 
@@ -86,42 +88,42 @@ pub struct Capped<L, P: Platform = Native> {
     control: P::Mutex<Control>,
 }
 
-/// A port of it.
+/// A port of [`Capped`].
 pub struct CappedPort<Q, P: Platform = Native> {
     inner: Q,
     shared: Arc<Shared<P>>,
     waiting: Waiting,
-    /// What waits here, for all lanes together.
+    /// Requests that wait here, in all lanes together.
     held: u32,
-    /// What the policy has that caps have paid for.
+    /// Requests in the policy that caps have paid for.
     passed: u32,
     /// The policy's last answer was a part of a command.
     is_joining: bool,
 }
 
 struct Control {
-    /// Of each slot its flow.
+    /// The flow of each slot.
     flows: Box<[Option<Member>]>,
     groups: Box<[Option<Node>]>,
-    /// How many groups have caps.
+    /// Number of groups with caps.
     capped: usize,
-    /// Slots in use are below it.
+    /// All slots in use are below this.
     used: usize,
-    /// The slot whose weight is looked at next; when to look, and when the policy wants to be
-    /// called.
+    /// The slot whose weight is read next; the time of the next reading, and of the policy's next
+    /// tick.
     cursor: usize,
     look_ns: u64,
     inner_ns: Option<u64>,
 }
 
-/// A flow that is there.
+/// A flow, its caps and its group.
 struct Member {
     flow: FlowId,
     caps: Caps,
     group: Option<GroupId>,
 }
 
-/// A group that is there.
+/// A group, its parent and its caps.
 struct Node {
     parent: Option<GroupId>,
     caps: Caps,
@@ -149,7 +151,7 @@ impl Control {
         None
     }
 
-    /// What ports see of a flow.
+    /// Publishes the word of a flow to the ports.
     fn show<P: Platform>(&self, slot: usize, shared: &Shared<P>) {
         let Some(Some(Member { flow, caps, group })) = self.flows.get(slot) else {
             return shared.put(slot, Word::default());
@@ -158,7 +160,7 @@ impl Control {
         shared.put(slot, Word { caps: caps.bits(), above, generation });
     }
 
-    /// The same of a group.
+    /// Publishes the word of a group to the ports.
     fn show_group<P: Platform>(&self, id: GroupId, shared: &Shared<P>) {
         let word = self.node(id).map(|node| {
             let (caps, above) = (node.caps.bits(), self.nearest(node.parent));
@@ -168,8 +170,8 @@ impl Control {
     }
 }
 
-/// Gives the buckets new caps. One that stays as it is keeps what was taken from it; others start
-/// full.
+/// Gives the buckets new caps. A cap that does not change keeps the amounts taken from it; others
+/// start full.
 fn fill<P: Platform>(account: &Account<P>, old: &Caps, caps: &Caps) {
     for (((_, cap), (_, old)), bucket) in caps.all().zip(old.all()).zip(&account.buckets) {
         if let Some(cap) = cap
@@ -180,7 +182,7 @@ fn fill<P: Platform>(account: &Account<P>, old: &Caps, caps: &Caps) {
     }
 }
 
-/// Goes on where caps under another policy have come to.
+/// Continues from the state of these caps under another policy.
 fn resume<P: Platform>(account: &Account<P>, caps: &Caps, before: &CapStats) {
     account.held.store(before.held, Ordering::Relaxed);
     account.held_ns.store(before.held_ns, Ordering::Relaxed);
@@ -192,7 +194,7 @@ fn resume<P: Platform>(account: &Account<P>, caps: &Caps, before: &CapStats) {
     }
 }
 
-/// What the caps have done; `None` if there never were any.
+/// Statistics of the caps; `None` if there are none and none has held a request.
 fn stats_of<P: Platform>(account: &Account<P>, caps: Caps) -> Option<CapStats> {
     let [held, held_ns, waiting] = [&account.held, &account.held_ns, &account.waiting]
         .map(|word| word.load(Ordering::Relaxed));
@@ -204,8 +206,9 @@ fn stats_of<P: Platform>(account: &Account<P>, caps: Caps) -> Option<CapStats> {
 }
 
 impl<L: Policy, P: Platform> Capped<L, P> {
-    /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
-    // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    /// Puts the layer around a policy of at most `flows` flows and its ports, which have `tags`
+    /// tags each.
+    // Not inlined: the code that builds a policy inside Linux has a stack of 16 KiB.
     #[inline(never)]
     pub fn new(
         inner: L,
@@ -239,21 +242,21 @@ impl<L: Policy, P: Platform> Capped<L, P> {
 }
 
 impl<L: Policy, P: Platform> Capped<L, P> {
-    /// What the flow weighs while it has no place in a tree.
+    /// Sets the weight that the flow has while it has no place in a tree.
     fn weigh(&self, flow: FlowId, weight: Weight) {
         if let Some(account) = self.shared.account(flow) {
             account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
         }
     }
 
-    /// Looks at what some flows weigh.
+    /// Reads the effective weights of some flows.
     fn look(&self, control: &mut Control) {
         let until = control.used.min(control.cursor.saturating_add(FLOWS_AT_ONCE));
         for member in control.flows.iter().take(until).skip(control.cursor).flatten() {
             let Some(account) = self.shared.account(member.flow) else { continue };
             let is_held = account.waiting.load(Ordering::Relaxed) > 0;
             // Only flows that wait for a group's cap have turns by weight, and the policy takes a
-            // lock to tell it.
+            // lock to give the weight.
             if is_held
                 && member.group.is_some()
                 && let Some(share) = self.inner.share(member.flow)
@@ -312,7 +315,7 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
         set_urgent set_target target share tune costs_vary class_weights stats
     }
 
-    /// A cap that stays as it is keeps what was taken from it; others start full.
+    /// A cap that does not change keeps the amounts taken from it; others start full.
     fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
         self.control.with(|control| {
             let member = control.member(flow)?;
@@ -350,8 +353,8 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
         stats_of(self.shared.account(flow)?, caps)
     }
 
-    /// The same for a group. When it gets its first caps or loses its last ones, all flows and
-    /// groups are told.
+    /// Sets a group's caps likewise. When a group gets its first caps or loses its last ones, the
+    /// words of all flows and groups are updated.
     fn set_group(&self, id: GroupId, group: Option<&Group>) -> Result<(), FlowError> {
         self.control.with(|control| {
             self.inner.set_group(id, group)?;
@@ -370,8 +373,7 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
                 }
             }
             control.show_group(id, &self.shared);
-            // The nearest group with caps is another one for all flows and groups inside of this
-            // one.
+            // The nearest group with caps changes for all flows and groups inside of this one.
             if old.is_empty() != caps.is_empty() {
                 control.capped += usize::from(!caps.is_empty());
                 control.capped = control.capped.saturating_sub(usize::from(!old.is_empty()));
@@ -416,15 +418,15 @@ impl<L: Policy, P: Platform> layer::Layer for Capped<L, P> {
         })
     }
 
-    /// Flows that wait for a group's cap have turns by what they weigh at their places, which the
-    /// policy inside knows.
+    /// Flows that wait for a group's cap have turns by their effective weights, which the policy
+    /// inside knows.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         if !self.shared.is_on() {
             return self.inner.tick(now_ns, wake);
         }
         self.control.with(|control| {
-            // Without a group's cap the layer has no deadline of its own, so it is the policy's
-            // that has come.
+            // Without a group's cap the layer has no deadline of its own, so the policy's deadline
+            // has come.
             if control.capped == 0 || control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
                 control.inner_ns = self.inner.tick(now_ns, wake);
             }

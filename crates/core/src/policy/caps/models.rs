@@ -32,8 +32,8 @@ fn shared<P: Platform>() -> Arc<Shared<P>> {
     Arc::new(shared)
 }
 
-/// Two ports take from both buckets at once: no more than the burst of either, and what one bucket
-/// gave and the other did not is given back.
+/// Two ports take from both buckets at once: at most the burst of either, and an amount that only
+/// one bucket gave is refunded.
 fn two_ports_have_the_burst_between_them<P: Platform>() {
     check(4, || {
         let shared = shared::<P>();

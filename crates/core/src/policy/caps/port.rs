@@ -8,7 +8,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
     fn wait(&mut self, now: Time, request: &Request, path: &Path, wait: Wait) {
         let (flow, is_write) = (request.flow, is_write(request));
         let number = self.waiting.lane(flow, is_write);
-        // A lane of a flow that is gone has requests, so that its slot is not another's.
+        // A lane of a flow that is gone has requests, so its slot is not another flow's.
         if number.is_none() {
             let weight = self.weight(flow);
             let at_ns = self.shared.again_ns(now, wait, path, request, weight);
@@ -21,12 +21,12 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         self.shared.account(flow).into_iter().chain(group).for_each(Account::count);
     }
 
-    /// What a lane of the flow weighs beside others.
+    /// Weight of a lane of the flow beside others.
     fn weight(&self, flow: FlowId) -> u64 {
         self.shared.account(flow).map_or(0, |account| account.weight.load(Ordering::Relaxed))
     }
 
-    /// Counts the flow's lane where it is: it is new, or its groups or its weight are.
+    /// Counts the flow's lane in its groups, if the lane, its groups or its weight are new.
     fn count_lane(&mut self, flow: FlowId, is_write: bool, path: &Path, weight: u64) {
         let Some(lane) = self.waiting.lane_mut(flow, is_write) else { return };
         if (lane.groups, lane.weight) == (path.groups, weight) {
@@ -45,8 +45,8 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         }
     }
 
-    /// Takes a request that waits out. A lane that is empty then is closed; the number of one that
-    /// is not.
+    /// Takes out a waiting request. Closes its lane if that is empty now, else gives the lane's
+    /// number.
     fn leave(&mut self, now_ns: u64, request: &Request) -> Option<u32> {
         let (waiter, lane) = self.waiting.take(request);
         self.held = self.held.saturating_sub(1);
@@ -64,7 +64,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         None
     }
 
-    /// Gives the policy what caps let go. What is to be issued at once is the answer.
+    /// Gives the policy the requests that caps let go; returns one that is to be issued at once.
     #[cold]
     fn release(&mut self, now_ns: u64, wake: &mut PortSet) -> Option<Next> {
         let now = Time::of_ns(now_ns);
@@ -107,8 +107,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
                 Err(_) => return self.stray(now_ns, request.tag, wake),
             }
         }
-        // If more lanes are due, their time is what `next` answers, and its caller comes back at
-        // once.
+        // If more lanes are due, `next` returns their time, and its caller calls again at once.
         None
     }
 
@@ -118,7 +117,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         goes.then_some(Next::Issue { tag, class: Class::Medium })
     }
 
-    /// The policy gets a request that caps have paid for.
+    /// Submits to the policy a request that caps have paid for.
     fn pass(
         &mut self,
         now_ns: u64,
@@ -136,7 +135,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         submitted
     }
 
-    /// A request that caps have paid for is no more.
+    /// Forgets a request that caps have paid for, after its end.
     fn is_gone(&mut self, tag: Tag) {
         if matches!(self.waiting.place(tag), Place::Passed | Place::Again) {
             self.waiting.put(tag, None);
@@ -144,16 +143,16 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         }
     }
 
-    /// A request goes by no cap any more: if it waits for one, it leaves its lane.
+    /// Takes the request out of its lane, if it waits for a cap.
     fn leave_lane(&mut self, now_ns: u64, tag: Tag) {
         let Some(request) = self.waiter(tag) else { return };
         if let Some(number) = self.leave(now_ns, &request) {
-            // The next one may need less.
+            // The lane's next request may need less.
             self.waiting.try_at(number, now_ns);
         }
     }
 
-    /// What is known of a request that the policy has and caps have paid for.
+    /// State of a request that the policy has and caps have paid for.
     fn passed(&self, tag: Tag) -> Option<Waiter> {
         if self.passed == 0 || !matches!(self.waiting.place(tag), Place::Passed | Place::Again) {
             return None;
@@ -171,8 +170,8 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
 }
 
 impl<Q: Port, P: Platform> CappedPort<Q, P> {
-    /// Some flow has caps. Out of line, as what is next is, so that a verb of a server without caps
-    /// is the policy's own.
+    /// `submit` while some flow has caps. Out of line, like `next_held`, so that without caps a
+    /// verb is the policy's own.
     #[cold]
     #[inline(never)]
     fn submit_capped(
@@ -196,7 +195,7 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         if path.is_empty() {
             return self.inner.submit(now_ns, request, wake);
         }
-        // What is in a lane is before it.
+        // Requests in a lane are before it.
         let may_go = match self.waiting.lane(request.flow, is_write(request)) {
             None => self.shared.take(now, &path, request),
             Some(_) => Err(Wait { until: now, by: 0 }),
@@ -211,11 +210,11 @@ impl<Q: Port, P: Platform> CappedPort<Q, P> {
         }
     }
 
-    /// Something waits here.
+    /// `next` while requests wait here.
     #[cold]
     #[inline(never)]
     fn next_held(&mut self, now_ns: u64, wake: &mut PortSet) -> Answer {
-        // What follows a `Join` is the policy's.
+        // After a `Join` the policy continues its command.
         if !self.is_joining
             && let Some(next) = self.release(now_ns, wake)
         {
@@ -280,7 +279,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if let Some(Waiter { place, request, by: changed, .. }) = passed.filter(|_| is_gone) {
             self.is_gone(tag);
-            // What was on the device has been paid for, and buckets that are others have given
+            // A request that was on the device stays charged, and buckets of other caps have given
             // nothing.
             if place == Place::Passed && changed == self.shared.changed() {
                 self.shared.give_back(&request);
@@ -289,7 +288,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
         is_gone
     }
 
-    /// A cap that it waits for gives nothing for it.
+    /// The request takes nothing from a cap that it waits for.
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         self.leave_lane(now_ns, tag);
         self.inner.expedite(now_ns, tag, wake)
@@ -307,8 +306,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
 
     fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
         if let Some(mut waiter) = self.waiter(tag).and_then(|_| self.waiting.waiter(tag.0)) {
-            // The caps are asked when it goes, for all of its length; what it costs is computed
-            // then, too.
+            // The caps are checked when it goes, for its whole length; its cost is computed then,
+            // too.
             let request = &mut waiter.request;
             request.offset = request.offset.min(growth.offset);
             request.length = request.length.saturating_add(growth.length);
@@ -338,7 +337,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for CappedPort<Q, P> {
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
         let mut stats = self.inner.flow_stats(flow);
-        // The policy knows what waits here, and does not have it staged.
+        // The policy knows the requests that wait here, and does not have them staged.
         for lane in self.waiting.lanes(flow) {
             stats.staged = stats.staged.saturating_add(lane.count);
             stats.in_flight = stats.in_flight.saturating_sub(lane.count);

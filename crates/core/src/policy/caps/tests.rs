@@ -35,7 +35,7 @@ fn ask(tag: u32, flow: FlowId, op: Op, length: u32) -> Request {
     Request::new(Tag(tag), flow, op, 0, length)
 }
 
-/// All that the port gives now.
+/// All requests that the port issues now.
 fn issued(port: &mut impl Port, now_ns: u64) -> Vec<u32> {
     let mut all = vec![];
     while let Next::Issue { tag, .. } = port.next(now_ns, &mut PortSet::default()) {
@@ -44,7 +44,7 @@ fn issued(port: &mut impl Port, now_ns: u64) -> Vec<u32> {
     all
 }
 
-/// Keeps `depth` requests of the flow on the port, and counts what it sends from `from_ns` on.
+/// Keeps `depth` requests of the flow on the port, and counts the requests sent from `from_ns` on.
 struct Load {
     flow: FlowId,
     op: Op,
@@ -57,7 +57,7 @@ impl Load {
         Load { flow, op, free: tags.collect(), sent: vec![] }
     }
 
-    /// Asks for as much as it can, and completes at once what it gets.
+    /// Submits as much as it can, and completes at once the requests that are issued.
     fn step(&mut self, port: &mut impl Port, now_ns: u64) {
         let mut wake = PortSet::default();
         for _ in 0..4 {
@@ -153,7 +153,7 @@ fn ports_of_one_flow_take_turns() {
     }
 }
 
-/// What waits of a flow that is removed is still served, and its slot is no other flow's before.
+/// The waiting requests of a removed flow are still served, and its slot is no other flow's before.
 #[test]
 fn what_a_removed_flow_left_is_served() {
     let (policy, mut ports) = over_none(1);
@@ -338,7 +338,7 @@ proptest! {
     }
 }
 
-/// What waits comes out as it went in, whatever it is.
+/// A waiting request is unpacked as it was packed, whatever it is.
 #[test]
 fn a_request_that_waits_is_kept_whole() {
     for (place, op) in PLACES.into_iter().flat_map(|place| OPS.map(|op| (place, op))) {
@@ -353,7 +353,7 @@ fn a_request_that_waits_is_kept_whole() {
     assert!(place_of(&[0; 6]) == Place::Policy);
 }
 
-/// A change of the policy gives nobody a new burst, but where the cap changes with it.
+/// A change of the policy gives no flow a new burst, unless its cap changes, too.
 #[test]
 fn caps_go_on_under_the_next_policy() {
     let cap = |burst| caps(Side::Both, Counted::Requests, 100, burst);
@@ -409,8 +409,8 @@ fn over_groups(ports: usize) -> (Capped<Grouped<NonePolicy>>, Vec<impl Port>) {
     Capped::new(policy, handles, TAGS as usize, 4).unwrap()
 }
 
-/// Has all loads ask for as much as they can for a second, each on its port, and completes at once
-/// what they get. Loads on one port get what is theirs by its tags.
+/// Lets all loads submit as much as they can for a second, each on its port, and completes at once
+/// the requests that are issued. Tags tell apart the loads of one port.
 fn flood(
     policy: &impl Policy,
     ports: &mut [impl Port],
@@ -479,7 +479,8 @@ fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
     assert_eq!(policy.caps(b).unwrap().waiting, 16, "as the tenant's own");
     assert_eq!(ports[0].reason(Some(Tag(16))).held, Some(Held::GroupCap));
 
-    // A tenant that leaves goes by the caps of where it is; groups without caps hold nothing.
+    // A tenant that leaves its group has the caps of its new place; groups without caps hold
+    // nothing.
     put(&policy, b, None);
     flood(&policy, &mut ports, &mut loads, 4 * SECOND);
     let [first, last, _] = sent(&loads, 4)[..] else { unreachable!() };
@@ -495,8 +496,8 @@ fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
     assert!((0..policy.shared.accounts.len()).all(|at| lanes(at) == [0; 2]), "all are counted off");
 }
 
-/// What a group's cap allows is shared by weight, on one port and on several, and a group that is
-/// in it has turns by its own weight.
+/// A group's cap is shared by weight, on one port and on several, and a group inside it has turns
+/// by its own weight.
 #[test]
 fn what_a_groups_cap_allows_goes_by_weight() {
     for ports in [1, 2] {
@@ -524,8 +525,8 @@ fn what_a_groups_cap_allows_goes_by_weight() {
     }
 }
 
-/// 99 submits of a tag that is in use are refused, and the next request of the flow waits for its
-/// cap no longer. Where the cap has nothing left the tag is refused all the same.
+/// 99 submits of a tag that is in use are refused, and the flow's next request waits no longer for
+/// its cap because of them. A tag in use is refused even if the cap has nothing left.
 #[test]
 fn a_refused_request_pays_nothing_and_a_live_tag_is_never_taken() {
     let (policy, mut ports) = over_none(1);
@@ -551,9 +552,9 @@ fn a_refused_request_pays_nothing_and_a_live_tag_is_never_taken() {
     }
 }
 
-/// A request that is taken back gives back what it took from its caps, unless it was on the device.
-/// What has grown owes what it has grown by. A request in a lane can go before all others, is the
-/// flow's until it is completed, and can be issued again.
+/// A request that is taken back is refunded by its caps, unless it was on the device. Growth is a
+/// debt. A request in a lane can go before all others, is the flow's until it is completed, and can
+/// be issued again.
 #[test]
 fn what_is_taken_back_pays_nothing_and_what_grows_pays_more() {
     let shape = Shape::new(Topology::flat(1), 4, TAGS as usize);

@@ -1,5 +1,5 @@
-//! What waits on a port: the lanes of flows' reads and writes, in the order in which they are
-//! tried.
+//! The waiting requests of a port: the lanes of flows' reads and writes, in the order in which they
+//! are tried.
 
 use alloc::boxed::Box;
 
@@ -17,7 +17,7 @@ use crate::structures::tournament::{Key, Tournament};
 /// No lane.
 const NONE: u32 = u32::MAX;
 
-/// Where a tag is.
+/// The place of a tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// Free, or the policy has it and no cap has paid for it.
@@ -26,7 +26,7 @@ pub(super) enum Place {
     Lane,
     /// The policy has it, and caps have paid for it.
     Passed,
-    /// The same, and it was on the device before.
+    /// Like `Passed`, and it was on the device before.
     Again,
 }
 
@@ -36,8 +36,8 @@ pub(super) struct Waiter {
     pub(super) place: Place,
     pub(super) since_ns: u64,
     pub(super) request: Request,
-    /// Whose cap held its lane when it came, as in [`Wait::by`](super::Wait::by); of one that has
-    /// passed, how often caps had changed.
+    /// The group whose cap held its lane when it came, as in [`Wait::by`](super::Wait::by); for a
+    /// request that has passed, the number of changes of caps until then.
     pub(super) by: u16,
 }
 
@@ -87,37 +87,37 @@ pub(super) fn place([first, ..]: &Packed) -> Place {
     PLACES.get((first & 0xff) as usize).copied().unwrap_or(Place::Policy)
 }
 
-/// What waits of one flow's reads, or of its writes.
+/// The waiting requests of one flow's reads, or of its writes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Lane {
     pub(super) flow: Option<FlowId>,
     pub(super) queue: Fifo,
     pub(super) count: u32,
     pub(super) is_write: bool,
-    /// When it is to be tried, and when its turn was or will be.
+    /// Time of the next try, and of the last or next turn.
     at_ns: u64,
     turn_ns: u64,
-    /// Whose cap holds it, as in [`Wait::by`](super::Wait::by).
+    /// The group whose cap holds it, as in [`Wait::by`](super::Wait::by).
     by: u16,
-    /// Where it is counted, and as how much.
+    /// The groups in which it is counted, and the weight with which it is.
     pub(super) groups: Groups,
     pub(super) weight: u64,
     /// No request that leaves it may be joined with one that the policy has, or gets later.
     pub(super) is_fenced: bool,
 }
 
-/// What waits on a port.
+/// The waiting requests of a port.
 pub(super) struct Waiting {
     pub(super) tags: Box<[Packed]>,
     links: Links,
     pub(super) lanes: Box<[Lane]>,
-    /// The lanes that are not in use, and how many are.
+    /// The lanes that are not in use, and the number of lanes in use.
     free: Fifo,
     free_links: Links,
     pub(super) open: usize,
     /// The lane of each slot's reads, and of its writes.
     lane_of: Box<[[u32; 2]]>,
-    /// The lanes by when they are to be tried.
+    /// The lanes by the time of their next try.
     order: Tournament,
     turns: u64,
 }
@@ -151,7 +151,7 @@ impl Waiting {
         self.tags.get(tag as usize).map(|packed| Waiter::unpack(Tag(tag), packed))
     }
 
-    /// The request has passed its caps, which had changed this often.
+    /// Notes that the request has passed its caps, after this number of changes of caps.
     #[inline]
     pub(super) fn pass(&mut self, request: &Request, changes: u16) {
         let (place, since_ns) = (Place::Passed, 0);
@@ -184,7 +184,7 @@ impl Waiting {
         lanes.into_iter().flatten().filter_map(|number| self.lanes.get(number as usize))
     }
 
-    /// When something is to be tried.
+    /// Time of the next try of a lane.
     pub(super) fn due_ns(&self) -> Option<u64> {
         self.lanes.get(self.order.get()?.tag()).map(|lane| lane.at_ns)
     }
@@ -196,7 +196,7 @@ impl Waiting {
         Some((number as u32, self.waiter(tag)?.request))
     }
 
-    /// This group's cap, or the flow's own, holds the lane.
+    /// Notes that this group's cap, or the flow's own, holds the lane.
     pub(super) fn is_held_by(&mut self, number: u32, by: u16) {
         if let Some(lane) = self.lanes.get_mut(number as usize) {
             lane.by = by;
@@ -213,7 +213,8 @@ impl Waiting {
         self.order.put(number as usize, key);
     }
 
-    /// The lane has sent a request, and has one each `pace_ns`; one that is late catches up on one.
+    /// Notes that the lane has sent a request: it has one each `pace_ns`, and catches up on one if
+    /// it is late.
     pub(super) fn sent(&mut self, number: u32, now_ns: u64, pace_ns: u64) {
         let Some(lane) = self.lanes.get_mut(number as usize) else { return };
         let turn_ns = lane.turn_ns.clamp(now_ns.saturating_sub(pace_ns), now_ns);
@@ -222,8 +223,8 @@ impl Waiting {
         self.try_at(number, at_ns);
     }
 
-    /// Opens a lane for such requests, to be tried at this time. There is one: each lane has a
-    /// request.
+    /// Opens a lane for such requests, to be tried at this time. A lane is free, since each lane in
+    /// use has a request.
     pub(super) fn open(&mut self, request: &Request, at_ns: u64, by: u16) {
         let (flow, is_write) = (request.flow, is_write(request));
         let Some(number) = self.free_links.pop(&mut self.free) else { return };
@@ -237,7 +238,7 @@ impl Waiting {
         self.try_at(number, at_ns);
     }
 
-    /// Puts the request at the end of its lane; and whose cap holds that.
+    /// Puts the request at the end of its lane; gives the group whose cap holds the lane.
     pub(super) fn push(&mut self, now_ns: u64, request: &Request) -> u16 {
         let number = self.lane(request.flow, is_write(request));
         let mut by = 0;
@@ -251,8 +252,8 @@ impl Waiting {
         by
     }
 
-    /// Takes a request that waits out of its lane. Gives what was known of it, and its lane's
-    /// number and whether it is empty.
+    /// Takes a waiting request out of its lane. Gives its state, its lane's number, and whether the
+    /// lane is empty.
     pub(super) fn take(&mut self, request: &Request) -> (Option<Waiter>, Option<(u32, bool)>) {
         let tag = request.tag.0;
         let number = self.lane(request.flow, is_write(request));
@@ -267,7 +268,7 @@ impl Waiting {
         (waiter, lane)
     }
 
-    /// The lane, which is empty, is no more. Gives what it was.
+    /// Closes the lane, which is empty; gives its last state.
     pub(super) fn close(&mut self, number: u32) -> Option<Lane> {
         let lane = self.lanes.get_mut(number as usize)?;
         let lane = core::mem::take(lane);

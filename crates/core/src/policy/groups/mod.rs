@@ -1,28 +1,29 @@
-//! Groups and reservations: shares on each level of a tree, and the least that a flow has; one
+//! Groups and reservations: shares on each level of a tree, and the least service of a flow; one
 //! layer in front of any policy.
 //!
-//! **Problem.** Weights of flows are one level. Organisations nest: what a team's database leaves
-//! is the team's before it is the neighbours'. And a database needs a floor in requests a second,
-//! whatever others weigh. **Model.** [`Grouped`] stands around a policy.
+//! **Problem.** Weights of flows are one level. Organisations nest: capacity that a team's database
+//! leaves is the team's before it is the neighbours'. And a database needs a floor in requests a
+//! second, whatever others weigh. **Model.** [`Grouped`] stands around a policy.
 //!
-//! - *Groups.* Ports count what each flow asks for, in words of their own. Every `LOOK_NS` the
-//!   [`tick`](Policy::tick) looks at `AT_ONCE` flows: those that are active divide their group's
-//!   weight (`tree`), and the policy hears of the products by [`Policy::set_weights`]. Virtual time
-//!   is the policy's, and so are all its promises.
+//! - *Groups.* Ports count each flow's requests, in words of their own. Every `LOOK_NS` the
+//!   [`tick`](Policy::tick) visits `AT_ONCE` flows: the active ones divide their group's weight
+//!   (`tree`), and the policy gets the products by [`Policy::set_weights`]. Virtual time is the
+//!   policy's, and so are all its promises.
 //! - *Reservations.* A flow's reservation is a bucket that fills at its rate, and from which all
-//!   that the flow is given is taken; what its weight gives it beyond that is owed, up to
-//!   twice the bucket's size, so that a weight which gives in bursts adds nothing to the reservation. While there is something in it, the flow has had less than
-//!   its reservation: the first of its requests is taken out of the policy, uncharged, and goes
-//!   to the device before all others, beside the policy's D. So a flow whose weight gives it more
-//!   has its share, and the others at least their rate. A direct policy holds nothing that could be
-//!   taken back: `d2fq`'s requests go to the urgent class instead; with `none` a reservation does
-//!   nothing.
-//! - *Room on the device.* A flow that keeps `n` requests outstanding has its reservation if no
-//!   more than `n` times what the device does / reservation are on the device (Little's law). A
-//!   tick computes the least of that over all flows to which their weights do not give more; ports
-//!   ask the policy for nothing more while their others have that on the device.
-//! - *What the device has.* When all reservations of flows that are active are more than it was
-//!   seen to do, they are granted the same part each (`supply`).
+//!   the flow's service is taken; service by its weight beyond that is a debt, up to twice the
+//!   bucket's size, so that a weight which gives service in bursts adds nothing to the reservation.
+//!   While the bucket is not empty, the flow has had less than its reservation: the first of its
+//!   requests is taken out of the policy, uncharged, and goes to the device before all others,
+//!   beside the policy's D. So a flow whose weight gives it more has its share, and the others have
+//!   at least their rate. A direct policy holds no requests that could be taken back: `d2fq`'s
+//!   requests go to the urgent class instead; with `none` a reservation does nothing.
+//! - *Room on the device.* A flow that keeps `n` requests outstanding has its reservation if at
+//!   most `n x the device's rate / reservation` requests are on the device (Little's law). A tick
+//!   computes the least of these bounds over all flows whose weights do not give them more than
+//!   their reservations; a port does not call the policy while its requests that the policy issued
+//!   fill its part of the bound.
+//! - *The device's rate.* If the reservations of all active flows together are more than may be
+//!   reserved of the measured rate, each is granted the same part (`supply`).
 //!
 //! ```text
 //!   submit ─▶ the policy's submit ─▶ staged ── next ─▶ has less than its reservation?
@@ -33,12 +34,12 @@
 //! **Example.** Group acme (300) has flows a and b of 100 each, beside solo (100): weights 150, 150
 //! and 100. While a is idle, b has 300.
 //!
-//! **Laws.** What goes ahead for a reservation is at most rate x interval + what the rate has in a
-//! twentieth of a second, over all ports, and half of a port's tags at a time: with what the device
-//! has left, no flow starves. A port may always have one request of others on the device. All
-//! weights times a factor change nothing.
+//! **Laws.** The service that goes ahead for a reservation is at most rate x interval + the rate's
+//! amount in a twentieth of a second, over all ports, and half of a port's tags at a time: the rest
+//! of the device keeps other flows from starving. A port may always have one request of others on
+//! the device. A factor on all weights changes nothing.
 //!
-//! **Bounds of loops.** A call of `next` looks at 16 flows; a tick at `AT_ONCE`.
+//! **Bounds of loops.** A call of `next` visits 16 flows; a tick `AT_ONCE`.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -67,10 +68,10 @@ use tree::{Part, Place, Tree};
 
 pub use port::GroupedPort;
 
-/// How often flows are looked at, in nanoseconds, and how many at once.
+/// Time between two visits of flows, in nanoseconds, and flows visited at once.
 const LOOK_NS: u64 = 10_000_000;
 const AT_ONCE: usize = 1024;
-/// A flow that has asked for nothing for this long is idle, in nanoseconds.
+/// A flow that has had no request for this time, in nanoseconds, is idle.
 const IDLE_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 /// A flow that did not get its reservation in a second with room gets no room for this long, in
@@ -82,12 +83,12 @@ const MET_PERCENT: u64 = 97;
 
 // **Cost.** `submit` and `next` read a shared word that hardly ever changes, and `complete` a
 // number of the port's own. Without groups and reservations that is all; with groups a port counts
-// each request when it comes and when it ends, in words that it alone writes. A request of a flow
-// with a reservation also looks at the flow's buckets when the policy lets it go, and takes from
-// them what they have.
+// each request when it comes and when it ends, in words that it alone writes. When the policy
+// issues a request of a flow with a reservation, the port also reads the flow's buckets and takes
+// from them.
 //
 // *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
-// Acquire. All else are counts.
+// Acquire. All other words are counts.
 /// A policy whose flows can be in groups and have reservations. See the [module's text](self).
 pub struct Grouped<L, P: Platform = Native> {
     inner: L,
@@ -95,30 +96,31 @@ pub struct Grouped<L, P: Platform = Native> {
     control: P::Mutex<Control>,
 }
 
-/// A flow that is there.
+/// A flow and its state in this layer.
 struct Member {
     flow: FlowId,
-    /// Its own weight, and what the policy was told.
+    /// Its own weight, and the weight last set in the policy.
     weight: Weight,
     told: Weight,
     share: Share,
-    /// Whether it is active; when it was seen to ask for something last, and what it had asked for.
+    /// Whether it is active; the time when it was last seen with a request, and its count of
+    /// submitted requests then.
     is_active: bool,
     active_ns: u64,
     submitted: u32,
-    /// What is kept for it.
+    /// Its granted reservation.
     granted: Reservation,
-    /// The second that is counted: when it began, what was done by then, and whether the flow had
-    /// nothing outstanding at times.
+    /// The second that is counted: its start, the counts then, and whether the flow has had nothing
+    /// outstanding at times.
     second_ns: u64,
     begun: Asked,
     has_rested: bool,
     last: [u64; 2],
     state: ReservationState,
-    /// The most requests that it had outstanding lately.
+    /// The most requests that it had outstanding; decays by an eighth with each visit.
     peak: u32,
-    /// Since when others make room for it on the device; until when they do not, since it did not
-    /// help; and how often in a row.
+    /// Time from which others make room for it on the device; time until which they do not, because
+    /// room did not help; and the number of such seconds in a row.
     room_ns: Option<u64>,
     futile_ns: u64,
     futile: u32,
@@ -129,12 +131,12 @@ impl Member {
         Part::of(self.weight, self.share.reservation)
     }
 
-    /// What it adds to its group.
+    /// The part that it adds to its group.
     fn part(&self) -> Part {
         if self.is_active { self.own() } else { Part::default() }
     }
 
-    /// The most requests that may be on the device for it to have what is granted.
+    /// The most requests that may be on the device for it to have its granted reservation.
     fn most(&mut self, now_ns: u64, asked: Asked, supply: &Supply, has_more: bool) -> Option<u64> {
         self.peak = asked.live().max(self.peak - self.peak.div_ceil(8));
         // A flow that rests at times keeps too few requests outstanding for room to help it, and
@@ -158,9 +160,9 @@ impl Member {
         self.last = done.map(|done| done.saturating_mul(1_000_000) / lasted_us);
         let has = |(last, granted): (&u64, u64)| *last >= granted / 100 * MET_PERCENT;
         let is_met = self.last.iter().zip(self.granted.rates()).all(has);
-        // Others have made room for all of this second: it tells whether that helps.
+        // Others have made room for all of this second, so it shows whether that helps.
         if self.room_ns.is_some_and(|since_ns| since_ns <= self.second_ns) {
-            // It keeps too few outstanding, however soon they are answered.
+            // If it does not help, the flow keeps too few requests outstanding.
             let pause_ns = if is_met { 0 } else { FUTILE_NS << self.futile.min(FUTILE_MOST) };
             self.futile_ns = now_ns.saturating_add(pause_ns);
             self.futile = if is_met { 0 } else { self.futile.saturating_add(1) };
@@ -178,25 +180,26 @@ impl Member {
 
 struct Control {
     members: Box<[Option<Member>]>,
-    /// Slots in use are below it.
+    /// All slots in use are below this.
     used: usize,
     tree: Tree,
     supply: Supply,
-    /// How many flows and groups have a reservation.
+    /// Number of flows and groups with a reservation.
     reserved: usize,
-    /// The slot that is looked at next; when to look, and when the policy wants to be called.
+    /// The slot that is visited next; the time of the next visit, and of the policy's next tick.
     cursor: usize,
     look_ns: u64,
     inner_ns: Option<u64>,
-    /// Weights that the policy is to hear of.
+    /// Weights to be set in the policy.
     news: Vec<(FlowId, Weight)>,
-    /// All weights are times 2^this, so that the least is exact enough.
+    /// All weights are multiplied by 2 to the power of this, so that the least is exact enough.
     scale: u32,
-    /// Of the round through all flows that is under way: what is reserved, and the least and the
-    /// largest weight, in 256ths.
+    /// In the current round through all flows: the active flows' reservations, in millionths of the
+    /// device, and the least and the largest weight, in 256ths.
     asked_ppm: u64,
     extremes: (u64, u64),
-    /// Likewise the most requests that may be on the device, and those of flows with reservations.
+    /// Likewise the most requests that may be on the device, and the live ones of flows with
+    /// reservations.
     most: Option<u64>,
     live: u64,
 }
@@ -222,13 +225,13 @@ impl Control {
         weight_of(parts)
     }
 
-    /// A round through all flows has ended.
+    /// Ends a round through all flows.
     fn end_round(&mut self) {
         self.supply.asked(core::mem::take(&mut self.asked_ppm));
         let (least, most) = core::mem::replace(&mut self.extremes, NO_WEIGHTS);
         let largest = u64::from(Weight::MAX.in_256ths());
-        // Up by 2 where the least is below `FINE`, down where it is four times that: weights do not
-        // swing between two scales.
+        // Up by a factor of 2 if the least is below `FINE`, down if it is four times that, so that
+        // weights do not swing between two scales.
         if least < FINE && most.saturating_mul(2) <= largest && self.scale < SCALE_MAX {
             self.scale += 1;
         } else if self.scale > 0 && (least >= 4 * FINE || most > largest) {
@@ -236,7 +239,7 @@ impl Control {
         }
     }
 
-    /// A flow or group has another reservation.
+    /// Counts the change of a flow's or group's reservation.
     fn note(&mut self, before: Reservation, after: Reservation) {
         self.reserved += usize::from(!after.is_none());
         self.reserved = self.reserved.saturating_sub(usize::from(!before.is_none()));
@@ -251,8 +254,9 @@ fn weight_of(parts: u64) -> Weight {
 }
 
 impl<L: Policy, P: Platform> Grouped<L, P> {
-    /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
-    // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    /// Puts the layer around a policy of at most `flows` flows and its ports, which have `tags`
+    /// tags each.
+    // Not inlined: the code that builds a policy inside Linux has a stack of 16 KiB.
     #[inline(never)]
     pub fn new(
         inner: L,
@@ -285,7 +289,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         })
     }
 
-    /// There is a group, or a flow in one, with this reservation. Called under the lock.
+    /// Raises the level for a group, or a flow in one, with this reservation. Called under the
+    /// lock.
     fn turn_on(&self, reservation: Reservation) {
         let level = if reservation.is_none() { Level::Shares } else { Level::Reservations };
         if level > self.shared.level() {
@@ -293,7 +298,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         }
     }
 
-    /// Computes what a flow has at its place.
+    /// Computes a flow's effective weight and granted reservation.
     fn visit(&self, control: &mut Control, slot: usize, now_ns: u64) {
         let Control { members, tree, supply, reserved, .. } = control;
         let Some(Some(member)) = members.get_mut(slot) else { return };
@@ -301,7 +306,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         if asked.live() != 0 || asked.submitted != member.submitted {
             (member.active_ns, member.submitted) = (now_ns, asked.submitted);
         }
-        // A time of 0 is that of a flow that has never asked for anything.
+        // The time is 0 for a flow that has never had a request.
         let is_active = now_ns.saturating_sub(member.active_ns) < IDLE_NS && member.active_ns > 0;
         if is_active != member.is_active {
             let before = member.part();
@@ -309,7 +314,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
             tree.shift(member.share.group, before, member.part());
         }
         let place = tree.place(member.share.group, member.own(), is_active);
-        // After the last reservation is gone, what was granted of it is taken back here.
+        // After the last reservation is gone, grants are withdrawn here.
         if *reserved > 0 || !member.granted.is_none() {
             if is_active {
                 let part_ppm = supply.part_ppm(place.reservation);
@@ -335,7 +340,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         }
     }
 
-    /// Tells the policy the new weights.
+    /// Sets the new weights in the policy.
     fn tell(&self, control: &mut Control) {
         if !control.news.is_empty() {
             self.inner.set_weights(&control.news);
@@ -343,7 +348,7 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         }
     }
 
-    /// Looks at some flows.
+    /// Visits some flows.
     fn look(&self, control: &mut Control, now_ns: u64) {
         if self.shared.level() == Level::Reservations {
             control.supply.look(now_ns, &self.shared.total());
@@ -353,8 +358,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         control.cursor = until;
         if until >= control.used {
             control.cursor = 0;
-            // `most` is of all requests on the device. Ports bound only what the policy lets go, so
-            // what flows with reservations have is taken off.
+            // `most` bounds all requests on the device. Ports bound only those that the policy
+            // issues, so the live ones of flows with reservations are taken off.
             let (most, live) = (control.most.take(), core::mem::take(&mut control.live));
             self.shared.make_room(most.map_or(u64::MAX, |most| most.saturating_sub(live).max(1)));
             control.end_round();
@@ -362,8 +367,8 @@ impl<L: Policy, P: Platform> Grouped<L, P> {
         self.tell(control);
     }
 
-    /// Computes the same for one flow, whose settings change. Gives whether its effective weight
-    /// has changed, which is among the news then.
+    /// Changes the settings of one flow. Gives whether its effective weight has changed; the new
+    /// one is then in `news`.
     fn change(
         &self,
         control: &mut Control,
@@ -410,8 +415,8 @@ impl<L: Policy, P: Platform> layer::Layer for Grouped<L, P> {
             };
             let flow = self.inner.add_flow_as(known, told)?;
             let slot = flow.slot();
-            // A slot's counts go on from one flow to the next: what the earlier one asked for is
-            // left out.
+            // A slot's counts go on from one flow to the next: the earlier flow's counts are left
+            // out.
             let asked = self.shared.asked(slot);
             if let Some(account) = self.shared.account(slot) {
                 account.ahead.store(0, Ordering::Relaxed);

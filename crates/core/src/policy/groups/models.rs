@@ -1,4 +1,4 @@
-//! What ports of [`Grouped`](super::Grouped) share, under the model checker.
+//! State that ports of [`Grouped`](super::Grouped) share, under the model checker.
 //! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib groups::models`
 
 use std::sync::Arc;
@@ -19,8 +19,8 @@ fn rate() -> Reservation {
     Reservation::new(20, 0).unwrap()
 }
 
-/// Two ports ask at once for what a reservation has for one of them; one that has taken a request
-/// and cannot send it gives it back.
+/// Two ports take at once from a reservation that has enough for one of them; a port that has taken
+/// and cannot send refunds it.
 fn two_ports_go_ahead_once_between_them<P: Platform>() {
     check(4, || {
         let (shared, flow) = (Arc::new(Shared::<P>::new(2, 1, false)), FlowId::new(0, 1));
@@ -67,7 +67,7 @@ fn the_model_sees_what_goes_ahead_twice() {
     two_ports_go_ahead_once_between_them::<Careless>();
 }
 
-/// A port that sees that a flow has a reservation sees its rate, and that it begins with nothing.
+/// A port that sees that a flow has a reservation sees its rate, and that its bucket begins empty.
 fn a_reservation_that_is_seen_has_its_rate<P: Platform>() {
     check(4, || {
         let (shared, flow) = (Arc::new(Shared::<P>::new(1, 1, false)), FlowId::new(0, 1));

@@ -1,5 +1,5 @@
-//! A port of [`Grouped`](super::Grouped): it counts what each flow asks for, and lets requests of
-//! flows with reservations go before all others while they have less.
+//! A port of [`Grouped`](super::Grouped): it counts each flow's requests, and lets requests of
+//! flows that have less than their reservations go before all others.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -16,41 +16,42 @@ use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::fifo::{Fifo, Links};
 use crate::structures::tournament::{Key, Tournament};
 
-/// How many lanes, or slots of flows, are looked at in one call.
+/// Lanes, or slots of flows, visited in one call.
 const AT_ONCE: usize = 16;
-/// A lane is looked at after this long at the latest, in nanoseconds, since rates change.
+/// The longest time between two visits of a lane, in nanoseconds, since rates change.
 const AGAIN_NS: u64 = 100_000_000;
-/// A lane whose request the policy has chosen already is looked at after this long.
+/// Time until the next visit of a lane whose request the policy has chosen already, in nanoseconds.
 const CHOSEN_NS: u64 = 1_000_000;
-/// The port's tags divided by this are the most that requests may have which went before others.
+/// The port's tags divided by this are the most requests on the device that went before others.
 const PART: usize = 2;
 /// No lane.
 const NONE: u32 = u32::MAX;
 
-/// A port of it.
+/// A port of [`Grouped`](super::Grouped).
 pub struct GroupedPort<Q, P: Platform> {
     inner: Q,
     shared: Arc<Shared<P>>,
     index: usize,
-    /// What is known of each live request that is counted.
+    /// State of each live request that is counted.
     live: Box<[Entry]>,
     counted: u32,
     staged: u32,
-    /// Those staged whose flows had a reservation.
+    /// Staged requests whose flows had a reservation.
     reserved: u32,
     done: [u64; 2],
     /// Requests on the device that the policy does not know, and the most that there may be.
     ahead: u32,
     most_ahead: u32,
-    /// Requests on the device that the policy has let go.
+    /// Requests on the device that the policy has issued.
     others: u32,
     lanes: Lanes,
     /// The policy's last answer was a part of a command, or may have been one.
     is_joining: bool,
-    /// The last `next` did not ask the policy: this port's part of the room on the device was
+    /// The last `next` did not call the policy: this port's part of the room on the device was
     /// taken.
     is_full: bool,
-    /// The reservations that this port knows of, and how many slots it has not looked at since.
+    /// The epoch of the reservations that this port knows, and the number of slots that it has not
+    /// visited in it.
     epoch: u64,
     unseen: usize,
 }
@@ -68,11 +69,11 @@ impl Entry {
     const AHEAD: u64 = 2 << Self::FLAGS;
     /// It went to the device's urgent class.
     const URGENT: u64 = 4 << Self::FLAGS;
-    /// Which buckets its flow had when it came, a bit each.
+    /// The buckets that its flow had when it came, a bit each.
     const KINDS: u32 = Self::FLAGS + 3;
     /// It was on the device, and its flow's buckets have paid for it.
     const PAID: u64 = 1 << (Self::KINDS + 2);
-    /// The policy has let it go since there are reservations, and it is on the device.
+    /// The policy has issued it while there were reservations, and it is on the device.
     const OUT: u64 = 1 << (Self::KINDS + 3);
 
     fn new(slot: usize, length: u32, flags: u64) -> Entry {
@@ -95,26 +96,25 @@ impl Entry {
         (self.0 >> 32) as u32
     }
 
-    /// It has become longer.
+    /// The request after it has grown by `more` bytes.
     fn grown(self, more: u32) -> Entry {
         let length = self.length().saturating_add(more);
         Entry(u64::from(length) << 32 | u64::from(self.0 as u32))
     }
 }
 
-/// The flows with reservations that have requests staged here, in the order in which they are
-/// looked at.
+/// The flows with reservations that have requests staged here, in the order of their visits.
 struct Lanes {
     lanes: Box<[Option<FlowId>]>,
-    /// When each lane is looked at: the order has the lower 56 bits, two years of nanoseconds.
+    /// Time of each lane's next visit: the order has the lower 56 bits, two years of nanoseconds.
     at_ns: Box<[u64]>,
-    /// Of each flow's slot its lane's number and one; 0 for none.
+    /// The lane of each flow's slot, as its number plus one; 0 for none.
     of: Box<[u32]>,
     free: Fifo,
     links: Links,
     open: u32,
     order: Tournament,
-    /// When the first of them is looked at; [`u64::MAX`] if there is none.
+    /// Time of the first visit; [`u64::MAX`] if there is none.
     first_ns: u64,
     turns: u64,
 }
@@ -165,11 +165,11 @@ impl Lanes {
         self.lanes.get(number as usize) == Some(&Some(flow))
     }
 
-    /// Opens a lane for the flow, which has none, to be looked at now; whether its slot has one
+    /// Opens a lane for the flow, which has none, to be visited now; gives whether its slot has one
     /// now and had none before.
     #[cold]
     fn open(&mut self, flow: FlowId, now_ns: u64) -> bool {
-        // Of a flow that had the slot before.
+        // The lane of a flow that had the slot before.
         let old = self.of.get(flow.slot()).map_or(NONE, |number| number.wrapping_sub(1));
         self.close(old);
         let Some(number) = self.links.pop(&mut self.free) else { return false };
@@ -212,7 +212,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             most_ahead: (tags / PART).max(1) as u32,
             others: 0,
             lanes: Lanes::new(tags, flows),
-            // Answers are looked at only once there are reservations; the last one before may be a
+            // Answers are read only when there are reservations; the last one before that may be a
             // `Join`.
             is_joining: true,
             is_full: false,
@@ -232,14 +232,14 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
     }
 
-    /// Shows the control side what is here.
+    /// Publishes this port's counts.
     fn show(&self) {
         if let Some(words) = self.shared.ports.get(self.index) {
             words.show(self.done, self.staged, self.counted);
         }
     }
 
-    /// The policy holds this request no longer.
+    /// Notes that the policy no longer holds this request.
     fn unstaged(&mut self, entry: Entry) {
         self.staged = self.staged.saturating_sub(entry.is(Entry::STAGED).into());
         let is_reserved = entry.is(Entry::STAGED) && entry.kinds() != 0;
@@ -250,7 +250,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.shared.activity.get(self.index)?.get(slot)
     }
 
-    /// A request of the flow in this slot is counted from now on, or is taken back.
+    /// Counts a request of the flow in this slot, or takes it off the count.
     #[inline]
     fn count_submitted(&self, slot: usize, more: bool) {
         if let Some(activity) = self.activity(slot) {
@@ -265,7 +265,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
     }
 
-    /// A request has been taken, and is counted: no flow has a reservation.
+    /// Counts a submitted request while no flow has a reservation.
     #[inline]
     fn came(&mut self, request: &Request) {
         self.put(request.tag, Entry::new(request.flow.slot(), request.length, 0));
@@ -273,7 +273,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.count_submitted(request.flow.slot(), true);
     }
 
-    /// It is completed.
+    /// Counts a completed request while no flow has a reservation.
     #[inline]
     fn went(&mut self, tag: Tag) {
         let entry = self.entry(tag);
@@ -284,7 +284,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
     }
 
-    /// A request has been taken, and is counted.
+    /// Counts a submitted request.
     fn taken(&mut self, now_ns: u64, request: &Request, submitted: &mut Submitted) {
         let flow = request.flow;
         let kinds = self.shared.kinds(flow);
@@ -317,7 +317,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.show();
     }
 
-    /// The flow has a lane from now on.
+    /// Opens a lane for the flow, if it has none.
     #[inline]
     fn open(&mut self, flow: FlowId, now_ns: u64) {
         if !self.lanes.has(flow) && self.lanes.open(flow, now_ns) {
@@ -325,10 +325,10 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
     }
 
-    /// The policy has let the request go.
+    /// Notes that the policy has issued the request.
     fn left(&mut self, now_ns: u64, tag: Tag) {
         let entry = self.entry(tag);
-        // It came before there were reservations, when ports did not count what the policy holds.
+        // It came before there were reservations, when ports did not count staged requests.
         if !entry.is(Entry::STAGED) {
             return;
         }
@@ -341,7 +341,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         }
     }
 
-    /// The policy holds the request again.
+    /// Notes that the policy holds the request again.
     fn came_back(&mut self, tag: Tag) {
         let entry = self.entry(tag);
         if entry == Entry::default() || entry.is(Entry::STAGED) {
@@ -354,7 +354,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.show();
     }
 
-    /// The request is no more.
+    /// Ends a request, which is done or taken back.
     fn ended(&mut self, tag: Tag, is_done: bool) {
         let entry = self.entry(tag);
         if entry == Entry::default() {
@@ -375,12 +375,12 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
     }
 
     /// Whether this port's part of the room on the device is taken. At least one request of the
-    /// port is on the device then, so the caller asks `next` again when that completes.
+    /// port is on the device then, so the caller calls `next` again when that completes.
     fn is_full(&self) -> bool {
         u64::from(self.others) >= self.shared.room.load(Ordering::Relaxed)
     }
 
-    /// A request that is counted went to the device before all others.
+    /// Notes that a counted request goes to the device before all others.
     fn goes_ahead(&mut self, tag: Tag, slot: usize, kinds: u32) {
         let entry = self.entry(tag);
         self.unstaged(entry);
@@ -390,7 +390,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         self.shared.ahead.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Looks at some flows for those that have requests staged here, since reservations are new.
+    /// Visits some flows after reservations have changed, and opens lanes for those that have
+    /// requests staged here.
     #[cold]
     fn look_around(&mut self, now_ns: u64, epoch: u64) {
         if self.epoch != epoch {
@@ -421,7 +422,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             let (number, flow) = self.lanes.first()?;
             let (slot, kinds) = (flow.slot(), self.shared.kinds(flow));
             let later_ns = |when: Time| when.ns().min(now_ns.saturating_add(AGAIN_NS));
-            // Before the policy is asked for a request, which `kyber` has to look for.
+            // This comes before the call for a staged request, for which `kyber` has to search.
             let when = self.shared.when(now, slot, kinds);
             if kinds != 0 && when > now {
                 self.lanes.look_at(number, later_ns(when));
@@ -443,11 +444,11 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
                 self.lanes.look_at(number, now_ns.saturating_add(CHOSEN_NS));
                 continue;
             }
-            // Other ports have requests of the flow, too: they take turns.
+            // Other ports may have requests of the flow, too: ports take turns.
             let turn_ns = self.shared.turn_ns(now, slot, kinds, entry.length());
             self.lanes.look_at(number, now_ns.saturating_add(turn_ns.min(AGAIN_NS)));
             if entry == Entry::default() {
-                // It was taken when nothing was counted.
+                // It was submitted when nothing was counted.
                 self.counted = self.counted.saturating_add(1);
                 self.count_submitted(slot, true);
             }
@@ -460,8 +461,8 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
 }
 
 impl<Q: Port, P: Platform> GroupedPort<Q, P> {
-    /// There are groups or reservations. Out of line, as what is next is, so that a verb of a
-    /// server without them is the policy's own.
+    /// `submit` while there are groups or reservations. Out of line, like `next_reserved`, so that
+    /// without them a verb is the policy's own.
     #[cold]
     #[inline(never)]
     fn submit_counted(
@@ -480,7 +481,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         Ok(submitted)
     }
 
-    /// There are reservations.
+    /// `next` while there are reservations.
     #[cold]
     #[inline(never)]
     fn next_reserved(&mut self, now_ns: u64, wake: &mut PortSet) -> Answer {
@@ -488,7 +489,7 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
         if self.epoch != epoch || self.unseen > 0 {
             self.look_around(now_ns, epoch);
         }
-        // What follows a `Join` is the policy's.
+        // After a `Join` the policy continues its command.
         if !self.is_joining
             && self.lanes.first_ns <= now_ns
             && let Some(next) = self.first(now_ns, wake)
@@ -503,13 +504,13 @@ impl<Q: Port, P: Platform> GroupedPort<Q, P> {
             return next.into();
         }
         if self.ahead >= self.most_ahead {
-            // A completion is next.
+            // A completion has to come first.
             return next.into();
         }
         let next = match next {
             _ if self.lanes.open == 0 => next,
             Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(self.lanes.first_ns)),
-            // Time alone fills a bucket: no verb of another port tells when.
+            // Time alone fills a bucket: no verb of another port wakes this one then.
             Next::Blocked => Next::WaitUntil(self.lanes.first_ns),
             _ => next,
         };
@@ -584,7 +585,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.expedite(now_ns, tag, wake);
         let entry = self.entry(tag);
-        // Only with reservations does it matter what the policy holds.
+        // Staged requests are counted only with reservations.
         if is_gone && entry.is(Entry::STAGED) {
             self.goes_ahead(tag, entry.slot(), entry.kinds());
         }
@@ -596,7 +597,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
         let entry = self.entry(tag);
         if has_grown && entry != Entry::default() {
             self.put(tag, entry.grown(growth.length));
-            // It has paid for what it was when it went.
+            // It was charged when it was issued, without the growth.
             if entry.is(Entry::PAID) {
                 let now = Time::of_ns(now_ns);
                 self.shared.spend_bytes(now, entry.slot(), entry.kinds(), growth.length);
@@ -623,8 +624,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for GroupedPort<Q, P> {
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let is_reserved = tag.is_some_and(|tag| self.entry(tag).is(Entry::AHEAD | Entry::URGENT));
         let mut reason = Reason { is_reserved, ..self.inner.reason(tag) };
-        // Some request that is staged here is of a flow without a reservation, or of one with
-        // another.
+        // A request that is staged here is of a flow without a reservation, or flows with different
+        // reservations have lanes here.
         let is_behind = matches!(reason.held, Some(Held::NoSlot | Held::Target))
             && (self.staged > self.reserved || self.lanes.open > 1)
             && self.shared.is_ahead();

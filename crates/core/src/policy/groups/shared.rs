@@ -1,5 +1,5 @@
-//! What ports and the control side of [`Grouped`](super::Grouped) share: the buckets of flows with
-//! a reservation, and what each port has counted.
+//! State that ports and the control side of [`Grouped`](super::Grouped) share: the buckets of flows
+//! with a reservation, and each port's counts.
 
 use alloc::boxed::Box;
 
@@ -12,59 +12,59 @@ use crate::contract::share::Reservation;
 use crate::policy::bucket::{Bucket, Time};
 use crate::structures::allocation::boxed;
 
-/// A reservation may catch up at once on what its rate brings in a second, divided by this.
+/// A reservation may catch up at once on its rate's amount in a second, divided by this.
 const BURST: u64 = 20;
 
-/// What ports and the control side share.
+/// State that ports and the control side share.
 pub(super) struct Shared<P: Platform> {
     /// Requests on the device that went before all others, of all ports.
     pub(super) ahead: P::U64,
     /// The most requests that a port may have on the device beside those that went ahead for a
     /// reservation; [`u64::MAX`] is no bound.
     pub(super) room: P::U64,
-    /// What ports do, a [`Level`]; it only rises.
+    /// The ports' work for this layer, a [`Level`]; it only rises.
     pub(super) level: P::U64,
     /// The policy schedules by the device's classes.
     pub(super) has_classes: bool,
-    /// How often a flow has got or lost a reservation.
+    /// Number of times that a flow has got or lost a reservation.
     pub(super) epoch: P::U64,
-    /// Of each flow: its generation in the upper half, and which buckets it has.
+    /// For each flow its generation in the upper half, and its buckets in the lower, a bit each.
     pub(super) flows: Box<[P::U64]>,
     pub(super) accounts: Box<[Account<P>]>,
     pub(super) ports: Box<[CachePadded<Words<P>>]>,
-    /// Of each port and flow.
+    /// By port and flow.
     pub(super) activity: Box<[Box<[Activity<P>]>]>,
 }
 
-/// What ports do for this layer.
+/// The ports' work for this layer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
     /// Nothing: there never was a group or a reservation.
     Off,
-    /// They count what each flow asks for, since there has been a group.
+    /// They count each flow's requests: there has been a group.
     Shares,
-    /// And what the policy holds and the device does, since there has been a reservation.
+    /// They also count staged requests and the device's completions: there has been a reservation.
     Reservations,
 }
 
-/// What is shared of a flow with a reservation: a cache line.
+/// Shared state of a flow with a reservation: a cache line.
 #[repr(align(64))]
 pub(super) struct Account<P: Platform> {
     pub(super) buckets: [Bucket<P>; 2],
     pub(super) ahead: P::U64,
-    /// How many ports have requests of it staged.
+    /// Number of ports that have requests of it staged.
     pub(super) lanes: P::U64,
 }
 
-/// What a flow has asked for and been given on a port. Only the port writes it.
+/// A flow's requests on a port. Only the port writes them.
 pub(super) struct Activity<P: Platform> {
-    /// How many requests were submitted, and how many of them are completed; both wrap.
+    /// Submitted requests in the lower half, completed ones in the upper; both wrap.
     pub(super) requests: P::U64,
-    /// Of those completed.
+    /// Bytes of completed requests; wraps.
     pub(super) bytes: P::U64,
 }
 
-/// The same of a flow on all ports.
+/// A flow's requests on all ports.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Asked {
     pub(super) submitted: u32,
@@ -73,7 +73,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// How many requests are live.
+    /// Number of live requests.
     pub(super) fn live(self) -> u32 {
         self.submitted.wrapping_sub(self.completed)
     }
@@ -91,7 +91,7 @@ impl<P: Platform> Activity<P> {
         Asked { submitted, completed, bytes: self.bytes.load(Ordering::Relaxed) }
     }
 
-    /// One request more has been submitted; or one is taken back, as if it never had been.
+    /// Counts a submitted request, or takes one off the count.
     #[inline]
     pub(super) fn submitted(&self, more: bool) {
         let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
@@ -99,7 +99,7 @@ impl<P: Platform> Activity<P> {
         self.requests.store(of_halves(submitted, completed), Ordering::Relaxed);
     }
 
-    /// One has been completed.
+    /// Counts a completed request.
     #[inline]
     pub(super) fn completed(&self, length: u32) {
         let [submitted, completed] = halves(self.requests.load(Ordering::Relaxed));
@@ -110,10 +110,10 @@ impl<P: Platform> Activity<P> {
     }
 }
 
-/// What a port shows.
+/// The counts that a port publishes.
 pub(super) struct Words<P: Platform> {
     pub(super) done: [P::U64; 2],
-    /// Requests staged, and those that are live.
+    /// Staged requests in the lower half, live ones in the upper.
     pub(super) held: P::U64,
 }
 
@@ -180,7 +180,7 @@ impl<P: Platform> Shared<P> {
         self.level() != Level::Off
     }
 
-    /// The device is at work on requests that went before all others.
+    /// Whether the device works on requests that went before all others.
     pub(super) fn is_ahead(&self) -> bool {
         self.ahead.load(Ordering::Relaxed) > 0
     }
@@ -220,7 +220,7 @@ impl<P: Platform> Shared<P> {
         (kinds != 0).then(|| FlowId::new(slot as u32, generation))
     }
 
-    /// The flow's buckets, and what a request of this length takes from each.
+    /// The flow's buckets, and the amount that a request of this length takes from each.
     pub(super) fn buckets(
         &self,
         slot: usize,
@@ -233,7 +233,7 @@ impl<P: Platform> Shared<P> {
         all.map(|(bucket, _)| bucket)
     }
 
-    /// The flow's buckets fill at these rates from now on; new ones are empty.
+    /// Sets the rates at which the flow's buckets fill; new ones are empty.
     pub(super) fn grant(
         &self,
         now_ns: u64,
@@ -264,14 +264,14 @@ impl<P: Platform> Shared<P> {
         }
         // Last: a port that sees the bits finds the rate, and a new bucket empty.
         word.store(of_halves(kinds, flow.generation()), Ordering::Release);
-        // A new epoch has ports look for requests of such flows that they have staged already.
+        // In a new epoch ports search for requests of such flows that are staged already.
         if before.is_none() || granted.is_none() {
             self.epoch.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Takes what the request is from the flow's buckets, if there is something in one of them; or
-    /// says from when on there is. What the other one lacks is not owed.
+    /// Takes the request's amounts from the flow's buckets if one of them has enough, or gives the
+    /// time from which one has. The other one may be left with a debt.
     pub(super) fn take(&self, now: Time, slot: usize, kinds: u32, length: u32) -> Result<(), Time> {
         let mut first = Err(now);
         let mut is_any = false;
@@ -299,35 +299,35 @@ impl<P: Platform> Shared<P> {
         kinds != 0 && self.buckets(flow.slot(), kinds, 0).all(|(bucket, _)| bucket.owes(now))
     }
 
-    /// From when on there is something in one of the flow's buckets.
+    /// The time from which one of the flow's buckets is not empty.
     pub(super) fn when(&self, now: Time, slot: usize, kinds: u32) -> Time {
-        // The request is not known yet: this is for one byte, and `take` asks for all of them.
+        // The request is not known yet: this checks for one byte, and `take` for all of them.
         let all = self.buckets(slot, kinds, 1);
         all.map(|(bucket, amount)| bucket.when(now, bucket.cost(amount))).min().unwrap_or(now)
     }
 
-    /// The request goes anyway.
+    /// Takes the amounts of a request that goes regardless of the buckets.
     pub(super) fn spend(&self, now: Time, slot: usize, kinds: u32, length: u32) {
         self.buckets(slot, kinds, length).for_each(|(bucket, amount)| bucket.spend(now, amount));
     }
 
-    /// A request that has gone anyway has become longer.
+    /// Takes the growth of a request that has gone regardless of the buckets.
     pub(super) fn spend_bytes(&self, now: Time, slot: usize, kinds: u32, length: u32) {
         // The second bucket is that of bytes.
         self.buckets(slot, kinds & 2, length).for_each(|(bucket, bytes)| bucket.spend(now, bytes));
     }
 
-    /// The request has not gone.
+    /// Refunds the amounts of a request that has not gone.
     pub(super) fn give_back(&self, slot: usize, kinds: u32, length: u32) {
         let all = self.buckets(slot, kinds, length);
         all.for_each(|(bucket, amount)| bucket.give_back(bucket.cost(amount)));
     }
 
-    /// How long a port that has sent such a request of the flow waits until all other ports that
-    /// have some have had a turn, in nanoseconds.
+    /// Time for which a port that has sent such a request of the flow waits, until all other ports
+    /// with requests of the flow have had a turn, in nanoseconds.
     pub(super) fn turn_ns(&self, now: Time, slot: usize, kinds: u32, length: u32) -> u64 {
         let Some(account) = self.account(slot) else { return 0 };
-        // Where no other port has requests of the flow, the bucket alone says when the next one
+        // If no other port has requests of the flow, the bucket alone determines when the next one
         // goes.
         let turns = account.lanes.load(Ordering::Relaxed).saturating_sub(1);
         if turns == 0 {
@@ -342,7 +342,7 @@ impl<P: Platform> Shared<P> {
         })
     }
 
-    /// A port has requests of the flow staged now, or none any longer.
+    /// Counts a port that has requests of the flow staged, or takes it off the count.
     pub(super) fn lanes(&self, slot: usize, has_some: bool) {
         let Some(account) = self.account(slot) else { return };
         match has_some {
@@ -357,7 +357,7 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// What the flow in this slot has asked for on all ports.
+    /// The requests of the flow in this slot, on all ports.
     pub(super) fn asked(&self, slot: usize) -> Asked {
         let all = self.activity.iter().filter_map(|flows| flows.get(slot)).map(Activity::asked);
         all.fold(Asked::default(), |sum, one| Asked {

@@ -1,39 +1,39 @@
-//! What the device has been seen to do, beside what is reserved of it.
+//! The measured rate of the device, and the part of it that is reserved.
 //!
-//! **Model.** A *window* of [`WINDOW_NS`] counts if requests waited all along: the device did what
-//! it can. What it did then is believed until it does more, or for some seconds less. Reservations
-//! may have [`MOST_PPM`] of it, so that flows without one always have something. When they are
-//! more, each is granted the same part.
+//! **Model.** A *window* of [`WINDOW_NS`] counts if requests waited all along: then the device did
+//! what it can. The rate rises to that of such a window at once, and falls over some seconds.
+//! Reservations may have [`MOST_PPM`] of it, so that flows without one always have some service. If
+//! they are more, each is granted the same part.
 //!
 //! **Example.** The device does 20,000 requests a second, flows have reserved 15,000 and 10,000:
 //! 125 %. Each is granted 0.75 of that, 11,250 and 7,500.
 
 use crate::contract::share::{Reservation, ReservedStats};
 
-/// How long requests are counted, in nanoseconds.
+/// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 250_000_000;
-/// What all reservations together may have of the device, in millionths.
+/// The most of the device that all reservations together may have, in millionths.
 const MOST_PPM: u64 = 937_500;
-/// All of something, in millionths.
+/// The whole, in millionths.
 pub(super) const ALL_PPM: u64 = 1_000_000;
-/// Where no request is staged, this number of them outstanding shows a busy device.
+/// If no request is staged, this number of them outstanding shows a busy device.
 const MANY: u64 = 32;
-/// What is believed moves down by its difference from a window, divided by this.
+/// With each window a rate falls by at most this part of itself.
 const FORGETS: u64 = 32;
 
-/// What ports have counted.
+/// The ports' counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Total {
     /// Requests completed since the start, and their bytes; wrapping.
     pub(super) done: [u64; 2],
-    /// Requests that policies hold, and those that are on the device, too.
+    /// Requests that policies hold, and these together with the ones on the device.
     pub(super) staged: u64,
     pub(super) live: u64,
 }
 
-/// What is known of the device.
+/// The measured rates of the device, and the part that is reserved.
 pub(super) struct Supply {
-    /// When the window began, what had been counted then, and whether requests waited since.
+    /// The start of the window and the counts then, and whether requests have waited all along.
     window: Option<(u64, [u64; 2])>,
     is_busy: bool,
     /// Requests and bytes a second; 0 is not known.
@@ -47,9 +47,9 @@ impl Supply {
         Supply { window: None, is_busy: true, rates: [0; 2], asked_ppm: 0, granted_ppm: ALL_PPM }
     }
 
-    /// Looks at what was counted.
+    /// Updates the rates from the ports' counts.
     pub(super) fn look(&mut self, now_ns: u64, total: &Total) {
-        // A direct policy holds nothing; enough requests on the device tell that it is busy.
+        // A direct policy holds nothing; enough requests on the device show that it is busy.
         self.is_busy &= total.staged > 0 || total.live >= MANY;
         let (began_ns, begun) = *self.window.get_or_insert((now_ns, total.done));
         let lasted_us = now_ns.saturating_sub(began_ns) / 1000;
@@ -66,17 +66,17 @@ impl Supply {
         (self.window, self.is_busy) = (Some((now_ns, total.done)), true);
     }
 
-    /// What part of the device the reservation is, in millionths.
+    /// The part of the device that the reservation is, in millionths.
     pub(super) fn part_ppm(&self, reservation: Reservation) -> u64 {
         let parts = reservation.rates().into_iter().zip(self.rates);
-        // A rate of 0 is not known: nothing is a part of it.
+        // A rate of 0 is not known, and left out.
         let parts = parts.filter_map(|(asked, has)| asked.saturating_mul(ALL_PPM).checked_div(has));
         parts.max().unwrap_or(0)
     }
 
-    /// How many requests may be on the device at once, so that a flow which keeps `live` of them
-    /// outstanding has its reservation: by Little's law each of all is there for all / rate, and
-    /// the flow has live / that. An eighth is left for what comes in bursts.
+    /// The most requests on the device at once with which a flow that keeps `live` of them
+    /// outstanding has its reservation: by Little's law each request is there for all / rate, and
+    /// the flow's rate is live / that time. An eighth is left for bursts.
     pub(super) fn most(&self, live: u64, granted: Reservation) -> Option<u64> {
         let most = |(granted, has): (u64, u64)| {
             (has > 0).then(|| live.saturating_mul(has).checked_div(granted))?
@@ -85,7 +85,7 @@ impl Supply {
         Some(least - least / 8)
     }
 
-    /// All that is reserved by flows that are active is so much.
+    /// Sets the sum of the active flows' reservations, in millionths of the device.
     pub(super) fn asked(&mut self, ppm: u64) {
         self.asked_ppm = ppm;
         self.granted_ppm = match ppm > MOST_PPM {
@@ -94,12 +94,12 @@ impl Supply {
         };
     }
 
-    /// Whether reservations are granted less than they ask for.
+    /// Whether less than the reservations is granted.
     pub(super) fn is_short(&self) -> bool {
         self.granted_ppm < ALL_PPM
     }
 
-    /// What is granted of the reservation; at least one of what it asks for.
+    /// The granted part of the reservation; at least 1 of each rate that is not 0.
     pub(super) fn granted(&self, reservation: Reservation) -> Reservation {
         let part = |rate: u64| {
             let part = (rate / ALL_PPM).saturating_mul(self.granted_ppm)
@@ -124,7 +124,7 @@ mod tests {
         Total { done: [done, done * 4096], staged, live: staged }
     }
 
-    /// From 20,000 a second to 25,000, and down to 10,000; what an idle device does says nothing.
+    /// From 20,000 a second to 25,000, and down to 10,000; the rate of an idle device says nothing.
     #[test]
     fn what_the_device_does_while_requests_wait_is_believed() {
         let mut supply = Supply::new();

@@ -52,9 +52,9 @@ struct Rig {
     service_ns: u64,
     now_ns: u64,
     tick_ns: Option<u64>,
-    /// Tags of each port that nothing uses.
+    /// Free tags of each port.
     free: Vec<Vec<u32>>,
-    /// Of each port's tag the tenant.
+    /// The tenant of each port's tags.
     of: Vec<Vec<usize>>,
     outstanding: Vec<Vec<usize>>,
     device: VecDeque<(usize, Tag)>,
@@ -96,7 +96,7 @@ impl Rig {
         }
     }
 
-    /// Submits what tenants ask for, and gives the device what the ports let go.
+    /// Submits the tenants' requests, and gives the device those that the ports issue.
     fn turn(&mut self, wake: &mut PortSet) {
         for port in 0..self.ports.len() {
             for (at, tenant) in self.tenants.iter().enumerate() {
@@ -123,7 +123,7 @@ impl Rig {
         }
     }
 
-    /// What each tenant has been served in this time, in milliseconds.
+    /// Requests of each tenant that are served in this number of milliseconds.
     fn run(&mut self, ms: u64) -> Vec<u64> {
         let mut served = vec![0; self.tenants.len()];
         let until_ns = self.now_ns + ms * MS;
@@ -189,7 +189,7 @@ fn shares_hold_on_each_level_and_siblings_come_first() {
     }
 }
 
-/// What the test above is to notice.
+/// The failure that the test above is to notice.
 #[test]
 fn a_layer_that_never_looks_is_caught() {
     let (groups, tenants) = nested();
@@ -239,7 +239,7 @@ fn a_reservation_holds_whatever_others_weigh() {
             let mut rig = Rig::new(name, ports, &[], &[least, flood, flood]);
             let seconds: Vec<u64> = (0..4).map(|_| rig.run(1000)[0]).collect();
             println!("{name}, {ports}: {seconds:?}");
-            // What is a flow's first budget of `bfq` is not measured yet, and goes at once.
+            // A flow's first budget of `bfq` is not measured yet, and goes at once.
             let later = usize::from(*name == "bfq");
             let seconds = &seconds[later..];
             let is_held = |&one: &u64| (1940..=2060).contains(&one);
@@ -273,8 +273,8 @@ fn a_reservation_holds_where_the_policy_bounds_nothing_on_the_device() {
     }
 }
 
-/// A reservation that is given while all is staged: what the ports had let go before is not known,
-/// and what is staged is not taken for it.
+/// A reservation that is given while all is staged: requests that the ports issued earlier are not
+/// known, and staged ones are not taken for them.
 #[test]
 fn a_reservation_that_comes_to_a_full_device_stops_nothing() {
     let flood = Tenant { depth: 64, ..tenant(Some(0), 10_000) };
@@ -328,8 +328,8 @@ fn others_make_no_room_for_a_flow_that_rests() {
     assert!(narrow <= 150, "{narrow} of 5,000 ms");
 }
 
-/// What waits while the device is at work on what went first for another flow's reservation waits
-/// for that; without, or without reservations, for a slot.
+/// A request that waits while the device works on requests that went first for another flow's
+/// reservation waits for that; otherwise, or without reservations, for a slot.
 #[test]
 fn what_waits_for_a_reservation_of_others_says_so() {
     let flood = Tenant { depth: 64, ..tenant(None, 10_000) };
@@ -351,9 +351,8 @@ fn what_waits_for_a_reservation_of_others_says_so() {
     }
 }
 
-/// A share that is more than the reservation is had as without one.
-/// Nor does a port ask for a time that has passed, which would keep its thread awake: two years of
-/// nanoseconds are all that an order has bits for.
+/// A port does not wait for a time that has passed either, which would keep its thread awake: two
+/// years of nanoseconds are all that an order has bits for.
 #[test]
 fn a_reservation_holds_on_a_machine_that_has_been_up_for_years() {
     for years in [0, 2, 3, 5] {
@@ -457,7 +456,7 @@ fn a_tenant_that_asks_for_less_has_no_complaint() {
     let flood = Tenant { depth: 64, ..tenant(None, 10_000) };
     let one = Tenant { min_iops: 30_000, depth: 1, ..tenant(None, 1) };
     let mut rig = Rig::new("mqfq", 1, &[], &[one, flood]);
-    // Before anything is known of the device.
+    // Before the first measurement of the device.
     rig.run(200);
     assert_eq!(rig.share(0).granted.iops(), 30_000);
     rig.run(3000);
@@ -481,13 +480,13 @@ fn what_makes_no_sense_changes_nothing() {
     rig.policy.set_share(rig.flows[1], &Share::default()).unwrap();
     assert_eq!(rig.policy.set_group(GroupId(0), None), Ok(()));
     assert_eq!(rig.policy.group(GroupId(0)), None);
-    // What is on the device beside the policy is as live as any.
+    // A request on the device that the policy does not know is as live as any.
     let least = Share { group: None, reservation: iops(1000) };
     rig.policy.set_share(rig.flows[1], &least).unwrap();
     let request = Request::new(Tag(3), rig.flows[1], Op::Read, 0, 4096);
     let (port, mut wake) = (&mut rig.ports[0], PortSet::EMPTY);
     rig.policy.tick(SECOND / 2, &mut wake);
-    // Until it has been asked once, the port may be within a command.
+    // Until `next` has been called once, the port may be within a command.
     assert_eq!(port.next(SECOND, &mut wake), Next::Idle);
     port.submit(SECOND, &request, &mut wake).unwrap();
     assert!(matches!(port.next(SECOND, &mut wake), Next::Issue { tag: Tag(3), .. }));
@@ -503,7 +502,7 @@ fn what_makes_no_sense_changes_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever the tree is: each member has its part of its group, and what is reserved beside.
+    /// In each tree every member has its part of its group, and its reservation besides.
     #[test]
     fn shares_hold_in_every_tree(
         parents in prop::collection::vec(0u16..4, 1..4),
@@ -519,7 +518,7 @@ proptest! {
             let group = Some(place).filter(|&place| usize::from(place) < groups.len());
             tenant(group, weights[3 + at] * 50)
         }).collect();
-        // What is due, computed from the top: each node's weight among its active siblings.
+        // The due shares, computed from the top: each node's weight among its active siblings.
         let is_active = |group: usize| {
             let mut active: Vec<bool> = (0..groups.len())
                 .map(|at| tenants.iter().any(|tenant| tenant.group == Some(at as u16)))
@@ -559,7 +558,7 @@ proptest! {
 }
 
 /// Weights that are changed all at once are those of the tree: a group's members divide it by them,
-/// and what is changed later starts from them.
+/// and later changes start from them.
 #[test]
 fn weights_that_change_at_once_are_the_trees() {
     let member = tenant(Some(0), 100);
@@ -580,8 +579,8 @@ fn weights_that_change_at_once_are_the_trees() {
 /// A device that does 4,000 requests a second, whatever their length.
 const SLOW_NS: u64 = 250_000;
 
-/// 2,000 of 4,000 for one of weight 100 beside one of 10,000 whose requests are 16 times as long:
-/// what its weight gives it in bursts is part of its reservation, not beside it.
+/// 2,000 of 4,000 for a flow of weight 100 beside one of 10,000 whose requests are 16 times as
+/// long: service that its weight gives it in bursts is part of its reservation, not beside it.
 #[test]
 fn a_reservation_is_not_beside_what_a_weight_gives() {
     let least = Tenant { min_iops: 2000, ..tenant(None, 100) };
@@ -596,8 +595,8 @@ fn a_reservation_is_not_beside_what_a_weight_gives() {
     }
 }
 
-/// Two flows whose short requests have far more than they reserve take no more of the third one's
-/// than they do without reservations.
+/// Two flows whose short requests have far more than they reserve take no more of the third flow's
+/// share than without reservations.
 #[test]
 fn a_reservation_below_what_a_weight_gives_costs_nobody_anything() {
     let plain = Tenant { length: 1 << 20, depth: 16, ..tenant(None, 10_000) };

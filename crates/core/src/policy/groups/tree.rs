@@ -1,13 +1,13 @@
-//! The tree of groups: what a flow's weight and reservation come to at its place.
+//! The tree of groups: a flow's effective weight and reservation at its place.
 //!
-//! **Model.** Each group keeps the sum of the weights of its members that are *active*, and of what
-//! they have reserved. When a member becomes active or idle the sums of the groups above change: a
+//! **Model.** Each group keeps the sum of the weights of its members that are *active*, and of
+//! their reservations. When a member becomes active or idle the sums of the groups above change: a
 //! step a level. A flow's effective weight is its top group's, times its part of the sum on each
 //! level; an idle flow is counted as if it were active, so that it has about its share from its
-//! first request on. So what an idle member leaves goes to its siblings first.
+//! first request on. So the share that an idle member leaves goes to its siblings first.
 //!
-//! **Reservations.** A group's *base* is what it has reserved, or what its active members have
-//! reserved together, if that is more. What a group has above the bases of its active members is
+//! **Reservations.** A group's *base* is its reservation, or the sum of its active members' bases,
+//! if that is more. The part of a group's reservation above the bases of its active members is
 //! divided among them by weight.
 
 use alloc::boxed::Box;
@@ -19,7 +19,7 @@ use crate::structures::allocation::boxed;
 /// Shares are kept in parts of 2^32.
 const WHOLE_BITS: u32 = 32;
 
-/// What an active member adds to the sums of its group.
+/// The part that an active member adds to the sums of its group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Part {
     weight: u64,
@@ -32,7 +32,7 @@ impl Part {
         Part { weight: weight.in_256ths().into(), rates: reservation.rates(), count: 1 }
     }
 
-    /// Without the old part and with the new one.
+    /// Replaces the old part with the new one.
     fn replace(&mut self, old: &Part, new: &Part) {
         self.weight = self.weight.saturating_sub(old.weight).saturating_add(new.weight);
         self.count = self.count.saturating_sub(old.count).saturating_add(new.count);
@@ -42,24 +42,24 @@ impl Part {
     }
 }
 
-/// A group that is there.
+/// A group in the tree.
 struct Node {
     group: Group,
-    /// How many groups it is in.
+    /// Number of groups that it is in.
     depth: usize,
     /// Flows and groups in it.
     members: u32,
-    /// Those that are active.
+    /// Sum of the active ones.
     sum: Part,
 }
 
 impl Node {
-    /// What it adds to the sums of the group that it is in.
+    /// The part that it adds to the sums of the group that it is in.
     fn part(&self) -> Part {
         if self.sum.count == 0 { Part::default() } else { self.base() }
     }
 
-    /// The same, if it is active.
+    /// The part that it adds while it is active.
     fn base(&self) -> Part {
         let mut part = Part::of(self.group.weight, self.group.reservation);
         for (own, sum) in part.rates.iter_mut().zip(self.sum.rates) {
@@ -69,17 +69,17 @@ impl Node {
     }
 }
 
-/// What a member has at its place.
+/// A member's weight and reservation at its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
-    /// Its weight beside all that are in no group, in parts of 2^-32 of a 256th.
+    /// Its weight beside all members that are in no group, in parts of 2^-32 of a 256th.
     weight: u64,
-    /// What it has at least.
+    /// Its reservation.
     pub(super) reservation: Reservation,
 }
 
 impl Place {
-    /// Its weight times 2^`scale`, as far as there are such weights; in 256ths.
+    /// Its weight times 2^`scale`, in 256ths; the scale is at most 32.
     pub(super) fn parts(self, scale: u32) -> u64 {
         let shift = WHOLE_BITS.saturating_sub(scale);
         self.weight.saturating_add(1 << shift >> 1) >> shift
@@ -157,7 +157,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A member, which is idle, goes from one group to another.
+    /// Moves a member, which is idle, from one group to another.
     pub(super) fn join(&mut self, to: Option<GroupId>, from: Option<GroupId>) {
         if let Some(node) = from.and_then(|id| self.node_mut(id)) {
             node.members = node.members.saturating_sub(1);
@@ -167,7 +167,7 @@ impl Tree {
         }
     }
 
-    /// A member of the group adds something else to it than before. One step a level.
+    /// Changes the part that a member of the group adds to it. One step a level.
     pub(super) fn shift(&mut self, group: Option<GroupId>, mut before: Part, mut after: Part) {
         let mut above = group;
         for _ in 0..Group::LEVELS {
@@ -179,7 +179,7 @@ impl Tree {
         }
     }
 
-    /// What a member has that adds this to the group while it is active. One step a level.
+    /// The place of a member that adds `own` to the group while it is active. One step a level.
     pub(super) fn place(&self, group: Option<GroupId>, own: Part, is_active: bool) -> Place {
         // From the flow up: its part of each level's sum.
         let (mut path, mut length) = ([(own, own); Group::LEVELS], 0);
@@ -210,14 +210,15 @@ impl Tree {
         Place { weight, reservation: Reservation::of_rates(rates) }
     }
 
-    /// The group; its weight beside all that are in none; its members, and those that are active.
+    /// The group; its weight beside all members that are in no group; its members, and those that
+    /// are active.
     pub(super) fn look(&self, id: GroupId) -> Option<(Group, Place, u32, u32)> {
         let node = self.node(id)?;
         let place = self.place(node.group.parent, node.base(), node.sum.count > 0);
         Some((node.group, place, node.members, node.sum.count))
     }
 
-    /// What the group has reserved.
+    /// The group's reservation.
     pub(super) fn reservation(&self, id: GroupId) -> Reservation {
         self.node(id).map_or(Reservation::NONE, |node| node.group.reservation)
     }

@@ -1,22 +1,22 @@
-//! `fiops`: as many requests for each flow as its weight says, whatever their size.
+//! `fiops`: requests in proportion to weights, whatever their size.
 //!
 //! **Problem.** Seeks and streams mattered on disks, and schedulers gave each flow the disk for a
-//! while. An SSD has no seeks: flows may take turns after every request, and what is to be shared
-//! may be simply the number of requests.
+//! while. An SSD has no seeks: flows may take turns after every request, and a scheduler may simply
+//! share the number of requests.
 //!
 //! **Model.** A flow's virtual I/O count grows by `1 / weight` with each of its requests, when it
-//! is dispatched. The flow with the least count is served, one request a turn, and takes its place
-//! again behind. A flow that comes back after a pause starts at the count of the flow served last:
-//! it has saved nothing up. Nothing is waited for.
+//! is dispatched. The flow with the least count is served, one request a turn, and is queued again.
+//! A flow that comes back after a pause starts at the count of the flow served last: it has saved
+//! nothing up. The device never waits.
 //!
-//! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation. What
-//! it costs otherwise does not count.
+//! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation. Its
+//! cost in bytes does not count.
 //!
 //! **Fairness.** As SFQ(D)'s, with every request of the same length.
 //!
-//! **What it does not see.** A flow that sends 128 KiB at a time gets 32 times the bandwidth of one
-//! that sends 4 KiB; a flow that keeps few requests at the device gets fewer than its share, since
-//! its turn passes while it has none.
+//! **Limits.** A flow that sends 128 KiB at a time gets 32 times the bandwidth of one that sends 4
+//! KiB; a flow that keeps few requests at the device gets fewer than its share, since its turn
+//! passes while it has none.
 //!
 //! **Knobs.** `slots` (D, requests); the weights; `read_percent` and `write_percent`, 100 by
 //! default: where a write takes the device three times as long, 300 evens that out.
@@ -41,7 +41,7 @@ use crate::policy::serial::{
 };
 use crate::structures::allocation::{boxed, granted};
 
-/// What one I/O counts for at weight 100, in units of virtual time.
+/// Units of virtual time of one I/O at weight 100.
 pub const IO_UNITS: u64 = 4096;
 
 /// FIOPS behind the port contract.
@@ -54,9 +54,9 @@ pub type FiopsPort<P = Native> = SerialPort<FiopsScheduler, P>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FiopsConfig {
-    /// What a read counts for, in hundredths of an I/O; default 100.
+    /// Cost of a read, in hundredths of an I/O; default 100.
     pub read_percent: u32,
-    /// What a write counts for, in hundredths of an I/O; default 100.
+    /// Cost of a write, in hundredths of an I/O; default 100.
     pub write_percent: u32,
 }
 
@@ -72,7 +72,7 @@ impl Configure for FiopsConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
         knobs.is(READ_COST, &mut self.read_percent);
         knobs.is(WRITE_COST, &mut self.write_percent);
-        // All cost the same: it is taken, since it always was, and changes nothing.
+        // All requests cost the same: the key is accepted for compatibility and changes nothing.
         let mut least = 512u32;
         knobs.is(LEAST_COST, &mut least);
     }
@@ -105,7 +105,7 @@ impl<P: Platform> Serial<FiopsScheduler, P> {
 
 /// FIOPS as a [`SerialPolicy`].
 pub struct FiopsScheduler {
-    /// The count of the flow served last; never less than before.
+    /// The count of the flow served last; it never decreases.
     virtual_time: VTime,
     flows: Box<[FlowState]>,
     /// The flows that have requests staged.
@@ -142,7 +142,7 @@ impl FiopsScheduler {
         }
     }
 
-    /// Behind those that have the same count.
+    /// An entry behind those of flows with the same count.
     fn entry(&mut self, flow: usize, tag: VTime) -> Entry {
         self.turns = self.turns.wrapping_add(1);
         Entry { tag, arrival: self.turns, flow: flow as u32 }
@@ -179,7 +179,7 @@ impl SerialPolicy for FiopsScheduler {
         }
     }
 
-    /// It is one I/O still.
+    /// A request that has grown is still one I/O.
     #[inline]
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
@@ -218,7 +218,7 @@ impl SerialPolicy for FiopsScheduler {
     #[inline]
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // Those that are waiting have a right to be behind.
+            // Flows that wait have a right to be behind.
             if self.staged.is_empty(slot) {
                 flow.count = flow.count.max(self.virtual_time);
             }

@@ -1,23 +1,23 @@
 //! `flashfq`: start-time fair queueing of device time, with throttled dispatch and anticipation.
 //!
 //! **Problem.** Start-time fair queueing needs flows that always have something queued. A flow that
-//! waits for each answer has not: virtual time passes it by, and it starts anew at virtual time
+//! waits for each answer does not: virtual time passes it by, and it starts anew at virtual time
 //! with every request. Slices of time cure that by keeping the whole device for one flow at a time,
-//! and waste what an SSD does in parallel.
+//! and waste an SSD's parallelism.
 //!
 //! **Model.** Requests get start and finish tags as in [SFQ(D)](crate::policy::serial::sfqd) and go
 //! in the order of start tags. Virtual time is the least tag among the flows that have requests
-//! staged *or are [expected][anticipation] to*: an expected flow holds it at its last finish tag,
-//! which is where its next request will start.
+//! staged *or are [expected][anticipation] to send*: an expected flow holds it at its last finish
+//! tag, where its next request will start.
 //!
-//! - *Throttled dispatch.* Nothing goes that starts more than `threshold_bytes`, at the
-//!   [reference weight](ReferenceWeight), after virtual time.
-//!   So while a flow is expected the others go on, in parallel, but only so far.
+//! - *Throttled dispatch.* No request goes that starts more than `threshold_bytes`, at the
+//!   [reference weight](ReferenceWeight), after virtual time. So while a flow is expected the
+//!   others go on, in parallel, up to that bound.
 //! - *Anticipation.* A flow is expected while it has reads on the device and for `idle_ns` after
 //!   the last answer.
-//! - *Device time.* A request costs `request_bytes` and its length: what a device takes for a
-//!   request grows with its size from a fixed part, which is said here in bytes of transfer. That
-//!   writes are dearer is for the cost model.
+//! - *Device time.* A request costs `request_bytes` and its length: a request's time in the device
+//!   has a fixed part, given here in bytes of transfer, and grows with its size. The cost model
+//!   charges writes more.
 //! - *Flows that may not be served* do not hold virtual time: they could not go if they were first.
 //!
 //! **Fairness.** As MQFQ's: counted at dispatch, two backlogged flows' service per weight differs
@@ -25,8 +25,8 @@
 //!
 //! **Left out**: the calibration that finds a device's costs.
 //!
-//! **Knobs.** `threshold_bytes` (T; 1 MiB): more lets others fill the device while
-//! one flow thinks, less keeps services together; 0 lets them do nothing at all. `idle_ns` (2 ms; 0
+//! **Knobs.** `threshold_bytes` (T; 1 MiB): a larger one lets others fill the device while one flow
+//! thinks, a smaller one keeps services together; with 0 the others do nothing. `idle_ns` (2 ms; 0
 //! is no anticipation). `request_bytes` (4096). `slots` (D, requests); the cost model. The defaults
 //! are ours: SSDs answer within a millisecond.
 //!
@@ -65,13 +65,13 @@ pub type FlashFqPort<P = Native> = SerialPort<FlashFqScheduler, P>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FlashFqConfig {
-    /// How far after virtual time a request may start (T), in bytes at the
-    /// [reference weight](ReferenceWeight); default 1 MiB.
+    /// The furthest that a request may start after virtual time (T), in bytes at the [reference
+    /// weight](ReferenceWeight); default 1 MiB.
     pub threshold_bytes: u64,
-    /// How long a flow is expected after an answer, in nanoseconds; 0 switches anticipation off;
-    /// default 2 ms.
+    /// Time for which a flow is expected after an answer, in nanoseconds; 0 switches anticipation
+    /// off; default 2 ms.
     pub idle_ns: u64,
-    /// What a request costs beside its length, in bytes; default 4096.
+    /// Cost of a request besides its length, in bytes; default 4096.
     pub request_bytes: u32,
 }
 
@@ -127,14 +127,14 @@ impl<P: Platform> Serial<FlashFqScheduler, P> {
 /// FlashFQ as a [`SerialPolicy`].
 pub struct FlashFqScheduler {
     config: FlashFqConfig,
-    /// T in units, for the weights of the flows that there are.
+    /// T in units, for the weights of the present flows.
     threshold_units: u64,
     virtual_time: VTime,
     flows: Box<[FlowState]>,
     /// The flows that have requests staged, by their first.
     heap: FlowHeap,
-    /// Those that have none but were expected to have when last looked at, by where that would
-    /// start.
+    /// The flows that have none but were expected to send at the last check, by the start of their
+    /// next request.
     absent: FlowHeap,
     staged: Staged<JobState>,
     arrivals: u64,
@@ -144,8 +144,8 @@ pub struct FlashFqScheduler {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
-    /// What requests that have left had grown by after others were tagged behind them: added to all
-    /// tags of the queue.
+    /// Growth of requests that have left, after others were tagged behind them, in units: added to
+    /// all tags of the queue.
     shift: u64,
     normalizer: Normalizer,
     anticipation: Anticipation,
@@ -154,9 +154,9 @@ struct FlowState {
 #[derive(Clone, Copy, Default)]
 struct JobState {
     start: VTime,
-    /// What it cost when it was tagged, in units.
+    /// Its cost when it was tagged, in units.
     units: u64,
-    /// What it has grown by since it was tagged, in units.
+    /// Its growth after it was tagged, in units.
     grown: u64,
     arrival: u64,
     read: bool,
@@ -182,7 +182,7 @@ impl FlashFqScheduler {
         })
     }
 
-    /// Until when a flow with nothing staged is expected.
+    /// The time until which a flow with nothing staged is expected.
     #[inline]
     fn expected_until(&self, now_ns: u64, flow: usize) -> Option<u64> {
         self.flows.get(flow)?.anticipation.until(now_ns, self.config.idle_ns)
@@ -200,8 +200,8 @@ impl FlashFqScheduler {
         }
     }
 
-    /// The first of the flows that are expected, when those before it that are not any more have
-    /// made way: each was put in by a request that was served, so this is one round a request.
+    /// The first expected flow, after those before it that are no longer expected have been
+    /// removed: each was put in by a request that was served, so this is one round a request.
     #[inline]
     fn first_expected(&mut self, now_ns: u64) -> Option<Entry> {
         loop {
@@ -215,7 +215,7 @@ impl FlashFqScheduler {
 }
 
 impl SerialPolicy for FlashFqScheduler {
-    /// The slot's last life is not expected any more.
+    /// The slot's last flow is no longer expected.
     fn add_flow(&mut self, slot: usize, _weight: Weight) {
         self.absent.remove(slot);
         if let Some(flow) = self.flows.get_mut(slot) {
@@ -263,7 +263,7 @@ impl SerialPolicy for FlashFqScheduler {
         }
     }
 
-    /// What comes after it is tagged as if it had not been; what is staged behind it keeps its
+    /// Later arrivals are tagged as if it had not been there; requests staged behind it keep their
     /// tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let was_first = self.staged.first_job(slot) == Some(job);
@@ -289,8 +289,8 @@ impl SerialPolicy for FlashFqScheduler {
 
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
-        // The first of both holds virtual time: an expected flow's next request will start at its
-        // end.
+        // The first entry of both heaps holds virtual time: an expected flow's next request will
+        // start at its end.
         let expected = self.first_expected(now_ns);
         let first = self.heap.first(lanes).copied();
         let holder = match (first, expected) {
@@ -303,7 +303,8 @@ impl SerialPolicy for FlashFqScheduler {
         let Some(first) = first else { return Selection::Nothing };
         let ahead = first.tag.since(self.virtual_time);
         if ahead > 0 && ahead.unsigned_abs() > self.threshold_units {
-            // Only one that is expected holds others up; if it waits for an answer, that will call.
+            // Only an expected flow holds others up; if it waits for an answer, the completion
+            // calls again.
             return match self.expected_until(now_ns, holder.flow as usize) {
                 Some(until_ns) if until_ns < u64::MAX => Selection::WaitUntil(until_ns),
                 _ => Selection::Nothing,
@@ -370,8 +371,8 @@ mod tests {
         assert!((ratio - 3.0).abs() < 0.03, "{ratio}");
     }
 
-    /// Beside a flood, one that waits for its answers has its share of service if it is expected;
-    /// and the flood goes on in the meantime.
+    /// Beside a flood, a flow that waits for its answers has its share of service if it is
+    /// expected; and the flood goes on in the meantime.
     #[test]
     fn an_expected_flow_holds_virtual_time() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };

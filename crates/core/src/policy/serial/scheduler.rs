@@ -1,4 +1,4 @@
-//! What a serial policy is: plain data with four verbs, and its bounds.
+//! The interface of serial policies: plain data with four verbs, and its bounds.
 
 use alloc::boxed::Box;
 
@@ -22,20 +22,20 @@ pub struct Arrival {
     pub flow: usize,
     /// The flow's weight when it was submitted.
     pub weight: Weight,
-    /// What it does.
+    /// Its operation.
     pub op: Op,
-    /// Where, in bytes.
+    /// Its offset, in bytes.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Its length, in bytes.
     pub length: u32,
-    /// What it costs its flow, in bytes of service.
+    /// Its cost to the flow, in bytes of service.
     pub cost: u64,
 }
 
-/// What a [`SerialPolicy`] wants served.
+/// The choice of a [`SerialPolicy`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Selection {
-    /// This request, of the flow in this slot, now. It is no longer staged.
+    /// Serve this request, of the flow in this slot, now. It is no longer staged.
     Serve(Job, usize),
     /// Requests are staged, but the policy keeps the device for one that it expects, until this
     /// time (nanoseconds) at the latest.
@@ -47,16 +47,16 @@ pub enum Selection {
 /// Whether a flow may be served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Lane {
-    /// While all may.
+    /// It may be served while all flows may.
     #[default]
     Common,
-    /// Whenever any may.
+    /// It may be served whenever any flow may.
     Reserved,
-    /// It may not.
+    /// It may not be served.
     Shut,
 }
 
-/// Which flows may be served now.
+/// The flows that may be served now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lanes {
     /// All that are not [shut](Lane::Shut) out.
@@ -67,40 +67,39 @@ pub enum Lanes {
 
 /// A scheduler that one thread at a time calls. It neither allocates nor panics once it is built.
 pub trait SerialPolicy: Send + 'static {
-    /// A flow begins in this slot; nothing is known of it.
+    /// Adds a new flow in this slot.
     fn add_flow(&mut self, flow: usize, weight: Weight);
 
-    /// The flow's weight for arrivals from now on, which also carry it.
+    /// Sets the flow's weight for later arrivals, which also carry it.
     fn set_weight(&mut self, _flow: usize, _weight: Weight) {}
 
-    /// The flow's tenant is gone. What is staged is still to be served, and so are the few arrivals
-    /// that were admitted just before.
+    /// Notes that the flow's tenant is gone. Its staged requests are still to be served, and so are
+    /// the few arrivals that were admitted just before.
     fn remove_flow(&mut self, _flow: usize) {}
 
-    /// Flows or weights have changed: what thresholds are meant for from now on. Called after each
-    /// of the three above; of no concern without a threshold.
+    /// Sets the reference weight of thresholds, after flows or weights have changed. Called after
+    /// each of the three calls above; a policy without a threshold ignores it.
     fn set_reference(&mut self, _reference: ReferenceWeight) {}
 
     /// Takes a request.
     fn insert(&mut self, now_ns: u64, arrival: &Arrival);
 
-    /// A staged request has grown: `arrival`, which lies before it or behind it, is part of it from
-    /// now on, has its number, and costs what it adds to its cost.
+    /// Notes that a staged request has grown: `arrival`, which lies before it or behind it, becomes
+    /// a part of it, has its number, and adds its own cost.
     fn grow(&mut self, now_ns: u64, arrival: &Arrival);
 
     /// Puts a flow into another lane; it is in [`Lane::Common`] until then. The slot's next flow
-    /// stays in it.
+    /// stays in that lane.
     fn set_lane(&mut self, flow: usize, lane: Lane);
 
     /// Takes out the request to serve next, among those whose flow may be served. The caller has a
     /// slot for it.
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection;
 
-    /// A staged request of the flow in this slot is taken back: it is gone, and the flow owes
-    /// nothing for it.
+    /// Takes back a staged request of the flow in this slot; the flow is not charged for it.
     fn cancel(&mut self, job: Job, flow: usize);
 
-    /// A selected request, of the flow in this slot, has been served, or is taken back.
+    /// Notes that a selected request, of the flow in this slot, has been served, or is taken back.
     fn completed(&mut self, _now_ns: u64, _job: Job, _flow: usize, _outcome: Outcome) {}
 
     /// Does periodic work and returns the time of the next, if there is any.
@@ -114,8 +113,8 @@ pub trait SerialPolicy: Send + 'static {
     }
 }
 
-/// A scheduler chosen at run time: one lock more or less hides what a call by pointer costs, and
-/// each type that a port is made of costs its callers a copy of their whole data path.
+/// A scheduler chosen at run time: beside the lock, the cost of a call by pointer does not matter,
+/// while each port type costs its callers a copy of their whole data path.
 impl SerialPolicy for Box<dyn SerialPolicy> {
     fn add_flow(&mut self, flow: usize, weight: Weight) {
         (**self).add_flow(flow, weight);
@@ -176,8 +175,8 @@ pub struct SerialConfig {
     pub flows: usize,
     /// Live requests per port, rounded up to a power of two; default 1024.
     pub tags: usize,
-    /// The most requests outstanding on the device (D); default 64, what MQFQ's authors measured as
-    /// the parallelism of an NVMe SSD.
+    /// The most requests outstanding on the device (D); default 64, the parallelism of an NVMe SSD
+    /// as MQFQ's authors measured it.
     pub slots: u32,
     /// The most bytes of requests that are [merged](super::merge) to one command; default 0, which
     /// merges none.
