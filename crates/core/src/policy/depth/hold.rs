@@ -1,12 +1,12 @@
-//! What is known while D holds: what was counted at D, at a step less and at twice as much, and
-//! what that says of D.
+//! The state while D holds: the rates counted at D, at a step less and at twice as much, and the
+//! verdict on D.
 
 use super::rate::{ENOUGH, FAR, KEPT, KEPT_OF_ALL, Rate, WHOLE};
 
 /// Trials of D itself between two others: at first, and at most.
 const OFTEN: u32 = 2;
 const RARELY: u32 = 32;
-/// Where a step less is far from enough, one trial of it in this many is made.
+/// If a step less is far from enough, one trial of it in this many is made.
 const SKIPS: u32 = 8;
 /// Another load: its rate or latency differs by more than one part in this.
 const CHANGED: u64 = 6;
@@ -24,25 +24,25 @@ pub(super) fn step_down(slots: u32) -> u32 {
     slots.saturating_sub((slots / 32 * 5).max(slots * 5 / 32).max(1)).max(1)
 }
 
-/// What is known while D holds.
+/// The state while D holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hold {
-    /// Counted at D, at a step less, and at twice D; with all the demand on the device, at half of
-    /// that.
+    /// Rates counted at D, at a step less, and at twice D; with all the demand on the device, the
+    /// last at half of the demand.
     pub(super) base: Rate,
     pub(super) less: Rate,
     pub(super) more: Rate,
     pub(super) trial: Trial,
-    /// The last trial of D that was like those before.
+    /// The last trial of D that was like the earlier ones.
     pub(super) last: Rate,
-    /// Trials of D until the next other one, and how many there were before the last.
+    /// Trials of D until the next trial of another value, and their number before the last one.
     pub(super) left: u32,
     pub(super) between: u32,
-    /// The last other trial was of more.
+    /// The last trial of another value was `Trial::More`.
     pub(super) was_more: bool,
-    /// How many trials of less were left out in a row.
+    /// Counts trials that may be left out: one in [`SKIPS`] is made.
     pub(super) skipped: u32,
-    /// Trials of D, and how many in a row were like another load's.
+    /// Trials of D, and the number in a row that were like another load's.
     pub(super) trials: u32,
     pub(super) strange: u32,
     /// Trials of D in a row that left slots free.
@@ -61,7 +61,7 @@ pub(super) enum Trial {
     More,
 }
 
-/// What the counts say of D.
+/// The verdict of the counts on D.
 pub(super) enum Verdict {
     Stay,
     /// A step less is enough.
@@ -81,7 +81,7 @@ impl Hold {
 
     /// Notes a trial of D; true if the load is another one.
     pub(super) fn note_base(&mut self, rate: &Rate, jitter: u64) -> bool {
-        // Where trials of one load differ by `jitter`, twice as much is not another load.
+        // If trials of one load differ by `jitter`, a difference of twice that is not another load.
         let apart = |a: u64, b: u64| a.abs_diff(b) > b / CHANGED + 1 + b * 2 * jitter / WHOLE;
         let is_strange = self.base.requests > 0
             && (apart(rate.over(&self.base), WHOLE)
@@ -90,7 +90,7 @@ impl Hold {
         self.strange = if is_strange { self.strange + 1 } else { 0 };
         self.trials = self.trials.saturating_add(1);
         self.left = self.left.saturating_sub(1);
-        // A trial of another load would falsify what was counted at D.
+        // A trial of another load would falsify the counts at D.
         if !is_strange {
             self.base.add(rate);
             (self.last, self.is_short) = (*rate, rate.is_short);
@@ -98,7 +98,7 @@ impl Hold {
         self.strange >= 2 && self.trials >= CALM
     }
 
-    /// The rate that all others are held against: with all the demand on the device, D's own.
+    /// The rate with which all others are compared: with all the demand on the device, D's own.
     pub(super) fn most(&self) -> &Rate {
         if self.is_short { &self.base } else { &self.more }
     }
@@ -123,7 +123,7 @@ impl Hold {
                 () => Verdict::Stay,
             };
         }
-        // That weights are given up is the search's to say.
+        // Only the search decides to give up weights.
         let (kept, sure) = if most.is_short { (KEPT_OF_ALL, 2) } else { (KEPT, 1) };
         let short = kept.saturating_sub(base.keeps(most) + sure * (doubt(base) + doubt(most)));
         match short {
@@ -146,7 +146,7 @@ impl Hold {
     /// Chooses the next trial.
     pub(super) fn choose(&mut self, slots: u32, demand: u64, jitter: u64) {
         self.reached = u32::try_from(demand).unwrap_or(slots).clamp(1, slots);
-        // After a strange trial D itself is tried again: the next one tells whether the load has
+        // After a strange trial D itself is tried again: the next one shows whether the load has
         // changed.
         if self.left > 0 || self.strange > 0 {
             self.trial = Trial::Base;
@@ -158,7 +158,7 @@ impl Hold {
         let (trial, kept) = match (self.was_more, self.is_short) {
             (false, _) => (Trial::Less, KEPT),
             (true, true) => (Trial::More, KEPT_OF_ALL),
-            // A trial of more is never left out, since all other counts are held against it.
+            // A trial of more is never left out, since all other counts are compared with it.
             (true, false) => {
                 self.trial = Trial::More;
                 return;

@@ -1,9 +1,8 @@
-//! What each port counts of what it sends and gets back, for the search for D.
+//! Each port's counts of requests sent and completed, for the search for D.
 //!
 //! A port counts in a line of words that it alone writes; the search reads them some hundred times
-//! a second. *Memory ordering.* The words are counts that
-//! guard no data, so they are accessed with Relaxed; a sum over ports may lack what the last
-//! microseconds brought, which the next one has.
+//! a second. *Memory ordering.* The words are counts that guard no data, so they are accessed with
+//! Relaxed; a sum over ports may lack the counts of the last microseconds, which the next sum has.
 
 use alloc::boxed::Box;
 
@@ -12,7 +11,7 @@ use bytemuck::Zeroable;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::structures::allocation::zeroes;
 
-/// What all ports have counted since the start, wrapping.
+/// The counts of all ports since the start, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct Sum {
     /// Requests completed.
@@ -22,31 +21,31 @@ pub(super) struct Sum {
     /// The time that they were on the device, and that they waited before that, in nanoseconds.
     pub(super) spent_ns: u64,
     pub(super) waited_ns: u64,
-    /// How often a port completed a request of another flow than the one before.
+    /// Completions of another flow than that of the port's last completion.
     pub(super) turns: u32,
-    /// How often a port took a request of another flow than the one of its last completion.
+    /// Submissions of another flow than that of the port's last completion.
     pub(super) others: u32,
     /// Requests staged or on the device, when each port last completed one.
     pub(super) live: u64,
-    /// The most that each port had lately, all together: a port that does requests at once has few
-    /// when one completes, and all that its clients had sent a moment before.
+    /// Sum over ports of the most requests that each had recently: a port that does requests at
+    /// once has few when one completes, but had all of its clients' requests a moment before.
     pub(super) most: u64,
-    /// The flows of all requests completed, plus one each, added up: with the number of requests
-    /// it tells whether all were of the same flow.
+    /// Sum of the flows of all requests completed, plus one each: with the number of requests it
+    /// shows whether all were of the same flow.
     pub(super) flows: u64,
-    /// Ports that have requests completed some of several flows last.
+    /// The last completions of the ports that have requests were of several flows.
     pub(super) are_several: bool,
-    /// There is such a port.
+    /// Some port has requests.
     pub(super) is_live: bool,
-    /// The flow that some port completed a request of last, plus one; of one that has requests, if
-    /// there is one.
+    /// The flow of some port's last completion, plus one; of a port that has requests, if there is
+    /// one.
     pub(super) last: u64,
 }
 
 /// The lower half of a word.
 const LOW: u64 = u32::MAX as u64;
-/// The most requests that a port had lately is the most within this number of its last completions,
-/// or within twice as many.
+/// The most requests that a port had recently is the most within this number of its last
+/// completions, or within twice as many.
 const RECENT: u32 = 256;
 
 /// A port's words.
@@ -70,7 +69,7 @@ impl<P: Platform> Words<P> {
         Words { requests, bytes, spent_ns, waited_ns, turns, live, last, flows }
     }
 
-    /// Adds what the port has shown.
+    /// Adds the port's counts.
     pub(super) fn add_to(&self, sum: &mut Sum) {
         let load = |word: &P::U64| word.load(Ordering::Relaxed);
         sum.requests = sum.requests.wrapping_add(load(&self.requests));
@@ -85,8 +84,8 @@ impl<P: Platform> Words<P> {
         sum.most = sum.most.saturating_add(live >> 32);
         let live = live & LOW;
         sum.live = sum.live.saturating_add(live);
-        // A port without requests does not tell that flows are several: its last flow may have
-        // gone.
+        // A port without requests does not show that there are several flows: its last flow may
+        // have gone.
         if live > 0 && last > 0 {
             sum.are_several |= sum.is_live && sum.last != last;
             sum.is_live = true;
@@ -109,7 +108,7 @@ struct Live {
     flow: u32,
 }
 
-/// What a port keeps of its requests; what it counts is in its [`Words`].
+/// A port's state of its requests; its counts are in its [`Words`].
 pub(super) struct Meter {
     requests: Box<[Live]>,
     /// Requests staged or on the device.
@@ -151,7 +150,7 @@ impl Meter {
         if let Some(live) = self.requests.get_mut(tag as usize) {
             self.live = self.live.wrapping_add(1);
             self.most = self.most.max(self.live);
-            // A part of a command is not issued by itself, and no time of it is counted.
+            // A part of a command is not issued by itself, and its time is not counted.
             let flow = flow as u32 + 1;
             *live = Live { arrived_ns: now_ns, issued_ns: u64::MAX, length, flow };
             let is_other = u64::from(live.flow) != self.last;
@@ -166,7 +165,7 @@ impl Meter {
         }
     }
 
-    /// A staged request has become longer.
+    /// Notes that a staged request has grown.
     pub(super) fn grown(&mut self, tag: u32, length: u32) {
         if let Some(live) = self.requests.get_mut(tag as usize) {
             live.length = live.length.saturating_add(length);
@@ -179,12 +178,14 @@ impl Meter {
         self.live > 0
     }
 
-    /// A request was taken back, or completes while nothing is counted: it is live no longer.
+    /// Takes a request off the live ones that was taken back, or completes while nothing is
+    /// counted.
     pub(super) fn forget<P: Platform>(&mut self, tag: u32, words: &Words<P>) {
         if let Some(live) = self.requests.get_mut(tag as usize).filter(|live| live.flow != 0) {
             live.flow = 0;
             self.live = self.live.wrapping_sub(1);
-            // What the port shows must not stay when this was the last one that it counted.
+            // The port's published count must not stay when this was the last request that it
+            // counted.
             let most = self.most.max(self.most_before);
             words.live.store(most << 32 | self.live & LOW, Ordering::Relaxed);
         }

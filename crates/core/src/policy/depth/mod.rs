@@ -1,29 +1,29 @@
-//! D by itself: a policy that has D, and a search for the D that its device needs.
+//! Automatic D: a policy that has D, and a search for the D that its device needs.
 //!
-//! **Problem.** D, the most requests on the device, is a capacity number. Too small, it leaves the
-//! device idle; too large, requests wait in the device, where weights do not count. The least D
-//! that fills a device is anything from 2 to 96 for the devices of the laboratory, and for one
-//! device from 2 to 16 or from 8 to 96, depending on what is asked of it. MQFQ leaves the choice to
-//! the operator (Section 3.4 and its outlook). **Model.** [`AutoDepth`] stands around any
-//! policy that takes [`Tuning::Slots`]. Its ports count what they complete (`meter`); its
+//! **Problem.** D, the most requests on the device, is a capacity number. If it is too small, the
+//! device is idle at times; if it is too large, requests wait in the device, where weights do not
+//! count. The least D that fills a device is anything from 2 to 96 for the devices of the
+//! laboratory, and for one device from 2 to 16 or from 8 to 96, depending on the load. MQFQ leaves
+//! the choice to the operator (Section 3.4 and its outlook). **Model.** [`AutoDepth`] stands around
+//! any policy that takes [`Tuning::Slots`]. Its ports count completions (`meter`); its
 //! [`tick`](Policy::tick) tries values of D in turn and keeps the least that costs at most 1.5 % of
-//! the rate (`search`). It knows nothing but submissions and completions.
+//! the rate (`search`). It uses nothing but submissions and completions.
 //!
-//! **Where D ends up.**
+//! **The resulting D.**
 //! - The demand is more than the device needs: the least D that keeps the device at 98.5 %.
 //!   Weights hold if each flow has at least its share of that D outstanding.
 //! - The demand is less than the device needs: nothing is held back, for throughput comes before
 //!   weights.
-//! - One flow is alone, and the device does all that it asks for within 10 ms: nothing is held
-//!   back, since there is no other flow to protect. One that comes finds as much room as D is, and
-//!   its first completions bring the last D back within some milliseconds. Where the flow alone
-//!   asks for more, D is searched for as for several: all that is on the device then is before the
-//!   next flow's first request.
-//! - Fewer than 32 requests complete in a second: D is not above what a search begins with.
+//! - One flow is alone, and the device does all its requests within 10 ms: nothing is held back,
+//!   since there is no other flow to protect. Another flow that comes finds D free slots, and its
+//!   first completions bring the last D back within some milliseconds. If the flow has more
+//!   requests than that, D is searched for as with several flows: all requests on the device are
+//!   before the next flow's first one.
+//! - Fewer than 32 requests complete in a second: D is at most the initial D of a search.
 //!
 //! **A policy without D** may have the same number under another name: `kyber-fair` throttles no
-//! flow while fewer than `busy` requests are on the device. The least D that fills the device is
-//! what `busy` should be, and is found in the same way; it bounds nothing ([`AutoDepth::busy`]).
+//! flow while fewer than `busy` requests are on the device. `busy` should be the least D that fills
+//! the device, and is found in the same way; it bounds nothing ([`AutoDepth::busy`]).
 //!
 //! **Latency targets.** A flow's [`Target`] lowers D below that, and raises the flow's weight
 //! (`target`, `watch`).
@@ -67,13 +67,13 @@ pub struct AutoDepth<L, P: Platform = Native> {
     shared: Arc<Shared<P>>,
     /// On the heap, since policies are moved while they are built, and a kernel's stack is 16 KiB.
     control: Box<P::Mutex<Control>>,
-    /// The most that D can be of use for: all ports' tags.
+    /// The largest useful D: all ports' tags.
     most: u32,
-    /// The policy has a D that can change, and bounds what is on the device by it.
+    /// The policy has a D that can change, and bounds the requests on the device by it.
     has_slots: bool,
 }
 
-/// A port of it.
+/// A port of [`AutoDepth`].
 pub struct AutoPort<Q, P: Platform = Native> {
     inner: Q,
     meter: Meter,
@@ -82,11 +82,11 @@ pub struct AutoPort<Q, P: Platform = Native> {
     index: usize,
 }
 
-/// What ports and the search share.
+/// State that ports and the search share.
 struct Shared<P: Platform> {
     /// 1 while D is searched for, or some flow has a target: ports count.
     is_on: P::U64,
-    /// 1 while targets hold D below what it would be.
+    /// 1 while targets hold D below its value without them.
     is_bound: P::U64,
     ports: Box<[CachePadded<Words<P>>]>,
     watch: Watch<P>,
@@ -96,10 +96,10 @@ struct Control {
     /// `None`: D is the operator's.
     search: Option<Search>,
     targets: Targets,
-    /// D as the search or the operator says, and as the policy has it.
+    /// D as the search or the operator sets it, and as the policy has it.
     wanted: u32,
     told: u32,
-    /// When the policy itself wants to be called.
+    /// Time of the policy's own next tick.
     inner_ns: Option<u64>,
 }
 
@@ -109,7 +109,7 @@ impl<P: Platform> Shared<P> {
         self.is_on.load(Ordering::Relaxed) != 0
     }
 
-    /// Ports count while there is something to count for.
+    /// Lets ports count while there is a search or a target.
     fn count_if(&self, control: &Control) {
         let is_on = control.search.is_some() || control.targets.is_any();
         self.is_on.store(is_on.into(), Ordering::Relaxed);
@@ -123,9 +123,9 @@ impl<P: Platform> Shared<P> {
 }
 
 impl<L: Policy, P: Platform> AutoDepth<L, P> {
-    /// Around a policy of at most `flows` flows and its ports, which have `tags` tags each.
-    /// `is_auto`: D is searched for from the start, and otherwise it is what the policy was built
-    /// with, until [`Tuning::AutoSlots`].
+    /// Puts the layer around a policy of at most `flows` flows and its ports, which have `tags`
+    /// tags each. `is_auto`: D is searched for from the start, and otherwise it is the one that the
+    /// policy was built with, until [`Tuning::AutoSlots`].
     pub fn new(
         inner: L,
         ports: Vec<L::Port>,
@@ -141,8 +141,8 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         Self::around(inner, ports, tags, flows, slots, has_slots, is_auto)
     }
 
-    /// The same around a policy that takes [`Tuning::Slots`] for what keeps the device busy, and
-    /// bounds nothing by it. `busy` is what it was built with.
+    /// The same around a policy for which [`Tuning::Slots`] is the number of requests that keeps
+    /// the device busy, and bounds nothing. `busy` is the number that it was built with.
     pub fn busy(
         inner: L,
         ports: Vec<L::Port>,
@@ -154,7 +154,7 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         Self::around(inner, ports, tags, flows, busy, false, is_auto)
     }
 
-    // A call of its own: what builds a policy inside Linux has a stack of 16 KiB.
+    // Not inlined: the code that builds a policy inside Linux has a stack of 16 KiB.
     #[inline(never)]
     fn around(
         inner: L,
@@ -206,7 +206,7 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         let reach = search.as_ref().map_or(*wanted, Search::reach);
         let count = |seat| self.shared.watch.count(seat);
         let weigh = |flow, weight| {
-            // The flow is there, since what removes it takes its target away, too.
+            // The flow is there, since its removal takes its target away, too.
             let _ = self.inner.set_weight(flow, weight);
         };
         targets.look(now_ns, reach, &self.shared.sum(), count, weigh);
@@ -232,7 +232,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.control.with(|control| {
-            // A raised one stays raised by as much.
+            // A raised weight stays raised by the same factor.
             let raised = control.targets.raised(flow, weight);
             self.inner.set_weight(flow, raised)?;
             control.targets.weigh(flow, weight);
@@ -263,8 +263,8 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
                         return Err(FlowError::NoTargets);
                     }
                     let count = |seat| self.shared.watch.count(seat);
-                    // The seat first: where all are taken the target is refused, and ports hear
-                    // nothing of it.
+                    // The seat comes first: if all are taken the target is refused, and ports are
+                    // not notified.
                     let seat = control.targets.set(flow, target, count)?;
                     self.shared.watch.seat(flow.slot(), Some((seat, target)));
                 }
@@ -284,12 +284,12 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
         self.control.with(|control| control.targets.stats(flow))
     }
 
-    /// A D of the operator's ends the search; [`Tuning::AutoSlots`] begins one, if none is on.
+    /// An operator's D ends the search; [`Tuning::AutoSlots`] begins one, if none is under way.
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         self.control.with(|control| {
             match tuning {
                 Tuning::Slots(slots) => {
-                    // 0 is the policy's to refuse, and the bound is at least 1.
+                    // The policy refuses 0, and the bound is at least 1.
                     let held = slots.min(control.targets.bound());
                     // A D that the policy refuses leaves the search as it is.
                     self.inner.tune(Tuning::Slots(held), wake)?;
@@ -331,8 +331,8 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
             let bound = control.targets.bound();
             if let Some(search) = &mut control.search {
                 if control.targets.is_probing() {
-                    // D is 1 for the probe, so what completes tells nothing of the D that the
-                    // search tries.
+                    // D is 1 for the probe, so completions say nothing about the D that the search
+                    // tries.
                     search.pause();
                 } else {
                     search.bound(now_ns, bound);
@@ -357,7 +357,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
         set_urgent set_caps caps set_group group set_share share class_weights resume_caps
     }
 
-    /// The search waits; or begins again, at the D that it has.
+    /// The search waits; with `is_much` it begins again, at its present D.
     fn costs_vary(&self, is_much: bool) {
         self.control
             .with(|control| control.search.iter_mut().for_each(|search| search.wait(is_much)));
@@ -369,16 +369,16 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
     }
 }
 
-/// How often it is looked whether a search or a target has begun, in nanoseconds.
+/// Time between two checks whether a search or a target has begun, in nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 
 impl<Q: Port, P: Platform> AutoPort<Q, P> {
-    /// Counts a request that the policy has taken.
+    /// Counts a request that the policy has accepted.
     #[inline]
     fn count_submitted(&mut self, now_ns: u64, request: &Request, submitted: &Submitted) {
         let (tag, slot) = (request.tag.0, request.flow.slot());
         self.meter.submitted(now_ns, tag, slot, request.length);
-        // `next` does not give a request that went to the device at once.
+        // `next` does not return a request that went to the device at once.
         if let Submitted::Issue { .. } = submitted {
             self.meter.issued(tag, now_ns);
         }
@@ -397,7 +397,7 @@ impl<Q: Port, P: Platform> AutoPort<Q, P> {
         }
     }
 
-    /// A request that was counted when it came is no more, and says nothing.
+    /// Forgets a request that was counted when it came, without counting its end.
     #[cold]
     fn forget(&mut self, tag: Tag) {
         if let Some(words) = self.shared.ports.get(self.index) {
@@ -481,14 +481,14 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.expedite(now_ns, tag, wake);
         if is_gone {
-            // The request goes to the device from here, and `next` does not give it.
+            // The request goes to the device from here, and `next` does not return it.
             self.meter.issued(tag.0, now_ns);
             self.watcher.issued(now_ns, tag.0);
         }
         is_gone
     }
 
-    /// Names the target as the reason where no slot is free and a target lowers D.
+    /// Names the target as the reason if no slot is free and a target lowers D.
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let reason = self.inner.reason(tag);
         let is_bound = || self.shared.is_bound.load(Ordering::Relaxed) != 0;

@@ -1,41 +1,41 @@
-//! What was counted at one D, and how two of these compare.
+//! The rate counted at one D, and the comparison of two rates.
 
-/// What D is to keep of the device's rate, in ten thousandths.
+/// The part of the device's rate that D is to keep, in ten thousandths.
 pub(super) const KEPT: u64 = 9_850;
 /// One, in ten thousandths.
 pub(super) const WHOLE: u64 = 10_000;
-/// What half of the demand is to keep of the rate with all of it, in ten thousandths: where all the
-/// demand is on the device there are no weights, and they are given up for a clear gain only. A
-/// host that does the device's work gains by each doubling, since it wakes up less often.
+/// The part of the rate with all the demand that half of it is to keep, in ten thousandths: with
+/// all the demand on the device weights have no effect, and they are given up for a clear gain
+/// only. A host that does the device's work gains by each doubling, since it wakes up less often.
 pub(super) const KEPT_OF_ALL: u64 = 8_900;
-/// What a smaller D may give away beyond that where the larger one serves another mixture, in ten
-/// thousandths; and of what it does more of the other, requests or bytes, at most an eighth.
+/// The further part that a smaller D may lose if the larger one serves another mixture, in ten
+/// thousandths; it is at most an eighth of the smaller D's gain in requests or bytes.
 pub(super) const PRICE_OF_WEIGHTS: u64 = 300;
-/// How much less than [`KEPT`] is far from it.
+/// The difference from [`KEPT`] that is far, in ten thousandths.
 pub(super) const FAR: u64 = 4 * (WHOLE - KEPT);
-/// This number of completions tells what is far from enough.
+/// Completions that show that a rate is far from enough.
 pub(super) const CLEAR: u64 = 64;
-/// This number of completions answers the question.
+/// Completions that decide a comparison.
 pub(super) const ENOUGH: u64 = 1024;
 
-/// What was counted at one D.
+/// The rate counted at one D.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
     pub(super) requests: u64,
-    /// Of 512 bytes.
+    /// Blocks of 512 bytes.
     pub(super) blocks: u64,
     pub(super) time_us: u64,
     /// The time that requests spent on the device, all together, in microseconds.
     pub(super) spent_us: u64,
-    /// The time that they waited before that.
+    /// The time that they waited before that, in microseconds.
     pub(super) waited_us: u64,
-    /// Trials that it was counted in.
+    /// Number of trials in which it was counted.
     pub(super) trials: u32,
-    /// D was no less than all that tenants had asked for.
+    /// D was at least all the demand.
     pub(super) is_short: bool,
 }
 
-/// How two values of D compare.
+/// The result of a comparison of two values of D.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Answer {
     Enough,
@@ -48,8 +48,8 @@ impl Rate {
     /// `self` over `than`, in ten thousandths: the lesser of requests and bytes, and the greater.
     fn ratios(&self, than: &Rate) -> (u64, u64) {
         let ratio = |a: u64, b: u64| {
-            // The divisor is divided by `WHOLE`, since `a` times it may not fit. Of a rate of
-            // nothing, as where no request has bytes, all is kept.
+            // The divisor is divided by `WHOLE`, since `a` times `WHOLE` may not fit. A rate of 0,
+            // as when no request has bytes, is kept entirely.
             let (a, b) = (a.saturating_mul(than.time_us), b.saturating_mul(self.time_us));
             if b == 0 { WHOLE } else { (a / (b / WHOLE).max(1)).min(100 * WHOLE) }
         };
@@ -63,22 +63,22 @@ impl Rate {
         self.ratios(than).0
     }
 
-    /// What this D keeps of the rate at the larger D of `more`, in ten thousandths. Where it does
-    /// less of the one and much more of the other, the larger D serves another mixture: flows that
-    /// ask for little at a time give way to those that ask for much, and weights do not hold. That
-    /// is worth [`PRICE_OF_WEIGHTS`].
+    /// The part of the rate at the larger D of `more` that this D keeps, in ten thousandths. If it
+    /// does less in one of requests and bytes and much more in the other, the larger D serves
+    /// another mixture: flows with small requests lose their places to flows with large ones, and
+    /// weights do not hold. To avoid that is worth [`PRICE_OF_WEIGHTS`].
     pub(super) fn keeps(&self, more: &Rate) -> u64 {
         let (least, most) = self.ratios(more);
         least + (most.saturating_sub(WHOLE) / 8).min(PRICE_OF_WEIGHTS)
     }
 
-    /// Whether at this D the device does enough of what it does at the larger D of `more`. Few
-    /// completions get the benefit of the doubt, so that a slow device stays at the D where a
-    /// search begins unless more does clearly more; a tenth more (a disk that orders what it has)
-    /// shows in a hundred. `jitter`: by how much rates of trials at the same D differ.
+    /// Whether this D keeps enough of the rate at the larger D of `more`. With few completions the
+    /// doubt counts for this D, so that a slow device stays at the initial D of a search unless a
+    /// larger one does clearly more; a gain of a tenth (a disk that orders its requests) shows in a
+    /// hundred completions. `jitter`: the difference of rates of trials at the same D.
     pub(super) fn against(&self, more: &Rate, jitter: u64) -> Answer {
         if self.is_short {
-            // More makes no difference.
+            // A larger D makes no difference.
             return Answer::Enough;
         }
         let (doubt, spread) = if self.requests < ENOUGH {
@@ -97,7 +97,7 @@ impl Rate {
         }
     }
 
-    /// It is far from enough, whatever chance did in it.
+    /// Whether the rate is far from enough, whatever the effect of chance.
     pub(super) fn is_far_below(&self, more: &Rate) -> bool {
         self.requests >= CLEAR && self.keeps(more) + FAR + 2 * self.noise() < KEPT
     }
@@ -124,20 +124,20 @@ impl Rate {
         };
     }
 
-    /// How far chance may have moved it, in ten thousandths: half of what it would for completions
-    /// that know nothing of each other, because a closed loop is steadier than that.
+    /// The possible deviation by chance, in ten thousandths: half of that of independent
+    /// completions, because a closed loop is steadier than these.
     pub(super) fn noise(&self) -> u64 {
         WHOLE / 2 / self.requests.isqrt().max(1)
     }
 
-    /// How far its mean may be from what more trials would give, where single trials at the same D
-    /// differ by `jitter`.
+    /// The possible deviation of its mean from that of more trials, in ten thousandths, if single
+    /// trials at the same D differ by `jitter`.
     pub(super) fn spread(&self, jitter: u64) -> u64 {
         // A mean of n trials differs by the square root of n less; the root is taken in hundredths.
         jitter.saturating_mul(100) / u64::from(self.trials).saturating_mul(10_000).isqrt().max(100)
     }
 
-    /// How much it differs from another one of the same D, in ten thousandths.
+    /// The difference from another rate at the same D, in ten thousandths.
     pub(super) fn apart(&self, other: &Rate) -> u64 {
         WHOLE.saturating_sub(self.over(other).min(other.over(self)))
     }
@@ -154,7 +154,7 @@ impl Rate {
         live_us < self.time_us.saturating_mul(slots.into())
     }
 
-    /// How long a request is on the device, in nanoseconds.
+    /// Mean time of a request on the device, in nanoseconds.
     pub(super) fn latency_ns(&self) -> u64 {
         self.spent_us.saturating_mul(1000) / self.requests.max(1)
     }
@@ -171,10 +171,11 @@ mod tests {
     #[test]
     fn another_mixture_is_not_more() {
         let large = rate(250_000, 6_200_000);
-        // What 28 and 16 requests on a device do beside 32, of which small ones lose their places.
+        // The rates of 28 and 16 requests on a device beside that of 32, of which small ones lose
+        // their places.
         assert_eq!(rate(385_000, 6_070_000).against(&large, 0), Answer::Enough);
         assert_eq!(rate(375_000, 5_800_000).against(&large, 0), Answer::TooLittle);
-        // As many bytes less, but as many requests, or 1 % more: the larger D does more.
+        // The same loss of bytes, but as many requests, or 1 % more: the larger D does more.
         assert_eq!(rate(250_000, 6_070_000).against(&large, 0), Answer::TooLittle);
         assert_eq!(rate(252_000, 6_070_000).against(&large, 0), Answer::TooLittle);
         assert_eq!(rate(250_000, 6_110_000).against(&large, 0), Answer::Enough);

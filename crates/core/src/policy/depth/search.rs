@@ -1,14 +1,14 @@
-//! The search for D: the least that keeps a device at [`KEPT`] of what it can do with this load.
+//! The search for D: the least that keeps a device at [`KEPT`] of its full rate with this load.
 //!
-//! **Model.** All that the search knows is how much was completed while D had one value or another.
-//! It goes through *trials*: a value of D, a while to settle, a while to count. Let X(D) be the
-//! rate so counted. D is *enough* if X(D) is at least [`KEPT`] of X(2 D).
+//! **Model.** The search only knows the completions while D had one value or another. It makes
+//! *trials*: it sets a value of D, waits until the device has adapted, and counts for a while. Let
+//! X(D) be the rate so counted. D is *enough* if X(D) is at least [`KEPT`] of X(2 D).
 //!
 //! Why twice: for a device that does X = min(D / R, Xmax) the least such D is the knee; for one
 //! whose rate approaches Xmax as 1 - exp(-D / k) it gives 98.5 % of Xmax; for the slowest approach,
 //! D / (D + k), 97 %. A fixed gain over rate times latency misses all three by up to a factor of
 //! two. Rates that are compared are counted within a second of each other, so that a device that
-//! slows down does not look like a D that is too small.
+//! slows down is not taken for a D that is too small.
 //!
 //! ```text
 //!   Begin  D itself, four times: how steady is the rate?
@@ -21,70 +21,70 @@
 //!
 //! **Example.** A device takes 10 us a request and serves 16 at a time; two tenants have 64
 //! requests each. D is 16: X(16) is 1.6 M a second and X(32) no more, so Rise ends. X(8) is 0.8 M,
-//! not enough; X(11) and X(13) neither: D is 16.
+//! not enough; X(11) and X(13) are not enough either: D is 16.
 //!
-//! **What counts.** A rate is counted in requests and in bytes. With more requests on the device
-//! their mixture may be another one, because weights hold less. So D is enough only if it is in
-//! both; but where it does less of the one and much more of the other, it may give away up to
+//! **Units.** A rate is counted in requests and in bytes. With more requests on the device their
+//! mixture may change, because weights hold less. So D is enough only if it is enough in both; but
+//! if it does less in the one and much more in the other, it may lose up to
 //! [`PRICE_OF_WEIGHTS`](super::rate::PRICE_OF_WEIGHTS) more.
 //!
-//! **All the demand** is the most requests that ports have had lately (`all`).
+//! **All the demand** is the most requests that ports have had recently (`all`).
 //!
 //! **A light load** leaves slots free at a D that is tried: fewer requests than D are there on
-//! average. Its rate is the same at any D, so it is no evidence for a small one. D stays what it
-//! was believed to be, and nothing is held back: there are slots for what the device does within
-//! [`ALONE_MOST_NS`]. When D would hold requests back again, it applies.
+//! average. Its rate is the same at any D, so it is no evidence for a small one. D keeps its value,
+//! and nothing is held back: there are slots for the requests that the device does within
+//! [`ALONE_MOST_NS`]. When D would hold requests back, it applies again.
 //!
 //! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on
-//! below it: if less than the bound is enough for what the device does there, D is that. A D that
-//! was found without one comes back when the bound goes.
+//! below it: if a smaller D is enough for the device's rate at the bound, D is that one. A D that
+//! was found without a bound comes back when the bound is removed.
 //!
-//! **Few completions.** A trial takes a quarter of a second at most, with fewer than [`SOME`]
-//! completions a second, or [`CLEAR`] where the smaller D is far from enough. What chance may have
-//! done in it then counts for the smaller D, once a search and not with each half of D. A device of
-//! less than [`FEW`] requests a second is not judged, and has the start's D at most. A trial with a
-//! pause in it is none.
+//! **Few completions.** A trial takes a quarter of a second at most, or a second with fewer than
+//! [`SOME`] completions; it ends after [`CLEAR`] of them if the smaller D is far from enough. The
+//! possible deviation by chance then counts for the smaller D, once a search and not with each half
+//! of D. A device of less than [`FEW`] requests a second is not judged, and its D is at most the
+//! initial one. A trial with a pause in it is dropped.
 //!
 //! **Bounds.** From one trial to the next D, or all the demand if that is less, changes by a factor
-//! of four at most (from 2 D to D / 2), except that a flow that is alone has room for all that it
-//! asks for, if that is done within [`ALONE_MOST_NS`]. A search compares at most [`RISES`] times
-//! up, as often down, and three times in between. While D holds, one trial in 32 is of another
-//! D, half of them of more. A change of load is believed when two trials in a row say so, and not
-//! sooner than four trials after the last.
+//! of four at most (from 2 D to D / 2), except that a flow that is alone has room for all its
+//! requests, if the device does them within [`ALONE_MOST_NS`]. A search compares at most [`RISES`]
+//! times up, as often down, and three times in between. While D holds, one trial in 32 is of
+//! another D, half of them of a larger one. A change of load is accepted when two trials in a row
+//! show it, and not sooner than four trials after the last.
 
 use super::hold::{Hold, Trial, Verdict, step_down, step_up};
 use super::meter::Sum;
 use super::rate::{Answer, CLEAR, ENOUGH, KEPT, Rate};
 use crate::contract::port::{DepthState, DepthStats};
 
-/// D before anything is known.
+/// The initial D.
 pub(crate) const FIRST: u32 = 16;
 /// The most doublings of one search.
 const RISES: u32 = 16;
 /// Trials of D that a search begins with.
 const STEADY: u32 = 3;
-/// The most trials that two values of D are compared by, beside the first two.
+/// The most trials in a comparison of two values of D, besides the first two.
 const REPEATS: u32 = 8;
-/// How long is counted in a trial at least and at most, in nanoseconds.
+/// The shortest and the longest time of counting in a trial, in nanoseconds.
 const COUNT_MIN_NS: u64 = 10_000_000;
 const COUNT_MAX_NS: u64 = 250_000_000;
 /// A trial of fewer completions than this goes on for up to [`COUNT_SLOW_NS`].
 const SOME: u64 = ENOUGH / 4;
 const COUNT_SLOW_NS: u64 = 1_000_000_000;
-/// With fewer a trial says nothing.
+/// A trial with fewer completions says nothing.
 const FEW: u64 = 32;
-/// A flow is alone when for this long nothing of another has completed, in nanoseconds. A scheduler
-/// that serves one flow at a time goes on to the next sooner.
+/// A flow is alone when no request of another has completed for this time, in nanoseconds. A
+/// scheduler that serves one flow at a time goes on to the next sooner.
 const ALONE_AFTER_NS: u64 = 400_000_000;
-/// A flow that is alone has no limit if the device does all that it asks for within this time, in
+/// A flow that is alone has no limit if the device does all its requests within this time, in
 /// nanoseconds.
 const ALONE_MOST_NS: u64 = 10_000_000;
-/// How often it is looked whether a flow is alone no more, in nanoseconds.
+/// Time between two checks whether a flow is still alone, in nanoseconds.
 const ALONE_NS: u64 = 2_000_000;
-/// Settling takes at least this long, in nanoseconds.
+/// The shortest time for the device to adapt to another D, in nanoseconds.
 const SETTLE_MIN_NS: u64 = 200_000;
 
-/// What the search is doing.
+/// State of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// D itself is tried a few times, which shows how steady the rate is.
@@ -93,33 +93,33 @@ enum State {
     Rise { duel: Duel, left: u32 },
     /// D is enough: it is compared with half of it.
     Fall { duel: Duel },
-    /// `low` is not enough, `high` is: what is between them is compared with `high` as it was at
+    /// `low` is not enough, `high` is: a value between them is compared with `high` as it was at
     /// first.
     Close { duel: Duel, low: u32, high: u32 },
     /// D holds.
     Hold(Hold),
 }
 
-/// Two values of D that are compared, by trials of each in turn until they tell.
+/// Two values of D that are compared, by trials of each in turn until the result is clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Duel {
     low: u32,
     high: u32,
-    /// Counted at each.
+    /// Rates counted at each.
     below: Rate,
     above: Rate,
-    /// Trials that did not tell.
+    /// Trials without a clear result.
     unclear: u32,
 }
 
 impl Duel {
-    /// At least one of them has been tried; the other one is next.
+    /// The value to try first. At least one of them has been tried; the other one is next.
     fn first(&self) -> u32 {
         if self.below.trials == 0 { self.low } else { self.high }
     }
 
-    /// A trial of one of them is over. Tells how they compare once that is clear, or is not to
-    /// become clear; until then, which is next.
+    /// Notes a trial of one of them. Gives the result once it is clear, or will not become clear;
+    /// until then, the value to try next.
     fn note(&mut self, tried: u32, rate: &Rate, jitter: u64) -> Result<Answer, u32> {
         (if tried == self.low { &mut self.below } else { &mut self.above }).add(rate);
         match self.below.against(&self.above, jitter) {
@@ -134,7 +134,8 @@ impl Duel {
         }
     }
 
-    /// `high` is all the demand and does more than `low`: `low` is kept for the weights only.
+    /// Whether `high` is all the demand and does more than `low`: then `low` is kept for the
+    /// weights only.
     fn is_for_weights(&self) -> bool {
         self.above.is_short && !self.below.is_short && self.below.keeps(&self.above) < KEPT
     }
@@ -143,54 +144,54 @@ impl Duel {
 /// The search.
 #[derive(Debug)]
 pub(super) struct Search {
-    /// What is believed to be enough, and what is being tried.
+    /// The D that is taken to be enough, and the D that is being tried.
     slots: u32,
     tried: u32,
-    /// D is at most `most`: that which is of any use, or less, for a latency target.
+    /// The largest useful D. D is at most `most`: this, or less for a latency target.
     useful: u32,
     most: u32,
-    /// D when a latency target took some of it away, until less than the target leaves is enough.
+    /// D when a latency target lowered it, until a D below the target's bound is enough.
     missed: Option<u32>,
-    /// No more than D are on the device.
+    /// At most D requests are on the device.
     is_bound: bool,
     state: State,
-    /// By how much trials of the same D differ, in ten thousandths: a mean of the last few. On a
-    /// host that is short of CPUs they do by far more than by chance.
+    /// Mean difference of the last few trials of the same D, in ten thousandths. On a host that is
+    /// short of CPUs they differ by far more than by chance.
     jitter: u64,
     /// `slots` has been found.
     is_found: bool,
-    /// One flow is alone, and has all that it asks for on the device.
+    /// One flow is alone, and has all its requests on the device.
     is_alone: bool,
     /// The load leaves slots free: nothing is held back.
     is_light: bool,
-    /// Since when all that completed was of one flow.
+    /// Time from which all completions were of one flow.
     one_since_ns: Option<u64>,
-    /// Another flow has come just now, and the device still works on what was there.
+    /// Another flow has come just now, and the device still works on the earlier requests.
     is_mixed: bool,
-    /// The most requests live lately, at the end of a trial, and at any time.
+    /// The most live requests recently, at the end of a trial, and at any time.
     peak: u64,
     demand: u64,
     /// Counting has begun at this time, with these sums.
     begun: Option<(u64, Sum)>,
-    /// When something was last seen to have completed, and how much had by then.
+    /// Time when completions were last seen, and their number then.
     looked: (u64, u64),
     deadline_ns: u64,
     /// A request's time on the device in the last trial.
     latency_ns: u64,
-    /// How long the last trial was counted.
+    /// Time for which the last trial was counted.
     count_ns: u64,
     /// The last rate at D.
     rate: Rate,
 }
 
-/// Nothing has completed for `idle_ns`, though requests did at this rate.
+/// Whether `idle_ns` without a completion is a pause, after requests completed at this rate.
 fn is_pause(rate: &Rate, idle_ns: u64) -> bool {
     let apart_ns = rate.time_us.saturating_mul(1000).checked_div(rate.requests).unwrap_or(0);
     idle_ns >= COUNT_MIN_NS && idle_ns > apart_ns.saturating_mul(4)
 }
 
 impl Search {
-    /// D is at most this. `is_bound`: it bounds what is on the device.
+    /// D is at most `most`. `is_bound`: it bounds the requests on the device.
     pub(super) fn new(most: u32, is_bound: bool) -> Search {
         let slots = FIRST.min(most);
         Search {
@@ -218,12 +219,12 @@ impl Search {
         }
     }
 
-    /// When to look next, in nanoseconds.
+    /// Time of the next look, in nanoseconds.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }
 
-    /// What it has found.
+    /// The search's state and result.
     pub(super) fn stats(&self) -> DepthStats {
         let state = match self.state {
             _ if self.is_alone => DepthState::Alone,
@@ -241,22 +242,22 @@ impl Search {
         }
     }
 
-    /// Looks at what has been counted.
+    /// Reads the counts.
     pub(super) fn look(&mut self, now_ns: u64, sum: &Sum) {
         self.trial(now_ns, sum);
         if self.slots < self.most {
-            // Less than a target leaves is enough.
+            // A D below the target's bound is enough.
             self.missed = None;
         }
     }
 
-    /// D is not what it asks for: the next look begins a trial.
+    /// D is not the one that the search tries: the next look begins a trial.
     pub(super) fn pause(&mut self) {
         self.begun = None;
     }
 
-    /// D is at most this, for a latency target. What is searched for is the least D that is enough
-    /// for what the device can do with that.
+    /// Bounds D for a latency target. The search is then for the least D that is enough for the
+    /// device's rate at the bound.
     pub(super) fn bound(&mut self, now_ns: u64, bound: u32) {
         let most = self.useful.min(bound).max(1);
         if most == self.most {
@@ -277,17 +278,17 @@ impl Search {
         self.settle(now_ns);
     }
 
-    /// The D that is to be had now.
+    /// The D that the policy is to have now.
     pub(super) fn tried(&self) -> u32 {
         self.tried
     }
 
-    /// The most that trials go up to from here without a bound.
+    /// The largest D that trials reach from here without a bound.
     pub(super) fn reach(&self) -> u32 {
         self.missed.unwrap_or(self.slots).saturating_mul(2).min(self.useful)
     }
 
-    /// What is being counted says nothing of D; with `is_much` neither does what was counted.
+    /// Drops the present counts, which say nothing about D; with `is_much` also the earlier ones.
     pub(super) fn wait(&mut self, is_much: bool) {
         if self.is_open() {
             return;
@@ -313,7 +314,7 @@ impl Search {
             return self.settle(now_ns);
         }
         if self.is_alone && (sum.are_several || sum.others != begun.others) {
-            // Another flow has come; what was counted is of no use.
+            // Another flow has come; the counts are of no use.
             self.protect();
             return self.settle(now_ns);
         }
@@ -337,7 +338,7 @@ impl Search {
         if is_moving {
             self.looked = (now_ns, sum.requests);
         } else if is_pause(&rate, now_ns.saturating_sub(looked_ns)) {
-            // It says nothing of the device.
+            // A pause says nothing about the device.
             self.rest();
             return self.begin(now_ns, sum);
         }
@@ -365,12 +366,12 @@ impl Search {
         if core::mem::take(&mut self.is_mixed)
             || self.is_bound && rate.outstanding() > 150 * u64::from(self.tried) + 100
         {
-            // What a larger D has let onto the device is still there.
+            // Requests that a larger D let onto the device are still there.
             return self.settle(now_ns);
         }
         if rate.requests >= FEW {
-            // The one turn is to this flow from an earlier one. Flows on ports of their own make no
-            // turns, but their numbers do not add up to that of one flow.
+            // One turn is allowed, the change from an earlier flow to this one. Flows on ports of
+            // their own make no turns, but the sum of their numbers is not that of one flow.
             let is_one = sum.turns.wrapping_sub(begun.turns) <= 1
                 && sum.others == begun.others
                 && !sum.are_several
@@ -388,8 +389,8 @@ impl Search {
         self.settle(now_ns);
     }
 
-    /// What the smaller D that is tried is compared with, on a device so slow that a trial has few
-    /// completions: one that does far less costs much, and is over as soon as that is clear.
+    /// The rate with which the tried smaller D is compared, on a device so slow that a trial has
+    /// few completions: a trial that does far less costs much, and ends as soon as that is clear.
     fn slow_above(&self) -> Option<&Rate> {
         let above = match &self.state {
             State::Fall { duel } if self.tried == duel.low => &duel.above,
@@ -412,7 +413,7 @@ impl Search {
         self.deadline_ns = now_ns.saturating_add(count_ns);
     }
 
-    /// What is on the device becomes what D says; counting begins then.
+    /// Waits until the requests on the device are as many as D allows; counting begins then.
     fn settle(&mut self, now_ns: u64) {
         self.begun = None;
         let settles_ns = (self.latency_ns / 2 * 3).clamp(SETTLE_MIN_NS, COUNT_MAX_NS);
@@ -430,7 +431,7 @@ impl Search {
         self.state = State::Hold(Hold::new());
     }
 
-    /// Nothing is held back: one flow is alone, or the load is light.
+    /// Whether nothing is held back: one flow is alone, or the load is light.
     fn is_open(&self) -> bool {
         self.is_alone || self.is_light
     }
@@ -438,7 +439,7 @@ impl Search {
     /// Another flow has come, or more requests than D: D applies again.
     fn protect(&mut self) {
         if self.is_light && !self.is_found {
-            // Nothing is known of the device: the search begins where nothing was held back.
+            // D has not been found: the search begins at the D with which nothing was held back.
             self.slots = self.tried;
         }
         (self.is_alone, self.is_light) = (false, false);
@@ -451,7 +452,7 @@ impl Search {
         self.state = State::Begin { rate: Rate::default(), is_first: true };
     }
 
-    /// Nothing completes. What comes next finds D, not what was being tried.
+    /// Nothing completes: the next requests are to find D, not the value that was being tried.
     fn rest(&mut self) {
         self.count_ns = COUNT_MIN_NS;
         let is_open = self.is_open();
@@ -459,13 +460,13 @@ impl Search {
             && !is_open
         {
             hold.trial = Trial::Base;
-            // The trial before it may have ended in it.
+            // The trial before the pause may have ended in it.
             hold.strange = 0;
             self.attempt(self.slots);
         }
     }
 
-    /// So little completes that trials say nothing: D is no more than what a search begins with.
+    /// Too few requests complete for trials: D is at most the initial one.
     fn give_up(&mut self) {
         self.is_alone = false;
         self.slots = self.slots.min(FIRST);
@@ -474,15 +475,15 @@ impl Search {
         }
     }
 
-    /// The device does all that is asked for within [`ALONE_MOST_NS`].
+    /// Whether the device does all requests within [`ALONE_MOST_NS`].
     fn is_light(&self, rate: &Rate) -> bool {
         let most = rate.requests.saturating_mul(ALONE_MOST_NS / 1000);
         self.peak.saturating_mul(rate.time_us) <= most
     }
 
-    /// For a flow that is alone there is room for all that it asked for lately. Another that comes
-    /// finds as much as it would if it were alone: D. A light load has slots besides for what takes
-    /// the device [`ALONE_MOST_NS`] one after the other.
+    /// A flow that is alone gets room for the most requests that it had recently, and D more slots
+    /// for another flow that comes. A light load also has slots for as many requests as the device
+    /// does one after the other within [`ALONE_MOST_NS`].
     fn make_room(&mut self, live: u64) {
         self.peak = self.peak.max(live);
         let mut room = self.peak.saturating_add(self.slots.into());
@@ -492,7 +493,7 @@ impl Search {
         self.attempt(u32::try_from(room).unwrap_or(u32::MAX));
     }
 
-    /// A trial is over. `is_alone`: of one flow.
+    /// Judges a trial. `is_alone`: it was of one flow that is alone.
     fn judge(&mut self, rate: &Rate, is_alone: bool) {
         if is_alone {
             (self.is_alone, self.is_light) = (true, false);
@@ -524,7 +525,7 @@ impl Search {
                     }
                     self.rise(&duel.above, left - 1);
                 }
-                // What is more by chance only is no more.
+                // A gain that may be chance is no gain.
                 Ok(_) => self.fall(&duel.below),
             },
             State::Fall { mut duel } => match duel.note(self.tried, rate, self.jitter) {
@@ -551,7 +552,7 @@ impl Search {
         }
     }
 
-    /// The load leaves slots free, so nothing is held back.
+    /// Stops holding requests back, since the load leaves slots free.
     fn open_up(&mut self, rate: &Rate) {
         self.rate = *rate;
         if !self.is_light {
@@ -561,11 +562,11 @@ impl Search {
         self.make_room(0);
     }
 
-    /// D has been tried at the beginning of a search. The first trial has the load's beginning in
-    /// it, so that it does not tell how steady the rate is.
+    /// Notes a trial of D at the beginning of a search. The first trial has the load's beginning in
+    /// it, so it does not show how steady the rate is.
     fn go_on(&mut self, mut before: Rate, rate: &Rate, is_first: bool) {
         let is_few = rate.requests < ENOUGH;
-        // Of few completions `Rate::against` needs no jitter, so a slow device is not tried again
+        // With few completions `Rate::against` needs no jitter, so a slow device is not tried again
         // for it.
         if is_first && !is_few {
             self.state = State::Begin { rate: before, is_first: false };
@@ -587,15 +588,14 @@ impl Search {
         }
     }
 
-    // **How steady a rate is** (`jitter`): where the host's CPUs are the limit, trials of the same
-    // D differ by a tenth. What differs by no more than that is tried again, in turn, `REPEATS`
-    // times. If twice D is not clearly more then, D stays; whether less is enough is decided by the
-    // mean.
+    // **Steadiness of a rate** (`jitter`): if the host's CPUs are the limit, trials of the same D
+    // differ by a tenth. Two values that differ by no more are tried again, in turn, `REPEATS`
+    // times. If twice D is not clearly more then, D stays; the mean decides whether less is enough.
     fn note_jitter(&mut self, rate: &Rate, usual: &Rate) {
         self.jitter = (3 * self.jitter + rate.apart(usual)) / 4;
     }
 
-    /// D, at which `below` was counted: does twice as much do more?
+    /// Compares D, at which `below` was counted, with twice as much.
     fn rise(&mut self, below: &Rate, left: u32) {
         let (low, high) = (self.slots, self.slots.saturating_mul(2).min(self.most));
         if high == low {
@@ -606,26 +606,28 @@ impl Search {
         self.attempt(duel.first());
     }
 
-    /// All the demand is on the device, and is needed there.
+    /// Holds a D for all the demand, which is needed on the device.
     fn hold_all(&mut self) {
         let demand = self.all();
         let most = demand.saturating_mul(2).max(FIRST);
         self.hold(self.slots.clamp(demand, most));
-        // Nothing is known of the device.
+        // The D that the device needs is not known.
         self.is_found = false;
     }
 
-    // **All the demand** is the most requests that ports have had lately. A D that is no less holds
-    // nothing back, and weights mean nothing. So it is taken only if half of the demand keeps less
-    // than `KEPT_OF_ALL` of its rate, and half is tried again now and then. A rate with all the
-    // demand on the device says nothing of a D above that, so D stays where it was, up to twice the
-    // demand or `FIRST`: the next load may ask for more. As soon as it does, the search begins.
+    // **All the demand** is the most requests that ports have had recently. A D of at least that
+    // holds nothing back, and weights have no effect. So it is taken only if half of the demand
+    // keeps less than `KEPT_OF_ALL` of its rate, and half is tried again now and then. A rate with
+    // all the demand on the device says nothing about a larger D, so D stays where it was, up to
+    // twice the demand or `FIRST`: the next load may have more requests. As soon as it has, the
+    // search begins.
     /// All the demand, at least one.
     fn all(&self) -> u32 {
         u32::try_from(self.demand).unwrap_or(u32::MAX).max(1)
     }
 
-    /// D is enough, at which `above` was counted: is half of it, or of all the demand?
+    /// Compares D, which is enough and at which `above` was counted, with half of it, or of all the
+    /// demand.
     fn fall(&mut self, above: &Rate) {
         let all = if above.is_short { self.all() } else { u32::MAX };
         let (low, high) = (self.slots.min(all) / 2, self.slots);
@@ -637,18 +639,18 @@ impl Search {
         self.attempt(duel.first());
     }
 
-    /// Half of D has been tried, last at this rate.
+    /// Ends the comparison with half of D; the last trial had this rate.
     fn fallen(&mut self, duel: &Duel, rate: &Rate, answer: Answer) {
         let is_few = rate.requests < ENOUGH;
         match answer {
             Answer::Enough => {
                 (self.slots, self.rate) = (duel.low, duel.below);
-                // What a few completions leave in doubt is not to add up.
+                // The doubt of few completions is not to add up.
                 self.fall(if is_few { &duel.above } else { &duel.below });
             }
-            // Weights are not given up for what may be chance.
+            // Weights are not given up for a gain that may be chance.
             Answer::Unclear if duel.is_for_weights() => self.hold(duel.low),
-            // Few completions do not tell one step from another.
+            // Few completions do not distinguish one step from another.
             Answer::Unclear => self.hold(self.slots),
             Answer::TooLittle if is_few => {
                 self.hold(self.slots);
@@ -665,7 +667,7 @@ impl Search {
         }
     }
 
-    /// `low` is not enough, `high` is; `duel.above` is what they are compared with.
+    /// `low` is not enough, `high` is; `duel.above` is the rate with which they are compared.
     fn close(&mut self, duel: &Duel, low: u32, high: u32) {
         if step_up(low) >= high {
             let is_all = duel.above.is_short && high == self.all();
@@ -679,7 +681,7 @@ impl Search {
         self.attempt(middle);
     }
 
-    /// A trial is over while D holds.
+    /// Notes a trial while D holds.
     fn keep(&mut self, mut hold: Hold, rate: &Rate) {
         match hold.trial {
             Trial::Base => {
@@ -708,7 +710,7 @@ impl Search {
                 Verdict::Less => {
                     let is_short = hold.is_short;
                     self.hold(step_down(hold.reached));
-                    // How much less is to be found.
+                    // The search finds how much less.
                     return if is_short {
                         self.restart()
                     };

@@ -1,33 +1,35 @@
-//! Latency targets: D and weights, moved until each flow's late requests are as few as it may have.
+//! Latency targets: D and weights, moved until each flow has at most as many late requests as its
+//! target allows.
 //!
-//! **Problem.** What fills a device is not what answers quickly: on the P4500 the D that keeps 97 %
-//! of its rate has a 99th percentile of 550 us, and 260 us are to be had at 60 % of it. **Model.**
-//! A flow with a [`Target`] counts its requests and the *late* ones, those that took longer
-//! (`watch`). The *ratio* is the late ones over those that it may have, so 1 is the target. Every
-//! [`LOOK_NS`] the controller looks at what was counted since it last moved anything, and moves one
-//! of two *levers*:
-//! - D has an upper *bound* for all flows, below what the operator says or the search tries: with a
-//!   bound it looks for the least D that is enough for what the device does at the bound. Requests
-//!   that were on the device for longer than the policy held them lower it.
-//! - The flow's weight is raised, so that its requests go first. Requests that the policy held for
-//!   longer than they were on the device do that.
+//! **Problem.** A D that fills a device does not make it answer quickly: on the P4500 the D that
+//! keeps 97 % of its rate has a 99th percentile of 550 us, and 260 us are possible at 60 % of it.
+//! **Model.** A flow with a [`Target`] counts its requests and the *late* ones, those that took
+//! longer (`watch`). The *ratio* is the number of late ones over the number allowed, so 1 is the
+//! target. Every [`LOOK_NS`] the controller reads the counts since its last step, and moves one of
+//! two *levers*:
+//! - D has an upper *bound* for all flows, below the D that the operator sets or the search tries:
+//!   with a bound the search is for the least D that is enough for the device's rate at the bound.
+//!   The bound is lowered if requests were on the device for longer than the policy held them.
+//! - The flow's weight is raised, so that its requests go first, if the policy held them for longer
+//!   than they were on the device.
 //!
 //! **Steps.** Evidence comes before a step, and the step is bounded by it: [`Step`] has the table.
 //!
-//! **Floor.** All flows but one with a target keep, together, at least its floor of what weights
-//! give them. What weights give them is their part of the rate that was measured while D had no
-//! bound; it is measured again whenever it has none. A step that would leave them less is not made,
-//! nor one that leaves all flows together less than the floor of that rate; and if they have less,
-//! it is taken back. The weight goes up by no more than what leaves the others their floor.
+//! **Floor.** All flows except one with a target keep, together, at least its floor: that part of
+//! the service to which their weights entitle them. They are entitled to their part of the rate
+//! that was measured while D had no bound; the rate is measured again whenever D has none. A step
+//! that would leave them less is not made, nor one that leaves all flows together less than the
+//! floor of that rate; and if they have less, a step is taken back. The weight is raised only as
+//! far as the others keep their floor.
 //!
 //! **A target that cannot be met** does not keep D small for nothing. Below some D requests are no
 //! faster, since they wait for one of the few places instead. So while a flow misses its target and
-//! no step is left, D goes up by 3/16 at a time on *trial*, as long as the flow's requests take no
-//! longer on average than a 16th of that part more; where they do, D goes back and rests for
+//! no step is left, D goes up by 3/16 at a time on *trial*, as long as the mean time of the flow's
+//! requests grows by at most a 16th of that part; if it grows more, D goes back and rests for
 //! [`PROBES_NS`].
 //!
-//! **What a flow has alone** is told of a target that cannot be met. It is seen by a *probe*: once
-//! in [`PROBES_NS`] D is 1 for some requests' time.
+//! **The latency alone on the device** is reported for a target that cannot be met. A *probe*
+//! measures it: once in [`PROBES_NS`] D is 1 for the time of some requests.
 //!
 //! **Example.** Weights of 100 each, a flow of depth 1 with a target of 260 us beside four of depth
 //! 256 on the P4500; D is found to be 108. A third of its requests are late, so D goes to 88, 72,
@@ -35,7 +37,7 @@
 //! comes back, 42.
 //!
 //! **Bounds.** [`SEATS`] flows may have targets. D changes by at most 3/16, or by one, from one
-//! look to the next, except for probes, and that it has no bound while no flow with a target
+//! look to the next, except for probes, and except that D has no bound while no flow with a target
 //! completes anything.
 
 use alloc::boxed::Box;
@@ -47,12 +49,12 @@ use crate::structures::allocation::boxed;
 
 /// The most flows with a target.
 pub(super) const SEATS: usize = 64;
-/// How often is looked, in nanoseconds.
+/// Time between two looks, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
-/// How long a flow must have completed nothing to be idle, and the longest that a step waits for
+/// Time without a completion after which a flow is idle, and the longest wait of a step for
 /// evidence, in nanoseconds.
 const SECOND_NS: u64 = 1_000_000_000;
-/// How long requests on the device have to leave it, in nanoseconds: twice their mean time, within
+/// Time that requests on the device have to leave it, in nanoseconds: twice their mean time, within
 /// these.
 const SETTLE_MIN_NS: u64 = 1_000_000;
 const SETTLE_MAX_NS: u64 = 100_000_000;
@@ -62,13 +64,13 @@ const KNOWN: u32 = 8;
 const BELOW: u32 = 3;
 /// No bound.
 const FREE: u32 = u32::MAX;
-/// Requests alone on the device that say how long one takes there.
+/// Requests alone on the device that are enough to measure their time there.
 const SOME: u64 = 8;
-/// How long a probe waits for them at most, and how often there is one, in nanoseconds.
+/// The longest wait of a probe for them, and the time between two probes, in nanoseconds.
 const PROBE_NS: u64 = 100_000_000;
 const PROBES_NS: u64 = 30_000_000_000;
 
-/// Requests whose mean time is told from chance: to half a percent where it varies by half.
+/// Requests whose mean time is exact in spite of chance: to half a percent if times vary by half.
 const MANY: u64 = 10_000;
 
 // **Steps.** Evidence comes before a step, and the step is bounded by it:
@@ -83,10 +85,11 @@ const MANY: u64 = 10_000;
 // | below 0.1 | as many requests as may have 20 late ones | 3/16; a half |
 //
 // Chance moves a count by its square root: 90 late ones by a tenth, which is why nothing moves
-// between 0.8 and 0.97; at 0.9 one of a hundred counts of 20 or 40 is so large by chance. A step of
-// 1/16 does not cross that gap: on a device of dies it changes the ratio by a fifth. After a step
-// nothing is counted until the requests that were on the device then have left it.
-/// A step, in sixteenths of D; the weight moves by twice as much for up, and more.
+// between 0.8 and 0.97; at a ratio of 0.9 one of a hundred counts of 20 or 40 is so large by
+// chance. A step of 1/16 does not cross that gap: on a device of dies it changes the ratio by a
+// fifth. After a step nothing is counted until the requests that were on the device then have left
+// it.
+/// A step of 1, 2 or 3 sixteenths of D, or of 2, 4 or 8 sixteenths of a weight.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Step {
     Small,
@@ -103,23 +106,23 @@ impl Step {
         }
     }
 
-    /// Of D, at least one.
+    /// The step of D, at least one.
     fn of_slots(self, slots: u32) -> u32 {
         (u64::from(slots) * u64::from(self.sixteenths()) / 16).max(1) as u32
     }
 
-    /// Of a weight, in 256ths, at least one.
+    /// The step of a weight, in 256ths, at least one.
     fn of_weight(self, weight: Weight) -> u32 {
         (weight.in_256ths() * (1 << self.sixteenths()) / 16).max(1)
     }
 }
 
-/// What a flow's counts ask for.
+/// The step that a flow's counts demand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
-    /// Nothing is known yet.
+    /// There is too little evidence yet.
     Unknown,
-    /// It completes nothing.
+    /// The flow completes nothing.
     Idle,
     Stay,
     /// Fewer late requests: it waits in the policy (`is_held`) or on the device.
@@ -127,17 +130,17 @@ enum Wish {
         step: Step,
         is_held: bool,
     },
-    /// It may have more late ones.
+    /// It may have more late requests.
     Slower(Step),
 }
 
-/// Whether D is 1 for a moment, to see what flows have alone.
+/// Whether D is 1 for a moment, to measure flows' latencies alone on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Probe {
     No,
-    /// What is on the device leaves it, until then.
+    /// Requests on the device leave it, until this time (nanoseconds).
     Drain(u64),
-    /// Requests are counted, since then.
+    /// Requests are counted, from this time on (nanoseconds).
     Count(u64),
 }
 
@@ -145,13 +148,14 @@ enum Probe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Climb {
     No,
-    /// D was `slots`, and its requests took so long on average, in nanoseconds.
+    /// D was `slots`, and the requests of the flow in seat `at` took `mean_ns` on average.
     Trial {
         at: usize,
         slots: u32,
         mean_ns: u64,
     },
-    /// More would be worse, and less is not tried until then, unless its requests take longer.
+    /// A larger D would be worse, and a smaller one is not tried until `until_ns`, unless the
+    /// flow's requests take longer.
     Rest {
         at: usize,
         mean_ns: u64,
@@ -165,25 +169,25 @@ struct Seat {
     target: Target,
     /// Its weight now, if that is more than its own.
     raised: Option<Weight>,
-    /// What had been counted when counting began, at the last look, and when the second began.
+    /// The counts when counting began, at the last look, and when the second began.
     begun: Count,
     looked: Count,
     second: Count,
-    /// When it last completed something.
+    /// Time when its last completion was seen.
     busy_ns: u64,
-    /// The last whole second's.
+    /// The counts of the last whole second.
     last: Count,
     state: TargetState,
-    /// Why the last step that it asked for was not made.
+    /// Why the last step that its counts demanded was not made.
     refused: Option<TargetState>,
     alone_ns: Option<u64>,
-    /// Bytes a second lately.
+    /// Recent bytes a second.
     rate: u64,
 }
 
-/// What moves D and weights for targets.
+/// The controller, which moves D and weights for targets.
 pub(super) struct Targets {
-    /// Of each flow, by its slot: its name and own weight.
+    /// The number and own weight of each flow, by slot.
     flows: Box<[Option<(FlowId, Weight)>]>,
     /// All weights, in 256ths.
     total: u64,
@@ -193,22 +197,22 @@ pub(super) struct Targets {
     bound: u32,
     /// Some flow with a target has completed something in the last second.
     is_busy: bool,
-    /// When the last look was, and what had been counted by then.
+    /// Time of the last look, and the counts then.
     looked: Option<(u64, Sum)>,
     second_ns: u64,
-    /// When counting begins, or began.
+    /// Time when counting begins, or began.
     begins_ns: u64,
     has_begun: bool,
-    /// Bytes a second of all flows lately, and while D has no bound.
+    /// Recent bytes a second of all flows, and those while D has no bound.
     rate: u64,
     full_rate: u64,
-    /// For how many looks in a row it was measured.
+    /// Number of looks in which the latter was measured without a bound.
     free: u32,
     probe: Probe,
-    /// When there may be a probe again.
+    /// Earliest time of the next probe.
     probe_ns: u64,
     climb: Climb,
-    /// How many looks in a row have found a flow's others below its floor.
+    /// Number of looks in a row that have found a flow's others below its floor.
     below: u32,
 }
 
@@ -222,7 +226,7 @@ fn blend(old: u64, new: u64) -> u64 {
     if old == 0 { new } else { old / 4 * 3 + new / 4 }
 }
 
-/// `raised`, which was above the weight `before`, as much above the weight `now`.
+/// `raised`, which was above the weight `before`, by the same factor above the weight `now`.
 fn scaled(raised: Weight, before: Weight, now: Weight) -> Weight {
     let [raised, before, now] = [raised, before, now].map(|weight| u64::from(weight.in_256ths()));
     let times = raised * now / before.max(1);
@@ -273,14 +277,14 @@ impl Targets {
         self.is_busy && self.probe != Probe::No
     }
 
-    /// When to look next, in nanoseconds.
+    /// Time of the next look, in nanoseconds.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.looked.map_or(0, |(at_ns, _)| at_ns.saturating_add(LOOK_NS))
     }
 
     // Flows.
 
-    /// A flow is there, or has another weight.
+    /// Notes a new flow, or a flow's new weight.
     pub(super) fn weigh(&mut self, flow: FlowId, weight: Weight) {
         let Some(entry) = self.flows.get_mut(flow.slot()) else { return };
         let old = entry.replace((flow, weight)).map_or(0, |(_, old)| u64::from(old.in_256ths()));
@@ -292,14 +296,14 @@ impl Targets {
         }
     }
 
-    /// What the flow is to be served with if its own weight is `weight` from now on.
+    /// The flow's weight in the policy if its own weight becomes `weight`.
     pub(super) fn raised(&mut self, flow: FlowId, weight: Weight) -> Weight {
         let before = self.weight(flow).unwrap_or(weight);
         let raised = self.find(flow).and_then(|seat| seat.raised);
         raised.map_or(weight, |raised| scaled(raised, before, weight).max(weight))
     }
 
-    /// A flow is gone; whether it had a target.
+    /// Removes a flow; gives whether it had a target.
     pub(super) fn remove(&mut self, flow: FlowId) -> bool {
         let Some(entry) = self.flows.get_mut(flow.slot()) else { return false };
         if let Some((_, weight)) = entry.take_if(|(known, _)| *known == flow) {
@@ -324,7 +328,7 @@ impl Targets {
         self.seats.iter_mut().flatten().find(|seat| seat.flow == flow)
     }
 
-    /// Gives a flow a target; its seat. `counts` are all seats'.
+    /// Sets a flow's target; gives its seat. `count` gives a seat's counts.
     pub(super) fn set(
         &mut self,
         flow: FlowId,
@@ -358,7 +362,7 @@ impl Targets {
         Ok(at)
     }
 
-    /// Takes a flow's target away; its own weight, if it has another one now.
+    /// Takes a flow's target away; gives its own weight, if that was raised.
     pub(super) fn clear(&mut self, flow: FlowId) -> Result<Option<Weight>, FlowError> {
         let own = self.weight(flow).ok_or(FlowError::NoSuchFlow)?;
         let was_raised = self.leave(flow).is_some_and(|seat| seat.raised.is_some());
@@ -370,7 +374,7 @@ impl Targets {
         (known.0 == flow).then_some(known.1)
     }
 
-    /// How a flow does.
+    /// Statistics of a flow with a target.
     pub(super) fn stats(&self, flow: FlowId) -> Option<TargetStats> {
         let seat = self.seats.iter().flatten().find(|seat| seat.flow == flow)?;
         let own = self.weight(flow)?;
@@ -387,8 +391,8 @@ impl Targets {
 
     // Looking.
 
-    /// Looks at what has been counted. `wanted` is the most that D is without a bound; `weigh`
-    /// changes a flow's weight.
+    /// Reads the counts, and moves a lever if they demand it. `wanted` is the largest D without a
+    /// bound; `weigh` changes a flow's weight.
     pub(super) fn look(
         &mut self,
         now_ns: u64,
@@ -432,7 +436,7 @@ impl Targets {
             (self.has_begun, self.begins_ns) = (true, now_ns);
         }
         if self.is_busy && !was_busy {
-            // What came first met a device that knew no bound.
+            // The first requests met a device without a bound, and are not counted.
             (self.has_begun, self.begins_ns) = (false, now_ns.saturating_add(SETTLE_MIN_NS));
         }
         if !self.is_busy {
@@ -450,7 +454,7 @@ impl Targets {
         if !self.has_begun {
             return;
         }
-        // Little's law: what is on the device on average, which D may be far above.
+        // Little's law: the mean number of requests on the device. D may be far above it.
         let reached = spent_ns / 1000 / after_us + 1;
         let slots = self.bound.min(wanted).min(u32::try_from(reached).unwrap_or(FREE)).max(1);
         if self.step(now_ns, slots, wanted, &mut weigh) {
@@ -458,14 +462,14 @@ impl Targets {
         }
     }
 
-    /// Whether some flow misses its target and nothing more is done for it.
+    /// Whether some flow misses its target and no step is left for it.
     fn is_any_refused(&self) -> bool {
         let is =
             |seat: &Seat| matches!(seat.refused, Some(TargetState::Floor | TargetState::Spent));
         self.seats.iter().flatten().any(is)
     }
 
-    /// D is 1, so that a request has the device alone.
+    /// Continues a probe: D is 1, so that a request has the device alone.
     fn go_on_probing(&mut self, now_ns: u64) {
         self.has_begun = false;
         match self.probe {
@@ -505,7 +509,7 @@ impl Targets {
         }
     }
 
-    /// Moves a lever if the counts say so; whether it has.
+    /// Moves a lever if the counts demand it; gives whether it has.
     fn step(
         &mut self,
         now_ns: u64,
@@ -533,7 +537,7 @@ impl Targets {
             let wish = seat.wish(now_ns, age_ns);
             match wish {
                 Wish::Idle => {}
-                // All flows share D, so it is given back only if no flow may need it as it is.
+                // All flows share D, so it is raised only if no flow may need it as it is.
                 Wish::Unknown | Wish::Stay => slower = None,
                 Wish::Slower(step) => slower = slower.map(|least: Step| least.min(step)),
                 Wish::Faster { step, is_held } => {
@@ -548,7 +552,7 @@ impl Targets {
         }
         if let Some(step) = lower {
             self.bound = slots.saturating_sub(step.of_slots(slots)).max(1);
-            // What the next look takes for the rate, until it is measured.
+            // An estimate of the rate for the next look, until it is measured.
             self.rate = Self::less(self.rate, slots, step);
             return true;
         }
@@ -558,7 +562,7 @@ impl Targets {
         has_moved || age_ns >= SECOND_NS
     }
 
-    /// Tries a larger D for a flow that misses its target for good; `None` where there is no such
+    /// Tries a larger D for a flow that misses its target for good; `None` if there is no such
     /// flow, else whether D has moved.
     fn climb(&mut self, now_ns: u64, age_ns: u64, slots: u32, wanted: u32) -> Option<bool> {
         let wants_steps = |seat: &Seat| matches!(seat.wish(now_ns, age_ns), Wish::Faster { .. });
@@ -576,7 +580,7 @@ impl Targets {
             Climb::Trial { at, .. }
                 if !matches!(wish(at), Some(Wish::Faster { .. } | Wish::Unknown)) =>
             {
-                // It has its target, or asks for nothing.
+                // The flow meets its target, or is idle.
                 self.climb = Climb::No;
                 return None;
             }
@@ -613,7 +617,7 @@ impl Targets {
         Some(true)
     }
 
-    /// What weights give all flows but this one, in bytes a second, while D has no bound.
+    /// Bytes a second that weights give all flows except this one while D has no bound.
     fn entitled(&self, seat: &Seat) -> u64 {
         let own = self.weight(seat.flow).map_or(0, |weight| u64::from(weight.in_256ths()));
         let part = (u128::from(self.full_rate) * u128::from(self.total.saturating_sub(own)))
@@ -621,7 +625,8 @@ impl Targets {
         part as u64
     }
 
-    /// Whether the others of some flow have less than its floor while something is held for it.
+    /// Whether the others of some flow have less than its floor while D has a bound or a weight is
+    /// raised.
     fn are_others_below(&self) -> bool {
         let is_moved =
             self.bound != FREE || self.seats.iter().flatten().any(|s| s.raised.is_some());
@@ -632,12 +637,12 @@ impl Targets {
             })
     }
 
-    /// The least that is left of a rate when D goes a step down.
+    /// The least rate that is left when D goes a step down.
     fn less(rate: u64, slots: u32, step: Step) -> u64 {
         rate.saturating_sub(rate / u64::from(slots.max(1)) * u64::from(step.of_slots(slots)))
     }
 
-    /// Whether D may be lowered by so much for the flow in this seat.
+    /// Whether D may be lowered by this step for the flow in this seat.
     fn may_lower(&mut self, at: usize, slots: u32, step: Step) -> bool {
         let Some(Some(seat)) = self.seats.get(at) else { return false };
         let floor_percent = u64::from(seat.target.floor_percent());
@@ -664,13 +669,14 @@ impl Targets {
         refused.is_none()
     }
 
-    /// Raises the weight of the flow in this seat, if the others keep their floor; whether it has.
+    /// Raises the weight of the flow in this seat, if the others keep their floor; gives whether it
+    /// has.
     fn raise(&mut self, at: usize, step: Step, weigh: &mut impl FnMut(FlowId, Weight)) -> bool {
         let Some(Some(seat)) = self.seats.get(at) else { return false };
         let Some(own) = self.weight(seat.flow) else { return false };
         let floor = u64::from(seat.target.floor_percent());
-        // The others have (W - w) of W - w + more: that is the floor of (W - w) of W with W (1 -
-        // floor) / floor more.
+        // With `room` more weight the others have (W - w) of W + room: that is the floor of (W - w)
+        // of W if room is W (1 - floor) / floor.
         let room = match floor {
             0 => u64::MAX,
             floor => self.total.saturating_mul(100 - floor) / floor,
@@ -696,7 +702,7 @@ impl Targets {
         true
     }
 
-    /// Gives something back: first weights, then D.
+    /// Takes a step back: first of weights, then of D.
     fn relax(&mut self, step: Step, wanted: u32, weigh: &mut impl FnMut(FlowId, Weight)) -> bool {
         let mut has_moved = false;
         for at in 0..SEATS {
@@ -730,7 +736,7 @@ impl Seat {
         }
     }
 
-    /// A second is over.
+    /// Ends a second.
     fn end_second(&mut self, count: &Count) {
         self.last = count.since(&self.second);
         self.second = *count;
@@ -750,7 +756,7 @@ impl Seat {
         }
     }
 
-    /// How long its requests have taken on average since counting began, if that is known.
+    /// Mean time of its requests since counting began, in nanoseconds, if that is known.
     fn mean_ns(&self, age_ns: u64) -> Option<u64> {
         let count = self.looked.since(&self.begun);
         let is_known = count.done >= MANY || age_ns >= SECOND_NS;
@@ -758,7 +764,7 @@ impl Seat {
         is_known.then(mean_ns).flatten()
     }
 
-    /// The late ones over those that it may have, in hundredths.
+    /// The late requests over those allowed, in hundredths.
     fn ratio(&self, count: &Count) -> u64 {
         let may = count.done.saturating_mul(self.target.late_ppm().into());
         if may == 0 {
@@ -768,7 +774,7 @@ impl Seat {
         u64::try_from(ratio).unwrap_or(u64::MAX)
     }
 
-    /// What it asks for, by what was counted for `age_ns`.
+    /// The step that its counts of `age_ns` demand.
     fn wish(&self, now_ns: u64, age_ns: u64) -> Wish {
         if now_ns.saturating_sub(self.busy_ns) >= SECOND_NS {
             return Wish::Idle;
@@ -781,7 +787,7 @@ impl Seat {
             301.. if count.late >= 8 => Wish::Faster { step: Step::Large, is_held },
             161.. if count.late >= 20 => Wish::Faster { step: Step::Middle, is_held },
             131.. if count.late >= 40 => Wish::Faster { step: Step::Small, is_held },
-            // Of a few, one late one is what it may have.
+            // Among few requests a single late one may be allowed, so this needs clear evidence.
             101.. if is_clear => Wish::Faster { step: Step::Small, is_held },
             97.. if is_clear && expected >= 20 => Wish::Faster { step: Step::Small, is_held },
             ..10 if expected >= 20 => Wish::Slower(Step::Large),

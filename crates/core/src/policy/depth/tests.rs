@@ -1,4 +1,5 @@
-//! The search before devices in closed form: it ends where the rate says, in time, and stays.
+//! The search before devices in closed form: it ends at the D that the rate demands, in time, and
+//! stays.
 
 use alloc::vec;
 
@@ -16,15 +17,15 @@ use crate::{AnyPolicy, Native, Topology, Weight};
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// How a device's rate grows with what is on it.
+/// Growth of a device's rate with the requests on it.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     /// To a knee, and not at all from there.
     Hard,
     /// 1 - exp(-D / knee).
     Soft,
-    /// D / (D + knee): a host that does the device's work itself, and for each batch of D that of
-    /// `knee` requests more.
+    /// D / (D + knee): a host that does the device's work itself, and for each batch of D the work
+    /// of `knee` more requests.
     Batches,
 }
 
@@ -48,7 +49,7 @@ impl Device {
     }
 }
 
-/// A device, a demand, and a search that looks when it wants to.
+/// A device, a demand, and a search that is called at its deadlines.
 struct Rig {
     search: Search,
     now_ns: u64,
@@ -58,16 +59,17 @@ struct Rig {
     waited: f64,
     sum: Sum,
     tried: u32,
-    /// How often D became more than four times, or less than a fourth of what it was.
+    /// Number of times that D grew to more than four times, or fell to less than a fourth of its
+    /// value.
     leaps: u32,
     random: u64,
-    /// How far a trial's rate is from the mean because the host's CPUs are busy with other things;
-    /// and what part of the time requests are on the device, where it does them at once.
+    /// Deviation of a trial's rate from the mean because the host's CPUs are busy with other
+    /// things; and the part of the time that requests are on the device, if it does them at once.
     noise: f64,
     on_device: f64,
     /// The most requests a second that tenants send.
     offered: f64,
-    /// How long D was such that half of the demand waited for it at least.
+    /// Time in which at least half of the demand waited for D.
     held_ns: u64,
 }
 
@@ -98,7 +100,7 @@ impl Rig {
         (self.random >> 33) as f64 / f64::from(1u32 << 30) - 1.0
     }
 
-    /// Runs for a while; gives how much was served of what there could have been.
+    /// Runs for `lasts_ns`; gives the part of the possible service that was served.
     fn run(&mut self, device: &Device, demand: u32, flows: u64, lasts_ns: u64) -> f64 {
         let (until_ns, before) = (self.now_ns + lasts_ns, self.served);
         while self.now_ns < until_ns {
@@ -120,7 +122,7 @@ impl Rig {
             let served = served + self.chance() * served.sqrt() / 4.0;
             self.served += (served * (1.0 + self.noise * self.chance())).max(0.0);
             self.spent += depth * busy * seconds * 1e9 * self.on_device;
-            // Where the device does all that is sent, nothing waits for it.
+            // If the device does all requests that are sent, nothing waits for it.
             let there = if busy < 1.0 { depth * busy } else { demand.into() };
             self.waited += (there - depth * busy * self.on_device) * seconds * 1e9;
             let is_held = self.tried.saturating_mul(2) <= demand + demand / 8;
@@ -181,7 +183,7 @@ fn a_flow_alone_has_no_limit_and_another_brings_it_back_at_once() {
     assert!(rig.tried <= 32, "{}", rig.tried);
 }
 
-/// What it had on the device would be before the first request of the next flow.
+/// Its requests on the device would be before the first request of the next flow.
 #[test]
 fn a_flow_alone_on_a_slow_device_has_d_as_others_have() {
     let mut rig = Rig::new(4096);
@@ -208,14 +210,14 @@ fn a_device_of_a_hundred_requests_a_second_keeps_what_the_start_gives_it() {
             "{knee}: {kept}, {slots}"
         );
     }
-    // Of five a second nothing can be told.
+    // Five requests a second show nothing.
     let mut rig = Rig::new(4096);
     rig.run(&hard(4.0, 5.0), 256, 2, 30 * SECOND);
     assert_eq!((rig.state(), rig.tried), ((16, DepthState::Searching), 16));
 }
 
-/// Half of what such a device needs halves its rate, so a trial of that ends when it is clear, and
-/// its outcome is known when D holds.
+/// Half of the D that such a device needs halves its rate, so a trial of that ends when it is
+/// clear, and its outcome is known when D holds.
 #[test]
 fn the_search_costs_a_slow_device_little() {
     for (knee, most) in [(1.8, 4_000.0), (1.8, 1_000.0), (14.0, 2_000.0), (3.0, 500.0)] {
@@ -247,13 +249,13 @@ fn less_demand_than_the_device_needs_is_not_held_back() {
     rig.run(&device, 20, 2, 2 * SECOND);
     assert_eq!(rig.state().1, DepthState::AllDemand);
     assert!(rig.run(&device, 20, 2, 10 * SECOND) > 0.99);
-    // And more has what it needs soon.
+    // A larger demand soon has the D that it needs.
     rig.run(&device, 200, 2, SECOND);
     assert!(rig.run(&device, 200, 2, SECOND) > 0.985, "{:?}", rig.state());
 }
 
 /// One request at a time says nothing of the device; the flood that comes then finds more than one
-/// place, and what the device needs after a search.
+/// place, and after a search the D that the device needs.
 #[test]
 fn a_trickle_leaves_d_for_the_flood_that_comes_after_it() {
     let mut rig = Rig::new(4096);
@@ -265,13 +267,13 @@ fn a_trickle_leaves_d_for_the_flood_that_comes_after_it() {
     rig.run(&device, 257, 2, 6 * SECOND);
     let (slots, state) = rig.state();
     assert!((4..=8).contains(&slots) && state == DepthState::Found, "{slots}, {state:?}");
-    // And so if the trickle was alone.
+    // The same holds if the trickle was alone.
     let mut rig = Rig::new(4096);
     rig.run(&device, 1, 1, 5 * SECOND);
     rig.run(&device, 257, 2, 7 * SECOND);
     let (slots, state) = rig.state();
     assert!((4..=8).contains(&slots) && state == DepthState::Found, "{slots}, {state:?}");
-    // Where most of the demand is needed, D keeps room for twice of it.
+    // If most of the demand is needed, D keeps room for twice the demand.
     let mut rig = Rig::new(4096);
     rig.run(&hard(64.0, 1e6), 10, 2, 2 * SECOND);
     assert_eq!(rig.state(), (16, DepthState::AllDemand));
@@ -370,7 +372,7 @@ fn a_square_wave_of_load_costs_little() {
 
 #[test]
 fn under_a_bound_it_finds_the_least_that_is_enough_there_and_all_comes_back_without() {
-    // Half of 40 does as much as 40 there; of a device with a knee far above it does not.
+    // On the first device half of 40 does as much as 40; on one with a knee far above it does not.
     let (link, dies) = (hard(12.0, 5e5), Device { shape: Shape::Soft, ..hard(60.0, 5e5) });
     for (device, free, bounded) in [(&link, 11..=14, 11..=14), (&dies, 150..=360, 40..=40)] {
         let mut rig = Rig::new(8192);
@@ -386,7 +388,7 @@ fn under_a_bound_it_finds_the_least_that_is_enough_there_and_all_comes_back_with
         rig.run(device, 1024, 3, SECOND);
         assert!(free.contains(&rig.state().0), "{:?}", rig.state());
     }
-    // Before anything is known of the device, too.
+    // The same before the first trial.
     let mut rig = Rig::new(8192);
     rig.search.bound(0, 40);
     rig.run(&link, 1024, 3, 2 * SECOND);
@@ -406,8 +408,7 @@ fn no_requests_and_no_time_move_nothing() {
 }
 
 proptest! {
-    // The same cases each time: what chance does to a trial makes one case in some ten thousand
-    // miss a bound.
+    // The same cases each time: chance in trials makes one case in some ten thousand miss a bound.
     #![proptest_config(ProptestConfig {
         cases: 200,
         rng_seed: RngSeed::Fixed(1),
@@ -437,10 +438,9 @@ proptest! {
         let is_slow = most < 4096.0;
         prop_assert!(kept > if is_slow { 0.88 } else { 0.965 }, "{kept} with {slots}");
         let needed = if is_soft { 4.2 * knee } else { knee };
-        // Chance may end a search a halving or three too soon; D then goes down by a step every
-        // few seconds, and few requests too many cost little.
-        // A trial of a few thousand requests is wrong by a percent or two, as much as is asked
-        // about.
+        // Chance may end a search a halving or three too soon; D then goes down by a step every few
+        // seconds, and few requests too many cost little. A trial of a few thousand requests is
+        // wrong by a percent or two, as much as the difference in question.
         let is_vague = most <= 2e4;
         let most = (needed * if is_vague { 3.0 } else { 1.5 }).max(needed + 8.0);
         prop_assert!(f64::from(slots) <= most, "{slots} for {needed}");
@@ -487,8 +487,9 @@ proptest! {
     }
 }
 
-/// Two flows of depth 1 after 500 requests, during which D is the operator's or not: what was live
-/// when ports stopped counting is not live for ever, so that D and its reason are the same.
+/// Two flows of depth 1 after 500 requests, during which D is the operator's or not: requests that
+/// were live when ports stopped counting are not live for ever, so that D and its reason are the
+/// same.
 #[test]
 fn what_ended_while_d_was_fixed_is_not_live() {
     let run = |is_fixed: bool| {

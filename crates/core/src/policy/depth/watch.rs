@@ -1,13 +1,14 @@
-//! What ports count of the flows that have a latency target.
+//! Ports' counts of the flows that have a latency target.
 //!
-//! A flow with a target has a *seat*. A word for each flow says which, and how long its requests
-//! may take; a port reads it when a request is submitted, and when the request completes compares
-//! once and adds to its own line of the seat. Until the first target is set nothing is read.
+//! A flow with a target has a *seat*. A word for each flow has the seat and the time that its
+//! requests may take; a port reads it when a request is submitted, and when the request completes
+//! compares once and adds to its own line of the seat. Until the first target is set nothing is
+//! read.
 //!
 //! *Memory ordering.* The words are counts and numbers that guard no data, so they are accessed
 //! with Relaxed: a port that still reads the old word counts some requests for the old target. A
-//! seat's counts go on when another flow takes it, since only differences of them are used; what
-//! the old flow has on the device then is counted for the new one.
+//! seat's counts go on when another flow takes it, since only differences of them are used; the old
+//! flow's requests on the device are then counted for the new one.
 
 use alloc::boxed::Box;
 
@@ -16,14 +17,14 @@ use crate::contract::flow::Target;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::structures::allocation::{boxed, zeroes};
 
-/// What was counted of one seat, wrapping.
+/// The counts of one seat, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct Count {
     /// Requests completed.
     pub(super) done: u64,
     /// Of those, the ones that took longer than the target.
     pub(super) late: u64,
-    /// How long they were held by the policy, and how long they were on the device, in nanoseconds.
+    /// Time that the policy held them, and time that they were on the device, in nanoseconds.
     pub(super) held_ns: u64,
     pub(super) spent_ns: u64,
     /// Their bytes.
@@ -31,7 +32,7 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// What has been counted since.
+    /// The counts since `before`.
     pub(super) fn since(&self, before: &Count) -> Count {
         Count {
             done: self.done.wrapping_sub(before.done),
@@ -47,14 +48,14 @@ impl Count {
 #[repr(align(64))]
 struct Words<P: Platform>([P::U64; 5]);
 
-/// What ports and the controller share.
+/// State that ports and the controller share.
 pub(super) struct Watch<P: Platform> {
-    /// 1 once there has been a target. It stays, so that what was submitted while there was none is
-    /// never taken for what was submitted before.
+    /// 1 once there has been a target. It stays 1, so that a request submitted while there is no
+    /// target is never taken for an earlier one.
     is_on: P::U64,
-    /// Of each flow: its seat plus one in the lowest byte, and the time above; 0 without a target.
+    /// For each flow its seat plus one in the lowest byte, and the time above; 0 without a target.
     flows: Box<[P::U64]>,
-    /// Of each port, of each seat.
+    /// By port and seat.
     ports: Box<[Box<[Words<P>]>]>,
 }
 
@@ -73,7 +74,7 @@ impl<P: Platform> Watch<P> {
         self.is_on.load(Ordering::Relaxed) != 0
     }
 
-    /// The flow in this slot has this seat and target from now on, or none.
+    /// Gives the flow in this slot this seat and target, or none.
     pub(super) fn seat(&self, slot: usize, seat: Option<(usize, Target)>) {
         let Some(word) = self.flows.get(slot) else { return };
         match seat {
@@ -90,7 +91,7 @@ impl<P: Platform> Watch<P> {
         self.flows.get(slot).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
-    /// What all ports have counted of this seat.
+    /// The counts of all ports for this seat.
     pub(super) fn count(&self, seat: usize) -> Count {
         let mut sum = Count::default();
         for Words(words) in self.ports.iter().filter_map(|port| port.get(seat)) {
@@ -106,11 +107,12 @@ impl<P: Platform> Watch<P> {
     }
 }
 
-/// A request, in words: when it arrived, when it was issued, its flow's word (0 if the flow has no
-/// target), and its length. Memory that is allocated as zeroes takes no room until it is written.
+/// A request, in words: the times when it arrived and was issued, its flow's word (0 if the flow
+/// has no target), and its length. Memory that is allocated as zeroes takes no room until it is
+/// written.
 type Watched = [u64; 4];
 
-/// What a port keeps.
+/// A port's watched requests.
 pub(super) struct Watcher {
     live: Box<[Watched]>,
 }
@@ -131,8 +133,8 @@ impl Watcher {
     ) {
         let word = watch.word(slot);
         if let Some(live) = self.live.get_mut(tag as usize) {
-            // Issued as it arrives, until `issued` says otherwise, which it does not for policies
-            // that issue when a request is submitted.
+            // It counts as issued when it arrives, until `issued` is called, which it is not for
+            // policies that issue when a request is submitted.
             *live = [now_ns, now_ns, word, length.into()];
         }
     }
@@ -177,7 +179,7 @@ impl Watcher {
         }
     }
 
-    /// A staged request has become longer.
+    /// Notes that a staged request has grown.
     pub(super) fn grown(&mut self, tag: u32, more: u32) {
         if let Some([_, _, word, length]) = self.live.get_mut(tag as usize)
             && *word != 0
@@ -186,7 +188,7 @@ impl Watcher {
         }
     }
 
-    /// A request was taken back, or completes while nothing is counted.
+    /// Forgets a request that was taken back, or completes while nothing is counted.
     pub(super) fn forget(&mut self, tag: u32) {
         if let Some([_, _, word, _]) = self.live.get_mut(tag as usize) {
             *word = 0;

@@ -1,5 +1,5 @@
-//! The controller before devices in closed form: it ends where the target says, keeps floors, stays
-//! within its bounds, and gives back what it took.
+//! The controller before devices in closed form: it ends at the target, keeps floors, stays within
+//! its bounds, and undoes its steps.
 
 use std::vec::Vec;
 
@@ -12,13 +12,13 @@ const MS: u64 = 1_000_000;
 /// A device, and a flow of depth 1 beside others that are deep.
 #[derive(Clone, Copy, Debug)]
 struct Device {
-    /// A request's time on the device when nothing else is there, and more for each other one, in
+    /// A request's time alone on the device, and the time added by each other request, in
     /// nanoseconds.
     alone_ns: f64,
     each_ns: f64,
-    /// More where D is small, in which a request waits for a place: this, divided by D.
+    /// Time added by the wait for a place if D is small: this, divided by D.
     few_ns: f64,
-    /// The D from which the device does no more.
+    /// The D from which on the rate does not grow.
     knee: f64,
     /// Requests a second at the knee.
     most: f64,
@@ -30,7 +30,7 @@ impl Device {
     }
 
     /// The part of requests that take longer than `than_ns`: their times are exponential beyond
-    /// what they take alone.
+    /// their time alone.
     fn late(&self, slots: f64, than_ns: f64) -> f64 {
         let beyond = than_ns - self.alone_ns;
         if beyond <= 0.0 { 1.0 } else { (-beyond / (self.each_ns * slots / 4.0)).exp() }
@@ -48,10 +48,10 @@ struct Rig {
     wanted: u32,
     exact: [f64; 5],
     sum: [f64; 3],
-    /// What D was at each look, and the flow's weight.
+    /// D at each look, and the flow's weight.
     slots: Vec<u32>,
     weight: u16,
-    /// The flow waits in the policy unless its weight is so much.
+    /// The flow waits in the policy unless its weight is at least this.
     needs: u16,
 }
 
@@ -77,7 +77,7 @@ impl Rig {
         }
     }
 
-    /// The others have been running alone for so long.
+    /// Runs the device for `lasts_ns`, with the flow if `is_there`, else with the others alone.
     fn run(&mut self, device: &Device, is_there: bool, lasts_ns: u64) {
         let until_ns = self.now_ns + lasts_ns;
         while self.now_ns < until_ns {
@@ -188,7 +188,7 @@ fn d_is_not_kept_below_what_answers_fastest_for_a_target_that_cannot_be_met() {
     assert!(settled().all(|slots| (10..=13).contains(slots)), "{:?}", settled().min());
     // With the device alone a request waits longest for a place here.
     assert_eq!(rig.stats().state, TargetState::Device);
-    // After a rest less is tried again, for some seconds.
+    // After a rest a smaller D is tried again, for some seconds.
     rig.run(&device, true, 60_000 * MS);
     let few = rig.slots.iter().rev().take(6000).filter(|&&slots| slots < 10).count();
     assert!((1..600).contains(&few), "{few}");
@@ -231,8 +231,8 @@ fn there_are_so_many_seats_and_a_removed_flow_frees_its_own() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever is counted, D is between 1 and what is wanted, never moves by more than a step, and
-    /// a weight is between the flow's own and what leaves the others their floor.
+    /// Whatever is counted, D is between 1 and `wanted`, never moves by more than a step, and a
+    /// weight is between the flow's own and the largest that leaves the others their floor.
     #[test]
     fn any_counts_leave_d_and_weights_within_their_bounds(
         wanted in 1u32..5_000,
