@@ -218,7 +218,7 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Refunds what the request has taken.
+    /// Refunds the amounts that the request has taken.
     pub(super) fn give_back(&self, request: &Request) {
         for (index, bucket) in self.buckets(&self.path(request.flow, request.op)) {
             bucket.give_back(bucket.cost(amount(index, request)));

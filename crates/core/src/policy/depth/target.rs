@@ -1,5 +1,4 @@
-//! Latency targets: D and weights, moved until each flow has at most as many late requests as its
-//! target allows.
+//! Latency targets: D and weights, moved until late requests are as few as targets allow.
 //!
 //! **Problem.** A D that fills a device does not make it answer quickly: on the P4500 the D that
 //! keeps 97 % of its rate has a 99th percentile of 550 us, and 260 us are possible at 60 % of it.
@@ -16,11 +15,10 @@
 //! **Steps.** Evidence comes before a step, and the step is bounded by it: [`Step`] has the table.
 //!
 //! **Floor.** All flows except one with a target keep, together, at least its floor: that part of
-//! the service to which their weights entitle them. They are entitled to their part of the rate
-//! that was measured while D had no bound; the rate is measured again whenever D has none. A step
-//! that would leave them less is not made, nor one that leaves all flows together less than the
-//! floor of that rate; and if they have less, a step is taken back. The weight is raised only as
-//! far as the others keep their floor.
+//! the service to which their weights entitle them. This service is their part of the rate that is
+//! measured whenever D has no bound. A step that would leave them less is not made, nor one that
+//! leaves all flows together less than the floor of that rate; if they have less, a step is taken
+//! back. The weight is raised only as far as the others keep their floor.
 //!
 //! **A target that cannot be met** does not keep D small for nothing. Below some D requests are no
 //! faster, since they wait for one of the few places instead. So while a flow misses its target and
@@ -28,8 +26,8 @@
 //! requests grows by at most a 16th of that part; if it grows more, D goes back and rests for
 //! [`PROBES_NS`].
 //!
-//! **The latency alone on the device** is reported for a target that cannot be met. A *probe*
-//! measures it: once in [`PROBES_NS`] D is 1 for the time of some requests.
+//! **The latency alone** on the device is reported for a target that cannot be met. A *probe*
+//! measures it: once in [`PROBES_NS`] D is 1 for some requests' time.
 //!
 //! **Example.** Weights of 100 each, a flow of depth 1 with a target of 260 us beside four of depth
 //! 256 on the P4500; D is found to be 108. A third of its requests are late, so D goes to 88, 72,
@@ -51,8 +49,7 @@ use crate::structures::allocation::boxed;
 pub(super) const SEATS: usize = 64;
 /// Time between two looks, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
-/// Time without a completion after which a flow is idle, and the longest wait of a step for
-/// evidence, in nanoseconds.
+/// Time without a completion that makes a flow idle; the longest wait of a step for evidence.
 const SECOND_NS: u64 = 1_000_000_000;
 /// Time that requests on the device have to leave it, in nanoseconds: twice their mean time, within
 /// these.
@@ -64,13 +61,13 @@ const KNOWN: u32 = 8;
 const BELOW: u32 = 3;
 /// No bound.
 const FREE: u32 = u32::MAX;
-/// Requests alone on the device that are enough to measure their time there.
+/// Requests alone on the device that show their time there.
 const SOME: u64 = 8;
 /// The longest wait of a probe for them, and the time between two probes, in nanoseconds.
 const PROBE_NS: u64 = 100_000_000;
 const PROBES_NS: u64 = 30_000_000_000;
 
-/// Requests whose mean time is exact in spite of chance: to half a percent if times vary by half.
+/// Requests whose mean time is exact enough: to half a percent if times vary by half.
 const MANY: u64 = 10_000;
 
 // **Steps.** Evidence comes before a step, and the step is bounded by it:
@@ -134,7 +131,7 @@ enum Wish {
     Slower(Step),
 }
 
-/// Whether D is 1 for a moment, to measure flows' latencies alone on the device.
+/// Whether D is 1 for a moment, to measure latencies alone on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Probe {
     No,
@@ -154,8 +151,7 @@ enum Climb {
         slots: u32,
         mean_ns: u64,
     },
-    /// A larger D would be worse, and a smaller one is not tried until `until_ns`, unless the
-    /// flow's requests take longer.
+    /// A larger D would be worse. A smaller one waits until `until_ns`, or for slower requests.
     Rest {
         at: usize,
         mean_ns: u64,
@@ -675,8 +671,8 @@ impl Targets {
         let Some(Some(seat)) = self.seats.get(at) else { return false };
         let Some(own) = self.weight(seat.flow) else { return false };
         let floor = u64::from(seat.target.floor_percent());
-        // With `room` more weight the others have (W - w) of W + room: that is the floor of (W - w)
-        // of W if room is W (1 - floor) / floor.
+        // The others have (W - w) of W + room: the floor of (W - w) of W if room is W (1 - floor) /
+        // floor.
         let room = match floor {
             0 => u64::MAX,
             floor => self.total.saturating_mul(100 - floor) / floor,

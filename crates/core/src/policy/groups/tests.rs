@@ -58,7 +58,7 @@ struct Rig {
     of: Vec<Vec<usize>>,
     outstanding: Vec<Vec<usize>>,
     device: VecDeque<(usize, Tag)>,
-    /// Broken: the layer never looks.
+    /// Broken: the policy is never ticked.
     is_blind: bool,
 }
 
@@ -351,8 +351,8 @@ fn what_waits_for_a_reservation_of_others_says_so() {
     }
 }
 
-/// A port does not wait for a time that has passed either, which would keep its thread awake: two
-/// years of nanoseconds are all that an order has bits for.
+/// A port does not wait for a time that has passed, which would keep its thread awake: two years of
+/// nanoseconds are all that an order has bits for.
 #[test]
 fn a_reservation_holds_on_a_machine_that_has_been_up_for_years() {
     for years in [0, 2, 3, 5] {

@@ -13,9 +13,9 @@
 //!   too many. The period ends as soon as the last active flow has run out, so the greatest `t_i`
 //!   is the length `L` of the last period, and one clock serves all flows.
 //! - *By how much?* The paper does not say. `U` tokens in a time `L` are `U P / L` in a whole
-//!   period `P`: the rate at which the device served, which is what tokens stand for. If all ran
-//!   out early, that is more than was handed out; if time ran out with tokens left (`L = P`, `U`
-//!   less than was handed out), it is less. So the rule holds as stated, and has a size.
+//!   period `P`: the rate at which the device served, which tokens stand for. If all ran out early,
+//!   that is more than was handed out; if time ran out with tokens left (`L = P`, `U` less than was
+//!   handed out), it is less. So the rule holds as stated, and has a size.
 //! - *Average.* The sum of the flows' averages is the average of their sum, so one is kept: used
 //!   tokens over time, both halved whenever the time exceeds four periods. When time ran out the
 //!   last period counts by itself if its rate is less: a device that has slowed down (garbage

@@ -1,9 +1,8 @@
 //! Schedulers behind one lock.
 //!
-//! **Problem.** The classical schedulers (SFQ(D) and what Linux had before multi-queue) keep one
-//! queue that every core goes through. They know flows and requests, but neither ports nor slots
-//! nor locks; and a filter that limits some flows' dispatches has to fit around any of them
-//! unchanged.
+//! **Problem.** The classical schedulers (SFQ(D) and Linux's before multi-queue) keep one queue
+//! that every core goes through. They know flows and requests, but neither ports nor slots nor
+//! locks; and a filter that limits some flows' dispatches has to fit around any of them unchanged.
 //!
 //! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that
 //! may be served, completed, and changes of flows. [Lanes](Lane) say which flows may be served; by
