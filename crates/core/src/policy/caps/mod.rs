@@ -34,10 +34,8 @@
 //! **Removal.** A flow that is removed has no caps from then on. Its requests that wait here go to
 //! the device within a tenth of a second, before all others, since the policy accepts no more of
 //! that flow ([`Port::expedite`]). The policy knows waiting requests ([`Port::hold`]), so that
-//! their tags and their flow's slot stay in use.
-//!
-//! **Charges.** A request that the policy refuses or that is cancelled pays for nothing; growth
-//! after a cap has let the request go is a debt.
+//! their tags and their flow's slot stay in use. **Charges.** A request that the policy refuses or
+//! that is cancelled pays for nothing; growth after a cap has let the request go is a debt.
 //!
 //! **Cost.** Without caps anywhere `submit` reads one shared word that does not change, and `next`
 //! and `complete` a counter of the port's own.

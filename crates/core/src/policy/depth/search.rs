@@ -4,12 +4,6 @@
 //! *trials*: it sets a value of D, waits until the device has adapted, and counts for a while. Let
 //! X(D) be the rate so counted. D is *enough* if X(D) is at least [`KEPT`] of X(2 D).
 //!
-//! Why twice: for a device that does X = min(D / R, Xmax) the least such D is the knee; for one
-//! whose rate approaches Xmax as 1 - exp(-D / k) it gives 98.5 % of Xmax; for the slowest approach,
-//! D / (D + k), 97 %. A fixed gain over rate times latency misses all three by up to a factor of
-//! two. Rates that are compared are counted within a second of each other, so that a device that
-//! slows down is not taken for a D that is too small.
-//!
 //! ```text
 //!   Begin  D itself, four times: how steady is the rate?
 //!   Rise   X(2D) is more? ──── yes ─▶ D = 2D, again     no ─▶ Fall
@@ -56,6 +50,12 @@ use super::hold::{Hold, Trial, Verdict, step_down, step_up};
 use super::meter::Sum;
 use super::rate::{Answer, CLEAR, ENOUGH, KEPT, Rate};
 use crate::contract::port::{DepthState, DepthStats};
+
+// **Twice D.** For a device that does X = min(D / R, Xmax) the least D that is enough is the knee;
+// for one whose rate approaches Xmax as 1 - exp(-D / k) it gives 98.5 % of Xmax; for the slowest
+// approach, D / (D + k), 97 %. A fixed gain over rate times latency misses all three by up to a
+// factor of two. Rates that are compared are counted within a second of each other, so that a
+// device that slows down is not taken for a D that is too small.
 
 /// The initial D.
 pub(crate) const FIRST: u32 = 16;

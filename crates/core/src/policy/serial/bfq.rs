@@ -3,7 +3,6 @@
 //! **Problem.** With slices of time a flow's service depends on its use of them: a stream gets more
 //! bytes out of its slice than random reads do. A promise of bandwidth has to count bytes, and
 //! still serve each flow for long enough at a time.
-//!
 //! **Model.** The flow *in service* is the only one served until its budget is used up, or its
 //! time, or it has nothing staged. Then the next is chosen by B-WF2Q+. A flow has a start `S` and,
 //! with budget `B`, a finish `F = S + B / weight`; virtual time `V` moves by `served / (weights of
