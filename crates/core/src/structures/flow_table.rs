@@ -26,6 +26,7 @@
 //! everything any port did with the old flow. A stale [`FlowId`] fails the generation check.
 
 use alloc::boxed::Box;
+use core::ops::Range;
 
 use crossbeam_utils::CachePadded;
 
@@ -236,11 +237,11 @@ impl<P: Platform> FlowTable<P> {
         (control.state() == OPEN).then(|| (flow, control.weight()))
     }
 
-    /// The slots of open flows.
-    pub(crate) fn open_slots(&self) -> impl Iterator<Item = usize> + '_ {
-        self.words
-            .iter()
-            .enumerate()
+    /// Those of these slots that have open flows.
+    pub(crate) fn open_among(&self, slots: Range<usize>) -> impl Iterator<Item = usize> + '_ {
+        let words = self.words.get(slots.clone()).unwrap_or_default();
+        slots
+            .zip(words)
             .filter(|(_, word)| Control(word.load(Ordering::Acquire)).state() == OPEN)
             .map(|(slot, _)| slot)
     }

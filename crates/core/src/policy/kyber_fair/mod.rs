@@ -67,6 +67,7 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::changeable;
 use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
+use crate::structures::sweep::Sweep;
 use census::{Census, Ends};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio, Stay};
@@ -147,6 +148,8 @@ struct Shared<P: Platform> {
     planner: P::Mutex<Planner>,
     measured_writes: bool,
     busy: P::U64,
+    /// The walk that empties outdated pots.
+    sweep: Sweep<P>,
 }
 
 /// Counters of a port; only that port writes them.
@@ -219,6 +222,7 @@ impl<P: Platform> KyberFair<P> {
             planner: P::Mutex::new(planner),
             measured_writes: config.measured_writes,
             busy: P::U64::new(config.busy.into()),
+            sweep: Sweep::new(),
         });
         let port = |port| KyberFairPort::new(PortId(port as u8), config, shared.clone());
         let ports = boxed(config.ports, port).into_vec();
@@ -292,10 +296,11 @@ impl<P: Platform> Policy for KyberFair<P> {
         Ok(ports)
     }
 
-    /// Empties outdated pots of all open flows, and begins the next period when it is time.
+    /// Empties outdated pots, some at a time, and begins the next period when it is time.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         let shared = &*self.shared;
-        let pots = shared.flows.open_slots().filter_map(|slot| shared.pots.get(slot));
+        let slots = shared.sweep.step(now_ns, shared.flows.capacity(), 0);
+        let pots = shared.flows.open_among(slots).filter_map(|slot| shared.pots.get(slot));
         pots.for_each(|pot| pot.expire(&shared.periods));
         if shared.periods.is_over(now_ns)
             && let Some(sleepers) = shared.begin_period(shared.periods.now(), now_ns)
@@ -303,7 +308,9 @@ impl<P: Platform> Policy for KyberFair<P> {
             wake.extend(sleepers);
         }
         // If a port is just beginning the next period, the end that is read here is past.
-        Some(shared.periods.end_ns().max(now_ns.saturating_add(1)))
+        let end_ns = shared.periods.end_ns().max(now_ns.saturating_add(1));
+        let sweep = Some(&shared.sweep).filter(|sweep| sweep.is_under_way());
+        Some(sweep.map_or(end_ns, |sweep| sweep.next_ns().min(end_ns)))
     }
 
     fn stats(&self) -> Stats {

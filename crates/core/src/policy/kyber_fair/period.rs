@@ -154,11 +154,11 @@ pub(super) enum Taken {
 // is behind by reading the number again *after* the pot: the port that filled the pot had read the
 // later number (acquire) and published the pot after that (release), so a port that sees the pot
 // (acquire) sees that number as well, takes nothing, and follows. A tag that is the port's own is
-// of this period and no other with the same low bits, for `tick` empties all pots that are of
-// another period than this one and the last; and `tick` comes more often than every 65,536 periods,
-// which take longer than one period's time unless each serves next to nothing. (If it does not, or
-// a verb is suspended for as long in the midst of its compare-and-swap, the flow finds the tokens
-// left 65,536 periods ago, for one period.)
+// of this period and no other with the same low bits, for ticks empty all pots that are of another
+// period than this one and the last: each period they begin a walk over all pots, which takes a
+// millisecond for each 1,024 of them, at most 16 s. The 65,536 periods take longer than that unless
+// each serves next to nothing. (If they do not, or a verb is suspended for as long in the midst of
+// its compare-and-swap, the flow finds the tokens left 65,536 periods ago, for one period.)
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
         let [tokens, seen, counted, debt] = [(); 4].map(|()| P::U64::new(0));
