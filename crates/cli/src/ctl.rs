@@ -474,6 +474,10 @@ fn status(result: &Value) -> String {
         let text = format!("{}: flushes fail until clear-error NAME", list("write_back_errors"));
         lines.push(("lost data", text));
     }
+    for of in result["outdated"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let (tenant, count) = (string(&of["tenant"]), connections(&of["connections"]));
+        lines.push(("old size", format!("{tenant}: {count} must connect again to see its size")));
+    }
     let targets = result["latency_targets"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (index, of) in targets.iter().enumerate() {
         let cause = of["cause"].as_str().map(|cause| format!(": {cause}")).unwrap_or_default();

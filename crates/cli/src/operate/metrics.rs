@@ -137,7 +137,7 @@ fn subjects(
 }
 
 /// Writes of connections that have ended, and the requests that waited for them.
-fn ended(text: &mut Text, now: &Status, tenants: &TenantList) {
+fn ended(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
     type Ended = fn(&FenceStats) -> f64;
     let families: [(&str, &str, &str, Ended); 2] = [
         (
@@ -160,7 +160,8 @@ fn ended(text: &mut Text, now: &Status, tenants: &TenantList) {
         for member in tenants.members().take(MOST_TENANTS) {
             let stats = now.fence_of(member);
             if stats != FenceStats::default() {
-                text.sample(name, &[("tenant", &member.tenant.name)], value(&stats));
+                let labels = [("tenant", member.tenant.name.as_str()), ("device", device)];
+                text.sample(name, &labels, value(&stats));
             }
         }
     }
@@ -178,9 +179,9 @@ pub(super) fn text(
     server(&mut text, now, tenants, plan);
     control::control(&mut text, now);
     layout::reserved(&mut text, shown, tenants);
-    layout::outdated(&mut text, tenants);
-    log(&mut text);
     let device = plan.device.describe();
+    layout::outdated(&mut text, tenants, &device);
+    log(&mut text);
     per_tenant(&mut text, &subjects(now, tenants, second), &device);
     targets(&mut text, now, tenants, &device);
     caps(&mut text, now, tenants, &device);
@@ -241,7 +242,7 @@ fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
     for member in tenants.members().filter(|member| now.write_back_errno(member).is_some()) {
         text.sample(name, &[("tenant", &member.tenant.name)], 1.0);
     }
-    ended(text, now, tenants);
+    ended(text, now, tenants, &plan.device.describe());
     text.one(
         "fairq_cut_off_files",
         "gauge",

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::Console;
 use super::methods::by_name;
-use super::storage::{cut_off_files, stores, write_back_errors};
+use super::storage::{cut_off_files, outdated, stores, write_back_errors};
 use super::{caps, groups, keeper, latency, metrics};
 use crate::look::Look;
 use crate::status::Now;
@@ -168,6 +168,7 @@ impl View {
             },
             "unassigned": self.unassigned,
             "write_back_errors": write_back_errors(tenants, now),
+            "outdated": outdated(tenants),
             "cut_off_files": cut_off_files(now),
             "latency_targets": latency::all(tenants, now),
             "stores": stores(tenants, now),

@@ -15,6 +15,15 @@ pub(super) fn write_back_errors(tenants: &TenantList, now: &Status) -> Value {
     failed.map(|member| json!(member.tenant.name)).collect()
 }
 
+/// The tenants with connections that have a size from before a resize.
+pub(super) fn outdated(tenants: &TenantList) -> Value {
+    let outdated = tenants.members().filter_map(|member| {
+        let count: usize = member.outdated_connections().iter().map(|(_, count)| count).sum();
+        (count > 0).then(|| json!({ "tenant": member.tenant.name, "connections": count }))
+    });
+    outdated.collect()
+}
+
 /// The files that became shorter while they were served.
 pub(super) fn cut_off_files(now: &Status) -> Value {
     let files = now.cut_off.iter();

@@ -306,8 +306,12 @@ fn a_tenant_is_resized_with_its_clients_attached() {
     });
     until("the metrics say so", || {
         let (_, metrics) = get(&address, "/metrics");
-        metrics.contains("fairq_tenant_outdated_connections{tenant=\"b\"} 1\n").then_some(())
+        let mut lines = metrics.lines();
+        let start = "fairq_tenant_outdated_connections{tenant=\"b\",device=\"";
+        lines.any(|line| line.starts_with(start) && line.ends_with(" 1")).then_some(())
     });
+    let said = server.said(&["status"]);
+    assert!(said.contains("b: 1 connection must connect again to see its size"), "{said}");
     assert!(client.read(16 * MIB, PAGE).is_err(), "it has not seen the new size");
     assert_eq!(Client::of(&server, "b").size, 32 * MIB);
     assert_eq!(byte(&server, "b", 16 * MIB), 0);

@@ -13,7 +13,7 @@
 //! The bytes of tenants may look like a record, by chance or by intent. So a record counts only
 //! where no tenant's bytes can be, in the last MiB of a device, or where this machine has had it:
 //! a server writes the identifier and the place of a device's record to the state directory, by the
-//! device's identity ([`Known`]). Tenants do not know the identifier. A record that only the search
+//! device's identity (`Known`). Tenants do not know the identifier. A record that only the search
 //! finds has to be adopted.
 //!
 //! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is then

@@ -27,7 +27,7 @@ pub(super) fn reserved(text: &mut Text, layout: Option<&Shown>, tenants: &Tenant
 }
 
 /// Connections with a size from before a resize.
-pub(super) fn outdated(text: &mut Text, tenants: &TenantList) {
+pub(super) fn outdated(text: &mut Text, tenants: &TenantList, device: &str) {
     let name = "fairq_tenant_outdated_connections";
     let help = "Connections that have an earlier size of the tenant, until they connect again. \
                 Tenants without any have no sample.";
@@ -35,7 +35,8 @@ pub(super) fn outdated(text: &mut Text, tenants: &TenantList) {
     for member in tenants.members().take(MOST_TENANTS) {
         let count: usize = member.outdated_connections().iter().map(|(_, count)| count).sum();
         if count > 0 {
-            text.sample(name, &[("tenant", &member.tenant.name)], count as f64);
+            let labels = [("tenant", member.tenant.name.as_str()), ("device", device)];
+            text.sample(name, &labels, count as f64);
         }
     }
 }
