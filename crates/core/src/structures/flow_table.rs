@@ -237,7 +237,7 @@ impl<P: Platform> FlowTable<P> {
         (control.state() == OPEN).then(|| (flow, control.weight()))
     }
 
-    /// Those of these slots that have open flows.
+    /// The slots among these that have open flows.
     pub(crate) fn open_among(&self, slots: Range<usize>) -> impl Iterator<Item = usize> + '_ {
         let words = self.words.get(slots.clone()).unwrap_or_default();
         slots

@@ -1,8 +1,8 @@
 //! Structures that several policies build on: the least start tag over all ports ([`mindicator`]),
 //! the proximity of ports ([`topology`]), the least of a port's own tags ([`tournament`]), the
 //! table of flows ([`flow_table`]), a port's state of flows ([`port_flows`]), free slots and
-//! extreme weights ([`free_slots`], [`extremes`]), walks over all slots in steps ([`sweep`]), queues
-//! threaded through one array ([`fifo`]), and allocation that may fail ([`allocation`]).
+//! extreme weights ([`free_slots`], [`extremes`]), walks over all slots in steps ([`slot_walk`]),
+//! queues threaded through one array ([`fifo`]), and allocation that may fail ([`allocation`]).
 
 pub(crate) mod allocation;
 #[cfg(all(test, loom))]
@@ -16,6 +16,6 @@ pub(crate) mod mindicator;
 mod models;
 pub(crate) mod port_flows;
 pub(crate) mod reference;
-pub(crate) mod sweep;
+pub(crate) mod slot_walk;
 pub(crate) mod topology;
 pub(crate) mod tournament;

@@ -67,7 +67,7 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::changeable;
 use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
-use crate::structures::sweep::Sweep;
+use crate::structures::slot_walk::SlotWalk;
 use census::{Census, Ends};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio, Stay};
@@ -149,7 +149,7 @@ struct Shared<P: Platform> {
     measured_writes: bool,
     busy: P::U64,
     /// The walk that empties outdated pots.
-    sweep: Sweep<P>,
+    walk: SlotWalk<P>,
 }
 
 /// Counters of a port; only that port writes them.
@@ -222,7 +222,7 @@ impl<P: Platform> KyberFair<P> {
             planner: P::Mutex::new(planner),
             measured_writes: config.measured_writes,
             busy: P::U64::new(config.busy.into()),
-            sweep: Sweep::new(),
+            walk: SlotWalk::new(),
         });
         let port = |port| KyberFairPort::new(PortId(port as u8), config, shared.clone());
         let ports = boxed(config.ports, port).into_vec();
@@ -299,7 +299,7 @@ impl<P: Platform> Policy for KyberFair<P> {
     /// Empties outdated pots, some at a time, and begins the next period when it is time.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
         let shared = &*self.shared;
-        let slots = shared.sweep.step(now_ns, shared.flows.capacity(), 0);
+        let slots = shared.walk.step(now_ns, shared.flows.capacity(), 0);
         let pots = shared.flows.open_among(slots).filter_map(|slot| shared.pots.get(slot));
         pots.for_each(|pot| pot.expire(&shared.periods));
         if shared.periods.is_over(now_ns)
@@ -309,8 +309,8 @@ impl<P: Platform> Policy for KyberFair<P> {
         }
         // If a port is just beginning the next period, the end that is read here is past.
         let end_ns = shared.periods.end_ns().max(now_ns.saturating_add(1));
-        let sweep = Some(&shared.sweep).filter(|sweep| sweep.is_under_way());
-        Some(sweep.map_or(end_ns, |sweep| sweep.next_ns().min(end_ns)))
+        let walk = Some(&shared.walk).filter(|walk| walk.is_under_way());
+        Some(walk.map_or(end_ns, |walk| walk.next_ns().min(end_ns)))
     }
 
     fn stats(&self) -> Stats {

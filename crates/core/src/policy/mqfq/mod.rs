@@ -34,8 +34,7 @@
 //!
 //! **Bounds.** A verb walks a path of the trees and, if virtual time or T has changed, empties the
 //! wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each port ten times a
-//! second while T follows the device, and once a minute 3 of each flow, of 1,024 flows in one tick;
-//! it takes no verb's lock.
+//! second while T follows, and 3 of 1,024 flows in walks once a minute; it takes no verb's lock.
 //!
 //! **Knobs.** [`MqfqConfig`], with the paper's alternatives ([`Reading`]). Decision 6 lists where
 //! this is finer than the paper and which cache lines move. Each file argues its memory ordering.
@@ -76,7 +75,7 @@ use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::mindicator::VirtualTime;
 use crate::structures::reference::ReferenceWeight;
-use crate::structures::sweep::Sweep;
+use crate::structures::slot_walk::SlotWalk;
 use end_tags::EndTags;
 use follow::{Count, Follow, Late};
 use slots::Slots;
@@ -98,7 +97,7 @@ struct Shared<P: Platform, R: Reading> {
     threshold: P::Mutex<Threshold>,
     late: Late<P>,
     /// The walk that lifts the tags of lagging flows.
-    sweep: Sweep<P>,
+    walk: SlotWalk<P>,
     /// Polling period in nanoseconds, if throttled ports poll instead of sleeping in the wheel.
     polling: Option<u64>,
     /// Held throughout `next`, if dispatches are serialized.
@@ -179,7 +178,7 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
                 follow,
             }),
             late: Late::new(),
-            sweep: Sweep::new(),
+            walk: SlotWalk::new(),
             polling: match config.unthrottle {
                 UnthrottleKind::Wheel => None,
                 UnthrottleKind::Polling { period_ns } => Some(period_ns),
@@ -237,13 +236,13 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
     /// Lifts the tags of lagging flows, so that no tag ever leaves the range of virtual time.
     /// Returns the time of the next step, in nanoseconds.
     fn lift(&self, now_ns: u64) -> u64 {
-        let Shared { flows, ends, time, wheel, sweep, .. } = &*self.shared;
-        let slots = sweep.step(now_ns, flows.capacity(), LIFT_PERIOD_NS);
+        let Shared { flows, ends, time, wheel, walk, .. } = &*self.shared;
+        let slots = walk.step(now_ns, flows.capacity(), LIFT_PERIOD_NS);
         if !slots.is_empty() {
             let (now, window) = (time.now(), wheel.window().units());
             flows.open_among(slots).for_each(|slot| ends.lift(slot, now, window));
         }
-        sweep.next_ns()
+        walk.next_ns()
     }
 
     /// Adjusts T to the device, if T follows the device and the adjustment is due. Returns the time

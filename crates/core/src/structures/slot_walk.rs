@@ -12,15 +12,15 @@ const PAUSE_NS: u64 = 1_000_000;
 
 /// The next step. Only one thread ticks at a time (the port's contract), so the words need no
 /// order.
-pub(crate) struct Sweep<P: Platform> {
+pub(crate) struct SlotWalk<P: Platform> {
     at: P::U64,
     next_ns: P::U64,
 }
 
-impl<P: Platform> Sweep<P> {
+impl<P: Platform> SlotWalk<P> {
     /// The first walk is due.
     pub(crate) fn new() -> Self {
-        Sweep { at: P::U64::new(0), next_ns: P::U64::new(0) }
+        SlotWalk { at: P::U64::new(0), next_ns: P::U64::new(0) }
     }
 
     /// The slots of the step that is due now, of `capacity` slots; none if none is due. The next
@@ -55,20 +55,20 @@ mod tests {
 
     #[test]
     fn each_walk_visits_each_slot_once() {
-        let sweep = Sweep::<Native>::new();
+        let walk = SlotWalk::<Native>::new();
         let mut now_ns = 0;
         for _ in 0..3 {
             let mut end = 0;
             while end < 2500 {
-                let early = now_ns > 0 && !sweep.step(now_ns - 1, 2500, 0).is_empty();
+                let early = now_ns > 0 && !walk.step(now_ns - 1, 2500, 0).is_empty();
                 assert!(!early, "it is not due");
-                let slots = sweep.step(now_ns, 2500, 900_000_000);
+                let slots = walk.step(now_ns, 2500, 900_000_000);
                 assert!(slots.start == end && slots.len() <= AT_ONCE && !slots.is_empty());
                 end = slots.end;
-                assert_eq!(sweep.is_under_way(), end < 2500);
-                now_ns = sweep.next_ns();
+                assert_eq!(walk.is_under_way(), end < 2500);
+                now_ns = walk.next_ns();
             }
         }
-        assert!(Sweep::<Native>::new().step(0, 0, 1).is_empty());
+        assert!(SlotWalk::<Native>::new().step(0, 0, 1).is_empty());
     }
 }
