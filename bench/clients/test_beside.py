@@ -205,3 +205,22 @@ def test_a_trickle_beside_a_flood_on_one_shard():
             flood, trickle = json.loads(done.stdout)["runs"][0]["flows"]
             check(flood["iops"] > 20_000, f"{policy}: that is no flood: {flood['iops']:.0f} a second")
             check(trickle["iops"] > 2_000, f"{policy}: {trickle['iops']:.0f} a second beside {flood['iops']:.0f}")
+
+
+def test_one_connection_beside_many():
+    """Where a shard's CPU is the limit, tenants share it by weight and not by connections: one connection of 128 requests beside 64 of
+    32, with equal weights. The goal is 45 to 55 %, at 0.97 of the rate of the 64 connections alone."""
+    said = []
+    for policy in ("d2fq", "mqfq"):
+        with serve("--device", "nvme-soft,size=512M", "--shards", "1", "--policy", policy, "--tenant", "one=256M", "--tenant", "many=256M") as server:
+
+            def drive(*tenants):
+                done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "4", "--json", "-", *tenants)
+                return {flow["name"]: flow["iops"] for flow in json.loads(done.stdout)["runs"][0]["flows"]}
+
+            many = ("--tenant", "many=jobs:64,depth:32")
+            alone, both = drive(*many), drive("--tenant", "one=depth:128", *many)
+            share, kept = both["one"] / sum(both.values()), sum(both.values()) / alone["many"]
+            said.append(f"{policy}: {share:.3f} at {kept:.2f} of the rate")
+            check(0.45 <= share <= 0.55, said[-1])
+    return "; ".join(said)
