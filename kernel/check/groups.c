@@ -7,9 +7,10 @@
  *   runs as in the module;
  * - a parent's part is not shared by its children's weights;
  * - more than one in a hundred of the stretches with interrupts off takes longer than STRETCH_NS of
- *   processor time, or one takes ten times as long, with as many cgroups as there can be: the queue's
- *   lock is held when a scheduler is selected, when it is made anew, when a heavy cgroup falls
- *   silent, and when all of them go; the schedulers' own lock in their ticks.
+ *   processor time, with as many cgroups as there can be: the queue's lock is held when a scheduler
+ *   is selected, when it is made anew, when a heavy cgroup falls silent, and when all of them go; the
+ *   schedulers' own lock in their ticks. (A single stretch is no evidence: a hypervisor that takes
+ *   the processor away counts as its time.)
  */
 #include <stdarg.h>
 #include <time.h>
@@ -99,8 +100,6 @@ static void end_stretches(void)
 	       (unsigned long long)longest_ns / 1000, too_long, STRETCH_NS / 1000);
 	if (too_long > 1 + stretches / 100)
 		fail("%u of %u stretches take longer than %u us", too_long, stretches, STRETCH_NS / 1000);
-	if (longest_ns > 10 * STRETCH_NS)
-		fail("a stretch takes %llu us", (unsigned long long)longest_ns / 1000);
 }
 
 /* What the module's work does: each port that was woken is asked until it has nothing. */
