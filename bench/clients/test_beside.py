@@ -218,8 +218,8 @@ def test_one_connection_beside_many():
                 done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "4", "--json", "-", *tenants)
                 return {flow["name"]: flow["iops"] for flow in json.loads(done.stdout)["runs"][0]["flows"]}
 
-            many = ("--tenant", "many=jobs:64,depth:32")
-            alone, both = drive(*many), drive("--tenant", "one=depth:128", *many)
+            many = ("--tenant", "many=jobs:64,depth:32,export:many")
+            alone, both = drive(*many), drive("--tenant", "one=depth:128,export:one", *many)
             share, kept = both["one"] / sum(both.values()), sum(both.values()) / alone["many"]
             said.append(f"{policy}: {share:.3f} at {kept:.2f} of the rate")
             check(0.45 <= share <= 0.55, said[-1])
