@@ -150,3 +150,28 @@ def test_failing_is_remembered():
         finally:
             servers[-1].kill()
             os.close(held)
+
+
+def test_failing_is_remembered_under_another_name():
+    """A tenant with a file of its own is renamed in the configuration while no server runs: its data are lost all the same."""
+    with tempfile.TemporaryDirectory() as folder, overfull(32, 4) as disk:
+        held = os.open(disk, os.O_RDONLY)
+        state, servers = os.path.join(folder, "state"), []
+
+        def start(name):
+            if servers:
+                servers[-1].kill()
+                os.remove(servers[-1].socket)
+            servers.append(Server(folder, "--device", "file,direct=off", "--tenant", f"{name}=32M,path={disk}"))
+            return nbd.Client(servers[-1].socket, name)
+
+        try:
+            client = start("old")
+            check(client.ask(nbd.WRITE, 0, data=b"x" * 16 * MI)[0] == 0, "the page cache takes it")
+            check(client.ask(nbd.FLUSH)[0] == EIO, "the kernel reports the error to this server")
+            check(client.ask(nbd.TRIM, 0, 24 * MI)[0] == 0, "there is room")
+            until(lambda: os.path.isdir(state) and any(name.endswith(".losses") for name in os.listdir(state)), 10, "it is written down")
+            check(start("new").ask(nbd.FLUSH)[0] == EIO, "the next server does not know that the data are lost")
+        finally:
+            servers[-1].kill()
+            os.close(held)

@@ -11,10 +11,9 @@
 //!
 //! **Bounds.** An error that the server takes less than a second before it is killed may be lost.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
@@ -122,15 +121,14 @@ fn read(folder: &Path, location: &str) -> Option<BTreeMap<String, i32>> {
 }
 
 impl Console {
-    /// The location of a tenant's data; `None` in memory.
+    /// The location of a tenant's data; `None` in memory. It needs no file system, which may be
+    /// the one that has failed and hangs.
     fn location(&self, member: &Member) -> Option<String> {
         let own = self.own.iter().find(|(_, (file, _))| *file == member.tenant.file);
-        let Some((path, _)) = own else {
-            return self.layout.as_ref().map(|layout| format!("pool {}", layout.record().id));
-        };
-        // A file that was restored from a backup is another one.
-        let number = std::fs::metadata(path).ok().filter(|of| of.is_file()).map(|of| of.ino());
-        Some(format!("file {} {}", path.display(), number.unwrap_or_default()))
+        match own {
+            Some((path, _)) => Some(format!("file {}", path.display())),
+            None => self.layout.as_ref().map(|layout| format!("pool {}", layout.record().id)),
+        }
     }
 
     /// Reads the losses that earlier servers have written. With `marks`, the flushes of these
@@ -150,8 +148,11 @@ impl Console {
     }
 
     fn mark_loss(&self, admin: &dyn Admin, member: &Member, location: &str) {
-        let tenants = self.losses.written.get(location);
-        if let Some(&errno) = tenants.and_then(|tenants| tenants.get(&member.tenant.name)) {
+        let Some(tenants) = self.losses.written.get(location) else { return };
+        // A file of a tenant's own has the same data under another name.
+        let is_own = location.starts_with("file ");
+        let errno = tenants.get(&member.tenant.name);
+        if let Some(&errno) = errno.or_else(|| tenants.values().next().filter(|_| is_own)) {
             admin.lose(member, errno);
         }
     }
@@ -176,20 +177,25 @@ impl Console {
             return;
         }
         let errors: HashMap<u16, i32> = now.write_back_errors.iter().copied().collect();
-        let mut losses = Losses::new();
+        let (mut losses, mut served) = (Losses::new(), HashSet::new());
         for member in tenants.members() {
-            if let Some(&errno) = errors.get(&member.number())
-                && let Some(location) = self.location(member)
-            {
-                losses.entry(location).or_default().insert(member.tenant.name.clone(), errno);
+            let Some(location) = self.location(member) else { continue };
+            if let Some(&errno) = errors.get(&member.number()) {
+                let names = losses.entry(location.clone()).or_default();
+                names.insert(member.tenant.name.clone(), errno);
             }
+            served.insert(location);
         }
         // A tenant that is not served keeps its entry as long as it has its range.
         let record = self.layout.as_ref().map(|layout| layout.record());
         for (location, names) in &self.losses.written {
             let is_pool = record.is_some_and(|record| *location == format!("pool {}", record.id));
             for (name, &errno) in names.iter().filter(|(name, _)| tenants.find(name).is_none()) {
-                if !is_pool || record.is_some_and(|record| record.find(name).is_some()) {
+                let has_data = match is_pool {
+                    true => record.is_some_and(|record| record.find(name).is_some()),
+                    false => !served.contains(location),
+                };
+                if has_data {
                     losses.entry(location.clone()).or_default().insert(name.clone(), errno);
                 }
             }

@@ -292,8 +292,13 @@ impl Media {
         };
         let trouble = |what: &str| format!("its layout record {} {what}", beside.display());
         Ok(match read(&file, 0).map_err(cannot)? {
-            // Made for a server that may not make files in this folder.
-            Copied::Nothing if mark.is_none() && file.metadata().map_err(cannot)?.len() == 0 => {
+            // Made for a server that may not make files in this folder. Beside data it could be
+            // what is left of a record.
+            Copied::Nothing
+                if mark.is_none()
+                    && self.is_all_hole()
+                    && file.metadata().map_err(cannot)?.len() == 0 =>
+            {
                 Found::Nothing
             }
             Copied::Nothing => Found::Trouble(trouble("is empty or something else"), None),

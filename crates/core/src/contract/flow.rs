@@ -317,7 +317,7 @@ pub struct TargetStats {
     pub state: TargetState,
     /// Requests completed in the last whole second.
     pub completed: u64,
-    /// Those of them that took longer than the target.
+    /// The completed requests that took longer than the target.
     pub late: u64,
     /// Mean time of its requests when they have the device alone, in nanoseconds; known once the
     /// target could not be met.

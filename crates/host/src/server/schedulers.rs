@@ -321,7 +321,7 @@ impl<'a> Schedulers<'a> {
         self.controls.iter().map(|control| control.policy().stats())
     }
 
-    /// Those of a store's policy.
+    /// The statistics of a store's policy.
     pub(super) fn stats_of(&self, store: usize) -> Stats {
         self.controls.get(store).map(|control| control.policy().stats()).unwrap_or_default()
     }

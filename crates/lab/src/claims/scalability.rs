@@ -96,7 +96,7 @@ const MACHINE: Machine = Machine::E5_2630_V3;
 const MANY: u64 = 15 * MS;
 const SERIAL: u64 = 90 * MS;
 
-/// What a flow is: all threads together, or each of them. The paper does not say.
+/// The flows: all threads are one, or each is one. The paper does not say.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flows {
     One,

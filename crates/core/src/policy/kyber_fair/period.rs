@@ -10,7 +10,7 @@
 //! however many flows there are, and no token is handed out twice: of all ports that find an old
 //! tag, one succeeds.
 //!
-//! **Which period a pot is of** is given by its tag, which is compared for equality only ([`Pot`]).
+//! **The period of a pot** is given by its tag, which is compared for equality only ([`Pot`]).
 //!
 //! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set,
 //! before the number that they belong to. A port that reads the number and then the rest has the
