@@ -359,7 +359,7 @@ enum { IOPRIO_CLASS_NONE, IOPRIO_CLASS_RT, IOPRIO_CLASS_BE, IOPRIO_CLASS_IDLE };
 #define req_get_ioprio(rq) ((rq)->bio ? (rq)->bio->bi_ioprio : 0)
 /* ../module/compat.h asks for it. */
 #define BLK_MQ_SCHED_H
-#define blk_mq_is_sync_read(opf) ((void)(opf), true)
+#define blk_mq_is_sync_read(opf) (!(opf))
 #define blk_mq_is_shared_tags(flags) ((flags) & 0)
 #define blk_mq_set_min_shallow_depth(q, depth)
 #define sbitmap_queue_min_shallow_depth(bitmap, depth)

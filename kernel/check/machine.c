@@ -374,6 +374,8 @@ void *take_memory(size_t size)
 	size_t bytes = (size + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1);
 	unsigned char *piece = memory + memory_used;
 
+	if (running && running->is_short_of_memory && chance(2))
+		return NULL;
 	bytes_of[memory_used / PAGE_SIZE] = bytes;
 	memory_used += bytes + PAGE_SIZE;
 	if (memory_used > MEMORY || mprotect(piece, bytes, PROT_READ | PROT_WRITE))

@@ -20,6 +20,8 @@ struct runner {
 	u32 raws;
 	/* It is preempted until so many steps have been taken. */
 	u64 away_until;
+	/* Every other allocation of it fails. */
+	bool is_short_of_memory;
 };
 
 /* Which interleaving of which scheduler this is. */

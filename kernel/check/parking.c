@@ -11,6 +11,7 @@
  * - the scheduler ticks and the groups are not weighed any more;
  * - a scheduler is ended or made anew, and a timer or work of its could still run, or does;
  * - a lock is taken in the wrong order, twice, or by an interrupt that could not have come;
+ * - a request that nobody waits for may have more tags than queue/async_depth;
  * - nothing can run any more.
  *
  * parking [FIRST [COUNT [LOAD]]]: the interleavings of these numbers; LOAD: tasks send so many times the requests. The
@@ -283,9 +284,11 @@ static bool task_has(struct runner *self)
 static struct request *take_tag(struct blk_mq_hw_ctx *hctx)
 {
 	struct blk_mq_alloc_data data = { .q = &queue, .hctx = hctx };
-	u32 i, start = chance(depth);
+	u32 i, start = chance(depth), is_async = chance(2);
 
-	fairq_ops.limit_depth(0, &data);
+	fairq_ops.limit_depth(is_async, &data);
+	if (is_async && queue.async_depth < depth && (!data.shallow_depth || data.shallow_depth > queue.async_depth))
+		fail("a request that nobody waits for may have %u tags of %u", data.shallow_depth, queue.async_depth);
 	for (i = 0; i < depth; i++) {
 		struct request *rq = &requests[hctx - contexts][(start + i) % depth];
 
@@ -526,7 +529,6 @@ static bool administrator_has(struct runner *self) { (void)self; return !is_chan
 
 static void administrator(struct runner *self)
 {
-	(void)self;
 	for (;;) {
 		u32 i, steps = chance(200), what = chance(10);
 
@@ -542,8 +544,13 @@ static void administrator(struct runner *self)
 		} else {
 			freeze();
 			if (what == 8) {
-				if (fairq_start(fq, 0))
+				struct fairq_engine *before = fq->engine;
+
+				/* Without memory the scheduler stays as it is. */
+				self->is_short_of_memory = chance(2);
+				if (fairq_start(fq, 0) && (!self->is_short_of_memory || fq->engine != before))
 					fail("cannot be made anew");
+				self->is_short_of_memory = false;
 			} else {
 				end_scheduler();
 				begin_scheduler();
@@ -653,6 +660,7 @@ static void start(void)
 		if (fairq_start(fq, depth))
 			fail("cannot be started for shared ports");
 	}
+	queue.async_depth = 1 + chance(depth);
 	/* The drive may have room for more or for less than the scheduler believes. */
 	room += chance(4);
 	for (i = 0; i < queue.nr_hw_queues; i++) {

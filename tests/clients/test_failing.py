@@ -121,12 +121,15 @@ def test_failing_is_remembered():
         held = os.open(disk, os.O_RDONLY)
         servers = []
 
-        def start():
+        def start(first="a", renamed=None):
             if servers:
                 servers[-1].kill()
                 os.remove(servers[-1].socket)
-            servers.append(Server(folder, "--device", f"file,path={disk},direct=off", "--control", control, *TENANTS))
-            return [nbd.Client(servers[-1].socket, name) for name in "ab"]
+            if renamed:
+                run(rig.fairq(), "layout", "rename", disk, renamed, first, env=dict(os.environ, STATE_DIRECTORY=state))
+            tenants = ("--tenant", f"{first}=24M", "--tenant", "b=8M")
+            servers.append(Server(folder, "--device", f"file,path={disk},direct=off", "--control", control, *tenants))
+            return [nbd.Client(servers[-1].socket, name) for name in (first, "b")]
 
         def files():
             return [name for name in os.listdir(state) if name.endswith(".losses")] if os.path.isdir(state) else []
@@ -142,6 +145,9 @@ def test_failing_is_remembered():
                 check(a.ask(nbd.FLUSH)[0] == EIO, "the next server does not know that a's data are lost")
             check(b.ask(nbd.FLUSH)[0] == 0, "b has lost nothing")
             check("lost data    a: " in ctl(control, "status"), ctl(control, "status"))
+            c, b = start("c", renamed="a")
+            check(c.ask(nbd.FLUSH)[0] == EIO, "the tenant has another name, and lost data all the same")
+            a, b = start("a", renamed="c")
             check("Input/output error" in ctl(control, "clear-error", "a"), "it says what was cleared")
             check(a.ask(nbd.FLUSH)[0] == 0, "the operator has cleared it")
             until(lambda: not files(), 10, "it is written down no longer")

@@ -5,7 +5,7 @@ use std::path::Path;
 use fairq_config::engine::available_cpus;
 use fairq_config::files::write_out;
 use fairq_config::layout::place;
-use fairq_config::layout::pool::{Found, Media, Pool, lines};
+use fairq_config::layout::pool::{Found, Media, Pool, lines, state_directory};
 use fairq_config::layout::record::{LayoutError, Record};
 use fairq_config::listen;
 use fairq_config::refusal::Refusal;
@@ -15,6 +15,7 @@ use fairq_config::units::exact_size;
 use serde_json::json;
 
 use crate::args::LayoutCommand;
+use crate::operate::losses;
 
 /// Carries out a command.
 pub(crate) fn run(command: LayoutCommand) -> anyhow::Result<()> {
@@ -29,11 +30,13 @@ pub(crate) fn run(command: LayoutCommand) -> anyhow::Result<()> {
             adopt(&device, config.as_deref(), replace)
         }
         LayoutCommand::Forget { device, tenant } => {
-            change(&device, |record| record.free(&tenant).map(drop))?;
+            let id = change(&device, |record| record.free(&tenant).map(drop))?;
+            losses::rename(&id, &tenant, None).map_err(|error| unnoted(&tenant, &error))?;
             write_out(&format!("{tenant}: its range is free; whoever gets it finds it zeroed"))
         }
         LayoutCommand::Rename { device, old, new } => {
-            change(&device, |record| record.rename(&old, &new))?;
+            let id = change(&device, |record| record.rename(&old, &new))?;
+            losses::rename(&id, &old, Some(&new)).map_err(|error| unnoted(&new, &error))?;
             write_out(&format!("{old} -> {new}: write the new name into the configuration, too"))
         }
     }
@@ -54,15 +57,24 @@ fn found(media: &Media, device: &Path) -> Result<Pool, Refusal> {
     }
 }
 
-/// Changes the record of a pool that no server uses.
+fn unnoted(tenant: &str, error: &std::io::Error) -> Refusal {
+    Refusal::new(format!(
+        "the record is changed, but not the note in {} that {tenant} may have lost data ({error}): \
+         its flushes may succeed; check its data",
+        state_directory().display()
+    ))
+}
+
+/// Changes the record of a pool that no server uses; returns the pool's identifier.
 fn change(
     device: &Path,
     change: impl FnOnce(&mut Record) -> Result<(), LayoutError>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<String> {
     let mut pool = found(&Media::open_alone(device)?, device)?;
     let mut record = pool.record().clone();
     change(&mut record).map_err(|error| Refusal::new(format!("{}: {error}", device.display())))?;
-    Ok(pool.save(&record)?)
+    pool.save(&record)?;
+    Ok(record.id)
 }
 
 /// The configuration of a server, and the sizes of its tenants' own files.

@@ -172,6 +172,10 @@ impl Console {
             match admin.set_group(&server_group(&group)) {
                 Ok(()) => {
                     let now = describe(&group);
+                    let before = self.followed.get(&group.name);
+                    if before.is_none_or(|before| before.caps != group.caps) {
+                        super::caps::warn(&format!("group {}", group.name), &group.caps);
+                    }
                     // The first reading is not a change: the group was made with these settings.
                     if self.followed.insert(group.name.clone(), group).is_some() {
                         tracing::info!(group = table.name, now, "the cgroup's settings changed");

@@ -120,6 +120,23 @@ fn read(folder: &Path, location: &str) -> Option<BTreeMap<String, i32>> {
     tenants.inspect_err(report).ok()
 }
 
+/// Gives a tenant of a pool, whose server does not run, its new name in the losses; `None` for a
+/// tenant whose range is free.
+pub(crate) fn rename(pool: &str, old: &str, new: Option<&str>) -> io::Result<()> {
+    let (folder, location) = (state_directory(), format!("pool {pool}"));
+    let Some(before) = read(&folder, &location) else { return Ok(()) };
+    let mut after = before.clone();
+    let Some(errno) = after.remove(old) else { return Ok(()) };
+    if let Some(new) = new {
+        after.insert(new.to_owned(), errno);
+    }
+    let all = |tenants: BTreeMap<_, _>| match tenants.is_empty() {
+        true => Losses::new(),
+        false => Losses::from([(location.clone(), tenants)]),
+    };
+    write(&folder, &all(before), &all(after))
+}
+
 impl Console {
     /// The location of a tenant's data; `None` in memory. It needs no file system, which may be
     /// the one that has failed and hangs.

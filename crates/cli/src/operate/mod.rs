@@ -39,7 +39,7 @@ mod groups;
 mod keeper;
 mod latency;
 mod layout;
-mod losses;
+pub(crate) mod losses;
 mod methods;
 pub(crate) mod metrics;
 mod overview;

@@ -80,6 +80,7 @@ fn converges_as_in_figure_11(strict: bool) {
 }
 
 #[test]
+#[ignore = "a step of tests/long: ignored"]
 fn figure_11_converges_to_3_3_and_6() {
     converges_as_in_figure_11(false);
 }
@@ -146,6 +147,7 @@ fn placements() -> [Vec<Thread>; 2] {
 }
 
 #[test]
+#[ignore = "a step of tests/long: ignored"]
 fn figure_15_converges_to_7_then_17() {
     let [_, on_two] = placements();
     converges_as_in_figure_15(&on_two);
@@ -184,6 +186,7 @@ fn converges_as_in_figure_15(threads: &[Thread]) {
 }
 
 #[test]
+#[ignore = "a step of tests/long: ignored"]
 fn figure_15_static_3_fails_and_static_128_has_a_longer_tail() {
     let [threads, _] = placements();
     let with = |ratio| move |config: &mut D2fqConfig| config.ratio = ratio;

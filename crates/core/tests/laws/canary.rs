@@ -223,6 +223,8 @@ pub(crate) enum Misbehave {
     ExpediteForgets,
     /// Reports the completion of a staged request as that of an issued one.
     CompletesStaged,
+    /// Ignores weights that are set for several flows at once.
+    WeightsStay,
 }
 
 /// SFQ(D) behind a shim that misbehaves.
@@ -297,6 +299,11 @@ impl Policy for Shim {
     }
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.inner.set_weight(flow, weight)
+    }
+    fn set_weights(&self, weights: &[(FlowId, Weight)]) {
+        if self.fault != Misbehave::WeightsStay {
+            self.inner.set_weights(weights);
+        }
     }
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         if self.fault == Misbehave::KeepRemovedFlows {

@@ -131,6 +131,13 @@ impl Host {
         Ok(())
     }
 
+    /// Changes the weights of all tenants in one call.
+    pub(crate) fn set_weights(&mut self, weights: &[u16]) {
+        let weight = |&weight| Weight::new(weight).expect("a legal weight");
+        let all: Vec<_> = self.flows.iter().copied().zip(weights.iter().map(weight)).collect();
+        self.policy.set_weights(&all);
+    }
+
     /// Sends one request and runs until a request of the tenant completes, for `limit_ns` at most.
     pub(crate) fn send_one(&mut self, tenant: usize, limit_ns: u64) -> Result<(), String> {
         let (before, until_ns) = (self.served[tenant], self.now_ns + limit_ns);

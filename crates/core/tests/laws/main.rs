@@ -15,6 +15,7 @@ mod law_fairness;
 mod law_growth;
 mod law_idle;
 mod law_layers;
+mod law_live;
 mod law_merge;
 mod law_order;
 mod law_periods;
@@ -147,6 +148,9 @@ mod checks {
     /// For policies in which a flow counts from the next period on.
     pub(crate) fn shares_some_periods_after_absence(of: &dyn Subject, at: &[u64]) {
         each(at, |threshold| law_absence::holds(of, threshold, Some(250 * MS)));
+    }
+    pub(crate) fn weights_change_at_once(of: &dyn Subject, _at: &[u64]) {
+        law_live::weights_change_at_once(of).unwrap();
     }
     pub(crate) fn shares_at_any_rate(of: &dyn Subject, _at: &[u64]) {
         law_rates::holds(of).unwrap();
@@ -298,8 +302,9 @@ laws! {
     none: None, [0] => requests absence work_conserving taking_back crowds;
     sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging
         merged_requests_are_paid_for
-        taking_back_all all_of_crowds;
-    mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead;
+        taking_back_all all_of_crowds weights_change_at_once;
+    mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead
+        weights_change_at_once;
     /// It stages nothing and has no slots; its laws of shares need a device with classes
     /// (`tests/d2fq`).
     d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence
@@ -326,7 +331,7 @@ laws! {
         merging_without_slots;
     /// With the predicted number of tokens.
     kyber_fair_predicting: KyberFairPredicting, [0] => requests crowds
-        shares_some_periods_after_absence shares_at_any_rate;
+        shares_some_periods_after_absence shares_at_any_rate weights_change_at_once;
     /// Shares do not change with the scale. Waits are whole periods, and single tokens decide in
     /// which period a request goes.
     kyber_fair_scaled: FEW, [1] => scaling_weights_changes_nothing;
@@ -393,6 +398,12 @@ laws! {
     d2fq_every_layer: Every("d2fq"), [0] => layers;
     sfqd_every_layer: Every("sfqd"), [0] => layers;
     nass_bfq_every_layer: Every("nass+bfq"), [0] => layers;
+    nass_mqfq_every_layer: Every("nass+mqfq"), [0] => layers;
+    bfq_every_layer: Every("bfq"), [0] => layers;
+    cfq_every_layer: Every("cfq"), [0] => layers;
+    fiops_every_layer: Every("fiops"), [0] => layers;
+    flashfq_every_layer: Every("flashfq"), [0] => layers;
+    mqfq_serial_every_layer: Every("mqfq-serial"), [0] => layers;
     /// All layers at once, each with something to do.
     mqfq_layered: Layered("mqfq"), [46_080] => absence;
     kyber_fair_layered: Layered("kyber-fair"), [0] => absence;

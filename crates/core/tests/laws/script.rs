@@ -252,11 +252,11 @@ fn apply(world: &mut World, flows: &mut Vec<usize>, step: &Step, script: &Script
     }
 }
 
-/// Applies a law to the traces of `cases` random scripts (half of them by default: a PROPTEST_CASES
-/// of 512 means all); returns a script that breaks the law, and how. The scripts are the same in
-/// every run, so that a failure can be repeated; FAIRQ_LAW_SEED selects others. FAIRQ_LAW_SHRINK
-/// searches for the smallest script, which takes long and is of no use where a law is expected to
-/// fail.
+/// Applies a law to the traces of `cases` random scripts (a quarter of them by default: a
+/// PROPTEST_CASES of 1024 means all); returns a script that breaks the law, and how. The scripts are
+/// the same in every run, so that a failure can be repeated; FAIRQ_LAW_SEED selects others.
+/// FAIRQ_LAW_SHRINK searches for the smallest script, which takes long and is of no use where a law
+/// is expected to fail.
 pub(crate) fn for_all(
     subject: &dyn Subject,
     kind: Kind,
@@ -264,7 +264,7 @@ pub(crate) fn for_all(
     law: impl Fn(&Trace) -> Result<(), String>,
 ) -> Result<(), String> {
     let times = Config::default().cases;
-    let cases = (cases * times / 512).max(1);
+    let cases = (cases * times / 1024).max(1);
     let shrinks = std::env::var_os("FAIRQ_LAW_SHRINK").is_some();
     // Large scripts take long to shrink.
     let max_shrink_iters = if shrinks { 2_000 / kind.flows.1 as u32 } else { 0 };

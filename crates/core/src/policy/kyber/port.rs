@@ -303,6 +303,29 @@ mod tests {
         issued
     }
 
+    /// Requests that were requeued and cancelled would congest the device if they were measured: they
+    /// were issued a second before.
+    #[test]
+    fn what_is_requeued_and_cancelled_is_not_measured() {
+        let (policy, mut ports) = Kyber::<Native>::new(&KyberConfig::new(1, 1, 4)).unwrap();
+        let (flow, wake) = (policy.add_flow(Weight::DEFAULT).unwrap(), &mut { PortSet::EMPTY });
+        let (port, depths) = (&mut ports[0], policy.stats().slots);
+        let mut now_ns = 0;
+        policy.tick(now_ns, wake);
+        for _ in 0..600 {
+            port.submit(now_ns, &request(0, flow, Op::Write), wake).unwrap();
+            assert_eq!(issue_all(port, now_ns), [0]);
+            port.complete(now_ns, Tag(0), Outcome::Done, wake);
+            port.submit(now_ns, &request(1, flow, Op::Read), wake).unwrap();
+            assert_eq!(issue_all(port, now_ns), [1]);
+            now_ns += 1000 * MS;
+            assert_eq!(port.requeue(now_ns, Tag(1), wake), Some(Submitted::Staged));
+            assert!(port.cancel(now_ns, Tag(1), wake));
+        }
+        policy.tick(now_ns, wake);
+        assert_eq!(policy.stats().slots, depths);
+    }
+
     #[test]
     fn each_domain_has_its_depth_whatever_the_others_hold() {
         let config = KyberConfig { depths: [3, 2, 1, 1], ..KyberConfig::new(2, 1, 20) };

@@ -374,6 +374,47 @@ mod tests {
         }
     }
 
+    /// The device's time for a request is not measured over an hour in which the request was not on
+    /// the device, or it would keep slots for half an hour.
+    #[test]
+    fn a_request_that_is_requeued_is_no_sample() {
+        let config = MqfqConfig::new(Topology::flat(1), 2, 8).with(|config| config.slots = 1);
+        let (policy, mut ports) = Mqfq::<Native, Anticipating>::read(config).unwrap();
+        let flows =
+            [10_000, 1].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
+        let (port, wake) = (&mut ports[0], &mut { PortSet::EMPTY });
+        let of = |tag: u32| Request::new(Tag(tag), flows[usize::from(tag > 0)], Op::Read, 0, 4096);
+        let issue = |tag| Next::Issue { tag: Tag(tag), class: crate::Class::Medium };
+        port.submit(0, &of(0), wake).unwrap();
+        assert_eq!(port.next(0, wake), issue(0));
+        assert_eq!(port.requeue(0, Tag(0), wake), Some(Submitted::Staged));
+        let mut now_ns = 3_600_000 * MS;
+        assert_eq!(port.next(now_ns, wake), issue(0));
+        (1..4).for_each(|tag| _ = port.submit(now_ns, &of(tag), wake).unwrap());
+        let mut is_kept = false;
+        // The flow comes back soon, so that slots are kept for it.
+        for _ in 0..100 {
+            now_ns += 4 * MS;
+            port.complete(now_ns, Tag(0), Outcome::Done, wake);
+            let mut next = port.next(now_ns, wake);
+            if let Next::WaitUntil(at_ns) = next {
+                is_kept = true;
+                assert!(at_ns <= now_ns + 8 * MS, "for {} ns", at_ns - now_ns);
+            }
+            now_ns += MS;
+            port.submit(now_ns, &of(0), wake).unwrap();
+            while next != issue(0) {
+                if let Next::Issue { tag, .. } = next {
+                    now_ns += 4 * MS;
+                    port.complete(now_ns, tag, Outcome::Done, wake);
+                    port.submit(now_ns, &of(tag.0), wake).unwrap();
+                }
+                next = port.next(now_ns, wake);
+            }
+        }
+        assert!(is_kept);
+    }
+
     #[test]
     fn what_has_its_share_or_comes_late_keeps_no_slot() {
         let late = Load { port: 0, weight: 1_000, depth: 1, think_ns: |_| 3 * MS };
