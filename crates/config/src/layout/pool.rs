@@ -174,30 +174,33 @@ impl Media {
     /// Opens a pool's file exclusively: no server may have it while this value lives.
     pub fn open_alone(path: &Path) -> Result<Media, Refusal> {
         let mut media = Media::open(path)?;
-        let taken = || {
-            Refusal::new(format!(
-                "{} is in use: stop the server that has it, or use fairq ctl",
-                path.display()
-            ))
-        };
-        if media.is_block_device() {
-            let mut options = File::options();
-            let options = options.read(true).write(true).custom_flags(libc_o_excl());
-            media.file =
-                options.open(&media.path).map_err(|error| match Errno::from_io_error(&error) {
-                    Some(Errno::BUSY) => taken(),
-                    _ => fault(path, "open it alone", &error),
-                })?;
-        }
         // After a server was killed the kernel takes a moment to release its files.
         for _ in 0..TRIES {
-            match rustix::fs::flock(&media.file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
-                Err(error) => return Err(fault(path, "lock it", &error.into())),
+            match media.claim() {
                 Ok(()) => return Ok(media),
+                Err(Errno::BUSY | Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+                Err(error) => return Err(fault(path, "open it alone", &error.into())),
             }
         }
-        Err(taken())
+        Err(Refusal::new(format!(
+            "{} is in use: stop the server that has it, or use fairq ctl",
+            path.display()
+        )))
+    }
+
+    /// Locks the file; a block device is also opened exclusively.
+    fn claim(&mut self) -> Result<(), Errno> {
+        let lock = |file: &File| rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+        if !self.is_block_device() {
+            return lock(&self.file);
+        }
+        let mut options = File::options();
+        let options = options.read(true).write(true).custom_flags(libc_o_excl());
+        let from = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let file = options.open(&self.path).map_err(from)?;
+        lock(&file)?;
+        self.file = file;
+        Ok(())
     }
 
     /// Limits the file to the served bytes.
