@@ -194,6 +194,21 @@ fn a_start_that_contradicts_the_record_is_refused() {
     assert_eq!(bytes(&server, &["mail", "next"]), [b'B', 0]);
 }
 
+/// As `touch` or a full disk leaves it.
+#[test]
+fn an_empty_record_counts_only_beside_a_pool_without_data() {
+    let pool = Pool::new();
+    pool.set_size(48);
+    std::fs::write(pool.record(), "").unwrap();
+    let server = pool.serve(&["a=16", "b=16"]);
+    fill(&server, &[("a", b'A'), ("b", b'B')]);
+    end(server);
+    assert_eq!(bytes(&pool.serve(&["b=16", "a=16"]), &["a", "b"]), *b"AB");
+    std::fs::write(pool.record(), "").unwrap();
+    let said = pool.refused(&["b=16", "a=16"]);
+    assert!(said.contains("fairq layout adopt"), "{said}");
+}
+
 /// If a file still has the old name after a rename, that name must not get an empty range.
 #[test]
 fn a_start_with_the_former_name_of_a_range_is_refused() {

@@ -284,6 +284,23 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
     assert_eq!(client.read(0, PAGE).unwrap(), [3; PAGE]);
 }
 
+/// The next program has a copy of each descriptor, since the old one may have to go on.
+#[test]
+fn an_upgrade_without_descriptors_for_both_programs_is_refused() {
+    let (server, _disk) = with_pool(TWO);
+    let mut client = Client::of(&server, "db");
+    assert_eq!(client.write(0, &[b'D'; PAGE]), 0);
+    let pid = server.process.id().to_string();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let flag = format!("--nofile={0}:{0}", open + 20);
+    let status = std::process::Command::new("prlimit").args(["--pid", &pid, &flag]).status();
+    assert!(status.unwrap().success());
+    let (_, said) = server.refused(&["upgrade"]);
+    assert!(said.contains("raise LimitNOFILE="), "{said}");
+    assert_eq!(client.read(0, PAGE).unwrap(), [b'D'; PAGE]);
+    assert_eq!(Client::of(&server, "web").write(0, &[b'W'; PAGE]), 0);
+}
+
 #[test]
 fn an_upgrade_does_not_wait_for_a_device_that_does_not_answer() {
     let server = Server::start("device = \"paced,size=64M,latency=4s\"\nshards = 2\n", &[]);
