@@ -429,6 +429,8 @@ mod tests {
         assert_eq!(all.files()[&0].tenants.len(), 1);
         all.written(0, 0, 4096);
         assert!(all.files()[&0].tenants.is_empty());
+        all.forget(0);
+        assert_eq!(all.flush(0, 0), (0, 0), "its number is another tenant's");
     }
 
     #[test]
