@@ -2,7 +2,7 @@
 
 use fairq_core::{Target, TargetState, TargetStats};
 
-use crate::units::{Nanos, Part, Percentile, exact_duration, show_duration, show_percentile};
+use crate::units::{Nanos, Part, Percentile, exact_duration, show_percentile};
 
 /// The target of the three keys; `None` if there is none.
 pub fn target(
@@ -62,26 +62,24 @@ pub fn state(state: TargetState) -> &'static str {
 /// The reason for which a target cannot be met, and the remedy; `None` if it can be met, or the
 /// reason is unknown.
 pub fn cause(stats: &TargetStats) -> Option<String> {
-    let alone = match stats.alone_ns {
-        Some(alone_ns) => show_duration(alone_ns as f64),
-        None => "a time that is not known yet".into(),
-    };
     match stats.state {
         TargetState::Idle | TargetState::Met | TargetState::Missed => None,
-        TargetState::Device => Some(format!(
-            "with the device alone its requests take {alone} on average: raise latency above that"
-        )),
+        TargetState::Device => Some(
+            "its requests take longer however few are on the device: the device or this host is \
+             slower than that. The others are not held back for it, and it is tried again every \
+             10 s: raise latency, or give the server more of the CPUs"
+                .into(),
+        ),
         TargetState::Floor => Some(format!(
-            "the other tenants would have less than {}% of what weights give them (with the \
-             device alone its requests take {alone} on average): raise latency, lower floor, or \
-             give it more weight",
+            "the other tenants would have less than {}% of what weights give them: raise latency, \
+             lower floor, or give it more weight",
             stats.target.floor_percent()
         )),
-        TargetState::Spent => Some(format!(
-            "holding back more of the others' requests does not make its own faster (with the \
-             device alone they take {alone} on average): raise latency, or have it ask for less \
-             at a time"
-        )),
+        TargetState::Spent => Some(
+            "holding back more of the others' requests does not make its own faster: give it more \
+             weight, raise latency, or have it ask for less at a time"
+                .into(),
+        ),
     }
 }
 

@@ -82,7 +82,7 @@ pub(super) fn json(stats: &TargetStats) -> Value {
         "cause": latency::cause(stats),
         "completed": stats.completed,
         "late": stats.late,
-        "alone_mean_ns": stats.alone_ns,
+        "alone_mean_ns": null,
         "weight": stats.weight.get(),
         "slots_bound": stats.bound,
     })
@@ -126,7 +126,8 @@ impl Teller {
         }
     }
 
-    /// Whether a state has lasted for [`CALM`] seconds and was not logged.
+    /// Whether a state was not logged and has lasted for [`CALM`] seconds; a target that is given up
+    /// is logged at once.
     fn is_news(&mut self, tenant: &str, state: TargetState) -> bool {
         // At first a target counts as met, so that only a missed one is logged.
         let met = Spell { told: TargetState::Met, seconds: 0 };
@@ -137,7 +138,7 @@ impl Teller {
             return false;
         }
         spell.seconds += 1;
-        if spell.seconds < CALM {
+        if spell.seconds < CALM && state != TargetState::Device {
             return false;
         }
         *spell = Spell { told: state, seconds: 0 };
@@ -153,10 +154,12 @@ mod tests {
     fn a_target_is_told_when_it_is_missed_for_a_while_and_when_it_is_met_again() {
         let mut teller = Teller::default();
         use TargetState::{Device, Idle, Met, Missed};
-        let seconds =
-            [Met, Missed, Met, Missed, Missed, Missed, Missed, Idle, Met, Met, Met, Met, Device];
+        let seconds = [
+            Met, Missed, Met, Missed, Missed, Missed, Missed, Idle, Met, Met, Met, Device, Missed,
+            Device,
+        ];
         let news: Vec<usize> =
             (0..seconds.len()).filter(|&second| teller.is_news("db", seconds[second])).collect();
-        assert_eq!(news, [5, 10]);
+        assert_eq!(news, [5, 10, 11]);
     }
 }

@@ -21,7 +21,7 @@ fn a_target_is_changed_shown_and_read_again() {
     until("an hour is met", || (server.target()["state"] == json!("met")).then_some(()));
     let said = server.said(&["latency", "db", "1ns", "--percentile", "99.9", "--floor", "80%"]);
     assert_eq!(said, "db: latency target 99 % within 3600s -> 99.9 % within 1ns\n");
-    // No memory answers in a nanosecond: the state has this, and the tenant's latency alone.
+    // No memory answers in a nanosecond, and the state says so.
     let cause = until("a nanosecond is out of reach", || {
         server.target()["cause"].as_str().map(str::to_owned)
     });

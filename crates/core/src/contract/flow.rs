@@ -319,10 +319,7 @@ pub struct TargetStats {
     pub completed: u64,
     /// The completed requests that took longer than the target.
     pub late: u64,
-    /// Mean time of its requests when they have the device alone, in nanoseconds; known once the
-    /// target could not be met.
-    pub alone_ns: Option<u64>,
-    /// The weight that it is served with now: its own, or more while it misses its target.
+    /// Its weight.
     pub weight: Weight,
     /// The bound on D for all targets together; `None` without a bound.
     pub bound: Option<u32>,
@@ -335,14 +332,15 @@ pub enum TargetState {
     Idle,
     /// It met its target in the last second.
     Met,
-    /// It missed its target, and D or its weight is being changed for it.
+    /// It missed its target, and D is being changed for it.
     Missed,
-    /// It missed its target, because the device alone takes longer.
+    /// It missed its target, and does so at any D: the device or the host takes longer. The target
+    /// is given up and tried again.
     Device,
     /// It missed its target, because the other flows would have less than their floor.
     Floor,
-    /// It missed its target, and no step is left: D is 1, or so small that its requests are no
-    /// faster with less, or its weight is the largest.
+    /// It missed its target, and no step is left: D is 1, or its requests wait in the policy for
+    /// longer than on the device, since its weight is too small.
     Spent,
 }
 

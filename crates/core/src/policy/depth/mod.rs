@@ -25,8 +25,7 @@
 //! flow while fewer than `busy` requests are on the device. `busy` should be the least D that fills
 //! the device, and is found in the same way; it bounds nothing ([`AutoDepth::busy`]).
 //!
-//! **Latency targets.** A flow's [`Target`] lowers D below that, and raises the flow's weight
-//! (`target`, `watch`).
+//! **Latency targets.** A flow's [`Target`] lowers D below that (`target`, `watch`).
 //!
 //! **Cost.** A port stores eight words of its own line per completion. An operator's own D
 //! ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again; without a search
@@ -51,7 +50,7 @@ use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
-use crate::contract::port::Held;
+use crate::contract::port::{DepthState, Held};
 use crate::entry::Built;
 use crate::structures::allocation::{boxed, granted};
 use meter::{Meter, Sum, Words};
@@ -204,12 +203,10 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         // Trials of the search go up to twice D. A bound that is no lower holds nothing back, and
         // ends there.
         let reach = search.as_ref().map_or(*wanted, Search::reach);
+        let is_settled =
+            search.as_ref().is_none_or(|search| search.stats().state != DepthState::Searching);
         let count = |seat| self.shared.watch.count(seat);
-        let weigh = |flow, weight| {
-            // The flow is there, since its removal takes its target away, too.
-            let _ = self.inner.set_weight(flow, weight);
-        };
-        targets.look(now_ns, reach, &self.shared.sum(), count, weigh);
+        targets.look(now_ns, reach, is_settled, &self.shared.sum(), count);
     }
 }
 
@@ -232,9 +229,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.control.with(|control| {
-            // A raised weight stays raised by the same factor.
-            let raised = control.targets.raised(flow, weight);
-            self.inner.set_weight(flow, raised)?;
+            self.inner.set_weight(flow, weight)?;
             control.targets.weigh(flow, weight);
             Ok(())
         })
@@ -243,14 +238,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         self.control.with(|control| {
             self.inner.set_weights(weights);
-            for &(flow, weight) in weights {
-                let raised = control.targets.raised(flow, weight);
-                control.targets.weigh(flow, weight);
-                if raised != weight {
-                    // A flow that is gone has no target.
-                    let _ = self.inner.set_weight(flow, raised);
-                }
-            }
+            weights.iter().for_each(|&(flow, weight)| control.targets.weigh(flow, weight));
         });
     }
 
@@ -269,9 +257,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
                     self.shared.watch.seat(flow.slot(), Some((seat, target)));
                 }
                 None => {
-                    if let Some(own) = control.targets.clear(flow)? {
-                        self.inner.set_weight(flow, own)?;
-                    }
+                    control.targets.clear(flow)?;
                     self.shared.watch.seat(flow.slot(), None);
                 }
             }
@@ -330,17 +316,11 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
             }
             let bound = control.targets.bound();
             if let Some(search) = &mut control.search {
-                if control.targets.is_probing() {
-                    // D is 1 for the probe, so completions say nothing about the D that the search
-                    // tries.
-                    search.pause();
-                } else {
-                    search.bound(now_ns, bound);
-                    if search.deadline_ns() <= now_ns {
-                        search.look(now_ns, &self.shared.sum());
-                    }
-                    next_ns = next_ns.min(search.deadline_ns());
+                search.bound(now_ns, bound);
+                if search.deadline_ns() <= now_ns {
+                    search.look(now_ns, &self.shared.sum());
                 }
+                next_ns = next_ns.min(search.deadline_ns());
                 control.wanted = search.tried();
             }
             let slots = control.wanted.min(bound);

@@ -251,11 +251,6 @@ impl Search {
         }
     }
 
-    /// D is not the one that the search tries: the next look begins a trial.
-    pub(super) fn pause(&mut self) {
-        self.begun = None;
-    }
-
     /// Bounds D for a latency target. The search is then for the least D that is enough for the
     /// device's rate at the bound.
     pub(super) fn bound(&mut self, now_ns: u64, bound: u32) {

@@ -1,5 +1,5 @@
 //! The controller before devices in closed form: it ends at the target, keeps floors, stays within
-//! its bounds, and undoes its steps.
+//! its bounds, undoes its steps, and gives up where they do not help.
 
 use std::vec::Vec;
 
@@ -16,8 +16,6 @@ struct Device {
     /// nanoseconds.
     alone_ns: f64,
     each_ns: f64,
-    /// Time added by the wait for a place if D is small: this, divided by D.
-    few_ns: f64,
     /// The D from which on the rate does not grow.
     knee: f64,
     /// Requests a second at the knee.
@@ -26,7 +24,7 @@ struct Device {
 
 impl Device {
     fn latency_ns(&self, slots: f64) -> f64 {
-        self.alone_ns + self.each_ns * slots + self.few_ns / slots
+        self.alone_ns + self.each_ns * slots
     }
 
     /// The part of requests that take longer than `than_ns`: their times are exponential beyond
@@ -48,11 +46,12 @@ struct Rig {
     wanted: u32,
     exact: [f64; 5],
     sum: [f64; 3],
-    /// D at each look, and the flow's weight.
+    /// D at each look.
     slots: Vec<u32>,
-    weight: u16,
-    /// The flow waits in the policy unless its weight is at least this.
-    needs: u16,
+    /// The flow's requests wait in the policy.
+    is_held: bool,
+    /// The part of the flow's requests that the host makes late.
+    late: f64,
 }
 
 impl Rig {
@@ -72,8 +71,8 @@ impl Rig {
             exact: [0.0; 5],
             sum: [0.0; 3],
             slots: Vec::new(),
-            weight: 100,
-            needs: 0,
+            is_held: false,
+            late: 0.0,
         }
     }
 
@@ -86,11 +85,11 @@ impl Rig {
             let latency_ns = device.latency_ns(slots);
             let all = device.rate(slots) * seconds;
             if is_there {
-                let is_held = self.weight < self.needs;
-                let takes_ns = if is_held { 4.0 * latency_ns } else { latency_ns };
+                let takes_ns = if self.is_held { 4.0 * latency_ns } else { latency_ns };
                 let done = seconds * 1e9 / takes_ns;
                 let target_ns = self.targets.stats(self.flow).unwrap().target.latency_ns() as f64;
-                let late = if is_held { 1.0 } else { device.late(slots, target_ns) };
+                let late =
+                    if self.is_held { 1.0 } else { device.late(slots, target_ns).max(self.late) };
                 let more =
                     [done, done * late, (takes_ns - latency_ns) * done, latency_ns * done, 0.0];
                 self.exact.iter_mut().zip(more).for_each(|(exact, more)| *exact += more);
@@ -103,9 +102,7 @@ impl Rig {
             let count = Count { done, late, held_ns, spent_ns, bytes };
             let [requests, bytes, spent_ns] = self.sum.map(|sum| sum as u64);
             let sum = Sum { requests, bytes, spent_ns, ..Sum::default() };
-            let mut weight = self.weight;
-            self.targets.look(self.now_ns, self.wanted, &sum, |_| count, |_, w| weight = w.get());
-            self.weight = weight;
+            self.targets.look(self.now_ns, self.wanted, true, &sum, |_| count);
             self.slots.push(self.wanted.min(self.targets.bound()));
         }
     }
@@ -115,7 +112,7 @@ impl Rig {
     }
 }
 
-const DIES: Device = Device { alone_ns: 86e3, each_ns: 4e3, few_ns: 0.0, knee: 60.0, most: 484e3 };
+const DIES: Device = Device { alone_ns: 86e3, each_ns: 4e3, knee: 60.0, most: 484e3 };
 
 #[test]
 fn d_is_lowered_within_a_second_until_the_target_is_met_and_no_further() {
@@ -154,60 +151,64 @@ fn a_loose_target_holds_nothing_back() {
 }
 
 #[test]
-fn a_target_that_cannot_be_met_is_approached_as_far_as_the_floor_allows_and_says_why() {
-    for (floor, target_ns, state) in [
-        (50, 120_000, TargetState::Floor),
-        (80, 120_000, TargetState::Floor),
-        (50, 50_000, TargetState::Device),
-    ] {
+fn d_stays_at_the_floor_where_that_helps() {
+    let mut rig = Rig::new(64, 200_000, 50);
+    rig.run(&DIES, false, 1_000 * MS);
+    rig.run(&DIES, true, 20_000 * MS);
+    // 17 % are late at a D of 64, 3 % at the floor.
+    assert_eq!(rig.stats().state, TargetState::Floor);
+    let settled = &rig.slots[rig.slots.len() - 1_500..];
+    let (least, most) = (settled.iter().min().unwrap(), settled.iter().max().unwrap());
+    let kept = DIES.rate(f64::from(*least)) / DIES.rate(64.0);
+    assert!((0.5 * 0.97..0.6).contains(&kept) && most - least <= 2, "{kept}, {least} to {most}");
+}
+
+/// The part of the last `ms` in which D had no bound, and the number of times that it was bounded.
+fn free(rig: &Rig, ms: usize) -> (f64, usize) {
+    let last = &rig.slots[rig.slots.len() - ms / 10..];
+    let is_free = |slots: &u32| *slots == rig.wanted;
+    let bounded = last.windows(2).filter(|pair| is_free(&pair[0]) && !is_free(&pair[1])).count();
+    (last.iter().filter(|slots| is_free(slots)).count() as f64 / last.len() as f64, bounded)
+}
+
+#[test]
+fn a_target_that_cannot_be_met_is_given_up_and_tried_again() {
+    for (floor, target_ns) in [(50, 120_000), (80, 200_000), (50, 50_000), (0, 50_000)] {
         let mut rig = Rig::new(64, target_ns, floor);
         rig.run(&DIES, false, 1_000 * MS);
-        rig.run(&DIES, true, 6_000 * MS);
-        let stats = rig.stats();
-        assert_eq!(stats.state, state, "{stats:?}");
-        let settled = rig.slots[rig.slots.len() - 50..].iter().filter(|&&slots| slots > 1);
-        let slots = f64::from(*settled.min().unwrap());
-        let kept = DIES.rate(slots) / DIES.rate(64.0);
-        assert!(kept >= f64::from(floor) / 100.0 * 0.97 && kept < 0.9, "{kept} at {slots}");
-        let alone_ns = stats.alone_ns.unwrap() as f64;
-        assert!((alone_ns / DIES.latency_ns(1.0) - 1.0).abs() < 0.01, "{alone_ns}");
+        rig.run(&DIES, true, 2_000 * MS);
+        assert_eq!(rig.stats().state, TargetState::Device, "{target_ns} ns within two seconds");
+        rig.run(&DIES, true, 58_000 * MS);
+        let (part, bounded) = free(&rig, 50_000);
+        assert!(part >= 0.9 && bounded <= 5, "{target_ns} ns: {part}, {bounded} times");
     }
 }
 
-/// Its requests take 23.5 us at a D of 14, which fills the device, and of 7, at which it does half;
-/// 23 at one of 10.
+/// A host whose CPUs have other work makes a third of all requests late.
 #[test]
-fn d_is_not_kept_below_what_answers_fastest_for_a_target_that_cannot_be_met() {
-    let device = Device { alone_ns: 15e3, each_ns: 400.0, few_ns: 40e3, knee: 14.0, most: 750e3 };
-    let mut rig = Rig::new(14, 16_000, 50);
-    rig.run(&device, false, 1_000 * MS);
-    rig.run(&device, true, 10_000 * MS);
-    let least = rig.slots.iter().filter(|&&slots| slots > 1).min();
-    assert!(least.is_some_and(|&slots| slots <= 8), "it is tried: {least:?}");
-    let settled = || rig.slots[rig.slots.len() - 500..].iter().filter(|&&slots| slots > 1);
-    assert!(settled().all(|slots| (10..=13).contains(slots)), "{:?}", settled().min());
-    // With the device alone a request waits longest for a place here.
+fn a_target_that_a_busy_host_misses_is_given_up_until_the_host_is_quiet() {
+    let mut rig = Rig::new(108, 260_000, 50);
+    rig.late = 0.33;
+    rig.run(&DIES, false, 1_000 * MS);
+    rig.run(&DIES, true, 60_000 * MS);
     assert_eq!(rig.stats().state, TargetState::Device);
-    // After a rest a smaller D is tried again, for some seconds.
-    rig.run(&device, true, 60_000 * MS);
-    let few = rig.slots.iter().rev().take(6000).filter(|&&slots| slots < 10).count();
-    assert!((1..600).contains(&few), "{few}");
+    let (part, bounded) = free(&rig, 50_000);
+    assert!(part >= 0.9 && bounded <= 5, "{part}, {bounded} times");
+    rig.late = 0.0;
+    rig.run(&DIES, true, 10_000 * MS);
+    rig.run(&DIES, true, 1_000 * MS);
+    assert_eq!(rig.stats().state, TargetState::Met);
 }
 
 #[test]
-fn a_flow_that_waits_in_the_policy_goes_first_within_the_floor() {
-    let mut rig = Rig::new(16, 2_000_000, 50);
-    rig.needs = 300;
-    rig.run(&DIES, true, 3_000 * MS);
-    // Four others of 100: they keep half of 400 of 500 with a weight of 600 at the most.
-    assert!((300..=600).contains(&rig.weight), "{}", rig.weight);
-    assert!(rig.slots.iter().all(|&slots| slots == 16));
-    let mut rig = Rig::new(16, 200_000, 50);
-    rig.needs = 700;
-    rig.run(&DIES, true, 5_000 * MS);
-    assert_eq!((rig.weight, rig.stats().state), (600, TargetState::Floor));
-    assert_eq!(rig.targets.clear(rig.flow), Ok(Some(Weight::DEFAULT)));
-    assert_eq!(rig.targets.bound(), FREE);
+fn nobody_is_held_back_for_a_flow_that_waits_in_the_policy() {
+    for floor in [50, 0] {
+        let mut rig = Rig::new(16, 2_000_000, floor);
+        rig.is_held = true;
+        rig.run(&DIES, true, 3_000 * MS);
+        assert_eq!(rig.stats().state, TargetState::Spent);
+        assert!(rig.slots.iter().all(|&slots| slots == 16));
+    }
 }
 
 #[test]
@@ -231,10 +232,10 @@ fn there_are_so_many_seats_and_a_removed_flow_frees_its_own() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever is counted, D is between 1 and `wanted`, never moves by more than a step, and a
-    /// weight is between the flow's own and the largest that leaves the others their floor.
+    /// Whatever is counted, D is between 1 and `wanted`, and moves by no more than a step, unless
+    /// it has no bound any more.
     #[test]
-    fn any_counts_leave_d_and_weights_within_their_bounds(
+    fn any_counts_leave_d_within_its_bounds(
         wanted in 1u32..5_000,
         floor in 0u8..100,
         ppm in 1u32..500_000,
@@ -247,13 +248,10 @@ proptest! {
         let target = Target::new(1000, ppm, floor).unwrap();
         rig.targets.set(rig.flow, target, |_| Count::default()).unwrap();
         let (mut now_ns, mut sum, mut count) = (0u64, Sum::default(), Count::default());
-        let floor = u64::from(floor);
-        // In whole weights, to which a weight is rounded here.
-        let most = if floor == 0 { 10_000 } else { 100 + (500 * (100 - floor)).div_ceil(floor) };
         for (after, done, late, held_ns, spent_ns, bytes) in looks {
             now_ns += u64::from(after) * 5 * MS;
             let before = rig.targets.bound().min(wanted);
-            let was = (rig.targets.is_busy, rig.targets.probe == Probe::No);
+            let (was_busy, is_settled) = (rig.targets.is_busy, late % 2 == 0);
             sum.requests += u64::from(done) * 2;
             sum.bytes += u64::from(bytes);
             sum.spent_ns += u64::from(spent_ns) * 100;
@@ -262,16 +260,12 @@ proptest! {
             count.held_ns += u64::from(held_ns);
             count.spent_ns += u64::from(spent_ns);
             count.bytes += u64::from(bytes / 2);
-            let mut weight = rig.weight;
-            rig.targets.look(now_ns, wanted, &sum, |_| count, |_, w| weight = w.get());
-            rig.weight = weight;
+            rig.targets.look(now_ns, wanted, is_settled, &sum, |_| count);
             let after = rig.targets.bound().min(wanted);
             prop_assert!(after >= 1);
-            let is_same_load = was == (rig.targets.is_busy, rig.targets.probe == Probe::No);
-            let step_up = (before * 3 / 16).max(1);
-            prop_assert!(!is_same_load || after <= before + step_up, "{before} to {after}");
-            let weight = u64::from(rig.weight);
-            prop_assert!((100..=most.min(10_000)).contains(&weight), "{weight}");
+            let is_free = was_busy != rig.targets.is_busy || rig.targets.bound == FREE;
+            let step = |slots: u32| (slots * 3 / 16).max(1);
+            prop_assert!(is_free || after <= before + step(before), "{before} to {after}");
         }
     }
 }
