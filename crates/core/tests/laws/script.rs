@@ -253,10 +253,10 @@ fn apply(world: &mut World, flows: &mut Vec<usize>, step: &Step, script: &Script
 }
 
 /// Applies a law to the traces of `cases` random scripts (a quarter of them by default: a
-/// PROPTEST_CASES of 1024 means all); returns a script that breaks the law, and how. The scripts are
-/// the same in every run, so that a failure can be repeated; FAIRQ_LAW_SEED selects others.
-/// FAIRQ_LAW_SHRINK searches for the smallest script, which takes long and is of no use where a law
-/// is expected to fail.
+/// PROPTEST_CASES of 1024 means all); returns a script that breaks the law, and how. The scripts
+/// are the same in every run, so that a failure can be repeated; FAIRQ_LAW_SEED selects others.
+/// FAIRQ_LAW_SHRINK searches for the smallest script, which takes long and is of no use where a
+/// law is expected to fail.
 pub(crate) fn for_all(
     subject: &dyn Subject,
     kind: Kind,

@@ -4,9 +4,10 @@
 //! keeps 97 % of its rate has a 99th percentile of 550 us, and 260 us are possible at 60 % of it.
 //! **Model.** A flow with a [`Target`] counts its requests and the *late* ones, those that took
 //! longer (`watch`). The *ratio* is the number of late ones over the number allowed, so 1 is the
-//! target. Every [`LOOK_NS`] the controller reads the counts since its last step. It has one lever:
-//! an upper *bound* of D for all flows, below the D that the operator sets or the search tries. With
-//! a bound the search is for the least D that is enough for the device's rate at the bound.
+//! target. Every [`LOOK_NS`] the controller reads the counts since its last step. It has one
+//! lever: an upper *bound* of D for all flows, below the D that the operator sets or the search
+//! tries. With a bound the search is for the least D that is enough for the device's rate at the
+//! bound.
 //!
 //! **Steps.** Evidence comes before a step, and the step is bounded by it: [`Step`] has the table.
 //!
@@ -18,19 +19,19 @@
 //!
 //! **A target that cannot be met is given up**, unless the bound helps. No step is left for a flow
 //! at the floor, and where D is 1. If its ratio is above [`HOPELESS`] there, or more than half as
-//! many requests are late as without a bound, something else makes them late: the device alone, or a
-//! host whose CPUs have other work. The bound is removed, and tried again [`RETRY_NS`] later. A flow
-//! whose requests the policy holds for longer than the device has them is not helped by a smaller
-//! D: it needs a larger weight, which is the operator's.
+//! many requests are late as without a bound, something else makes them late: the device alone, or
+//! a host whose CPUs have other work. The bound is removed, and tried again [`RETRY_NS`] later. A
+//! flow whose requests the policy holds for longer than the device has them is not helped by a
+//! smaller D: it needs a larger weight, which is the operator's.
 //!
-//! **Example.** Weights of 100 each, a flow of depth 1 with a target of 260 us beside four of depth
-//! 256 on the P4500; D is found to be 108. A third of its requests are late, so D goes to 88, 72,
-//! 59, 48; 1.6 % are, 42; 0.9 %: D stays. When the flow stops for a second D is 108 again; when it
-//! comes back, 42.
+//! **Example.** Weights of 100 each, a flow of depth 1 with a target of 260 us beside four of
+//! depth 256 on the P4500; D is found to be 108. A third of its requests are late, so D goes to
+//! 88, 72, 59, 48; 1.6 % are, 42; 0.9 %: D stays. When the flow stops for a second D is 108 again;
+//! when it comes back, 42.
 //!
 //! **Bounds.** [`SEATS`] flows may have targets. D changes by at most 3/16, or by one, from one
-//! look to the next, except that it has no bound while no flow with a target completes anything,
-//! and when targets are given up.
+//! interval to the next, except that it has no bound while no flow with a target completes
+//! anything, and when targets are given up.
 
 use alloc::boxed::Box;
 
@@ -41,7 +42,7 @@ use crate::structures::allocation::boxed;
 
 /// The most flows with a target.
 pub(super) const SEATS: usize = 64;
-/// Time between two looks, in nanoseconds.
+/// Interval of the controller, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 /// Time without a completion that makes a flow idle; the longest wait of a step for evidence.
 const SECOND_NS: u64 = 1_000_000_000;
@@ -49,7 +50,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// these.
 const SETTLE_MIN_NS: u64 = 1_000_000;
 const SETTLE_MAX_NS: u64 = 100_000_000;
-/// Looks without a bound before the rate is known that floors are parts of: while D is settled, and
+/// Looks without a bound before the rate is known that floors are parts of: while D is found, and
 /// in all. On a busy host the search for D takes seconds.
 const KNOWN: u32 = 8;
 const KNOWN_AT_LAST: u32 = 400;
@@ -60,7 +61,7 @@ const FREE: u32 = u32::MAX;
 /// A target is given up that is missed by more than this at the floor, in hundredths of the late
 /// requests allowed: 4 % for one of the 99th percentile.
 const HOPELESS: u64 = 400;
-/// Time at one D before targets are given up, in nanoseconds: that of 25 looks.
+/// Time at one D before targets are given up, in nanoseconds: that of 25 intervals.
 const SURE_NS: u64 = 250_000_000;
 /// The least time between two attempts to meet a target that was given up, in nanoseconds. An
 /// attempt takes a second, in which the other flows may have as little as their floor.
@@ -115,7 +116,7 @@ enum Wish {
 struct Seat {
     flow: FlowId,
     target: Target,
-    /// The counts when counting began, at the last look, and when the second began.
+    /// The counts when counting began, at the last interval, and when the second began.
     begun: Count,
     looked: Count,
     second: Count,
@@ -144,7 +145,7 @@ pub(super) struct Targets {
     bound: u32,
     /// Some flow with a target has completed something in the last second.
     is_busy: bool,
-    /// Time of the last look, and the counts then.
+    /// Time of the last interval, and the counts then.
     looked: Option<(u64, Sum)>,
     second_ns: u64,
     /// Time when counting begins, or began.
@@ -153,10 +154,11 @@ pub(super) struct Targets {
     /// Recent bytes a second of all flows, and those while D has no bound.
     rate: u64,
     full_rate: u64,
-    /// Number of looks in which the latter was measured without a bound: with a settled D, and all.
+    /// Number of intervals in which the latter was measured without a bound: while D was found, and
+    /// in all.
     free: u32,
     all_free: u32,
-    /// Number of looks in a row that have found a flow's others below its floor.
+    /// Number of intervals in a row that have found a flow's others below its floor.
     below: u32,
     /// Time when D was bounded last, after it had no bound; and the time until which targets are
     /// given up.
@@ -169,9 +171,9 @@ fn percent(whole: u64, percent: u64) -> u64 {
     (whole / 100).saturating_mul(percent)
 }
 
-/// A 16th is new, so that some fifty looks decide: where other programs take the CPUs for some
-/// milliseconds at a time, the rates of single looks differ by half, and a bound that followed them
-/// would go down whenever one is above the floor.
+/// A 16th is new, so that some fifty intervals decide: where other programs take the CPUs for some
+/// milliseconds at a time, the rates of single intervals differ by half, and a bound that followed
+/// them would fall whenever one is above the floor.
 fn blend(old: u64, new: u64) -> u64 {
     if old == 0 { new } else { old / 16 * 15 + new / 16 }
 }
@@ -209,7 +211,7 @@ impl Targets {
         if self.is_busy { self.bound } else { FREE }
     }
 
-    /// Time of the next look, in nanoseconds.
+    /// Time of the next interval, in nanoseconds.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.looked.map_or(0, |(at_ns, _)| at_ns.saturating_add(LOOK_NS))
     }
@@ -424,7 +426,7 @@ impl Targets {
                     self.tried_ns = now_ns;
                 }
                 self.bound = slots.saturating_sub(step.of(slots)).max(1);
-                // An estimate of the rate for the next look, until it is measured.
+                // An estimate of the rate for the next interval, until it is measured.
                 self.rate = Self::less(self.rate, slots, step);
                 true
             }
