@@ -50,7 +50,7 @@ use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
-use crate::contract::port::{DepthState, Held};
+use crate::contract::port::Held;
 use crate::entry::Built;
 use crate::structures::allocation::{boxed, granted};
 use meter::{Meter, Sum, Words};
@@ -195,6 +195,8 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
 }
 
 impl<L: Policy, P: Platform> AutoDepth<L, P> {
+    // Not inlined: inside Linux the search has what is left of the stack.
+    #[inline(never)]
     fn look_at_targets(&self, now_ns: u64, control: &mut Control) {
         let Control { targets, search, wanted, .. } = control;
         if targets.deadline_ns() > now_ns {
@@ -203,10 +205,9 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
         // Trials of the search go up to twice D. A bound that is no lower holds nothing back, and
         // ends there.
         let reach = search.as_ref().map_or(*wanted, Search::reach);
-        let is_settled =
-            search.as_ref().is_none_or(|search| search.stats().state != DepthState::Searching);
+        let is_found = search.as_ref().is_none_or(Search::is_over);
         let count = |seat| self.shared.watch.count(seat);
-        targets.look(now_ns, reach, is_settled, &self.shared.sum(), count);
+        targets.look(now_ns, reach, is_found, &self.shared.sum(), count);
     }
 }
 

@@ -224,6 +224,11 @@ impl Search {
         self.deadline_ns
     }
 
+    /// Whether no value of D is being tried because the load is new.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_alone || self.is_light || matches!(self.state, State::Hold(_))
+    }
+
     /// The search's state and result.
     pub(super) fn stats(&self) -> DepthStats {
         let state = match self.state {

@@ -305,12 +305,12 @@ impl Targets {
     // Looking.
 
     /// Reads the counts, and moves the bound if they demand it. `wanted` is the largest D without a
-    /// bound; `is_settled`: no search for it is under way.
+    /// bound; `is_found`: no search for it is under way.
     pub(super) fn look(
         &mut self,
         now_ns: u64,
         wanted: u32,
-        is_settled: bool,
+        is_found: bool,
         sum: &Sum,
         count: impl Fn(usize) -> Count,
     ) {
@@ -324,7 +324,7 @@ impl Targets {
         let spent_ns = sum.spent_ns.wrapping_sub(before.spent_ns);
         let settles_ns = (spent_ns / requests).saturating_mul(2);
         let settles_ns = settles_ns.clamp(SETTLE_MIN_NS, SETTLE_MAX_NS);
-        self.note_rates(per_second(sum.bytes.wrapping_sub(before.bytes)), wanted, is_settled);
+        self.note_rates(per_second(sum.bytes.wrapping_sub(before.bytes)), wanted, is_found);
         let was_busy = core::mem::take(&mut self.is_busy);
         let is_second = now_ns.saturating_sub(self.second_ns) >= SECOND_NS;
         let starts = !self.has_begun && now_ns >= self.begins_ns.max(self.rests_ns);
@@ -362,14 +362,14 @@ impl Targets {
         }
     }
 
-    fn note_rates(&mut self, rate: u64, wanted: u32, is_settled: bool) {
+    fn note_rates(&mut self, rate: u64, wanted: u32, is_found: bool) {
         self.rate = blend(self.rate, rate);
         let is_free = self.bound() >= wanted;
         if !is_free {
             self.full_rate = self.full_rate.max(self.rate);
         } else if rate > 0 {
             self.full_rate = self.rate;
-            self.free = self.free.saturating_add(is_settled.into());
+            self.free = self.free.saturating_add(is_found.into());
             self.all_free = self.all_free.saturating_add(1);
         } else {
             (self.free, self.all_free) = (0, 0);

@@ -251,7 +251,7 @@ proptest! {
         for (after, done, late, held_ns, spent_ns, bytes) in looks {
             now_ns += u64::from(after) * 5 * MS;
             let before = rig.targets.bound().min(wanted);
-            let (was_busy, is_settled) = (rig.targets.is_busy, late % 2 == 0);
+            let (was_busy, is_found) = (rig.targets.is_busy, late % 2 == 0);
             sum.requests += u64::from(done) * 2;
             sum.bytes += u64::from(bytes);
             sum.spent_ns += u64::from(spent_ns) * 100;
@@ -260,7 +260,7 @@ proptest! {
             count.held_ns += u64::from(held_ns);
             count.spent_ns += u64::from(spent_ns);
             count.bytes += u64::from(bytes / 2);
-            rig.targets.look(now_ns, wanted, is_settled, &sum, |_| count);
+            rig.targets.look(now_ns, wanted, is_found, &sum, |_| count);
             let after = rig.targets.bound().min(wanted);
             prop_assert!(after >= 1);
             let is_free = was_busy != rig.targets.is_busy || rig.targets.bound == FREE;
