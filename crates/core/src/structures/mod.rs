@@ -11,11 +11,13 @@ pub(crate) mod extremes;
 pub mod fifo;
 pub(crate) mod flow_table;
 pub(crate) mod free_slots;
-pub(crate) mod mindicator;
+#[doc(hidden)]
+pub mod mindicator;
 #[cfg(all(test, loom))]
 mod models;
 pub(crate) mod port_flows;
 pub(crate) mod reference;
 pub(crate) mod slot_walk;
-pub(crate) mod topology;
+#[doc(hidden)]
+pub mod topology;
 pub(crate) mod tournament;

@@ -52,7 +52,8 @@ mod reading;
 mod slots;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod wheel;
+#[doc(hidden)]
+pub mod wheel;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -1,0 +1,482 @@
+//! MQFQ to the letter of its paper (Hedayati, Shen, Scott and Marty, USENIX ATC 2019), made of the
+//! parts that the paper compares.
+//!
+//! | | `fairq_core::mqfq` | here | paper |
+//! |---|---|---|---|
+//! | a flow's end tag | a port charges late | a shared fetch-and-add a request | 3.1 |
+//! | window | T less the reserve for late charges | T | 2.1 |
+//! | a port's lead | published past a lag | published after each dispatch | Figure 2 |
+//! | arrival at the head | pinned up to virtual time | up to where the least changes | 3.1 |
+//! | virtual time | read again when the last value holds back | read for each request | Figure 2 |
+//! | polling | none | for virtual time and for slots | 4.3.2 |
+//!
+//! **Open in the paper.** Figure 2 moves the end tag on when a request is submitted, Section 3.1
+//! "on each request dispatch". Here the end tag moves on at submission: the next request's start
+//! tag is this request's end tag and is assigned at submission, so dispatch would be too late.
+//! Either way each request costs one shared fetch-and-add. Figure 2 says `MAX(VT, end tag)`, which
+//! an addition alone cannot do: a lagging flow is brought up to virtual time by an additional swap.
+//!
+//! **Bounds.** Both theorems hold where verbs do not overlap. Figure 2 says "Logic to mitigate
+//! races has been elided", and there is none here: where verbs overlap, a request may start before
+//! virtual time. With [`SlotKind::TokenPath`] a port may wait while tokens lie in other nodes, for
+//! ever if no port below those nodes sends another request. Virtual time does not wrap in a run.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use fairq_core::mindicator::VirtualTime;
+use fairq_core::mqfq::wheel::{Place, Wheel, Window};
+use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
+use fairq_core::vtime::{Normalizer, VTime};
+use fairq_core::{
+    Class, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId, PortSet,
+    Reason, ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Topology, Weight,
+};
+
+use super::flows::{Flows, unused_verbs};
+use super::slots::{Line, SlotKind, Slots};
+
+/// The structure that computes virtual time from the ports' lead requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VirtualTimeKind {
+    /// A tree of minima over ports, cores and sockets (Section 3.1).
+    Mindicator,
+    /// One array of all ports' minima, scanned at each update (Section 4.3.1).
+    ArrayScan,
+    /// None: no port is throttled (Section 4.3.3).
+    None,
+}
+
+/// The way in which a throttled port learns that virtual time has caught up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UnthrottleKind {
+    /// The port that moves virtual time on wakes the throttled port (Section 3.3).
+    Wheel,
+    /// The throttled port reads virtual time once a period (Section 4.3.2).
+    Polling {
+        /// The period, in nanoseconds; at least 1. The paper tries 1,000 and 5,000.
+        period_ns: u64,
+    },
+}
+
+/// The parts that MQFQ is made of (Sections 4.2 and 4.3).
+#[derive(Clone, Copy, Debug)]
+pub struct MqfqParts {
+    /// D.
+    pub slots: u32,
+    /// T, in bytes at the reference weight.
+    pub threshold: u64,
+    /// The computation of virtual time.
+    pub virtual_time: VirtualTimeKind,
+    /// The structure that counts free slots.
+    pub slot_kind: SlotKind,
+    /// The wake-up of throttled ports.
+    pub unthrottle: UnthrottleKind,
+    /// Whether one lock is held throughout each dispatch (MQFQ-serial).
+    pub serial: bool,
+}
+
+impl MqfqParts {
+    /// The paper's own choice of parts.
+    pub fn new(slots: u32, threshold: u64) -> MqfqParts {
+        MqfqParts {
+            slots,
+            threshold,
+            virtual_time: VirtualTimeKind::Mindicator,
+            slot_kind: SlotKind::TokenTree,
+            unthrottle: UnthrottleKind::Wheel,
+            serial: false,
+        }
+    }
+}
+
+/// MQFQ's control side.
+pub struct StrictMqfq<P: Platform> {
+    shared: Arc<Shared<P>>,
+}
+
+struct Shared<P: Platform> {
+    parts: MqfqParts,
+    is_timed: bool,
+    flows: Flows<P>,
+    /// Virtual time at which each flow's next request starts.
+    ends: Box<[End<P>]>,
+    time: VirtualTime<P>,
+    wheel: Wheel<P>,
+    slots: Slots<P>,
+    /// The number of times that another window was wanted.
+    news: Line<P>,
+    /// Held throughout `next` if dispatches are serialized.
+    serial: P::Mutex<()>,
+}
+
+/// A flow's end tag, in a cache line of its own.
+#[repr(align(64))]
+struct End<P: Platform>(P::U64);
+
+/// A port of MQFQ.
+pub struct StrictMqfqPort<P: Platform> {
+    shared: Arc<Shared<P>>,
+    local: Local,
+}
+
+/// A live request: its flow, its start tag, and the slot that it has, unless it is staged.
+#[derive(Clone, Copy)]
+struct Live {
+    flow: usize,
+    slot: Option<u32>,
+}
+
+struct Local {
+    port: PortId,
+    flows: Vec<(Option<FlowId>, Normalizer)>,
+    live: Vec<Option<Live>>,
+    /// Start tag, number of the arrival and tag of the staged requests.
+    queue: BTreeSet<(u64, u64, u32)>,
+    arrivals: u64,
+    /// The start tag in the port's leaf.
+    published: Option<VTime>,
+    /// Virtual time when last read.
+    time: VTime,
+    /// The port's place in the wheel, if it sleeps.
+    place: Option<Place>,
+    enlisted: bool,
+    hint: usize,
+    news: u64,
+}
+
+impl<P: Platform> StrictMqfq<P> {
+    /// The policy and its ports.
+    pub fn new(
+        parts: MqfqParts,
+        ports: &Topology,
+        flows: usize,
+        tags: usize,
+    ) -> (Self, Vec<StrictMqfqPort<P>>) {
+        let tree = match parts.virtual_time {
+            VirtualTimeKind::ArrayScan => ports.scan(),
+            _ => ports.tree(),
+        };
+        let window = Window::new(ReferenceWeight::default().units(parts.threshold), false);
+        let shared = Arc::new(Shared {
+            parts,
+            is_timed: parts.virtual_time != VirtualTimeKind::None,
+            flows: Flows::new(flows, ports.ports()),
+            ends: (0..flows).map(|_| End(P::U64::new(0))).collect(),
+            time: VirtualTime::new(tree),
+            wheel: Wheel::new(window, ports.ports()),
+            slots: Slots::new(parts.slot_kind, ports, parts.slots),
+            news: Line::new(0),
+            serial: P::Mutex::new(()),
+        });
+        let local = |port| Local {
+            port: PortId(port as u8),
+            flows: vec![(None, Normalizer::default()); flows],
+            live: vec![None; tags],
+            queue: BTreeSet::new(),
+            arrivals: 0,
+            published: None,
+            time: VTime::ZERO,
+            place: None,
+            enlisted: false,
+            hint: port,
+            news: 0,
+        };
+        let port = |port| StrictMqfqPort { shared: shared.clone(), local: local(port) };
+        let handles = (0..ports.ports()).map(port).collect();
+        (StrictMqfq { shared }, handles)
+    }
+
+    /// Computes W again after a change of flows or weights; the next port that runs adopts it.
+    fn weigh(&self) {
+        let Shared { parts, flows, wheel, news, .. } = &*self.shared;
+        let reference = ReferenceWeight::of(flows.all().map(|(_, weight)| weight));
+        if wheel.want(Window::new(reference.units(parts.threshold), false)) {
+            news.0.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl<P: Platform> Policy for StrictMqfq<P> {
+    type Port = StrictMqfqPort<P>;
+
+    fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
+        let Shared { flows, ends, time, .. } = &*self.shared;
+        let start = |slot: usize| ends[slot].0.store(time.now().to_word(), Ordering::Relaxed);
+        let added = flows.add(known, weight, start)?;
+        self.weigh();
+        Ok(added)
+    }
+
+    fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+        self.shared.flows.weigh(flow, Some(weight))?;
+        self.weigh();
+        Ok(())
+    }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        let ports = self.shared.flows.weigh(flow, None)?;
+        self.weigh();
+        Ok(ports)
+    }
+
+    fn tick(&self, _now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
+        None
+    }
+
+    fn stats(&self) -> Stats {
+        let Shared { time, slots, .. } = &*self.shared;
+        Stats {
+            virtual_time: Some(time.now().units()),
+            slots: Some(slots.total().into()),
+            free_slots: Some(slots.free()),
+            ..Stats::default()
+        }
+    }
+}
+
+impl<P: Platform> Port for StrictMqfqPort<P> {
+    fn submit(
+        &mut self,
+        _now_ns: u64,
+        request: &Request,
+        wake: &mut PortSet,
+    ) -> Result<Submitted, SubmitError> {
+        let StrictMqfqPort { shared, local } = self;
+        let tag = request.tag.0 as usize;
+        if local.live.get(tag).is_none_or(Option::is_some) {
+            return Err(SubmitError::BadTag);
+        }
+        let weight = shared.flows.admit(request.flow)?;
+        let flow = request.flow.slot();
+        let (owner, normalizer) = &mut local.flows[flow];
+        if *owner != Some(request.flow) {
+            (*owner, *normalizer) = (Some(request.flow), Normalizer::default());
+        }
+        // A request without a cost would move no end tag: its flow would never be throttled.
+        let units = normalizer.units(request.cost.alone.max(1), weight);
+        let start = local.tag(shared, flow, units, wake);
+        local.queue.insert((start.units(), local.arrivals, request.tag.0));
+        local.arrivals += 1;
+        local.live[tag] = Some(Live { flow, slot: None });
+        Ok(Submitted::Staged)
+    }
+
+    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        let StrictMqfqPort { shared, local } = self;
+        match shared.parts.serial {
+            true => shared.serial.with(|()| local.next(shared, now_ns, wake)),
+            false => local.next(shared, now_ns, wake),
+        }
+    }
+
+    fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) -> bool {
+        let StrictMqfqPort { shared, local } = self;
+        let live = local.live.get_mut(tag.0 as usize);
+        let Some(live) = live.filter(|live| live.is_some_and(|live| live.slot.is_some())) else {
+            return false;
+        };
+        let Some(Live { flow, slot: Some(slot) }) = live.take() else { return false };
+        shared.flows.finish(flow);
+        let can_use = local.lead().is_some_and(|lead| {
+            let window = shared.wheel.window();
+            // Only a refusal by the value read last has to be checked again.
+            if shared.is_timed && window.holds_back(lead, local.time) {
+                local.time = shared.time.now();
+            }
+            !shared.is_timed || !window.holds_back(lead, local.time)
+        });
+        wake.extend(shared.slots.release(local.port, slot, can_use));
+        true
+    }
+
+    fn has_work(&self) -> bool {
+        !self.local.queue.is_empty()
+    }
+
+    unused_verbs!();
+}
+
+impl Local {
+    /// The start tag of the first staged request.
+    fn lead(&self) -> Option<VTime> {
+        self.queue.first().map(|&(start, ..)| VTime::from_units(start))
+    }
+
+    /// Tags a request: at virtual time, or where the flow's last request ends if that is later. If
+    /// the request becomes the port's lead, the port's leaf is lowered to it.
+    fn tag<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        flow: usize,
+        units: u64,
+        wake: &mut PortSet,
+    ) -> VTime {
+        if shared.is_timed {
+            self.time = shared.time.now();
+        }
+        let word = &shared.ends[flow].0;
+        let cost = VTime::from_units(units).to_word();
+        let old = VTime::from_word(word.fetch_add(cost, Ordering::Relaxed));
+        let end = self.time.plus(units).to_word();
+        let mut seen = old.plus(units).to_word();
+        // The flow lags: this is the part of the maximum that an addition cannot do.
+        while VTime::from_word(seen).is_before(VTime::from_word(end))
+            && let Err(newer) =
+                word.compare_exchange(seen, end, Ordering::Relaxed, Ordering::Relaxed)
+        {
+            seen = newer;
+        }
+        let start = old.max(self.time);
+        if self.published.is_none_or(|published| start.is_before(published)) {
+            self.published = Some(start);
+            if shared.is_timed {
+                let moved = shared.time.arrive(self.port, start);
+                self.turn(shared, moved, wake);
+            }
+        }
+        start
+    }
+
+    fn next<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> Next {
+        let news = shared.news.0.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.news, news) != news {
+            wake.extend(shared.wheel.adopt());
+        }
+        let stopped = match shared.parts.unthrottle {
+            UnthrottleKind::Wheel => Next::Blocked,
+            UnthrottleKind::Polling { period_ns } => Next::WaitUntil(now_ns + period_ns),
+        };
+        loop {
+            let Some(lead) = self.lead() else {
+                self.rest(shared, wake);
+                self.publish(shared, None, wake);
+                return Next::Idle;
+            };
+            if shared.is_timed {
+                self.time = shared.time.now();
+            }
+            let window = shared.wheel.window();
+            if shared.is_timed && window.holds_back(lead, self.time) {
+                // The port's own leaf may hold virtual time back.
+                self.publish(shared, Some(lead), wake);
+                self.time = shared.time.now();
+                if window.holds_back(lead, self.time) {
+                    match self.throttle(shared, lead, wake) {
+                        true => return stopped,
+                        false => continue,
+                    }
+                }
+            }
+            self.leave_wheel(shared);
+            let Some(slot) = self.acquire(shared) else {
+                self.publish(shared, Some(lead), wake);
+                return stopped;
+            };
+            let Some((_, _, tag)) = self.queue.pop_first() else { continue };
+            if let Some(live) = &mut self.live[tag as usize] {
+                live.slot = Some(slot);
+            }
+            let lead = self.lead();
+            self.publish(shared, lead, wake);
+            return Next::Issue { tag: Tag(tag), class: Class::Medium };
+        }
+    }
+
+    /// Raises the port's leaf to `lead`.
+    fn publish<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        lead: Option<VTime>,
+        wake: &mut PortSet,
+    ) {
+        if self.published != lead {
+            self.published = lead;
+            if shared.is_timed {
+                let moved = shared.time.raise(self.port, lead);
+                self.turn(shared, moved, wake);
+            }
+        }
+    }
+
+    /// Wakes the ports that virtual time releases, if it has moved on, to `moved`.
+    fn turn<P: Platform>(&mut self, shared: &Shared<P>, moved: Option<VTime>, wake: &mut PortSet) {
+        if let Some(now) = moved {
+            self.time = now;
+            if shared.parts.unthrottle == UnthrottleKind::Wheel {
+                wake.extend(shared.wheel.turn(now));
+            }
+        }
+    }
+
+    /// Takes a slot, or marks the port as waiting for one.
+    fn acquire<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u32> {
+        let mut slot = shared.slots.acquire(self.port, &mut self.hint);
+        if shared.parts.unthrottle != UnthrottleKind::Wheel {
+            // A port that polls tries again by itself; no other port has to wake it.
+            return slot;
+        }
+        if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
+            shared.slots.enlist(self.port);
+            self.enlisted = true;
+            // A port that frees a slot and does not see the mark has freed the slot before this
+            // attempt.
+            slot = shared.slots.acquire(self.port, &mut self.hint);
+        }
+        if slot.is_some() {
+            self.delist(shared);
+        }
+        slot
+    }
+
+    /// Throttles the port because `lead` is too far ahead. False: it is no longer too far.
+    fn throttle<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        lead: VTime,
+        wake: &mut PortSet,
+    ) -> bool {
+        if let Some(place) = self.place
+            && shared.wheel.sleeps(self.port, lead, place)
+        {
+            // The port sleeps already. A slot that it has got meanwhile is for other ports.
+            self.rest_awake(shared, wake);
+            return true;
+        }
+        self.rest(shared, wake);
+        if shared.parts.unthrottle != UnthrottleKind::Wheel {
+            return true;
+        }
+        let window = shared.wheel.window();
+        // W may have grown since the caller read it.
+        if window.holds_back(lead, self.time) {
+            let Shared { wheel, time, .. } = shared;
+            self.place = wheel.enter(self.port, lead, window, self.time, time);
+        }
+        self.place.is_some()
+    }
+
+    /// The port has no request that may be issued: removes it from the wheel and gives up its
+    /// slots.
+    fn rest<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+        self.leave_wheel(shared);
+        self.rest_awake(shared, wake);
+    }
+
+    fn rest_awake<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+        self.delist(shared);
+        wake.extend(shared.slots.stop(self.port));
+    }
+
+    fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) {
+        if let Some(place) = self.place.take() {
+            shared.wheel.leave(self.port, place);
+        }
+    }
+
+    fn delist<P: Platform>(&mut self, shared: &Shared<P>) {
+        if std::mem::take(&mut self.enlisted) {
+            shared.slots.delist(self.port);
+        }
+    }
+}
