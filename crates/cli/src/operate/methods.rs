@@ -459,6 +459,7 @@ impl Console {
             Arc::make_mut(&mut self.plan).policy = wanted;
         }
         if self.settings.policy != settings.policy {
+            warn_of_policy(settings);
             Arc::make_mut(&mut self.settings).policy.clone_from(&settings.policy);
         }
         Ok(())
@@ -518,6 +519,12 @@ impl Console {
         self.stored.keep(&admin.listening());
         Ok(json!({ "address": at.to_string() }))
     }
+}
+
+/// Logs the keys of the policy that have no effect.
+pub(super) fn warn_of_policy(settings: &Settings) {
+    let warnings = settings.policy.iter().flat_map(PolicyTable::warnings);
+    warnings.for_each(|warning| tracing::warn!("{warning}"));
 }
 
 /// Settings with only the policy's keys.

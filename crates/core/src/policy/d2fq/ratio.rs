@@ -62,7 +62,7 @@ pub(super) struct Sample {
     pub(super) vt: VTime,
     /// The distance that it moved by service, in units.
     pub(super) progress: u64,
-    /// Requests submitted to the high, medium and low classes; in the paper's mode their blocks.
+    /// Requests submitted to the high, medium and low classes.
     pub(super) requests: [u64; 3],
     /// Whether it is on a port that submitted about as many requests to the high class as any.
     pub(super) waits: bool,
@@ -83,14 +83,6 @@ pub(super) fn class_weights(ratio: u16) -> ClassWeights {
     ClassWeights { high: ratio, medium: ceil_sqrt(ratio), low: 1 }
 }
 
-/// The weights as the paper's authors set them: multiplied until the high class is as large as
-/// fits.
-pub(super) fn class_weights_as_in_paper(ratio: u16) -> ClassWeights {
-    let times = RATIO_MAX / ratio.max(1);
-    let ClassWeights { high, medium, low } = class_weights(ratio);
-    ClassWeights { high: high * times, medium: medium * times, low: low * times }
-}
-
 /// The least whole number whose square is at least `ratio`.
 fn ceil_sqrt(ratio: u16) -> u16 {
     (1..=16).find(|root| root * root >= ratio).unwrap_or(16)
@@ -106,8 +98,7 @@ pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
 // suffice. If the flow of Eq. 2 got nothing at all, the ratio becomes 256 (decision 10). tau_w is
 // at least twice the tau_l of the flow that is ahead. Eq. 2 is taken as it stands, even if it gives
 // a smaller ratio because the gap is closing: a ratio that could not fall climbed to 256 and stayed
-// there. Slowdown counts requests, as arbitration does; the paper counts bytes (`strict_paper`:
-// blocks of 512). A flow whose weight changed, or that was idle, counts from the next period on
+// there. Slowdown counts requests, as arbitration does; the paper counts bytes. A flow whose weight changed, or that was idle, counts from the next period on
 // (decision 11).
 /// The ratio of the next period.
 pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
@@ -140,18 +131,6 @@ pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     let needed = if least.is_some() { needed.max(used * BACKED_UP) } else { needed };
     let next = u16::try_from(needed.div_ceil(ONE) + 1).unwrap_or(ratio);
     next.max(ratio / FALL).min(ratio).max(RATIO_FLOOR)
-}
-
-/// The ratio of the next period as in the paper: f_min is any flow.
-pub(super) fn next_as_in_paper(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
-    let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
-    let least = samples.iter().reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
-    match (most, least) {
-        (Some(most), Some(least)) if least.vt.is_before(most.vt.minus(unfair.min(SPAN_MAX))) => {
-            increased(ratio, most, least)
-        }
-        _ => decreased(ratio, samples),
-    }
 }
 
 /// The requests of the high class for each one of the low class, in parts.

@@ -574,3 +574,143 @@ fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     };
     samples.iter().filter_map(slowdown).max().map_or(ratio, within)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fairq_core::{Native, Op, Topology};
+
+    const MS: u64 = 1_000_000;
+    const MIB: u32 = 1 << 20;
+
+    struct Rig {
+        policy: StrictD2fq<Native>,
+        port: StrictD2fqPort<Native>,
+        flows: [FlowId; 2],
+        now_ns: u64,
+        tag: u32,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let config = D2fqConfig::new(Topology::flat(1), 2, 4096);
+            let (policy, mut ports) = StrictD2fq::new(&config, TrackerKind::Sloppy);
+            let flows = [(); 2].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+            Rig { policy, port: ports.remove(0), flows, now_ns: 0, tag: 0 }
+        }
+
+        fn submit(&mut self, flow: usize, length: u32) -> (Class, Tag) {
+            let tag = Tag(self.tag);
+            self.tag += 1;
+            let request = Request::new(tag, self.flows[flow], Op::Read, 0, length);
+            match self.port.submit(self.now_ns, &request, &mut PortSet::EMPTY.clone()) {
+                Ok(Submitted::Issue { class }) => (class, tag),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn complete(&mut self, tag: Tag) {
+            assert!(self.port.complete(self.now_ns, tag, Outcome::Done, &mut PortSet::default()));
+        }
+
+        /// Flow 1 holds gvt with a request that stays in flight, and flow 0 is served this many
+        /// MiB.
+        fn ahead(mib: usize) -> Rig {
+            let mut rig = Rig::new();
+            rig.submit(1, 4096);
+            let tag = rig.submit(1, MIB / 2).1;
+            rig.now_ns += 20 * MS;
+            rig.complete(tag);
+            for _ in 0..mib {
+                let tag = rig.submit(0, MIB).1;
+                rig.complete(tag);
+            }
+            rig
+        }
+
+        fn holder(&self) -> u64 {
+            self.policy.shared.gvt.load(Ordering::Relaxed) & HOLDER
+        }
+    }
+
+    #[test]
+    fn thresholds_do_not_grow_with_what_is_in_flight() {
+        let mut rig = Rig::ahead(20);
+        assert!((0..60).all(|_| rig.submit(0, MIB).0 == Class::Low));
+        assert_eq!(Rig::ahead(5).submit(0, 4096).0, Class::Medium);
+        assert_eq!(Rig::ahead(3).submit(0, 4096).0, Class::High);
+    }
+
+    #[test]
+    fn idling_erases_debt_after_the_grace_period() {
+        for (pause_ns, class) in [(100 * MS, Class::High), (4 * MS, Class::Low)] {
+            let mut rig = Rig::ahead(10);
+            rig.now_ns += pause_ns;
+            assert_eq!(rig.submit(0, 4096).0, class, "{pause_ns} ns");
+        }
+    }
+
+    /// An idle holder keeps the word until its grace period is over; the next flow that publishes
+    /// takes the word, at its own virtual time.
+    #[test]
+    fn the_first_to_come_takes_an_idle_holders_word() {
+        let mut rig = Rig::new();
+        let tag = rig.submit(1, MIB / 2).1;
+        rig.complete(tag);
+        assert_eq!(rig.holder(), 2);
+        for (pause_ns, holder) in [(4 * MS, 2), (2 * MS, 1)] {
+            rig.now_ns += pause_ns;
+            let tag = rig.submit(0, 4 * MIB).1;
+            rig.complete(tag);
+            assert_eq!(rig.holder(), holder);
+        }
+        // It began at gvt, half a MiB.
+        assert_eq!(rig.policy.stats().virtual_time, Some(17 << 19));
+    }
+
+    #[test]
+    fn the_registers_are_as_large_as_fits() {
+        for ratio in 1..=RATIO_MAX {
+            let rig = Rig::new();
+            rig.policy.ratio.store(ratio, Ordering::Relaxed);
+            let weights = rig.policy.class_weights().unwrap();
+            assert_eq!(weights.high, ratio * weights.low);
+            assert!(weights.high <= 256 && weights.high + ratio > 256);
+            assert!((weights.low..=weights.high).contains(&weights.medium));
+        }
+    }
+
+    #[test]
+    fn the_ratio_follows_equations_2_and_3() {
+        let unfair = 16 << 20;
+        let sample = |mib: u64, progress, blocks| {
+            let vt = VTime::from_units(mib << 20);
+            Sample { vt, progress, blocks, in_flight: 4096 }
+        };
+        let most = || sample(40, 700, [0, 0, 100]);
+        let least = || sample(10, 100, [300, 0, 0]);
+        assert_eq!(next(3, &[most(), least()], unfair), 22, "Figure 6: 7 x 3 + 1");
+        let stuck = sample(0, 0, [0; 3]);
+        assert_eq!(next(3, &[most(), least(), stuck], unfair), 256, "it got nothing");
+        let unpublished = Sample { in_flight: 0, ..sample(0, 0, [0; 3]) };
+        assert_eq!(next(3, &[most(), unpublished], unfair), 3, "nothing to divide by");
+        let small = sample(0, 1, [300, 0, 0]);
+        assert_eq!(next(3, &[most(), least(), small], unfair), 256, "f_min is any flow");
+        let near = sample(20, 100, [100, 0, 100]);
+        assert_eq!(next(9, &[near, sample(24, 100, [1, 0, 0])], unfair), 5, "Eq. 3");
+        assert_eq!(next(77, &[], unfair), 77, "no samples, no change");
+    }
+
+    #[test]
+    fn equation_3_counts_blocks() {
+        let mut rig = Rig::ahead(0);
+        rig.policy.tick(rig.now_ns, &mut PortSet::default());
+        let tag = rig.submit(0, MIB).1;
+        rig.complete(tag);
+        let mut last = [Last::default(); 2];
+        for _ in 0..2 {
+            rig.policy.shared.samples(&mut last, rig.now_ns);
+        }
+        assert_eq!(last[0].blocks, [2048, 0, 0]);
+    }
+}

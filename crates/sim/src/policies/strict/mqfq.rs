@@ -480,3 +480,56 @@ impl Local {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fairq_core::{Native, Op};
+
+    /// A request starts where the flow's last one ended, on any port, or at virtual time if that is
+    /// later.
+    #[test]
+    fn each_request_is_charged_at_once() {
+        let parts = MqfqParts::new(64, 46_080);
+        let (policy, mut ports) = StrictMqfq::<Native>::new(parts, &Topology::flat(3), 2, 8);
+        let [flow, other] = [(); 2].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
+        let wake = &mut PortSet::default();
+        let mut submit = |port: usize, tag, flow, length| {
+            let request = Request::new(Tag(tag), flow, Op::Read, 0, length);
+            ports[port].submit(0, &request, wake).unwrap();
+            let end = policy.shared.ends[0].0.load(Ordering::Relaxed);
+            let starts = ports[port].local.queue.iter();
+            let start = starts.filter(|(.., at)| *at == tag).map(|(start, ..)| *start).next();
+            (start.unwrap(), VTime::from_word(end).units())
+        };
+        assert_eq!(submit(0, 0, flow, 1000), (0, 1000));
+        assert_eq!(submit(1, 0, flow, 600), (1000, 1600));
+        assert_eq!(submit(0, 1, flow, 700), (1600, 2300));
+        // Virtual time moves on to the other flow's second request.
+        submit(2, 0, other, 9000);
+        submit(2, 1, other, 9000);
+        for (port, tags) in [(0, 2), (1, 1), (2, 1)] {
+            (0..tags).for_each(|_| _ = ports[port].next(0, &mut PortSet::default()));
+        }
+        assert_eq!(policy.stats().virtual_time, Some(9000));
+        let request = Request::new(Tag(1), flow, Op::Read, 0, 800);
+        ports[1].submit(0, &request, &mut PortSet::default()).unwrap();
+        let (start, ..) = *ports[1].local.queue.first().unwrap();
+        let end = policy.shared.ends[0].0.load(Ordering::Relaxed);
+        assert_eq!((start, VTime::from_word(end).units()), (9000, 9800), "it has lagged behind");
+    }
+
+    #[test]
+    fn polling_ports_ask_again_after_the_period() {
+        let unthrottle = UnthrottleKind::Polling { period_ns: 1000 };
+        let parts = MqfqParts { unthrottle, ..MqfqParts::new(1, 0) };
+        let (policy, mut ports) = StrictMqfq::<Native>::new(parts, &Topology::flat(1), 1, 2);
+        let flow = policy.add_flow(Weight::DEFAULT).unwrap();
+        let wake = &mut PortSet::default();
+        for tag in [Tag(0), Tag(1)] {
+            ports[0].submit(0, &Request::new(tag, flow, Op::Read, 0, 512), wake).unwrap();
+        }
+        assert!(matches!(ports[0].next(0, wake), Next::Issue { tag: Tag(0), .. }));
+        assert_eq!(ports[0].next(5, wake), Next::WaitUntil(1005), "for a slot");
+    }
+}
