@@ -97,14 +97,14 @@ fn the_same_run_of_the_papers_letters_for_ever() {
     let serial = |scheduler| SerialSubject::new(scheduler, 32).merging();
     let policies = [
         (AnySubject::Mqfq(multi), 0x9dda_117a_8dd7_6308),
-        (AnySubject::MqfqStrict(parts), 0xd3ef_cbaf_da7b_956b),
+        (AnySubject::MqfqStrict(parts), 0x86d5_186b_6536_4cfe),
         (
             AnySubject::MqfqStrict(MqfqParts { virtual_time: VirtualTimeKind::None, ..parts }),
-            0x0c10_109f_445f_fdb4,
+            0xf8a3_34e1_9b18_540a,
         ),
         (
             AnySubject::MqfqStrict(MqfqParts { slot_kind: SlotKind::TokenPath, ..parts }),
-            0x9125_46a8_79a0_5318,
+            0x5390_5a03_abf6_a880,
         ),
         (AnySubject::Serial(serial(Scheduler::Fiops).limited(nass)), 0x9b31_c030_0518_e62e),
         (

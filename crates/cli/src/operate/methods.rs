@@ -459,7 +459,7 @@ impl Console {
             Arc::make_mut(&mut self.plan).policy = wanted;
         }
         if self.settings.policy != settings.policy {
-            warn_of_policy(settings);
+            warn_of_policy(settings, &self.settings);
             Arc::make_mut(&mut self.settings).policy.clone_from(&settings.policy);
         }
         Ok(())
@@ -521,10 +521,13 @@ impl Console {
     }
 }
 
-/// Logs the keys of the policy that have no effect.
-pub(super) fn warn_of_policy(settings: &Settings) {
-    let warnings = settings.policy.iter().flat_map(PolicyTable::warnings);
-    warnings.for_each(|warning| tracing::warn!("{warning}"));
+/// Logs the keys of the policy that have no effect and were not there before.
+pub(super) fn warn_of_policy(settings: &Settings, before: &Settings) {
+    let warnings =
+        |of: &Settings| of.policy.as_ref().map(PolicyTable::warnings).unwrap_or_default();
+    let known = warnings(before);
+    let new = warnings(settings).into_iter().filter(|warning| !known.contains(warning));
+    new.for_each(|warning| tracing::warn!("{warning}"));
 }
 
 /// Settings with only the policy's keys.

@@ -55,6 +55,7 @@ impl Topology {
     }
 
     /// The tree of cores and sockets.
+    #[doc(hidden)]
     pub fn tree(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
@@ -66,6 +67,7 @@ impl Topology {
     }
 
     /// The tree without levels between the ports and the machine.
+    #[doc(hidden)]
     pub fn scan(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();

@@ -29,7 +29,7 @@ mod law_virtual_time;
 mod law_work;
 mod reference;
 mod script;
-/// The authors' policies are part of the laboratory; the laws apply to them as to the policies here.
+/// The authors' policies are part of the laboratory; the laws apply to them as to those here.
 #[allow(dead_code, unreachable_pub, reason = "the laboratory uses all of it")]
 #[path = "../../../sim/src/policies/strict/mod.rs"]
 mod strict;

@@ -38,14 +38,18 @@
 //! paper: decision 8, and `decisions.md` beside this file, whose numbers comments cite. Memory
 //! ordering is argued in `gvt` and `activity`; usage statistics are single-writer words, Relaxed.
 
-mod activity;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod activity;
 mod config;
 mod entry;
 mod gvt;
 #[cfg(all(test, loom))]
 mod models;
 mod port;
-mod ratio;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod ratio;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod tracker;

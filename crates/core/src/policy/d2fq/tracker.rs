@@ -1,5 +1,7 @@
 //! Global virtual time: one word with a holder (`gvt`), but never before a floor.
 
+use crossbeam_utils::CachePadded;
+
 use super::activity::FlowState;
 use super::gvt::{Floor, Gvt};
 use crate::contract::platform::Platform;
@@ -8,12 +10,13 @@ use crate::contract::vtime::VTime;
 /// Global virtual time.
 pub(super) struct Tracker<P: Platform> {
     pub(super) gvt: Gvt<P>,
-    floor: Floor<P>,
+    /// In lines of its own, because it is hardly ever written.
+    floor: CachePadded<Floor<P>>,
 }
 
 impl<P: Platform> Tracker<P> {
     pub(super) fn new() -> Self {
-        Tracker { gvt: Gvt::new(), floor: Floor::new() }
+        Tracker { gvt: Gvt::new(), floor: CachePadded::new(Floor::new()) }
     }
 
     #[inline]

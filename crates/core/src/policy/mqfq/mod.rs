@@ -36,9 +36,8 @@
 //! wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each port ten times a
 //! second while T follows, and 3 of 1,024 flows in walks once a minute; it takes no verb's lock.
 //!
-//! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper and which cache
-//! lines move. Each file argues its memory ordering. The paper's own algorithm and the alternatives
-//! to its parts are in `crates/sim`.
+//! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper's algorithm (it
+//! is in `crates/sim`), and which cache lines move. Each file argues its memory ordering.
 
 mod config;
 mod end_tags;
@@ -53,6 +52,7 @@ mod slots;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
 pub mod wheel;
 
 use alloc::boxed::Box;

@@ -298,8 +298,9 @@ impl<P: Platform> Slots<P> {
         free.saturating_sub(self.debt.load(Ordering::SeqCst))
     }
 
-    /// Claims the nearest ready port; returns that port and the lowest node above both ports. Each round after the first has lost a port to another claimer, so there are at most
-    /// as many rounds as ports.
+    /// Claims the nearest ready port; returns that port and the lowest node above both ports. Each
+    /// round after the first has lost a port to another claimer, so there are at most as many
+    /// rounds as ports.
     #[inline]
     fn claim(&self, port: PortId) -> Option<(PortId, usize)> {
         let mut ready = self.ready().load(Ordering::SeqCst);

@@ -21,16 +21,18 @@ use std::array;
 use std::sync::atomic::{AtomicU16, AtomicU64};
 use std::sync::{Arc, Mutex};
 
+use fairq_core::d2fq::activity::FlowState;
+use fairq_core::d2fq::ratio::{RATIO_MAX, Sample, class_weights, decreased, increased};
 use fairq_core::d2fq::{D2fqConfig, Ratio};
+use fairq_core::flow_table::FlowTable;
 use fairq_core::mindicator::VirtualTime;
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
+use fairq_core::port_flows::PortFlows;
 use fairq_core::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 use fairq_core::{
     Class, ClassWeights, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId,
     PortSet, Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
-
-use super::flows::{Flows, unused_verbs};
 
 /// The way in which global virtual time is found (Figure 17).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,14 +50,6 @@ const KIU: u32 = 10;
 /// Bits of gvt's word below its KiU: the holder's slot plus 1, or 0 if no flow holds the word.
 const HOLDER_BITS: u32 = 24;
 const HOLDER: u64 = (1 << HOLDER_BITS) - 1;
-/// Low bits of a flow's activity: the number of ports on which it is in flight. The rest is the
-/// time at which that state began, in nanoseconds; 0: it has never been in flight.
-const PORTS: u64 = (1 << 9) - 1;
-/// Bytes of the blocks that Eq. 3 counts, as a shift.
-const BLOCK_BITS: u32 = 9;
-/// The least ratio that the adjustment sets, and the largest.
-const RATIO_FLOOR: u16 = 3;
-const RATIO_MAX: u16 = 256;
 
 /// D2FQ's control side.
 pub struct StrictD2fq<P: Platform> {
@@ -64,38 +58,18 @@ pub struct StrictD2fq<P: Platform> {
     /// period.
     adjuster: Mutex<(u64, Vec<Last>)>,
     ratio: AtomicU16,
-    /// tau_w, in units.
-    unfair: u64,
-    period_ns: u64,
-    is_dynamic: bool,
 }
 
 struct Shared<P: Platform> {
-    flows: Flows<P>,
-    states: Box<[State<P>]>,
-    gvt: P::U64,
+    config: D2fqConfig,
     tracker: TrackerKind,
+    flows: FlowTable<P>,
+    states: Box<[FlowState<P>]>,
+    /// Blocks of 512 bytes that each flow has submitted to the high, medium and low class.
+    blocks: Box<[[AtomicU64; 3]]>,
+    gvt: P::U64,
     /// For the mindicator.
     time: VirtualTime<P>,
-    /// tau_m and tau_l in KiU.
-    medium: i64,
-    low: i64,
-    /// The most service that a port leaves unpublished, in units, and for how long in nanoseconds.
-    batch: u64,
-    flush_ns: u64,
-    grace_ns: u64,
-}
-
-/// A flow, in a cache line of its own.
-#[repr(align(64))]
-struct State<P: Platform> {
-    vt: P::U64,
-    activity: P::U64,
-    /// Units by which `vt` has moved without service; blocks submitted to the high, medium and low
-    /// class; bytes in flight. All as published.
-    moved: AtomicU64,
-    blocks: [AtomicU64; 3],
-    in_flight: AtomicU64,
 }
 
 /// A flow at the end of a period.
@@ -107,96 +81,51 @@ struct Last {
     blocks: [u64; 3],
 }
 
-/// A flow's activity in a period: units of progress, blocks of each class, bytes in flight.
-struct Sample {
-    vt: VTime,
-    progress: u64,
-    blocks: [u64; 3],
-    in_flight: u64,
-}
-
 /// A port of D2FQ.
 pub struct StrictD2fqPort<P: Platform> {
     shared: Arc<Shared<P>>,
     port: PortId,
-    /// The flow and the cost of each live request, by tag.
-    live: Vec<Option<(FlowId, u64)>>,
-    flows: Vec<PortFlow>,
+    flows: PortFlows<PortFlow>,
+    /// The seat and the cost of each live request, by tag.
+    live: Vec<Option<(usize, u64)>>,
     /// The port's leaf of the mindicator.
     lead: Option<VTime>,
 }
 
-/// A flow on one port: bytes completed and not published, bytes in flight now and as published,
-/// blocks submitted since the last publication.
-#[derive(Clone, Copy)]
+/// A flow on one port: bytes completed and not published, the time of the last publication, and
+/// virtual time while it has requests here.
+#[derive(Default)]
 struct PortFlow {
-    owner: Option<FlowId>,
-    requests: u32,
     pending: u64,
-    in_flight: u64,
-    shown: u64,
-    blocks: [u64; 3],
     published_ns: u64,
     normalizer: Normalizer,
-    /// The weight at which `pending` is charged.
-    weight: Weight,
-    /// Virtual time while it has requests here.
     vt: Option<VTime>,
 }
 
 impl<P: Platform> StrictD2fq<P> {
     /// The policy and its ports, for a legal configuration.
     pub fn new(config: &D2fqConfig, tracker: TrackerKind) -> (Self, Vec<StrictD2fqPort<P>>) {
-        let ports = config.ports.ports();
-        let state = |_| State {
-            vt: P::U64::new(0),
-            activity: P::U64::new(0),
-            moved: AtomicU64::new(0),
-            blocks: Default::default(),
-            in_flight: AtomicU64::new(0),
-        };
+        let (ports, flows) = (config.ports.ports(), config.flows);
         let shared = Arc::new(Shared {
-            flows: Flows::new(config.flows, ports),
-            states: (0..config.flows).map(state).collect(),
-            gvt: P::U64::new(0),
+            config: config.clone(),
             tracker,
+            flows: FlowTable::new(flows, ports),
+            states: (0..flows).map(|_| FlowState::new()).collect(),
+            blocks: (0..flows).map(|_| Default::default()).collect(),
+            gvt: P::U64::new(0),
             time: VirtualTime::new(config.ports.tree()),
-            medium: (config.medium() >> KIU) as i64,
-            low: (config.low() >> KIU) as i64,
-            batch: config.low() / (8 * ports as u64).max(64),
-            flush_ns: config.period_ns / 64,
-            grace_ns: config.grace_ns,
         });
-        let flow = PortFlow {
-            owner: None,
-            requests: 0,
-            pending: 0,
-            in_flight: 0,
-            shown: 0,
-            blocks: [0; 3],
-            published_ns: 0,
-            normalizer: Normalizer::default(),
-            weight: Weight::DEFAULT,
-            vt: None,
-        };
         let port = |port| StrictD2fqPort {
-            shared: shared.clone(),
-            port: PortId(port as u8),
+            port,
+            flows: PortFlows::new(port, &shared.flows, config.tags),
             live: vec![None; config.tags],
-            flows: vec![flow; config.flows],
             lead: None,
+            shared: shared.clone(),
         };
-        let handles = (0..ports).map(port).collect();
+        let handles = (0..ports).map(|number| port(PortId(number as u8))).collect();
         let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = config.ratio;
-        let policy = StrictD2fq {
-            adjuster: Mutex::new((0, vec![Last::default(); config.flows])),
-            ratio: AtomicU16::new(ratio),
-            unfair: config.unfair(),
-            period_ns: config.period_ns,
-            is_dynamic: matches!(config.ratio, Ratio::Dynamic { .. }),
-            shared,
-        };
-        (policy, handles)
+        let adjuster = Mutex::new((0, vec![Last::default(); flows]));
+        (StrictD2fq { adjuster, ratio: AtomicU16::new(ratio), shared }, handles)
     }
 }
 
@@ -207,36 +136,32 @@ impl<P: Platform> Policy for StrictD2fq<P> {
         let Shared { flows, states, gvt, .. } = &*self.shared;
         flows.add(known, weight, |slot| {
             // The word of a flow that was in this slot is not the new flow's.
-            let word = gvt.load(Ordering::Relaxed);
-            if word & HOLDER == slot as u64 + 1 {
-                gvt.store(word & !HOLDER, Ordering::Relaxed);
-            }
-            let state = &states[slot];
-            let old = state.vt();
-            state.vt.store(at(old, self.shared.ahead(old, None)).to_word(), Ordering::Relaxed);
-            state.activity.store(0, Ordering::Relaxed);
+            let is_its = |word| word & HOLDER == slot as u64 + 1;
+            update(gvt, |word| is_its(word).then_some(word & !HOLDER));
+            let old = states[slot].vt();
+            states[slot].reset(at(old, self.shared.ahead(old, 0)));
         })
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.shared.flows.weigh(flow, Some(weight))?;
-        Ok(())
+        self.shared.flows.set_weight(flow, weight)
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.shared.flows.weigh(flow, None)
+        self.shared.flows.close(flow)
     }
 
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
-        if !self.is_dynamic {
+        let config = &self.shared.config;
+        if matches!(config.ratio, Ratio::Static(_)) {
             return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
         }
         let mut adjuster = self.adjuster.lock().expect("nothing fails while it is held");
         let (due_ns, flows) = &mut *adjuster;
         if now_ns >= *due_ns {
-            *due_ns = now_ns.saturating_add(self.period_ns);
+            *due_ns = now_ns.saturating_add(config.period_ns);
             let samples = self.shared.samples(flows, now_ns);
-            let ratio = next(self.ratio.load(Ordering::Relaxed), &samples, self.unfair);
+            let ratio = next(self.ratio.load(Ordering::Relaxed), &samples, config.unfair());
             self.ratio.store(ratio, Ordering::Relaxed);
         }
         Some(*due_ns)
@@ -246,16 +171,17 @@ impl<P: Platform> Policy for StrictD2fq<P> {
     fn class_weights(&self) -> Option<ClassWeights> {
         let ratio = self.ratio.load(Ordering::Relaxed);
         let times = RATIO_MAX / ratio.max(1);
-        let [high, medium, low] = registers(ratio).map(|weight| weight * times);
-        Some(ClassWeights { high, medium, low })
+        let ClassWeights { high, medium, low } = class_weights(ratio);
+        Some(ClassWeights { high: high * times, medium: medium * times, low: low * times })
     }
 
     fn stats(&self) -> Stats {
-        let gvt = match self.shared.tracker {
-            TrackerKind::Mindicator => self.shared.time.now().units(),
-            _ => self.shared.gvt.load(Ordering::Relaxed) >> HOLDER_BITS << KIU,
+        let Shared { tracker, time, gvt, .. } = &*self.shared;
+        let units = match tracker {
+            TrackerKind::Mindicator => time.now().units(),
+            _ => gvt.load(Ordering::Relaxed) >> HOLDER_BITS << KIU,
         };
-        Stats { virtual_time: Some(gvt), ..Stats::default() }
+        Stats { virtual_time: Some(units), ..Stats::default() }
     }
 }
 
@@ -272,60 +198,49 @@ impl<P: Platform> Port for StrictD2fqPort<P> {
         if self.live.get(tag).is_none_or(Option::is_some) {
             return Err(SubmitError::BadTag);
         }
-        self.shared.flows.admit(request.flow)?;
         let (flow, cost) = (request.flow, request.cost.alone.max(1));
-        self.live[tag] = Some((flow, cost));
-        if self.flows[flow.slot()].requests == 0 {
-            self.activate(flow, now_ns);
+        let (_, seat) = self.flows.admit(&self.shared.flows, flow, request.tag, |_, _| ())?;
+        self.live[tag] = Some((seat, cost));
+        if self.flows.live(seat) == 1 {
+            self.activate(flow.slot(), seat, now_ns);
         }
-        let StrictD2fqPort { shared, flows, .. } = self;
-        let ahead = shared.ahead(shared.states[flow.slot()].vt(), Some(now_ns));
+        let Shared { config, states, blocks, .. } = &*self.shared;
         // Eq. 1.
+        let ahead = self.shared.ahead(states[flow.slot()].vt(), now_ns);
         let (class, which) = match ahead {
-            ahead if ahead < shared.medium => (Class::High, 0),
-            ahead if ahead < shared.low => (Class::Medium, 1),
+            ahead if ahead < (config.medium() >> KIU) as i64 => (Class::High, 0),
+            ahead if ahead < (config.low() >> KIU) as i64 => (Class::Medium, 1),
             _ => (Class::Low, 2),
         };
-        let flow = &mut flows[flow.slot()];
-        flow.requests += 1;
-        flow.in_flight += cost;
-        flow.blocks[which] += (cost >> BLOCK_BITS).max(1);
+        blocks[flow.slot()][which].fetch_add((cost / 512).max(1), Ordering::Relaxed);
         Ok(Submitted::Issue { class })
     }
 
-    fn next(&mut self, _now_ns: u64, _wake: &mut PortSet) -> Next {
+    fn next(&mut self, _now_ns: u64, wake: &mut PortSet) -> Next {
+        self.flows.poll(&self.shared.flows, wake);
         Next::Idle
     }
 
     fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, _wake: &mut PortSet) -> bool {
         let live = self.live.get_mut(tag.0 as usize).and_then(Option::take);
-        let Some((id, cost)) = live else { return false };
-        let slot = id.slot();
-        let flow = &self.flows[slot];
-        let weight = self.shared.flows.weight_in(slot);
-        if flow.weight != weight {
-            // Earlier completions are charged at the old weight.
-            if flow.pending > 0 {
-                self.publish(slot, false, now_ns);
-            }
-            self.flows[slot].weight = weight;
-        }
-        let StrictD2fqPort { shared, flows, .. } = self;
-        let flow = &mut flows[slot];
-        flow.requests -= 1;
+        let Some((seat, cost)) = live else { return false };
+        let last = self.flows.live(seat) == 1;
+        let slot = self.flows.owner(seat).map_or(0, FlowId::slot);
+        let Shared { config, flows, .. } = &*self.shared;
+        let Some(flow) = self.flows.kept_mut(seat) else { return false };
         flow.pending += cost;
-        flow.in_flight -= cost;
-        let (last, due_ns) = (flow.requests == 0, flow.published_ns + shared.flush_ns);
-        let units = Normalizer::default().units(flow.pending, weight);
-        if last || units >= shared.batch || now_ns >= due_ns {
-            self.publish(slot, last, now_ns);
+        // As the core's ports publish: an eighth of tau_l for all of them.
+        let batch = config.low() / (8 * config.ports.ports() as u64).max(64);
+        let units = Normalizer::default().units(flow.pending, flows.weight_in(slot));
+        if last || units >= batch || now_ns >= flow.published_ns + config.period_ns / 64 {
+            self.publish(slot, seat, last, now_ns);
         }
-        self.shared.flows.finish(slot);
+        self.flows.finish(&self.shared.flows, seat);
         true
     }
 
     fn has_work(&self) -> bool {
-        false
+        self.flows.has_closings(&self.shared.flows)
     }
 
     unused_verbs!();
@@ -333,23 +248,18 @@ impl<P: Platform> Port for StrictD2fqPort<P> {
 
 impl<P: Platform> StrictD2fqPort<P> {
     /// The flow has requests here again.
-    fn activate(&mut self, id: FlowId, now_ns: u64) {
-        let slot = id.slot();
-        let (shared, flow) = (&*self.shared, &mut self.flows[slot]);
-        let state = &shared.states[slot];
-        if flow.owner != Some(id) {
-            (flow.owner, flow.normalizer) = (Some(id), Normalizer::default());
-        }
+    fn activate(&mut self, slot: usize, seat: usize, now_ns: u64) {
+        let (shared, Some(flow)) = (&*self.shared, self.flows.kept_mut(seat)) else { return };
         flow.published_ns = now_ns;
+        let state = &shared.states[slot];
         // Read before the flow itself counts as active.
-        let ahead = shared.ahead(state.vt(), Some(now_ns));
+        let ahead = shared.ahead(state.vt(), now_ns);
         if let Some(was) = state.enter(now_ns)
-            && !is_active(was, now_ns, shared.grace_ns)
+            && !was.is_active(now_ns, shared.config.grace_ns)
         {
             // Idling erases debt (decision 5).
-            let vt = state.vt();
-            state.vt.store(at(vt, ahead).to_word(), Ordering::Relaxed);
-            state.moved.fetch_add(at(vt, ahead).since(vt) as u64, Ordering::Relaxed);
+            let before = state.vt();
+            state.shift(|vt| (vt == before && ahead != 0).then(|| at(vt, ahead)));
         }
         if shared.tracker == TrackerKind::Mindicator {
             flow.vt = Some(state.vt());
@@ -359,18 +269,12 @@ impl<P: Platform> StrictD2fqPort<P> {
 
     /// Charges the flow for requests completed here, and moves global virtual time. `last`: the
     /// flow has nothing in flight here from now on.
-    fn publish(&mut self, slot: usize, last: bool, now_ns: u64) {
-        let (shared, flow) = (&*self.shared, &mut self.flows[slot]);
+    fn publish(&mut self, slot: usize, seat: usize, last: bool, now_ns: u64) {
+        let (shared, Some(flow)) = (&*self.shared, self.flows.kept_mut(seat)) else { return };
         let state = &shared.states[slot];
-        let units = flow.normalizer.units(flow.pending, flow.weight);
-        let word = VTime::from_units(units).to_word();
-        let after = VTime::from_word(state.vt.fetch_add(word, Ordering::Relaxed)).plus(units);
+        let units = flow.normalizer.units(flow.pending, shared.flows.weight_in(slot));
+        let after = state.charge(units).plus(units);
         (flow.pending, flow.published_ns) = (0, now_ns);
-        for (sum, blocks) in state.blocks.iter().zip(&mut flow.blocks) {
-            sum.fetch_add(std::mem::take(blocks), Ordering::Relaxed);
-        }
-        state.in_flight.fetch_add(flow.in_flight.wrapping_sub(flow.shown), Ordering::Relaxed);
-        flow.shown = flow.in_flight;
         match shared.tracker {
             TrackerKind::Sloppy => shared.moved(slot, after, now_ns),
             TrackerKind::Mindicator => {
@@ -387,7 +291,8 @@ impl<P: Platform> StrictD2fqPort<P> {
 
     /// Writes the least virtual time of the flows here into the port's leaf of the mindicator.
     fn show_lead(&mut self) {
-        let lead = self.flows.iter().filter_map(|flow| flow.vt).reduce(VTime::min);
+        let times = (0..self.flows.seats()).filter_map(|seat| self.flows.kept(seat)?.vt);
+        let lead = times.reduce(VTime::min);
         let before = std::mem::replace(&mut self.lead, lead);
         if lead == before {
             return;
@@ -407,54 +312,14 @@ impl<P: Platform> StrictD2fqPort<P> {
     }
 }
 
-impl<P: Platform> State<P> {
-    fn vt(&self) -> VTime {
-        VTime::from_word(self.vt.load(Ordering::Relaxed))
-    }
-
-    fn is_active(&self, now_ns: u64, grace_ns: u64) -> bool {
-        is_active(self.activity.load(Ordering::Acquire), now_ns, grace_ns)
-    }
-
-    /// Counts a port that has a request in flight again; returns the state before if no port had
-    /// one.
-    fn enter(&self, now_ns: u64) -> Option<u64> {
-        let old = self.change(|old| match old & PORTS {
-            0 => now_ns & !PORTS | 1,
-            _ => old + 1,
-        });
-        (old & PORTS == 0).then_some(old)
-    }
-
-    /// Subtracts a port that has none from now on.
-    fn leave(&self, now_ns: u64) {
-        self.change(|old| match old & PORTS {
-            // At least one unit of time: the word of a flow that has been active is not 0.
-            1 => (now_ns & !PORTS).max(PORTS + 1),
-            _ => old - 1,
-        });
-    }
-
-    fn change(&self, new: impl Fn(u64) -> u64) -> u64 {
-        update(&self.activity, |old| Some(new(old)))
-    }
-}
-
-/// Swaps a word for `new` of it, unless that is `None`; gives the word before.
-fn update<A: AtomicWord>(word: &A, new: impl Fn(u64) -> Option<u64>) -> u64 {
+/// Swaps a word for `new` of it, unless that is `None`.
+fn update<A: AtomicWord>(word: &A, new: impl Fn(u64) -> Option<u64>) {
     let mut old = word.load(Ordering::Relaxed);
     while let Some(new) = new(old)
         && let Err(now) = word.compare_exchange(old, new, Ordering::SeqCst, Ordering::Relaxed)
     {
         old = now;
     }
-    old
-}
-
-/// Whether a flow with this activity is in flight, or was so within the grace period.
-fn is_active(activity: u64, now_ns: u64, grace_ns: u64) -> bool {
-    let lasts_ns = now_ns.saturating_sub(activity & !PORTS);
-    activity & PORTS > 0 || activity != 0 && lasts_ns <= grace_ns
 }
 
 /// Global virtual time, of which `vt` is `ahead` KiU ahead.
@@ -474,17 +339,21 @@ fn since(a: u64, b: u64) -> i64 {
 }
 
 impl<P: Platform> Shared<P> {
-    /// The distance of a flow at `vt` ahead of global virtual time, in KiU. With the scan it
-    /// searches all flows that are active at `now_ns`.
-    fn ahead(&self, vt: VTime, now_ns: Option<u64>) -> i64 {
+    fn is_active(&self, slot: usize, now_ns: u64) -> bool {
+        self.states[slot].activity().is_active(now_ns, self.config.grace_ns)
+    }
+
+    /// The distance of a flow at `vt` ahead of global virtual time, in KiU.
+    fn ahead(&self, vt: VTime, now_ns: u64) -> i64 {
         match self.tracker {
             TrackerKind::Mindicator => return vt.since(self.time.now()) >> KIU,
             TrackerKind::Scan => {
-                let now_ns = now_ns.unwrap_or_default();
-                let active = self.states.iter().filter(|it| it.is_active(now_ns, self.grace_ns));
-                if let Some(least) = active.map(State::vt).reduce(VTime::min) {
-                    // While no flow is active, the word keeps the last virtual time.
-                    update(&self.gvt, |old| (since(point(least), old) > 0).then_some(point(least)));
+                let active = (0..self.states.len()).filter(|slot| self.is_active(*slot, now_ns));
+                let least = active.map(|slot| self.states[slot].vt()).reduce(VTime::min);
+                // While no flow is active, the word keeps the last virtual time.
+                if let Some(least) = least {
+                    let to = point(least);
+                    update(&self.gvt, |old| (since(to, old) > 0).then_some(to));
                     return vt.since(least) >> KIU;
                 }
             }
@@ -496,11 +365,9 @@ impl<P: Platform> Shared<P> {
     /// The sloppy word, after a flow's virtual time has come to `after` (Figure 9).
     fn moved(&self, slot: usize, after: VTime, now_ns: u64) {
         // The port that publishes next releases an idle holder's word.
-        let word = self.gvt.load(Ordering::Relaxed);
-        if let Some(holder) = ((word & HOLDER) as usize).checked_sub(1)
-            && !self.states[holder].is_active(now_ns, self.grace_ns)
-        {
-            update(&self.gvt, |old| (old & HOLDER == word & HOLDER).then_some(old & !HOLDER));
+        let holder = self.gvt.load(Ordering::Relaxed) & HOLDER;
+        if holder != 0 && !self.is_active(holder as usize - 1, now_ns) {
+            update(&self.gvt, |old| (old & HOLDER == holder).then_some(old & !HOLDER));
         }
         let (my, me) = (point(after), slot as u64 + 1);
         update(&self.gvt, |old| {
@@ -518,61 +385,39 @@ impl<P: Platform> Shared<P> {
     /// from the next period on.
     fn samples(&self, last: &mut [Last], now_ns: u64) -> Vec<Sample> {
         let one = |(slot, last): (usize, &mut Last)| {
-            let state = &self.states[slot];
+            let (state, blocks) = (&self.states[slot], &self.blocks[slot]);
             let now = Last {
-                of: self.flows.in_slot(slot),
+                of: self.flows.open_in(slot),
                 vt: state.vt(),
-                moved: state.moved.load(Ordering::Relaxed),
-                blocks: array::from_fn(|class| state.blocks[class].load(Ordering::Relaxed)),
+                moved: state.moved(),
+                blocks: array::from_fn(|class| blocks[class].load(Ordering::Relaxed)),
             };
             let before = std::mem::replace(last, now);
-            let counts = now.of.is_some() && now.of == before.of;
-            (counts && state.is_active(now_ns, self.grace_ns)).then(|| Sample {
+            let counts = now.of.is_some() && now.of == before.of && self.is_active(slot, now_ns);
+            let shifted = now.moved.wrapping_sub(before.moved) as i64;
+            counts.then(|| Sample {
                 vt: now.vt,
-                progress: (now.vt.since(before.vt) as u64)
-                    .wrapping_sub(now.moved.wrapping_sub(before.moved)),
-                blocks: array::from_fn(|class| now.blocks[class] - before.blocks[class]),
-                in_flight: state.in_flight.load(Ordering::Relaxed),
+                progress: (now.vt.since(before.vt) - shifted).max(0) as u64,
+                requests: array::from_fn(|class| now.blocks[class] - before.blocks[class]),
+                waits: true,
+                in_flight: state.activity().ports(),
             })
         };
         last.iter_mut().enumerate().filter_map(one).collect()
     }
 }
 
-/// The least weights of the classes that have this ratio: the medium one is at the root.
-fn registers(ratio: u16) -> [u16; 3] {
-    [ratio, (1..=16).find(|root| root * root >= ratio).unwrap_or(16), 1]
-}
-
-/// The ratio of the next period (Section 3.2).
+/// The ratio of the next period (Section 3.2): by Eq. 2 if a flow is unfairly far behind the
+/// foremost, whatever the reason, else by Eq. 3.
 fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     let foremost = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
     let least = samples.iter().reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
-    let (Some(foremost), Some(least)) = (foremost, least) else { return ratio };
-    let within = |next: u128| {
-        u16::try_from(next).map_or(RATIO_MAX, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
-    };
-    // Eq. 2.
-    if least.vt.is_before(foremost.vt.minus(unfair)) {
-        return match least.progress {
-            // A flow that got nothing, though it has requests in flight, needs the most.
-            0 if least.in_flight > 0 => RATIO_MAX,
-            0 => ratio,
-            progress => {
-                let widened = u128::from(foremost.progress) * u128::from(ratio);
-                within(widened / u128::from(progress) + 1)
-            }
-        };
+    match foremost.zip(least) {
+        Some((foremost, least)) if least.vt.is_before(foremost.vt.minus(unfair)) => {
+            increased(ratio, foremost, least)
+        }
+        _ => decreased(ratio, samples),
     }
-    // Eq. 3: the time of a flow's blocks in their classes, relative to the high class alone.
-    let [h, m, l] = registers(ratio).map(u128::from);
-    let slowdown = |sample: &Sample| {
-        let [high, medium, low] = sample.blocks.map(u128::from);
-        let served = (high + medium + low) * m * l;
-        let in_high_only = high * m * l + medium * h * l + low * h * m;
-        (served > 0).then(|| in_high_only.div_ceil(served))
-    };
-    samples.iter().filter_map(slowdown).max().map_or(ratio, within)
 }
 
 #[cfg(test)]
@@ -685,7 +530,7 @@ mod tests {
         let unfair = 16 << 20;
         let sample = |mib: u64, progress, blocks| {
             let vt = VTime::from_units(mib << 20);
-            Sample { vt, progress, blocks, in_flight: 4096 }
+            Sample { vt, progress, requests: blocks, waits: true, in_flight: 1 }
         };
         let most = || sample(40, 700, [0, 0, 100]);
         let least = || sample(10, 100, [300, 0, 0]);
@@ -704,13 +549,9 @@ mod tests {
     #[test]
     fn equation_3_counts_blocks() {
         let mut rig = Rig::ahead(0);
-        rig.policy.tick(rig.now_ns, &mut PortSet::default());
         let tag = rig.submit(0, MIB).1;
         rig.complete(tag);
-        let mut last = [Last::default(); 2];
-        for _ in 0..2 {
-            rig.policy.shared.samples(&mut last, rig.now_ns);
-        }
-        assert_eq!(last[0].blocks, [2048, 0, 0]);
+        let blocks = rig.policy.shared.blocks[0].each_ref();
+        assert_eq!(blocks.map(|blocks| blocks.load(Ordering::Relaxed)), [2048, 0, 0]);
     }
 }

@@ -24,17 +24,18 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use fairq_core::flow_table::FlowTable;
 use fairq_core::mindicator::VirtualTime;
 use fairq_core::mqfq::wheel::{Place, Wheel, Window};
 use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
+use fairq_core::port_flows::PortFlows;
 use fairq_core::vtime::{Normalizer, VTime};
 use fairq_core::{
     Class, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId, PortSet,
     Reason, ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Topology, Weight,
 };
 
-use super::flows::{Flows, unused_verbs};
-use super::slots::{Line, SlotKind, Slots};
+use super::slots::{SlotKind, Slots};
 
 /// The structure that computes virtual time from the ports' lead requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,14 +99,12 @@ pub struct StrictMqfq<P: Platform> {
 struct Shared<P: Platform> {
     parts: MqfqParts,
     is_timed: bool,
-    flows: Flows<P>,
+    flows: FlowTable<P>,
     /// Virtual time at which each flow's next request starts.
     ends: Box<[End<P>]>,
     time: VirtualTime<P>,
     wheel: Wheel<P>,
     slots: Slots<P>,
-    /// The number of times that another window was wanted.
-    news: Line<P>,
     /// Held throughout `next` if dispatches are serialized.
     serial: P::Mutex<()>,
 }
@@ -117,20 +116,10 @@ struct End<P: Platform>(P::U64);
 /// A port of MQFQ.
 pub struct StrictMqfqPort<P: Platform> {
     shared: Arc<Shared<P>>,
-    local: Local,
-}
-
-/// A live request: its flow, its start tag, and the slot that it has, unless it is staged.
-#[derive(Clone, Copy)]
-struct Live {
-    flow: usize,
-    slot: Option<u32>,
-}
-
-struct Local {
     port: PortId,
-    flows: Vec<(Option<FlowId>, Normalizer)>,
-    live: Vec<Option<Live>>,
+    flows: PortFlows<Normalizer>,
+    /// The seat of each live request, by tag, and the slot that it has, unless it is staged.
+    live: Vec<Option<(usize, Option<u32>)>>,
     /// Start tag, number of the arrival and tag of the staged requests.
     queue: BTreeSet<(u64, u64, u32)>,
     arrivals: u64,
@@ -142,7 +131,6 @@ struct Local {
     place: Option<Place>,
     enlisted: bool,
     hint: usize,
-    news: u64,
 }
 
 impl<P: Platform> StrictMqfq<P> {
@@ -161,17 +149,17 @@ impl<P: Platform> StrictMqfq<P> {
         let shared = Arc::new(Shared {
             parts,
             is_timed: parts.virtual_time != VirtualTimeKind::None,
-            flows: Flows::new(flows, ports.ports()),
+            flows: FlowTable::new(flows, ports.ports()),
             ends: (0..flows).map(|_| End(P::U64::new(0))).collect(),
             time: VirtualTime::new(tree),
             wheel: Wheel::new(window, ports.ports()),
             slots: Slots::new(parts.slot_kind, ports, parts.slots),
-            news: Line::new(0),
             serial: P::Mutex::new(()),
         });
-        let local = |port| Local {
+        let port = |port| StrictMqfqPort {
+            shared: shared.clone(),
             port: PortId(port as u8),
-            flows: vec![(None, Normalizer::default()); flows],
+            flows: PortFlows::new(PortId(port as u8), &shared.flows, tags),
             live: vec![None; tags],
             queue: BTreeSet::new(),
             arrivals: 0,
@@ -180,19 +168,16 @@ impl<P: Platform> StrictMqfq<P> {
             place: None,
             enlisted: false,
             hint: port,
-            news: 0,
         };
-        let port = |port| StrictMqfqPort { shared: shared.clone(), local: local(port) };
         let handles = (0..ports.ports()).map(port).collect();
         (StrictMqfq { shared }, handles)
     }
 
     /// Computes W again after a change of flows or weights; the next port that runs adopts it.
     fn weigh(&self) {
-        let Shared { parts, flows, wheel, news, .. } = &*self.shared;
-        let reference = ReferenceWeight::of(flows.all().map(|(_, weight)| weight));
-        if wheel.want(Window::new(reference.units(parts.threshold), false)) {
-            news.0.fetch_add(1, Ordering::AcqRel);
+        let Shared { parts, flows, wheel, .. } = &*self.shared;
+        if wheel.want(Window::new(flows.reference().units(parts.threshold), false)) {
+            flows.tell();
         }
     }
 }
@@ -209,13 +194,13 @@ impl<P: Platform> Policy for StrictMqfq<P> {
     }
 
     fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        self.shared.flows.weigh(flow, Some(weight))?;
+        self.shared.flows.set_weight(flow, weight)?;
         self.weigh();
         Ok(())
     }
 
     fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        let ports = self.shared.flows.weigh(flow, None)?;
+        let ports = self.shared.flows.close(flow)?;
         self.weigh();
         Ok(ports)
     }
@@ -225,10 +210,10 @@ impl<P: Platform> Policy for StrictMqfq<P> {
     }
 
     fn stats(&self) -> Stats {
-        let Shared { time, slots, .. } = &*self.shared;
+        let Shared { time, slots, parts, .. } = &*self.shared;
         Stats {
             virtual_time: Some(time.now().units()),
-            slots: Some(slots.total().into()),
+            slots: Some(parts.slots.into()),
             free_slots: Some(slots.free()),
             ..Stats::default()
         }
@@ -242,62 +227,59 @@ impl<P: Platform> Port for StrictMqfqPort<P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        let StrictMqfqPort { shared, local } = self;
         let tag = request.tag.0 as usize;
-        if local.live.get(tag).is_none_or(Option::is_some) {
+        if self.live.get(tag).is_none_or(Option::is_some) {
             return Err(SubmitError::BadTag);
         }
-        let weight = shared.flows.admit(request.flow)?;
-        let flow = request.flow.slot();
-        let (owner, normalizer) = &mut local.flows[flow];
-        if *owner != Some(request.flow) {
-            (*owner, *normalizer) = (Some(request.flow), Normalizer::default());
-        }
+        let left = |_, _: &Normalizer| ();
+        let (weight, seat) =
+            self.flows.admit(&self.shared.flows, request.flow, request.tag, left)?;
+        let normalizer = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         // A request without a cost would move no end tag: its flow would never be throttled.
         let units = normalizer.units(request.cost.alone.max(1), weight);
-        let start = local.tag(shared, flow, units, wake);
-        local.queue.insert((start.units(), local.arrivals, request.tag.0));
-        local.arrivals += 1;
-        local.live[tag] = Some(Live { flow, slot: None });
+        let start = self.tag(request.flow.slot(), units, wake);
+        self.queue.insert((start.units(), self.arrivals, request.tag.0));
+        self.arrivals += 1;
+        self.live[tag] = Some((seat, None));
         Ok(Submitted::Staged)
     }
 
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
-        let StrictMqfqPort { shared, local } = self;
-        match shared.parts.serial {
-            true => shared.serial.with(|()| local.next(shared, now_ns, wake)),
-            false => local.next(shared, now_ns, wake),
+        if !self.shared.parts.serial {
+            return self.dispatch(now_ns, wake);
         }
+        let shared = self.shared.clone();
+        shared.serial.with(|()| self.dispatch(now_ns, wake))
     }
 
     fn complete(&mut self, _now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) -> bool {
-        let StrictMqfqPort { shared, local } = self;
-        let live = local.live.get_mut(tag.0 as usize);
-        let Some(live) = live.filter(|live| live.is_some_and(|live| live.slot.is_some())) else {
+        let live = self.live.get_mut(tag.0 as usize);
+        let Some((seat, slot)) = live.and_then(|live| live.take_if(|(_, slot)| slot.is_some()))
+        else {
             return false;
         };
-        let Some(Live { flow, slot: Some(slot) }) = live.take() else { return false };
-        shared.flows.finish(flow);
-        let can_use = local.lead().is_some_and(|lead| {
-            let window = shared.wheel.window();
+        self.flows.finish(&self.shared.flows, seat);
+        let can_use = self.lead().is_some_and(|lead| {
+            let window = self.shared.wheel.window();
+            let is_held = |time| self.shared.is_timed && window.holds_back(lead, time);
             // Only a refusal by the value read last has to be checked again.
-            if shared.is_timed && window.holds_back(lead, local.time) {
-                local.time = shared.time.now();
+            if is_held(self.time) {
+                self.time = self.shared.time.now();
             }
-            !shared.is_timed || !window.holds_back(lead, local.time)
+            !is_held(self.time)
         });
-        wake.extend(shared.slots.release(local.port, slot, can_use));
+        wake.extend(self.shared.slots.release(self.port, slot.unwrap_or_default(), can_use));
         true
     }
 
     fn has_work(&self) -> bool {
-        !self.local.queue.is_empty()
+        !self.queue.is_empty()
     }
 
     unused_verbs!();
 }
 
-impl Local {
+impl<P: Platform> StrictMqfqPort<P> {
     /// The start tag of the first staged request.
     fn lead(&self) -> Option<VTime> {
         self.queue.first().map(|&(start, ..)| VTime::from_units(start))
@@ -305,17 +287,11 @@ impl Local {
 
     /// Tags a request: at virtual time, or where the flow's last request ends if that is later. If
     /// the request becomes the port's lead, the port's leaf is lowered to it.
-    fn tag<P: Platform>(
-        &mut self,
-        shared: &Shared<P>,
-        flow: usize,
-        units: u64,
-        wake: &mut PortSet,
-    ) -> VTime {
-        if shared.is_timed {
-            self.time = shared.time.now();
+    fn tag(&mut self, flow: usize, units: u64, wake: &mut PortSet) -> VTime {
+        if self.shared.is_timed {
+            self.time = self.shared.time.now();
         }
-        let word = &shared.ends[flow].0;
+        let word = &self.shared.ends[flow].0;
         let cost = VTime::from_units(units).to_word();
         let old = VTime::from_word(word.fetch_add(cost, Ordering::Relaxed));
         let end = self.time.plus(units).to_word();
@@ -330,127 +306,117 @@ impl Local {
         let start = old.max(self.time);
         if self.published.is_none_or(|published| start.is_before(published)) {
             self.published = Some(start);
-            if shared.is_timed {
-                let moved = shared.time.arrive(self.port, start);
-                self.turn(shared, moved, wake);
+            if self.shared.is_timed {
+                let moved = self.shared.time.arrive(self.port, start);
+                self.turn(moved, wake);
             }
         }
         start
     }
 
-    fn next<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) -> Next {
-        let news = shared.news.0.load(Ordering::Acquire);
-        if std::mem::replace(&mut self.news, news) != news {
-            wake.extend(shared.wheel.adopt());
+    /// One call of `next`.
+    fn dispatch(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
+        if self.flows.poll(&self.shared.flows, wake) {
+            wake.extend(self.shared.wheel.adopt());
         }
-        let stopped = match shared.parts.unthrottle {
+        let stopped = match self.shared.parts.unthrottle {
             UnthrottleKind::Wheel => Next::Blocked,
             UnthrottleKind::Polling { period_ns } => Next::WaitUntil(now_ns + period_ns),
         };
         loop {
             let Some(lead) = self.lead() else {
-                self.rest(shared, wake);
-                self.publish(shared, None, wake);
+                self.rest(wake);
+                self.publish(None, wake);
                 return Next::Idle;
             };
-            if shared.is_timed {
-                self.time = shared.time.now();
+            if self.shared.is_timed {
+                self.time = self.shared.time.now();
             }
-            let window = shared.wheel.window();
-            if shared.is_timed && window.holds_back(lead, self.time) {
+            let window = self.shared.wheel.window();
+            if self.shared.is_timed && window.holds_back(lead, self.time) {
                 // The port's own leaf may hold virtual time back.
-                self.publish(shared, Some(lead), wake);
-                self.time = shared.time.now();
+                self.publish(Some(lead), wake);
+                self.time = self.shared.time.now();
                 if window.holds_back(lead, self.time) {
-                    match self.throttle(shared, lead, wake) {
+                    match self.throttle(lead, wake) {
                         true => return stopped,
                         false => continue,
                     }
                 }
             }
-            self.leave_wheel(shared);
-            let Some(slot) = self.acquire(shared) else {
-                self.publish(shared, Some(lead), wake);
+            self.leave_wheel();
+            let Some(slot) = self.acquire() else {
+                self.publish(Some(lead), wake);
                 return stopped;
             };
             let Some((_, _, tag)) = self.queue.pop_first() else { continue };
-            if let Some(live) = &mut self.live[tag as usize] {
-                live.slot = Some(slot);
+            if let Some((_, has)) = &mut self.live[tag as usize] {
+                *has = Some(slot);
             }
             let lead = self.lead();
-            self.publish(shared, lead, wake);
+            self.publish(lead, wake);
             return Next::Issue { tag: Tag(tag), class: Class::Medium };
         }
     }
 
     /// Raises the port's leaf to `lead`.
-    fn publish<P: Platform>(
-        &mut self,
-        shared: &Shared<P>,
-        lead: Option<VTime>,
-        wake: &mut PortSet,
-    ) {
+    fn publish(&mut self, lead: Option<VTime>, wake: &mut PortSet) {
         if self.published != lead {
             self.published = lead;
-            if shared.is_timed {
-                let moved = shared.time.raise(self.port, lead);
-                self.turn(shared, moved, wake);
+            if self.shared.is_timed {
+                let moved = self.shared.time.raise(self.port, lead);
+                self.turn(moved, wake);
             }
         }
     }
 
     /// Wakes the ports that virtual time releases, if it has moved on, to `moved`.
-    fn turn<P: Platform>(&mut self, shared: &Shared<P>, moved: Option<VTime>, wake: &mut PortSet) {
+    fn turn(&mut self, moved: Option<VTime>, wake: &mut PortSet) {
         if let Some(now) = moved {
             self.time = now;
-            if shared.parts.unthrottle == UnthrottleKind::Wheel {
-                wake.extend(shared.wheel.turn(now));
+            if self.shared.parts.unthrottle == UnthrottleKind::Wheel {
+                wake.extend(self.shared.wheel.turn(now));
             }
         }
     }
 
     /// Takes a slot, or marks the port as waiting for one.
-    fn acquire<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u32> {
-        let mut slot = shared.slots.acquire(self.port, &mut self.hint);
-        if shared.parts.unthrottle != UnthrottleKind::Wheel {
+    fn acquire(&mut self) -> Option<u32> {
+        let mut slot = self.shared.slots.acquire(self.port, &mut self.hint);
+        if self.shared.parts.unthrottle != UnthrottleKind::Wheel {
             // A port that polls tries again by itself; no other port has to wake it.
             return slot;
         }
-        if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
-            shared.slots.enlist(self.port);
+        if slot.is_none() && !(self.enlisted && self.shared.slots.is_enlisted(self.port)) {
+            self.shared.slots.enlist(self.port);
             self.enlisted = true;
             // A port that frees a slot and does not see the mark has freed the slot before this
             // attempt.
-            slot = shared.slots.acquire(self.port, &mut self.hint);
+            slot = self.shared.slots.acquire(self.port, &mut self.hint);
         }
         if slot.is_some() {
-            self.delist(shared);
+            self.delist();
         }
         slot
     }
 
     /// Throttles the port because `lead` is too far ahead. False: it is no longer too far.
-    fn throttle<P: Platform>(
-        &mut self,
-        shared: &Shared<P>,
-        lead: VTime,
-        wake: &mut PortSet,
-    ) -> bool {
+    fn throttle(&mut self, lead: VTime, wake: &mut PortSet) -> bool {
         if let Some(place) = self.place
-            && shared.wheel.sleeps(self.port, lead, place)
+            && self.shared.wheel.sleeps(self.port, lead, place)
         {
             // The port sleeps already. A slot that it has got meanwhile is for other ports.
-            self.rest_awake(shared, wake);
+            self.rest_awake(wake);
             return true;
         }
-        self.rest(shared, wake);
-        if shared.parts.unthrottle != UnthrottleKind::Wheel {
+        self.rest(wake);
+        if self.shared.parts.unthrottle != UnthrottleKind::Wheel {
             return true;
         }
-        let window = shared.wheel.window();
+        let window = self.shared.wheel.window();
         // W may have grown since the caller read it.
         if window.holds_back(lead, self.time) {
-            let Shared { wheel, time, .. } = shared;
+            let Shared { wheel, time, .. } = &*self.shared;
             self.place = wheel.enter(self.port, lead, window, self.time, time);
         }
         self.place.is_some()
@@ -458,25 +424,25 @@ impl Local {
 
     /// The port has no request that may be issued: removes it from the wheel and gives up its
     /// slots.
-    fn rest<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
-        self.leave_wheel(shared);
-        self.rest_awake(shared, wake);
+    fn rest(&mut self, wake: &mut PortSet) {
+        self.leave_wheel();
+        self.rest_awake(wake);
     }
 
-    fn rest_awake<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
-        self.delist(shared);
-        wake.extend(shared.slots.stop(self.port));
+    fn rest_awake(&mut self, wake: &mut PortSet) {
+        self.delist();
+        wake.extend(self.shared.slots.stop(self.port));
     }
 
-    fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) {
+    fn leave_wheel(&mut self) {
         if let Some(place) = self.place.take() {
-            shared.wheel.leave(self.port, place);
+            self.shared.wheel.leave(self.port, place);
         }
     }
 
-    fn delist<P: Platform>(&mut self, shared: &Shared<P>) {
+    fn delist(&mut self) {
         if std::mem::take(&mut self.enlisted) {
-            shared.slots.delist(self.port);
+            self.shared.slots.delist(self.port);
         }
     }
 }
@@ -498,7 +464,7 @@ mod tests {
             let request = Request::new(Tag(tag), flow, Op::Read, 0, length);
             ports[port].submit(0, &request, wake).unwrap();
             let end = policy.shared.ends[0].0.load(Ordering::Relaxed);
-            let starts = ports[port].local.queue.iter();
+            let starts = ports[port].queue.iter();
             let start = starts.filter(|(.., at)| *at == tag).map(|(start, ..)| *start).next();
             (start.unwrap(), VTime::from_word(end).units())
         };
@@ -514,7 +480,7 @@ mod tests {
         assert_eq!(policy.stats().virtual_time, Some(9000));
         let request = Request::new(Tag(1), flow, Op::Read, 0, 800);
         ports[1].submit(0, &request, &mut PortSet::default()).unwrap();
-        let (start, ..) = *ports[1].local.queue.first().unwrap();
+        let (start, ..) = *ports[1].queue.first().unwrap();
         let end = policy.shared.ends[0].0.load(Ordering::Relaxed);
         assert_eq!((start, VTime::from_word(end).units()), (9000, 9800), "it has lagged behind");
     }

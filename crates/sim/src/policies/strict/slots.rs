@@ -8,8 +8,8 @@
 //! stops gives its tokens to waiting ports and puts the rest into the node above its leaf.
 //!
 //! **Counter and bitmap.** One shared counter, or bits spread over words as Linux's sbitmap spreads
-//! them, which a port searches from the word where it last found a free bit. No slot belongs to a
-//! port, so a port that stops checks whether slots are free while others wait.
+//! them (a set bit is free), which a port searches from the word where it last found one. No slot
+//! belongs to a port, so a port that stops checks whether slots are free while others wait.
 
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
 use fairq_core::topology::{Topology, Tree};
@@ -44,13 +44,9 @@ impl<P: Platform> Line<P> {
 pub(super) struct Slots<P: Platform> {
     kind: SlotKind,
     tree: Tree,
-    /// Tokens by node of the tree; the free slots; or the words of the bitmap, where a set bit is a
-    /// slot in use.
+    /// Free slots: their number by node of the tree or in all, or a set bit for each.
     words: Box<[Line<P>]>,
     ready: PortBits<P>,
-    total: u32,
-    /// Slots in each word of the bitmap; the last may have fewer.
-    per_word: u32,
 }
 
 impl<P: Platform> Slots<P> {
@@ -58,22 +54,22 @@ impl<P: Platform> Slots<P> {
         let tree = ports.tree();
         // Four slots and more take at least four words (`sbitmap_init_node`).
         let per_word = 1 << if total < 4 { 64 } else { (total / 4).min(64) }.ilog2();
-        let count = match kind {
-            SlotKind::TokenTree | SlotKind::TokenPath => tree.nodes(),
-            SlotKind::AtomicCounter => 1,
-            SlotKind::ScalableBitmap => total.div_ceil(per_word) as usize,
+        let words = match kind {
+            SlotKind::AtomicCounter => vec![u64::from(total)],
+            SlotKind::ScalableBitmap => (0..total)
+                .step_by(per_word)
+                .map(|first| u64::MAX >> (64 - (total - first).min(per_word as u32)))
+                .collect(),
+            _ => (0..tree.nodes())
+                .map(|at| if at == Tree::ROOT { total.into() } else { 0 })
+                .collect(),
         };
-        let at = |at| match (kind, at) {
-            (SlotKind::ScalableBitmap, _) | (_, 1..) => 0,
-            _ => u64::from(total),
-        };
-        let words = (0..count).map(|word| Line::new(at(word))).collect();
-        Slots { kind, words, ready: PortBits::new(ports.ports()), total, per_word, tree }
+        let words = words.into_iter().map(Line::new).collect();
+        Slots { kind, words, ready: PortBits::new(ports.ports()), tree }
     }
 
-    /// D.
-    pub(super) fn total(&self) -> u32 {
-        self.total
+    fn is_tree(&self) -> bool {
+        matches!(self.kind, SlotKind::TokenTree | SlotKind::TokenPath)
     }
 
     /// Free slots. Exact while none is taken or released.
@@ -84,33 +80,26 @@ impl<P: Platform> Slots<P> {
     fn count(&self, words: &[Line<P>]) -> u64 {
         let words = words.iter().map(|word| word.0.load(SeqCst));
         match self.kind {
-            SlotKind::ScalableBitmap => {
-                u64::from(self.total) - words.map(|word| u64::from(word.count_ones())).sum::<u64>()
-            }
+            SlotKind::ScalableBitmap => words.map(|word| u64::from(word.count_ones())).sum(),
             _ => words.sum(),
-        }
-    }
-
-    /// The slots that any port may take.
-    fn shared(&self) -> u64 {
-        match self.kind {
-            SlotKind::TokenTree | SlotKind::TokenPath => {
-                self.count(&self.words[..self.tree.inner()])
-            }
-            _ => self.free(),
         }
     }
 
     /// Takes a slot. `hint` is the word of the bitmap in which the port last found one.
     pub(super) fn acquire(&self, port: PortId, hint: &mut usize) -> Option<u32> {
-        if self.kind == SlotKind::ScalableBitmap {
-            return self.acquire_bit(hint);
-        }
-        let take = |node: usize| take_one(&self.words[node].0).then_some(0);
-        if self.kind == SlotKind::AtomicCounter {
-            return take(0);
-        }
         let mut node = self.tree.leaf(port);
+        match self.kind {
+            SlotKind::AtomicCounter => return self.take(0),
+            SlotKind::ScalableBitmap => {
+                let count = self.words.len();
+                // The first hint is the port's number, which may be beyond the last word.
+                let mut words = (0..count).map(|at| (*hint + at) % count);
+                let (at, slot) = words.find_map(|at| Some((at, self.take(at)?)))?;
+                *hint = at;
+                return Some(slot);
+            }
+            _ => {}
+        }
         // No other port writes the leaf, so a load and a store are enough.
         let leaf = &self.words[node].0;
         let tokens = leaf.load(Relaxed);
@@ -120,31 +109,30 @@ impl<P: Platform> Slots<P> {
         }
         while node != Tree::ROOT {
             node = self.tree.parent(node);
-            if let Some(slot) = take(node) {
+            if let Some(slot) = self.take(node) {
                 return Some(slot);
             }
         }
-        let elsewhere = if self.kind == SlotKind::TokenTree { 1..self.tree.inner() } else { 0..0 };
-        elsewhere.into_iter().find_map(take)
+        let elsewhere = if self.kind == SlotKind::TokenTree { self.tree.inner() } else { 0 };
+        (1..elsewhere).find_map(|node| self.take(node))
     }
 
-    fn acquire_bit(&self, hint: &mut usize) -> Option<u32> {
-        let count = self.words.len();
-        // The first hint is the port's number, which may be beyond the last word.
-        for index in (0..count).map(|at| (*hint + at) % count) {
-            let word = &self.words[index].0;
-            let slots = (self.total - index as u32 * self.per_word).min(self.per_word);
-            let mask = u64::MAX >> (64 - slots);
-            let mut free = !word.load(SeqCst) & mask;
-            while free != 0 {
-                let taken = free & free.wrapping_neg();
-                // If another port has set the bit first, the returned word shows the free bits.
-                let used = word.fetch_or(taken, SeqCst);
-                if used & taken == 0 {
-                    *hint = index;
-                    return Some((index as u32) << 6 | taken.trailing_zeros());
+    /// Takes a slot from a word that several ports use.
+    fn take(&self, at: usize) -> Option<u32> {
+        let word = &self.words[at].0;
+        let mut free = word.load(SeqCst);
+        while free != 0 {
+            if self.kind == SlotKind::ScalableBitmap {
+                let bit = free & free.wrapping_neg();
+                free = word.fetch_and(!bit, SeqCst);
+                if free & bit != 0 {
+                    return Some((at as u32) << 6 | bit.trailing_zeros());
                 }
-                free = !used & mask;
+            } else {
+                match word.compare_exchange(free, free - 1, SeqCst, SeqCst) {
+                    Ok(_) => return Some(0),
+                    Err(now) => free = now,
+                }
             }
         }
         None
@@ -168,31 +156,32 @@ impl<P: Platform> Slots<P> {
     /// the slot itself if it `can_use` one. Returns the ports to wake.
     pub(super) fn release(&self, port: PortId, slot: u32, can_use: bool) -> PortSet {
         let claim = || if can_use { None } else { self.claim(port) };
-        let only = |(port, _)| PortSet::only(port);
-        match self.kind {
-            SlotKind::TokenTree | SlotKind::TokenPath => {
-                let Some((target, node)) = claim() else {
+        let claimed = if self.is_tree() {
+            let claimed = claim();
+            match claimed {
+                Some((_, node)) => _ = self.words[node].0.fetch_add(1, SeqCst),
+                None => {
                     let leaf = &self.words[self.tree.leaf(port)].0;
                     leaf.store(leaf.load(Relaxed) + 1, Relaxed);
-                    return PortSet::EMPTY;
-                };
-                self.words[node].0.fetch_add(1, SeqCst);
-                return PortSet::only(target);
+                }
             }
-            SlotKind::AtomicCounter => self.words[0].0.fetch_add(1, SeqCst),
-            SlotKind::ScalableBitmap => {
-                self.words[slot as usize >> 6].0.fetch_and(!(1 << (slot & 63)), SeqCst)
-            }
+            claimed
+        } else {
+            match self.kind {
+                SlotKind::AtomicCounter => self.words[0].0.fetch_add(1, SeqCst),
+                _ => self.words[slot as usize >> 6].0.fetch_or(1 << (slot & 63), SeqCst),
+            };
+            P::fence();
+            claim()
         };
-        P::fence();
-        claim().map_or(PortSet::EMPTY, only)
+        claimed.map_or(PortSet::EMPTY, |(port, _)| PortSet::only(port))
     }
 
     /// The port stops: slots that it has go to waiting ports, which are returned to be woken, or to
     /// where all ports find them.
     pub(super) fn stop(&self, port: PortId) -> PortSet {
-        let mut woken = PortSet::EMPTY;
-        if matches!(self.kind, SlotKind::TokenTree | SlotKind::TokenPath) {
+        let (mut woken, mut shared) = (PortSet::EMPTY, &self.words[..]);
+        if self.is_tree() {
             let at = self.tree.leaf(port);
             let leaf = &self.words[at].0;
             let mut carried = leaf.load(Relaxed);
@@ -214,13 +203,11 @@ impl<P: Platform> Slots<P> {
                 // The woken ports count the other tokens when they stop.
                 return woken;
             }
+            shared = &self.words[..self.tree.inner()];
         }
-        if self.ready.set().is_empty(SeqCst) {
-            return woken;
-        }
-        for _ in 0..self.shared() {
-            let Some((target, _)) = self.claim(port) else { break };
-            woken.insert(target);
+        if !self.ready.set().is_empty(SeqCst) {
+            let claims = (0..self.count(shared)).map_while(|_| self.claim(port));
+            woken.extend(claims.map(|(target, _)| target).collect());
         }
         woken
     }
@@ -235,18 +222,6 @@ impl<P: Platform> Slots<P> {
             }
         }
     }
-}
-
-/// Subtracts 1 from a counter that is not 0; returns false if it is 0.
-fn take_one<A: AtomicWord>(word: &A) -> bool {
-    let mut tokens = word.load(SeqCst);
-    while tokens != 0 {
-        match word.compare_exchange(tokens, tokens - 1, SeqCst, SeqCst) {
-            Ok(_) => return true,
-            Err(now) => tokens = now,
-        }
-    }
-    false
 }
 
 #[cfg(test)]
