@@ -27,7 +27,7 @@ use crossbeam_utils::CachePadded;
 use fairq_core::Topology;
 use fairq_core::bfq::{BfqConfig, BfqScheduler};
 use fairq_core::cfq::{CfqConfig, CfqScheduler};
-use fairq_core::d2fq::{D2fq, D2fqConfig, TrackerKind};
+use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::depth::AutoDepth;
 use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
@@ -632,13 +632,8 @@ fn mqfq(
     Mqfq::new(config).expect("the bounds are legal")
 }
 
-fn d2fq(
-    threads: usize,
-    flows: usize,
-    tracker: TrackerKind,
-) -> (D2fq<Native>, Vec<fairq_core::d2fq::D2fqPort<Native>>) {
-    let config = D2fqConfig::new(Topology::flat(threads), flows, flows * DEPTH)
-        .with(|config| config.tracker = tracker);
+fn d2fq(threads: usize, flows: usize) -> (D2fq<Native>, Vec<fairq_core::d2fq::D2fqPort<Native>>) {
+    let config = D2fqConfig::new(Topology::flat(threads), flows, flows * DEPTH);
     D2fq::new(config).expect("the bounds are legal")
 }
 
@@ -652,15 +647,7 @@ fn main() {
     measure(&mut criterion, &mut rows, "none", |threads, flows| {
         NonePolicy::<Native>::new(threads, flows, flows * DEPTH).expect("the bounds are legal")
     });
-    measure(&mut criterion, &mut rows, "d2fq", |threads, flows| {
-        d2fq(threads, flows, TrackerKind::Sloppy)
-    });
-    measure(&mut criterion, &mut rows, "d2fq-mindicator", |threads, flows| {
-        d2fq(threads, flows, TrackerKind::Mindicator)
-    });
-    measure(&mut criterion, &mut rows, "d2fq-scan", |threads, flows| {
-        d2fq(threads, flows, TrackerKind::Scan)
-    });
+    measure(&mut criterion, &mut rows, "d2fq", d2fq);
     measure_serial(
         &mut criterion,
         &mut rows,

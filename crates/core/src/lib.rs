@@ -107,3 +107,6 @@ pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
 pub use structures::reference::ReferenceWeight;
 pub use structures::topology::Topology;
+/// Structures of which the laboratory makes the papers' variants; not a part of the interface.
+#[doc(hidden)]
+pub use structures::{flow_table, mindicator, port_flows, topology};

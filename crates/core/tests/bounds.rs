@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
-use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, StrictPaper, VirtualTimeKind};
+use fairq_core::d2fq::D2fqConfig;
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::platform::{AtomicWord, Lock, Ordering};
 use fairq_core::registry::{self, Shape};
@@ -18,6 +19,14 @@ use fairq_core::{
     AnyPolicy, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request,
     Submitted, Tag, Topology, Tuning, Weight,
 };
+
+use strict::d2fq::{StrictD2fq, TrackerKind};
+use strict::mqfq::{MqfqParts, StrictMqfq, VirtualTimeKind};
+
+/// The policies of the papers' authors are part of the laboratory.
+#[allow(dead_code, unreachable_pub, reason = "the laboratory uses all of it")]
+#[path = "../../sim/src/policies/strict/mod.rs"]
+mod strict;
 
 thread_local! {
     static ACCESSES: Cell<u64> = const { Cell::new(0) };
@@ -294,10 +303,10 @@ fn neither_verbs_nor_ticks_take_longer_than_is_said() {
 /// where an array scan finds virtual time.
 #[test]
 fn mqfq_by_the_letter_of_its_paper_takes_no_longer() {
-    let most = |kind, size: Size| {
-        let mut config = MqfqConfig::new(Topology::flat(size.ports), size.flows, TAGS);
-        (config.slots, config.virtual_time) = (32, kind);
-        Rig::of(Mqfq::<Counting, StrictPaper>::read(config).unwrap(), size).run()
+    let most = |virtual_time, size: Size| {
+        let parts = MqfqParts { virtual_time, ..MqfqParts::new(32, 46_080) };
+        let topology = Topology::flat(size.ports);
+        Rig::of(StrictMqfq::<Counting>::new(parts, &topology, size.flows, TAGS), size).run()
     };
     for size in [FEW, MANY] {
         let [verbs, tick] = bounds("mqfq", size);
@@ -313,9 +322,8 @@ fn mqfq_by_the_letter_of_its_paper_takes_no_longer() {
 /// A verb that goes through all flows is caught: the paper's scanning tracker does so.
 #[test]
 fn a_verb_that_looks_at_all_flows_is_noticed() {
-    let scan = registry::find("d2fq").unwrap().knobs();
-    let scan = scan.iter().find(|knob| knob.key == "tracker").unwrap().word("scan").unwrap();
-    let most = Rig::new("d2fq", &[("tracker", scan)], MANY).run();
+    let config = D2fqConfig::new(Topology::flat(MANY.ports), MANY.flows, TAGS);
+    let most = Rig::of(StrictD2fq::<Counting>::new(&config, TrackerKind::Scan), MANY).run();
     assert!(most["submit"] > bounds("d2fq", MANY)[0], "{most:?}");
 }
 
@@ -362,9 +370,9 @@ fn flows_are_added_and_weighed_in_a_few_steps() {
 /// A much smaller D costs one step for each node of the tree, not for each slot.
 #[test]
 fn a_smaller_d_is_paid_in_a_few_steps() {
-    for (kind, size) in [(SlotKind::TokenTree, FEW), (SlotKind::AtomicCounter, MANY)] {
+    for size in [FEW, MANY] {
         let mut config = MqfqConfig::new(Topology::flat(size.ports), size.flows, TAGS);
-        (config.slots, config.slot_kind) = (65_536, kind);
+        config.slots = 65_536;
         let (policy, mut ports) = Mqfq::<Counting>::new(config).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         let mut wake = PortSet::EMPTY;

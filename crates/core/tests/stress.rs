@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use fairq_core::Topology;
 use fairq_core::bfq::{BfqConfig, BfqScheduler};
 use fairq_core::cfq::{CfqConfig, CfqScheduler};
-use fairq_core::d2fq::{D2fq, D2fqConfig, TrackerKind};
+use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
 use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
@@ -374,12 +374,9 @@ mod crowds {
 
     #[test]
     fn d2fq() {
-        for tracker in [TrackerKind::Sloppy, TrackerKind::Mindicator] {
-            let mut config = D2fqConfig::new(Topology::flat(PORTS), 2 * FLOWS, DEPTH);
-            config.tracker = tracker;
-            let built = D2fq::<fairq_core::Native>::new(config).unwrap();
-            stress_with(PATIENCE, FLOWS, 4000, false, built);
-        }
+        let config = D2fqConfig::new(Topology::flat(PORTS), 2 * FLOWS, DEPTH);
+        let built = D2fq::<fairq_core::Native>::new(config).unwrap();
+        stress_with(PATIENCE, FLOWS, 4000, false, built);
     }
 
     #[test]
@@ -550,24 +547,6 @@ fn mqfq_without_threshold() {
 }
 
 #[test]
-fn mqfq_array_scan_and_counter() {
-    mqfq(|config| {
-        config.virtual_time = VirtualTimeKind::ArrayScan;
-        config.slot_kind = SlotKind::AtomicCounter;
-    });
-}
-
-#[test]
-fn mqfq_bitmap() {
-    mqfq(|config| config.slot_kind = SlotKind::ScalableBitmap);
-}
-
-#[test]
-fn mqfq_polling() {
-    mqfq(|config| config.unthrottle = UnthrottleKind::Polling { period_ns: 5000 });
-}
-
-#[test]
 fn mqfq_serial() {
     mqfq(|config| config.serial = true);
 }
@@ -588,15 +567,12 @@ fn kyber() {
 /// A flow that returns with an older virtual time lowers the global one (Figure 9).
 #[test]
 fn d2fq() {
-    for strict_paper in [false, true] {
-        let mut config = D2fqConfig::new(Topology::flat(PORTS), CAPACITY, DEPTH);
-        // Thresholds that requests of 64 KiB cross, and the shortest period.
-        config.tau_l = Some(1 << 18);
-        config.period_ns = 1_000_000;
-        config.strict_paper = strict_paper;
-        let built = D2fq::<fairq_core::Native>::new(config).unwrap();
-        stress_with(PATIENCE, FLOWS, REQUESTS, false, built);
-    }
+    let mut config = D2fqConfig::new(Topology::flat(PORTS), CAPACITY, DEPTH);
+    // Thresholds that requests of 64 KiB cross, and the shortest period.
+    config.tau_l = Some(1 << 18);
+    config.period_ns = 1_000_000;
+    let built = D2fq::<fairq_core::Native>::new(config).unwrap();
+    stress_with(PATIENCE, FLOWS, REQUESTS, false, built);
 }
 
 #[test]

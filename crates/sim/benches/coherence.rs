@@ -17,8 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
-use fairq_core::mqfq::{Mqfq, MqfqConfig, StrictPaper};
+use fairq_core::d2fq::{D2fqConfig, Ratio};
 use fairq_core::platform::{AtomicWord, Lock};
 use fairq_core::{
     FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request, Submitted, Tag,
@@ -27,6 +26,9 @@ use fairq_core::{
 use fairq_sim::Host;
 use fairq_sim::contention::{Contended, Contest, contend};
 use fairq_sim::host::{Cycles, Machine, Ways};
+use fairq_sim::policies::{
+    MqfqSubject, StrictD2fq, StrictD2fqPort, StrictMqfq, StrictMqfqPort, TrackerKind,
+};
 use fairq_sim::traced::Traced;
 
 const CPUS: usize = 2;
@@ -269,17 +271,15 @@ impl<P: Port> Loop<P> {
     }
 }
 
-fn mqfq<P: Platform>() -> Vec<Loop<<Mqfq<P, StrictPaper> as Policy>::Port>> {
-    let mut config = MqfqConfig::new(topology(), CPUS, TAGS as usize);
-    (config.slots, config.threshold_bytes) = (128, 64 << 10);
-    loops(Mqfq::<P, StrictPaper>::read(config).expect("legal"))
+fn mqfq<P: Platform>() -> Vec<Loop<StrictMqfqPort<P>>> {
+    let parts = MqfqSubject { slots: 128, threshold: 64 << 10 }.parts();
+    loops(StrictMqfq::<P>::new(parts, &topology(), CPUS, TAGS as usize))
 }
 
-fn d2fq<P: Platform>(tracker: TrackerKind) -> Vec<Loop<<D2fq<P> as Policy>::Port>> {
+fn d2fq<P: Platform>(tracker: TrackerKind) -> Vec<Loop<StrictD2fqPort<P>>> {
     let mut config = D2fqConfig::new(topology(), CPUS, TAGS as usize);
-    (config.ratio, config.tau_l, config.strict_paper) = (Ratio::Static(3), Some(64 << 10), true);
-    config.tracker = tracker;
-    loops(D2fq::<P>::new(config).expect("legal"))
+    (config.ratio, config.tau_l) = (Ratio::Static(3), Some(64 << 10));
+    loops(StrictD2fq::<P>::new(&config, tracker))
 }
 
 fn topology() -> Topology {

@@ -11,8 +11,9 @@ use fairq_device::profile::{BUILT_IN, Count, ReadAhead};
 use fairq_device::{Profile, State};
 
 use crate::policies::{
-    AnySubject, D2fqSubject, Kernel, KyberFairSubject, KyberSubject, LinuxBfqConfig, MqfqSubject,
-    Scheduler, SerialSubject, SfqdSubject,
+    AnySubject, D2fqParts, D2fqSubject, Kernel, KyberFairSubject, KyberSubject, LinuxBfqConfig,
+    MqfqParts, MqfqSubject, Scheduler, SerialSubject, SfqdSubject, SlotKind, TrackerKind,
+    UnthrottleKind, VirtualTimeKind,
 };
 use crate::random::Random;
 use crate::scenario::{Access, Arrivals, Burst, Faults, Job, MS, Scenario, Tenant, US};
@@ -106,6 +107,39 @@ pub fn older_policy(seed: u64) -> AnySubject {
             })
         }
     }
+}
+
+/// Another policy for the scenario of a seed: MQFQ or D2FQ to the letter of its paper, made of any
+/// of the parts that the paper compares. (Ports that are kept to their path may leave requests
+/// waiting for ever, so they are not among these.)
+pub fn papers_policy(seed: u64) -> AnySubject {
+    let random = &mut Random::new(seed, STREAM + 2);
+    if random.one_in(4) {
+        let ratio = random.pick(&[Ratio::Dynamic { initial: 256 }, Ratio::Static(3)]);
+        let tau_l = random.pick(&[1 << 16, 1 << 20, 8 << 20]);
+        let direct = D2fqSubject { ratio, tau_l, tau_m: None, strict_paper: true };
+        let trackers = [TrackerKind::Sloppy, TrackerKind::Scan, TrackerKind::Mindicator];
+        return AnySubject::D2fqParts(D2fqParts { direct, tracker: random.pick(&trackers) });
+    }
+    let slots = random.pick(&[1, 2, 9, 64, 200]);
+    let threshold = random.pick(&[0, 4096, 46_080, 1 << 20]);
+    AnySubject::MqfqStrict(MqfqParts {
+        slots,
+        threshold,
+        virtual_time: random.pick(&[
+            VirtualTimeKind::Mindicator,
+            VirtualTimeKind::ArrayScan,
+            VirtualTimeKind::None,
+        ]),
+        slot_kind: random.pick(&[
+            SlotKind::TokenTree,
+            SlotKind::AtomicCounter,
+            SlotKind::ScalableBitmap,
+        ]),
+        unthrottle: random
+            .pick(&[UnthrottleKind::Wheel, UnthrottleKind::Polling { period_ns: 1000 }]),
+        serial: random.one_in(2),
+    })
 }
 
 fn tenant(random: &mut Random, name: &str, ports: usize, room: u32) -> Tenant {

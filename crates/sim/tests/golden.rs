@@ -9,7 +9,8 @@ use fairq_core::d2fq::Ratio;
 use fairq_core::nass::NassConfig;
 use fairq_device::Profile;
 use fairq_sim::policies::{
-    AnySubject, D2fqSubject, MqfqSubject, Scheduler, SerialSubject, SfqdSubject,
+    AnySubject, D2fqSubject, MqfqParts, MqfqSubject, Scheduler, SerialSubject, SfqdSubject,
+    SlotKind, VirtualTimeKind,
 };
 use fairq_sim::scenario::{Access, Burst, MS, US};
 use fairq_sim::{Job, Machine, Scenario, Tenant, swarm};
@@ -90,14 +91,21 @@ fn digest_on_two_sockets(policy: AnySubject) -> u64 {
 /// The policies that the papers' authors measured, as the laboratory runs them beside fairq's own.
 #[test]
 fn the_same_run_of_the_papers_letters_for_ever() {
-    let parts = MqfqSubject { slots: 32, threshold: 45 << 10 }.parts();
+    let multi = MqfqSubject { slots: 32, threshold: 45 << 10 };
+    let parts = multi.parts();
     let nass = NassConfig::default();
     let serial = |scheduler| SerialSubject::new(scheduler, 32).merging();
     let policies = [
-        (AnySubject::MqfqParts(parts), 0x9dda_117a_8dd7_6308),
-        (AnySubject::MqfqStrict(parts), 0xdd1b_ff3f_be62_87ad),
-        (AnySubject::MqfqUntimed(parts), 0xf762_3422_5957_5487),
-        (AnySubject::MqfqOnPath(parts), 0x7a8d_9e64_6274_a8d9),
+        (AnySubject::Mqfq(multi), 0x9dda_117a_8dd7_6308),
+        (AnySubject::MqfqStrict(parts), 0x86d5_186b_6536_4cfe),
+        (
+            AnySubject::MqfqStrict(MqfqParts { virtual_time: VirtualTimeKind::None, ..parts }),
+            0xf8a3_34e1_9b18_540a,
+        ),
+        (
+            AnySubject::MqfqStrict(MqfqParts { slot_kind: SlotKind::TokenPath, ..parts }),
+            0x5390_5a03_abf6_a880,
+        ),
         (AnySubject::Serial(serial(Scheduler::Fiops).limited(nass)), 0x9b31_c030_0518_e62e),
         (
             AnySubject::Serial(serial(Scheduler::Fiops).limited_strictly(nass)),

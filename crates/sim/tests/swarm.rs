@@ -106,3 +106,13 @@ fn nothing_is_wrong_where_linux_bfq_raises_weights() {
         (swarm::scenario(seed).0, AnySubject::Serial(lock))
     });
 }
+
+/// The same with the policies of the papers' authors: requests are served once each and in time, no
+/// more than D are outstanding and no fewer while enough wait, virtual time does not go back, and
+/// flows stay within the bounds of MQFQ's theorems, while flows come, go and change their weights.
+#[test]
+fn nothing_is_wrong_with_the_papers_policies() {
+    nothing_is_wrong("nothing_is_wrong_with_the_papers_policies", FEWER_SEEDS, |seed| {
+        (swarm::scenario(seed).0, swarm::papers_policy(seed))
+    });
+}

@@ -8,7 +8,6 @@ use fairq_core::bfq::BfqScheduler;
 use fairq_core::cfq::CfqScheduler;
 use fairq_core::fiops::FiopsScheduler;
 use fairq_core::flashfq::FlashFqScheduler;
-use fairq_core::mqfq::Anticipating;
 use fairq_core::registry::{self, Entry, Error, Keys, Shape};
 use fairq_core::serial::entry::{Alone, Limited};
 use fairq_core::sfqd::SfqdScheduler;
@@ -64,12 +63,15 @@ fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Li
     Ok(Box::new(Made { policy, ports, root }))
 }
 
+/// MQFQ that keeps slots for flows that come back.
+type Mqfq = mqfq::Entry<false, true>;
+
 /// The type that all policies behind a lock share, so that their verbs are compiled once.
 type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Linux>;
 
 /// A scheduler of any type; the operator selects it while the module runs.
 pub(crate) enum Engine {
-    Mqfq(Box<Made<<mqfq::Entry<Anticipating> as Entry>::Policy<Linux>>>),
+    Mqfq(Box<Made<<Mqfq as Entry>::Policy<Linux>>>),
     KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Linux>>>),
     Serial(Box<Made<Serial>>),
 }
@@ -113,8 +115,8 @@ macro_rules! schedulers {
 
 // A scheduler is added by a line here; the module's aliases are in ../module/main.c.
 schedulers! {
-    "mqfq": Mqfq, mqfq::Entry<Anticipating>, "slots";
-    "mqfq-serial": Mqfq, mqfq::SerialEntry<Anticipating>, "slots";
+    "mqfq": Mqfq, Mqfq, "slots";
+    "mqfq-serial": Mqfq, mqfq::Entry<true, true>, "slots";
     "sfqd": Serial, Alone<SfqdScheduler>, "slots";
     "kyber-fair": KyberFair, kyber_fair::Entry, "busy";
     "fairq-cfq": Serial, Alone<CfqScheduler>, "slots";
@@ -134,14 +136,14 @@ impl Scheduler {
         (self.depth, if self.depth == "busy" { (slots / 2).max(1) } else { slots })
     }
 
-    /// The knobs with their values under these keys, always in the same order. Knobs for merging,
-    /// which the block layer does itself, and for experiments are left out.
+    /// The knobs with their values under these keys, always in the same order, without that for
+    /// merging, which the block layer does itself.
     #[inline(never)]
     pub(crate) fn knobs(&self, keys: Keys<'_>, shape: &Shape) -> registry::Values {
         let Some(policy) = registry::find(self.policy) else { return Vec::new() };
         let keys = self.with_usual(keys, shape);
         let mut knobs = policy.configured(&keys, shape).unwrap_or_default();
-        knobs.retain(|(knob, _)| !["merge", "unthrottle"].contains(&knob.key));
+        knobs.retain(|(knob, _)| knob.key != "merge");
         knobs
     }
 

@@ -65,17 +65,15 @@ pub(crate) struct ServeArgs {
     /// keys
     ///
     /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far,
-    /// in bytes, the lightest tenant may run ahead), virtual-time=mindicator|scan,
-    /// slot-kind=tree|counter|bitmap, unthrottle=wheel|poll:1us, read-cost, write-cost (factors),
-    /// least-cost (bytes that any request costs at least), cost=bytes|requests|device (what is
-    /// shared: the device's time with mqfq, mqfq-serial and sfqd, else bytes); all but none, mqfq
-    /// and d2fq: merge=on|off|SIZE (adjacent requests as one command); d2fq: tau-l, tau-m, tau-w
-    /// (bytes), hl=dynamic|static-N, initial, period, grace, tracker=sloppy|scan|mindicator,
-    /// strict-paper, urgent; cfq: slice, target, quantum, idle; bfq: budget, timeout, idle,
-    /// wait-for-equals, sync-writes; flashfq: idle, request-cost; nass: channels, sub-request,
-    /// history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness; kyber:
-    /// read-target, write-target, discard-target, read-depth, write-depth, discard-depth,
-    /// other-depth; kyber-fair: period, busy, patience, tokens.
+    /// in bytes, the lightest tenant may run ahead), read-cost, write-cost (factors), least-cost
+    /// (bytes that any request costs at least), cost=bytes|requests|device (what is shared: the
+    /// device's time with mqfq, mqfq-serial and sfqd, else bytes); all but none, mqfq and d2fq:
+    /// merge=on|off|SIZE (adjacent requests as one command); d2fq: tau-l, tau-m, tau-w (bytes),
+    /// hl=dynamic|static-N, initial, period, grace, urgent; cfq: slice, target, quantum, idle; bfq:
+    /// budget, timeout, idle, wait-for-equals, sync-writes; flashfq: idle, request-cost; nass:
+    /// channels, sub-request, history, decay, reserve, queue-length, aggressiveness, sequentiality,
+    /// idleness; kyber: read-target, write-target, discard-target, read-depth, write-depth,
+    /// discard-depth, other-depth; kyber-fair: period, busy, patience, tokens.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times

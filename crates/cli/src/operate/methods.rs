@@ -459,6 +459,7 @@ impl Console {
             Arc::make_mut(&mut self.plan).policy = wanted;
         }
         if self.settings.policy != settings.policy {
+            warn_of_policy(settings, &self.settings);
             Arc::make_mut(&mut self.settings).policy.clone_from(&settings.policy);
         }
         Ok(())
@@ -518,6 +519,15 @@ impl Console {
         self.stored.keep(&admin.listening());
         Ok(json!({ "address": at.to_string() }))
     }
+}
+
+/// Logs the keys of the policy that have no effect and were not there before.
+pub(super) fn warn_of_policy(settings: &Settings, before: &Settings) {
+    let warnings =
+        |of: &Settings| of.policy.as_ref().map(PolicyTable::warnings).unwrap_or_default();
+    let known = warnings(before);
+    let new = warnings(settings).into_iter().filter(|warning| !known.contains(warning));
+    new.for_each(|warning| tracing::warn!("{warning}"));
 }
 
 /// Settings with only the policy's keys.

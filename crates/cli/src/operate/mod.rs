@@ -279,6 +279,7 @@ impl Operator for Console {
             unassigned = (unassigned > 0).then_some(unassigned),
             "serving"
         );
+        methods::warn_of_policy(&self.settings, &Settings::default());
         for tenant in self.plan.tenants.iter().filter(|tenant| !tenant.caps.is_empty()) {
             caps::warn(&format!("tenant {}", tenant.name), &tenant.caps);
         }

@@ -86,18 +86,15 @@ fn parameters_change_all_or_none() {
     let (code, text) = server.refused(&["params", "threshold=1M,slots=0"]);
     assert!(code == 2 && text.contains("slots 0 is not in 1..65536"), "{code} {text}");
     assert!(server.said(&["policy"]).contains("T=128k"), "nothing was changed");
-    assert_eq!(
-        server.said(&["params", "slot-kind=bitmap"]),
-        "policy.slot-kind: (nothing) -> bitmap\n"
-    );
+    let (code, text) = server.refused(&["params", "slot-kind=bitmap"]);
+    assert!(code == 2 && text.contains("fairq lab run M-11"), "{code} {text}");
     let list = server.said(&["params"]);
     let has = |key: &str, value: &str| {
         list.lines().any(|line| line.split_whitespace().take(2).eq([key, value]))
     };
-    assert!(has("threshold", "128k") && has("slots", "8") && has("slot-kind", "bitmap"), "{list}");
+    assert!(has("threshold", "128k") && has("slots", "8") && !list.contains("slot-kind"), "{list}");
     // The operator sets D until it is automatic again.
     assert_eq!(policy["state"]["depth"], Value::Null);
-    // Bitmaps are built for their size, so this replaces the policy.
     assert_eq!(server.said(&["params", "slots=9"]), "policy.slots: 8 -> 9\n");
     let policy: Value = serde_json::from_str(&server.said(&["policy", "--json"])).unwrap();
     assert_eq!(policy["state"]["slots"], json!(9));
@@ -107,4 +104,20 @@ fn parameters_change_all_or_none() {
     assert_eq!(serial.said(&["params", "D=9"]), "policy.slots: 4 -> 9\n");
     let policy: Value = serde_json::from_str(&serial.said(&["policy", "--json"])).unwrap();
     assert_eq!(policy["state"]["slots"], json!(9));
+}
+
+/// The value of a retired key that is served anyway is accepted, and logged once.
+#[test]
+fn keys_without_effect_are_logged_once() {
+    let mut server = Server::start(CONFIG, &["--policy", "mqfq:slot-kind=tree"]);
+    server.said(&["params", "slots=9,unthrottle=wheel"]);
+    let mut log = server.process.stderr.take().unwrap();
+    server.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.end(), 0);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut log, &mut text).unwrap();
+    for (key, times) in [("slot-kind", 1), ("unthrottle", 1), ("virtual-time", 0)] {
+        let warning = format!("key {key} of policy mqfq has no effect any more: remove it");
+        assert_eq!(text.matches(&warning).count(), times, "{text}");
+    }
 }

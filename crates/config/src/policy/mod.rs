@@ -15,6 +15,7 @@ use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{TextOrNumber, show_duration};
 
+mod retired;
 pub mod value;
 
 /// The default policy.
@@ -45,11 +46,18 @@ fn knob(key: &str) -> Option<&'static Knob> {
     KNOBS.iter().find(|knob| knob.key == key || knob.alias == Some(key))
 }
 
+/// The knob of this key, also of a retired one.
+fn any_knob(key: &str) -> Option<&'static Knob> {
+    knob(key).or_else(|| retired::find(key).map(|retired| &retired.knob))
+}
+
 /// A policy's name and keys as configured, in a table or as `NAME:key=value,…`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PolicyTable {
     name: Option<&'static Registered>,
     keys: BTreeMap<&'static str, u64>,
+    /// Keys that a server ignores or refuses.
+    retired: BTreeMap<&'static str, u64>,
 }
 
 /// The policy, complete except for values that depend on the device.
@@ -59,12 +67,19 @@ pub struct PolicyConfig {
     pub policy: &'static Registered,
     /// The configured keys with their values.
     pub keys: Vec<(&'static str, u64)>,
+    /// Keys of the laboratory that make the policy its paper's, with their values; none in a
+    /// server.
+    pub of_paper: Vec<(&'static str, u64)>,
 }
 
 impl PolicyTable {
     /// A table of this policy with these keys.
     pub fn of(name: &str, keys: &[(&'static str, u64)]) -> PolicyTable {
-        PolicyTable { name: registry::find(name), keys: keys.iter().copied().collect() }
+        PolicyTable {
+            name: registry::find(name),
+            keys: keys.iter().copied().collect(),
+            retired: BTreeMap::new(),
+        }
     }
 
     /// The same keys for this policy.
@@ -80,16 +95,36 @@ impl PolicyTable {
             return flags;
         }
         self.keys.extend(flags.keys);
+        self.retired.extend(flags.retired);
         self
+    }
+
+    /// Warnings about keys without effect.
+    pub fn warnings(&self) -> Vec<String> {
+        self.told().filter_map(Result::ok).collect()
+    }
+
+    fn told(&self) -> impl Iterator<Item = Result<String, String>> + '_ {
+        let retired = |(key, value): (&&str, &u64)| Some(retired::find(key)?.told(*value));
+        self.retired.iter().filter_map(retired)
     }
 
     /// Refuses invalid keys and values.
     pub fn complete(self) -> Result<PolicyConfig, Refusal> {
+        let told = self.told().find_map(Result::err);
+        let config = self.complete_for_lab()?;
+        told.map_or(Ok(config), |refusal| Err(Refusal::new(refusal)))
+    }
+
+    /// The same for the laboratory, which has the papers' policies as well.
+    pub fn complete_for_lab(self) -> Result<PolicyConfig, Refusal> {
+        let of_paper = self.told().any(|told| told.is_err());
         let usual = || registry::find(USUAL).expect("the usual policy is registered");
         let policy = self.name.unwrap_or_else(usual);
         let keys: Vec<(&str, u64)> = self.keys.into_iter().collect();
-        let config = PolicyConfig { policy, keys };
-        config.refuse_foreign_keys()?;
+        let of_paper = if of_paper { self.retired.clone() } else { BTreeMap::new() };
+        let config = PolicyConfig { policy, keys, of_paper: of_paper.into_iter().collect() };
+        config.refuse_foreign_keys(self.retired.keys().copied())?;
         // The smallest shape is enough for ranges. Values that depend on the machine are checked
         // when the policy is built.
         match policy.configured(&config.keys, &Shape::new(Topology::flat(1), 1, 1)) {
@@ -122,6 +157,11 @@ impl PolicyConfig {
         self.policy.configured(&self.keys, &shape).expect("it is complete")
     }
 
+    /// The value of a key as it is written.
+    pub fn shown(&self, key: &str, value: u64) -> String {
+        any_knob(key).map_or_else(|| value.to_string(), |knob| value::show(knob, value))
+    }
+
     /// The policy in short: `mqfq D=auto T=auto`.
     pub fn describe(&self, device_slots: u32) -> String {
         let mut text = self.name().to_owned();
@@ -138,16 +178,22 @@ impl PolicyConfig {
         text
     }
 
-    fn refuse_foreign_keys(&self) -> Result<(), Refusal> {
+    fn refuse_foreign_keys(
+        &self,
+        mut retired: impl Iterator<Item = &'static str>,
+    ) -> Result<(), Refusal> {
         let keys = |policy: &Registered| -> Vec<&str> {
             policy.knobs().iter().map(|knob| knob.key).collect()
         };
         let own = keys(self.policy);
-        let Some((key, _)) = self.keys.iter().find(|(key, _)| !own.contains(key)) else {
-            return Ok(());
-        };
+        let foreign = self.keys.iter().map(|(key, _)| *key).find(|key| !own.contains(key));
+        let is_foreign = |key: &&str| !retired::find(key).is_some_and(|it| it.is_of(self.name()));
+        let Some(key) = foreign.or_else(|| retired.find(is_foreign)) else { return Ok(()) };
         let takes = if own.is_empty() { "no keys at all".into() } else { own.join(", ") };
-        let others = registry::ALL.iter().filter(|other| keys(other).contains(key));
+        let is_of = |other: &&Registered| {
+            keys(other).contains(&key) || retired::find(key).is_some_and(|it| it.is_of(other.name))
+        };
+        let others = registry::ALL.iter().filter(is_of);
         let others: Vec<&str> = others.map(|other| other.name).collect();
         Err(Refusal::new(format!(
             "policy: {} takes no `{key}` (it takes: {takes}): leave it out; it is for {}",
@@ -190,10 +236,10 @@ pub fn parse_list(text: &str) -> Result<Vec<PolicyTable>, String> {
 impl Serialize for PolicyTable {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let name = self.name.map(|policy| ("name", value::Written::Text(policy.name.into())));
-        let keys = self
-            .keys
-            .iter()
-            .filter_map(|(key, value)| Some((*key, value::Written::of(knob(key)?, *value))));
+        let keys =
+            self.keys.iter().chain(&self.retired).filter_map(|(key, value)| {
+                Some((*key, value::Written::of(any_knob(key)?, *value)))
+            });
         serializer.collect_map(name.into_iter().chain(keys))
     }
 }
@@ -216,10 +262,13 @@ impl<'de> Deserialize<'de> for PolicyTable {
                         table.name = Some(map.next_value_seed(Name)?);
                         continue;
                     }
-                    let knob = knob(&key).ok_or_else(|| de::Error::unknown_field(&key, &KEYS))?;
+                    let found = any_knob(&key);
+                    let knob = found.ok_or_else(|| de::Error::unknown_field(&key, &KEYS))?;
                     let value = map.next_value_seed(value::Of(knob))?;
+                    let is_retired = retired::find(&key).is_some();
+                    let keys = if is_retired { &mut table.retired } else { &mut table.keys };
                     // A key and its alias (`slots`, `D`) are the same knob.
-                    if table.keys.insert(knob.key, value).is_some() {
+                    if keys.insert(knob.key, value).is_some() {
                         return Err(de::Error::duplicate_field(knob.key));
                     }
                 }

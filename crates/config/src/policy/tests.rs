@@ -16,11 +16,10 @@ fn told(text: &str, key: &str) -> String {
 #[test]
 fn every_key_is_read() {
     for text in [
-        "mqfq:slots=64,threshold=256k,virtual-time=scan,slot-kind=bitmap,unthrottle=poll:2us,\
-         read-cost=150%,write-cost=300%,least-cost=4k,cost=requests",
+        "mqfq:slots=64,threshold=256k,read-cost=150%,write-cost=300%,least-cost=4k,cost=requests",
         "mqfq-serial:slots=3,threshold=0",
         "d2fq:tau-l=1M,tau-m=512k,tau-w=4M,grace=2ms,period=200ms,hl=dynamic,initial=3,\
-         tracker=mindicator,strict-paper=true,urgent=10%,read-cost=150%",
+         urgent=10%,read-cost=150%",
         "d2fq:hl=static-3,urgent=none",
         "kyber:read-target=500us,write-target=5ms,discard-target=1s,read-depth=9,write-depth=8,\
          discard-depth=7,other-depth=6,merge=64k",
@@ -42,7 +41,6 @@ fn every_key_is_read() {
         }
     }
     assert_eq!(told("mqfq:D=64,T=4k", "threshold"), "4k");
-    assert_eq!(told("mqfq:unthrottle=poll", "unthrottle"), "poll:1us");
     assert_eq!(told("bfq:merge=on", "merge"), "256k");
     assert_eq!(told("bfq:sync-writes", "sync-writes"), "true");
     assert_eq!(told("nass+bfq:idleness=off", "idleness"), "false");
@@ -71,11 +69,10 @@ fn what_a_key_takes_is_its_unit_and_range() {
     };
     assert_eq!(takes("mqfq", "slots"), "auto or requests, 1 to 65536");
     assert_eq!(takes("mqfq", "threshold"), "bytes, 0 to 1T");
-    assert_eq!(takes("mqfq", "virtual-time"), "mindicator or scan");
-    assert_eq!(takes("mqfq", "unthrottle"), "wheel, poll or poll:1ns or more");
     assert_eq!(takes("d2fq", "hl"), "dynamic or static-1 to static-256");
     assert_eq!(takes("d2fq", "tau-l"), "bytes at weight 100, 64k to 1T");
-    assert_eq!(takes("d2fq", "strict-paper"), "true or false");
+    assert_eq!(takes("bfq", "sync-writes"), "true or false");
+    assert_eq!(takes("mqfq", "cost"), "bytes, requests or device");
     assert_eq!(takes("bfq", "merge"), "on, off or bytes, 0 to 32M");
     assert_eq!(takes("cfq", "quantum"), "requests, 1 or more");
     assert_eq!(takes("cfq", "slice"), "a duration, 1ns to 60s");
@@ -88,8 +85,9 @@ fn a_list_gives_each_key_to_the_policy_before_it() {
             .unwrap();
     let names: Vec<_> = list.iter().map(|policy| policy.name.unwrap().name).collect();
     assert_eq!(names, ["none", "mqfq", "sfqd", "mqfq-serial"]);
-    let keys = [("slots", 64), ("threshold", 64 << 10), ("unthrottle", 1_000)];
-    assert_eq!(list[1], PolicyTable::of("mqfq", &keys));
+    let mut mqfq = PolicyTable::of("mqfq", &[("slots", 64), ("threshold", 64 << 10)]);
+    mqfq.retired.insert("unthrottle", 1_000);
+    assert_eq!(list[1], mqfq);
     assert_eq!(list[3], PolicyTable::of("mqfq-serial", &[("slots", 8)]));
     assert_eq!(parse_list("sfqd,slots=4").unwrap(), ["sfqd:slots=4".parse().unwrap()]);
 }
@@ -166,7 +164,7 @@ fn refusals_name_the_key_and_the_cure() {
     assert_eq!(refusal("mqfq:slots=many"), "slots: `many` is not auto or requests, 1 to 65536");
     assert_eq!(refusal("mqfq:D=4,slots=4"), "duplicate field `slots`");
     let start = "unknown key `threshhold`; did you mean `threshold`? (allowed: name, D, slots, \
-                 merge, read-cost, write-cost, least-cost, cost, T, threshold, virtual-time, ";
+                 merge, read-cost, write-cost, least-cost, cost, T, threshold, ";
     let typo = refusal("mqfq:threshhold=4k");
     assert!(typo.starts_with(start), "{typo}");
 }
@@ -179,7 +177,7 @@ fn a_policy_is_described_by_what_matters_most() {
     assert_eq!(describe("mqfq:slots=64"), "mqfq D=64 T=auto");
     assert_eq!(describe("sfqd:D=8,merge=on"), "sfqd D=8 merge=256k");
     assert_eq!(describe("nass+flashfq"), "nass+flashfq D=64 T=1M");
-    assert_eq!(describe("d2fq:strict-paper"), "d2fq tau-l=auto hl=dynamic strict-paper");
+    assert_eq!(describe("d2fq:strict-paper=false"), "d2fq tau-l=auto hl=dynamic");
     assert_eq!(describe("d2fq:tau-l=1M,hl=static-3"), "d2fq tau-l=1M hl=static-3");
     assert_eq!(describe("kyber"), "kyber read=2.00 ms write=10.0 ms");
     assert_eq!(describe("kyber-fair:busy=3"), "kyber-fair period=100 ms busy=3");
@@ -193,4 +191,40 @@ fn flags_win_key_by_key_unless_the_policy_is_another() {
         "mqfq:slots=32,threshold=64k".parse().unwrap()
     );
     assert_eq!(file.overlaid("sfqd".parse().unwrap()), "sfqd".parse().unwrap());
+}
+
+/// Keys that no longer have an effect: the value of what is served is accepted with a warning, any
+/// other is refused with its replacement, and only the laboratory has it.
+#[test]
+fn retired_keys_are_accepted_as_they_are_served() {
+    let said = "mqfq:virtual-time=mindicator,slot-kind=tree,unthrottle=wheel";
+    let table: PolicyTable = said.parse().unwrap();
+    let warning =
+        |key, policy| format!("key {key} of policy {policy} has no effect any more: remove it");
+    let keys = ["slot-kind", "unthrottle", "virtual-time"];
+    assert_eq!(table.warnings(), keys.map(|key| warning(key, "mqfq")));
+    assert_eq!(complete(said), complete("mqfq"));
+    let table: PolicyTable = "d2fq:tracker=sloppy,strict-paper=off".parse().unwrap();
+    let keys = ["strict-paper", "tracker"];
+    assert_eq!(table.warnings(), keys.map(|key| warning(key, "d2fq")));
+    for (text, said, claims) in [
+        ("mqfq:virtual-time=scan", "virtual-time scan of mqfq", "M-9"),
+        ("mqfq:slot-kind=counter", "slot-kind counter of mqfq", "M-11"),
+        ("mqfq:slot-kind=bitmap", "slot-kind bitmap of mqfq", "M-11"),
+        ("mqfq:unthrottle=poll", "unthrottle poll:1us of mqfq", "M-10"),
+        ("d2fq:tracker=scan", "tracker scan of d2fq", "D-17"),
+        ("d2fq:strict-paper", "strict-paper true of d2fq", "D-7 D-8"),
+    ] {
+        let refusal = format!(
+            "policy: {said} is not served any more: remove it; the laboratory compares it: fairq \
+             lab run {claims}"
+        );
+        assert_eq!(complete(text), Err(refusal));
+        let table: PolicyTable = text.parse().unwrap();
+        assert!(table.warnings().is_empty());
+        assert_eq!(table.complete_for_lab().unwrap().of_paper.len(), 1);
+    }
+    let refusal = complete("mqfq-serial:slot-kind=tree").unwrap_err();
+    assert!(refusal.contains("mqfq-serial takes no `slot-kind`"), "{refusal}");
+    assert!(refusal.ends_with("leave it out; it is for mqfq"), "{refusal}");
 }

@@ -118,7 +118,7 @@ policies! { $
     None: none::Entry,
     Sfqd: Alone<serial::sfqd::SfqdScheduler>,
     Mqfq: mqfq::Entry,
-    MqfqSerial: mqfq::SerialEntry,
+    MqfqSerial: mqfq::Entry<true>,
     D2fq: d2fq::Entry,
     Cfq: Alone<serial::cfq::CfqScheduler>,
     CfqNa: Alone<serial::cfq::CfqNa>,

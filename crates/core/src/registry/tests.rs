@@ -109,7 +109,7 @@ fn every_policy_is_built_by_its_type_alike() {
     let built = [
         ports::<none::Entry>(&[]),
         ports::<mqfq::Entry>(&[("slots", 3)]),
-        ports::<mqfq::SerialEntry>(&[("slots", 3)]),
+        ports::<mqfq::Entry<true>>(&[("slots", 3)]),
         ports::<d2fq::Entry>(&[("urgent", 10)]),
         ports::<kyber::Entry>(&[]),
         ports::<kyber_fair::Entry>(&[("busy", 2)]),

@@ -69,16 +69,16 @@ impl Control {
 }
 
 /// The flows of one policy; shared by its ports and its control side.
-pub(crate) struct FlowTable<P: Platform> {
+pub struct FlowTable<P: Platform> {
     words: Box<[P::U64]>,
     /// For each slot the ports that have not released its closed flow, [`words`] words a slot.
     pending: Box<[P::U64]>,
     pending_words: usize,
     /// Raised by every event that ports have to notice.
-    pub(super) news: CachePadded<P::U64>,
+    pub news: CachePadded<P::U64>,
     /// Number of flows that have been closed, and the names of the last ones: as many as there are
     /// slots, so that no name is overwritten before all ports have released its flow.
-    pub(super) closings: CachePadded<P::U64>,
+    pub closings: CachePadded<P::U64>,
     closed: Box<[P::U64]>,
     ports: PortSet,
     /// Slots that may be free: never used, or released by all ports.
@@ -90,7 +90,7 @@ pub(crate) struct FlowTable<P: Platform> {
 
 impl<P: Platform> FlowTable<P> {
     /// A table of at most `flows` flows over ports `0..ports`.
-    pub(crate) fn new(flows: usize, ports: usize) -> Self {
+    pub fn new(flows: usize, ports: usize) -> Self {
         FlowTable {
             words: boxed(flows, |_| P::U64::new(FREE)),
             pending: boxed(flows * words(ports), |_| P::U64::new(0)),
@@ -105,24 +105,24 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// The most flows there can be.
-    pub(crate) fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.words.len()
     }
 
     /// All ports.
-    pub(crate) fn ports(&self) -> PortSet {
+    pub fn ports(&self) -> PortSet {
         self.ports
     }
 
     /// Makes every port's next [`PortFlows::poll`](super::port_flows::PortFlows::poll) report news,
     /// of state that ports seldom read.
-    pub(crate) fn tell(&self) {
+    pub fn tell(&self) {
         self.news.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Adds a flow; one that is known keeps its name. `prepare` sets up the policy's own state of
     /// the slot before any port can use it.
-    pub(crate) fn add(
+    pub fn add(
         &self,
         known: Option<FlowId>,
         weight: Weight,
@@ -163,12 +163,12 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// Changes a flow's weight.
-    pub(crate) fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
+    pub fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
         self.control.with(|extremes| self.replace(extremes, flow, weight, OPEN))
     }
 
     /// Changes the weights of several flows, and calls `changed` for each that is open.
-    pub(crate) fn set_weights(
+    pub fn set_weights(
         &self,
         weights: &[(FlowId, Weight)],
         mut changed: impl FnMut(FlowId, Weight),
@@ -183,7 +183,7 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// The reference weight of open flows.
-    pub(crate) fn reference(&self) -> ReferenceWeight {
+    pub fn reference(&self) -> ReferenceWeight {
         let extremes = self.control.with(|extremes| extremes.get());
         let weights = extremes.into_iter().flat_map(|(least, most)| [least, most]);
         ReferenceWeight::of(weights.filter_map(Weight::of_256ths))
@@ -197,7 +197,7 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// Closes a flow; the ports returned must run `next` for its slot to become free.
-    pub(crate) fn close(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+    pub fn close(&self, flow: FlowId) -> Result<PortSet, FlowError> {
         self.control.with(|extremes| {
             let weight = self.weight(flow).ok_or(FlowError::NoSuchFlow)?;
             // The bits are written first: a slot whose word is closed is not free before each port
@@ -217,28 +217,28 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// The flow's weight, if it is open.
-    pub(crate) fn weight(&self, flow: FlowId) -> Option<Weight> {
+    pub fn weight(&self, flow: FlowId) -> Option<Weight> {
         let control = Control(self.words.get(flow.slot())?.load(Ordering::Acquire));
         control.is_open_as(flow).then(|| control.weight())
     }
 
     /// The weight of the flow in `slot`, open or closed, while a port holds requests of it.
     #[inline]
-    pub(crate) fn weight_in(&self, slot: usize) -> Weight {
+    pub fn weight_in(&self, slot: usize) -> Weight {
         self.words
             .get(slot)
             .map_or(Weight::DEFAULT, |word| Control(word.load(Ordering::Relaxed)).weight())
     }
 
     /// The flow in `slot` and its weight, if it is open.
-    pub(crate) fn open_in(&self, slot: usize) -> Option<(FlowId, Weight)> {
+    pub fn open_in(&self, slot: usize) -> Option<(FlowId, Weight)> {
         let control = Control(self.words.get(slot)?.load(Ordering::Acquire));
         let flow = FlowId::new(slot as u32, control.generation());
         (control.state() == OPEN).then(|| (flow, control.weight()))
     }
 
     /// The slots among these that have open flows.
-    pub(crate) fn open_among(&self, slots: Range<usize>) -> impl Iterator<Item = usize> + '_ {
+    pub fn open_among(&self, slots: Range<usize>) -> impl Iterator<Item = usize> + '_ {
         let words = self.words.get(slots.clone()).unwrap_or_default();
         slots
             .zip(words)
@@ -252,7 +252,7 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// The flow that was closed as number `closing`; valid until all ports have released it.
-    pub(super) fn closed(&self, closing: u64) -> Option<FlowId> {
+    pub fn closed(&self, closing: u64) -> Option<FlowId> {
         let name = self.closed_place(closing)?.load(Ordering::Relaxed);
         Some(FlowId::new(name as u32, (name >> 32) as u32))
     }
@@ -266,7 +266,7 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// Records that the port has released the slot's closed flow.
-    pub(super) fn release(&self, port: PortId, slot: usize) {
+    pub fn release(&self, port: PortId, slot: usize) {
         self.pending(slot).remove(port, Ordering::SeqCst);
         // Of two ports whose bits are in two words, at least one sees that both bits are cleared.
         P::fence();

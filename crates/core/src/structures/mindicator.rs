@@ -43,7 +43,7 @@ const EMPTY: u64 = 1 << (STAMP_BITS - 1);
 const STAMP: u64 = EMPTY - 1;
 
 /// The tree of minima. Each leaf is written by its own port alone.
-pub(crate) struct VirtualTime<P: Platform> {
+pub struct VirtualTime<P: Platform> {
     tree: Tree,
     words: Box<[CachePadded<P::U64>]>,
 }
@@ -100,20 +100,20 @@ fn is_before(a: Option<VTime>, b: Option<VTime>) -> bool {
 // start that much later.
 impl<P: Platform> VirtualTime<P> {
     /// Virtual time 0; no port has requests.
-    pub(crate) fn new(tree: Tree) -> Self {
+    pub fn new(tree: Tree) -> Self {
         let word = |node| CachePadded::new(P::U64::new(if node == Tree::ROOT { 0 } else { EMPTY }));
         VirtualTime { words: boxed(tree.nodes(), word), tree }
     }
 
     /// Virtual time.
     #[inline]
-    pub(crate) fn now(&self) -> VTime {
+    pub fn now(&self) -> VTime {
         VTime::from_word(self.load(Tree::ROOT))
     }
 
     /// Units by which the foremost of the ports' first requests is ahead of virtual time; as exact
     /// as the leads that ports publish.
-    pub(crate) fn spread(&self) -> u64 {
+    pub fn spread(&self) -> u64 {
         let now = self.now();
         let leads = (0..self.tree.ports())
             .filter_map(|port| tag(self.load(self.tree.leaf(PortId(port as u8)))));
@@ -122,7 +122,7 @@ impl<P: Platform> VirtualTime<P> {
 
     /// Lowers the port's leaf to `at`, which is not after virtual time, and gives virtual time,
     /// which then does not change at least until the port raises its leaf.
-    pub(crate) fn pin(&self, port: PortId, at: VTime) -> VTime {
+    pub fn pin(&self, port: PortId, at: VTime) -> VTime {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(at));
         P::fence();
@@ -147,7 +147,7 @@ impl<P: Platform> VirtualTime<P> {
     /// least does not change; gives virtual time if that moved it on. Unlike [`Self::pin`] it does
     /// not keep virtual time from moving: `lead` is not before virtual time only if that has not
     /// moved since the caller read it.
-    pub(crate) fn arrive(&self, port: PortId, lead: VTime) -> Option<VTime> {
+    pub fn arrive(&self, port: PortId, lead: VTime) -> Option<VTime> {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(lead));
         P::fence();
@@ -175,7 +175,7 @@ impl<P: Platform> VirtualTime<P> {
 
     /// Raises the port's leaf to `lead`, `None` if no request waits; gives virtual time if that
     /// moved it on.
-    pub(crate) fn raise(&self, port: PortId, lead: Option<VTime>) -> Option<VTime> {
+    pub fn raise(&self, port: PortId, lead: Option<VTime>) -> Option<VTime> {
         let leaf = self.tree.leaf(port);
         self.store(leaf, lead);
         P::fence();

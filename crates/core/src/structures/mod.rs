@@ -9,13 +9,21 @@ pub(crate) mod allocation;
 pub(crate) mod broken;
 pub(crate) mod extremes;
 pub mod fifo;
-pub(crate) mod flow_table;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod flow_table;
 pub(crate) mod free_slots;
-pub(crate) mod mindicator;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod mindicator;
 #[cfg(all(test, loom))]
 mod models;
-pub(crate) mod port_flows;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod port_flows;
 pub(crate) mod reference;
 pub(crate) mod slot_walk;
-pub(crate) mod topology;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod topology;
 pub(crate) mod tournament;

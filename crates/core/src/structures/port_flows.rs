@@ -32,7 +32,7 @@ use crate::structures::flow_table::FlowTable;
 /// written by its own thread at every verb. Without the alignment two of them would share a line,
 /// which cost more than all the data that they share on purpose.
 #[repr(align(128))]
-pub(crate) struct PortFlows<T = ()> {
+pub struct PortFlows<T = ()> {
     port: PortId,
     /// The seat of each flow's slot, [`NONE`] without one; empty if each slot has a seat of the
     /// same number.
@@ -136,7 +136,7 @@ impl<T: Default> Record<T> {
 
 impl<T: Default> PortFlows<T> {
     /// The account of `port`, which has `tags` tags, for `table`.
-    pub(crate) fn new<P: Platform>(port: PortId, table: &FlowTable<P>, tags: usize) -> Self {
+    pub fn new<P: Platform>(port: PortId, table: &FlowTable<P>, tags: usize) -> Self {
         let (flows, seats) = (table.capacity(), table.capacity().min(tags));
         let is_pooled = seats < flows;
         let mut account = PortFlows {
@@ -159,14 +159,14 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// The number of seats; all seats are below it.
-    pub(crate) fn seats(&self) -> usize {
+    pub fn seats(&self) -> usize {
         self.records.len()
     }
 
     /// Counts a request of `flow`, whose tag the policy has free; gives the flow's weight and its
     /// seat. `left` gets the state of the seat's last flow, if that was another one.
     #[inline(always)]
-    pub(crate) fn admit<P: Platform>(
+    pub fn admit<P: Platform>(
         &mut self,
         table: &FlowTable<P>,
         flow: FlowId,
@@ -249,7 +249,7 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// Counts a request that waits in front of the policy, which does not use its tag.
-    pub(crate) fn hold<P: Platform>(
+    pub fn hold<P: Platform>(
         &mut self,
         table: &FlowTable<P>,
         flow: FlowId,
@@ -280,7 +280,7 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// Records that a request of the seat's flow leaves the policy and goes before all others.
-    pub(crate) fn goes_ahead(&mut self, tag: Tag, seat: usize) {
+    pub fn goes_ahead(&mut self, tag: Tag, seat: usize) {
         if let Some(record) = self.records.get_mut(seat) {
             record.count = record.count.wrapping_sub(u64::from(record.live() > 0));
         }
@@ -288,7 +288,7 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// Records that a held request goes before all others; `false` if it is not held.
-    pub(crate) fn expedite_held(&mut self, tag: Tag) -> bool {
+    pub fn expedite_held(&mut self, tag: Tag) -> bool {
         let is_held = self.why(tag) == HELD;
         if let Some(place) = self.outsiders.get_mut(tag.0 as usize).filter(|_| is_held) {
             *place ^= HELD ^ AHEAD;
@@ -297,18 +297,18 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// Takes back a request that waits in front of the policy; `false` if it is not held.
-    pub(crate) fn cancel_held<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
+    pub fn cancel_held<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
         self.why(tag) == HELD && self.leave_outside(table, tag)
     }
 
     /// Whether the request went before all others.
-    pub(crate) fn is_ahead(&self, tag: Tag) -> bool {
+    pub fn is_ahead(&self, tag: Tag) -> bool {
         self.outside > 0 && self.why(tag) == AHEAD
     }
 
     /// Counts a request that went before all others as completed; `false` if it did not.
     #[inline]
-    pub(crate) fn complete_ahead<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
+    pub fn complete_ahead<P: Platform>(&mut self, table: &FlowTable<P>, tag: Tag) -> bool {
         self.is_ahead(tag) && self.leave_outside(table, tag)
     }
 
@@ -328,7 +328,7 @@ impl<T: Default> PortFlows<T> {
 
     /// The flow's seat, if it has one.
     #[inline]
-    pub(crate) fn seat(&self, flow: FlowId) -> Option<usize> {
+    pub fn seat(&self, flow: FlowId) -> Option<usize> {
         let seat = match self.seats.is_empty() {
             true => flow.slot(),
             false => *self.seats.get(flow.slot())? as usize,
@@ -337,7 +337,7 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// Whether the flow may stage another request here ([`Port::admit`](crate::Port::admit)).
-    pub(crate) fn has_room<P: Platform>(
+    pub fn has_room<P: Platform>(
         &self,
         table: &FlowTable<P>,
         flow: FlowId,
@@ -352,36 +352,36 @@ impl<T: Default> PortFlows<T> {
 
     /// The flow of the seat.
     #[inline]
-    pub(crate) fn owner(&self, seat: usize) -> Option<FlowId> {
+    pub fn owner(&self, seat: usize) -> Option<FlowId> {
         flow_of(self.records.get(seat)?.owner)
     }
 
     /// The policy's state of the flow in the seat.
     #[inline]
-    pub(crate) fn kept(&self, seat: usize) -> Option<&T> {
+    pub fn kept(&self, seat: usize) -> Option<&T> {
         self.records.get(seat).map(|record| &record.kept)
     }
 
     /// The policy's state of the flow in the seat, to be changed.
     #[inline]
-    pub(crate) fn kept_mut(&mut self, seat: usize) -> Option<&mut T> {
+    pub fn kept_mut(&mut self, seat: usize) -> Option<&mut T> {
         self.records.get_mut(seat).map(|record| &mut record.kept)
     }
 
     /// The requests of the seat's flow that the policy has.
     #[inline]
-    pub(crate) fn live(&self, seat: usize) -> u32 {
+    pub fn live(&self, seat: usize) -> u32 {
         self.records.get(seat).map_or(0, Record::live)
     }
 
     /// All requests of the seat's flow: the policy's, and the ones outside.
-    pub(crate) fn all(&self, seat: usize) -> u32 {
+    pub fn all(&self, seat: usize) -> u32 {
         self.records.get(seat).map_or(0, Record::all)
     }
 
     /// Counts a request of the seat's flow as gone.
     #[inline]
-    pub(crate) fn finish<P: Platform>(&mut self, table: &FlowTable<P>, seat: usize) {
+    pub fn finish<P: Platform>(&mut self, table: &FlowTable<P>, seat: usize) {
         let Some(record) = self.records.get_mut(seat) else { return };
         match record.count {
             1 => {
@@ -424,7 +424,7 @@ impl<T: Default> PortFlows<T> {
     /// Acts on removals since the last call: one load when there were none. True if there was news
     /// of any kind. If removals are left, the port wakes itself.
     #[inline]
-    pub(crate) fn poll<P: Platform>(&mut self, table: &FlowTable<P>, wake: &mut PortSet) -> bool {
+    pub fn poll<P: Platform>(&mut self, table: &FlowTable<P>, wake: &mut PortSet) -> bool {
         let news = table.news.load(Ordering::Acquire);
         let is_news = news != self.news_seen;
         if is_news {
@@ -434,12 +434,12 @@ impl<T: Default> PortFlows<T> {
     }
 
     /// Whether the next call of [`PortFlows::poll`] has news.
-    pub(crate) fn has_news<P: Platform>(&self, table: &FlowTable<P>) -> bool {
+    pub fn has_news<P: Platform>(&self, table: &FlowTable<P>) -> bool {
         table.news.load(Ordering::Acquire) != self.news_seen
     }
 
     /// Whether flows were removed that the port has not acted on.
-    pub(crate) fn has_closings<P: Platform>(&self, table: &FlowTable<P>) -> bool {
+    pub fn has_closings<P: Platform>(&self, table: &FlowTable<P>) -> bool {
         table.closings.load(Ordering::Acquire) != self.closings_seen
     }
 

@@ -55,7 +55,8 @@ impl Topology {
     }
 
     /// The tree of cores and sockets.
-    pub(crate) fn tree(&self) -> Tree {
+    #[doc(hidden)]
+    pub fn tree(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
         // A core is named with its socket, because core numbers may begin anew on each socket.
@@ -66,7 +67,8 @@ impl Topology {
     }
 
     /// The tree without levels between the ports and the machine.
-    pub(crate) fn scan(&self) -> Tree {
+    #[doc(hidden)]
+    pub fn scan(&self) -> Tree {
         let mut tree = Tree::with_root(self.ports());
         let everyone: Vec<usize> = (0..self.ports()).collect();
         // The paper's array has one level, however wide.
@@ -78,7 +80,7 @@ impl Topology {
 /// A tree over the ports. Nodes are numbered: the root is 0, the other inner nodes follow, the
 /// leaves are last, by port index.
 #[derive(Clone, Debug)]
-pub(crate) struct Tree {
+pub struct Tree {
     parents: Box<[u16]>,
     children: Box<[Box<[u16]>]>,
     /// The ports below each inner node.
@@ -88,7 +90,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// The node above all others.
-    pub(crate) const ROOT: usize = 0;
+    pub const ROOT: usize = 0;
 
     fn with_root(ports: usize) -> Tree {
         Tree {
@@ -131,48 +133,48 @@ impl Tree {
     }
 
     /// The number of nodes, leaves included.
-    pub(crate) fn nodes(&self) -> usize {
+    pub fn nodes(&self) -> usize {
         self.parents.len()
     }
 
     /// The number of inner nodes, which have the first numbers.
-    pub(crate) fn inner(&self) -> usize {
+    pub fn inner(&self) -> usize {
         self.children.len()
     }
 
     /// The number of ports.
-    pub(crate) fn ports(&self) -> usize {
+    pub fn ports(&self) -> usize {
         self.ports
     }
 
     /// The port's leaf.
     #[inline]
-    pub(crate) fn leaf(&self, port: PortId) -> usize {
+    pub fn leaf(&self, port: PortId) -> usize {
         self.children.len() + usize::from(port.0)
     }
 
     /// The node above; the root is above itself.
     #[inline]
-    pub(crate) fn parent(&self, node: usize) -> usize {
+    pub fn parent(&self, node: usize) -> usize {
         self.parents.get(node).copied().map_or(Self::ROOT, usize::from)
     }
 
     /// The nodes below an inner node.
     #[inline]
-    pub(crate) fn children(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+    pub fn children(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
         self.children.get(node).into_iter().flatten().map(|&child| usize::from(child))
     }
 
     /// The ports below an inner node.
     #[inline]
-    pub(crate) fn members(&self, node: usize) -> PortSet {
+    pub fn members(&self, node: usize) -> PortSet {
         self.members.get(node).copied().unwrap_or(PortSet::EMPTY)
     }
 
     /// The nearest to `port` of the ports in `candidates`, and the lowest node above both. Among
     /// equally near ones it is the next after `port` in cyclic order, so that no port is always
     /// passed over.
-    pub(crate) fn nearest(&self, port: PortId, mut candidates: PortSet) -> Option<(PortId, usize)> {
+    pub fn nearest(&self, port: PortId, mut candidates: PortSet) -> Option<(PortId, usize)> {
         candidates.remove(port);
         if candidates.is_empty() {
             return None;

@@ -1,10 +1,10 @@
 //! The H/L ratio converges to the paper's values, and shares to fair ones.
 
-use fairq_core::Class;
-use fairq_core::Topology;
-use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio, TrackerKind};
+use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio};
+use fairq_core::{Class, Native, Policy, Topology};
 
 use crate::lab::{DEVICE, Lab, SECOND, Thread};
+use crate::strict::d2fq::{StrictD2fq, TrackerKind};
 
 type Built = (D2fq, Vec<D2fqPort>);
 
@@ -35,15 +35,31 @@ fn run(
     threads: &[Thread],
     seconds: u64,
 ) -> Lab<D2fq> {
-    let mut lab = Lab::new(build(change), weights, threads, DEVICE);
-    (0..weights.len()).for_each(|flow| lab.start(flow));
+    started(Lab::new(build(change), weights, threads, DEVICE), seconds)
+}
+
+/// The same with the paper's policy.
+fn run_strict(
+    tracker: TrackerKind,
+    weights: &[u16],
+    threads: &[Thread],
+    seconds: u64,
+) -> Lab<StrictD2fq<Native>> {
+    let build = |ports, flows, tags| {
+        StrictD2fq::new(&D2fqConfig::new(Topology::flat(ports), flows, tags), tracker)
+    };
+    started(Lab::new(build, weights, threads, DEVICE), seconds)
+}
+
+fn started<P: Policy>(mut lab: Lab<P>, seconds: u64) -> Lab<P> {
+    (0..lab.flows.len()).for_each(|flow| lab.start(flow));
     lab.run(seconds * SECOND);
     lab
 }
 
 /// The largest deviation of a flow's service per weight from the mean since a time, in parts per
 /// thousand.
-fn unfairness(lab: &Lab<D2fq>, weights: &[u16], since_ns: u64) -> u64 {
+fn unfairness<P: Policy>(lab: &Lab<P>, weights: &[u16], since_ns: u64) -> u64 {
     let bytes = lab.bytes_since(since_ns);
     let (total, sum) =
         (bytes.iter().sum::<u64>(), weights.iter().copied().map(u64::from).sum::<u64>());
@@ -55,7 +71,7 @@ fn unfairness(lab: &Lab<D2fq>, weights: &[u16], since_ns: u64) -> u64 {
 }
 
 #[track_caller]
-fn converges_to(lab: &Lab<D2fq>, since_ns: u64, expected: std::ops::RangeInclusive<u16>) {
+fn converges_to<P: Policy>(lab: &Lab<P>, since_ns: u64, expected: std::ops::RangeInclusive<u16>) {
     let ratios = lab.ratios_since(since_ns);
     assert!(
         ratios.iter().all(|ratio| expected.contains(ratio)),
@@ -70,25 +86,26 @@ fn figure_11() -> [(&'static [u16], Vec<Thread>, std::ops::RangeInclusive<u16>);
     [(&[100, 100], a, 3..=3), (&[100, 100], b, 3..=3), (&[100, 75, 50, 25], c, 5..=7)]
 }
 
-fn converges_as_in_figure_11(strict: bool) {
+fn converges_as_in_figure_11<P: Policy>(run: impl Fn(&[u16], &[Thread]) -> Lab<P>) {
     for (weights, threads, expected) in figure_11() {
-        let lab = run(|config| config.strict_paper = strict, weights, &threads, 16);
+        let lab = run(weights, &threads);
         converges_to(&lab, 9 * SECOND, expected.clone());
         let off = unfairness(&lab, weights, 9 * SECOND);
-        assert!(off <= 30, "strict {strict}, weights {weights:?}: {off} per mille off");
+        assert!(off <= 30, "weights {weights:?}: {off} per mille off");
     }
 }
 
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn figure_11_converges_to_3_3_and_6() {
-    converges_as_in_figure_11(false);
+    converges_as_in_figure_11(|weights, threads| run(|_| (), weights, threads, 16));
 }
 
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn figure_11_converges_to_3_3_and_6_by_the_paper_alone() {
-    converges_as_in_figure_11(true);
+    let sloppy = TrackerKind::Sloppy;
+    converges_as_in_figure_11(|weights, threads| run_strict(sloppy, weights, threads, 16));
 }
 
 #[test]
@@ -96,7 +113,7 @@ fn figure_11_converges_to_3_3_and_6_by_the_paper_alone() {
 fn the_other_trackers_give_the_same_shares() {
     for tracker in [TrackerKind::Scan, TrackerKind::Mindicator] {
         for (weights, threads, expected) in figure_11() {
-            let lab = run(|config| config.tracker = tracker, weights, &threads, 12);
+            let lab = run_strict(tracker, weights, &threads, 12);
             converges_to(&lab, 8 * SECOND, expected);
             let off = unfairness(&lab, weights, 8 * SECOND);
             assert!(off <= 30, "{tracker:?}, weights {weights:?}: {off} per mille off");
@@ -248,7 +265,6 @@ fn scaling_weights_changes_nothing() {
 #[test]
 fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
     let weights = [300, 100, 100];
-    let off = |lab: &Lab<D2fq>| unfairness(lab, &weights[..2], 6 * SECOND);
     let load = |depth| {
         let mut all = threads(&[(&[0], 4096), (&[1], 4096)]);
         all.push(Thread { flow: 2, port: 2, depth, length: 4096 });
@@ -256,7 +272,11 @@ fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
     };
     for depth in [1, 2] {
         let lab = run(|_| (), &weights, &load(depth), 12);
-        assert!(off(&lab) <= 30, "{:?}", lab.bytes_since(6 * SECOND));
+        assert!(
+            unfairness(&lab, &weights[..2], 6 * SECOND) <= 30,
+            "{:?}",
+            lab.bytes_since(6 * SECOND)
+        );
         assert!(
             lab.percent_in(2, Class::High, 6 * SECOND) == 100
                 && lab.percent_in(1, Class::Low, 6 * SECOND) >= 95
@@ -268,9 +288,10 @@ fn a_flow_that_asks_for_little_does_not_spoil_the_others_shares() {
         assert!(lab.ratios_since(8 * SECOND).iter().all(|&ratio| ratio <= 8), "{:?}", lab.ratios);
     }
     // By the paper all are in the low class, and flows with more requests get more.
-    let lab = run(|config| config.strict_paper = true, &weights, &load(2), 12);
+    let lab = run_strict(TrackerKind::Sloppy, &weights, &load(2), 12);
     assert!(
-        off(&lab) > 200 && lab.percent_in(0, Class::Low, 6 * SECOND) > 90,
+        unfairness(&lab, &weights[..2], 6 * SECOND) > 200
+            && lab.percent_in(0, Class::Low, 6 * SECOND) > 90,
         "{:?}",
         lab.bytes_since(6 * SECOND)
     );

@@ -10,9 +10,10 @@
 
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, Ratio};
 use fairq_core::none::{NonePolicy, NonePort};
-use fairq_core::{Class, Policy, Topology};
+use fairq_core::{Class, Native, Policy, Topology};
 
 use crate::lab::{Device, Lab, SECOND, Thread};
+use crate::strict::d2fq::{StrictD2fq, TrackerKind};
 
 /// The window of a Z-SSD, but slower, so that runs are short: 100,000 commands a second.
 const SLOW: Device = Device { window: 64, service_ns: 640_000 };
@@ -60,11 +61,13 @@ fn none(ports: usize, flows: usize, tags: usize) -> (NonePolicy, Vec<NonePort>) 
 #[derive(Clone, Copy)]
 struct Subject {
     change: fn(&mut D2fqConfig),
+    /// Whether it is the paper's policy.
+    is_strict: bool,
     twist: fn(Class) -> Class,
 }
 
-const D2FQ: Subject = Subject { change: |_| (), twist: |class| class };
-const AS_IN_PAPER: Subject = Subject { change: |config| config.strict_paper = true, ..D2FQ };
+const D2FQ: Subject = Subject { change: |_| (), is_strict: false, twist: |class| class };
+const AS_IN_PAPER: Subject = Subject { is_strict: true, ..D2FQ };
 const RATIO_2: Subject = Subject { change: |config| config.ratio = Ratio::Static(2), ..D2FQ };
 const UPSIDE_DOWN: Subject = Subject { twist: upside_down, ..D2FQ };
 
@@ -78,12 +81,19 @@ fn upside_down(class: Class) -> Class {
 
 impl Subject {
     fn run(self, flows: &[Flow], ports: usize, seconds: u64) -> Vec<f64> {
-        let build = |ports, flows, tags| -> (D2fq, Vec<D2fqPort>) {
-            let mut config = D2fqConfig::new(Topology::flat(ports), flows, tags);
-            (self.change)(&mut config);
-            D2fq::new(config).expect("legal")
+        let config = |ports, flows, tags| {
+            D2fqConfig::new(Topology::flat(ports), flows, tags).with(self.change)
         };
-        run(build, self.twist, flows, ports, seconds)
+        let build = |ports, flows, tags| -> (D2fq, Vec<D2fqPort>) {
+            D2fq::new(config(ports, flows, tags)).expect("legal")
+        };
+        let build_strict = |ports, flows, tags| -> (StrictD2fq<Native>, _) {
+            StrictD2fq::new(&config(ports, flows, tags), TrackerKind::Sloppy)
+        };
+        match self.is_strict {
+            true => run(build_strict, self.twist, flows, ports, seconds),
+            false => run(build, self.twist, flows, ports, seconds),
+        }
     }
 }
 

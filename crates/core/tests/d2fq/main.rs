@@ -5,3 +5,8 @@ mod convergence;
 mod decisions;
 mod lab;
 mod laws;
+/// The policies of the papers' authors are part of the laboratory; the laws apply to them as to the
+/// policies here.
+#[allow(dead_code, unreachable_pub, reason = "the laboratory uses all of it")]
+#[path = "../../../sim/src/policies/strict/mod.rs"]
+mod strict;

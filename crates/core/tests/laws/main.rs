@@ -29,6 +29,10 @@ mod law_virtual_time;
 mod law_work;
 mod reference;
 mod script;
+/// The authors' policies are part of the laboratory; the laws apply to them as to those here.
+#[allow(dead_code, unreachable_pub, reason = "the laboratory uses all of it")]
+#[path = "../../../sim/src/policies/strict/mod.rs"]
+mod strict;
 /// The authors' NASS is part of the laboratory; the laws apply to it as to the policies here.
 #[path = "../../../sim/src/policies/strict_nass.rs"]
 mod strict_nass;
@@ -36,13 +40,14 @@ mod subjects;
 mod world;
 
 use fairq_core::cfq::CfqConfig;
-use fairq_core::d2fq::TrackerKind;
-use fairq_core::mqfq::{OnPath, StrictPaper, Untimed};
 use fairq_core::{CostModel, Op, registry};
 
 use clocked::MS;
 use law_layers::Every;
 use script::{ANYTHING, Kind};
+use strict::d2fq::TrackerKind;
+use strict::mqfq::VirtualTimeKind;
+use strict::slots::SlotKind;
 use subjects::*;
 use world::{Shape, Subject, World};
 
@@ -126,9 +131,8 @@ mod checks {
         law_requests::holds(of).unwrap();
     }
     /// For policies that may leave requests staged.
-    pub(crate) fn requests_that_go(of: &dyn Subject, _at: &[u64]) {
+    pub(crate) fn issued_requests(of: &dyn Subject, _at: &[u64]) {
         law_requests::holds_for_issued(of, ANYTHING).unwrap();
-        law_requests::holds_for_issued(of, law_take_back::TAKING_BACK).unwrap();
     }
     pub(crate) fn slots(of: &dyn Subject, _at: &[u64]) {
         law_slots::holds(of).unwrap();
@@ -272,22 +276,14 @@ macro_rules! laws {
 
 const T: [u64; 3] = [0, 16_384, 46_080];
 
-/// MQFQ over sockets, and the laboratory's variants of MQFQ: all of their laws (in `tests/long
-/// laws`), or those that concern a variant's own structures. Their order of requests, and so their
-/// shares, are those of `mqfq`.
+/// MQFQ over sockets and behind one lock: all of its laws (in `tests/long laws`), or those that
+/// concern its structures.
 macro_rules! variants_of_mqfq {
     ($($laws:ident)*) => {
         laws! {
-            mqfq_array_scan: MqfqSubject::ArrayScan, T => $($laws)*;
-            mqfq_atomic_counter: MqfqSubject::AtomicCounter, T => $($laws)*;
-            mqfq_scalable_bitmap: MqfqSubject::ScalableBitmap, T => $($laws)*;
-            mqfq_polling: MqfqSubject::Polling, T => $($laws)*;
             mqfq_serial: MqfqSubject::Serial, T => $($laws)*;
-            /// In a flat topology a port's path covers the whole tree, so every free slot is on it.
-            mqfq_on_path: MqfqRead::<OnPath>::new(MqfqSubject::Paper), T => $($laws)*;
             mqfq_sockets: MqfqSubject::Sockets, T => $($laws)* crowds
                 crowds_keep_slots evicted_flows_are_not_ahead;
-            mqfq_strict_paper: MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets), T => $($laws)*;
         }
     };
 }
@@ -297,22 +293,43 @@ variants_of_mqfq!(scale all_of_mqfq);
 variants_of_mqfq!(requests slots virtual_time work_conserving bounded_unfairness taking_back_all
     order_of_sfq);
 
+/// The papers' MQFQ, made of the parts that the paper compares. No run of the laboratory takes
+/// requests back or lasts until virtual time wraps, so these laws do not apply.
+macro_rules! papers_mqfq {
+    ($($laws:ident)*) => {
+        laws! {
+            mqfq_strict_paper: SOCKETS, T => $($laws)*;
+            mqfq_array_scan: SOCKETS.timed(VirtualTimeKind::ArrayScan), T => $($laws)*;
+            mqfq_atomic_counter: SOCKETS.counted(SlotKind::AtomicCounter), T => $($laws)*;
+            mqfq_scalable_bitmap: SOCKETS.counted(SlotKind::ScalableBitmap), T => $($laws)*;
+            /// In a flat topology a port's path covers the whole tree, so every free slot is on it.
+            mqfq_on_path: FLAT.counted(SlotKind::TokenPath), T => $($laws)*;
+            mqfq_strict_paper_serial: SOCKETS.behind_a_lock(), T => $($laws)*;
+            mqfq_strict_paper_polling: SOCKETS.polling(), T => $($laws)*;
+        }
+    };
+}
+#[cfg(feature = "long")]
+papers_mqfq!(requests slots virtual_time shares_after_absence work_conserving bounded_unfairness
+    returning_starves_nobody one_at_a_time_beside_a_flood two_shards_at_depth_one
+    five_to_one_over_two_ports three_to_one_whatever_the_sum scaling_weights_changes_nothing
+    remainders_are_kept order_of_sfq scale);
+#[cfg(not(feature = "long"))]
+papers_mqfq!(requests slots virtual_time work_conserving bounded_unfairness order_of_sfq);
+
 laws! {
     /// It stages nothing and does not promise fairness.
     none: None, [0] => requests absence work_conserving taking_back crowds;
     sfqd: SfqdSubject, [0] => scale all order_of_sfq_at_any_depth merging
         merged_requests_are_paid_for
         taking_back_all all_of_crowds weights_change_at_once;
-    mqfq: MqfqSubject::Paper, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead
+    mqfq: MqfqSubject::Flat, T => scale all_of_mqfq all_of_crowds evicted_flows_are_not_ahead
         weights_change_at_once;
     /// It stages nothing and has no slots; its laws of shares need a device with classes
     /// (`tests/d2fq`).
-    d2fq: D2fqSubject(TrackerKind::Sloppy, false), [0] => requests taking_back absence
+    d2fq: D2fqSubject, [0] => requests taking_back absence
         work_conserving
         crowds;
-    d2fq_mindicator: D2fqSubject(TrackerKind::Mindicator, false), [0] => requests taking_back
-        absence
-        work_conserving crowds;
     /// It has depths by domain instead of D (so more than D requests are outstanding; its own tests
     /// check its depths), no virtual time and no shares.
     kyber: KyberSubject, [0] => requests taking_back absence work_conserving two_shards_at_depth_one
@@ -419,27 +436,21 @@ laws! {
 /// laws` applies all of their laws.
 #[cfg(feature = "long")]
 laws! {
-    mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests
-        slots virtual_time bounded_unfairness work_conserving taking_back_keeps_slots;
     /// Without virtual time only slots are kept; it serves comparisons.
-    mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests slots absence
-        work_conserving taking_back_all two_shards_at_depth_one crowds crowds_keep_slots;
+    mqfq_untimed: SOCKETS.timed(VirtualTimeKind::None), T => requests slots absence
+        work_conserving two_shards_at_depth_one crowds crowds_keep_slots;
     /// Over sockets, tokens may be where a waiting port does not search: for ever, if the ports
     /// below them send nothing more or are throttled, since a request that waits holds virtual time
     /// back. So it promises neither that all is served nor that the device has work. The requests
     /// that it issues are issued correctly.
-    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => scale
-        requests_that_go slots virtual_time bounded_unfairness taking_back_keeps_slots
-        taking_back_is_free crowds_keep_slots;
-    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests taking_back absence
-        work_conserving;
-    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests taking_back absence
-        work_conserving;
-    d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests taking_back absence
-        work_conserving;
-    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests taking_back
-        absence
-        work_conserving;
+    mqfq_on_path_of_sockets: SOCKETS.counted(SlotKind::TokenPath), T => scale issued_requests slots
+        virtual_time bounded_unfairness crowds_keep_slots;
+    d2fq_paper: StrictD2fqSubject(TrackerKind::Sloppy), [0] => requests absence work_conserving
+        crowds;
+    d2fq_paper_scan: StrictD2fqSubject(TrackerKind::Scan), [0] => requests absence
+        work_conserving crowds;
+    d2fq_paper_mindicator: StrictD2fqSubject(TrackerKind::Mindicator), [0] => requests absence
+        work_conserving crowds;
     /// The same with fewer tokens and with more.
     kyber_fair_one_token: KyberFairSubject(1), [0] => requests taking_back absence work_conserving;
     kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests absence work_conserving;
@@ -478,14 +489,13 @@ laws! {
 }
 #[cfg(not(feature = "long"))]
 laws! {
-    mqfq_strict_paper_polling: MqfqRead::<StrictPaper>::new(MqfqSubject::Polling), T => requests;
-    mqfq_untimed: MqfqRead::<Untimed>::new(MqfqSubject::Sockets), T => requests;
-    mqfq_on_path_of_sockets: MqfqRead::<OnPath>::new(MqfqSubject::Sockets), T => requests_that_go
-        slots;
-    d2fq_scan: D2fqSubject(TrackerKind::Scan, false), [0] => requests;
-    d2fq_paper: D2fqSubject(TrackerKind::Sloppy, true), [0] => requests;
-    d2fq_paper_scan: D2fqSubject(TrackerKind::Scan, true), [0] => requests;
-    d2fq_paper_mindicator: D2fqSubject(TrackerKind::Mindicator, true), [0] => requests;
+    mqfq_untimed: SOCKETS.timed(VirtualTimeKind::None), T => requests slots work_conserving;
+    mqfq_on_path_of_sockets: SOCKETS.counted(SlotKind::TokenPath), T => issued_requests slots
+        virtual_time;
+    d2fq_paper: StrictD2fqSubject(TrackerKind::Sloppy), [0] => requests absence work_conserving;
+    d2fq_paper_scan: StrictD2fqSubject(TrackerKind::Scan), [0] => requests work_conserving;
+    d2fq_paper_mindicator: StrictD2fqSubject(TrackerKind::Mindicator), [0] => requests
+        work_conserving;
     kyber_fair_one_token: KyberFairSubject(1), [0] => requests;
     kyber_fair_rich: KyberFairSubject(1 << 38), [0] => requests;
     flashfq_ahead: FlashFqSubject { idle_ns: IDLE_NS }, [16_384, 46_080] => requests;
@@ -534,10 +544,10 @@ fn exempted_with_reason() {
     law_shares::remainders_are_kept(&AROUND_MQFQ).unwrap_err();
     law_virtual_time::survives_the_wrap(&AROUND_MQFQ).unwrap_err();
     law_take_back::is_free(&Registered("toy")).unwrap_err();
-    assert_eq!(left_elsewhere(&MqfqRead::<StrictPaper>::new(MqfqSubject::Sockets)), 0);
-    assert_eq!(left_elsewhere(&MqfqRead::<OnPath>::new(MqfqSubject::Paper)), 0);
-    assert_eq!(left_elsewhere(&MqfqRead::<OnPath>::new(MqfqSubject::Sockets)), 1);
-    law_fairness::holds(&MqfqRead::<Untimed>::new(MqfqSubject::Paper)).unwrap_err();
+    assert_eq!(left_elsewhere(&SOCKETS), 0);
+    assert_eq!(left_elsewhere(&FLAT.counted(SlotKind::TokenPath)), 0);
+    assert_eq!(left_elsewhere(&SOCKETS.counted(SlotKind::TokenPath)), 1);
+    law_fairness::holds(&FLAT.timed(VirtualTimeKind::None)).unwrap_err();
     let strict = Strictly::new(AROUND_FIOPS);
     law_work::holds(&strict).unwrap_err();
     law_take_back::is_work_conserving(&strict).unwrap_err();

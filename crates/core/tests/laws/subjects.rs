@@ -1,18 +1,15 @@
 //! The policies that the laws are applied to.
 
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, BfqScheduler};
 use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, CfqScheduler};
-use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort, TrackerKind};
+use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort};
 use fairq_core::fiops::{Fiops, FiopsConfig, FiopsPort, FiopsScheduler};
 use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, FlashFqScheduler};
 use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
-use fairq_core::mqfq::{
-    Mqfq, MqfqConfig, MqfqPort, Reading, SlotKind, UnthrottleKind, VirtualTimeKind,
-};
+use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort};
 use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
@@ -23,6 +20,9 @@ use fairq_core::{
 };
 
 use crate::canary::serial_config;
+use crate::strict::d2fq::{StrictD2fq, StrictD2fqPort, TrackerKind};
+use crate::strict::mqfq::{MqfqParts, StrictMqfq, StrictMqfqPort, UnthrottleKind, VirtualTimeKind};
+use crate::strict::slots::SlotKind;
 use crate::strict_nass::StrictNass;
 use crate::world::{Shape, TypedSubject};
 
@@ -57,56 +57,81 @@ impl TypedSubject for SfqdSubject {
     }
 }
 
-/// MQFQ, or one of the alternatives that the paper compares its parts with.
+/// MQFQ.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MqfqSubject {
-    Paper,
-    ArrayScan,
-    AtomicCounter,
-    ScalableBitmap,
-    Polling,
+    Flat,
+    /// With one lock around dispatches.
     Serial,
     /// Ports as threads on cores of two sockets.
     Sockets,
 }
 
+/// Ports as threads on cores of two sockets, three cores each.
+fn sockets(ports: usize) -> Topology {
+    Topology::new((0..ports as u16).map(|port| (port / 3, port / 2)).collect())
+}
+
 impl MqfqSubject {
     fn config(self, shape: &Shape) -> MqfqConfig {
-        let sockets =
-            Topology::new((0..shape.ports as u16).map(|port| (port / 3, port / 2)).collect());
-        let flat = Topology::flat(shape.ports);
-        let topology = if matches!(self, MqfqSubject::Sockets) { sockets } else { flat };
-        let mut config = MqfqConfig::new(topology, shape.flows, shape.tags);
-        config.slots = shape.slots;
-        config.threshold_bytes = shape.threshold;
-        match self {
-            MqfqSubject::Paper | MqfqSubject::Sockets => {}
-            MqfqSubject::ArrayScan => config.virtual_time = VirtualTimeKind::ArrayScan,
-            MqfqSubject::AtomicCounter => config.slot_kind = SlotKind::AtomicCounter,
-            MqfqSubject::ScalableBitmap => config.slot_kind = SlotKind::ScalableBitmap,
-            MqfqSubject::Polling => config.unthrottle = UnthrottleKind::Polling { period_ns: 1000 },
-            MqfqSubject::Serial => config.serial = true,
-        }
-        config
+        let topology = match self {
+            MqfqSubject::Sockets => sockets(shape.ports),
+            _ => Topology::flat(shape.ports),
+        };
+        MqfqConfig::new(topology, shape.flows, shape.tags).with(|config| {
+            config.slots = shape.slots;
+            config.threshold_bytes = shape.threshold;
+            config.serial = matches!(self, MqfqSubject::Serial);
+        })
     }
 }
 
-/// MQFQ by another reading of its paper.
-pub(crate) struct MqfqRead<R> {
-    of: MqfqSubject,
-    reading: PhantomData<R>,
+/// MQFQ to the letter of its paper, made of these parts; D and T are the shape's.
+#[derive(Clone, Copy)]
+pub(crate) struct StrictMqfqSubject {
+    parts: MqfqParts,
+    on_sockets: bool,
 }
 
-impl<R: Reading> MqfqRead<R> {
-    pub(crate) fn new(of: MqfqSubject) -> MqfqRead<R> {
-        MqfqRead { of, reading: PhantomData }
+const PARTS: MqfqParts = MqfqParts {
+    slots: 0,
+    threshold: 0,
+    virtual_time: VirtualTimeKind::Mindicator,
+    slot_kind: SlotKind::TokenTree,
+    unthrottle: UnthrottleKind::Wheel,
+    serial: false,
+};
+pub(crate) const FLAT: StrictMqfqSubject = StrictMqfqSubject { parts: PARTS, on_sockets: false };
+pub(crate) const SOCKETS: StrictMqfqSubject = StrictMqfqSubject { parts: PARTS, on_sockets: true };
+
+impl StrictMqfqSubject {
+    pub(crate) fn timed(mut self, virtual_time: VirtualTimeKind) -> Self {
+        self.parts.virtual_time = virtual_time;
+        self
+    }
+    pub(crate) fn counted(mut self, slot_kind: SlotKind) -> Self {
+        self.parts.slot_kind = slot_kind;
+        self
+    }
+    pub(crate) fn polling(mut self) -> Self {
+        self.parts.unthrottle = UnthrottleKind::Polling { period_ns: 1000 };
+        self
+    }
+    pub(crate) fn behind_a_lock(mut self) -> Self {
+        self.parts.serial = true;
+        self
     }
 }
 
-impl<R: Reading> TypedSubject for MqfqRead<R> {
-    type Policy = Mqfq<Native, R>;
-    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<MqfqPort<Native, R>>) {
-        Mqfq::read(self.of.config(shape)).expect("the shape is legal")
+impl TypedSubject for StrictMqfqSubject {
+    type Policy = StrictMqfq<Native>;
+    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<StrictMqfqPort<Native>>) {
+        let topology = match self.on_sockets {
+            true => sockets(shape.ports),
+            false => Topology::flat(shape.ports),
+        };
+        let parts = MqfqParts { slots: shape.slots, threshold: shape.threshold, ..self.parts };
+        StrictMqfq::new(parts, &topology, shape.flows, shape.tags)
     }
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold
@@ -136,14 +161,30 @@ impl TypedSubject for MqfqSubject {
 }
 
 /// D2FQ. The laws of its shares are in `tests/d2fq`, since they need a device with classes.
-pub(crate) struct D2fqSubject(pub(crate) TrackerKind, pub(crate) bool);
+pub(crate) struct D2fqSubject;
 
 impl TypedSubject for D2fqSubject {
     type Policy = D2fq;
     fn build(&self, shape: &Shape) -> (D2fq, Vec<D2fqPort>) {
-        let mut config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
-        (config.tracker, config.strict_paper) = (self.0, self.1);
+        let config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
         D2fq::new(config).expect("the shape is legal")
+    }
+    fn threshold(&self, _shape: &Shape) -> u64 {
+        0
+    }
+    fn assigns_to_ports(&self) -> bool {
+        false
+    }
+}
+
+/// D2FQ to the letter of its paper.
+pub(crate) struct StrictD2fqSubject(pub(crate) TrackerKind);
+
+impl TypedSubject for StrictD2fqSubject {
+    type Policy = StrictD2fq<Native>;
+    fn build(&self, shape: &Shape) -> (Self::Policy, Vec<StrictD2fqPort<Native>>) {
+        let config = D2fqConfig::new(Topology::flat(shape.ports), shape.flows, shape.tags);
+        StrictD2fq::new(&config, self.0)
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -159,7 +200,7 @@ pub(crate) struct Overstepping;
 impl TypedSubject for Overstepping {
     type Policy = Mqfq;
     fn build(&self, shape: &Shape) -> (Mqfq, Vec<MqfqPort>) {
-        MqfqSubject::Paper.build(&Shape { threshold: 4 * shape.threshold + 16_384, ..*shape })
+        MqfqSubject::Flat.build(&Shape { threshold: 4 * shape.threshold + 16_384, ..*shape })
     }
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold

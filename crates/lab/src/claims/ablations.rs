@@ -167,7 +167,7 @@ mod tests {
             tau_m: None,
             strict_paper: false,
         };
-        let others = [AnySubject::MqfqParts(mqfq.parts()), AnySubject::D2fq(d2fq)];
+        let others = [AnySubject::MqfqStrict(mqfq.parts()), AnySubject::D2fq(d2fq)];
         schedulers.map(waiting).into_iter().chain(others).collect()
     }
 

@@ -4,12 +4,12 @@
 //! machine B has a ramdisk behind a fabric. Constants belong to the hosts, so policies differ here
 //! only by their own code. MQFQ's own claims of this kind are in `scalability`.
 
-use fairq_core::d2fq::{Ratio, TrackerKind};
+use fairq_core::d2fq::Ratio;
 use fairq_device::Profile;
 use fairq_device::profile::{MbPerS, Micros};
 use fairq_sim::Run;
 use fairq_sim::host::{BlockLayer, Machine};
-use fairq_sim::policies::{AnySubject, D2fqParts, D2fqSubject, Kernel, MqfqSubject};
+use fairq_sim::policies::{AnySubject, D2fqParts, D2fqSubject, Kernel, MqfqSubject, TrackerKind};
 use fairq_sim::scenario::{Job, MS, SECOND, Scenario, Tenant};
 
 use super::{

@@ -7,7 +7,7 @@ use fairq_core::CostModel;
 use fairq_core::flashfq::FlashFqConfig;
 use fairq_device::Profile;
 use fairq_sim::host::Machine;
-use fairq_sim::policies::{AnySubject, Kernel, MqfqSubject, Scheduler, SerialSubject};
+use fairq_sim::policies::{AnySubject, Kernel, MqfqSerial, Scheduler, SerialSubject};
 use fairq_sim::scenario::Job;
 use toml::{Table, Value};
 
@@ -156,11 +156,7 @@ pub(super) fn on_flashfq(
 /// The places whose keys a policy has; empty for policies without keys.
 pub(super) fn places_of(policy: &AnySubject) -> &'static [&'static str] {
     match policy {
-        AnySubject::Mqfq(_)
-        | AnySubject::MqfqParts(_)
-        | AnySubject::MqfqStrict(_)
-        | AnySubject::MqfqUntimed(_)
-        | AnySubject::MqfqOnPath(_) => &["mqfq"],
+        AnySubject::Mqfq(_) | AnySubject::MqfqSerial(_) | AnySubject::MqfqStrict(_) => &["mqfq"],
         AnySubject::D2fq(_) | AnySubject::D2fqParts(_) => &["d2fq"],
         AnySubject::Serial(lock) => match lock.scheduler {
             Scheduler::Cfq | Scheduler::LinuxCfq => &["serial", "cfq", "nass"],
@@ -180,11 +176,12 @@ pub(super) fn on_policy(
     change: Change<'_>,
 ) -> Result<(), String> {
     match policy {
-        AnySubject::Mqfq(multi) => on_mqfq(multi, key, change),
-        AnySubject::MqfqParts(parts)
-        | AnySubject::MqfqStrict(parts)
-        | AnySubject::MqfqUntimed(parts)
-        | AnySubject::MqfqOnPath(parts) => on_mqfq(&mut parts.multi, key, change),
+        AnySubject::Mqfq(multi) | AnySubject::MqfqSerial(MqfqSerial(multi)) => {
+            on_mqfq(&mut multi.slots, &mut multi.threshold, key, change)
+        }
+        AnySubject::MqfqStrict(parts) => {
+            on_mqfq(&mut parts.slots, &mut parts.threshold, key, change)
+        }
         AnySubject::D2fq(direct) => on_d2fq(direct, key, change),
         AnySubject::D2fqParts(parts) => on_d2fq(&mut parts.direct, key, change),
         AnySubject::Serial(lock) => match place {
@@ -199,10 +196,15 @@ pub(super) fn on_policy(
     }
 }
 
-fn on_mqfq(multi: &mut MqfqSubject, key: &str, change: Change<'_>) -> Result<(), String> {
+fn on_mqfq(
+    slots: &mut u32,
+    threshold: &mut u64,
+    key: &str,
+    change: Change<'_>,
+) -> Result<(), String> {
     match key {
-        "slots" => multi.slots = change.integer(multi.slots.into())? as u32,
-        "threshold" => multi.threshold = change.integer(multi.threshold)?,
+        "slots" => *slots = change.integer(u64::from(*slots))? as u32,
+        "threshold" => *threshold = change.integer(*threshold)?,
         _ => return unknown("MQFQ", key),
     }
     Ok(())

@@ -125,8 +125,10 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
         return Err(Refusal::new(format!("{flag} is for claims, not for scenario files")).into());
     }
     let Policies(policies) = args.policy.clone().unwrap_or_else(Policies::usual);
-    let policies =
-        policies.into_iter().map(|table| table.complete()).collect::<Result<Vec<_>, _>>()?;
+    let policies = policies
+        .into_iter()
+        .map(|table| table.complete_for_lab())
+        .collect::<Result<Vec<_>, _>>()?;
     let mut points = Vec::new();
     for path in &args.ids {
         points.extend(Document::read(Path::new(path))?.points()?);

@@ -3,8 +3,15 @@
 use fairq_bench::report::{Device, Got, Run};
 use fairq_config::engine::{Shape, WithPolicy, with_policy};
 use fairq_config::policy::PolicyConfig;
+use fairq_config::refusal::Refusal;
+use fairq_core::d2fq::Ratio;
+use fairq_core::mqfq::MqfqConfig;
 use fairq_core::{Native, Policy};
 use fairq_sim::check;
+use fairq_sim::policies::{
+    AnySubject, D2fqParts, D2fqSubject, MqfqParts, SlotKind, TrackerKind, UnthrottleKind,
+    VirtualTimeKind,
+};
 use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::traced::Traced;
 use fairq_sim::{Promise, Run as Simulated, on_host, simulate};
@@ -38,15 +45,71 @@ pub(super) struct Outcome {
 pub(super) fn under(scenario: &Scenario, policy: &PolicyConfig) -> anyhow::Result<Outcome> {
     let slots = scenario.profile.host.window.get();
     let shape = Shape::new(scenario.topology(), scenario.flows(), scenario.tags()).before(slots);
-    let name = policy.describe(slots);
+    let mut name = policy.describe(slots);
     let run = match &scenario.host {
-        None => with_policy::<Native, _>(policy, shape, Simulate(scenario)),
-        Some(host) => on_host(host, || with_policy::<Traced, _>(policy, shape, Simulate(scenario))),
-    }?;
+        _ if !policy.of_paper.is_empty() => {
+            let subject = of_paper(policy)?;
+            let keys = policy.keys.iter().chain(&policy.of_paper);
+            let keys = keys.map(|(key, value)| format!(" {key}={}", policy.shown(key, *value)));
+            name = format!("{} of the paper{}", policy.name(), keys.collect::<String>());
+            subject.run(scenario)?
+        }
+        None => with_policy::<Native, _>(policy, shape, Simulate(scenario))?,
+        Some(host) => {
+            on_host(host, || with_policy::<Traced, _>(policy, shape, Simulate(scenario)))?
+        }
+    };
     if let Some(violation) = run.violation {
         return Err(anyhow::anyhow!("under {name} a law is broken: {violation}"));
     }
     Ok(Outcome { policy: name, run })
+}
+
+/// The paper's policy that these keys name, which servers do not have: MQFQ made of other parts, or
+/// D2FQ to the letter.
+fn of_paper(policy: &PolicyConfig) -> anyhow::Result<AnySubject> {
+    let value = |wanted: &str| {
+        let all = policy.keys.iter().chain(&policy.of_paper);
+        all.rev().find(|(key, _)| *key == wanted).map(|(_, value)| *value)
+    };
+    let taken: &[&str] = match policy.name() {
+        "mqfq" => &["slots", "threshold"],
+        _ => &["tau-l", "tau-m", "hl", "initial"],
+    };
+    if let Some((key, _)) = policy.keys.iter().find(|(key, _)| !taken.contains(key)) {
+        let name = policy.name();
+        return Err(Refusal::new(format!("policy: the paper's {name} takes no `{key}`")).into());
+    }
+    if policy.name() == "mqfq" {
+        // `auto` is no number that fits.
+        let slots = value("slots").filter(|slots| *slots < u64::from(u32::MAX));
+        let slots = slots.map_or(MqfqConfig::SLOTS, |slots| slots as u32);
+        let mut parts = MqfqParts::new(slots, value("threshold").unwrap_or(45 << 10));
+        if value("virtual-time") == Some(1) {
+            parts.virtual_time = VirtualTimeKind::ArrayScan;
+        }
+        parts.slot_kind = match value("slot-kind") {
+            Some(1) => SlotKind::AtomicCounter,
+            Some(2) => SlotKind::ScalableBitmap,
+            _ => SlotKind::TokenTree,
+        };
+        if let Some(period_ns @ 1..) = value("unthrottle") {
+            parts.unthrottle = UnthrottleKind::Polling { period_ns };
+        }
+        return Ok(AnySubject::MqfqStrict(parts));
+    }
+    let ratio = match (value("hl"), value("initial")) {
+        (Some(ratio @ 1..), _) => Ratio::Static(ratio as u16),
+        (_, initial) => Ratio::Dynamic { initial: initial.unwrap_or(256) as u16 },
+    };
+    let (tau_l, tau_m) = (value("tau-l").unwrap_or(8 << 20), value("tau-m"));
+    let tracker = match value("tracker") {
+        Some(1) => TrackerKind::Scan,
+        Some(2) => TrackerKind::Mindicator,
+        _ => TrackerKind::Sloppy,
+    };
+    let direct = D2fqSubject { ratio, tau_l, tau_m, strict_paper: true };
+    Ok(AnySubject::D2fqParts(D2fqParts { direct, tracker }))
 }
 
 /// Bytes a second that each tenant gets where it is alone, under no scheduler.

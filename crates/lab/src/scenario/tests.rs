@@ -11,7 +11,7 @@ const EXAMPLE: &str = include_str!("../../../../docs/fairq.scenario.toml");
 
 fn policies(text: &str) -> Vec<PolicyConfig> {
     let Policies(policies) = parse_policies(text).unwrap();
-    policies.into_iter().map(|table| table.complete().unwrap()).collect()
+    policies.into_iter().map(|table| table.complete_for_lab().unwrap()).collect()
 }
 
 fn points(text: &str) -> Vec<Point> {
@@ -231,4 +231,27 @@ fn a_report_has_tables_figures_and_data() {
     assert!(device.contains("reads ") && device.contains(" % ± "), "{device}");
     let one = report::text(&cells[..1]);
     assert!(one.contains("keeps") && !one.contains('±'), "{one}");
+}
+
+/// The papers' policies, which servers do not have, are chosen by the keys that chose them.
+#[test]
+fn the_papers_policies_run_in_scenarios() {
+    let text = "device = \"z-ssd\"\ncores = 2\nduration = \"30ms\"\n[[tenant]]\nname = \"a\"\n\
+                weight = 300\ndepth = 64\n[[tenant]]\nname = \"b\"\ndepth = 64\n";
+    let scenario = points(text)[0].seeded(None).unwrap();
+    for (text, name) in [
+        ("mqfq:virtual-time=scan", "mqfq of the paper virtual-time=scan"),
+        ("mqfq:D=32,slot-kind=bitmap", "mqfq of the paper slots=32 slot-kind=bitmap"),
+        ("mqfq:unthrottle=poll:2us", "mqfq of the paper unthrottle=poll:2us"),
+        ("d2fq:strict-paper", "d2fq of the paper strict-paper=true"),
+        ("d2fq:hl=static-3,tracker=scan", "d2fq of the paper hl=static-3 tracker=scan"),
+    ] {
+        let run = simulate::under(&scenario, &policies(text)[0]).unwrap();
+        assert_eq!(run.policy, name);
+        let run = run.told(&scenario, None, false);
+        assert!(run.flows.iter().all(|flow| flow.iops > 1000.0), "{name}: {run:?}");
+    }
+    let refused = simulate::under(&scenario, &policies("mqfq:slot-kind=bitmap,cost=bytes")[0]);
+    let Err(refused) = refused else { panic!("it has no costs") };
+    assert!(refused.to_string().contains("the paper's mqfq takes no `cost`"), "{refused}");
 }

@@ -1,8 +1,10 @@
-//! D2FQ, and D2FQ with the trackers that its paper compares with.
+//! D2FQ: fairq's own, and its paper's.
 
-use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio, TrackerKind};
+use fairq_core::d2fq::{D2fq, D2fqConfig, Ratio};
 use fairq_core::{ConfigError, Platform};
 
+use super::strict::d2fq::StrictD2fq;
+pub use super::strict::d2fq::TrackerKind;
 use crate::scenario::Scenario;
 use crate::subject::{Built, Promise, Subject};
 
@@ -16,27 +18,33 @@ pub struct D2fqSubject {
     /// The threshold of the medium class, in units: by default the paper's tau_l / 2; at tau_l
     /// there is no medium class.
     pub tau_m: Option<u64>,
-    /// Whether the policy follows the paper exactly where fairq's default differs.
+    /// Whether the policy is the paper's, to the letter, instead of fairq's own.
     pub strict_paper: bool,
 }
 
-/// D2FQ with another tracker of global virtual time (Figure 17).
+/// D2FQ to the letter of its paper, with one of the trackers of global virtual time that the paper
+/// compares (Figure 17).
 #[derive(Clone, Copy, Debug)]
 pub struct D2fqParts {
-    /// D2FQ.
+    /// The ratio and the thresholds.
     pub direct: D2fqSubject,
     /// The tracker.
     pub tracker: TrackerKind,
 }
 
 impl D2fqSubject {
+    /// The paper's policy, if this is it.
+    pub(super) fn strictly(self) -> Option<D2fqParts> {
+        let parts = D2fqParts { direct: self, tracker: TrackerKind::Sloppy };
+        self.strict_paper.then_some(parts)
+    }
+
     /// The configuration for a scenario.
-    pub(crate) fn config(&self, scenario: &Scenario) -> D2fqConfig {
+    fn config(&self, scenario: &Scenario) -> D2fqConfig {
         let mut config = D2fqConfig::new(scenario.topology(), scenario.flows(), scenario.tags());
         config.ratio = self.ratio;
         config.tau_l = Some(self.tau_l);
         config.tau_m = self.tau_m;
-        config.strict_paper = self.strict_paper;
         config
     }
 }
@@ -56,12 +64,10 @@ impl<P: Platform> Subject<P> for D2fqSubject {
 }
 
 impl<P: Platform> Subject<P> for D2fqParts {
-    type Policy = D2fq<P>;
+    type Policy = StrictD2fq<P>;
 
-    fn build(&self, scenario: &Scenario) -> Result<Built<D2fq<P>>, ConfigError> {
-        let mut config = self.direct.config(scenario);
-        config.tracker = self.tracker;
-        D2fq::new(config)
+    fn build(&self, scenario: &Scenario) -> Result<Built<StrictD2fq<P>>, ConfigError> {
+        Ok(StrictD2fq::new(&self.direct.config(scenario), self.tracker))
     }
 
     fn promise(&self) -> Promise {

@@ -1,7 +1,6 @@
 //! The policies that a scenario may name, each with its promise.
 
 use fairq_core::Native;
-use fairq_core::mqfq::{OnPath, Ours, StrictPaper, Untimed};
 
 use crate::check;
 use crate::meter::Run;
@@ -10,15 +9,15 @@ use crate::subject::Subject;
 use crate::traced::Traced;
 use crate::world::{run, run_traced};
 
-use mqfq::MqfqRead;
-
-pub use d2fq::{D2fqParts, D2fqSubject};
+pub use d2fq::{D2fqParts, D2fqSubject, TrackerKind};
 pub use first_come::NoneSubject;
 pub use kyber::{KyberFairSubject, KyberSubject};
 pub use linux_bfq::{Kernel, LinuxBfqConfig};
-pub use mqfq::{MqfqParts, MqfqSubject};
+pub use mqfq::{MqfqParts, MqfqSerial, MqfqSubject, SlotKind, UnthrottleKind, VirtualTimeKind};
 pub use serial::{Scheduler, SerialSubject};
 pub use sfqd::SfqdSubject;
+pub use strict::d2fq::{StrictD2fq, StrictD2fqPort};
+pub use strict::mqfq::{StrictMqfq, StrictMqfqPort};
 
 mod d2fq;
 mod first_come;
@@ -28,6 +27,7 @@ mod linux_cfq;
 mod mqfq;
 mod serial;
 mod sfqd;
+mod strict;
 mod strict_nass;
 
 /// One of the policies, chosen at run time.
@@ -41,15 +41,11 @@ pub enum AnySubject {
     Mqfq(MqfqSubject),
     /// D2FQ.
     D2fq(D2fqSubject),
-    /// MQFQ made of other parts.
-    MqfqParts(MqfqParts),
-    /// MQFQ to the letter of its paper.
+    /// MQFQ with one lock around dispatches.
+    MqfqSerial(MqfqSerial),
+    /// MQFQ to the letter of its paper, made of these parts.
     MqfqStrict(MqfqParts),
-    /// The same, without virtual time.
-    MqfqUntimed(MqfqParts),
-    /// The same, with ports that find only the tokens on their own path.
-    MqfqOnPath(MqfqParts),
-    /// D2FQ with another tracker of virtual time.
+    /// D2FQ to the letter of its paper, with one of its trackers of virtual time.
     D2fqParts(D2fqParts),
     /// A scheduler behind one lock: CFQ, BFQ, FlashFQ or FIOPS, with or without NASS.
     Serial(SerialSubject),
@@ -75,20 +71,15 @@ impl AnySubject {
             AnySubject::None => go(scenario, &NoneSubject, is_checked),
             AnySubject::Sfqd(policy) => go(scenario, policy, is_checked),
             AnySubject::Mqfq(policy) => go(scenario, policy, is_checked),
-            AnySubject::D2fq(policy) => go(scenario, policy, is_checked),
+            AnySubject::D2fq(policy) => match policy.strictly() {
+                Some(policy) => go(scenario, &policy, is_checked),
+                None => go(scenario, policy, is_checked),
+            },
             AnySubject::Serial(policy) => go(scenario, policy, is_checked),
             AnySubject::Kyber(policy) => go(scenario, policy, is_checked),
             AnySubject::KyberFair(policy) => go(scenario, policy, is_checked),
-            AnySubject::MqfqParts(parts) => go(scenario, &MqfqRead::<Ours>::of(parts), is_checked),
-            AnySubject::MqfqStrict(parts) => {
-                go(scenario, &MqfqRead::<StrictPaper>::of(parts), is_checked)
-            }
-            AnySubject::MqfqUntimed(parts) => {
-                go(scenario, &MqfqRead::<Untimed>::of(parts), is_checked)
-            }
-            AnySubject::MqfqOnPath(parts) => {
-                go(scenario, &MqfqRead::<OnPath>::of(parts), is_checked)
-            }
+            AnySubject::MqfqSerial(policy) => go(scenario, policy, is_checked),
+            AnySubject::MqfqStrict(policy) => go(scenario, policy, is_checked),
             AnySubject::D2fqParts(policy) => go(scenario, policy, is_checked),
         }
     }

@@ -1,10 +1,11 @@
-//! MQFQ, and MQFQ made of the parts that its paper compares with.
+//! MQFQ: fairq's own, and its paper's, made of the parts that the paper compares.
 
-use std::marker::PhantomData;
-
-use fairq_core::mqfq::{Mqfq, MqfqConfig, Reading, SlotKind, UnthrottleKind, VirtualTimeKind};
+use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::{ConfigError, Platform};
 
+use super::strict::mqfq::StrictMqfq;
+pub use super::strict::mqfq::{MqfqParts, UnthrottleKind, VirtualTimeKind};
+pub use super::strict::slots::SlotKind;
 use crate::scenario::Scenario;
 use crate::subject::{Built, Promise, Subject};
 
@@ -17,31 +18,14 @@ pub struct MqfqSubject {
     pub threshold: u64,
 }
 
-/// MQFQ made of these parts (Sections 4.2 and 4.3 of its paper).
+/// MQFQ with one lock around dispatches.
 #[derive(Clone, Copy, Debug)]
-pub struct MqfqParts {
-    /// MQFQ.
-    pub multi: MqfqSubject,
-    /// The computation of virtual time.
-    pub virtual_time: VirtualTimeKind,
-    /// The structure that holds free slots.
-    pub slots: SlotKind,
-    /// The wake-up of throttled ports.
-    pub unthrottle: UnthrottleKind,
-    /// Whether one lock is held throughout each verb.
-    pub serial: bool,
-}
+pub struct MqfqSerial(pub MqfqSubject);
 
 impl MqfqSubject {
-    /// The parts of fairq's MQFQ, some of which the caller replaces.
+    /// The paper's MQFQ, some of whose parts the caller replaces.
     pub fn parts(self) -> MqfqParts {
-        MqfqParts {
-            multi: self,
-            virtual_time: VirtualTimeKind::default(),
-            slots: SlotKind::default(),
-            unthrottle: UnthrottleKind::default(),
-            serial: false,
-        }
+        MqfqParts::new(self.slots, self.threshold)
     }
 
     /// The configuration for a scenario.
@@ -66,47 +50,36 @@ impl<P: Platform> Subject<P> for MqfqSubject {
     }
 }
 
-impl MqfqParts {
-    fn config(&self, scenario: &Scenario) -> MqfqConfig {
-        let mut config = self.multi.config(scenario);
-        config.virtual_time = self.virtual_time;
-        config.slot_kind = self.slots;
-        config.unthrottle = self.unthrottle;
-        config.serial = self.serial;
-        config
+impl<P: Platform> Subject<P> for MqfqSerial {
+    type Policy = Mqfq<P>;
+
+    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P>>, ConfigError> {
+        Mqfq::new(self.0.config(scenario).with(|config| config.serial = true))
+    }
+
+    fn promise(&self) -> Promise {
+        Subject::<P>::promise(&self.0)
     }
 }
 
-/// MQFQ made of these parts, by a reading of its paper: fairq's own, to the letter, without virtual
-/// time (Section 4.3.3), or with ports that search for tokens only on their own path through the
-/// token tree (Section 3.2).
-pub(super) struct MqfqRead<R> {
-    parts: MqfqParts,
-    reading: PhantomData<R>,
-}
+impl<P: Platform> Subject<P> for MqfqParts {
+    type Policy = StrictMqfq<P>;
 
-impl<R: Reading> MqfqRead<R> {
-    pub(super) fn of(parts: &MqfqParts) -> MqfqRead<R> {
-        MqfqRead { parts: *parts, reading: PhantomData }
-    }
-}
-
-impl<P: Platform, R: Reading> Subject<P> for MqfqRead<R> {
-    type Policy = Mqfq<P, R>;
-
-    fn build(&self, scenario: &Scenario) -> Result<Built<Mqfq<P, R>>, ConfigError> {
-        Mqfq::read(self.parts.config(scenario))
+    fn build(&self, scenario: &Scenario) -> Result<Built<StrictMqfq<P>>, ConfigError> {
+        let (flows, tags) = (scenario.flows(), scenario.tags());
+        Ok(StrictMqfq::new(*self, &scenario.topology(), flows, tags))
     }
 
     /// The promise of MQFQ, with exceptions: without virtual time only slots decide; a port that
     /// polls leaves slots free until its next poll; and a port that searches only its own path may
     /// wait while tokens are elsewhere.
     fn promise(&self) -> Promise {
-        let promise = match R::IS_TIMED {
-            true => Subject::<P>::promise(&self.parts.multi),
-            false => Promise { slots: Some(self.parts.multi.slots), ..Promise::NONE },
+        let MqfqParts { slots, threshold, virtual_time, slot_kind, unthrottle, .. } = *self;
+        let promise = match virtual_time {
+            VirtualTimeKind::None => Promise { slots: Some(slots), ..Promise::NONE },
+            _ => Subject::<P>::promise(&MqfqSubject { slots, threshold }),
         };
-        let polls = matches!(self.parts.unthrottle, UnthrottleKind::Polling { .. });
-        Promise { holds_back: polls || !R::LOOKS_ELSEWHERE, ..promise }
+        let polls = matches!(unthrottle, UnthrottleKind::Polling { .. });
+        Promise { holds_back: polls || slot_kind == SlotKind::TokenPath, ..promise }
     }
 }

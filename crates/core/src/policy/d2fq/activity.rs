@@ -27,7 +27,7 @@ const _: () = assert!(PortSet::MAX_PORTS as u64 <= PORTS);
 
 /// The shared part of a flow, in a cache line of its own.
 #[repr(align(64))]
-pub(super) struct FlowState<P: Platform> {
+pub struct FlowState<P: Platform> {
     vt: P::U64,
     activity: P::U64,
     /// Units by which `vt` has been moved without service, so that the service can be computed.
@@ -44,12 +44,12 @@ const _: () = assert!(size_of::<FlowState<Native>>() == 64);
 
 /// The number of ports on which a flow is in flight, and the start time of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Activity(u64);
+pub struct Activity(u64);
 
 impl Activity {
     /// The ports on which it has requests.
     #[inline]
-    pub(super) fn ports(self) -> u64 {
+    pub fn ports(self) -> u64 {
         self.0 & PORTS
     }
 
@@ -60,19 +60,20 @@ impl Activity {
 
     /// Whether it is in flight, or was so within the grace period.
     #[inline]
-    pub(super) fn is_active(self, now_ns: u64, grace_ns: u64) -> bool {
+    pub fn is_active(self, now_ns: u64, grace_ns: u64) -> bool {
         self.ports() > 0 || (self.0 != 0 && self.lasts_ns(now_ns) <= grace_ns)
     }
 }
 
 impl<P: Platform> FlowState<P> {
-    pub(super) fn new() -> Self {
+    #[expect(clippy::new_without_default, reason = "nobody needs a default")]
+    pub fn new() -> Self {
         let zero = || P::U64::new(0);
         FlowState { vt: zero(), activity: zero(), moved: zero(), reach: zero(), urgent: zero() }
     }
 
     /// Prepares the slot for a new flow, which no port uses yet.
-    pub(super) fn reset(&self, vt: VTime) {
+    pub fn reset(&self, vt: VTime) {
         self.vt.store(vt.to_word(), Ordering::Relaxed);
         self.activity.store(0, Ordering::Relaxed);
         self.moved.store(0, Ordering::Relaxed);
@@ -82,18 +83,18 @@ impl<P: Platform> FlowState<P> {
 
     /// Its virtual time, less the service that ports have not published yet.
     #[inline]
-    pub(super) fn vt(&self) -> VTime {
+    pub fn vt(&self) -> VTime {
         VTime::from_word(self.vt.load(Ordering::Relaxed))
     }
 
     /// Charges the flow; returns its virtual time before the charge.
     #[inline]
-    pub(super) fn charge(&self, units: u64) -> VTime {
+    pub fn charge(&self, units: u64) -> VTime {
         VTime::from_word(self.vt.fetch_add(VTime::from_units(units).to_word(), Ordering::Relaxed))
     }
 
     /// Sets its virtual time to the result of `to`; leaves it if the result is `None`.
-    pub(super) fn shift(&self, to: impl Fn(VTime) -> Option<VTime>) {
+    pub fn shift(&self, to: impl Fn(VTime) -> Option<VTime>) {
         let mut old = self.vt.load(Ordering::Relaxed);
         while let Some(new) = to(VTime::from_word(old)) {
             match self.vt.compare_exchange(old, new.to_word(), Ordering::Relaxed, Ordering::Relaxed)
@@ -110,33 +111,33 @@ impl<P: Platform> FlowState<P> {
 
     /// Lifts its virtual time to the floor.
     #[cold]
-    pub(super) fn lift(&self, floor: VTime) {
+    pub fn lift(&self, floor: VTime) {
         self.shift(|vt| vt.is_before(floor).then_some(floor));
     }
 
     /// Units by which it has been moved without service, wrapping.
-    pub(super) fn moved(&self) -> u64 {
+    pub fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
 
     #[inline]
-    pub(super) fn is_urgent(&self) -> bool {
+    pub fn is_urgent(&self) -> bool {
         self.urgent.load(Ordering::Relaxed) != 0
     }
 
-    pub(super) fn set_urgent(&self, urgent: bool) {
+    pub fn set_urgent(&self, urgent: bool) {
         self.urgent.store(u64::from(urgent), Ordering::Relaxed);
     }
 
     #[inline]
-    pub(super) fn activity(&self) -> Activity {
+    pub fn activity(&self) -> Activity {
         Activity(self.activity.load(Ordering::Acquire))
     }
 
     /// Records the flow's present reach, in units; returns the most of it recently. Ports that
     /// record at once may lose each other's value: each records its value again with its next
     /// publication.
-    pub(super) fn reach(&self, now: u64) -> u64 {
+    pub fn reach(&self, now: u64) -> u64 {
         let most = self.reach.load(Ordering::Relaxed);
         if now > most {
             self.reach.store(now, Ordering::Relaxed);
@@ -145,13 +146,13 @@ impl<P: Platform> FlowState<P> {
     }
 
     /// Halves the reach at the end of a period.
-    pub(super) fn halve_reach(&self) {
+    pub fn halve_reach(&self) {
         self.reach.store(self.reach.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
     }
 
     /// Counts a port that has a request in flight again. If no other port has one, returns the
     /// flow's previous state.
-    pub(super) fn enter(&self, now_ns: u64) -> Option<Activity> {
+    pub fn enter(&self, now_ns: u64) -> Option<Activity> {
         let mut old = self.activity.load(Ordering::Relaxed);
         loop {
             // The first port begins the state, and its time; others only count themselves.
@@ -164,7 +165,7 @@ impl<P: Platform> FlowState<P> {
     }
 
     /// Subtracts a port that has no request in flight from now on; true if no port has one.
-    pub(super) fn leave(&self, now_ns: u64) -> bool {
+    pub fn leave(&self, now_ns: u64) -> bool {
         let mut old = self.activity.load(Ordering::Relaxed);
         loop {
             let last = old & PORTS <= 1;

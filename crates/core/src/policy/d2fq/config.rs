@@ -24,23 +24,11 @@ impl Default for Ratio {
     }
 }
 
-/// The method of finding global virtual time (Figure 17).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum TrackerKind {
-    /// One word that a holder moves on (Section 3.4).
-    #[default]
-    Sloppy,
-    /// A scan of all flows for every request: "D2FQ-serial".
-    Scan,
-    /// The tree of minima that MQFQ uses.
-    Mindicator,
-}
-
 /// The knobs of D2FQ.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct D2fqConfig {
-    /// Core and socket of each port; only the mindicator uses them.
+    /// The ports; their places make no difference.
     pub ports: Topology,
     /// The maximum number of flows, up to [`MAX_HOLDERS`].
     pub flows: usize,
@@ -65,11 +53,6 @@ pub struct D2fqConfig {
     pub period_ns: u64,
     /// The H/L ratio. Default: dynamic.
     pub ratio: Ratio,
-    /// The method of finding global virtual time. Default: [`TrackerKind::Sloppy`].
-    pub tracker: TrackerKind,
-    /// Whether the paper is followed exactly where the default differs from it; see `decisions.md`
-    /// beside this file. Default: no.
-    pub strict_paper: bool,
     /// The most of all bytes served that may be urgent, in percent, 0 to 50. Default 0: no flow is
     /// ever urgent.
     pub urgent_percent: u8,
@@ -90,8 +73,6 @@ impl D2fqConfig {
             grace_ns: 5_000_000,
             period_ns: 1_000_000_000,
             ratio: Ratio::default(),
-            tracker: TrackerKind::default(),
-            strict_paper: false,
             urgent_percent: 0,
         }
     }

@@ -1,15 +1,12 @@
 //! D2FQ in the registry: its knobs and its promises.
 
 use super::ratio::{RATIO_MAX, RATIO_MIN};
-use super::{D2fq, D2fqConfig, Ratio, TrackerKind};
+use super::{D2fq, D2fqConfig, Ratio};
 use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::cost::{Costed, Costs};
-use crate::entry::knobs::{Configure, Knob, Knobs, words};
+use crate::entry::knobs::{Configure, Knob, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
-
-words!(TrackerKind:
-    "sloppy" => Self::Sloppy, "scan" => Self::Scan, "mindicator" => Self::Mindicator);
 
 impl Configure for D2fqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
@@ -42,10 +39,6 @@ impl Configure for D2fqConfig {
         knobs.by(initial, None, |initial| {
             self.ratio = Ratio::Dynamic { initial: initial as u16 };
         });
-        let tracker = "how global virtual time is found";
-        knobs.is(Knob::one_of("tracker", TrackerKind::WORDS, tracker), &mut self.tracker);
-        let strict = Knob::switch("strict-paper", "exactly what the paper says");
-        knobs.is(strict.brief("strict-paper"), &mut self.strict_paper);
         let urgent = Knob::factor("urgent", 1, 50, "how much of all bytes may be urgent");
         knobs.is(urgent.or(&[("none", 0)]), &mut self.urgent_percent);
     }

@@ -93,6 +93,7 @@ impl<P: Platform> Gvt<P> {
     }
 
     /// The slot of its holder.
+    #[cfg(test)]
     pub(super) fn holder_slot(&self) -> Option<usize> {
         ((self.0.load(Ordering::Relaxed) & Holder::SLOT) as usize).checked_sub(1)
     }
@@ -118,24 +119,6 @@ impl<P: Platform> Gvt<P> {
             };
             match self.0.compare_exchange(old, new, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => return true,
-                Err(now) => old = now,
-            }
-        }
-    }
-
-    /// Updates the word as in the paper: the first flow that publishes takes an unheld word, at its
-    /// own virtual time.
-    pub(super) fn update_as_in_paper(&self, me: Holder, after: VTime) {
-        let my = point(after);
-        let mut old = self.0.load(Ordering::Relaxed);
-        loop {
-            let holder = old & HOLDER;
-            let mine = holder == me.0;
-            if holder != 0 && !(mine && since(my, old) > 0 || !mine && since(my, old) < 0) {
-                return;
-            }
-            match self.0.compare_exchange(old, my | me.0, Ordering::SeqCst, Ordering::Relaxed) {
-                Ok(_) => return,
                 Err(now) => old = now,
             }
         }
@@ -169,18 +152,8 @@ impl<P: Platform> Gvt<P> {
     /// Releases the word if this flow, which has nothing in flight, is the holder. The value stays.
     #[inline]
     pub(super) fn release(&self, me: Holder) {
-        self.release_if(|holder| holder == me);
-    }
-
-    /// Releases the word if any flow in this slot is the holder.
-    pub(super) fn release_slot(&self, slot: usize) {
-        self.release_if(|holder| holder.0 & Holder::SLOT == slot as u64 + 1);
-    }
-
-    #[inline]
-    fn release_if(&self, lets_go: impl Fn(Holder) -> bool) {
         let mut old = self.0.load(Ordering::Relaxed);
-        while old & HOLDER != 0 && lets_go(Holder(old & HOLDER)) {
+        while old & HOLDER == me.0 {
             match self.0.compare_exchange(old, old & !HOLDER, Ordering::Relaxed, Ordering::Relaxed)
             {
                 Ok(_) => return,

@@ -33,20 +33,23 @@
 //! **Bounds.** A verb reads and writes the words of one flow and of gvt, and 64 other flows' if it
 //! searches for the least (`Shared::survey`). A `tick` reads each flow's virtual time, and once a
 //! period 7 more words a flow and 8 for each seat of each port; it holds no lock that a verb takes.
-//! With the `scan` tracker (for comparison) a submission reads two words of every flow.
 //!
 //! **Knobs.** [`D2fqConfig`]. The points that the paper leaves open, and the differences from the
 //! paper: decision 8, and `decisions.md` beside this file, whose numbers comments cite. Memory
 //! ordering is argued in `gvt` and `activity`; usage statistics are single-writer words, Relaxed.
 
-mod activity;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod activity;
 mod config;
 mod entry;
 mod gvt;
 #[cfg(all(test, loom))]
 mod models;
 mod port;
-mod ratio;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod ratio;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod tracker;
@@ -58,7 +61,7 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-pub use config::{D2fqConfig, Ratio, TrackerKind};
+pub use config::{D2fqConfig, Ratio};
 pub use entry::Entry;
 pub use port::D2fqPort;
 
@@ -67,14 +70,14 @@ use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{ClassWeights, Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
-use crate::contract::vtime::{LIFT_PERIOD_NS, STAMP_BITS, VTime};
+use crate::contract::vtime::{STAMP_BITS, VTime};
 use crate::structures::allocation::{boxed, granted, room};
 use crate::structures::flow_table::FlowTable;
 use activity::{Activity, FlowState};
 use gvt::{Holder, KIU};
 use port::{Usage, name, units};
 use ratio::Sample;
-use tracker::{Tracker, Way};
+use tracker::Tracker;
 use urgent::Budget;
 
 /// tau_l is at least this many times the units that a flow has in flight. Virtual time moves at
@@ -154,7 +157,6 @@ struct Shared<P: Platform> {
     /// The most that a flow may be ahead of gvt, in units, without the growth by its requests in
     /// flight.
     span: u64,
-    strict_paper: bool,
 }
 
 /// A survey of all flows, of which each verb does a part.
@@ -237,7 +239,7 @@ impl<P: Platform> D2fq<P> {
         let shared = Arc::new(Shared {
             flows: FlowTable::new(flows, ports),
             states: boxed(flows, |_| FlowState::new()),
-            tracker: CachePadded::new(Tracker::new(&config)),
+            tracker: CachePadded::new(Tracker::new()),
             usage: boxed(ports, |_| boxed(seats, |_| Usage::new())),
             survey: CachePadded::new(Survey::new()),
             urgent: (config.urgent_percent > 0).then(budget),
@@ -249,9 +251,7 @@ impl<P: Platform> D2fq<P> {
             batch: config.low() / (8 * ports as u64).max(64),
             flush_ns: config.period_ns / 64,
             grace_ns: config.grace_ns,
-            // In the paper's mode the span only keeps virtual times comparable.
-            span: if config.strict_paper { SPAN_MAX } else { span(config.unfair()) },
-            strict_paper: config.strict_paper,
+            span: span(config.unfair()),
         });
         let port = |port| D2fqPort::new(PortId(port as u8), config.tags, shared.clone());
         let handles = boxed(ports, port).into_vec();
@@ -273,7 +273,7 @@ impl<P: Platform> D2fq<P> {
             unfair: config.unfair(),
             period_ns: config.period_ns,
             is_dynamic: matches!(config.ratio, Ratio::Dynamic { .. }),
-            is_scaled: config.tau_l.is_none() && !config.strict_paper,
+            is_scaled: config.tau_l.is_none(),
             shared,
         };
         (policy, handles)
@@ -302,14 +302,10 @@ impl<P: Platform> Policy for D2fq<P> {
         let Shared { flows, states, tracker, survey, .. } = &*self.shared;
         flows.add(known, weight, |slot| {
             let Some(state) = states.get(slot) else { return };
-            if let Way::Sloppy(gvt) = tracker.way() {
-                // In the paper's mode an idle holder keeps the word.
-                gvt.release_slot(slot);
-            }
             // No port uses the slot yet; the table makes it visible. The new flow does not inherit
             // the old flow's debt.
             let old = state.vt();
-            state.reset(at_gvt(old, tracker.ahead(old, || None)));
+            state.reset(at_gvt(old, tracker.gvt.ahead(old)));
             // Only `add` writes `used`, under the table's lock.
             let used = survey.used.load(Ordering::Relaxed).max(slot as u64 + 1);
             survey.used.store(used, Ordering::Relaxed);
@@ -358,10 +354,6 @@ impl<P: Platform> Policy for D2fq<P> {
 
     fn tick(&self, now_ns: u64, _wake: &mut PortSet) -> Option<u64> {
         self.shared.lift();
-        if !self.is_dynamic && self.shared.strict_paper {
-            // The paper's mode scales no thresholds either: there is nothing to measure.
-            return Some(now_ns.saturating_add(LIFT_PERIOD_NS));
-        }
         let next = self.adjuster.with(|adjuster| {
             let due_ns = adjuster.last_ns.map_or(0, |last| last.saturating_add(self.period_ns));
             if now_ns < due_ns {
@@ -375,11 +367,7 @@ impl<P: Platform> Policy for D2fq<P> {
             let unfair = self.unfair >> self.shared.scale();
             if self.is_dynamic {
                 let (ratio, samples) = (self.ratio(), &adjuster.samples);
-                let ratio = if self.shared.strict_paper {
-                    ratio::next_as_in_paper(ratio, samples, unfair)
-                } else {
-                    ratio::next(ratio, samples, unfair)
-                };
+                let ratio = ratio::next(ratio, samples, unfair);
                 self.ratio.store(u64::from(ratio), Ordering::Relaxed);
             }
             // At most a minute away (`D2fqConfig::validate`), so that tags are lifted in time.
@@ -389,16 +377,12 @@ impl<P: Platform> Policy for D2fq<P> {
     }
 
     fn class_weights(&self) -> Option<ClassWeights> {
-        let weights = match self.shared.strict_paper {
-            true => ratio::class_weights_as_in_paper,
-            false => ratio::class_weights,
-        };
-        Some(weights(self.ratio()))
+        Some(ratio::class_weights(self.ratio()))
     }
 
     fn stats(&self) -> Stats {
         let spread = Some(spread(&self.shared.states));
-        Stats { virtual_time: Some(self.shared.tracker.units()), spread, ..Stats::default() }
+        Stats { virtual_time: Some(self.shared.tracker.gvt.units()), spread, ..Stats::default() }
     }
 }
 
@@ -489,7 +473,7 @@ impl Adjuster {
                 // to go back.
                 let progress = u64::try_from(progress).unwrap_or(0);
                 served = served.saturating_add(progress);
-                if !before.was_active && !shared.strict_paper {
+                if !before.was_active {
                     continue;
                 }
                 let in_flight = units(in_flight, weight);
@@ -508,12 +492,6 @@ impl Adjuster {
 }
 
 impl<P: Platform> Shared<P> {
-    /// The least virtual time of all active flows.
-    fn least(&self, now_ns: u64) -> Option<VTime> {
-        let used = self.survey.used.load(Ordering::Relaxed) as usize;
-        tracker::least(self.states.get(..used).unwrap_or(&self.states), now_ns, self.grace_ns)
-    }
-
     /// Searches for the least of all flows, because no flow holds gvt: surveys a part of them, if
     /// that is due.
     ///
@@ -542,19 +520,17 @@ impl<P: Platform> Shared<P> {
         }
         next.store(0, Ordering::Relaxed);
         least.store(UNSEEN, Ordering::Relaxed);
-        if let (Way::Sloppy(gvt), Some(least)) = (self.tracker.way(), both) {
-            gvt.raise_unheld(least);
+        if let Some(least) = both {
+            self.tracker.gvt.raise_unheld(least);
         }
     }
 
     /// A flow that had nothing in flight on any port comes back, `ahead` KiU ahead of gvt.
     fn reactivate(&self, state: &FlowState<P>, was: Activity, ahead: i64, now_ns: u64) {
-        let was_idle = !was.is_active(now_ns, self.grace_ns);
-        // Idling does not erase debt, except in the paper's mode, where the flow is moved to gvt
-        // (decision 5).
-        if was_idle && (ahead < 0 || self.strict_paper) {
+        // Idling does not erase debt (decision 5).
+        if !was.is_active(now_ns, self.grace_ns) && ahead < 0 {
             let before = state.vt();
-            state.shift(|vt| (vt == before && ahead != 0).then(|| at_gvt(vt, ahead)));
+            state.shift(|vt| (vt == before).then(|| at_gvt(vt, ahead)));
         }
     }
 
@@ -578,46 +554,19 @@ impl<P: Platform> Shared<P> {
     /// The flow is far ahead: raises gvt, and with it the flows that are left behind.
     #[cold]
     fn pull(&self, state: &FlowState<P>, after: VTime, in_flight: u64) {
-        let mut span = self.span >> self.scale();
-        if !self.strict_paper {
-            let reach = state.reach(in_flight.saturating_mul(DEPTHS).min(REACH_MAX));
-            // Twice the reach, as `ratio::unfair` has it for tau_w.
-            span = span.max(self::span(2 * reach));
-        }
+        let reach = state.reach(in_flight.saturating_mul(DEPTHS).min(REACH_MAX));
+        // Twice the reach, as `ratio::unfair` has it for tau_w.
+        let span = (self.span >> self.scale()).max(span(2 * reach));
         self.tracker.raise(after.minus(span));
     }
 
     /// A flow's virtual time has been published.
     #[inline]
     fn moved(&self, me: Holder, before: VTime, after: VTime, now_ns: u64) {
-        let Way::Sloppy(gvt) = self.tracker.way() else { return };
-        if self.strict_paper {
-            self.expire_holder(now_ns);
-            gvt.update_as_in_paper(me, after);
-        } else if !gvt.update(me, before, after) {
+        if !self.tracker.gvt.update(me, before, after) {
             self.survey(now_ns);
         }
         self.tracker.follow();
-    }
-
-    /// A flow has nothing in flight from now on.
-    fn left(&self, me: Holder) {
-        // The paper's holder keeps the word until its grace period is over (`expire_holder`).
-        if let (Way::Sloppy(gvt), false) = (self.tracker.way(), self.strict_paper) {
-            gvt.release(me);
-        }
-    }
-
-    /// The next port that publishes releases the word of the paper's holder, once the holder's
-    /// grace period is over.
-    fn expire_holder(&self, now_ns: u64) {
-        let Way::Sloppy(gvt) = self.tracker.way() else { return };
-        if let Some(slot) = gvt.holder_slot()
-            && let Some(state) = self.states.get(slot)
-            && !state.activity().is_active(now_ns, self.grace_ns)
-        {
-            gvt.release_slot(slot);
-        }
     }
 
     /// Lifts flows that have not published after the floor passed them, or are idle, to the floor,

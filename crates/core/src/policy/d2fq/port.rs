@@ -10,7 +10,6 @@ use alloc::sync::Arc;
 
 use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
-use super::tracker::{Leads, Way};
 use super::{CHARGE_MAX, DEPTHS, REACH_MAX, Shared};
 use crate::contract::cost::CostModel;
 use crate::contract::flow::{FlowId, Weight};
@@ -19,7 +18,7 @@ use crate::contract::port::{
     Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::contract::vtime::{Normalizer, UNITS, VTime};
+use crate::contract::vtime::{Normalizer, UNITS};
 use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::port_flows::PortFlows;
 
@@ -39,13 +38,9 @@ struct Local {
     live: Box<[u64]>,
     /// Per seat.
     flows: Box<[PortFlow]>,
-    /// For the mindicator.
-    leads: Option<Box<Leads>>,
 }
 
 const SEAT_BITS: u32 = 16;
-/// Bytes per block that the paper's mode counts, as a shift.
-const BLOCK_BITS: u32 = 9;
 
 /// A flow on one port.
 #[derive(Clone, Copy)]
@@ -58,8 +53,7 @@ struct PortFlow {
     /// Time of the last publication, in nanoseconds.
     published_ns: u64,
     normalizer: Normalizer,
-    /// Requests submitted to the high (and urgent), medium and low class, wrapping; in the paper's
-    /// mode their blocks of 512 bytes.
+    /// Requests submitted to the high (and urgent), medium and low class, wrapping.
     requests: [u32; 3],
     /// The flow of the record.
     owner: FlowId,
@@ -85,14 +79,7 @@ impl<P: Platform> D2fqPort<P> {
     pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P>>) -> Self {
         let account = PortFlows::new(port, &shared.flows, tags);
         let seats = account.seats();
-        let local = Local {
-            port,
-            account,
-            live: zeroes(tags),
-            flows: boxed(seats, |_| UNUSED),
-            leads: matches!(shared.tracker.way(), Way::Mindicator(_))
-                .then(|| Box::new(Leads::new(seats))),
-        };
+        let local = Local { port, account, live: zeroes(tags), flows: boxed(seats, |_| UNUSED) };
         D2fqPort { shared, local }
     }
 }
@@ -147,10 +134,10 @@ impl<P: Platform> Port for D2fqPort<P> {
 
     /// The class of the request is chosen anew. It is not the urgent class: if it was, its credit
     /// is spent.
-    fn requeue(&mut self, now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
+    fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
         let D2fqPort { shared, local } = self;
         let ahead = local.account.is_ahead(tag).then_some(Class::Medium);
-        let class = local.class_again(shared, now_ns, tag).or(ahead)?;
+        let class = local.class_again(shared, tag).or(ahead)?;
         Some(Submitted::Issue { class })
     }
 
@@ -180,7 +167,7 @@ impl<P: Platform> Port for D2fqPort<P> {
         let owner = tag.and_then(|tag| self.local.owner(tag));
         let state = owner.and_then(|flow| self.shared.states.get(flow.slot()));
         Reason {
-            virtual_time: Some(self.shared.tracker.units()),
+            virtual_time: Some(self.shared.tracker.gvt.units()),
             start_tag: state.map(|state| state.vt().units()),
             ..Reason::default()
         }
@@ -214,7 +201,7 @@ impl Local {
         let (Some(flow), Some(state)) = (self.flows.get_mut(seat), state) else {
             return Err(SubmitError::NoSuchFlow);
         };
-        let ahead = shared.ahead(state.vt(), now_ns);
+        let ahead = shared.tracker.gvt.ahead(state.vt());
         let mut class = shared.class(ahead, flow.in_flight, state, weight);
         if let (Class::High, Some(budget)) = (class, &shared.urgent)
             && state.is_urgent()
@@ -224,7 +211,7 @@ impl Local {
             class = Class::Urgent;
         }
         flow.in_flight = flow.in_flight.wrapping_add(cost);
-        flow.count(shared, class, cost);
+        flow.count(class);
         if let Some(service) = self.account.kept_mut(seat) {
             *service = service.wrapping_add(cost);
         }
@@ -239,20 +226,15 @@ impl Local {
 
     /// The class of a request that the device has not begun and that is issued again. The request
     /// is charged when it completes.
-    fn class_again<P: Platform>(
-        &mut self,
-        shared: &Shared<P>,
-        now_ns: u64,
-        tag: Tag,
-    ) -> Option<Class> {
+    fn class_again<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag) -> Option<Class> {
         let (seat, cost) = unpack(*self.live.get(tag.0 as usize)?)?;
         let flow = self.flows.get_mut(seat)?;
         let slot = flow.owner.slot();
         let (state, weight) = (shared.states.get(slot)?, shared.flows.weight_in(slot));
         // The request itself has been in flight all the time, so only the others count.
         let others = flow.in_flight.wrapping_sub(cost);
-        let class = shared.class(shared.ahead(state.vt(), now_ns), others, state, weight);
-        flow.count(shared, class, cost);
+        let class = shared.class(shared.tracker.gvt.ahead(state.vt()), others, state, weight);
+        flow.count(class);
         Some(class)
     }
 
@@ -295,12 +277,9 @@ impl Local {
         }
         flow.published_ns = now_ns;
         // Read before the flow itself counts as active.
-        let ahead = shared.ahead(state.vt(), now_ns);
+        let ahead = shared.tracker.gvt.ahead(state.vt());
         if let Some(was) = state.enter(now_ns) {
             shared.reactivate(state, was, ahead, now_ns);
-        }
-        if let (Way::Mindicator(time), Some(leads)) = (shared.tracker.way(), &mut self.leads) {
-            leads.put(time, self.port, seat, Some(state.vt()));
         }
     }
 
@@ -342,17 +321,10 @@ impl Local {
             usage.show(flow.requests, flow.in_flight);
         }
         let holder = Holder::new(slot, flow.owner.generation());
-        match (shared.tracker.way(), &mut self.leads) {
-            (Way::Sloppy(_), _) => shared.moved(holder, before, after, now_ns),
-            (Way::Mindicator(time), Some(leads)) => {
-                leads.put(time, self.port, seat, (!last).then_some(after))
-            }
-            // With `scan` ports read the flows' own words: there is nothing more to publish.
-            _ => {}
-        }
+        shared.moved(holder, before, after, now_ns);
         // After the word is swapped: the port that takes the count to 0 has seen all swaps (`gvt`).
         if last && state.leave(now_ns) {
-            shared.left(holder);
+            shared.tracker.gvt.release(holder);
         }
     }
 }
@@ -360,15 +332,14 @@ impl Local {
 impl PortFlow {
     /// Counts a request that goes to a class.
     #[inline]
-    fn count<P: Platform>(&mut self, shared: &Shared<P>, class: Class, cost: u64) {
+    fn count(&mut self, class: Class) {
         let [high, medium, low] = &mut self.requests;
         let requests = match class {
             Class::Urgent | Class::High => high,
             Class::Medium => medium,
             Class::Low => low,
         };
-        let count = if shared.strict_paper { (cost >> BLOCK_BITS).max(1) as u32 } else { 1 };
-        *requests = requests.wrapping_add(count);
+        *requests = requests.wrapping_add(1);
     }
 }
 
@@ -449,12 +420,6 @@ impl<P: Platform> Shared<P> {
         self.usage.get(usize::from(port.0))?.get(seat)
     }
 
-    /// The distance of a flow at `vt` ahead of global virtual time, in KiU.
-    #[inline]
-    fn ahead(&self, vt: VTime, now_ns: u64) -> i64 {
-        self.tracker.ahead(vt, || self.least(now_ns))
-    }
-
     /// The number of times that all thresholds are halved.
     #[inline]
     pub(super) fn scale(&self) -> u32 {
@@ -473,9 +438,7 @@ impl<P: Platform> Shared<P> {
         }
         // The estimate for all ports together. No division here: it is seldom more than tau_l.
         let own = in_flight.saturating_mul(state.activity().ports().wrapping_mul(DEPTHS << scale));
-        if own.saturating_mul(UNITS) > self.low_units.wrapping_mul(weight.in_256ths().into())
-            && !self.strict_paper
-        {
+        if own.saturating_mul(UNITS) > self.low_units.wrapping_mul(weight.in_256ths().into()) {
             let low = units(own, weight).min(REACH_MAX << scale);
             return self.class_of_deep(ahead, (low >> KIU) as i64);
         }

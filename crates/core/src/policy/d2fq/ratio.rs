@@ -39,11 +39,11 @@ use crate::contract::port::ClassWeights;
 use crate::contract::vtime::VTime;
 
 /// The smallest ratio that can be set.
-pub(super) const RATIO_MIN: u16 = 1;
+pub const RATIO_MIN: u16 = 1;
 /// The largest: one class's weight is at most 256 times another's.
-pub(super) const RATIO_MAX: u16 = 256;
+pub const RATIO_MAX: u16 = 256;
 /// The smallest ratio that the adjustment sets.
-pub(super) const RATIO_FLOOR: u16 = 3;
+pub const RATIO_FLOOR: u16 = 3;
 
 /// The parts of one whole, for fractions that are counted in parts.
 const ONE: u64 = 256;
@@ -57,17 +57,17 @@ const FALL: u16 = 4;
 
 /// A flow's activity in a period.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sample {
+pub struct Sample {
     /// Its virtual time at the end.
-    pub(super) vt: VTime,
+    pub vt: VTime,
     /// The distance that it moved by service, in units.
-    pub(super) progress: u64,
-    /// Requests submitted to the high, medium and low classes; in the paper's mode their blocks.
-    pub(super) requests: [u64; 3],
+    pub progress: u64,
+    /// Requests submitted to the high, medium and low classes.
+    pub requests: [u64; 3],
     /// Whether it is on a port that submitted about as many requests to the high class as any.
-    pub(super) waits: bool,
+    pub waits: bool,
     /// Its requests in flight, in units.
-    pub(super) in_flight: u64,
+    pub in_flight: u64,
 }
 
 impl Sample {
@@ -79,16 +79,8 @@ impl Sample {
 }
 
 /// The weights that the classes get at this ratio.
-pub(super) fn class_weights(ratio: u16) -> ClassWeights {
+pub fn class_weights(ratio: u16) -> ClassWeights {
     ClassWeights { high: ratio, medium: ceil_sqrt(ratio), low: 1 }
-}
-
-/// The weights as the paper's authors set them: multiplied until the high class is as large as
-/// fits.
-pub(super) fn class_weights_as_in_paper(ratio: u16) -> ClassWeights {
-    let times = RATIO_MAX / ratio.max(1);
-    let ClassWeights { high, medium, low } = class_weights(ratio);
-    ClassWeights { high: high * times, medium: medium * times, low: low * times }
 }
 
 /// The least whole number whose square is at least `ratio`.
@@ -98,7 +90,7 @@ fn ceil_sqrt(ratio: u16) -> u16 {
 
 /// The tau_w, in units, for a flow that is ahead and has `in_flight` units in flight; `unfair` is
 /// the least.
-pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
+pub fn unfair(unfair: u64, in_flight: u64) -> u64 {
     unfair.max(in_flight.saturating_mul(2 * DEPTHS)).min(SPAN_MAX)
 }
 
@@ -106,11 +98,10 @@ pub(super) fn unfair(unfair: u64, in_flight: u64) -> u64 {
 // suffice. If the flow of Eq. 2 got nothing at all, the ratio becomes 256 (decision 10). tau_w is
 // at least twice the tau_l of the flow that is ahead. Eq. 2 is taken as it stands, even if it gives
 // a smaller ratio because the gap is closing: a ratio that could not fall climbed to 256 and stayed
-// there. Slowdown counts requests, as arbitration does; the paper counts bytes (`strict_paper`:
-// blocks of 512). A flow whose weight changed, or that was idle, counts from the next period on
-// (decision 11).
+// there. Slowdown counts requests, as arbitration does; the paper counts bytes. A flow whose weight
+// changed, or that was idle, counts from the next period on (decision 11).
 /// The ratio of the next period.
-pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
+pub fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     // A flow before this point is unfairly far behind the flow of `sample`.
     let edge = |sample: &Sample| sample.vt.minus(self::unfair(unfair, sample.in_flight));
     // Compared by that point and not by virtual time: a flow with much in flight may be farther
@@ -142,18 +133,6 @@ pub(super) fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     next.max(ratio / FALL).min(ratio).max(RATIO_FLOOR)
 }
 
-/// The ratio of the next period as in the paper: f_min is any flow.
-pub(super) fn next_as_in_paper(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
-    let most = samples.iter().reduce(|a, b| if a.vt.is_before(b.vt) { b } else { a });
-    let least = samples.iter().reduce(|a, b| if b.vt.is_before(a.vt) { b } else { a });
-    match (most, least) {
-        (Some(most), Some(least)) if least.vt.is_before(most.vt.minus(unfair.min(SPAN_MAX))) => {
-            increased(ratio, most, least)
-        }
-        _ => decreased(ratio, samples),
-    }
-}
-
 /// The requests of the high class for each one of the low class, in parts.
 fn used(samples: &[Sample]) -> u64 {
     let (high, low) = samples.iter().fold((0, 0), |(high, low), sample| {
@@ -164,7 +143,7 @@ fn used(samples: &[Sample]) -> u64 {
 }
 
 /// Eq. 2.
-fn increased(ratio: u16, most: &Sample, least: &Sample) -> u16 {
+pub fn increased(ratio: u16, most: &Sample, least: &Sample) -> u16 {
     // A flow that got nothing, though it has requests in flight, needs the most (decision 10).
     if least.progress == 0 {
         return if least.in_flight == 0 { ratio } else { RATIO_MAX };
@@ -176,7 +155,7 @@ fn increased(ratio: u16, most: &Sample, least: &Sample) -> u16 {
 }
 
 /// The largest slowdown of all flows (Eq. 3), rounded up; without any, no change.
-fn decreased(ratio: u16, samples: &[Sample]) -> u16 {
+pub fn decreased(ratio: u16, samples: &[Sample]) -> u16 {
     let weights = class_weights(ratio);
     let most = samples.iter().filter_map(|sample| slowdown(sample, weights)).max();
     let next = most.and_then(|most| u16::try_from(most.div_ceil(ONE)).ok());

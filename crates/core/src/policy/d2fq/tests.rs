@@ -6,7 +6,7 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::ratio::{class_weights, class_weights_as_in_paper, next, next_as_in_paper};
+use super::ratio::{class_weights, next};
 use super::*;
 use crate::contract::bounds::MAX_THRESHOLD;
 use crate::contract::cost::CostModel;
@@ -81,9 +81,8 @@ impl Rig {
 
     /// The flow that holds gvt.
     fn holder(&self) -> Option<usize> {
-        let Way::Sloppy(gvt) = self.policy.shared.tracker.way() else { panic!("another tracker") };
-        gvt.holder_slot()
-            .and_then(|holder| self.flows.iter().position(|flow| flow.slot() == holder))
+        let holder = self.policy.shared.tracker.gvt.holder_slot();
+        holder.and_then(|holder| self.flows.iter().position(|flow| flow.slot() == holder))
     }
 
     fn vt(&self, flow: usize) -> u64 {
@@ -97,9 +96,7 @@ fn the_defaults_are_the_papers() {
     let config = D2fqConfig::new(Topology::flat(1), 1, 1);
     assert_eq!((config.medium(), config.low(), config.unfair()), (4 << 20, 8 << 20, 16 << 20));
     assert_eq!((config.ratio, config.period_ns), (Ratio::Dynamic { initial: 256 }, 1000 * MS));
-    assert!(
-        !config.strict_paper && config.urgent_percent == 0 && config.tracker == TrackerKind::Sloppy
-    );
+    assert_eq!(config.urgent_percent, 0);
     assert!((MS..=10 * MS).contains(&config.grace_ns), "the paper does not say");
     let (policy, _) = D2fq::<Native>::new(config).unwrap();
     assert_eq!(policy.class_weights(), Some(class_weights(256)));
@@ -177,83 +174,63 @@ fn a_new_flow_in_the_holders_slot_is_not_the_holder() {
     assert_eq!(gvt.holder_slot(), Some(3));
     gvt.update(new, VTime::ZERO, VTime::from_units(4 << 20));
     assert_eq!(gvt.units(), 1 << 20, "only the holder moves it on");
-    gvt.release_slot(3);
+    gvt.release(old);
     assert_eq!(gvt.holder_slot(), None);
 }
 
-/// Decision 3: thresholds grow with a flow's requests in flight; the paper's do not.
+/// Decision 3: thresholds grow with a flow's requests in flight.
 #[test]
 fn thresholds_are_above_what_is_in_flight() {
-    for (strict, expected) in [(false, Class::High), (true, Class::Low)] {
-        let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
-        rig.hold(1);
-        rig.serve(0, 20);
-        for _ in 0..60 {
-            rig.submit(0, 0, 1 << 20);
-        }
-        assert_eq!(rig.submit(0, 0, 4096).0, expected, "strict {strict}");
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(1);
+    rig.serve(0, 20);
+    for _ in 0..60 {
+        rig.submit(0, 0, 1 << 20);
     }
+    assert_eq!(rig.submit(0, 0, 4096).0, Class::High);
 }
 
-/// Decisions 5 and 7: a flow ahead of gvt stays there over idleness, in the paper's mode it does
-/// not; within the grace period it is not idle in either.
+/// Decision 5: a flow ahead of gvt stays there over idleness.
 #[test]
 fn idling_does_not_erase_debt() {
-    for (strict, pause_ns, erased) in
-        [(false, 100 * MS, false), (true, 100 * MS, true), (true, 4 * MS, false)]
-    {
-        let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
-        rig.hold(1);
-        rig.serve(0, 10);
-        rig.now_ns += pause_ns;
-        let (class, _) = rig.submit(0, 0, 4096);
-        assert_eq!(class == Class::High, erased, "strict {strict}, {pause_ns} ns: {class:?}");
-    }
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    rig.hold(1);
+    rig.serve(0, 10);
+    rig.now_ns += 100 * MS;
+    assert_ne!(rig.submit(0, 0, 4096).0, Class::High);
 }
 
 /// Decision 7: only idleness without a break counts, for as long as is set.
 #[test]
 fn grace_is_for_idleness_without_a_break() {
-    for grace_ms in [5, 20] {
-        let mut rig = Rig::new(1, &[100, 100], |config| {
-            config.strict_paper = true;
-            config.grace_ns = grace_ms * MS;
-        });
-        rig.hold(1);
-        rig.serve(0, 10);
+    for grace_ns in [5 * MS, 20 * MS] {
+        let (state, mut now_ns) = (FlowState::<Native>::new(), MS);
         for _ in 0..5 {
-            rig.now_ns += (grace_ms - 1) * MS;
-            let (class, tag) = rig.submit(0, 0, 4096);
-            assert_eq!(class, Class::Low);
-            rig.now_ns += 2 * MS;
-            rig.complete(0, tag);
+            state.enter(now_ns);
+            now_ns += 2 * grace_ns;
+            assert!(state.activity().is_active(now_ns, grace_ns), "it is in flight");
+            state.leave(now_ns);
+            now_ns += grace_ns - MS;
+            assert!(state.activity().is_active(now_ns, grace_ns));
         }
-        rig.now_ns += (grace_ms + 1) * MS;
-        assert_eq!(rig.submit(0, 0, 4096).0, Class::High);
+        assert!(!state.activity().is_active(now_ns + 2 * MS, grace_ns));
     }
 }
 
-/// Decision 6: a flow with nothing in flight holds nothing; in the paper's mode, when its grace
-/// period is over.
+/// Decision 6: a flow with nothing in flight holds nothing.
 #[test]
 fn a_holder_without_requests_lets_go() {
-    for strict in [false, true] {
-        let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = strict);
-        let tag = rig.hold(1);
-        assert_eq!(rig.holder(), Some(1));
-        rig.complete(0, tag);
-        assert_eq!(rig.holder(), strict.then_some(1));
-        assert_eq!(rig.policy.stats().virtual_time, Some(512 << 10), "the value stays");
-        let (_, tag) = rig.submit(0, 0, 4 << 20);
-        rig.now_ns += 4 * MS;
-        rig.submit(0, 0, 4096);
-        rig.complete(0, tag);
-        assert_eq!(rig.holder(), Some(usize::from(strict)));
-        let (_, tag) = rig.submit(0, 0, 1 << 20);
-        rig.now_ns += 2 * MS;
-        rig.complete(0, tag);
-        assert_eq!(rig.holder(), Some(0));
-    }
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
+    let tag = rig.hold(1);
+    assert_eq!(rig.holder(), Some(1));
+    rig.complete(0, tag);
+    assert_eq!(rig.holder(), None);
+    assert_eq!(rig.policy.stats().virtual_time, Some(512 << 10), "the value stays");
+    let (_, tag) = rig.submit(0, 0, 4 << 20);
+    rig.now_ns += 4 * MS;
+    rig.submit(0, 0, 4096);
+    rig.complete(0, tag);
+    assert_eq!(rig.holder(), Some(0));
 }
 
 /// Decision 6: the holder releases gvt at once and its value stays; the least flow takes it, not
@@ -271,24 +248,14 @@ fn gvt_without_a_holder_is_the_least_active() {
     assert_eq!((gvt.holder_slot(), gvt.units()), (None, 3 << 20));
     assert!(gvt.update(c, mib(2), mib(2)), "the least takes it");
     assert_eq!((gvt.holder_slot(), gvt.units()), (Some(2), 3 << 20), "it never goes back");
-    gvt.release(c);
-    gvt.update_as_in_paper(b, mib(6));
-    assert_eq!(
-        (gvt.holder_slot(), gvt.units()),
-        (Some(1), 6 << 20),
-        "the paper's: the first to come"
-    );
 }
 
 /// Decision 8: a flow that wants little does not hold gvt back by more than a span, whether it
-/// always has a request in flight or comes back for each. In the paper's mode it does.
+/// always has a request in flight or comes back for each.
 #[test]
 fn what_a_flow_that_wants_little_is_owed_is_limited() {
-    for (strict, returns) in [(false, false), (false, true), (true, false)] {
-        let mut rig = Rig::new(1, &[100, 100], |config| {
-            config.strict_paper = strict;
-            config.tau_l = Some(8 << 20);
-        });
+    for returns in [false, true] {
+        let mut rig = Rig::new(1, &[100, 100], |config| config.tau_l = Some(8 << 20));
         let _always = (!returns).then(|| rig.submit(0, 1, 4096));
         let _held = rig.submit(0, 0, 4096);
         let mut tag = rig.submit(0, 1, 4096).1;
@@ -300,11 +267,10 @@ fn what_a_flow_that_wants_little_is_owed_is_limited() {
         }
         let lag = (rig.vt(0) - rig.vt(1)) >> 20;
         let Shared { tracker, states, .. } = &*rig.policy.shared;
-        let ahead = tracker.ahead(states[0].vt(), || None) >> 10;
-        assert_eq!(lag > 190, strict, "returns {returns}: {lag} MiB");
+        let ahead = tracker.gvt.ahead(states[0].vt()) >> 10;
         // The flow is lifted when it publishes: here after 62 MiB of the other flow, or at once.
         let late = if returns { 0 } else { 62 };
-        assert!(strict || ahead == 32 && lag <= 32 + late, "{ahead}, {lag} MiB");
+        assert!(ahead == 32 && lag <= 32 + late, "returns {returns}: {ahead}, {lag} MiB");
     }
 }
 
@@ -401,12 +367,7 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(3, &[most, least], unfair), 22, "Figure 6: 7 x 3 + 1");
     let stuck = sample(0, 0, [0, 0, 0]);
     assert_eq!(next(3, &[most, least, stuck], unfair), 256);
-    let neither = [Sample { progress: 0, ..most }, stuck];
-    assert_eq!(next_as_in_paper(3, &neither, unfair), 256, "nor did the other");
-    let unpublished = Sample { in_flight: 0, ..stuck };
-    assert_eq!(next_as_in_paper(3, &[most, unpublished], unfair), 3, "nothing to divide by");
     let small = sample(0, 1, [300, 0, 0]);
-    assert_eq!(next_as_in_paper(3, &[most, least, small], unfair), 256, "f_min is any flow");
     let is_served_at_once = Sample { waits: false, ..small };
     assert_eq!(next(3, &[most, least, is_served_at_once], unfair), 22, "no ratio helps it");
     assert_eq!(next(77, &[], unfair), 77, "no samples, no change");
@@ -478,19 +439,17 @@ fn the_ratio_keeps_what_the_shares_ask_for() {
     assert_eq!(next(9, &alike, u64::MAX), 3, "both are throttled, nothing is to be told apart");
 }
 
-/// Eq. 3 counts requests, as arbitration does; the paper's counts bytes.
+/// Eq. 3 counts requests, as arbitration does.
 #[test]
-fn equation_3_counts_requests_and_the_papers_bytes() {
-    for (strict, counted) in [(false, 1), (true, (1 << 20) / 512)] {
-        let mut rig = Rig::new(1, &[100], |config| config.strict_paper = strict);
-        rig.hold(0);
-        for _ in 0..2 {
-            rig.tick();
-            rig.now_ns += 1000 * MS;
-            rig.serve(0, 1);
-        }
-        assert_eq!(rig.tick(), [counted], "strict {strict}");
+fn equation_3_counts_requests() {
+    let mut rig = Rig::new(1, &[100], |_| ());
+    rig.hold(0);
+    for _ in 0..2 {
+        rig.tick();
+        rig.now_ns += 1000 * MS;
+        rig.serve(0, 1);
     }
+    assert_eq!(rig.tick(), [1]);
 }
 
 #[test]
@@ -505,10 +464,6 @@ fn class_weights_are_as_derived() {
     for ratio in 1..=256 {
         let (high, medium, low) = at(ratio);
         assert!(high == ratio * low && medium >= low && medium <= high);
-        let of_authors = class_weights_as_in_paper(ratio);
-        let times = of_authors.low;
-        assert_eq!((of_authors.high, of_authors.medium), (high * times, medium * times));
-        assert!(of_authors.high <= 256 && of_authors.high + ratio > 256);
     }
 }
 
@@ -563,10 +518,10 @@ fn a_weight_that_is_computed_leaves_the_period() {
 /// is full.
 #[test]
 fn a_low_flow_stays_low_however_much_it_submits() {
-    let mut rig = Rig::new(1, &[100, 100], |config| config.strict_paper = true);
+    let mut rig = Rig::new(1, &[100, 100], |_| ());
     rig.hold(1);
     rig.serve(0, 20);
-    assert!((0..3000).all(|_| rig.submit(0, 0, 4096).0 == Class::Low));
+    assert!((0..200).all(|_| rig.submit(0, 0, 4096).0 == Class::Low));
 }
 
 /// Published service lags by less than a batch per port, and not at all once nothing is in flight.
@@ -721,7 +676,7 @@ proptest! {
         let gvt = gvt::Gvt::<Native>::new();
         let mut vts = [VTime::from_units(origin); 4];
         gvt.update(Holder::new(0, 1), VTime::ZERO, VTime::ZERO);
-        gvt.release_slot(0);
+        gvt.release(Holder::new(0, 1));
         if origin > 0 {
             // Half the circle is the farthest that it can go in one step.
             (1..8).for_each(|step| gvt.raise_unheld(VTime::from_units(origin / 8 * step)));
@@ -751,14 +706,11 @@ proptest! {
     fn nothing_leaves_the_window(
         weights in prop::collection::vec(prop_oneof![Just(1u16), Just(10_000), 1u16..=10_000], 4),
         tau_l in prop_oneof![Just(None), Just(Some(1 << 16)), Just(Some(MAX_THRESHOLD))],
-        strict_paper in any::<bool>(),
         percent in prop_oneof![Just(100u32), Just(u32::MAX)],
         leaps in prop_oneof![Just(0), 0..4000],
         steps in prop::collection::vec((0usize..4, 12u32..32, 0usize..8), 1..200),
     ) {
-        let mut rig = Rig::new(4, &weights, |config| {
-            (config.tau_l, config.strict_paper) = (tau_l, strict_paper);
-        });
+        let mut rig = Rig::new(4, &weights, |config| config.tau_l = tau_l);
         rig.percent = percent;
         // Flow 3 is stuck from the beginning.
         rig.submit(3, 3, 4096);
@@ -786,14 +738,14 @@ proptest! {
             live.push((flow, tag));
             let Shared { states, tracker, .. } = &*rig.policy.shared;
             let floor = tracker.floor();
-            let gap = tracker.ahead(floor, || None);
+            let gap = tracker.gvt.ahead(floor);
             prop_assert!(gap <= 0, "gvt is before its floor");
             for state in states.iter().take(4) {
                 // The word's 50 bits say the same as 56.
-                let (ahead, exact) = (tracker.ahead(state.vt(), || None), state.vt().since(floor));
+                let (ahead, exact) = (tracker.gvt.ahead(state.vt()), state.vt().since(floor));
                 prop_assert!((ahead - gap - (exact >> KIU)).abs() <= 2, "{ahead}, {exact}");
             }
-            let behind = tracker.ahead(states[flow].vt(), || None) < 0;
+            let behind = tracker.gvt.ahead(states[flow].vt()) < 0;
             prop_assert!(!behind || class == Class::High);
         }
     }

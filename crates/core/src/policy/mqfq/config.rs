@@ -4,42 +4,6 @@ use crate::contract::bounds::{ConfigError, MAX_THRESHOLD, check};
 use crate::entry::knobs::changeable;
 use crate::structures::topology::Topology;
 
-/// The structure that computes virtual time from the ports' lead requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum VirtualTimeKind {
-    /// A tree of minima over ports, cores and sockets (Section 3.1).
-    #[default]
-    Mindicator,
-    /// One array of all ports' minima, scanned at each update: the paper's alternative
-    /// (Section 4.3.1).
-    ArrayScan,
-}
-
-/// The structure that holds the free slots.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum SlotKind {
-    /// A tree of counters that keeps slots near the ports that use them (Section 3.2).
-    #[default]
-    TokenTree,
-    /// One shared counter (Section 4.3.3).
-    AtomicCounter,
-    /// Bits spread over cache lines, like Linux's sbitmap (Section 4.3.3).
-    ScalableBitmap,
-}
-
-/// The way in which a throttled port learns that virtual time has caught up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum UnthrottleKind {
-    /// The port that moves virtual time on wakes the throttled port (Section 3.3).
-    #[default]
-    Wheel,
-    /// The throttled port reads virtual time once a period (Section 4.3.2).
-    Polling {
-        /// The period, in nanoseconds; at least 1. The paper tries 1,000 and 5,000.
-        period_ns: u64,
-    },
-}
-
 /// The knobs of MQFQ.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -64,15 +28,13 @@ pub struct MqfqConfig {
     /// of 20 ms (see `follow`). Default: no, as in the paper, which finds T once for each device
     /// (Section 3.4).
     pub threshold_follows: bool,
-    /// The structure that computes virtual time. Default: [`VirtualTimeKind::Mindicator`].
-    pub virtual_time: VirtualTimeKind,
-    /// The structure that holds the free slots. Default: [`SlotKind::TokenTree`].
-    pub slot_kind: SlotKind,
-    /// The way in which throttled ports are woken. Default: [`UnthrottleKind::Wheel`].
-    pub unthrottle: UnthrottleKind,
     /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's
     /// MQFQ-serial, Section 4.2). Default: no.
     pub serial: bool,
+    /// Whether the slot of a completed request is kept for its flow for a moment, if the flow has
+    /// had less than its share and mostly comes back at once (`kept`). MQFQ is then not
+    /// work-conserving, by a 64th of the slots' time. Default: no.
+    pub anticipates: bool,
 }
 
 changeable!(MqfqConfig);
@@ -90,10 +52,8 @@ impl MqfqConfig {
             slots: Self::SLOTS,
             threshold_bytes: 45 * 1024,
             threshold_follows: false,
-            virtual_time: VirtualTimeKind::default(),
-            slot_kind: SlotKind::default(),
-            unthrottle: UnthrottleKind::default(),
             serial: false,
+            anticipates: false,
         }
     }
 
@@ -102,9 +62,6 @@ impl MqfqConfig {
         if self.threshold_bytes > MAX_THRESHOLD {
             return Err(ConfigError::Threshold(self.threshold_bytes));
         }
-        match self.unthrottle {
-            UnthrottleKind::Polling { period_ns: 0 } => Err(ConfigError::Period),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

@@ -33,9 +33,7 @@
 //! atomic operation on it, no other data is published through it, so it is accessed with Relaxed.
 
 use alloc::boxed::Box;
-use core::marker::PhantomData;
 
-use super::reading::Reading;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
 use crate::structures::allocation::boxed;
@@ -47,9 +45,8 @@ const RESERVE: u64 = 5;
 const ARREARS_SHIFT: u32 = 3;
 
 /// The end tags of all flows.
-pub(super) struct EndTags<P: Platform, R: Reading> {
+pub(super) struct EndTags<P: Platform> {
     words: Box<[Word<P>]>,
-    reading: PhantomData<R>,
     /// The logarithm of the number of ports, rounded up.
     ports_log2: u32,
 }
@@ -103,12 +100,11 @@ impl Account {
 //
 // When T is lowered, a port whose arrears exceed the new `L` charges them with the flow's next
 // request.
-impl<P: Platform, R: Reading> EndTags<P, R> {
+impl<P: Platform> EndTags<P> {
     /// All end tags are virtual time 0.
     pub(super) fn new(flows: usize, ports: usize) -> Self {
         EndTags {
             words: boxed(flows, |_| Word(P::U64::new(0))),
-            reading: PhantomData,
             ports_log2: ports.next_power_of_two().trailing_zeros(),
         }
     }
@@ -118,23 +114,17 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         self.ports_log2 == 0
     }
 
-    /// Whether ports may charge late.
-    #[inline]
-    fn is_late(&self) -> bool {
-        !R::IS_STRICT && !self.alone()
-    }
-
     /// The window W in units: the most that a port may dispatch ahead of virtual time, so that T
     /// holds for any arrears.
     pub(super) fn window(&self, threshold: u64) -> u64 {
-        if self.is_late() { threshold - threshold.div_ceil(RESERVE) } else { threshold }
+        if self.alone() { threshold } else { threshold - threshold.div_ceil(RESERVE) }
     }
 
     /// `L`: the most arrears of a flow on one port, in units.
     #[inline]
     fn most(&self, window: u64) -> u64 {
         // The shift is below 64 anyway; the mask shows this to the compiler.
-        if self.is_late() { window >> ((ARREARS_SHIFT + self.ports_log2) & 63) } else { 0 }
+        if self.alone() { 0 } else { window >> ((ARREARS_SHIFT + self.ports_log2) & 63) }
     }
 
     /// `A`: the most arrears of a flow on all ports, in units, for the number of ports rounded up
@@ -224,42 +214,6 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
         Some(start)
     }
 
-    /// Tags a request that costs `units` at virtual time `time` as in the paper, by an addition;
-    /// returns its start tag. `waiting`: the flow's newest request on this port has not been
-    /// dispatched.
-    pub(super) fn tag_strictly(
-        &self,
-        slot: usize,
-        account: &mut Account,
-        units: u64,
-        time: VTime,
-        waiting: bool,
-    ) -> Option<VTime> {
-        let Word(word) = self.words.get(slot)?;
-        let cost = VTime::from_units(units).to_word();
-        let old = VTime::from_word(word.fetch_add(cost, Ordering::Relaxed));
-        let end = time.plus(units);
-        let mut seen = old.plus(units);
-        // The flow lags: this is the part of the maximum that an addition cannot do.
-        while seen.is_before(end) {
-            match word.compare_exchange(
-                seen.to_word(),
-                end.to_word(),
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => break,
-                Err(newer) => seen = VTime::from_word(newer),
-            }
-        }
-        let start = old.max(time);
-        // Another port may have refunded credit: the request does not start before a waiting one
-        // ends.
-        let start = if waiting { start.max(account.end) } else { start };
-        *account = Account { end: start.plus(units), arrears: 0 };
-        Some(start)
-    }
-
     /// Charges a flow for the growth of a request that waits on this port, in units.
     pub(super) fn charge(&self, slot: usize, account: &mut Account, units: u64, window: u64) {
         let Some(Word(word)) = self.words.get(slot) else { return };
@@ -273,9 +227,7 @@ impl<P: Platform, R: Reading> EndTags<P, R> {
 
     /// Charges a flow for all of the port's arrears, and for `part`, a part of a unit in 256ths.
     pub(super) fn pay(&self, slot: usize, account: &mut Account, part: u64) {
-        // The bits of a word below its units count these parts, and carry into the units. The
-        // paper's reading compares whole words, so it has no parts.
-        let part = if R::IS_STRICT { 0 } else { part };
+        // The bits of a word below its units count these parts, and carry into the units.
         let owed = VTime::from_units(core::mem::take(&mut account.arrears)).to_word();
         if let Some(Word(word)) = self.words.get(slot).filter(|_| owed + part > 0) {
             word.fetch_add(owed.wrapping_add(part), Ordering::Relaxed);
@@ -340,7 +292,6 @@ const fn part_of(word: u64) -> u64 {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::reading::{Ours, StrictPaper};
     use super::*;
     use crate::Native;
     use proptest::prelude::*;
@@ -348,7 +299,7 @@ mod tests {
 
     const THRESHOLD: u64 = 45 * 1024;
 
-    fn word(ends: &EndTags<Native, Ours>) -> u64 {
+    fn word(ends: &EndTags<Native>) -> u64 {
         ends.earliest(0, &Account::default(), VTime::ZERO).unwrap().units()
     }
 
@@ -362,7 +313,7 @@ mod tests {
             ports in 2usize..6,
             steps in prop::collection::vec((0usize..6, 1u64..6_000), 1..300),
         ) {
-            let ends = EndTags::<Native, Ours>::new(1, ports);
+            let ends = EndTags::<Native>::new(1, ports);
             let window = ends.window(THRESHOLD);
             let mut accounts: Vec<_> = (0..ports).map(|_| Account::default()).collect();
             let mut requests: Vec<(u64, u64)> = Vec::new();
@@ -383,32 +334,11 @@ mod tests {
         }
     }
 
-    /// In the paper's reading a request starts where the flow's last one ended, on any port, or at
-    /// virtual time if that is later; no part of the threshold is reserved.
-    #[test]
-    fn the_letter_charges_each_request_at_once() {
-        let ends = EndTags::<Native, StrictPaper>::new(1, 8);
-        assert_eq!(ends.window(THRESHOLD), THRESHOLD);
-        assert_eq!(ends.most_of_all(THRESHOLD), 0);
-        let mut accounts = [Account::default(); 2];
-        let mut tag = |port: usize, units, time| {
-            let time = VTime::from_units(time);
-            let waiting = accounts[port].end != VTime::ZERO;
-            let start = ends.tag_strictly(0, &mut accounts[port], units, time, waiting).unwrap();
-            let end = VTime::from_word(ends.words[0].0.load(Ordering::Relaxed));
-            (start.units(), end.units())
-        };
-        assert_eq!(tag(0, 100, 0), (0, 100));
-        assert_eq!(tag(1, 30, 0), (100, 130));
-        assert_eq!(tag(0, 5, 90), (130, 135), "ahead of virtual time");
-        assert_eq!(tag(1, 10, 1000), (1000, 1010), "it has lagged behind");
-    }
-
     /// The header's claim: two windows and four times `A` are at most two thresholds.
     #[test]
     fn the_window_leaves_room_for_the_arrears() {
         for ports in 1..=64 {
-            let ends = EndTags::<Native, Ours>::new(1, ports);
+            let ends = EndTags::<Native>::new(1, ports);
             for threshold in (0..2_000).chain([THRESHOLD, crate::contract::bounds::MAX_THRESHOLD]) {
                 let window = ends.window(threshold);
                 assert!(ends.most(window) * ports as u64 <= ends.most_of_all(window));
@@ -420,7 +350,7 @@ mod tests {
 
     #[test]
     fn the_worked_example() {
-        let ends = EndTags::<Native, Ours>::new(1, 2);
+        let ends = EndTags::<Native>::new(1, 2);
         let window = ends.window(THRESHOLD);
         assert_eq!((window, ends.most(window)), (36_864, 2_304));
         for (units, charged) in [(4096, [true; 6]), (2048, [false, true, false, true, false, true])]
@@ -436,7 +366,7 @@ mod tests {
 
     #[test]
     fn an_idle_flow_comes_back_at_virtual_time_and_its_word_not_far_behind() {
-        let ends = EndTags::<Native, Ours>::new(1, 2);
+        let ends = EndTags::<Native>::new(1, 2);
         let window = ends.window(THRESHOLD);
         let mut account = Account { end: VTime::ZERO, arrears: 500 };
         let now = VTime::from_units(1 << 40);

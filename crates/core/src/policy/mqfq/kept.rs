@@ -60,7 +60,6 @@ struct Habit {
 #[derive(Clone, Copy)]
 struct Kept {
     seat: usize,
-    slot: u32,
     until_ns: u64,
     /// The flow's next request has arrived, and may be issued.
     has_come: bool,
@@ -148,11 +147,11 @@ impl KeptSlots {
     }
 
     /// Keeps the slot for the flow in the seat.
-    pub(super) fn keep(&mut self, seat: usize, slot: u32, now_ns: u64) {
+    pub(super) fn keep(&mut self, seat: usize, now_ns: u64) {
         let patience_ns = self.patience_ns();
         if let Some(place) = self.kept.iter_mut().find(|kept| kept.is_none()) {
             let until_ns = now_ns.saturating_add(patience_ns);
-            *place = Some(Kept { seat, slot, until_ns, has_come: false });
+            *place = Some(Kept { seat, until_ns, has_come: false });
             self.count += 1;
             self.credit_ns = self.credit_ns.saturating_sub(patience_ns);
         }
@@ -180,9 +179,9 @@ impl KeptSlots {
         }
     }
 
-    /// Removes a slot whose flow has come back, with the flow's seat, or a slot whose patience is
-    /// over.
-    pub(super) fn take(&mut self, now_ns: u64) -> Option<(Option<usize>, u32)> {
+    /// Removes a slot whose flow has come back, and returns the flow's seat, or a slot whose
+    /// patience is over.
+    pub(super) fn take(&mut self, now_ns: u64) -> Option<Option<usize>> {
         let is_due = |kept: &Kept| kept.has_come || kept.until_ns <= now_ns;
         let place = self.kept.iter_mut().find(|kept| kept.as_ref().is_some_and(is_due))?;
         let kept = place.take()?;
@@ -191,7 +190,7 @@ impl KeptSlots {
         let left_ns = kept.until_ns.saturating_sub(now_ns);
         let late_ns = now_ns.saturating_sub(kept.until_ns);
         self.credit_ns = (self.credit_ns + left_ns).saturating_sub(late_ns);
-        Some((kept.has_come.then_some(kept.seat), kept.slot))
+        Some(kept.has_come.then_some(kept.seat))
     }
 
     /// Adds the end of the patience to the port's answer, so that the caller calls `next` again
@@ -224,7 +223,7 @@ mod tests {
     use crate::contract::platform::Native;
     use crate::contract::port::{Outcome, Policy, Port, Request, Submitted};
     use crate::contract::port_set::{PortId, PortSet};
-    use crate::mqfq::{Anticipating, Mqfq, MqfqConfig, Ours, Reading};
+    use crate::mqfq::{Mqfq, MqfqConfig};
 
     const MS: u64 = 1_000_000;
     const SLOTS: u32 = 16;
@@ -254,18 +253,11 @@ mod tests {
 
     /// The requests of each load served in `ms` milliseconds, and the part of the device in use.
     fn serve(ports: usize, loads: &[Load], anticipates: bool, ms: u64) -> (Vec<u64>, f64) {
-        if anticipates {
-            serve_by::<Anticipating>(ports, loads, ms)
-        } else {
-            serve_by::<Ours>(ports, loads, ms)
-        }
-    }
-
-    fn serve_by<R: Reading>(ports: usize, loads: &[Load], ms: u64) -> (Vec<u64>, f64) {
         let tags = 256;
-        let config =
-            MqfqConfig::new(Topology::flat(ports), 8, tags).with(|config| config.slots = SLOTS);
-        let (policy, mut made) = Mqfq::<Native, R>::read(config).unwrap();
+        let config = MqfqConfig::new(Topology::flat(ports), 8, tags).with(|config| {
+            (config.slots, config.anticipates) = (SLOTS, anticipates);
+        });
+        let (policy, mut made) = Mqfq::<Native>::new(config).unwrap();
         let flows: Vec<FlowId> = loads
             .iter()
             .map(|load| policy.add_flow(Weight::new(load.weight).unwrap()).unwrap())
@@ -378,8 +370,9 @@ mod tests {
     /// the device, or it would keep slots for half an hour.
     #[test]
     fn a_request_that_is_requeued_is_no_sample() {
-        let config = MqfqConfig::new(Topology::flat(1), 2, 8).with(|config| config.slots = 1);
-        let (policy, mut ports) = Mqfq::<Native, Anticipating>::read(config).unwrap();
+        let config = MqfqConfig::new(Topology::flat(1), 2, 8)
+            .with(|config| (config.slots, config.anticipates) = (1, true));
+        let (policy, mut ports) = Mqfq::<Native>::new(config).unwrap();
         let flows =
             [10_000, 1].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
         let (port, wake) = (&mut ports[0], &mut { PortSet::EMPTY });

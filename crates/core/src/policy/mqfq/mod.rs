@@ -36,8 +36,8 @@
 //! wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each port ten times a
 //! second while T follows, and 3 of 1,024 flows in walks once a minute; it takes no verb's lock.
 //!
-//! **Knobs.** [`MqfqConfig`], with the paper's alternatives ([`Reading`]). Decision 6 lists where
-//! this is finer than the paper and which cache lines move. Each file argues its memory ordering.
+//! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper's algorithm (it
+//! is in `crates/sim`), and which cache lines move. Each file argues its memory ordering.
 
 mod config;
 mod end_tags;
@@ -48,11 +48,12 @@ mod kept;
 mod models;
 mod port;
 mod queue;
-mod reading;
 mod slots;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod wheel;
+#[doc(hidden)]
+#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod wheel;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -60,10 +61,9 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-pub use config::{MqfqConfig, SlotKind, UnthrottleKind, VirtualTimeKind};
-pub use entry::{Entry, SerialEntry};
+pub use config::MqfqConfig;
+pub use entry::Entry;
 pub use port::MqfqPort;
-pub use reading::{Anticipating, OnPath, Ours, Reading, StrictPaper, Untimed};
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
 use crate::contract::flow::{FlowError, FlowId, Weight};
@@ -82,14 +82,14 @@ use slots::Slots;
 use wheel::{Wheel, Window};
 
 /// The control side of MQFQ.
-pub struct Mqfq<P: Platform = Native, R: Reading = Ours> {
-    shared: Arc<Shared<P, R>>,
+pub struct Mqfq<P: Platform = Native> {
+    shared: Arc<Shared<P>>,
 }
 
 /// State that all ports share.
-struct Shared<P: Platform, R: Reading> {
+struct Shared<P: Platform> {
     flows: FlowTable<P>,
-    ends: EndTags<P, R>,
+    ends: EndTags<P>,
     time: VirtualTime<P>,
     wheel: Wheel<P>,
     slots: Slots<P>,
@@ -98,8 +98,6 @@ struct Shared<P: Platform, R: Reading> {
     late: Late<P>,
     /// The walk that lifts the tags of lagging flows.
     walk: SlotWalk<P>,
-    /// Polling period in nanoseconds, if throttled ports poll instead of sleeping in the wheel.
-    polling: Option<u64>,
     /// Held throughout `next`, if dispatches are serialized.
     serial: Option<P::Mutex<()>>,
 }
@@ -140,26 +138,15 @@ impl<P: Platform> Counters<P> {
 impl<P: Platform> Mqfq<P> {
     /// The policy and its ports, in the order of the topology.
     pub fn new(config: MqfqConfig) -> Result<(Self, Vec<MqfqPort<P>>), ConfigError> {
-        Self::read(config)
-    }
-}
-
-impl<P: Platform, R: Reading> Mqfq<P, R> {
-    /// The policy and its ports by this reading of the paper, in the order of the topology.
-    pub fn read(config: MqfqConfig) -> Result<(Self, Vec<MqfqPort<P, R>>), ConfigError> {
         config.validate()?;
         granted(|| Ok(Self::of(&config)))
     }
 
     /// Builds them from a valid configuration.
     #[inline(never)]
-    fn of(config: &MqfqConfig) -> (Self, Vec<MqfqPort<P, R>>) {
+    fn of(config: &MqfqConfig) -> (Self, Vec<MqfqPort<P>>) {
         let ports = config.ports.ports();
         let tree = config.ports.tree();
-        let time = match config.virtual_time {
-            VirtualTimeKind::Mindicator => tree.clone(),
-            VirtualTimeKind::ArrayScan => config.ports.scan(),
-        };
         let ends = EndTags::new(config.flows, ports);
         let reference = ReferenceWeight::default();
         let window = ends.window(reference.units(config.threshold_bytes));
@@ -168,9 +155,9 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         let shared = Arc::new(Shared {
             flows: FlowTable::new(config.flows, ports),
             ends,
-            time: VirtualTime::new(time),
+            time: VirtualTime::new(tree.clone()),
             wheel: Wheel::new(window, ports),
-            slots: Slots::new(config.slot_kind, tree, config.slots, R::LOOKS_ELSEWHERE),
+            slots: Slots::new(tree, config.slots),
             counters: boxed(ports, |_| CachePadded::new(Counters::new())),
             threshold: P::Mutex::new(Threshold {
                 bytes: config.threshold_bytes,
@@ -179,13 +166,9 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
             }),
             late: Late::new(),
             walk: SlotWalk::new(),
-            polling: match config.unthrottle {
-                UnthrottleKind::Wheel => None,
-                UnthrottleKind::Polling { period_ns } => Some(period_ns),
-            },
             serial: config.serial.then(|| P::Mutex::new(())),
         });
-        let port = |port| MqfqPort::new(PortId(port as u8), config.tags, shared.clone());
+        let port = |port| MqfqPort::new(PortId(port as u8), config, shared.clone());
         let handles = boxed(ports, port).into_vec();
         (Mqfq { shared }, handles)
     }
@@ -274,13 +257,13 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// Changes D, for requests dispatched from now on. Returns [`TuneError::Fixed`] with
-    /// [`SlotKind::ScalableBitmap`]. The caller wakes the ports that are added to `wake`.
+    /// Changes D, for requests dispatched from now on. The caller wakes the ports that are added to
+    /// `wake`.
     fn set_slots(&self, count: u32, wake: &mut PortSet) -> Result<(), TuneError> {
         if count == 0 || count > MAX_SLOTS {
             return Err(ConfigError::Slots(count).into());
         }
-        wake.extend(self.shared.slots.resize(count).ok_or(TuneError::Fixed)?);
+        wake.extend(self.shared.slots.resize(count));
         // After the debt is published: a port that reads the notification also finds the debt, and
         // pays it.
         self.shared.flows.tell();
@@ -288,8 +271,8 @@ impl<P: Platform, R: Reading> Mqfq<P, R> {
     }
 }
 
-impl<P: Platform, R: Reading> Policy for Mqfq<P, R> {
-    type Port = MqfqPort<P, R>;
+impl<P: Platform> Policy for Mqfq<P> {
+    type Port = MqfqPort<P>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, ends, time, .. } = &*self.shared;

@@ -10,11 +10,10 @@ use std::vec::Vec;
 
 use loom::thread;
 
-use super::config::SlotKind;
 use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
 use super::wheel::{Wheel, Window};
-use super::{Mqfq, MqfqConfig, MqfqPort, Ours};
+use super::{Mqfq, MqfqConfig, MqfqPort};
 use crate::contract::cost::Cost;
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::op::Op;
@@ -45,7 +44,7 @@ fn two_cores(ports: u16) -> Topology {
 /// starts at virtual time or later.
 fn each_request_is_charged_once<P: Platform>() {
     check(6, || {
-        let ends = Arc::new(EndTags::<P, Ours>::new(1, 2));
+        let ends = Arc::new(EndTags::<P>::new(1, 2));
         let window = ends.window(200);
         // The arrears of both ports may be an eighth of the window, so the idle flow's word is
         // lifted to 980.
@@ -209,73 +208,58 @@ fn arrivals_and_departures() {
 // Slots.
 
 /// Takes one slot as a port does; with `looks_again` as `Local::acquire` does.
-fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> Option<u32> {
-    let mut hint = 0;
-    let slot = slots.acquire(port, &mut hint).or_else(|| {
-        slots.enlist(port);
-        if looks_again { slots.acquire(port, &mut hint) } else { None }
-    });
-    if slot.is_some() {
+fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> bool {
+    if slots.acquire(port) {
+        return true;
+    }
+    slots.enlist(port);
+    let taken = looks_again && slots.acquire(port);
+    if taken {
         slots.delist(port);
     }
-    slot
+    taken
 }
 
 /// The last slot comes back, to a port that has nothing to send, while another port becomes ready:
 /// that port is woken, or finds the slot.
-fn a_slot_finds_its_user<P: Platform>(
-    kind: SlotKind,
-    topology: fn() -> Topology,
-    user: PortId,
-    looks_again: bool,
-) {
+fn a_slot_finds_its_user<P: Platform>(topology: fn() -> Topology, user: PortId, looks_again: bool) {
     check(6, move || {
-        let slots = Arc::new(Slots::<P>::new(kind, topology().tree(), 1, true));
-        let held = slots.acquire(A, &mut 0).unwrap();
+        let slots = Arc::new(Slots::<P>::new(topology().tree(), 1));
+        assert!(slots.acquire(A));
         let other = slots.clone();
         let finisher = thread::spawn(move || {
-            let mut wake = other.release(A, held, false);
+            let mut wake = other.release(A, false);
             wake.extend(other.stop(A));
             wake
         });
         let mut got = want(&slots, user, looks_again);
         let wake = finisher.join().unwrap();
-        if got.is_none() {
+        if !got {
             assert!(wake.contains(user), "a wake-up was lost");
             got = want(&slots, user, looks_again);
         }
-        assert!(got.is_some(), "a slot was lost");
+        assert!(got, "a slot was lost");
         assert_eq!(slots.free(), 0);
     });
 }
 
 #[test]
 fn a_token_finds_its_user() {
-    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || Topology::flat(2), B, true);
-    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || two_cores(3), B, true);
-    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || two_cores(3), C, true);
-}
-
-#[test]
-fn a_count_finds_its_user() {
-    a_slot_finds_its_user::<Loom>(SlotKind::AtomicCounter, || Topology::flat(2), B, true);
-}
-
-#[test]
-fn a_bit_finds_its_user() {
-    a_slot_finds_its_user::<Loom>(SlotKind::ScalableBitmap, || Topology::flat(2), B, true);
+    a_slot_finds_its_user::<Loom>(|| Topology::flat(2), B, true);
+    a_slot_finds_its_user::<Loom>(|| two_cores(3), B, true);
+    a_slot_finds_its_user::<Loom>(|| two_cores(3), C, true);
 }
 
 #[test]
 #[should_panic(expected = "a wake-up was lost")]
 fn without_a_total_order_a_token_misses_its_user() {
-    a_slot_finds_its_user::<NoOrder>(SlotKind::TokenTree, || Topology::flat(2), B, true);
+    a_slot_finds_its_user::<NoOrder>(|| Topology::flat(2), B, true);
 }
 
 #[test]
 #[should_panic(expected = "a wake-up was lost")]
 fn without_looking_again_a_token_misses_its_user() {
-    a_slot_finds_its_user::<Loom>(SlotKind::TokenTree, || Topology::flat(2), B, false);
+    a_slot_finds_its_user::<Loom>(|| Topology::flat(2), B, false);
 }
 
 /// Whether a port that stops gives up its tokens.
@@ -285,12 +269,12 @@ type Stops = bool;
 /// core, becomes ready.
 fn a_token_is_not_stranded(stops: Stops) {
     check(6, move || {
-        let slots = Arc::new(Slots::<Loom>::new(SlotKind::TokenTree, two_cores(3).tree(), 1, true));
-        let held = slots.acquire(A, &mut 0).unwrap();
-        assert!(want(&slots, B, true).is_none());
+        let slots = Arc::new(Slots::<Loom>::new(two_cores(3).tree(), 1));
+        assert!(slots.acquire(A));
+        assert!(!want(&slots, B, true));
         let giver = slots.clone();
         let giving = thread::spawn(move || {
-            let wake = giver.release(A, held, false);
+            let wake = giver.release(A, false);
             // Once A has given the token away it does not stop, so that B alone has to pass it on.
             if wake.is_empty() { giver.stop(A) } else { wake }
         });
@@ -304,11 +288,11 @@ fn a_token_is_not_stranded(stops: Stops) {
         if wake.contains(B) && stops {
             wake.extend(slots.stop(B));
         }
-        if got.is_none() {
+        if !got {
             assert!(wake.contains(C), "a token was stranded");
             got = want(&slots, C, true);
         }
-        assert!(got.is_some() && slots.free() == 0);
+        assert!(got && slots.free() == 0);
     });
 }
 
@@ -324,47 +308,46 @@ fn without_giving_up_a_token_is_stranded() {
 }
 
 /// D becomes greater while a port becomes ready: that port is woken, or finds the new slot.
-fn a_new_slot_finds_its_user(kind: SlotKind, looks_again: bool) {
+fn a_new_slot_finds_its_user(looks_again: bool) {
     check(6, move || {
-        let slots = Arc::new(Slots::<Loom>::new(kind, Topology::flat(2).tree(), 1, true));
-        assert!(slots.acquire(A, &mut 0).is_some());
+        let slots = Arc::new(Slots::<Loom>::new(Topology::flat(2).tree(), 1));
+        assert!(slots.acquire(A));
         let other = slots.clone();
-        let setter = thread::spawn(move || other.resize(2).unwrap());
+        let setter = thread::spawn(move || other.resize(2));
         let mut got = want(&slots, B, looks_again);
         let wake = setter.join().unwrap();
-        if got.is_none() {
+        if !got {
             assert!(wake.contains(B), "a wake-up was lost");
             got = want(&slots, B, looks_again);
         }
-        assert!(got.is_some() && slots.free() == 0);
+        assert!(got && slots.free() == 0);
     });
 }
 
 #[test]
 fn a_new_slot_is_found() {
-    a_new_slot_finds_its_user(SlotKind::TokenTree, true);
-    a_new_slot_finds_its_user(SlotKind::AtomicCounter, true);
+    a_new_slot_finds_its_user(true);
 }
 
 #[test]
 #[should_panic(expected = "a wake-up was lost")]
 fn without_looking_again_a_new_slot_is_not_found() {
-    a_new_slot_finds_its_user(SlotKind::TokenTree, false);
+    a_new_slot_finds_its_user(false);
 }
 
 /// D goes from 2 to 1 and to 2 again, or only to 1, while one port releases a slot and another
 /// takes one. Afterwards D slots can be taken, whichever port paid. With `pays` ports take slots as
 /// `Local::take` does.
-fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
+fn a_debt_is_paid_once<P: Platform>(back: bool, pays: bool) {
     check(5, move || {
-        let slots = Arc::new(Slots::<P>::new(kind, Topology::flat(2).tree(), 2, true));
-        let held = slots.acquire(A, &mut 0).unwrap();
+        let slots = Arc::new(Slots::<P>::new(Topology::flat(2).tree(), 2));
+        assert!(slots.acquire(A));
         let take = move |slots: &Slots<P>, port| {
-            if pays { slots.acquire_owing(port, &mut 0).0 } else { slots.acquire(port, &mut 0) }
+            if pays { slots.acquire_owing(port).0 } else { slots.acquire(port) }
         };
         let finisher = slots.clone();
         let finishing = thread::spawn(move || {
-            finisher.release(A, held, true);
+            finisher.release(A, true);
             let again = take(&finisher, A);
             finisher.stop(A);
             again
@@ -379,18 +362,18 @@ fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
         if back {
             slots.resize(2);
         }
-        let mut outstanding =
-            [finishing.join().unwrap(), taking.join().unwrap()].iter().flatten().count() as u64;
+        let taken = [finishing.join().unwrap(), taking.join().unwrap()];
+        let mut outstanding = taken.into_iter().map(u64::from).sum::<u64>();
         let total = u64::from(slots.total());
         assert!(outstanding <= 2);
         assert_eq!(slots.free(), total.saturating_sub(outstanding), "slots were made or lost");
         // All old requests end; then D holds.
         for port in [A, B].into_iter().take(outstanding as usize) {
-            slots.release(port, 0, true);
+            slots.release(port, true);
             slots.stop(port);
         }
         outstanding = 0;
-        while take(&slots, A).is_some() {
+        while take(&slots, A) {
             outstanding += 1;
         }
         assert_eq!(outstanding, total, "not as many as D says");
@@ -399,22 +382,20 @@ fn a_debt_is_paid_once<P: Platform>(kind: SlotKind, back: bool, pays: bool) {
 
 #[test]
 fn a_debt_is_paid() {
-    for kind in [SlotKind::TokenTree, SlotKind::AtomicCounter] {
-        a_debt_is_paid_once::<Loom>(kind, false, true);
-        a_debt_is_paid_once::<Loom>(kind, true, true);
-    }
+    a_debt_is_paid_once::<Loom>(false, true);
+    a_debt_is_paid_once::<Loom>(true, true);
 }
 
 #[test]
 #[should_panic(expected = "not as many as D says")]
 fn a_debt_that_nobody_pays_is_noticed() {
-    a_debt_is_paid_once::<Loom>(SlotKind::TokenTree, false, false);
+    a_debt_is_paid_once::<Loom>(false, false);
 }
 
 #[test]
 #[should_panic(expected = "slots were made or lost")]
 fn without_atomic_additions_slots_are_lost() {
-    a_debt_is_paid_once::<Torn>(SlotKind::TokenTree, true, true);
+    a_debt_is_paid_once::<Torn>(true, true);
 }
 
 // The wheel.

@@ -5,11 +5,10 @@ mod publish;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::Shared;
 use super::kept::KeptSlots;
 use super::queue::{Cancelled, LocalFlow, Queue};
-use super::reading::{Ours, Reading};
 use super::wheel::Place;
+use super::{MqfqConfig, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -27,15 +26,13 @@ use crate::structures::port_flows::PortFlows;
 #[derive(Clone, Copy)]
 enum Found {
     Issue(Tag),
-    /// No request may be issued, and the port checks again after the polling period.
-    Poll,
     Blocked,
     Idle,
 }
 
 /// One shard's port of MQFQ.
-pub struct MqfqPort<P: Platform = Native, R: Reading = Ours> {
-    shared: Arc<Shared<P, R>>,
+pub struct MqfqPort<P: Platform = Native> {
+    shared: Arc<Shared<P>>,
     local: Local,
 }
 
@@ -54,13 +51,11 @@ struct Local {
     at_once: u64,
     /// Whether the port has marked itself as ready; another port may have claimed it since.
     enlisted: bool,
-    /// The word of the bitmap in which the port last found a slot.
-    hint: u32,
     /// Whether a verb of this port requires a call of `next`.
     is_asked: bool,
     /// Whether there may be a debt of slots, because D was reduced.
     owes: bool,
-    /// One element if the reading keeps slots, and none otherwise.
+    /// One element if the policy anticipates, and none otherwise.
     kept: Box<[KeptSlots]>,
     /// Time of the verb under way, and time at which the port last went to sleep, in nanoseconds.
     now_ns: u64,
@@ -73,13 +68,13 @@ struct Local {
     late_ns: u64,
 }
 
-impl<P: Platform, R: Reading> MqfqPort<P, R> {
-    pub(super) fn new(port: PortId, tags: usize, shared: Arc<Shared<P, R>>) -> Self {
-        let flows = PortFlows::new(port, &shared.flows, tags);
+impl<P: Platform> MqfqPort<P> {
+    pub(super) fn new(port: PortId, config: &MqfqConfig, shared: Arc<Shared<P>>) -> Self {
+        let flows = PortFlows::new(port, &shared.flows, config.tags);
         let local = Local {
             port,
-            queue: Queue::new(flows.seats(), tags),
-            kept: boxed(R::KEEPS_SLOTS.into(), |_| KeptSlots::new(flows.seats())),
+            queue: Queue::new(flows.seats(), config.tags),
+            kept: boxed(config.anticipates.into(), |_| KeptSlots::new(flows.seats())),
             flows,
             is_asked: false,
             published: None,
@@ -87,7 +82,6 @@ impl<P: Platform, R: Reading> MqfqPort<P, R> {
             place: None,
             at_once: most_at_once(shared.counters.len()),
             enlisted: false,
-            hint: u32::from(port.0),
             owes: false,
             now_ns: 0,
             asleep_ns: 0,
@@ -100,7 +94,7 @@ impl<P: Platform, R: Reading> MqfqPort<P, R> {
     }
 }
 
-impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
+impl<P: Platform> Port for MqfqPort<P> {
     // Inlined always, so that the layer that computes a request's cost need not copy the request.
     #[inline(always)]
     fn submit(
@@ -125,14 +119,10 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
         };
         let next = match found {
             Found::Issue(tag) => Next::Issue { tag, class: Class::Medium },
-            Found::Poll => {
-                Next::WaitUntil(now_ns.saturating_add(shared.polling.unwrap_or_default()))
-            }
             Found::Blocked => Next::Blocked,
             Found::Idle => Next::Idle,
         };
-        let kept = local.kept.first().filter(|_| R::KEEPS_SLOTS);
-        let next = kept.map_or(next, |kept| kept.and_ask(next));
+        let next = local.kept.first().map_or(next, |kept| kept.and_ask(next));
         // The caller calls `next` again after an `Issue`.
         local.is_asked = matches!(next, Next::Issue { .. });
         next
@@ -141,10 +131,7 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
     #[inline]
     fn complete(&mut self, now_ns: u64, tag: Tag, _outcome: Outcome, wake: &mut PortSet) -> bool {
         let MqfqPort { shared, local } = self;
-        // A completion needs the time for nothing else.
-        if R::KEEPS_SLOTS {
-            local.now_ns = now_ns;
-        }
+        local.now_ns = now_ns;
         local.is_asked = true;
         local.complete(shared, tag, wake)
     }
@@ -256,9 +243,9 @@ impl<P: Platform, R: Reading> Port for MqfqPort<P, R> {
 
 impl Local {
     #[inline(always)]
-    fn submit<P: Platform, R: Reading>(
+    fn submit<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
@@ -272,10 +259,10 @@ impl Local {
         // A request without a cost would move no end tag: its flow would never be throttled.
         let cost = request.cost.alone.max(1);
         let units = local.normalizer.units(cost, weight).min(*at_once);
-        let window = if R::IS_STRICT { 0 } else { shared.wheel.window().units() };
+        let window = shared.wheel.window().units();
         // Virtual time is not after the tag that this port has published, and cannot pass it.
         let start = match *published {
-            Some(bound) if !R::IS_STRICT && local.credit == 0 => {
+            Some(bound) if local.credit == 0 => {
                 let (slot, waiting) = (request.flow.slot(), local.is_waiting());
                 shared.ends.tag_from(slot, &mut local.account, units, bound, waiting, window)
             }
@@ -289,9 +276,7 @@ impl Local {
                 .stage_slowly(shared, request, seat, (cost, units), (start, window), wake)
                 .ok_or(SubmitError::NoSuchFlow)?,
         }
-        if R::KEEPS_SLOTS
-            && let Some(kept) = self.kept.first_mut()
-        {
+        if let Some(kept) = self.kept.first_mut() {
             kept.came(seat, self.now_ns);
         }
         Ok(Submitted::Staged)
@@ -300,9 +285,9 @@ impl Local {
     /// Stages a request whose start tag is not known, or is so far ahead that only a part of its
     /// cost is charged. Out of line, so that the usual case above stays short.
     #[inline(never)]
-    fn stage_slowly<P: Platform, R: Reading>(
+    fn stage_slowly<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         request: &Request,
         seat: usize,
         (cost, units): (u64, u64),
@@ -327,9 +312,9 @@ impl Local {
     /// The start tag of a new request: the flow's end tag, or virtual time if that is later. The
     /// end tag moves on by the request's cost, and virtual time cannot pass the start tag from now
     /// on.
-    fn tag<P: Platform, R: Reading>(
+    fn tag<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         flow: FlowId,
         seat: usize,
         (units, window): (u64, u64),
@@ -339,9 +324,6 @@ impl Local {
         let has_credit = self.flows.kept(seat)?.credit > 0;
         if has_credit {
             self.give_back(shared, seat);
-        }
-        if R::IS_STRICT {
-            return self.tag_strictly(shared, flow, seat, units, wake);
         }
         // Without credit the caller has already tried this.
         if let Some(bound) = self.published.filter(|_| has_credit) {
@@ -359,9 +341,9 @@ impl Local {
     /// returns the rest. Out of line, because no real flow is that far ahead.
     #[cold]
     #[inline(never)]
-    fn charge_less<P: Platform, R: Reading>(
+    fn charge_less<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         flow: FlowId,
         seat: usize,
         (start, now): (VTime, VTime),
@@ -373,38 +355,11 @@ impl Local {
         Some(charged)
     }
 
-    /// Tags a request as in the paper: at virtual time, or where the flow's last request ends if
-    /// that is later. If the request becomes the port's lead, the port's leaf is lowered to it.
-    fn tag_strictly<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        flow: FlowId,
-        seat: usize,
-        units: u64,
-        wake: &mut PortSet,
-    ) -> Option<VTime> {
-        let local = self.flows.kept_mut(seat)?;
-        let waiting = local.is_waiting();
-        if R::IS_TIMED {
-            self.time = shared.time.now();
-        }
-        let start =
-            shared.ends.tag_strictly(flow.slot(), &mut local.account, units, self.time, waiting)?;
-        if self.published.is_none_or(|published| start.is_before(published)) {
-            self.published = Some(start);
-            if R::IS_TIMED {
-                let moved = shared.time.arrive(self.port, start);
-                self.turn(shared, moved, wake);
-            }
-        }
-        Some(start)
-    }
-
     /// Tags a request of a flow whose end tag is not known to be at or after the published tag.
     #[cold]
-    fn tag_lagging<P: Platform, R: Reading>(
+    fn tag_lagging<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         flow: FlowId,
         seat: usize,
         (units, window): (u64, u64),
@@ -433,11 +388,7 @@ impl Local {
     }
 
     #[inline]
-    fn next<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        wake: &mut PortSet,
-    ) -> Found {
+    fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Found {
         // First of all, so that no request is issued beyond a smaller D, or by an old W, once the
         // port has been notified of the change.
         if self.flows.poll(&shared.flows, wake) {
@@ -447,8 +398,7 @@ impl Local {
         if let Some(tag) = self.queue.issue_again() {
             return Found::Issue(tag);
         }
-        if R::KEEPS_SLOTS
-            && self.kept.first().is_some_and(KeptSlots::is_any)
+        if self.kept.first().is_some_and(KeptSlots::is_any)
             && let Some(tag) = self.issue_anticipated(shared, wake)
         {
             return Found::Issue(tag);
@@ -459,13 +409,10 @@ impl Local {
                 self.publish(shared, None, wake);
                 return Found::Idle;
             };
-            if R::IS_STRICT && R::IS_TIMED {
-                self.time = shared.time.now();
-            }
             let window = shared.wheel.window();
             // The value read last is not after virtual time, so only a refusal has to be checked
             // again.
-            if R::IS_TIMED && window.holds_back(lead, self.time) {
+            if window.holds_back(lead, self.time) {
                 // The port's own leaf may hold virtual time back.
                 self.publish(shared, Some(lead), wake);
                 self.time = shared.time.now();
@@ -477,15 +424,12 @@ impl Local {
                 }
             }
             let free_ns = self.leave_wheel(shared);
-            let Some(slot) = self.acquire(shared) else {
+            if !self.acquire(shared) {
                 // A port that stops publishes its lead exactly: a lagging tag would hold others
                 // back.
                 self.publish(shared, Some(lead), wake);
-                return match shared.polling {
-                    Some(_) if R::IS_STRICT => Found::Poll,
-                    _ => Found::Blocked,
-                };
-            };
+                return Found::Blocked;
+            }
             if let Some(free_ns) = free_ns {
                 // Late time that another port has counted matters only if T follows the device.
                 self.late_ns += match window.follows() {
@@ -495,16 +439,11 @@ impl Local {
                 self.count(shared);
             }
             // There is a lead, so this does not fail; but a verb must not panic.
-            let Some(tag) = self.queue.issue(&mut self.flows, slot) else { continue };
-            if R::KEEPS_SLOTS
-                && let Some(kept) = self.kept.first_mut()
-            {
+            let Some(tag) = self.queue.issue(&mut self.flows) else { continue };
+            if let Some(kept) = self.kept.first_mut() {
                 kept.issued(tag, self.now_ns);
             }
-            if R::IS_STRICT {
-                let lead = self.queue.lead();
-                self.publish(shared, lead, wake);
-            } else if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
+            if let (Some(lead), Some(published)) = (self.queue.lead(), self.published)
                 && lead.since(published) > window.lag()
             {
                 self.publish(shared, Some(lead), wake);
@@ -516,12 +455,12 @@ impl Local {
     /// Issues a request for which a slot was kept, if it has arrived; releases slots whose patience
     /// is over.
     #[cold]
-    fn issue_anticipated<P: Platform, R: Reading>(
+    fn issue_anticipated<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         wake: &mut PortSet,
     ) -> Option<Tag> {
-        while let Some((seat, slot)) = self.kept.first_mut()?.take(self.now_ns) {
+        while let Some(seat) = self.kept.first_mut()?.take(self.now_ns) {
             // The request may have been cancelled, and its flow may be too far ahead by now.
             if let Some(seat) = seat
                 && let Some(start) = self.queue.lead_of(seat)
@@ -529,26 +468,20 @@ impl Local {
                 let window = shared.wheel.window();
                 self.time = shared.time.now();
                 if !window.holds_back(start, self.time)
-                    && let Some(tag) = self.queue.issue_of(&mut self.flows, seat, slot)
+                    && let Some(tag) = self.queue.issue_of(&mut self.flows, seat)
                 {
                     self.kept.first_mut()?.issued(tag, self.now_ns);
                     return Some(tag);
                 }
             }
-            self.release(shared, slot, wake);
+            self.release(shared, wake);
         }
         None
     }
 
     /// Whether the slot of a request of the flow in the seat, which has completed, is kept for the
     /// flow.
-    fn anticipates<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        tag: Tag,
-        seat: usize,
-        slot: u32,
-    ) -> bool {
+    fn anticipates<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, seat: usize) -> bool {
         let Local { kept, queue, flows, time, now_ns, .. } = self;
         let Some(kept) = kept.first_mut() else { return false };
         kept.completed(tag, *now_ns);
@@ -571,46 +504,41 @@ impl Local {
         if other.is_before(start.plus(queue.units(tag))) {
             return false;
         }
-        kept.keep(seat, slot, *now_ns);
+        kept.keep(seat, *now_ns);
         true
     }
 
     /// Acts on a notification: D may have been reduced, and another W may be wanted.
     #[cold]
-    fn hear<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
+    fn hear<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
         self.owes = true;
         self.wake(shared, shared.wheel.adopt(), wake);
     }
 
     #[inline]
-    fn complete<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        tag: Tag,
-        wake: &mut PortSet,
-    ) -> bool {
-        let Some((seat, slot)) = self.queue.finish(tag) else {
+    fn complete<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, wake: &mut PortSet) -> bool {
+        let Some(seat) = self.queue.finish(tag) else {
             return self.flows.complete_ahead(&shared.flows, tag);
         };
-        let is_kept = R::KEEPS_SLOTS && self.anticipates(shared, tag, seat, slot);
+        let is_kept = !self.kept.is_empty() && self.anticipates(shared, tag, seat);
         self.flows.finish(&shared.flows, seat);
         if !is_kept {
-            self.release(shared, slot, wake);
+            self.release(shared, wake);
         }
         true
     }
 
     /// Removes a request that is staged or is to be issued again; returns its flow's seat.
-    fn take_back<P: Platform, R: Reading>(
+    fn take_back<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         tag: Tag,
         wake: &mut PortSet,
     ) -> Option<usize> {
-        let Cancelled { seat, slot } = self.queue.cancel(&mut self.flows, tag)?;
+        let Cancelled { seat, has_slot } = self.queue.cancel(&mut self.flows, tag)?;
         self.give_back(shared, seat);
-        if let Some(slot) = slot {
-            self.release(shared, slot, wake);
+        if has_slot {
+            self.release(shared, wake);
         }
         Some(seat)
     }
@@ -618,7 +546,7 @@ impl Local {
     /// Refunds the cost of cancelled requests: moves the flow's end tag back, but not so far that
     /// its next request would start before a request that is staged here. The rest stays as credit.
     #[cold]
-    fn give_back<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, seat: usize) {
+    fn give_back<P: Platform>(&mut self, shared: &Shared<P>, seat: usize) {
         let Some(slot) = self.flows.owner(seat).map(FlowId::slot) else { return };
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
@@ -632,12 +560,7 @@ impl Local {
     }
 
     /// Charges the flow for the growth of a staged request.
-    fn grow<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        tag: Tag,
-        cost: u64,
-    ) -> Option<()> {
+    fn grow<P: Platform>(&mut self, shared: &Shared<P>, tag: Tag, cost: u64) -> Option<()> {
         if !self.queue.is_staged(tag) {
             return None;
         }
@@ -655,72 +578,60 @@ impl Local {
 
     /// Releases a slot.
     #[inline]
-    fn release<P: Platform, R: Reading>(
-        &mut self,
-        shared: &Shared<P, R>,
-        slot: u32,
-        wake: &mut PortSet,
-    ) {
+    fn release<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
         let can_use = match self.queue.lead() {
             None => false,
             Some(lead) => {
                 let window = shared.wheel.window();
                 // As in `next`, only a refusal by the value read last has to be checked again.
-                if R::IS_TIMED && window.holds_back(lead, self.time) {
+                if window.holds_back(lead, self.time) {
                     self.time = shared.time.now();
                 }
-                !R::IS_TIMED || !window.holds_back(lead, self.time)
+                !window.holds_back(lead, self.time)
             }
         };
-        self.wake(shared, shared.slots.release(self.port, slot, can_use), wake);
+        self.wake(shared, shared.slots.release(self.port, can_use), wake);
     }
 
     /// Takes a slot, if there is one.
     #[inline]
-    fn take<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u32> {
+    fn take<P: Platform>(&mut self, shared: &Shared<P>) -> bool {
         if !self.owes {
-            return shared.slots.acquire(self.port, &mut self.hint);
+            return shared.slots.acquire(self.port);
         }
-        let (slot, owes) = shared.slots.acquire_owing(self.port, &mut self.hint);
+        let (taken, owes) = shared.slots.acquire_owing(self.port);
         self.owes = owes;
-        slot
+        taken
     }
 
     /// Takes a slot, or marks the port as ready.
     #[inline]
-    fn acquire<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u32> {
-        let mut slot = self.take(shared);
-        if R::IS_STRICT && shared.polling.is_some() {
-            // A port that polls tries again by itself; no other port has to wake it.
-            if slot.is_none() {
-                self.blocks += 1;
-                self.count(shared);
-            }
-            return slot;
-        }
+    fn acquire<P: Platform>(&mut self, shared: &Shared<P>) -> bool {
+        let mut taken = self.take(shared);
         // A port whose mark is still set will be claimed for a slot; a port that was claimed sets
         // its mark again.
-        if slot.is_none() && !(self.enlisted && shared.slots.is_enlisted(self.port)) {
+        let is_marked = || self.enlisted && shared.slots.is_enlisted(self.port);
+        if !taken && !is_marked() {
             shared.slots.enlist(self.port);
             self.enlisted = true;
             // A port that frees a slot and does not see the mark has freed the slot before this
             // attempt.
-            slot = self.take(shared);
-            if slot.is_none() {
+            taken = self.take(shared);
+            if !taken {
                 self.blocks += 1;
                 self.count(shared);
             }
         }
-        if slot.is_some() {
+        if taken {
             self.delist(shared);
         }
-        slot
+        taken
     }
 
     /// Throttles the port because `lead` is too far ahead. `None`: it is no longer too far.
-    fn throttle<P: Platform, R: Reading>(
+    fn throttle<P: Platform>(
         &mut self,
-        shared: &Shared<P, R>,
+        shared: &Shared<P>,
         lead: VTime,
         wake: &mut PortSet,
     ) -> Option<Found> {
@@ -732,36 +643,29 @@ impl Local {
             return Some(Found::Blocked);
         }
         self.rest(shared, wake);
-        let answer = match shared.polling {
-            Some(_) => Found::Poll,
-            None => {
-                let window = shared.wheel.window();
-                // W may have grown since the caller read it.
-                if !window.holds_back(lead, self.time) {
-                    return None;
-                }
-                self.place =
-                    Some(shared.wheel.enter(self.port, lead, window, self.time, &shared.time)?);
-                self.asleep_ns = self.now_ns;
-                Found::Blocked
-            }
-        };
+        let window = shared.wheel.window();
+        // W may have grown since the caller read it.
+        if !window.holds_back(lead, self.time) {
+            return None;
+        }
+        self.place = Some(shared.wheel.enter(self.port, lead, window, self.time, &shared.time)?);
+        self.asleep_ns = self.now_ns;
         self.throttles += 1;
         self.count(shared);
-        Some(answer)
+        Some(Found::Blocked)
     }
 
     /// The port has no request that may be issued: removes it from the wheel and gives up its
     /// slots.
     #[inline]
-    fn rest<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
+    fn rest<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
         self.leave_wheel(shared);
         self.rest_awake(shared, wake);
     }
 
     /// Gives up the port's slots.
     #[inline]
-    fn rest_awake<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>, wake: &mut PortSet) {
+    fn rest_awake<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
         self.delist(shared);
         self.wake(shared, shared.slots.stop(self.port), wake);
     }
@@ -769,7 +673,7 @@ impl Local {
     /// Removes the port from the wheel; returns the time at which virtual time released it, if it
     /// did.
     #[inline]
-    fn leave_wheel<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) -> Option<u64> {
+    fn leave_wheel<P: Platform>(&mut self, shared: &Shared<P>) -> Option<u64> {
         let place = self.place.take()?;
         shared.wheel.leave(self.port, place);
         let free_ns =
@@ -780,7 +684,7 @@ impl Local {
     }
 
     #[inline]
-    fn delist<P: Platform, R: Reading>(&mut self, shared: &Shared<P, R>) {
+    fn delist<P: Platform>(&mut self, shared: &Shared<P>) {
         if self.enlisted {
             self.enlisted = false;
             shared.slots.delist(self.port);

@@ -18,7 +18,6 @@ use alloc::boxed::Box;
 use bytemuck::Zeroable;
 
 use super::end_tags::{Account, EndTags};
-use super::reading::Reading;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::Platform;
 use crate::contract::port::Tag;
@@ -37,7 +36,7 @@ struct Entry {
     /// The flow's seat and, in the upper two bits, the state: free, staged, issued, or to be issued
     /// again.
     flow: u32,
-    /// Staged: the flow's next request on this port. Issued, once or again: the slot it holds.
+    /// The flow's next request on this port, while it is staged.
     link: u32,
 }
 
@@ -98,19 +97,19 @@ impl LocalFlow {
     /// The port drops its state of the flow: arrears are charged to the flow's end tag, and credit
     /// is refunded to it. No request of the flow is staged here.
     #[cold]
-    pub(super) fn leave<P: Platform, R: Reading>(&self, ends: &EndTags<P, R>, flow: FlowId) {
+    pub(super) fn leave<P: Platform>(&self, ends: &EndTags<P>, flow: FlowId) {
         let mut account = self.account;
         ends.give_back(flow.slot(), &mut account, self.credit);
         ends.pay(flow.slot(), &mut account, self.normalizer.rest());
     }
 }
 
-/// The seat and the slot of a cancelled request.
+/// A cancelled request.
 pub(super) struct Cancelled {
     /// Its flow's seat.
     pub(super) seat: usize,
-    /// The slot it held, if it had been issued.
-    pub(super) slot: Option<u32>,
+    /// Whether it held a slot, because it had been issued.
+    pub(super) has_slot: bool,
 }
 
 /// The requests of one port.
@@ -262,28 +261,27 @@ impl Queue {
         (again.clone().next().or(first).map(Tag), count)
     }
 
-    /// Removes the first staged request; it holds `slot` from now on.
+    /// Removes the first staged request; it holds a slot from now on.
     #[inline]
-    pub(super) fn issue(&mut self, flows: &mut PortFlows<LocalFlow>, slot: u32) -> Option<Tag> {
-        self.take_out(flows, self.first.get()?.tag(), slot)
+    pub(super) fn issue(&mut self, flows: &mut PortFlows<LocalFlow>) -> Option<Tag> {
+        self.take_out(flows, self.first.get()?.tag())
     }
 
-    /// Removes the first request of the flow in the seat; it holds `slot` from now on.
+    /// Removes the first request of the flow in the seat; it holds a slot from now on.
     #[cold]
     pub(super) fn issue_of(
         &mut self,
         flows: &mut PortFlows<LocalFlow>,
         seat: usize,
-        slot: u32,
     ) -> Option<Tag> {
-        self.take_out(flows, self.first.key_of(seat)?.tag(), slot)
+        self.take_out(flows, self.first.key_of(seat)?.tag())
     }
 
     /// Removes a request that is its flow's first.
     #[inline(always)]
-    fn take_out(&mut self, flows: &mut PortFlows<LocalFlow>, tag: usize, slot: u32) -> Option<Tag> {
+    fn take_out(&mut self, flows: &mut PortFlows<LocalFlow>, tag: usize) -> Option<Tag> {
         let entry = self.entries.get_mut(tag)?;
-        let next = core::mem::replace(&mut entry.link, slot);
+        let next = entry.link;
         // Both bits of the state change, from staged to issued; the seat stays.
         entry.flow ^= STAGED | ISSUED;
         let seat = (entry.flow & !STATE) as usize;
@@ -299,13 +297,13 @@ impl Queue {
         Some(Tag(tag as u32))
     }
 
-    /// Frees the tag of an issued request; returns its flow's seat and the slot that it held.
+    /// Frees the tag of an issued request; returns its flow's seat.
     #[inline]
-    pub(super) fn finish(&mut self, tag: Tag) -> Option<(usize, u32)> {
+    pub(super) fn finish(&mut self, tag: Tag) -> Option<usize> {
         let entry =
             self.entries.get_mut(tag.0 as usize).filter(|entry| entry.flow & STATE == ISSUED)?;
         entry.flow &= !STATE;
-        Some((entry.flow as usize, entry.link))
+        Some(entry.flow as usize)
     }
 
     /// Stages an issued request to be issued again, before all others; false if it is not issued.
@@ -325,7 +323,7 @@ impl Queue {
         !self.again.is_empty()
     }
 
-    /// The next request that is to be issued again, with its slot.
+    /// The next request that is to be issued again; it has kept its slot.
     pub(super) fn issue_again(&mut self) -> Option<Tag> {
         let tag = self.again_links.pop(&mut self.again)?;
         let entry = self.entries.get_mut(tag as usize)?;
@@ -354,7 +352,7 @@ impl Queue {
             _ => return None,
         }
         self.entries.get_mut(index)?.flow = FREE;
-        Some(Cancelled { seat, slot: (flow & STATE == AGAIN).then_some(link) })
+        Some(Cancelled { seat, has_slot: flow & STATE == AGAIN })
     }
 
     /// Removes a staged request from its flow's list; returns its cost in units.
@@ -427,20 +425,19 @@ mod tests {
             self.queue.stage(Tag(tag), seat, local, start, (units, units));
         }
 
-        fn issue(&mut self, slot: u32) -> Option<Tag> {
-            self.queue.issue(&mut self.flows, slot)
+        fn issue(&mut self) -> Option<Tag> {
+            self.queue.issue(&mut self.flows)
         }
 
-        fn finish(&mut self, tag: Tag) -> Option<u32> {
-            let (seat, slot) = self.queue.finish(tag)?;
-            self.flows.finish(&self.table, seat);
-            Some(slot)
+        fn finish(&mut self, tag: Tag) -> bool {
+            let seat = self.queue.finish(tag);
+            seat.inspect(|&seat| self.flows.finish(&self.table, seat)).is_some()
         }
 
-        fn cancel(&mut self, tag: Tag) -> Option<Option<u32>> {
-            let Cancelled { seat, slot } = self.queue.cancel(&mut self.flows, tag)?;
+        fn cancel(&mut self, tag: Tag) -> Option<bool> {
+            let Cancelled { seat, has_slot } = self.queue.cancel(&mut self.flows, tag)?;
             self.flows.finish(&self.table, seat);
-            Some(slot)
+            Some(has_slot)
         }
 
         fn credit(&self, flow: usize) -> u64 {
@@ -494,15 +491,15 @@ mod tests {
                         let expected = (!model.is_empty()).then(|| model.remove(0));
                         let lead = bench.queue.lead().map(|lead| lead.since(origin));
                         prop_assert_eq!(lead, expected.map(|(start, ..)| start));
-                        prop_assert_eq!(bench.issue(7), expected.map(|(_, _, tag, ..)| Tag(tag)));
+                        prop_assert_eq!(bench.issue(), expected.map(|(_, _, tag, ..)| Tag(tag)));
                         if let Some((_, _, tag, ..)) = expected {
                             prop_assert_eq!(bench.cancel(Tag(tag)), None, "it is issued");
-                            prop_assert_eq!(bench.finish(Tag(tag)), Some(7));
+                            prop_assert!(bench.finish(Tag(tag)));
                         }
                     }
                     Step::Cancel(pick) if !model.is_empty() => {
                         let (_, _, tag, flow, units) = model.remove(pick % model.len());
-                        prop_assert_eq!(bench.cancel(Tag(tag)), Some(None));
+                        prop_assert_eq!(bench.cancel(Tag(tag)), Some(false));
                         credit[flow] += units;
                         prop_assert!(bench.queue.is_free(Tag(tag)));
                     }
@@ -528,12 +525,12 @@ mod tests {
         assert!(bench.queue.is_free(Tag(1)) && !bench.queue.is_free(Tag(2)));
         bench.stage(1, 0, VTime::ZERO, 5);
         assert!(!bench.queue.is_free(Tag(1)));
-        assert_eq!((bench.finish(Tag(1)), bench.queue.requeue(Tag(1))), (None, false));
-        assert_eq!(bench.issue(3), Some(Tag(1)));
-        assert_eq!(bench.finish(Tag(1)), Some(3));
+        assert_eq!((bench.finish(Tag(1)), bench.queue.requeue(Tag(1))), (false, false));
+        assert_eq!(bench.issue(), Some(Tag(1)));
+        assert!(bench.finish(Tag(1)));
         assert_eq!(
-            (bench.finish(Tag(1)), bench.finish(Tag(2)), bench.issue(3)),
-            (None, None, None)
+            (bench.finish(Tag(1)), bench.finish(Tag(2)), bench.issue()),
+            (false, false, None)
         );
     }
 
@@ -542,13 +539,13 @@ mod tests {
         let mut bench = Bench::new(1, 2);
         bench.stage(0, 0, VTime::ZERO, 5);
         bench.stage(1, 0, VTime::from_units(5), 5);
-        assert_eq!([bench.issue(3), bench.issue(4)], [Some(Tag(0)), Some(Tag(1))]);
+        assert_eq!([bench.issue(), bench.issue()], [Some(Tag(0)), Some(Tag(1))]);
         assert!(bench.queue.requeue(Tag(1)) && bench.queue.requeue(Tag(0)));
-        assert!(!bench.queue.requeue(Tag(0)) && bench.finish(Tag(0)).is_none());
+        assert!(!bench.queue.requeue(Tag(0)) && !bench.finish(Tag(0)));
         assert_eq!(bench.queue.issue_again(), Some(Tag(1)));
-        assert_eq!(bench.cancel(Tag(0)), Some(Some(3)), "with its slot, and without credit");
+        assert_eq!(bench.cancel(Tag(0)), Some(true), "with its slot, and without credit");
         assert_eq!((bench.queue.issue_again(), bench.credit(0)), (None, 0));
-        assert_eq!(bench.finish(Tag(1)), Some(4));
+        assert!(bench.finish(Tag(1)));
     }
 
     #[test]

@@ -47,21 +47,21 @@ use crate::structures::mindicator::VirtualTime;
 
 /// The number of buckets. 64 intervals of an eighth of W reach farther than ports commonly run
 /// ahead. (Models have eight buckets, because each is a word to explore.)
-pub(super) const BUCKETS: u64 = if cfg!(loom) { 8 } else { 64 };
+pub const BUCKETS: u64 = if cfg!(loom) { 8 } else { 64 };
 
 /// The part of W that is a bucket's width, as a power of two: an eighth.
 const WIDTH_SHIFT: u32 = 3;
 
 /// The window W and the values derived from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Window {
+pub struct Window {
     /// W in units from bit 8 on; bit 7 is set if T follows the device; bits 0 to 5 are the width's
     /// logarithm.
     word: u64,
 }
 
 impl Window {
-    pub(super) fn new(units: u64, follows: bool) -> Self {
+    pub fn new(units: u64, follows: bool) -> Self {
         // Less than 2^53 units for any weights (`MAX_THRESHOLD`), so no bit is shifted out.
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
         Window { word: units << 8 | u64::from(follows) << 7 | u64::from(shift) }
@@ -70,13 +70,13 @@ impl Window {
     /// Whether T follows the device: the late time of several ports then counts once (see
     /// `follow`).
     #[inline]
-    pub(super) fn follows(self) -> bool {
+    pub fn follows(self) -> bool {
         self.word & 0x80 != 0
     }
 
     /// W in units.
     #[inline]
-    pub(super) fn units(self) -> u64 {
+    pub fn units(self) -> u64 {
         self.word >> 8
     }
 
@@ -89,13 +89,13 @@ impl Window {
     /// The width of a bucket in units, or 0 if it is a single unit: the most that the published tag
     /// of a running port may lag behind its lead.
     #[inline]
-    pub(super) fn lag(self) -> i64 {
+    pub fn lag(self) -> i64 {
         if self.shift() == 0 { 0 } else { 1 << self.shift() }
     }
 
     /// Whether a request with start tag `lead` must wait at virtual time `now`.
     #[inline]
-    pub(super) fn holds_back(self, lead: VTime, now: VTime) -> bool {
+    pub fn holds_back(self, lead: VTime, now: VTime) -> bool {
         lead.since(now) > self.units() as i64
     }
 
@@ -133,7 +133,7 @@ impl Window {
 }
 
 /// The wheel.
-pub(super) struct Wheel<P: Platform> {
+pub struct Wheel<P: Platform> {
     window: CachePadded<P::U64>,
     /// The wanted window.
     wanted: CachePadded<P::U64>,
@@ -146,7 +146,7 @@ pub(super) struct Wheel<P: Platform> {
 
 /// A port's place in the wheel; private to the port.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub struct Place {
     lead: VTime,
     bucket: u64,
 }
@@ -160,7 +160,7 @@ pub(super) struct Place {
 // that W afterwards. The loop repeats once for each W that is wanted meanwhile.
 impl<P: Platform> Wheel<P> {
     /// An empty wheel at virtual time 0.
-    pub(super) fn new(window: Window, ports: usize) -> Self {
+    pub fn new(window: Window, ports: usize) -> Self {
         Wheel {
             window: CachePadded::new(P::U64::new(window.word)),
             wanted: CachePadded::new(P::U64::new(window.word)),
@@ -172,13 +172,13 @@ impl<P: Platform> Wheel<P> {
 
     /// W and the values derived from it.
     #[inline]
-    pub(super) fn window(&self) -> Window {
+    pub fn window(&self) -> Window {
         Window { word: self.window.load(Ordering::SeqCst) }
     }
 
     /// Sets the wanted W; returns whether it differs from the W in force. If so, the caller has a
     /// thread adopt it; if not, a thread that is adopting an earlier wanted W will find this one.
-    pub(super) fn want(&self, window: Window) -> bool {
+    pub fn want(&self, window: Window) -> bool {
         self.wanted.store(window.word, Ordering::SeqCst);
         P::fence();
         self.window() != window
@@ -186,7 +186,7 @@ impl<P: Platform> Wheel<P> {
 
     /// Makes the wanted W the W in force. If that changes W, removes all ports from the wheel and
     /// returns them, to be woken.
-    pub(super) fn adopt(&self) -> PortSet {
+    pub fn adopt(&self) -> PortSet {
         let mut ports = PortSet::EMPTY;
         while let Some(more) = self.adopt_once() {
             ports.extend(more);
@@ -195,7 +195,7 @@ impl<P: Platform> Wheel<P> {
     }
 
     /// One iteration of [`Self::adopt`]; `None` if W is the wanted one.
-    pub(super) fn adopt_once(&self) -> Option<PortSet> {
+    pub fn adopt_once(&self) -> Option<PortSet> {
         let wanted = self.wanted.load(Ordering::SeqCst);
         if wanted == self.window.load(Ordering::SeqCst) {
             return None;
@@ -209,7 +209,7 @@ impl<P: Platform> Wheel<P> {
 
     /// Puts the port to sleep on `lead`, which `window` holds back at `now`. `None`: virtual time
     /// or W has changed meanwhile, and the caller checks again.
-    pub(super) fn enter(
+    pub fn enter(
         &self,
         port: PortId,
         lead: VTime,
@@ -233,19 +233,19 @@ impl<P: Platform> Wheel<P> {
 
     /// Whether the port still sleeps in `place` for that lead: it has not been woken.
     #[inline]
-    pub(super) fn sleeps(&self, port: PortId, lead: VTime, place: Place) -> bool {
+    pub fn sleeps(&self, port: PortId, lead: VTime, place: Place) -> bool {
         place.lead == lead && self.bucket(place.bucket).contains(port, Ordering::SeqCst)
     }
 
     /// Removes the port from the wheel, if no other port did.
-    pub(super) fn leave(&self, port: PortId, place: Place) {
+    pub fn leave(&self, port: PortId, place: Place) {
         self.bucket(place.bucket).remove(port, Ordering::SeqCst);
     }
 
     /// Empties the buckets that have begun by virtual time `now`; returns the ports to wake. Called
     /// by the port that has moved virtual time there.
     #[inline]
-    pub(super) fn turn(&self, now: VTime) -> PortSet {
+    pub fn turn(&self, now: VTime) -> PortSet {
         // The caller moved virtual time before this fence; the reads of W and of the buckets come
         // after it.
         P::fence();

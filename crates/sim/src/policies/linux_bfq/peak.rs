@@ -53,18 +53,19 @@ impl Peak {
         let mut changed = false;
         if self.samples == 0 {
             self.begin(now_ns, Some(request));
-        } else if now_ns - self.last_ns > 100 * MS && on_drive == 0 {
+        } else if now_ns.saturating_sub(self.last_ns) > 100 * MS && on_drive == 0 {
             changed = self.reset(now_ns, Some(request));
         } else {
             self.samples += 1;
-            let is_fed = on_drive > 0 || now_ns - self.completed_ns < LEAST_CHARGED_NS;
+            let is_fed =
+                on_drive > 0 || now_ns.saturating_sub(self.completed_ns) < LEAST_CHARGED_NS;
             self.sequential += u64::from(is_fed && !seeks(self.last_end, request));
             self.sectors += request.sectors;
             self.largest = match self.samples % 32 {
                 0 => request.sectors,
                 _ => self.largest.max(request.sectors),
             };
-            self.over_ns = now_ns - self.first_ns;
+            self.over_ns = now_ns.saturating_sub(self.first_ns);
             if self.over_ns >= 1000 * MS {
                 changed = self.reset(now_ns, Some(request));
             }
@@ -76,7 +77,7 @@ impl Peak {
 
     /// A request has completed; returns whether the rate has changed.
     pub(super) fn completed(&mut self, now_ns: u64) -> bool {
-        let took_us = (now_ns - self.completed_ns) / 1000;
+        let took_us = now_ns.saturating_sub(self.completed_ns) / 1000;
         let is_gap = took_us > 2000 && (self.largest << 16) / took_us < 1 << 6;
         let changed = is_gap && self.reset(now_ns, None);
         self.completed_ns = now_ns;

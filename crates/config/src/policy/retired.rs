@@ -1,0 +1,58 @@
+//! Keys of policies that chose between fairq's own policy and what its paper has instead. A server
+//! accepts the value that it runs with anyway, without effect; the laboratory compares the others.
+
+use std::sync::LazyLock;
+
+use fairq_core::registry::Knob;
+
+/// A key without effect.
+#[derive(Debug)]
+pub(super) struct Retired {
+    pub(super) knob: Knob,
+    policy: &'static str,
+    /// The value that stands for fairq's own policy.
+    own: u64,
+    /// The experiments that compare the other values.
+    claims: &'static str,
+}
+
+static ALL: LazyLock<[Retired; 5]> = LazyLock::new(|| {
+    let words = |key, words| Knob::one_of(key, words, "");
+    let poll = Knob::duration("unthrottle", 1, u64::MAX, "").or(&[("wheel", 0), ("poll", 1_000)]);
+    let of = |policy, knob, claims| Retired { knob, policy, own: 0, claims };
+    [
+        of("mqfq", words("virtual-time", &[("mindicator", 0), ("scan", 1)]), "M-9"),
+        of("mqfq", words("slot-kind", &[("tree", 0), ("counter", 1), ("bitmap", 2)]), "M-11"),
+        of("mqfq", poll.after("poll:"), "M-10"),
+        of("d2fq", words("tracker", &[("sloppy", 0), ("scan", 1), ("mindicator", 2)]), "D-17"),
+        of("d2fq", Knob::switch("strict-paper", ""), "D-7 D-8"),
+    ]
+});
+
+/// The retired key of this name.
+pub(super) fn find(key: &str) -> Option<&'static Retired> {
+    ALL.iter().find(|retired| retired.knob.key == key)
+}
+
+impl Retired {
+    /// Whether the policy of this name took the key.
+    pub(super) fn is_of(&self, policy: &str) -> bool {
+        self.policy == policy
+    }
+
+    /// A warning if the value is the server's own; else the reason why it is refused.
+    pub(super) fn told(&self, value: u64) -> Result<String, String> {
+        let Retired { knob, policy, own, claims } = self;
+        match value == *own {
+            true => {
+                Ok(format!("key {} of policy {policy} has no effect any more: remove it", knob.key))
+            }
+            false => Err(format!(
+                "policy: {} {} of {policy} is not served any more: remove it; the laboratory \
+                 compares it: fairq lab run {claims}",
+                knob.key,
+                super::value::show(knob, value),
+            )),
+        }
+    }
+}
