@@ -1,70 +1,72 @@
 //! Costs by the device's time: windows of a busy device, and the costs that they give.
 //!
-//! **Control.** A hundred times a second the layer reads the ports' counts. While policies hold
-//! requests the device is busy, and completions are added to a window; a window that has [`ENOUGH`]
-//! goes to the estimator (`fit`), which computes costs. From window to window costs move half the
-//! way to the ones computed, by a factor of 2 at most. The costs charged are between those and
-//! bytes, nearer to bytes the less the windows show that costs differ from bytes (`fit`) and the
-//! less that matters (`mix`).
+//! **Control.** A hundred times a second the layer reads the ports' counts. While ports stop
+//! because the device has as many requests as it may have, or because their flows are ahead, the
+//! device is busy, and completions belong to a window. A window of a trial goes to the estimator
+//! (`fit`). If the estimator finds other costs to be clearly better, the layer aims at the mean of
+//! those and the present ones.
 //!
-//! **Where costs do not matter** (`mix`: one flow, or one class of requests) there are no trials
-//! and costs do not change.
+//! **Steps.** With each reading charges move towards that aim, and none by more than a sixteenth
+//! of itself. A factor of 16 takes half a second.
 //!
-//! **Trials.** Windows carry information only where they differ. Therefore each class of requests
-//! costs an eighth more or less than computed, at random, and in the next window as much less or
-//! more. Tenants that send the same requests notice nothing, and between others the difference
-//! evens out within two windows.
-
+//! **Trials.** Windows carry information only where they differ. In a trial each class of requests
+//! (kind and power of 2) costs a sixteenth more, or does not, by the bits of a number; the next
+//! trial is the opposite. While charges still move there is no other trial: their move is one.
+//! Tenants that send the same requests are charged the same throughout.
+//!
+//! **Seasons.** Trials disturb every comparison of rates, such as the search for D, so they end
+//! after [`TRIALS`] and begin again after [`SEASON`], or when a class of requests comes. A load of
+//! one class is shared alike by any costs and has no trials. A flow that is alone has the device
+//! for itself: its ports do not stop, so there are no windows.
+//!
+//! **Bytes.** Costs stay those of bytes where found ones differ from them little ([`NEAR`]).
 use alloc::boxed::Box;
+use core::array;
 
-use super::fit::{self, FIRST, MAX_BASE, MAX_PRICE, PARTS, Parts, WINDOWS, Window};
-use super::mix::Mix;
-use super::tally::{CLASSES, KINDS, Sum, class, direction, of_class};
+use bytemuck::Zeroable;
+use bytemuck::allocation::zeroed_box;
+
+use super::fit::{self, FIRST, ONE, Parts, WINDOWS};
+use super::tally::{CLASSES, KINDS, Sum, bits, class, of_class};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::CostStats;
+use crate::contract::port::{CostStats, Stats};
 
-/// Time between two reads of the ports' counts, in nanoseconds.
+/// Time between two reads of the ports' counts, in nanoseconds: some of them fit into a window, and
+/// each costs a read of some words of each port.
 const LOOK_NS: u64 = 10_000_000;
-/// The least time of a window, in nanoseconds, and its fewest requests: `ENOUGH`, or twice the live
-/// requests if that is more.
-pub(super) const SHORTEST_NS: u64 = 50_000_000;
+/// The least time of a window, in nanoseconds: five readings. Its fewest requests: a difference of
+/// a sixteenth is then several requests; twice D if that is more, because the requests that a
+/// window finds and leaves on the device are not its own.
+const SHORTEST_NS: u64 = 50_000_000;
 const ENOUGH: u64 = 64;
-/// The most time of a window, in nanoseconds.
-const LONGEST_NS: u64 = 1_000_000_000;
-/// Trials change costs by one part in 2 to the power of this; `NO_TRIAL` shifts all bits out.
-const TRIAL: u32 = 3;
-const NO_TRIAL: u32 = 63;
-/// Windows of trials after the last one in which costs changed by more than an eighth; and the
-/// number of windows from which on such a change adds no more. Even numbers, because each trial has
-/// its opposite.
-const TRIALS: u32 = 12;
-const LONG: u32 = 48;
-/// Windows without trials before trials begin again. They begin earlier when the policy has ended a
-/// search of its own (for D); they wait for the end of a search for at most `LATEST` windows.
-const RARELY: u32 = 200;
-const LATEST: u32 = 600;
-/// Trials also begin when the load has changed: the shares of the parts in the costs of two windows
-/// in a row differ from the usual ones by more than this in sum, in 1024ths. Not before `SOONEST`
-/// windows, so that loads that come and go leave time without trials.
-const STRANGE: u64 = 256;
-const SOONEST: u32 = 16;
-/// Windows before costs move.
-const FEWEST: usize = 3;
-/// A direct policy holds no requests; its device is busy with this number of live requests.
-const BUSY: u64 = 32;
-/// Smaller costs count as this for the factor of 2 that bounds their growth, in bytes and in
-/// 65536ths of one: a cost of 0 could not grow otherwise.
-const LEAST_BASE: u64 = 1024;
-const LEAST_PRICE: u64 = 16;
+/// The trial, and a step of the costs, change charges by one part in 2 to the power of this (16).
+const STEP: u32 = 4;
+/// The length of trials, and of a season with its pause, in quarters of a window: 24 windows, in
+/// which a difference of a sixteenth shows, and 100. A window in which charges move counts a
+/// quarter.
+const TRIALS: u64 = 96;
+const SEASON: u64 = 400;
+/// The first quarters of a season, whose windows are not remembered: D and T still change.
+const SETTLES: u64 = 16;
+/// A class is present if its requests are charged one part in this of all charges: less has no
+/// effect on the shares of others.
+const SOME: u64 = 64;
+/// Counts lose one part in this with each window, so that classes are gone after some seconds.
+const FADES: u64 = 16;
+/// Costs are those of bytes if the costs per byte of any two classes differ by at most this factor
+/// (3, in 256ths); from twice that factor on they are the ones found, and in between a mean of
+/// both. Most devices are within a factor of 3 for most mixtures, where other costs than bytes move
+/// shares away from equal parts without a gain for either tenant.
+const NEAR: u64 = 3 << 8;
+/// 2^64 divided by the golden ratio: the bits of its multiples are a trial for each class.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The present costs of requests; ports read them when a request comes.
 pub(super) struct Prices<P: Platform> {
     /// For each kind its base in bytes and, in the upper half, the price of a byte in 65536ths.
     kinds: [P::U64; KINDS],
-    /// A bit for each class: whether its requests cost more (1) or less (0) in the trial.
+    /// A bit for each class whose requests cost a sixteenth more in the trial.
     trial: P::U64,
-    /// The trial changes costs by one part in 2 to the power of this.
-    power: P::U64,
 }
 
 /// The lower half of a word.
@@ -72,26 +74,18 @@ const LOW: u64 = u32::MAX as u64;
 
 impl<P: Platform> Prices<P> {
     pub(super) fn new() -> Self {
-        let prices = Prices {
-            kinds: core::array::from_fn(|_| P::U64::new(0)),
-            trial: P::U64::new(0),
-            power: P::U64::new(NO_TRIAL.into()),
-        };
+        let kinds = array::from_fn(|_| P::U64::new(0));
+        let prices = Prices { kinds, trial: P::U64::new(0) };
         prices.show(&FIRST);
         prices
     }
 
     fn show(&self, parts: &Parts) {
         for (kind, word) in self.kinds.iter().enumerate() {
-            let (base, price) = (parts[kind], parts[KINDS + direction(kind)]);
+            let (base, price) = (parts[kind], parts[KINDS + kind / 2]);
             // In one word, so that no request is charged a base and a price of different windows.
             word.store(price << 32 | base & LOW, Ordering::Relaxed);
         }
-    }
-
-    fn try_out(&self, trial: u64, power: u32) {
-        self.trial.store(trial, Ordering::Relaxed);
-        self.power.store(power.into(), Ordering::Relaxed);
     }
 
     /// The cost of a request as a command of its own, and as a part of another one.
@@ -100,266 +94,182 @@ impl<P: Platform> Prices<P> {
         let word = self.kinds.get(kind).map_or(0, |word| word.load(Ordering::Relaxed));
         let bytes = (u64::from(length) * (word >> 32)) >> 16;
         let alone = (word & LOW) + bytes;
-        // There are 64 classes, so each has a bit.
-        let bit = self.trial.load(Ordering::Relaxed) >> (class(kind, length) & 63) & 1;
-        let part = alone >> (self.power.load(Ordering::Relaxed) & 63);
-        (if bit == 1 { alone + part } else { alone - part }, bytes)
+        let is_more = self.trial.load(Ordering::Relaxed) >> class(kind, length) & 1;
+        (alone + (alone >> STEP) * is_more, bytes)
     }
 }
 
 /// Finds the costs of requests.
+#[derive(Zeroable)]
 pub(super) struct Finder {
-    is_direct: bool,
-    /// The costs that were found, their weight against bytes, in 256ths (`belief`), and the mean by
-    /// that weight, which is charged (`shown`).
-    parts: Parts,
-    belief: u64,
-    shown: Parts,
-    /// The mix of requests, and whether costs matter for it.
-    mix: Mix,
-    is_mixed: bool,
-    windows: [Window; WINDOWS],
+    /// The costs that are charged, and those found.
+    now: Parts,
+    found: Parts,
+    /// The count of each class, in 256ths, which fades.
+    counts: Sum,
+    /// A bit for each class that has been present in the season.
+    mix: u64,
+    windows: [Parts; WINDOWS],
     /// Windows remembered since the start.
-    count: usize,
-    /// The window that is being counted.
-    counted: Window,
-    classes: [u64; CLASSES],
-    are_several: bool,
-    time_ns: u64,
-    /// The counts at the last call of `look`, if the device was busy then.
-    last: Option<Sum>,
-    random: u64,
-    trial: u64,
-    /// Windows of trials that are left, and those that there have been without a pause.
-    left: u32,
-    tried: u32,
-    /// The share of each part in the costs of the first window without trials, in 1024ths, and the
-    /// number of windows without trials.
-    usual: [u64; PARTS],
-    idle: u32,
-    /// Windows in a row that differed from `usual`.
-    strange: u32,
-    /// The present trials began because the load had changed.
-    is_new: bool,
-    /// The policy has not searched for D since the last trials began.
-    was_calm: bool,
-    next_ns: u64,
+    count: u64,
+    /// Time and counts at the begin of the window; time 0: the device has not been busy since.
+    start_ns: u64,
+    start: Sum,
+    /// The times that ports stopped, and requests completed, at the last call of `look`.
+    seen: (u64, u64),
+    /// D at the end of the last window.
+    slots: u64,
+    /// Windows since the season began.
+    age: u64,
+    /// Time of the next call of `look`, and of the next tick of the policy inside, in nanoseconds.
+    pub(super) next_ns: u64,
+    pub(super) inner_ns: u64,
+}
+
+/// The cost of a request of a class.
+fn cost(parts: &Parts, class: usize) -> u64 {
+    let (kind, length) = of_class(class);
+    (parts[kind] + ((parts[KINDS + kind / 2] * length) >> 16)).max(512)
 }
 
 impl Finder {
-    /// On the heap, and not inlined: it has some KiB, and the builder of a policy inside Linux has
-    /// a stack of 16 KiB.
-    #[inline(never)]
-    pub(super) fn boxed(is_direct: bool) -> Box<Self> {
-        Box::new(Self::new(is_direct))
-    }
-
-    pub(super) fn new(is_direct: bool) -> Self {
-        Finder {
-            is_direct,
-            parts: FIRST,
-            belief: 0,
-            shown: FIRST,
-            mix: Mix::EMPTY,
-            is_mixed: false,
-            windows: [Window::default(); WINDOWS],
-            count: 0,
-            counted: Window::default(),
-            classes: [0; CLASSES],
-            are_several: false,
-            time_ns: 0,
-            last: None,
-            // Any number but 0, which xorshift never leaves.
-            random: 0x9e37_79b9_7f4a_7c15,
-            trial: 0,
-            left: 0,
-            tried: 0,
-            usual: [0; PARTS],
-            idle: 0,
-            strange: 0,
-            is_new: true,
-            was_calm: true,
-            next_ns: 0,
-        }
-    }
-
-    /// Time of the next call of `look`, in nanoseconds.
-    pub(super) fn deadline_ns(&self) -> u64 {
-        self.next_ns
+    /// Made on the heap: it has some KiB, and the builder of a policy inside Linux has a stack of
+    /// 16 KiB.
+    pub(super) fn boxed() -> Box<Self> {
+        let mut finder: Box<Self> = zeroed_box();
+        (finder.now, finder.found) = (FIRST, FIRST);
+        finder
     }
 
     /// The costs of requests, without trials.
     pub(super) fn stats(&self) -> CostStats {
-        let [random_read, sequential_read, random_write, sequential_write, read, write] =
-            self.shown;
-        CostStats {
-            bases: [random_read, sequential_read, random_write, sequential_write],
-            per_kib: [read, write].map(|price| price >> 6),
-            windows: self.count as u64,
-        }
+        let [bases @ .., read, write] = self.now;
+        CostStats { bases, per_kib: [read >> 6, write >> 6], windows: self.count }
     }
 
-    /// Adds the ports' counts to the window. `Some` if costs vary from now on, true if they have
-    /// changed by much.
+    /// Reads the ports' counts; `stats` are those of the policy inside. `Some` if costs vary from
+    /// now on, true if they change by much.
     pub(super) fn look<P: Platform>(
         &mut self,
         now_ns: u64,
         sum: &Sum,
+        stats: &Stats,
         prices: &Prices<P>,
-        is_calm: impl FnOnce() -> bool,
     ) -> Option<bool> {
         self.next_ns = now_ns.saturating_add(LOOK_NS);
-        let is_busy = sum.staged > 0 || self.is_direct && sum.live >= BUSY;
-        // A window gets only the time between two calls that found the device busy.
-        let last = core::mem::replace(&mut self.last, is_busy.then_some(*sum))?;
-        if !is_busy {
+        // A port that completes a request dispatches the next one, unless it has none, or has to
+        // stop because the device is busy with as many as it may have.
+        let seen = (stats.blocks + stats.throttles, sum.iter().take(CLASSES).sum());
+        let last = core::mem::replace(&mut self.seen, seen);
+        let is_idle = seen.0 == last.0 && seen.1 != last.1;
+        if is_idle || self.start_ns == 0 {
+            (self.start_ns, self.start) = (if is_idle { 0 } else { now_ns }, *sum);
             return None;
         }
-        let (bases, bytes) = self.counted.units.split_at_mut(KINDS);
-        for (class, now) in sum.counts.iter().enumerate() {
-            let count = now.wrapping_sub(last.counts[class]);
-            self.classes[class] += count;
-            bases[of_class(class).0] += count;
-        }
-        for (way, units) in bytes.iter_mut().enumerate() {
-            *units += sum.bytes[way].wrapping_sub(last.bytes[way]);
-        }
-        self.are_several |= sum.are_several || sum.turns != last.turns;
-        // From completion to completion: the work after the last completion is in no count yet.
-        self.time_ns += sum.last_ns.saturating_sub(last.last_ns);
-        let count: u64 = self.counted.units.iter().take(KINDS).sum();
-        let has_enough = self.time_ns >= SHORTEST_NS && count >= ENOUGH.max(2 * sum.live);
-        if !has_enough && self.time_ns < LONGEST_NS {
+        let window: Sum = array::from_fn(|word| sum[word].wrapping_sub(self.start[word]));
+        let mut units = [0, 0, 0, 0, window[CLASSES] >> 9, window[CLASSES + 1] >> 9];
+        (0..CLASSES).for_each(|class| units[of_class(class).0] += window[class]);
+        let time_ns = now_ns - self.start_ns;
+        let enough = ENOUGH.max(2 * stats.slots.unwrap_or(0));
+        let count = units.iter().take(KINDS).sum::<u64>();
+        let is_moving = self.now != self.found;
+        self.step();
+        prices.show(&self.now);
+        if time_ns < SHORTEST_NS || count < enough {
             return None;
         }
-        let mut window = core::mem::take(&mut self.counted);
-        window.time_us = core::mem::take(&mut self.time_ns) / 1000;
-        for units in window.units.iter_mut().skip(KINDS) {
-            *units >>= 9;
-        }
-        let are_several = core::mem::take(&mut self.are_several);
-        self.mix.add(&core::mem::replace(&mut self.classes, [0; CLASSES]), are_several);
-        let was_mixed = core::mem::replace(&mut self.is_mixed, self.mix.is_mixed(&self.shown));
-        if !self.is_mixed {
-            // Costs do not matter.
-            if was_mixed {
-                self.left = 0;
-                prices.try_out(0, NO_TRIAL);
-            }
-            return None;
-        }
-        if !was_mixed {
-            (self.left, self.tried, self.is_new, self.was_calm) = (TRIALS, 0, true, true);
-            self.try_next(prices)?;
-            return Some(false);
-        }
-        let is_calm = is_calm();
-        self.was_calm &= is_calm;
-        if self.left > 0 {
-            self.learn(window, prices)
-        } else {
-            self.watch(&window, prices, is_calm)
-        }
-    }
-
-    /// A window of trials is over.
-    fn learn<P: Platform>(&mut self, window: Window, prices: &Prices<P>) -> Option<bool> {
-        self.windows[self.count % WINDOWS] = window;
-        self.count = self.count.wrapping_add(1);
-        (self.left, self.tried) = (self.left - 1, self.tried.saturating_add(1));
-        let mut is_much = false;
-        if self.count >= FEWEST {
-            let count = self.count.min(WINDOWS);
-            let newest =
-                (1..=count).map(|age| &self.windows[self.count.wrapping_sub(age) % WINDOWS]);
-            if let Some(found) = fit::fit(newest, &self.parts) {
-                is_much = self.approach(&found);
-                prices.show(&self.shown);
+        (self.start_ns, self.start) = (now_ns, *sum);
+        let was_trial = prices.trial.load(Ordering::Relaxed) != 0;
+        let slots = core::mem::replace(&mut self.slots, stats.slots.unwrap_or(0));
+        if was_trial && self.age >= SETTLES && slots == self.slots {
+            self.windows[self.count as usize % WINDOWS] =
+                units.map(|units| (units << 24) / (time_ns / 1000));
+            self.count = self.count.wrapping_add(1);
+            let windows = &self.windows[..WINDOWS.min(self.count as usize)];
+            if let Some(found) = fit::fit(windows, &self.now) {
+                // Costs that differ little for each byte are those of bytes.
+                let each = |class| (cost(&found, class) << 16) / of_class(class).1;
+                let most = bits(self.mix).map(each).max().unwrap_or(1);
+                let apart = (most << 8) / bits(self.mix).map(each).min().unwrap_or(1).max(1);
+                let weight = apart.saturating_sub(NEAR).min(NEAR) / 3;
+                let mean = |part| (found[part] * weight + FIRST[part] * (256 - weight)) >> 8;
+                self.found = array::from_fn(|part: usize| self.now[part].midpoint(mean(part)));
             }
         }
-        if is_much && self.tried < LONG {
-            // A trial that has not had its opposite has it next.
-            self.left = TRIALS - self.left % 2;
+        let mix = self.mix(&window);
+        self.age += if is_moving { 1 } else { 4 };
+        if self.age >= SEASON || mix & !self.mix != 0 {
+            (self.mix, self.age) = (if self.age < SEASON { self.mix | mix } else { mix }, 0);
         }
-        self.try_next(prices)?;
-        Some(is_much && self.is_new)
+        // Any costs share a load of one class in the same way.
+        let is_trial = self.age < TRIALS && mix.count_ones() > 1;
+        // A step or another trial, not both, so that no charge changes by more than a sixteenth.
+        if !is_moving {
+            let trial = (self.count / 2 + 1).wrapping_mul(GOLDEN) ^ (self.count % 2).wrapping_neg();
+            prices.trial.store(if is_trial { trial } else { 0 }, Ordering::Relaxed);
+        }
+        (was_trial || is_trial).then_some(is_moving)
     }
 
-    /// A window without trials is over. Begins trials if they are due.
-    fn watch<P: Platform>(
-        &mut self,
-        window: &Window,
-        prices: &Prices<P>,
-        is_calm: bool,
-    ) -> Option<bool> {
-        let spent: [u64; PARTS] = core::array::from_fn(|part| {
-            let unit = if part < KINDS { self.shown[part] } else { self.shown[part] >> 7 };
-            window.units[part].saturating_mul(unit).min(1 << 40)
-        });
-        let total = spent.iter().sum::<u64>().max(1);
-        let spent = spent.map(|spent| (spent << 10) / total);
-        self.idle = self.idle.saturating_add(1);
-        if self.idle == 1 {
-            self.usual = spent;
+    /// Counts the classes of a window; the classes that are present.
+    fn mix(&mut self, window: &Sum) -> u64 {
+        for (sum, count) in self.counts.iter_mut().zip(window).take(CLASSES) {
+            *sum = (*sum - *sum / FADES + (count << 8)).min(1 << 32);
         }
-        let apart: u64 = spent.iter().zip(&self.usual).map(|(a, b)| a.abs_diff(*b)).sum();
-        self.strange = if apart > STRANGE { self.strange + 1 } else { 0 };
-        self.is_new = self.strange >= 2 && self.idle >= SOONEST;
-        if !self.is_new {
-            // Once a search for D has ended, trials are due as soon as a window has shown the usual
-            // shares.
-            let is_due = self.idle >= if self.was_calm { RARELY } else { 2 };
-            if !is_due || !is_calm && self.idle < LATEST {
-                return None;
+        let charge = |class: usize| (self.counts[class] >> 4) * cost(&self.now, class);
+        let least = (0..CLASSES).map(charge).sum::<u64>() / SOME;
+        let present = (0..CLASSES).filter(|class| charge(*class) > least);
+        present.fold(0, |mix, class| mix | 1 << class)
+    }
+
+    /// Moves the costs towards those found, and charges by at most a sixteenth.
+    fn step(&mut self) {
+        let mut part = ONE;
+        for class in (0..CLASSES).filter(|class| self.counts[*class] > 0) {
+            let (old, new) = (cost(&self.now, class), cost(&self.found, class));
+            part = part.min((old << 16 >> STEP) / old.abs_diff(new).max(1));
+        }
+        for (now, found) in self.now.iter_mut().zip(self.found) {
+            let moved = (found as i64 - *now as i64) * part as i64;
+            *now = now.saturating_add_signed(moved >> 16);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::contract::platform::Native;
+
+    /// 512 bytes beside 1 MiB, each with half of the charges, on a device of 4,000 requests a
+    /// second: both come to cost the same, and from one reading to the next no charge changes by
+    /// more than a sixteenth.
+    #[test]
+    fn charges_change_by_a_sixteenth_at_most() {
+        let (prices, mut finder) = (Prices::<Native>::new(), Finder::boxed());
+        let lengths = [512, 1 << 20];
+        let charges = || lengths.map(|length| prices.cost(0, length).0.max(512));
+        let (mut sum, mut done, mut stats) = ([0; 64], [0.0; 2], Stats::default());
+        for look in 1..400 {
+            let before = charges();
+            let [small, large] = before.map(|charge| 1.0 / charge as f64);
+            for (done, part) in done.iter_mut().zip([small, large]) {
+                *done += 40.0 * part / (small + large);
+            }
+            for (length, done) in lengths.into_iter().zip(done) {
+                sum[class(0, length)] = done as u64;
+            }
+            sum[CLASSES] =
+                done.into_iter().zip(lengths).map(|(n, l)| n as u64 * u64::from(l)).sum();
+            stats.blocks += 1;
+            finder.look(look * LOOK_NS, &sum, &stats, &prices);
+            for ((before, now), length) in before.into_iter().zip(charges()).zip(lengths) {
+                // And by the rounding of a price, which is in 65536ths.
+                let most = before / 16 + u64::from(length >> 16) + 1;
+                assert!(before.abs_diff(now) <= most, "reading {look}: {before}, {now}");
             }
         }
-        (self.left, self.was_calm) = (TRIALS, true);
-        self.try_next(prices)?;
-        Some(false)
-    }
-
-    /// Begins the next window's trial: a random one, then its opposite; `None` if no trial is left.
-    fn try_next<P: Platform>(&mut self, prices: &Prices<P>) -> Option<()> {
-        if self.left == 0 {
-            (self.tried, self.idle, self.strange) = (0, 0, 0);
-            prices.try_out(0, NO_TRIAL);
-            return None;
-        }
-        self.trial = if self.left % 2 == 1 { !self.trial } else { self.random() };
-        prices.try_out(self.trial, TRIAL);
-        Some(())
-    }
-
-    /// Moves the costs towards the ones found; true if that changes much for a part that takes much
-    /// time.
-    fn approach(&mut self, found: &fit::Found) -> bool {
-        let before = self.shown;
-        for (part, (now, found)) in self.parts.iter_mut().zip(&found.parts).enumerate() {
-            let (least, most) =
-                if part < KINDS { (LEAST_BASE, MAX_BASE) } else { (LEAST_PRICE, MAX_PRICE) };
-            let half = now.midpoint(*found);
-            *now = half.clamp(*now / 2, (*now).max(least) * 2).min(most);
-        }
-        // The smaller weight counts: the costs have to be more than chance, and to make a
-        // difference.
-        let belief = self.mix.belief(&self.parts).min(found.belief);
-        self.belief =
-            if belief.abs_diff(self.belief) < 16 { belief } else { self.belief.midpoint(belief) };
-        let shown =
-            |part: usize| (self.parts[part] * self.belief + FIRST[part] * (256 - self.belief)) >> 8;
-        self.shown = core::array::from_fn(shown);
-        let far = |((before, now), share): ((&u64, &u64), &u64)| {
-            // A part that takes less than a sixteenth of the device's time hardly moves shares.
-            *share >= 1 << 12 && before.abs_diff(*now) > before >> 3
-        };
-        before.iter().zip(&self.shown).zip(&found.shares).any(far)
-    }
-
-    fn random(&mut self) -> u64 {
-        // Marsaglia's xorshift.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
+        let [small, large] = charges().map(|charge| charge as f64);
+        assert!((0.8..1.25).contains(&(large / small)), "{small}, {large}: {:?}", finder.now);
     }
 }

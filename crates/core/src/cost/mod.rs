@@ -11,16 +11,16 @@
 //! - `requests`: each read or write costs [`REQUEST_BYTES`], whatever its length.
 //! - `device`: a base for its kind (random or sequential, read or write) and a price for each byte,
 //!   found while requests run (`device`, `fit`, `tally`), so that flows share the device's time.
-//!   The cost is the length while there is only one flow, or only requests of one kind and size, or
-//!   while the device's time is about proportional to the length (`mix`). A port loads three shared
-//!   words per request, and stores four words of its own lines per completion, but only with this
-//!   kind of cost. The default of policies that hold nothing back.
+//!   The cost is the length while a flow is alone, or requests are of one kind and size, or the
+//!   device's time is about proportional to the length. A port loads two shared words per request,
+//!   and stores two words of its own lines per completion, but only with this kind of cost. The
+//!   default of policies that hold nothing back.
 //!
 //! **Unit.** Costs are equivalent bytes, so T, tokens and thresholds keep their meaning. The
 //! factors for reads and writes multiply what a request costs, and the least cost bounds it.
 //!
-//! **Joined requests** are one command: where requests are counted, only the first of them counts
-//! ([`Cost::joined`]).
+//! **Joined requests** are one command: with `requests` only the first of them counts
+//! ([`Cost::joined`]). With `device` each counts, in windows and in charges alike.
 //!
 //! **Example.** With `requests` a read of 512 bytes and one of 1 MiB cost 4,096 each; with a
 //! `write-cost` of 300 % a write costs 12,288. With `device` both cost 4,096 if the device serves
@@ -30,7 +30,6 @@
 
 mod device;
 mod fit;
-mod mix;
 mod tally;
 
 use alloc::boxed::Box;
@@ -45,12 +44,11 @@ use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::op::Op;
 use crate::contract::platform::{Lock, Native};
-use crate::contract::port::DepthState;
 use crate::entry::Built;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
 use crate::structures::allocation::{boxed, granted};
 use device::{Finder, Prices};
-use tally::{KINDS, Sum, Tally, Words};
+use tally::{Tally, Words};
 
 /// Cost of a read or write where requests are counted, in bytes.
 pub const REQUEST_BYTES: u64 = 4096;
@@ -97,22 +95,25 @@ impl CostConfig {
         CostConfig { kind, ..CostConfig::default() }
     }
 
-    /// The cost of a request.
+    /// The cost of a request by its length, or by the device's time with these prices.
     #[inline]
-    fn charge(&self, op: Op, length: u32) -> Cost {
-        let model = &self.model;
-        let percent = match (self.kind, op) {
+    fn charge(&self, op: Op, length: u32, by_device: Option<(u64, u64)>) -> Cost {
+        let (model, bytes) = (&self.model, u64::from(length));
+        let percent = match op {
+            Op::Read => model.read_percent,
+            Op::Write | Op::WriteZeroes => model.write_percent,
             // The length of a flush stands for the time that the flush was measured to take, so it
             // counts with any kind of cost.
-            (CostKind::Bytes, _) | (_, Op::Flush | Op::Discard) => {
-                return model.charge(op, length);
-            }
-            (_, Op::Read) => model.read_percent,
-            (_, Op::Write | Op::WriteZeroes) => model.write_percent,
+            Op::Flush | Op::Discard => return model.charge(op, length),
+        };
+        let (alone, joined) = match self.kind {
+            CostKind::Bytes => (bytes, bytes),
+            CostKind::Requests => (REQUEST_BYTES, 0),
+            CostKind::Device => by_device.unwrap_or((bytes, bytes)),
         };
         let least = u64::from(model.min_bytes.max(1));
-        let alone = scaled(REQUEST_BYTES, percent).clamp(least, CostModel::MAX_COST);
-        Cost { alone, joined: 0 }
+        let alone = scaled(alone, percent).clamp(least, CostModel::MAX_COST);
+        Cost { alone, joined: scaled(joined, percent).min(CostModel::MAX_COST) }
     }
 
     /// The knob for the kind of cost.
@@ -150,38 +151,21 @@ impl<C: Configure> Configure for Costed<C> {
 /// A policy whose requests get their costs here. See the [module's text](self).
 pub struct Costs<L, P: Platform = Native> {
     inner: L,
-    device: Option<ByDevice<P>>,
+    device: Option<Arc<Shared<P>>>,
 }
 
-/// Costs by the device's time.
-struct ByDevice<P: Platform> {
-    shared: Arc<Shared<P>>,
-    control: P::Mutex<Control>,
-}
-
-struct Control {
-    finder: Box<Finder>,
-    /// Time of the next tick of the policy inside, in nanoseconds.
-    inner_ns: Option<u64>,
-}
-
-/// The state that ports and the estimator share.
+/// The state of costs by the device's time.
 struct Shared<P: Platform> {
     prices: CachePadded<Prices<P>>,
     ports: Box<[CachePadded<Words<P>>]>,
+    finder: P::Mutex<Box<Finder>>,
 }
 
 /// A port of [`Costs`].
 pub struct CostPort<Q, P: Platform = Native> {
     inner: Q,
     config: CostConfig,
-    device: Option<Box<PortByDevice<P>>>,
-}
-
-struct PortByDevice<P: Platform> {
-    shared: Arc<Shared<P>>,
-    tally: Tally,
-    index: usize,
+    device: Option<Box<Tally<P>>>,
 }
 
 impl<L: Policy, P: Platform> Costs<L, P> {
@@ -197,88 +181,21 @@ impl<L: Policy, P: Platform> Costs<L, P> {
         config: &CostConfig,
     ) -> Result<Built<Self>, ConfigError> {
         granted(|| {
-            let shared = (config.kind == CostKind::Device).then(|| {
+            let device = (config.kind == CostKind::Device).then(|| {
                 Arc::new(Shared {
                     prices: CachePadded::new(Prices::new()),
                     ports: boxed(ports.len(), |_| CachePadded::new(Words::new())),
+                    finder: P::Mutex::new(Finder::boxed()),
                 })
             });
             let port = |(index, inner)| {
-                let device = shared.clone().map(|shared| {
-                    Box::new(PortByDevice { shared, tally: Tally::new(tags, flows), index })
-                });
-                CostPort { inner, config: *config, device }
+                let tally =
+                    |shared: &Arc<Shared<P>>| Tally::new(shared.clone(), index, tags, flows);
+                CostPort { inner, config: *config, device: device.as_ref().map(tally) }
             };
             let ports = ports.into_iter().enumerate().map(port).collect();
-            let device = shared.map(|shared| {
-                let finder = Finder::boxed(L::Port::IS_DIRECT);
-                ByDevice { shared, control: P::Mutex::new(Control { finder, inner_ns: Some(0) }) }
-            });
             Ok((Costs { inner, device }, ports))
         })
-    }
-}
-
-impl<P: Platform> ByDevice<P> {
-    fn tick<L: Policy>(&self, now_ns: u64, inner: &L, wake: &mut PortSet) -> Option<u64> {
-        self.control.with(|control| {
-            if control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
-                control.inner_ns = inner.tick(now_ns, wake);
-            }
-            let finder = &mut control.finder;
-            if finder.deadline_ns() <= now_ns {
-                let mut sum = Sum::default();
-                // A closure, because it takes the locks of the layers inside, and most calls of
-                // `look` end before they need it.
-                let is_calm = || {
-                    let state = inner.stats().depth.map(|depth| depth.state);
-                    state != Some(DepthState::Searching)
-                };
-                let since_ns = now_ns.saturating_sub(device::SHORTEST_NS);
-                self.shared.ports.iter().for_each(|words| words.add_to(&mut sum, since_ns));
-                if let Some(is_much) = finder.look(now_ns, &sum, &*self.shared.prices, is_calm) {
-                    inner.costs_vary(is_much);
-                }
-            }
-            let own_ns = finder.deadline_ns();
-            Some(control.inner_ns.map_or(own_ns, |at_ns| at_ns.min(own_ns)))
-        })
-    }
-}
-
-impl<P: Platform> PortByDevice<P> {
-    /// The kind of a request, and its cost.
-    #[inline]
-    fn charge(&mut self, request: &Request, model: &CostModel) -> (usize, Cost) {
-        let kind = self.tally.kind(request);
-        if kind == KINDS {
-            return (kind, model.charge(request.op, request.length));
-        }
-        let (alone, joined) = self.shared.prices.cost(kind, request.length);
-        let percent =
-            if tally::direction(kind) == 0 { model.read_percent } else { model.write_percent };
-        let least = u64::from(model.min_bytes.max(1));
-        let alone = scaled(alone, percent).clamp(least, CostModel::MAX_COST);
-        (kind, Cost { alone, joined: scaled(joined, percent).min(CostModel::MAX_COST) })
-    }
-
-    /// The cost of a request's growth: that of its bytes.
-    fn growth(&self, growth: &Growth, model: &CostModel) -> u64 {
-        // A byte has the same price in random and in sequential requests.
-        let (kind, percent) = match growth.op {
-            Op::Read => (0, model.read_percent),
-            Op::Write | Op::WriteZeroes => (2, model.write_percent),
-            Op::Flush | Op::Discard => return model.charge(growth.op, growth.length).joined,
-        };
-        let (_, bytes) = self.shared.prices.cost(kind, growth.length);
-        scaled(bytes, percent).min(CostModel::MAX_COST)
-    }
-
-    #[inline]
-    fn completed(&mut self, now_ns: u64, tag: Tag) {
-        if let Some(words) = self.shared.ports.get(self.index) {
-            self.tally.completed(tag.0, now_ns, &**words);
-        }
     }
 }
 
@@ -292,10 +209,21 @@ impl<L: Policy, P: Platform> layer::Layer for Costs<L, P> {
     }
 
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        match &self.device {
-            Some(device) => device.tick(now_ns, &self.inner, wake),
-            None => self.inner.tick(now_ns, wake),
-        }
+        let inner = &self.inner;
+        let Some(shared) = &self.device else { return inner.tick(now_ns, wake) };
+        shared.finder.with(|finder| {
+            if finder.inner_ns <= now_ns {
+                finder.inner_ns = inner.tick(now_ns, wake).unwrap_or(u64::MAX);
+            }
+            if finder.next_ns <= now_ns {
+                let mut sum = [0; 64];
+                shared.ports.iter().for_each(|words| words.add_to(&mut sum));
+                if let Some(is_much) = finder.look(now_ns, &sum, &inner.stats(), &shared.prices) {
+                    inner.costs_vary(is_much);
+                }
+            }
+            Some(finder.inner_ns.min(finder.next_ns))
+        })
     }
 
     layer::forward_policy! {
@@ -304,8 +232,7 @@ impl<L: Policy, P: Platform> layer::Layer for Costs<L, P> {
     }
 
     fn stats(&self) -> Stats {
-        let finder = self.device.as_ref();
-        let cost = finder.map(|device| device.control.with(|control| control.finder.stats()));
+        let cost = self.device.as_ref().map(|shared| shared.finder.with(|finder| finder.stats()));
         Stats { cost, ..self.inner.stats() }
     }
 }
@@ -328,87 +255,33 @@ impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        let (kind, cost) = match &mut self.device {
-            None => (KINDS, self.config.charge(request.op, request.length)),
-            Some(device) => device.charge(request, &self.config.model),
-        };
-        // The policy first: a request that it refuses is not counted.
-        let submitted = self.inner.submit(now_ns, &Request { cost, ..*request }, wake)?;
-        if let Some(device) = &mut self.device {
-            device.tally.submitted(request, kind, submitted == Submitted::Staged);
-        }
-        Ok(submitted)
-    }
-
-    #[inline(always)]
-    fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
-        let next = self.inner.next(now_ns, wake);
-        if let Some(device) = &mut self.device {
-            match next {
-                Next::Issue { tag, .. } => device.tally.issued(tag.0, false),
-                Next::Join { tag } => device.tally.issued(tag.0, true),
-                Next::WaitUntil(_) | Next::Blocked | Next::Idle => {}
-            }
-        }
-        next
+        let by_device = self.device.as_mut().map(|tally| tally.charge(request));
+        let cost = self.config.charge(request.op, request.length, by_device);
+        self.inner.submit(now_ns, &Request { cost, ..*request }, wake)
     }
 
     #[inline(always)]
     fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
         let was_issued = self.inner.complete(now_ns, tag, outcome, wake);
-        if let Some(device) = &mut self.device
-            && was_issued
-        {
-            device.completed(now_ns, tag);
+        if was_issued && let Some(tally) = &mut self.device {
+            tally.completed(tag);
         }
         was_issued
     }
 
-    fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        let is_gone = self.inner.cancel(now_ns, tag, wake);
-        if let Some(device) = &mut self.device
-            && is_gone
-        {
-            device.tally.cancelled(tag.0);
-        }
-        is_gone
-    }
-
-    fn expedite(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
-        let is_gone = self.inner.expedite(now_ns, tag, wake);
-        if let Some(device) = &mut self.device
-            && is_gone
-        {
-            device.tally.expedited(tag.0);
-        }
-        is_gone
-    }
-
-    fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
-        let requeued = self.inner.requeue(now_ns, tag, wake);
-        // A direct policy issues the request again, so it stays on the device.
-        if let Some(device) = &mut self.device
-            && requeued == Some(Submitted::Staged)
-        {
-            device.tally.requeued(tag.0);
-        }
-        requeued
-    }
-
     fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
-        let Some(device) = &mut self.device else {
-            let cost = self.config.charge(growth.op, growth.length).joined;
-            return self.inner.grow(now_ns, tag, &Growth { cost, ..*growth }, wake);
-        };
-        let cost = device.growth(growth, &self.config.model);
+        let by_device = self.device.as_ref().map(|tally| tally.growth(growth));
+        let cost = self.config.charge(growth.op, growth.length, by_device).joined;
         let has_grown = self.inner.grow(now_ns, tag, &Growth { cost, ..*growth }, wake);
-        if has_grown {
-            device.tally.grown(tag.0, growth.length);
+        if has_grown && let Some(tally) = &mut self.device {
+            tally.grown(tag, growth);
         }
         has_grown
     }
 
-    layer::forward_port! { hold barrier admit has_work staged flow_stats reason }
+    layer::forward_port! {
+        next cancel expedite requeue hold barrier admit has_work staged flow_stats reason
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -420,7 +293,7 @@ mod tests {
     fn requests_cost_the_same_whatever_their_length() {
         let mut config = CostConfig { kind: CostKind::Requests, ..CostConfig::default() };
         config.model.write_percent = 300;
-        let cost = |op, length| config.charge(op, length);
+        let cost = |op, length| config.charge(op, length, None);
         let (read, write) = (Cost { alone: 4096, joined: 0 }, Cost { alone: 12_288, joined: 0 });
         assert_eq!([512, 1 << 20].map(|length| cost(Op::Read, length)), [read, read]);
         assert_eq!([Op::Write, Op::WriteZeroes].map(|op| cost(op, 1 << 20)), [write, write]);

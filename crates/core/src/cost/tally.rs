@@ -1,39 +1,44 @@
 //! Each port's counts of its requests and completions, for costs by the device's time.
 //!
-//! A port counts in its own memory and publishes its sums in words that it alone writes; the layer
-//! reads them a hundred times a second. *Memory ordering.* The words are counts that guard no data,
-//! so they are accessed with Relaxed; a sum over ports may lack the counts of the last
-//! microseconds, which the next sum has.
+//! A port counts in words that it alone writes; the layer reads them a hundred times a second.
+//! *Memory ordering.* The words are counts that guard no data, so they are accessed with Relaxed; a
+//! sum over ports may lack the counts of the last microseconds, which the next sum has.
 //!
 //! A request is sequential if it begins within [`NEAR`] of the end of its flow's last request on
 //! the same port.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 
-use bytemuck::Zeroable;
-
+use super::Shared;
 use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::Request;
-use crate::structures::allocation::{boxed, zeroes};
+use crate::contract::port::{Growth, Request, Tag};
+use crate::structures::allocation::zeroes;
 
-/// The largest distance of a sequential request from the last end, in bytes.
+/// The largest distance of a sequential request from the last end, in bytes: the readahead of an
+/// operating system skips less.
 const NEAR: u64 = 1 << 20;
-/// Places for the flows' last ends; requests of flows that use one place by turns count as random.
+/// Places for the flows' last ends, a power of 2; requests of flows that use one place by turns
+/// count as random. 16 KiB for each port.
 const CURSORS: usize = 1024;
 
-/// Kinds of request: random and sequential reads, random and sequential writes.
+/// Kinds of request: random and sequential reads, random and sequential writes. Half of a kind is
+/// its direction.
 pub(super) const KINDS: usize = 4;
-
-/// Sizes: powers of 2 from 512 bytes to 16 MiB; and classes, of one kind and size each.
-const POWERS: usize = 16;
+/// Sizes: powers of 2 from 512 bytes to 8 MiB; and classes, of one kind and size each.
+const POWERS: usize = 15;
 pub(super) const CLASSES: usize = KINDS * POWERS;
+
+/// The counts of a port, or of all ports, since the start, wrapping: the requests completed of each
+/// class, and then the bytes read and written. A bit of a word stands for each.
+pub(super) type Sum = [u64; 64];
 
 /// The class of a request.
 #[inline]
-pub(super) const fn class(kind: usize, length: u32) -> usize {
-    let power = 31 - (length >> 9 | 1).leading_zeros() as usize;
-    kind * POWERS + if power < POWERS { power } else { POWERS - 1 }
+pub(super) fn class(kind: usize, length: u32) -> usize {
+    let power = (length >> 9 | 1).ilog2() as usize;
+    (kind * POWERS + power.min(POWERS - 1)).min(CLASSES - 1)
 }
 
 /// The kind of a class, and the length of its requests, in bytes.
@@ -41,277 +46,119 @@ pub(super) const fn of_class(class: usize) -> (usize, u64) {
     (class / POWERS, 512 << (class % POWERS))
 }
 
-/// The direction of a kind: 0 for reads, 1 for writes.
-pub(super) const fn direction(kind: usize) -> usize {
-    kind >> 1 & 1
+/// The bits of a word that are 1.
+pub(super) fn bits(word: u64) -> impl Iterator<Item = usize> {
+    (0..64).filter(move |bit| word >> bit & 1 == 1)
 }
 
-/// The counts of all ports since the start, wrapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sum {
-    /// Commands completed, of each class.
-    pub(super) counts: [u64; CLASSES],
-    /// Their bytes, read and written.
-    pub(super) bytes: [u64; 2],
-    /// Completions of a request of another flow than the port's completion before.
-    pub(super) turns: u64,
-    /// The flow's slot, plus one, of a request completed lately, and whether the ports' last
-    /// completions were of several flows.
-    last: u64,
-    pub(super) are_several: bool,
-    /// Requests that policies hold.
-    pub(super) staged: u64,
-    /// Requests that policies hold, and those on the device.
-    pub(super) live: u64,
-    /// Time of the last completion, in nanoseconds.
-    pub(super) last_ns: u64,
-}
-
-impl Default for Sum {
-    fn default() -> Self {
-        Sum {
-            counts: [0; CLASSES],
-            bytes: [0; 2],
-            turns: 0,
-            last: 0,
-            are_several: false,
-            staged: 0,
-            live: 0,
-            last_ns: 0,
-        }
+/// The kind of an operation's random requests; [`KINDS`] for one that is neither read nor write.
+pub(super) const fn first(op: Op) -> usize {
+    match op {
+        Op::Read => 0,
+        Op::Write | Op::WriteZeroes => 2,
+        Op::Flush | Op::Discard => KINDS,
     }
 }
 
-/// The lower half of a word.
-const LOW: u64 = u32::MAX as u64;
-
 /// A port's words.
 pub(super) struct Words<P: Platform> {
-    counts: [P::U64; CLASSES],
-    /// A bit for each class that has a count.
-    classes: P::U64,
-    bytes: [P::U64; 2],
-    turns: P::U64,
-    last: P::U64,
-    /// `live` and, above it, `staged`; each is at most a port's tags.
-    live: P::U64,
-    last_ns: P::U64,
+    counts: [P::U64; 64],
+    /// A bit for each word that has a count.
+    seen: P::U64,
+}
+
+/// Adds to a word that the port alone writes.
+#[inline]
+fn add(word: &impl AtomicWord, more: u64) {
+    word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
 impl<P: Platform> Words<P> {
     pub(super) fn new() -> Self {
-        let word = |_| P::U64::new(0);
-        Words {
-            counts: core::array::from_fn(word),
-            classes: word(0),
-            bytes: core::array::from_fn(word),
-            turns: word(0),
-            last: word(0),
-            live: word(0),
-            last_ns: word(0),
-        }
+        let counts = core::array::from_fn(|_| P::U64::new(0));
+        Words { counts, seen: P::U64::new(0) }
     }
 
-    /// Adds the counts that the port has published; a completion after `since_ns` counts as lately.
-    pub(super) fn add_to(&self, sum: &mut Sum, since_ns: u64) {
-        let load = |word: &P::U64| word.load(Ordering::Relaxed);
+    /// Adds the counts that the port has published.
+    pub(super) fn add_to(&self, sum: &mut Sum) {
         // A load has a few classes: the other words of a port are not read.
-        let mut classes = load(&self.classes);
-        while classes != 0 {
-            let class = classes.trailing_zeros() as usize;
-            classes &= classes - 1;
-            if let (Some(sum), Some(word)) = (sum.counts.get_mut(class), self.counts.get(class)) {
-                *sum = sum.wrapping_add(load(word));
-            }
-        }
-        for (sum, word) in sum.bytes.iter_mut().zip(&self.bytes) {
-            *sum = sum.wrapping_add(load(word));
-        }
-        let live = load(&self.live);
-        sum.staged = sum.staged.saturating_add(live >> 32);
-        sum.live = sum.live.saturating_add(live & LOW);
-        sum.turns = sum.turns.wrapping_add(load(&self.turns));
-        let (last_ns, last) = (load(&self.last_ns), load(&self.last));
-        sum.last_ns = sum.last_ns.max(last_ns);
-        if last > 0 && last_ns > since_ns {
-            sum.are_several |= sum.last != 0 && sum.last != last;
-            sum.last = last;
+        for word in bits(self.seen.load(Ordering::Relaxed)) {
+            sum[word] = sum[word].wrapping_add(self.counts[word].load(Ordering::Relaxed));
         }
     }
 }
 
-/// The place of a request.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
-#[repr(u8)]
-enum Place {
-    /// Nowhere.
-    #[default]
-    Gone,
-    Staged,
-    /// On the device.
-    Issued,
-    /// On the device as a part of another's command.
-    Joined,
+/// A port's record of its requests.
+pub(super) struct Tally<P: Platform> {
+    shared: Arc<Shared<P>>,
+    index: usize,
+    /// Of each tag the length of its request, and its kind plus one; 0: there is no request.
+    requests: Box<[(u32, u32)]>,
+    /// For each cursor, the end of the last request of a flow.
+    ends: Box<[u64]>,
 }
 
-/// A request that the port has.
-#[derive(Clone, Copy, Default, Zeroable)]
-struct Live {
-    length: u32,
-    /// The flow's slot.
-    slot: u32,
-    /// [`KINDS`] for one that is neither read nor write.
-    kind: u8,
-    place: Place,
-}
-
-/// The counts of a port.
-pub(super) struct Tally {
-    live: Box<[Live]>,
-    /// For each cursor, the end of the last request of a flow, and that flow's slot.
-    ends: Box<[(u64, u32)]>,
-    counts: [u64; CLASSES],
-    classes: u64,
-    bytes: [u64; 2],
-    turns: u64,
-    last: u64,
-    staged: u32,
-    on_device: u32,
-}
-
-impl Tally {
-    pub(super) fn new(tags: usize, flows: usize) -> Self {
-        Tally {
-            live: zeroes(tags),
-            ends: boxed(flows.clamp(1, CURSORS), |_| (0, u32::MAX)),
-            counts: [0; CLASSES],
-            classes: 0,
-            bytes: [0; 2],
-            turns: 0,
-            last: 0,
-            staged: 0,
-            on_device: 0,
-        }
+impl<P: Platform> Tally<P> {
+    pub(super) fn new(
+        shared: Arc<Shared<P>>,
+        index: usize,
+        tags: usize,
+        flows: usize,
+    ) -> Box<Self> {
+        let (requests, ends) = (zeroes(tags), zeroes(flows.clamp(1, CURSORS)));
+        Box::new(Tally { shared, index, requests, ends })
     }
 
-    /// The kind of a request, [`KINDS`] for one that is neither read nor write; records its end for
-    /// the flow's next request.
+    /// Records a request. Its price alone and as a part of a command is the same, because windows
+    /// count requests.
     #[inline]
-    pub(super) fn kind(&mut self, request: &Request) -> usize {
-        let first = match request.op {
-            Op::Read => 0,
-            Op::Write | Op::WriteZeroes => 2,
-            Op::Flush | Op::Discard => return KINDS,
-        };
-        let slot = request.flow.slot();
-        // With fewer flows than cursors each slot has its own, since the mask changes no slot.
-        let Some(end) = self.ends.get_mut(slot & (CURSORS - 1)) else { return first };
-        let is_near = end.1 == slot as u32 && end.0.abs_diff(request.offset) <= NEAR;
-        *end = (request.offset.saturating_add(request.length.into()), slot as u32);
-        first + usize::from(is_near)
-    }
-
-    #[inline]
-    pub(super) fn submitted(&mut self, request: &Request, kind: usize, is_staged: bool) {
-        if let Some(live) = self.live.get_mut(request.tag.0 as usize) {
-            let place = if is_staged { Place::Staged } else { Place::Issued };
-            let slot = request.flow.slot() as u32;
-            *live = Live { length: request.length, slot, kind: kind as u8, place };
-            let count = if is_staged { &mut self.staged } else { &mut self.on_device };
-            *count = count.wrapping_add(1);
+    pub(super) fn charge(&mut self, request: &Request) -> (u64, u64) {
+        let (cursor, mut kind) = (request.flow.slot() & (CURSORS - 1), first(request.op));
+        // With fewer flows than cursors each flow has its own, since the mask changes no slot.
+        if kind < KINDS
+            && let Some(end) = self.ends.get_mut(cursor)
+        {
+            kind += usize::from(end.abs_diff(request.offset) <= NEAR);
+            *end = request.offset.saturating_add(request.length.into());
         }
-    }
-
-    #[inline]
-    fn left(&mut self, place: Place) {
-        match place {
-            Place::Gone => {}
-            Place::Staged => self.staged = self.staged.wrapping_sub(1),
-            Place::Issued | Place::Joined => self.on_device = self.on_device.wrapping_sub(1),
+        if let Some(live) = self.requests.get_mut(request.tag.0 as usize) {
+            *live = (request.length, kind as u32 + 1);
         }
+        let (alone, _) = self.shared.prices.cost(kind, request.length);
+        (alone, alone)
     }
 
-    #[inline]
-    pub(super) fn issued(&mut self, tag: u32, is_joined: bool) {
-        let Some(live) = self.live.get_mut(tag as usize) else { return };
-        let place = if is_joined { Place::Joined } else { Place::Issued };
-        let before = core::mem::replace(&mut live.place, place);
-        self.left(before);
-        self.on_device = self.on_device.wrapping_add(1);
-    }
-
-    /// A staged request has left the policy for the device. A request that this layer never had is
-    /// not counted.
-    pub(super) fn expedited(&mut self, tag: u32) {
-        if self.live.get(tag as usize).is_some_and(|live| live.place == Place::Staged) {
-            self.issued(tag, false);
-        }
-    }
-
-    /// An issued request is staged again.
-    pub(super) fn requeued(&mut self, tag: u32) {
-        let Some(live) = self.live.get_mut(tag as usize) else { return };
-        let before = core::mem::replace(&mut live.place, Place::Staged);
-        self.left(before);
-        self.staged = self.staged.wrapping_add(1);
-    }
-
-    /// A staged request was taken back.
-    pub(super) fn cancelled(&mut self, tag: u32) {
-        let Some(live) = self.live.get_mut(tag as usize) else { return };
-        let before = core::mem::take(live).place;
-        self.left(before);
+    /// The price of a growth: that of its bytes, which is the same for all kinds of a direction.
+    pub(super) fn growth(&self, growth: &Growth) -> (u64, u64) {
+        self.shared.prices.cost(first(growth.op), growth.length)
     }
 
     /// A staged request has become longer.
-    pub(super) fn grown(&mut self, tag: u32, length: u32) {
-        if let Some(live) = self.live.get_mut(tag as usize) {
-            live.length = live.length.saturating_add(length);
+    pub(super) fn grown(&mut self, tag: Tag, growth: &Growth) {
+        if let Some(live) = self.requests.get_mut(tag.0 as usize) {
+            live.0 = live.0.saturating_add(growth.length);
         }
     }
 
+    /// Counts a request. One that waited in a layer in front never came here and has no record, or
+    /// that of an earlier request that was taken back.
     #[inline]
-    pub(super) fn completed<P: Platform>(&mut self, tag: u32, now_ns: u64, words: &Words<P>) {
-        let Some(live) = self.live.get_mut(tag as usize) else { return };
-        let Live { length, slot, kind, place } = core::mem::take(live);
-        // It waited in front of the policy and never came to this layer.
-        if place == Place::Gone {
-            return;
-        }
-        self.left(place);
-        let last = core::mem::replace(&mut self.last, u64::from(slot) + 1);
-        let store = |word: &P::U64, value| word.store(value, Ordering::Relaxed);
-        let shown = u64::from(self.staged) << 32 | u64::from(self.staged + self.on_device);
-        store(&words.live, shown);
-        store(&words.last_ns, now_ns);
-        // Two completions of one flow in a row change neither word, so neither is stored.
-        if last != self.last {
-            self.turns = self.turns.wrapping_add(u64::from(last != 0));
-            store(&words.turns, self.turns);
-            store(&words.last, self.last);
-        }
-        let (class, direction) = (class(kind.into(), length), direction(kind.into()));
+    pub(super) fn completed(&mut self, tag: Tag) {
+        let Some(live) = self.requests.get_mut(tag.0 as usize) else { return };
+        let (length, kind) = core::mem::take(live);
         // Flushes and discards have no class: neither they nor their bytes are part of the model.
-        let (Some(count), Some(word)) = (self.counts.get_mut(class), words.counts.get(class))
-        else {
+        let Some(kind) = (kind as usize).checked_sub(1).filter(|kind| *kind < KINDS) else {
             return;
         };
-        // A command is counted once, and the bytes of all its parts.
-        if place != Place::Joined {
-            *count = count.wrapping_add(1);
-            store(word, *count);
-            // Few classes are ever seen.
-            let seen = self.classes | 1 << (class & (CLASSES - 1));
-            if seen != self.classes {
-                self.classes = seen;
-                store(&words.classes, seen);
-            }
-        }
-        if let (Some(bytes), Some(word)) =
-            (self.bytes.get_mut(direction), words.bytes.get(direction))
-        {
-            *bytes = bytes.wrapping_add(length.into());
-            store(word, *bytes);
+        let Some(words) = self.shared.ports.get(self.index) else { return };
+        let (class, bytes) = (class(kind, length), CLASSES + kind / 2);
+        add(&words.counts[class], 1);
+        add(&words.counts[bytes], length.into());
+        // Few classes are ever seen, so this word seldom changes.
+        let seen = words.seen.load(Ordering::Relaxed);
+        let now = seen | 1 << class | 1 << bytes;
+        if now != seen {
+            words.seen.store(now, Ordering::Relaxed);
         }
     }
 }
