@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fairq_core::{Platform, Topology, registry};
+use fairq_classic::registry;
+use fairq_core::{Platform, Topology};
 use fairq_host::device::any::{AnyDevice, DeviceSpec, Inherited};
 use fairq_host::device::file::{self, FileSpec};
 use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
@@ -17,7 +18,7 @@ use crate::refusal::Refusal;
 use crate::settings::{CpuList, complete_cpus};
 use crate::units::{exact_size, show_count, show_duration};
 
-pub use fairq_core::registry::{Shape, WithPolicy};
+pub use fairq_classic::registry::{Shape, WithPolicy};
 
 /// Default D if neither the operator nor the device sets one: the value that MQFQ's authors
 /// measured on an SSD.

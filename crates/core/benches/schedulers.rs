@@ -24,17 +24,17 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion};
 use crossbeam_utils::CachePadded;
+use fairq_classic::bfq::{BfqConfig, BfqScheduler};
+use fairq_classic::cfq::{CfqConfig, CfqScheduler};
+use fairq_classic::fiops::{FiopsConfig, FiopsScheduler};
+use fairq_classic::flashfq::{FlashFqConfig, FlashFqScheduler};
+use fairq_classic::kyber::{Kyber, KyberConfig};
+use fairq_classic::nass::{self, NassConfig};
 use fairq_core::Topology;
-use fairq_core::bfq::{BfqConfig, BfqScheduler};
-use fairq_core::cfq::{CfqConfig, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
 use fairq_core::depth::AutoDepth;
-use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
-use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
-use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
-use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
 use fairq_core::registry::{self, Keys, Shape};
 use fairq_core::serial::{
@@ -443,7 +443,7 @@ fn measure_serial<S: SerialPolicy>(
     let nass = NassConfig::default().with(|config| config.queue_length = SLOTS);
     let with = |ports, flows| {
         let bounds = bounds(ports, flows);
-        NassOver::<S>::new(build(&bounds), &bounds, &nass).expect("the bounds are legal")
+        nass::new::<S, Native>(build(&bounds), &bounds, &nass).expect("the bounds are legal")
     };
     measure(criterion, rows, names[0], alone);
     measure(criterion, rows, names[1], turns);

@@ -10,14 +10,11 @@
 //! | [`none::NonePolicy`] | first come, first served: the device decides | the baseline of all papers |
 //! | [`mqfq::Mqfq`] | fair shares over any number of queues, without a lock | Hedayati et al., USENIX ATC 2019 |
 //! | [`d2fq::D2fq`] | fair shares by the device's own queue classes: submit is dispatch | Woo et al., USENIX FAST 2021 |
-//! | [`kyber::Kyber`] | reads and writes within latency targets, no shares | Linux's scheduler of that name |
 //! | [`kyber_fair::KyberFair`] | shares by tokens handed out once a period | Son, Oh and Ahn, JSTS 2020 |
 //! | [`sfqd::Sfqd`] | start-time fair queueing, D at a time, one lock | Goyal 1996, Jin 2004 |
-//! | [`cfq::Cfq`] | slices of time, one flow at a time, one lock | Linux 3.10 |
-//! | [`bfq::Bfq`] | budgets of bytes by B-WF2Q+, one flow at a time, one lock | Valente, Checconi 2010 |
-//! | [`flashfq::FlashFq`] | device time, with throttled dispatch and anticipation, one lock | Shen, Park, USENIX ATC 2013 |
-//! | [`fiops::Fiops`] | requests, one a turn, one lock | Li 2012 |
-//! | [`nass::NassOver`] | limits on the outstanding requests of each flow, around the five before | MSST 2020 |
+//!
+//! The classic disk schedulers and NASS are in `fairq-classic`, which is made of the modules hidden
+//! here; these are no part of the interface.
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in
@@ -74,12 +71,15 @@ extern crate alloc;
 #[cfg(any(test, loom))]
 extern crate std;
 
-mod contract;
+#[doc(hidden)]
+pub mod contract;
 pub mod cost;
-mod entry;
+#[doc(hidden)]
+pub mod entry;
 mod policy;
 pub mod registry;
-mod structures;
+#[doc(hidden)]
+pub mod structures;
 pub mod wake;
 
 pub use contract::bounds::{self, ConfigError};
@@ -101,12 +101,9 @@ pub use contract::share::{
     ShareStats,
 };
 pub use contract::vtime;
-pub use policy::serial::{bfq, cfq, fiops, flashfq, nass, sfqd};
-pub use policy::{caps, d2fq, depth, groups, kyber, kyber_fair, mqfq, none, serial};
+pub use policy::serial::sfqd;
+pub use policy::{caps, d2fq, depth, groups, kyber_fair, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
 pub use structures::reference::ReferenceWeight;
 pub use structures::topology::Topology;
-/// Structures of which the laboratory makes the papers' variants; not a part of the interface.
-#[doc(hidden)]
-pub use structures::{flow_table, mindicator, port_flows, topology};

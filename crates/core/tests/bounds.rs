@@ -10,14 +10,15 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
+use fairq_classic::AnyPolicy;
+use fairq_classic::registry::{self, Shape};
 use fairq_core::d2fq::D2fqConfig;
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::platform::{AtomicWord, Lock, Ordering};
-use fairq_core::registry::{self, Shape};
 use fairq_core::{
-    AnyPolicy, FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request,
-    Submitted, Tag, Topology, Tuning, Weight,
+    FlowId, Native, Next, Op, Outcome, Platform, Policy, Port, PortSet, Request, Submitted, Tag,
+    Topology, Tuning, Weight,
 };
 
 use strict::d2fq::{StrictD2fq, TrackerKind};

@@ -7,9 +7,10 @@
 //! file.
 #![cfg(target_os = "linux")]
 
+use fairq_classic::AnyPolicy;
+use fairq_classic::registry::{self, Shape};
 use fairq_core::none::NonePolicy;
-use fairq_core::registry::{self, Shape};
-use fairq_core::{AnyPolicy, Native, Policy, Topology, Weight};
+use fairq_core::{Native, Policy, Topology, Weight};
 
 const PORTS: usize = 64;
 const FLOWS: usize = 10_000;

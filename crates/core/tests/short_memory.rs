@@ -6,17 +6,17 @@
 
 use std::process::Command;
 
-use fairq_core::bfq::{Bfq, BfqConfig, BfqScheduler};
-use fairq_core::cfq::{Cfq, CfqConfig};
+use fairq_classic::bfq::{self, BfqConfig, BfqScheduler};
+use fairq_classic::cfq::{self, CfqConfig};
+use fairq_classic::fiops::{self, FiopsConfig};
+use fairq_classic::flashfq::{self, FlashFqConfig};
+use fairq_classic::kyber::{Kyber, KyberConfig};
+use fairq_classic::nass::{self, NassConfig};
+use fairq_classic::registry::{self, Shape};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::fiops::{Fiops, FiopsConfig};
-use fairq_core::flashfq::{FlashFq, FlashFqConfig};
-use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
-use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
-use fairq_core::registry::{self, Shape};
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
 use fairq_core::{AnyPolicy, ConfigError, Native, Topology};
@@ -44,15 +44,17 @@ fn each_policy_until_refused() {
     });
     until_refused("sfqd", |flows, tags| <Sfqd>::new(&serial(flows, tags)));
     until_refused("fiops", |flows, tags| {
-        <Fiops>::new(&serial(flows, tags), &FiopsConfig::default())
+        fiops::new::<Native>(&serial(flows, tags), &FiopsConfig::default())
     });
-    until_refused("cfq", |flows, tags| <Cfq>::new(&serial(flows, tags), &CfqConfig::default()));
+    until_refused("cfq", |flows, tags| {
+        cfq::new::<Native>(&serial(flows, tags), &CfqConfig::default())
+    });
     until_refused("flashfq", |flows, tags| {
-        <FlashFq>::new(&serial(flows, tags), &FlashFqConfig::default())
+        flashfq::new::<Native>(&serial(flows, tags), &FlashFqConfig::default())
     });
     until_refused("bfq that merges", |flows, tags| {
         let bounds = serial(flows, tags).with(|config| config.merge_bytes = 1 << 18);
-        <Bfq>::new(&bounds, &BfqConfig::default())
+        bfq::new::<Native>(&bounds, &BfqConfig::default())
     });
     let layers = |name| {
         until_refused(name, |flows, tags| {
@@ -68,7 +70,7 @@ fn each_policy_until_refused() {
     until_refused("nass+bfq", |flows, tags| {
         let bounds = serial(flows, tags);
         let inside = BfqScheduler::new(&bounds, &BfqConfig::default())?;
-        <NassOver<BfqScheduler>>::new(inside, &bounds, &NassConfig::default())
+        nass::new::<_, Native>(inside, &bounds, &NassConfig::default())
     });
 }
 

@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use fairq_classic::bfq::{BfqConfig, BfqScheduler};
+use fairq_classic::cfq::{CfqConfig, CfqScheduler};
+use fairq_classic::fiops::{FiopsConfig, FiopsScheduler};
+use fairq_classic::flashfq::{FlashFqConfig, FlashFqScheduler};
+use fairq_classic::kyber::{Kyber, KyberConfig};
+use fairq_classic::nass::{self, NassConfig};
 use fairq_core::Topology;
-use fairq_core::bfq::{BfqConfig, BfqScheduler};
-use fairq_core::cfq::{CfqConfig, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
-use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
-use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
-use fairq_core::nass::{NassConfig, NassOver};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig, SerialPolicy};
 use fairq_core::sfqd::{Sfqd, SfqdPort};
@@ -397,7 +397,7 @@ fn build_sfqd() -> (Sfqd, Vec<SfqdPort>) {
 fn serial<S: SerialPolicy>(alone: S, inside: S) {
     stress(PATIENCE, Serial::<S>::with_policy(alone, &bounds()).unwrap());
     let nass = NassConfig::of_window(SLOTS as u32);
-    stress(PATIENCE, NassOver::<S>::new(inside, &bounds(), &nass).unwrap());
+    stress(PATIENCE, nass::new::<S, fairq_core::Native>(inside, &bounds(), &nass).unwrap());
 }
 
 #[test]

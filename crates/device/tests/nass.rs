@@ -14,11 +14,11 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fairq_core::bfq::{Bfq, BfqConfig, BfqScheduler};
-use fairq_core::cfq::{Cfq, CfqConfig, CfqScheduler};
-use fairq_core::fiops::{Fiops, FiopsConfig, FiopsScheduler};
-use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqScheduler};
-use fairq_core::nass::{NassConfig, NassOver};
+use fairq_classic::bfq::{self, BfqConfig, BfqScheduler};
+use fairq_classic::cfq::{self, CfqConfig, CfqScheduler};
+use fairq_classic::fiops::{self, FiopsConfig, FiopsScheduler};
+use fairq_classic::flashfq::{self, FlashFqConfig, FlashFqScheduler};
+use fairq_classic::nass::{self, NassConfig};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
@@ -213,11 +213,11 @@ impl Base {
 
     fn run(self, tenants: &[Tenant]) -> Vec<f64> {
         match self {
-            Base::Cfq => run(Cfq::new(&config(), &CfqConfig::default()).expect("legal"), tenants),
-            Base::Bfq => run(Bfq::new(&config(), &BfqConfig::default()).expect("legal"), tenants),
-            Base::FlashFq => run(FlashFq::new(&config(), &flashfq()).expect("legal"), tenants),
+            Base::Cfq => run(cfq::new(&config(), &CfqConfig::default()).expect("legal"), tenants),
+            Base::Bfq => run(bfq::new(&config(), &BfqConfig::default()).expect("legal"), tenants),
+            Base::FlashFq => run(flashfq::new(&config(), &flashfq()).expect("legal"), tenants),
             Base::Fiops => {
-                run(Fiops::new(&config(), &FiopsConfig::default()).expect("legal"), tenants)
+                run(fiops::new(&config(), &FiopsConfig::default()).expect("legal"), tenants)
             }
         }
     }
@@ -225,7 +225,7 @@ impl Base {
     /// The scheduler with NASS, without anticipation if NASS replaces it.
     fn run_with(self, nass: &NassConfig, tenants: &[Tenant]) -> Vec<f64> {
         fn around<S: SerialPolicy>(inner: S, nass: &NassConfig, tenants: &[Tenant]) -> Vec<f64> {
-            run(NassOver::new(inner, &config(), nass).expect("legal"), tenants)
+            run(nass::new(inner, &config(), nass).expect("legal"), tenants)
         }
         let idle = |idle_ns| if nass.idleness { 0 } else { idle_ns };
         let (cfq, bfq, flashfq) = (CfqConfig::default(), BfqConfig::default(), flashfq());
@@ -436,7 +436,7 @@ fn small_requests_beside_large_ones_after_stalls() {
         config.quantum = 32;
     });
     let cfq = || CfqScheduler::new(&config(), &inside).expect("legal");
-    let with = || NassOver::new(cfq(), &config(), &NassConfig::default()).expect("legal");
+    let with = || nass::new(cfq(), &config(), &NassConfig::default()).expect("legal");
     let alone = N9.map(|tenant| Base::Cfq.run(&[tenant])[0]);
     for stall_ns in [0, 1_000_000, 5_000_000, 20_000_000] {
         let got = run_with_stalls(with(), &N9, stall_ns);

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use fairq_classic::bfq::{self, BfqConfig};
+use fairq_classic::cfq::{CfqConfig, CfqScheduler};
+use fairq_classic::kyber::{Kyber, KyberConfig};
+use fairq_classic::nass::{Nass, NassConfig};
 use fairq_core::Topology;
-use fairq_core::bfq::{BfqConfig, BfqScheduler};
-use fairq_core::cfq::{CfqConfig, CfqScheduler};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
-use fairq_core::nass::{Nass, NassConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::{Serial, SerialConfig};
 use fairq_core::{
@@ -150,7 +150,7 @@ fn build(which: usize) -> Built {
                 .with(|config| config.period_ns = 10_000_000);
             audited(KyberFair::<Native>::new(&config).unwrap())
         }
-        4 => audited(Serial::<BfqScheduler, Native>::new(&serial, &BfqConfig::default()).unwrap()),
+        4 => audited(bfq::new::<Native>(&serial, &BfqConfig::default()).unwrap()),
         5 => {
             let cfq = CfqScheduler::new(
                 &serial,

@@ -4,9 +4,9 @@
 //! scenario again. Each scenario ends with a phase in which no tenant submits and all requests must
 //! be served.
 
+use fairq_classic::nass::NassConfig;
 use fairq_core::d2fq::Ratio;
 use fairq_core::kyber_fair::Totals;
-use fairq_core::nass::NassConfig;
 use fairq_device::profile::{BUILT_IN, Count, ReadAhead};
 use fairq_device::{Profile, State};
 

@@ -5,8 +5,8 @@
 //! policy decides otherwise, a profile is calibrated anew), the new digest belongs into the commit
 //! that states the reason.
 
+use fairq_classic::nass::NassConfig;
 use fairq_core::d2fq::Ratio;
-use fairq_core::nass::NassConfig;
 use fairq_device::Profile;
 use fairq_sim::policies::{
     AnySubject, D2fqSubject, MqfqParts, MqfqSubject, Scheduler, SerialSubject, SfqdSubject,

@@ -4,12 +4,13 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 
-use fairq_core::bfq::BfqScheduler;
-use fairq_core::cfq::CfqScheduler;
-use fairq_core::fiops::FiopsScheduler;
-use fairq_core::flashfq::FlashFqScheduler;
-use fairq_core::registry::{self, Entry, Error, Keys, Shape};
-use fairq_core::serial::entry::{Alone, Limited};
+use fairq_classic::bfq::BfqScheduler;
+use fairq_classic::cfq::CfqScheduler;
+use fairq_classic::fiops::FiopsScheduler;
+use fairq_classic::flashfq::FlashFqScheduler;
+use fairq_classic::nass::Limited;
+use fairq_classic::registry::{self, Entry, Error, Keys, Shape};
+use fairq_core::serial::entry::Alone;
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{ConfigError, FlowId, Policy, Topology, Weight, kyber_fair, mqfq};
 

@@ -16,14 +16,14 @@ use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use fairq_core::Topology;
-use fairq_core::bfq::{Bfq, BfqConfig};
+use fairq_classic::bfq::{self, BfqConfig};
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::fiops::{Fiops, FiopsConfig, FiopsScheduler};
-use fairq_core::flashfq::{FlashFq, FlashFqConfig};
-use fairq_core::kyber::{Kyber, KyberConfig};
+use fairq_classic::fiops::{self, FiopsConfig, FiopsScheduler};
+use fairq_classic::flashfq::{self, FlashFqConfig};
+use fairq_classic::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
-use fairq_core::nass::{NassConfig, NassOver};
+use fairq_classic::nass::{self, NassConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::serial::SerialConfig;
 use fairq_core::sfqd::Sfqd;
@@ -150,16 +150,16 @@ extern "C" fn main() -> ! {
     });
     let flashfq = FlashFqConfig::default().with(|config| config.idle_ns = 0);
     let baselines = [
-        Bfq::<Native>::new(&config, &bfq).ok().and_then(closed_loop),
-        FlashFq::<Native>::new(&config, &flashfq).ok().and_then(closed_loop),
-        Fiops::<Native>::new(&config, &FiopsConfig::default()).ok().and_then(closed_loop),
+        bfq::new::<Native>(&config, &bfq).ok().and_then(closed_loop),
+        flashfq::new::<Native>(&config, &flashfq).ok().and_then(closed_loop),
+        fiops::new::<Native>(&config, &FiopsConfig::default()).ok().and_then(closed_loop),
     ];
     if !baselines.into_iter().all(|served| served.is_some_and(is_one_to_three)) {
         print("bfq, flashfq or fiops: wrong\n");
         exit(4);
     }
     let inner = FiopsScheduler::new(&config, &FiopsConfig::default());
-    if NassOver::<_, Native>::new(inner, &config, &NassConfig::default())
+    if nass::new::<_, Native>(inner, &config, &NassConfig::default())
         .ok()
         .and_then(closed_loop)
         .is_none()

@@ -12,19 +12,20 @@ mod freestanding;
 use core::alloc::{GlobalAlloc, Layout};
 use core::panic::PanicInfo;
 
-use fairq_core::bfq::{BfqPort, BfqScheduler};
-use fairq_core::cfq::{CfqPort, CfqScheduler};
+use fairq_classic::bfq::{BfqPort, BfqScheduler};
+use fairq_classic::cfq::{CfqPort, CfqScheduler};
+use fairq_classic::AnyPort;
 use fairq_core::d2fq::D2fqPort;
-use fairq_core::fiops::{FiopsPort, FiopsScheduler};
-use fairq_core::flashfq::{FlashFqPort, FlashFqScheduler};
-use fairq_core::kyber::KyberPort;
+use fairq_classic::fiops::{FiopsPort, FiopsScheduler};
+use fairq_classic::flashfq::{FlashFqPort, FlashFqScheduler};
+use fairq_classic::kyber::KyberPort;
 use fairq_core::kyber_fair::KyberFairPort;
 use fairq_core::mqfq::MqfqPort;
-use fairq_core::nass::NassPort;
+use fairq_classic::nass::NassPort;
 use fairq_core::none::NonePort;
 use fairq_core::sfqd::SfqdPort;
 use fairq_core::{
-    AnyPort, FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Reason, Request, SubmitError,
+    FlowStats, Growth, Native, Next, Outcome, Port, PortSet, Reason, Request, SubmitError,
     Submitted, Tag,
 };
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-use fairq_core::registry::{self, Error, Knob, Registered, Shape, Unit};
+use fairq_classic::registry::{self, Error, Knob, Registered, Shape, Unit};
 use fairq_core::{ConfigError, Topology};
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde::{Serialize, Serializer};

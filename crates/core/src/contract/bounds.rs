@@ -120,12 +120,7 @@ pub enum ConfigError {
 }
 
 /// Checks the bounds that apply to every policy.
-pub(crate) fn check(
-    ports: usize,
-    flows: usize,
-    tags: usize,
-    slots: u32,
-) -> Result<(), ConfigError> {
+pub fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Result<(), ConfigError> {
     if ports == 0 || ports > PortSet::MAX_PORTS {
         return Err(ConfigError::Ports(ports));
     }

@@ -3,8 +3,8 @@
 //!
 //! **Problem.** Costs, D, groups and caps are kept by layers around policies. Each is a [`Policy`]
 //! with [`Port`]s, and changes some of their methods. A layer must not miss one by omission: a
-//! layer that counts bytes and does not see `grow` counts wrong. **Model.** [`Layer`] and
-//! [`PortLayer`] have the same methods without bodies, so that a layer that omits one does not
+//! layer that counts bytes and does not see `grow` counts wrong. **Model.** `Layer` and
+//! `PortLayer` have the same methods without bodies, so that a layer that omits one does not
 //! compile. It implements a method, or names it in `forward_policy` or `forward_port`, which call
 //! the same method of the policy inside. The macro `layer` makes a policy of it. The signatures are
 //! written once, in `policy_methods` and `port_methods`, from which all of that is made.
@@ -16,24 +16,24 @@
 //! methods in `forward_policy!(...)`, and `layer!(Quiet, QuietPort)` stands below it.
 
 /// The types that the signatures use.
-pub(crate) mod names {
-    pub(crate) use crate::contract::flow::{
+#[doc(hidden)]
+pub mod names {
+    pub use crate::contract::flow::{
         CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight,
     };
-    pub(crate) use crate::contract::platform::Platform;
-    pub(crate) use crate::contract::port::{
+    pub use crate::contract::platform::Platform;
+    pub use crate::contract::port::{
         ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
         SubmitError, Submitted, Tag, TuneError, Tuning,
     };
-    pub(crate) use crate::contract::port_set::PortSet;
-    pub(crate) use crate::contract::share::{
-        CapsOf, Group, GroupId, GroupStats, Share, ShareStats,
-    };
+    pub use crate::contract::port_set::PortSet;
+    pub use crate::contract::share::{CapsOf, Group, GroupId, GroupStats, Share, ShareStats};
 }
 
 use names::*;
 
 /// Calls a macro with the signatures of all methods of [`Policy`] that a layer may change.
+#[macro_export]
 macro_rules! policy_methods {
     ($with:ident $($more:tt)*) => {
         $with! {
@@ -63,6 +63,7 @@ macro_rules! policy_methods {
 
 /// Calls a macro with the signatures of all methods of [`Port`]: those that change the port, and
 /// those that do not.
+#[macro_export]
 macro_rules! port_methods {
     ($with:ident $($more:tt)*) => {
         $with! {

@@ -4,12 +4,12 @@
 //! machine's atomics and locks ([`platform`]).
 
 pub mod bounds;
-pub(crate) mod cost;
+pub mod cost;
 pub mod flow;
-pub(crate) mod layer;
-pub(crate) mod op;
+pub mod layer;
+pub mod op;
 pub mod platform;
 pub mod port;
-pub(crate) mod port_set;
+pub mod port_set;
 pub mod share;
 pub mod vtime;

@@ -27,7 +27,7 @@ use crate::contract::flow::Weight;
 pub const STAMP_BITS: u32 = 8;
 
 /// Units of one byte at a weight of a 256th.
-pub(crate) const UNITS: u64 = 100 * Weight::ONE;
+pub const UNITS: u64 = 100 * Weight::ONE;
 /// The most that one request costs ([`CostModel::MAX_COST`]).
 const MAX_COST: u64 = CostModel::MAX_COST;
 

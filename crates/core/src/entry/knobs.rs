@@ -232,7 +232,7 @@ macro_rules! words {
     ($type:ty: $($word:literal => $variant:path),* $(,)?) => {
         impl $type {
             /// The word of each variant.
-            pub(crate) const WORDS: &'static [(&'static str, u64)] =
+            pub const WORDS: &'static [(&'static str, u64)] =
                 &[$(($word, $variant as u64)),*];
         }
 
@@ -251,6 +251,8 @@ pub(crate) use words;
 
 /// Lets programs change a configuration where they make it. They cannot write it out, because it
 /// may get more fields.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! changeable {
     ($config:ty) => {
         impl $config {
@@ -294,19 +296,19 @@ pub trait Configure {
 }
 
 /// Calls `visit` for each knob.
-pub(crate) fn each<C: Configure>(config: &mut C, mut visit: impl FnMut(&Knob, &mut dyn Field)) {
+pub fn each<C: Configure>(config: &mut C, mut visit: impl FnMut(&Knob, &mut dyn Field)) {
     config.knobs(&mut Knobs { visit: &mut visit });
 }
 
 /// The knobs and their values.
-pub(crate) fn list<C: Configure>(config: &mut C) -> Values {
+pub fn list<C: Configure>(config: &mut C) -> Values {
     let mut list = Vec::new();
     each(config, |knob, field| list.push((*knob, field.get())));
     list
 }
 
 /// Refuses a configuration in which a knob is out of its range.
-pub(crate) fn check<C: Configure>(config: &mut C) -> Result<(), ConfigError> {
+pub fn check<C: Configure>(config: &mut C) -> Result<(), ConfigError> {
     let mut result = Ok(());
     each(config, |knob, field| {
         if let (Ok(()), Some(value)) = (result, field.get()) {
@@ -323,15 +325,15 @@ const MAX_REQUEST: u64 = 32 << 20;
 const MAX_FACTOR: u64 = 100_000;
 
 /// The cost of reads.
-pub(crate) const READ_COST: Knob =
+pub const READ_COST: Knob =
     Knob::factor("read-cost", 1, MAX_FACTOR, "what reads cost for each byte");
 
 /// The cost of writes.
-pub(crate) const WRITE_COST: Knob =
+pub const WRITE_COST: Knob =
     Knob::factor("write-cost", 1, MAX_FACTOR, "what writes cost for each byte");
 
 /// The least cost of any request.
-pub(crate) const LEAST_COST: Knob = Knob::bytes(
+pub const LEAST_COST: Knob = Knob::bytes(
     "least-cost",
     1,
     MAX_REQUEST,
@@ -340,7 +342,7 @@ pub(crate) const LEAST_COST: Knob = Knob::bytes(
 );
 
 /// The longest command that adjacent requests are merged to.
-pub(crate) const MERGE: Knob = Knob::bytes(
+pub const MERGE: Knob = Knob::bytes(
     "merge",
     0,
     MAX_REQUEST,
@@ -350,10 +352,10 @@ pub(crate) const MERGE: Knob = Knob::bytes(
 .brief("merge");
 
 /// The D that stands for a search ([`crate::depth`]).
-pub(crate) const AUTO: u32 = u32::MAX;
+pub const AUTO: u32 = u32::MAX;
 
 /// D.
-pub(crate) const SLOTS: Knob = Knob::requests(
+pub const SLOTS: Knob = Knob::requests(
     "slots",
     MAX_SLOTS,
     "D: the most requests outstanding on the device; auto finds the least that fills it",
@@ -363,7 +365,7 @@ pub(crate) const SLOTS: Knob = Knob::requests(
 .live(slots);
 
 /// The change of D while requests run.
-pub(crate) fn slots(slots: Option<u64>) -> Tuning {
+pub fn slots(slots: Option<u64>) -> Tuning {
     match slots {
         Some(slots) if slots != u64::from(AUTO) => Tuning::Slots(slots as u32),
         _ => Tuning::AutoSlots,

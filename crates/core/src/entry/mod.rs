@@ -1,7 +1,7 @@
 //! The definition of a policy by its module: its name, its [knobs], its promises, and its
 //! constructor. The registry lists all definitions.
 
-pub(crate) mod knobs;
+pub mod knobs;
 
 use alloc::vec::Vec;
 
@@ -78,7 +78,7 @@ pub type Built<L> = (L, Vec<<L as Policy>::Port>);
 pub type Keys<'a> = &'a [(&'a str, u64)];
 
 /// The value of this key, if it is given.
-pub(crate) fn said(keys: Keys<'_>, key: &str) -> Option<u64> {
+pub fn said(keys: Keys<'_>, key: &str) -> Option<u64> {
     keys.iter().rev().find(|(said, _)| *said == key).map(|(_, value)| *value)
 }
 

@@ -5,7 +5,6 @@ pub mod caps;
 pub mod d2fq;
 pub mod depth;
 pub mod groups;
-pub mod kyber;
 pub mod kyber_fair;
 pub mod mqfq;
 pub mod none;

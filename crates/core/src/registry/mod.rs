@@ -12,42 +12,35 @@
 //! [`build`] builds a policy that is chosen at compile time: keys and [`Shape`] are the same for
 //! all policies, and each has its own type.
 
-mod any;
-
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::platform::{Native, Platform};
-use crate::contract::port::{Policy, Port};
+use crate::contract::layer::names::*;
+use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
 use crate::policy::caps::Capped;
 use crate::policy::groups::Grouped;
-use crate::policy::serial::entry::{Alone, Limited};
-use crate::policy::{d2fq, kyber, kyber_fair, mqfq, none, serial};
+use crate::policy::serial::entry::Alone;
+use crate::policy::serial::sfqd::SfqdScheduler;
+use crate::policy::{d2fq, kyber_fair, mqfq, none};
 use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
 pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};
 pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
 
+/// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has
+/// the names that the signatures of the contract use in scope.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! policies {
     ($d:tt $($(#[$cfg:meta])* $variant:ident: $entry:ty,)*) => {
         /// All policies, in the order in which they are shown.
         pub static ALL: &[Registered] = &[$($(#[$cfg])* Registered::of::<$entry>()),*];
 
-        /// A policy that is chosen while the program runs.
-        ///
-        /// ```
-        /// use fairq_core::registry::Shape;
-        /// use fairq_core::{AnyPolicy, Native, Policy, Topology, Weight};
-        ///
-        /// let shape = Shape::new(Topology::flat(2), 16, 64);
-        /// let (policy, ports) = AnyPolicy::<Native>::new("mqfq", &[("slots", 32)], &shape)?;
-        /// let flow = policy.add_flow(Weight::new(300).unwrap())?;
-        /// assert_eq!((ports.len(), policy.stats().slots), (2, Some(32)));
-        /// # Ok::<(), Box<dyn std::error::Error>>(())
-        /// ```
+        /// A policy that is chosen while the program runs. A verb costs a jump more than one of the
+        /// policy's own type.
         pub enum AnyPolicy<P: Platform = Native> {
             $(
                 $(#[$cfg])*
@@ -101,6 +94,11 @@ macro_rules! policies {
             Err(Error::NoPolicy(name.into()))
         }
 
+        /// The policy of this name.
+        pub fn find(name: &str) -> Option<&'static Registered> {
+            ALL.iter().find(|policy| policy.name == name)
+        }
+
         /// Evaluates an expression with the policy or port inside.
         macro_rules! forward {
             ($d of:ident in $d self:expr => $d call:expr) => {
@@ -110,31 +108,60 @@ macro_rules! policies {
             };
         }
 
-        pub(crate) use forward;
+        impl<P: Platform> Policy for AnyPolicy<P> {
+            type Port = AnyPort<P>;
+            $crate::policy_methods!(to_the_policy);
+        }
+
+        /// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type does
+        /// not show which policy is inside, so the caller has to call `next` in any case.
+        impl<P: Platform> Port for AnyPort<P> {
+            $crate::port_methods!(to_the_port);
+        }
+    };
+}
+
+/// The methods of a policy of [`policies`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! to_the_policy {
+    ($(fn $name:ident($($arg:ident: $of:ty),*) -> $gives:ty;)*) => {
+        $(
+            fn $name(&self, $($arg: $of),*) -> $gives {
+                forward!(policy in self => policy.$name($($arg),*))
+            }
+        )*
+    };
+}
+
+/// The verbs of a port of [`policies`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! to_the_port {
+    (
+        mut { $(fn $name:ident($($arg:ident: $of:ty),* $(,)?) -> $gives:ty;)* }
+        const { $(fn $look:ident($($what:ident: $kind:ty),*) -> $shows:ty;)* }
+    ) => {
+        $(
+            fn $name(&mut self, $($arg: $of),*) -> $gives {
+                forward!(port in self => port.$name($($arg),*))
+            }
+        )*
+        $(
+            fn $look(&self, $($what: $kind),*) -> $shows {
+                forward!(port in self => port.$look($($what),*))
+            }
+        )*
     };
 }
 
 policies! { $
     None: none::Entry,
-    Sfqd: Alone<serial::sfqd::SfqdScheduler>,
+    Sfqd: Alone<SfqdScheduler>,
     Mqfq: mqfq::Entry,
     MqfqSerial: mqfq::Entry<true>,
     D2fq: d2fq::Entry,
-    Cfq: Alone<serial::cfq::CfqScheduler>,
-    CfqNa: Alone<serial::cfq::CfqNa>,
-    Bfq: Alone<serial::bfq::BfqScheduler>,
-    BfqNa: Alone<serial::bfq::BfqNa>,
-    FlashFq: Alone<serial::flashfq::FlashFqScheduler>,
-    Fiops: Alone<serial::fiops::FiopsScheduler>,
-    NassCfq: Limited<serial::cfq::CfqScheduler>,
-    NassBfq: Limited<serial::bfq::BfqScheduler>,
-    NassFlashFq: Limited<serial::flashfq::FlashFqScheduler>,
-    NassFiops: Limited<serial::fiops::FiopsScheduler>,
-    NassMqfq: Limited<serial::sfqd::SfqdScheduler>,
-    Kyber: kyber::Entry,
     KyberFair: kyber_fair::Entry,
-    #[cfg(feature = "toy")]
-    Toy: Alone<serial::toy::Toy>,
 }
 
 /// An action on a policy once it is built; a trait, because each policy is a type of its own.
@@ -188,7 +215,8 @@ impl PartialEq for Registered {
 impl Eq for Registered {}
 
 impl Registered {
-    const fn of<E: Entry>() -> Registered {
+    /// The policy of an entry.
+    pub const fn of<E: Entry>() -> Registered {
         Registered {
             name: E::NAME,
             promises: E::PROMISES,
@@ -217,11 +245,6 @@ impl Registered {
         let usual = self.configured(&[], &Shape::new(Topology::flat(1), 1, 1));
         usual.unwrap_or_default().into_iter().map(|(knob, _)| knob).collect()
     }
-}
-
-/// The policy of this name.
-pub fn find(name: &str) -> Option<&'static Registered> {
-    ALL.iter().find(|policy| policy.name == name)
 }
 
 /// The configuration with these keys. A function that is not inlined: its knobs take 4 KiB of
@@ -283,8 +306,3 @@ pub fn bare<E: Entry, P: Platform>(
     let config = configure::<E>(keys, shape)?;
     Ok(granted(|| E::build(config))?)
 }
-
-#[cfg(all(test, not(loom)))]
-mod cost_tests;
-#[cfg(all(test, not(loom)))]
-mod tests;

@@ -24,7 +24,7 @@ use crate::contract::bounds::ConfigError;
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 
 /// An empty vector with room for `count` things, or with none if there is no memory for them.
-pub(crate) fn room<T>(count: usize) -> Vec<T> {
+pub fn room<T>(count: usize) -> Vec<T> {
     let mut room = Vec::new();
     if room.try_reserve_exact(count).is_err() {
         REFUSED.fetch_add(1, Ordering::Relaxed);
@@ -33,7 +33,7 @@ pub(crate) fn room<T>(count: usize) -> Vec<T> {
 }
 
 /// `count` things, each made from its own number; none if there is no memory for them.
-pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
+pub fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
     let mut things = room(count);
     if things.capacity() >= count {
         // Within the capacity: growth beyond it would end the program if there is no memory.
@@ -44,7 +44,7 @@ pub(crate) fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
 
 /// `count` things that are all zeroes; none if there is no memory for them. A large allocation of
 /// zeroes takes no physical memory until it is written.
-pub(crate) fn zeroes<T: Zeroable>(count: usize) -> Box<[T]> {
+pub fn zeroes<T: Zeroable>(count: usize) -> Box<[T]> {
     try_zeroed_slice_box(count).unwrap_or_else(|()| {
         REFUSED.fetch_add(1, Ordering::Relaxed);
         Box::default()
@@ -52,7 +52,7 @@ pub(crate) fn zeroes<T: Zeroable>(count: usize) -> Box<[T]> {
 }
 
 /// The result of `build`, if no allocation was refused meanwhile.
-pub(crate) fn granted<R>(build: impl FnOnce() -> Result<R, ConfigError>) -> Result<R, ConfigError> {
+pub fn granted<R>(build: impl FnOnce() -> Result<R, ConfigError>) -> Result<R, ConfigError> {
     let before = REFUSED.load(Ordering::Relaxed);
     let built = build()?;
     match REFUSED.load(Ordering::Relaxed) == before {

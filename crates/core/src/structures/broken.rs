@@ -10,7 +10,6 @@ use std::marker::PhantomData;
 use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
 
 /// The fault of a broken machine.
-#[allow(unreachable_pub, reason = "a blanket implementation names it")]
 pub trait Fault: Send + Sync + 'static {
     /// The order that it takes instead.
     fn order(order: Ordering) -> Ordering;
@@ -36,7 +35,7 @@ impl<F: Fault> Platform for F {
 }
 
 /// A machine without a total order: its accesses are only acquire and release.
-pub(crate) struct NoOrder;
+pub struct NoOrder;
 
 impl Fault for NoOrder {
     fn order(order: Ordering) -> Ordering {
@@ -45,7 +44,7 @@ impl Fault for NoOrder {
 }
 
 /// A machine whose accesses are atomic and have no order.
-pub(crate) struct Unordered;
+pub struct Unordered;
 
 impl Fault for Unordered {
     fn order(_: Ordering) -> Ordering {
@@ -54,7 +53,7 @@ impl Fault for Unordered {
 }
 
 /// A machine whose compare-and-swap ignores stamps.
-pub(crate) struct NoStamp;
+pub struct NoStamp;
 
 impl Fault for NoStamp {
     fn order(order: Ordering) -> Ordering {
@@ -65,7 +64,7 @@ impl Fault for NoStamp {
 }
 
 /// A machine whose additions are not atomic.
-pub(crate) struct Torn;
+pub struct Torn;
 
 impl Fault for Torn {
     fn order(order: Ordering) -> Ordering {
@@ -75,7 +74,7 @@ impl Fault for Torn {
     const FENCES: bool = true;
 }
 
-#[allow(unreachable_pub, reason = "a blanket implementation names it")]
+/// A word of a broken machine.
 pub struct Faulty<F>(<Loom as Platform>::U64, PhantomData<F>);
 
 impl<F: Fault> Faulty<F> {
@@ -141,7 +140,7 @@ impl<F: Fault> AtomicWord for Faulty<F> {
 
 /// Runs the model in every interleaving with at most `preemptions` preemptions. `FAIRQ_PREEMPTIONS`
 /// raises the bound of models that have a smaller one (`tests/long models`).
-pub(crate) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+pub fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let raised = std::env::var("FAIRQ_PREEMPTIONS").ok().and_then(|bound| bound.parse().ok());
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions.max(raised.unwrap_or(0)));

@@ -4,26 +4,22 @@
 //! extreme weights ([`free_slots`], [`extremes`]), walks over all slots in steps ([`slot_walk`]),
 //! queues threaded through one array ([`fifo`]), and allocation that may fail ([`allocation`]).
 
-pub(crate) mod allocation;
-#[cfg(all(test, loom))]
-pub(crate) mod broken;
-pub(crate) mod extremes;
+pub mod allocation;
+#[cfg(loom)]
+pub mod broken;
+pub mod extremes;
 pub mod fifo;
-#[doc(hidden)]
-#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+#[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod flow_table;
-pub(crate) mod free_slots;
-#[doc(hidden)]
-#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod free_slots;
+#[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod mindicator;
 #[cfg(all(test, loom))]
 mod models;
-#[doc(hidden)]
-#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+#[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod port_flows;
-pub(crate) mod reference;
-pub(crate) mod slot_walk;
-#[doc(hidden)]
-#[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
+pub mod reference;
+pub mod slot_walk;
+#[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod topology;
-pub(crate) mod tournament;
+pub mod tournament;

@@ -181,7 +181,7 @@ fn catches_a_port_that_forgets_what_it_has_not_charged() {
 
 #[test]
 fn each_of_the_registry_gives_all_slots_back() {
-    for policy in fairq_core::registry::ALL {
+    for policy in fairq_classic::registry::ALL {
         let verdict = slots_come_back(&crate::subjects::Registered(policy.name));
         verdict.unwrap_or_else(|why| panic!("{}: {why}", policy.name));
     }

@@ -3,9 +3,9 @@
 //! change, no request is lost or repeated, no tag that is in use is accepted or completed, and no
 //! slot of a flow is given to another one while a request of it is live.
 
+use fairq_classic::{AnyPolicy, AnyPort};
 use fairq_core::{
-    AnyPolicy, AnyPort, Cap, Caps, Counted, Group, GroupId, PortSet, Reservation, Share, Side,
-    Target, Tuning, Weight,
+    Cap, Caps, Counted, Group, GroupId, PortSet, Reservation, Share, Side, Target, Tuning, Weight,
 };
 
 use crate::canary::{self, Misbehave, caught};

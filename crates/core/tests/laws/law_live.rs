@@ -56,8 +56,8 @@ enum LeftOut {
 /// are withdrawn, all others are served, and the new policy takes over the caps and then the
 /// withdrawn requests.
 struct Changing {
-    policy: fairq_core::AnyPolicy,
-    port: fairq_core::AnyPort,
+    policy: fairq_classic::AnyPolicy,
+    port: fairq_classic::AnyPort,
     /// Whether the cap is that of the flow's group.
     of_group: bool,
     flows: [FlowId; 2],
@@ -73,7 +73,7 @@ fn build(
     name: &str,
     known: [Option<FlowId>; 2],
     of_group: bool,
-) -> (fairq_core::AnyPolicy, fairq_core::AnyPort, [FlowId; 2]) {
+) -> (fairq_classic::AnyPolicy, fairq_classic::AnyPort, [FlowId; 2]) {
     let cost = Default::default();
     let shape =
         Shape { ports: 1, flows: 4, tags: 16, slots: 4, threshold: 0, cost, merge_bytes: 0 };
@@ -158,7 +158,7 @@ impl Changing {
     }
 
     fn replace(&mut self, name: &str, leaves_out: LeftOut) -> Result<(), String> {
-        let waits = |port: &fairq_core::AnyPort, tag| {
+        let waits = |port: &fairq_classic::AnyPort, tag| {
             matches!(port.reason(Some(tag)).held, Some(Held::Cap | Held::GroupCap))
         };
         let mut moved = Vec::new();

@@ -39,8 +39,9 @@ mod strict_nass;
 mod subjects;
 mod world;
 
-use fairq_core::cfq::CfqConfig;
-use fairq_core::{CostModel, Op, registry};
+use fairq_classic::cfq::CfqConfig;
+use fairq_classic::registry;
+use fairq_core::{CostModel, Op};
 
 use clocked::MS;
 use law_layers::Every;

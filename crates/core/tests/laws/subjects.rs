@@ -2,21 +2,22 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fairq_core::bfq::{Bfq, BfqConfig, BfqPort, BfqScheduler};
-use fairq_core::cfq::{Cfq, CfqConfig, CfqPort, CfqScheduler};
+use fairq_classic::bfq::{self, Bfq, BfqConfig, BfqPort, BfqScheduler};
+use fairq_classic::cfq::{self, Cfq, CfqConfig, CfqPort, CfqScheduler};
+use fairq_classic::fiops::{self, Fiops, FiopsConfig, FiopsPort, FiopsScheduler};
+use fairq_classic::flashfq::{self, FlashFq, FlashFqConfig, FlashFqPort, FlashFqScheduler};
+use fairq_classic::kyber::{Kyber, KyberConfig, KyberPort};
+use fairq_classic::nass::{self, NassConfig, NassOver, NassPort};
+use fairq_classic::{AnyPolicy, AnyPort, registry};
 use fairq_core::d2fq::{D2fq, D2fqConfig, D2fqPort};
-use fairq_core::fiops::{Fiops, FiopsConfig, FiopsPort, FiopsScheduler};
-use fairq_core::flashfq::{FlashFq, FlashFqConfig, FlashFqPort, FlashFqScheduler};
-use fairq_core::kyber::{Kyber, KyberConfig, KyberPort};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use fairq_core::mqfq::{Mqfq, MqfqConfig, MqfqPort};
-use fairq_core::nass::{NassConfig, NassOver, NassPort};
 use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
 use fairq_core::sfqd::{Sfqd, SfqdPort, SfqdScheduler};
 use fairq_core::{
-    AnyPolicy, AnyPort, Cap, Caps, Counted, FlowError, FlowId, Group, GroupId, Native, Policy,
-    PortSet, Reservation, Share, Side, Stats, Target, Topology, Weight, registry,
+    Cap, Caps, Counted, FlowError, FlowId, Group, GroupId, Native, Policy, PortSet, Reservation,
+    Share, Side, Stats, Target, Topology, Weight,
 };
 
 use crate::canary::serial_config;
@@ -313,7 +314,7 @@ pub(crate) struct FiopsSubject;
 impl TypedSubject for FiopsSubject {
     type Policy = Fiops;
     fn build(&self, shape: &Shape) -> (Fiops, Vec<FiopsPort>) {
-        Fiops::new(&serial_config(shape), &FiopsConfig::default()).expect("the shape is legal")
+        fiops::new(&serial_config(shape), &FiopsConfig::default()).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -343,7 +344,7 @@ impl BfqSubject {
 impl TypedSubject for BfqSubject {
     type Policy = Bfq;
     fn build(&self, shape: &Shape) -> (Bfq, Vec<BfqPort>) {
-        Bfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
+        bfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
     }
     /// A budget at weight 1.
     fn threshold(&self, _shape: &Shape) -> u64 {
@@ -372,7 +373,7 @@ impl FlashFqSubject {
 impl TypedSubject for FlashFqSubject {
     type Policy = FlashFq;
     fn build(&self, shape: &Shape) -> (FlashFq, Vec<FlashFqPort>) {
-        FlashFq::new(&serial_config(shape), &self.config(shape)).expect("the shape is legal")
+        flashfq::new(&serial_config(shape), &self.config(shape)).expect("the shape is legal")
     }
     fn threshold(&self, shape: &Shape) -> u64 {
         shape.threshold
@@ -404,7 +405,7 @@ impl CfqSubject {
 impl TypedSubject for CfqSubject {
     type Policy = Cfq;
     fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
-        Cfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
+        cfq::new(&serial_config(shape), &self.config()).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -420,7 +421,7 @@ pub(crate) struct CfqConfigured(pub(crate) CfqConfig);
 impl TypedSubject for CfqConfigured {
     type Policy = Cfq;
     fn build(&self, shape: &Shape) -> (Cfq, Vec<CfqPort>) {
-        Cfq::new(&serial_config(shape), &self.0).expect("the shape is legal")
+        cfq::new(&serial_config(shape), &self.0).expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {
         0
@@ -447,7 +448,7 @@ pub(crate) struct Limited<F>(pub(crate) F);
 impl<S: SerialPolicy, F: Fn(&Shape) -> S> TypedSubject for Limited<F> {
     type Policy = NassOver<S>;
     fn build(&self, shape: &Shape) -> (NassOver<S>, Vec<NassPort<S>>) {
-        NassOver::new((self.0)(shape), &serial_config(shape), &small_nass())
+        nass::new((self.0)(shape), &serial_config(shape), &small_nass())
             .expect("the shape is legal")
     }
     fn threshold(&self, _shape: &Shape) -> u64 {

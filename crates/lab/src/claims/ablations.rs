@@ -110,8 +110,8 @@ impl Ablation {
 mod tests {
     use std::fmt::Debug;
 
+    use fairq_classic::nass::NassConfig;
     use fairq_core::CostModel;
-    use fairq_core::nass::NassConfig;
     use fairq_device::Profile;
     use fairq_sim::host::Machine;
     use fairq_sim::policies::{

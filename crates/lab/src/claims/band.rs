@@ -124,7 +124,7 @@ impl Constant {
 
 #[cfg(test)]
 mod tests {
-    use fairq_core::flashfq::FlashFqConfig;
+    use fairq_classic::flashfq::FlashFqConfig;
     use fairq_device::Profile;
     use fairq_sim::host::Machine;
     use fairq_sim::policies::{AnySubject, Kernel};

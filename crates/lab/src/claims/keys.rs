@@ -3,8 +3,8 @@
 
 use std::fmt::Display;
 
+use fairq_classic::flashfq::FlashFqConfig;
 use fairq_core::CostModel;
-use fairq_core::flashfq::FlashFqConfig;
 use fairq_device::Profile;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, Kernel, MqfqSerial, Scheduler, SerialSubject};

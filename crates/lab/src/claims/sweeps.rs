@@ -5,9 +5,9 @@
 //! These rows claim nothing, so nothing holds or fails. Runs are without checks, because some
 //! checks visit every pair of flows.
 
+use fairq_classic::nass::NassConfig;
 use fairq_core::d2fq::Ratio;
 use fairq_core::kyber_fair::Totals;
-use fairq_core::nass::NassConfig;
 use fairq_device::Profile;
 use fairq_device::profile::{Count, Interface};
 use fairq_sim::Run;

@@ -1,6 +1,6 @@
 //! Kyber and Kyber-fairness.
 
-use fairq_core::kyber::{Kyber, KyberConfig};
+use fairq_classic::kyber::{Kyber, KyberConfig};
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 use fairq_core::{ConfigError, Platform};
 

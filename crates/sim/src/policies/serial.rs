@@ -1,10 +1,10 @@
 //! The schedulers behind one lock, alone or with NASS around them.
 
-use fairq_core::bfq::{BfqConfig, BfqScheduler};
-use fairq_core::cfq::{CfqConfig, CfqScheduler};
-use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
-use fairq_core::flashfq::{FlashFqConfig, FlashFqScheduler};
-use fairq_core::nass::{Nass, NassConfig};
+use fairq_classic::bfq::{BfqConfig, BfqScheduler};
+use fairq_classic::cfq::{CfqConfig, CfqScheduler};
+use fairq_classic::fiops::{FiopsConfig, FiopsScheduler};
+use fairq_classic::flashfq::{FlashFqConfig, FlashFqScheduler};
+use fairq_classic::nass::{Nass, NassConfig};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy,
 };

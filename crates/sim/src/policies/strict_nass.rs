@@ -33,7 +33,7 @@
 
 use std::collections::VecDeque;
 
-use fairq_core::nass::{DECAY_UNIT_NS, NassConfig};
+use fairq_classic::nass::{DECAY_UNIT_NS, NassConfig};
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
 use fairq_core::{Op, Outcome, ReferenceWeight, Weight};
 
@@ -283,7 +283,7 @@ impl SerialPolicy for StrictNass {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fairq_core::fiops::{FiopsConfig, FiopsScheduler};
+    use fairq_classic::fiops::{FiopsConfig, FiopsScheduler};
 
     struct Bench {
         nass: StrictNass,

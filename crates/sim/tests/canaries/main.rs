@@ -4,7 +4,7 @@
 mod shim;
 mod unfair;
 
-use fairq_core::nass::NassConfig;
+use fairq_classic::nass::NassConfig;
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
 use fairq_core::{ConfigError, Native};
 use fairq_device::Profile;

@@ -1,8 +1,9 @@
 //! Groups and reservations in the lab: shares hold on each level of a tree, and a tenant has its
 //! reservation in each second, whatever the weights of others.
 
+use fairq_classic::AnyPolicy;
 use fairq_core::registry::Shape;
-use fairq_core::{AnyPolicy, Group, GroupId, Native, Reservation, Share, Weight};
+use fairq_core::{Group, GroupId, Native, Reservation, Share, Weight};
 use fairq_device::Profile;
 use fairq_sim::scenario::{Job, SECOND, Scenario, Tenant};
 use fairq_sim::{Run, simulate};

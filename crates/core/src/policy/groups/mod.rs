@@ -46,8 +46,6 @@ mod models;
 mod port;
 mod shared;
 mod supply;
-#[cfg(all(test, not(loom)))]
-mod tests;
 mod tree;
 
 use alloc::boxed::Box;

@@ -40,6 +40,8 @@
 //! **Knobs** ([`KyberFairConfig`]). Decision 10 has the arguments for what the paper leaves open.
 
 mod census;
+#[doc(hidden)]
+pub mod domain;
 mod entry;
 #[cfg(all(test, loom))]
 mod models;
@@ -48,6 +50,8 @@ mod port;
 mod predict;
 #[cfg(all(test, not(loom)))]
 mod tests;
+#[doc(hidden)]
+pub mod units;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -20,8 +20,10 @@ use alloc::sync::Arc;
 
 use bytemuck::Zeroable;
 
+use super::domain::{Again, Domain, QueueSet, State};
 use super::period::{Period, Taken};
 use super::predict::Ratio;
+use super::units::{Units, next_of};
 use super::{KyberFairConfig, Latency, Line, Shared};
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
@@ -29,8 +31,6 @@ use crate::contract::port::{
     Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::policy::kyber::domain::{Again, Domain, QueueSet, State};
-use crate::policy::kyber::units::{Units, next_of};
 use crate::policy::serial::merge::{Piece, Placed};
 use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::fifo::{Fifo, Links};

@@ -1,4 +1,4 @@
-//! Schedulers behind one lock in the registry: alone, and within the limits of NASS.
+//! Schedulers behind one lock in the registry.
 //!
 //! All run as a `Box<dyn SerialPolicy>`: with a port type for each, callers would compile their
 //! whole data path for each; beside the lock, the cost of a call by pointer does not matter.
@@ -10,9 +10,8 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
 use crate::cost::{CostConfig, CostKind, Costs};
 use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
-use crate::entry::{self, Built, Keys, Promises, Shape, said};
+use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
-use crate::policy::serial::nass::{Nass, NassConfig};
 use crate::policy::serial::{Serial, SerialConfig, SerialPolicy};
 
 /// A scheduler as the registry knows it.
@@ -53,10 +52,14 @@ pub trait Scheduler: 'static {
 
 /// The configuration of a scheduler and of the policy around it.
 pub struct Behind<S: Scheduler, N> {
-    bounds: SerialConfig,
-    cost: CostConfig,
-    scheduler: S::Config,
-    around: N,
+    /// Its dimensions.
+    pub bounds: SerialConfig,
+    /// The costs of requests.
+    pub cost: CostConfig,
+    /// Its own configuration.
+    pub scheduler: S::Config,
+    /// The configuration of a filter around it.
+    pub around: N,
 }
 
 impl<S: Scheduler, N: Configure> Configure for Behind<S, N> {
@@ -79,10 +82,8 @@ impl Configure for () {
 /// A scheduler alone.
 pub struct Alone<S>(PhantomData<fn() -> S>);
 
-/// A scheduler within the limits of NASS.
-pub struct Limited<S>(PhantomData<fn() -> S>);
-
-fn bounds(shape: &Shape) -> SerialConfig {
+/// The dimensions of a policy of this shape, with an automatic D.
+pub fn bounds(shape: &Shape) -> SerialConfig {
     SerialConfig {
         ports: shape.ports.ports(),
         flows: shape.flows,
@@ -93,10 +94,10 @@ fn bounds(shape: &Shape) -> SerialConfig {
 }
 
 /// Any scheduler, with an automatic D and costs.
-type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>, P>;
+pub type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>, P>;
 
 /// Puts the scheduler that `build` makes behind one lock, and searches for D if none is given.
-fn behind<P: Platform>(
+pub fn behind<P: Platform>(
     mut bounds: SerialConfig,
     cost: &CostConfig,
     build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
@@ -125,43 +126,5 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
 
     fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
         behind(config.bounds, &config.cost, |bounds| S::build(&config.scheduler, bounds))
-    }
-}
-
-impl<S: Scheduler> entry::Entry for Limited<S> {
-    const NAME: &'static str = S::LIMITED;
-    const WITHOUT: &'static [&'static str] = S::WITHOUT;
-    const PROMISES: Promises =
-        Promises { slots: true, holds_back: true, turn: 1 << 30, ..Promises::NONE };
-    type Config = Behind<S, NassConfig>;
-    type Policy<P: Platform> = Any<P>;
-
-    /// D is the device's queue, since limits are parts of it. A D that is searched for may become
-    /// as large as the demand, on a device that gains a little with each further request; then
-    /// limits limit nothing.
-    ///
-    /// For a device that takes fewer requests than the paper's, limits are parts of the paper's
-    /// queue: limits are whole requests, and with few places they would determine the shares (1:0.9
-    /// for 1:3, 64 KiB beside 4 KiB on 16 places).
-    fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
-        // The keys are read here, too, since NASS's own defaults are parts of D.
-        let slots = said(keys, "slots")
-            .filter(|&slots| slots != u64::from(AUTO))
-            .unwrap_or(shape.slots.into());
-        let least = NassConfig::default().queue_length;
-        let window = said(keys, "queue-length").unwrap_or(slots.max(least.into()));
-        let nass = NassConfig::of_window(u32::try_from(window).unwrap_or(u32::MAX));
-        let keeps_room = said(keys, "idleness") != Some(0);
-        let scheduler = S::limited(keeps_room);
-        let bounds = bounds(shape).with(|bounds| bounds.slots = shape.slots);
-        Ok(Behind { bounds, cost: CostConfig::default(), scheduler, around: nass })
-    }
-
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
-        let Behind { bounds, cost, scheduler, around } = config;
-        behind(bounds, &cost, |bounds| {
-            let inner = S::build(&scheduler, bounds)?;
-            Ok(Box::new(Nass::new(inner, bounds, &around)?))
-        })
     }
 }

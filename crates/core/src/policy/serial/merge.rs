@@ -53,7 +53,7 @@ const NONE: u32 = u32::MAX;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The units of all ports.
-pub(crate) struct Merger {
+pub struct Merger {
     most_bytes: u32,
     tag_bits: u32,
     units: Box<[Unit]>,
@@ -97,22 +97,27 @@ struct Part {
 }
 
 /// The place of an arrival.
-pub(crate) enum Placed {
+pub enum Placed {
     /// A new unit.
     New(Job),
     /// It is part of a staged unit.
-    Into { unit: Job },
+    Into {
+        /// The unit.
+        unit: Job,
+    },
 }
 
 /// A request that a port may issue.
-pub(crate) struct Piece {
-    pub(crate) job: u32,
+pub struct Piece {
+    /// The request.
+    pub job: u32,
     /// Whether the command goes on with the next piece.
-    pub(crate) goes_on: bool,
+    pub goes_on: bool,
 }
 
 impl Merger {
-    pub(crate) fn new(config: &SerialConfig) -> Merger {
+    /// Merges requests of a policy of these dimensions.
+    pub fn new(config: &SerialConfig) -> Merger {
         let jobs = config.jobs();
         // Twice as many entries as requests: live units fill half of a table at most.
         let entries = jobs.next_power_of_two().saturating_mul(2);
@@ -133,7 +138,7 @@ impl Merger {
 
     /// From now on no arrival is merged with requests that the flow has staged.
     #[inline]
-    pub(crate) fn barrier(&mut self, flow: usize) {
+    pub fn barrier(&mut self, flow: usize) {
         if let Some(count) = self.barriers.get_mut(flow) {
             *count = count.wrapping_add(1);
         }
@@ -141,7 +146,7 @@ impl Merger {
 
     /// Puts an arrival into a staged unit, if it fits to one, or makes it a unit.
     #[inline]
-    pub(crate) fn place(&mut self, arrival: &Arrival) -> Placed {
+    pub fn place(&mut self, arrival: &Arrival) -> Placed {
         if !matches!(arrival.op, Op::Read | Op::Write) {
             self.barrier(arrival.flow);
             return Placed::New(self.open(arrival));
@@ -239,7 +244,7 @@ impl Merger {
 
     /// Marks the unit as no longer staged; gives the port, which is to issue its parts.
     #[inline]
-    pub(crate) fn leave(&mut self, unit: Job) -> u32 {
+    pub fn leave(&mut self, unit: Job) -> u32 {
         let Some(unit) = self.units.get_mut(unit.0 as usize) else { return 0 };
         unit.is_staged = false;
         unit.port
@@ -247,7 +252,7 @@ impl Merger {
 
     /// Makes the unit the one that its port issues now.
     #[inline]
-    pub(crate) fn begin(&mut self, port: usize, unit: Job) {
+    pub fn begin(&mut self, port: usize, unit: Job) {
         let first = self.units.get(unit.0 as usize).map_or(NONE, |unit| unit.first);
         if let Some(cursor) = self.cursors.get_mut(port) {
             *cursor = first;
@@ -255,13 +260,13 @@ impl Merger {
     }
 
     /// Whether the port is in the midst of a unit.
-    pub(crate) fn is_in_unit(&self, port: usize) -> bool {
+    pub fn is_in_unit(&self, port: usize) -> bool {
         self.cursors.get(port).is_some_and(|&cursor| cursor != NONE)
     }
 
     /// The next part of the unit that the port is in the midst of.
     #[inline]
-    pub(crate) fn piece(&mut self, port: usize) -> Option<Piece> {
+    pub fn piece(&mut self, port: usize) -> Option<Piece> {
         let cursor = self.cursors.get_mut(port)?;
         let job = *cursor;
         let part = self.parts.get(job as usize)?;
@@ -270,12 +275,12 @@ impl Merger {
     }
 
     /// The first request of a unit.
-    pub(crate) fn first(&self, unit: Job) -> Option<Job> {
+    pub fn first(&self, unit: Job) -> Option<Job> {
         self.units.get(unit.0 as usize).map(|unit| Job(unit.first))
     }
 
     /// The unit of a request that is alone in it.
-    pub(crate) fn unit_alone(&self, job: Job) -> Option<Job> {
+    pub fn unit_alone(&self, job: Job) -> Option<Job> {
         let at = self.parts.get(job.0 as usize)?.unit;
         let unit = self.units.get(at as usize)?;
         (unit.first == job.0 && unit.last == job.0).then_some(Job(at))
@@ -283,7 +288,7 @@ impl Merger {
 
     /// Notes that a part has completed; gives its unit and the unit's outcome if it was the last.
     #[inline]
-    pub(crate) fn completed(&mut self, job: Job, outcome: Outcome) -> Option<(Job, Outcome)> {
+    pub fn completed(&mut self, job: Job, outcome: Outcome) -> Option<(Job, Outcome)> {
         let at = self.parts.get(job.0 as usize)?.unit;
         let unit = self.units.get_mut(at as usize)?;
         unit.failed |= outcome == Outcome::Failed;

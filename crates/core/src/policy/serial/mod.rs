@@ -35,22 +35,11 @@
 //! all ports ([`Job`]), so a policy keeps its state of each in an array, and its queues in
 //! [`Links`]. If requests are merged, units of them are numbered.
 
-pub mod anticipation;
-pub mod bfq;
-pub mod cfq;
 pub mod entry;
-pub mod fiops;
-pub mod flashfq;
 pub mod heap;
 pub mod merge;
-pub mod nass;
 mod scheduler;
 pub mod sfqd;
-pub mod staged;
-#[cfg(all(test, not(loom)))]
-pub(crate) mod testing;
-#[cfg(feature = "toy")]
-pub mod toy;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

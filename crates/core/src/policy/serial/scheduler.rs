@@ -206,7 +206,8 @@ impl SerialConfig {
         self.tags.checked_next_power_of_two().map_or(usize::BITS, usize::trailing_zeros)
     }
 
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Refuses dimensions that are not valid.
+    pub fn check(&self) -> Result<(), ConfigError> {
         check(self.ports, self.flows, self.tags, self.slots)?;
         if self.jobs() > MAX_JOBS {
             let tags = self.tags.next_power_of_two();

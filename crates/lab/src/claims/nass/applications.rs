@@ -1,6 +1,6 @@
 //! Figures 12 to 14: Filebench's servers, Spark beside OLTP, and the cost of NASS.
 
-use fairq_core::nass::NassConfig;
+use fairq_classic::nass::NassConfig;
 use fairq_sim::Run;
 use fairq_sim::host::Machine;
 use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};

@@ -1,6 +1,6 @@
 //! Algorithm 1's worked examples.
 
-use fairq_core::nass::NassConfig;
+use fairq_classic::nass::NassConfig;
 use fairq_device::profile::Count;
 use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::{Access, MS};

@@ -1,6 +1,6 @@
 //! Figures 8 to 11: the effect of NASS on pairs of loads, mechanism by mechanism.
 
-use fairq_core::nass::NassConfig;
+use fairq_classic::nass::NassConfig;
 use fairq_sim::policies::{AnySubject, Scheduler, SerialSubject};
 use fairq_sim::scenario::Access;
 

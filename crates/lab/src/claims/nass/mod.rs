@@ -19,7 +19,7 @@
 //! **Merging** is the paper's kernel's: adjacent requests in a scheduler become one command of up
 //! to 512 KiB.
 
-use fairq_core::nass::NassConfig;
+use fairq_classic::nass::NassConfig;
 use fairq_device::{Profile, State, closed};
 use fairq_sim::Run;
 use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};

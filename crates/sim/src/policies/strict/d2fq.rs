@@ -24,10 +24,10 @@ use std::sync::{Arc, Mutex};
 use fairq_core::d2fq::activity::FlowState;
 use fairq_core::d2fq::ratio::{RATIO_MAX, Sample, class_weights, decreased, increased};
 use fairq_core::d2fq::{D2fqConfig, Ratio};
-use fairq_core::flow_table::FlowTable;
-use fairq_core::mindicator::VirtualTime;
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
-use fairq_core::port_flows::PortFlows;
+use fairq_core::structures::flow_table::FlowTable;
+use fairq_core::structures::mindicator::VirtualTime;
+use fairq_core::structures::port_flows::PortFlows;
 use fairq_core::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 use fairq_core::{
     Class, ClassWeights, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId,

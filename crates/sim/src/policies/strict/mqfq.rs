@@ -24,11 +24,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use fairq_core::flow_table::FlowTable;
-use fairq_core::mindicator::VirtualTime;
 use fairq_core::mqfq::wheel::{Place, Wheel, Window};
 use fairq_core::platform::{AtomicWord, Lock, Ordering, Platform};
-use fairq_core::port_flows::PortFlows;
+use fairq_core::structures::flow_table::FlowTable;
+use fairq_core::structures::mindicator::VirtualTime;
+use fairq_core::structures::port_flows::PortFlows;
 use fairq_core::vtime::{Normalizer, VTime};
 use fairq_core::{
     Class, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId, PortSet,

@@ -12,7 +12,7 @@
 //! belongs to a port, so a port that stops checks whether slots are free while others wait.
 
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
-use fairq_core::topology::{Topology, Tree};
+use fairq_core::structures::topology::{Topology, Tree};
 use fairq_core::{PortBits, PortId, PortSet};
 
 /// The structure that counts free slots.
