@@ -1,6 +1,7 @@
 # make demo: see it share a device. make test: everything that must pass. make bench: against its peers.
 # make lab: the papers' claims that take seconds. make results: all of them on ten seeds, the band and the ablations, into docs/.
-.PHONY: demo test bench lab results build fmt clean
+# make package: the Debian package of the daemon.
+.PHONY: demo test bench lab results package build fmt clean
 
 demo:
 	@tests/setup demo && tests/demo --strict
@@ -29,6 +30,9 @@ lab:
 
 results: build
 	$${CARGO_TARGET_DIR:-target}/release/fairq lab run all --seed 1 --seeds 10 --band --ablations --output docs
+
+package: build
+	contrib/debian/package
 
 build:
 	cargo build --release --locked -p fairq

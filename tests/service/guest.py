@@ -11,11 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "clients"))
+import nbd  # noqa: E402
 import rig  # noqa: E402
 from rig import check, run, until  # noqa: E402
 
@@ -88,17 +90,19 @@ def exports():
     return [export["export-name"] for export in json.loads(run("nbdinfo", "--json", "--list", URI.format("")).stdout)["exports"]]
 
 
-def test_it_is_installed_as_the_manual_says():
-    run("install", "-m", "755", rig.fairq(), "/usr/bin/fairq")
-    for unit in ("fairq.service", "fairq.socket"):
-        run("install", "-m", "644", f"{ROOT}/contrib/systemd/{unit}", "/etc/systemd/system/")
-    run("install", "-D", "-m", "644", f"{ROOT}/contrib/systemd/fairq.sysusers", "/usr/lib/sysusers.d/fairq.conf")
-    run("systemd-sysusers")
+def package(version):
+    """The package of the program, under this version."""
+    made = run(f"{ROOT}/contrib/debian/package", "--program", rig.fairq(), "--version", version, "--out", "/tmp/packages")
+    return made.stdout.strip()
+
+
+def test_the_package_is_installed():
+    run("dpkg", "-i", package("0.1.0"))
+    check(show("ActiveState") == "inactive", "the server runs before it has a configuration")
     os.makedirs("/var/lib/fairq", exist_ok=True)
     run("mount", "--bind", "/var/lib/private-fairq-state", "/var/lib/fairq")
     configure()
-    systemctl("daemon-reload")
-    said = run("systemd-analyze", "--man=no", "verify", "/etc/systemd/system/fairq.service", "/etc/systemd/system/fairq.socket")
+    said = run("systemd-analyze", "--man=no", "verify", *(f"/usr/lib/systemd/system/fairq.{kind}" for kind in ("service", "socket")))
     check(not (said.stdout + said.stderr), f"systemd-analyze verify: {said.stdout}{said.stderr}")
     systemctl("enable", "--now", "fairq.socket")
     check(show("ActiveState") == "inactive", "the server runs before anybody has come")
@@ -158,6 +162,7 @@ def test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not():
     if not can_flush():
         check("not marked as an I/O flusher" in journal(), "it serves without the capability, and says so")
         return
+    check("not marked as an I/O flusher" not in journal(), "the log says that they are not")
     flags = {}
     for thread in os.listdir(f"/proc/{pid()}/task"):
         with open(f"/proc/{pid()}/task/{thread}/stat", encoding="ascii") as line:
@@ -349,6 +354,56 @@ def test_a_socket_of_its_own_survives_a_crash():
     systemctl("restart", "fairq.service")
 
 
+@contextlib.contextmanager
+def a_client_that_works():
+    """A client that writes and reads on one connection until the block ends; gives its count of rounds, as a list of one."""
+    page, rounds, over, errors = 4096, [0], threading.Event(), []
+
+    def work():
+        try:
+            client = nbd.Client(SOCKET, "web")
+            while not over.is_set():
+                data = rounds[0].to_bytes(8, "little") * (page // 8)
+                place = rounds[0] % 256 * page
+                check(client.ask(nbd.WRITE, place, data=data)[0] == 0, "a write")
+                check(client.ask(nbd.READ, place, page) == (0, data), "what was written is not there")
+                rounds[0] += 1
+            client.close()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        until(lambda: rounds[0] > 0 or errors, 10, "the client works")
+        yield rounds
+    finally:
+        over.set()
+        thread.join()
+    check(not errors, f"the client was disturbed: {errors}")
+
+
+def test_an_upgrade_keeps_clients_and_settings():
+    """The package of another version is installed under load: the new program takes over in the unit's sandbox, as the same process,
+    and systemd notices nothing but that it is ready. Later upgrades do the same."""
+    next_package = package("0.1.0+1")
+    run("fairq", "ctl", "weight", "db", "777")
+    before, restarts = pid(), show("NRestarts")
+    with a_client_that_works() as rounds:
+        said = run("dpkg", "-i", next_package).stdout
+        check("the running server was upgraded from 0.1.0, with its clients" in said, said)
+        for _ in range(2):
+            check(weight("db") == 777, f"the weight is {weight('db')}")
+            run("fairq", "ctl", "upgrade")
+        done = rounds[0]
+        until(lambda: rounds[0] > done + 1, 10, "the client goes on")
+    check((pid(), show("NRestarts"), show("ActiveState")) == (before, restarts, "active"), journal()[-1500:])
+    check(os.readlink(f"/proc/{pid()}/exe") == "/usr/bin/fairq", "it runs the new program")
+    check(exports() == ["db", "web"], "new clients come")
+    test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not()
+    test_it_comes_before_other_work()
+
+
 def test_it_finishes_before_it_stops():
     load = rig.start(rig.fio_args(URI.format("web"), rw="write", bs="64k", iodepth=8, size="32M", time_based=1, runtime=30))
     until(lambda: any(tenant["in_flight"] for tenant in ctl("tenants")), 10, "something is in flight")
@@ -395,6 +450,12 @@ def test_its_logs_are_json():
     check(len(ours) > 5, f"{len(ours)} lines")
     for line in ours:
         check({"timestamp", "level"} <= set(json.loads(line)), line)
+
+
+def test_it_is_removed_and_the_data_stay():
+    run("dpkg", "--purge", "fairq")
+    check(not os.path.exists("/usr/bin/fairq") and show("LoadState") == "not-found", "it is gone")
+    check(os.path.getsize("/var/lib/fairq/disk.img") == 64 << 20 and os.path.exists(CONFIG), "data and configuration are there")
 
 
 def main():

@@ -27,6 +27,9 @@ pub(crate) fn memory() -> u64 {
     limits.chain(machine).min().unwrap_or(MEMORY)
 }
 
+/// `PF_MEMALLOC_NOIO` of `include/linux/sched.h`.
+const MEMALLOC_NOIO: u64 = 0x0008_0000;
+
 /// Marks this thread, and the threads that it starts later, as I/O flushers: the kernel gives them
 /// memory without waiting for disks. If the kernel of this machine is a client, it waits for memory
 /// that only this server can free by writing, so the server must not wait for it. The function then
@@ -35,6 +38,7 @@ pub(crate) fn memory() -> u64 {
 pub(crate) fn become_io_flusher(is_in_memory: bool) {
     if let Err(error) = configure_io_flusher_behavior(true)
         && !is_in_memory
+        && !is_io_flusher()
     {
         tracing::info!(
             %error,
@@ -55,6 +59,18 @@ pub(crate) fn become_io_flusher(is_in_memory: bool) {
     }
 }
 
+/// Whether this thread is marked already: the mark outlives the `exec` of an upgrade, and the
+/// capability does not.
+fn is_io_flusher() -> bool {
+    fs::read_to_string("/proc/thread-self/stat").is_ok_and(|stat| flags(&stat) & MEMALLOC_NOIO != 0)
+}
+
+/// The ninth field of a thread's `stat`, its flags. The second one, its name, may contain anything.
+fn flags(stat: &str) -> u64 {
+    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    after_name.split(' ').nth(6).and_then(|flags| flags.parse().ok()).unwrap_or(0)
+}
+
 /// `MemTotal` of `/proc/meminfo`, in bytes.
 fn total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
@@ -71,5 +87,14 @@ mod tests {
         assert_eq!(total("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
         assert_eq!(total("MemFree: 1 kB"), None);
         assert!((1 << 20..1 << 50).contains(&memory()));
+    }
+
+    #[test]
+    fn the_flags_of_a_thread_are_found_whatever_its_name() {
+        let stat = "7 (a) b (c) S 1 2 3 0 -1 4718848 102 0 0 0\n";
+        assert_eq!(flags(stat) & MEMALLOC_NOIO, MEMALLOC_NOIO);
+        assert_eq!(flags("7 (fairq) S 1 2 3 0 -1 4194304 102") & MEMALLOC_NOIO, 0);
+        assert_eq!(flags(""), 0);
+        assert!(!is_io_flusher());
     }
 }

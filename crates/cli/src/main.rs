@@ -17,6 +17,7 @@ use fairq_host::server::ServerError;
 use crate::args::{Cli, Command};
 
 mod args;
+mod companion;
 mod connection;
 mod ctl;
 #[cfg(test)]
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     let is_server = matches!(&cli.command, Command::Serve(args) if !args.check_upgrade);
     let is_json = is_server && !std::io::stderr().is_terminal();
     match run(cli, is_json) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             let said = in_words(&error);
             take_over::fall_back(&said);
@@ -99,13 +100,13 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     })
 }
 
-fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
-    match cli.command {
+fn run(cli: Cli, is_json: bool) -> anyhow::Result<ExitCode> {
+    let done = match cli.command {
         Command::Serve(args) => {
             let before = take_over::before(args.take_over)?;
             let sources = serve::settings(*args, before.as_ref())?;
             logging::start(cli.log.or(sources.settings.log.clone()), "info", is_json)?;
-            serve::run(sources, before)
+            return serve::run(sources, before);
         }
         Command::Ctl(args) => ctl::run(args),
         Command::Kernel(args) => kernel::run(args),
@@ -136,5 +137,6 @@ fn run(cli: Cli, is_json: bool) -> anyhow::Result<()> {
             logging::start(cli.log, "warn", false)?;
             fairq_lab::run(args)
         }
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

@@ -1,6 +1,8 @@
 //! `fairq serve`: from a plan to a running server, and its messages to the operator.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use fairq_config::device::FileConfig;
@@ -20,6 +22,7 @@ use fairq_host::server::handover::{LeftTenant, State};
 use fairq_host::server::{self, Before};
 
 use crate::args::ServeArgs;
+use crate::companion::Companion;
 use crate::machine;
 use crate::operate::{self, Console, Given};
 use crate::parts::{build_policy, default_tenant, server_group, server_tenant, tls_mode};
@@ -35,9 +38,10 @@ pub(crate) struct Sources {
 }
 
 /// Reads the configuration: the file and flags, or the settings in force in the previous program.
-pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> Result<Sources, Refusal> {
+pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> anyhow::Result<Sources> {
     let file = args.config.clone();
     let (is_check, failure) = (args.check_upgrade, args.after_failure.clone());
+    let companion = args.run.clone().map(Companion::new).transpose()?;
     let flags = args.settings();
     let settings = match before {
         Some(before) => Left::of(&before.state)?.settings()?,
@@ -46,13 +50,17 @@ pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> Result<Sourc
             written.overlaid(flags.clone()).with_tenants()
         }
     };
+    let socket_of = |name, usual: fn() -> PathBuf| {
+        companion.as_ref().map_or_else(usual, |companion| companion.socket(name))
+    };
     let surroundings = Surroundings {
         cpus: available_cpus(),
         inherited_sockets: inherited_sockets(),
-        default_socket: listen::default_socket(),
-        default_control: listen::default_control(),
+        default_socket: socket_of("fairq.sock", listen::default_socket),
+        default_control: socket_of("fairq.ctl", listen::default_control),
     };
-    Ok(Sources { given: Given { file, flags, surroundings, failure }, settings, is_check })
+    let given = Given { file, flags, surroundings, failure, companion };
+    Ok(Sources { given, settings, is_check })
 }
 
 /// Checks whether this program could continue a server's state. It does the same as a start,
@@ -93,10 +101,10 @@ fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
 }
 
 /// Serves until the server ends; `before` is the state of the previous program in this process.
-pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Result<()> {
+pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Result<ExitCode> {
     let Sources { given, settings, is_check } = sources;
     if is_check {
-        return check(&given, &settings);
+        return check(&given, &settings).map(|()| ExitCode::SUCCESS);
     }
     let plan = match &before {
         Some(before) => Left::plan(&settings, &before.state, &given.surroundings)?,
@@ -147,9 +155,11 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
     if let Some(before) = &before {
         console.follow(Left::of(&before.state)?, &before.state);
     }
-    server::serve(policy, device, config, before, &mut console)?;
+    let served = server::serve(policy, device, config, before, &mut console);
+    let code = console.end();
+    served?;
     tracing::info!("ended: what was answered is on stable storage");
-    Ok(())
+    Ok(code)
 }
 
 /// Refuses ranges that moved, because connections rely on them.

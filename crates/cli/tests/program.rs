@@ -319,6 +319,34 @@ fn a_server_says_how_to_attach_and_ends_with_0_when_told() {
     }
 }
 
+/// With `--run` the server and its command end together, with the command's status.
+#[test]
+fn a_server_ends_with_its_command_and_the_command_with_the_server() {
+    const DISK: [&str; 5] = ["serve", "--device", "ram,size=16M", "--tenant", "a"];
+    let script = "echo \"$uri\"; test -S \"$unixsocket\" && test -S \"$control\" || exit 9; exit 7";
+    let done = run(&[&DISK[..], &["--run", script]].concat());
+    let printed = text(&done.stdout);
+    assert_eq!(done.status.code(), Some(7), "{}", text(&done.stderr));
+    let socket = printed.trim_end().strip_prefix("nbd+unix:///a?socket=").expect("only the URI");
+    assert!(!Path::new(socket).parent().unwrap().exists(), "{socket} is left");
+
+    let script = "trap 'echo ended; exit 0' TERM; echo begun; while :; do sleep 0.1; done";
+    let mut server = Server::start(&[&DISK[..], &["--run", script]].concat());
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "begun");
+    assert_eq!(server.end(rustix::process::Signal::TERM), Some(0));
+    assert_eq!(lines.next().unwrap().unwrap(), "ended", "the command ends with the server");
+
+    let upgrade = format!("{} ctl --control \"$control\" upgrade", env!("CARGO_BIN_EXE_fairq"));
+    let done = run(&[&DISK[..], &["--run", &upgrade]].concat());
+    assert_eq!(done.status.code(), Some(1));
+    assert!(
+        text(&done.stderr).contains("ends with the command of --run"),
+        "{}",
+        text(&done.stderr)
+    );
+}
+
 #[test]
 fn profiles_are_listed_shown_and_read_again() {
     let json = |args: &[&str]| -> serde_json::Value {

@@ -94,6 +94,13 @@ pub(crate) struct ServeArgs {
     /// Serve the one connection on standard input, then end (inetd)
     #[arg(long)]
     pub(crate) stdio: bool,
+    /// Run this command (by /bin/sh) while the server serves, and end with it and its status
+    ///
+    /// It finds the URI of the first tenant in $uri, the Unix socket in $unixsocket, and the
+    /// control socket in $control. Without --listen and --control both are in a folder of their
+    /// own, so that many such servers can run at once.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "stdio")]
+    pub(crate) run: Option<String>,
     /// Where to run
     #[command(flatten)]
     pub(crate) shards: ShardArgs,

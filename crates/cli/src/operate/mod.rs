@@ -9,12 +9,14 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairq_config::engine::Shape;
 use fairq_config::group::Group;
 use fairq_config::layout::pool::Pool;
+use fairq_config::listen::Listen;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{Plan, Settings, Source, Surroundings};
 use fairq_config::tenant::Tenant;
@@ -25,6 +27,7 @@ use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{self, Admin, Operator, Status, TenantList};
 use sd_notify::NotifyState;
 
+use crate::companion::{self, Companion};
 use crate::status::{self, Now, Row};
 
 use background::Background;
@@ -68,6 +71,8 @@ pub(crate) struct Given {
     pub(crate) surroundings: Surroundings,
     /// The reason for which an upgrade to the next program has failed, if it has.
     pub(crate) failure: Option<String>,
+    /// The command that runs while the server serves.
+    pub(crate) companion: Option<Companion>,
 }
 
 /// The operator side of a server; see the module's text.
@@ -194,6 +199,11 @@ impl Console {
         })
     }
 
+    /// Ends the command that runs while the server serves; the status of the program.
+    pub(crate) fn end(self) -> ExitCode {
+        self.given.companion.map_or(ExitCode::SUCCESS, Companion::end)
+    }
+
     /// Takes charge of the layout record of the shared file.
     pub(crate) fn keep(&mut self, pool: Option<Pool>) -> anyhow::Result<()> {
         self.layout = pool.map(Keeper::new).transpose()?;
@@ -247,8 +257,9 @@ impl Console {
 
     /// Shows a second's numbers on a terminal, or as lines with `--status`.
     fn show(&self, now: &Status, rows: &[Row<'_>], counted: &[Arc<TenantStats>], seconds: f64) {
-        let rows_of_terminal = status::terminal_rows();
-        // With stdio standard output is the client's connection.
+        // With --run standard output is the command's, with stdio the client's connection.
+        let is_free = self.given.companion.is_none();
+        let rows_of_terminal = status::terminal_rows().filter(|_| is_free);
         if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
             return;
         }
@@ -291,8 +302,19 @@ impl Operator for Console {
             NotifyState::Status(&format!("serving {tenants} tenant{s} at {places}")),
         ]);
         self.stored.put(admin);
-        // On standard output only if it is not the connection itself.
-        if self.plan.source != Source::Stdio {
+        if let Some(companion) = &mut self.given.companion {
+            // Standard output is the command's.
+            let addresses: Vec<Listen> =
+                listening.iter().filter_map(|at| at.clone().try_into().ok()).collect();
+            let with_tls = self.plan.tls.as_ref().is_some_and(|tls| tls.is_required);
+            let address = addresses.first().zip(self.plan.tenants.first());
+            let uri = address.map(|(address, tenant)| address.uri(&tenant.name, with_tls));
+            if let Err(error) = companion.start(&addresses, uri, self.plan.control.clone()) {
+                tracing::error!("{error:#}");
+                companion::end_server();
+            }
+        } else if self.plan.source != Source::Stdio {
+            // On standard output only if it is not the connection itself.
             // The server goes on if standard output is closed.
             let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
         }

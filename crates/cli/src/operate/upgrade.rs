@@ -73,6 +73,12 @@ impl Console {
                 ))
             });
         }
+        if self.given.companion.is_some() {
+            return Err(Fault::refused(
+                "not upgraded: this server ends with the command of --run, which it would lose: \
+                 let the command end, and start the new program",
+            ));
+        }
         let program = program.unwrap_or_else(|| self.upgrades.program.clone());
         if program.is_relative() {
             let shown = program.display();
