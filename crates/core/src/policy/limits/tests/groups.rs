@@ -1,4 +1,4 @@
-//! Groups and reservations: closed loops before a device in virtual time.
+//! Groups and reservations: closed loops.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
