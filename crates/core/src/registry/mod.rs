@@ -50,7 +50,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(LimitedOf<$entry, P>),
+                $variant(Layered<$entry, P>),
             )*
         }
 
@@ -59,7 +59,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(<LimitedOf<$entry, P> as Policy>::Port),
+                $variant(<Layered<$entry, P> as Policy>::Port),
             )*
         }
 
@@ -240,7 +240,7 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
 }
 
 /// The type that is built for an entry: its policy, and around it the layer that keeps limits.
-pub type LimitedOf<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
+pub type Layered<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
 
 /// Builds the policy of this entry with these keys, around it the layer that keeps [groups,
 /// reservations and caps](crate::limits), and its ports: as a type of its own, for embedders that
@@ -263,7 +263,7 @@ pub type LimitedOf<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
 pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
-) -> Result<Built<LimitedOf<E, P>>, Error> {
+) -> Result<Built<Layered<E, P>>, Error> {
     let (policy, ports) = bare::<E, P>(keys, shape)?;
     Ok(limits::Limited::new(policy, ports, shape.tags, shape.flows)?)
 }

@@ -65,7 +65,7 @@ use bucket::Time;
 use member::Member;
 use shared::{CAPPED, LEAST_SHIFT, RESERVED, SHARED, Shared, Word};
 use supply::Supply;
-use tree::{Part, Place, Tree};
+use tree::{Part, Tree};
 
 pub use port::LimitedPort;
 
@@ -122,14 +122,6 @@ impl Control {
         member.filter(|member| member.flow == flow).ok_or(FlowError::NoSuchFlow)
     }
 
-    /// The weight at this place.
-    fn weight(&mut self, place: Place) -> Weight {
-        let parts = place.parts(self.scale);
-        let (least, most) = self.extremes;
-        self.extremes = (least.min(parts), most.max(parts));
-        weight_of(parts)
-    }
-
     /// Ends a round through all flows.
     fn end_round(&mut self) {
         self.supply.asked(core::mem::take(&mut self.asked_ppm));
@@ -168,8 +160,13 @@ impl Control {
             above: self.tree.nearest_cap(*parent),
             generation: 0,
         });
-        shared.put_group(id, word.unwrap_or_default());
+        shared.put(shared.place(id), word.unwrap_or_default());
     }
+}
+
+/// The flag, if it is to be set.
+fn flag_if(is_set: bool, flag: u64) -> u64 {
+    if is_set { flag } else { 0 }
 }
 
 /// The weight of this number of 256ths, or the nearest there is.
@@ -217,8 +214,8 @@ impl<L: Policy, P: Platform> Limited<L, P> {
 
     /// Computes a flow's effective weight and granted reservation.
     fn visit(&self, control: &mut Control, slot: usize, now_ns: u64) {
-        let Control { members, tree, supply, reserved, .. } = control;
-        let Some(Some(member)) = members.get_mut(slot) else { return };
+        let Some(Some(member)) = control.members.get_mut(slot) else { return };
+        let (tree, supply) = (&mut control.tree, &control.supply);
         let demand = self.shared.demand(slot);
         let is_active = member.is_active_at(now_ns, demand);
         if is_active != member.is_active {
@@ -229,7 +226,7 @@ impl<L: Policy, P: Platform> Limited<L, P> {
         let place = tree.place(member.share.group, member.own(), is_active);
         let mut is_shown = true;
         // After the last reservation is gone, grants are withdrawn here.
-        if *reserved > 0 || !member.granted.is_none() {
+        if control.reserved > 0 || !member.granted.is_none() {
             if is_active {
                 let part_ppm = supply.part_ppm(place.reservation);
                 control.asked_ppm = control.asked_ppm.saturating_add(part_ppm);
@@ -246,18 +243,18 @@ impl<L: Policy, P: Platform> Limited<L, P> {
                 control.live = control.live.saturating_add(demand.live().into());
             }
         }
-        let weight = control.weight(place);
+        let parts = place.parts(control.scale);
+        let (least, most) = control.extremes;
+        control.extremes = (least.min(parts), most.max(parts));
+        let (flow, weight) = (member.flow, weight_of(parts));
+        if core::mem::replace(&mut member.effective, weight) != weight {
+            self.note_weight(control, flow, weight);
+        }
         if !is_shown {
             // Last: a port that sees the buckets finds their rates, and new ones empty. Then ports
             // search for requests of such flows that are staged already.
             control.show(slot, &self.shared);
             self.shared.set_state(0, true);
-        }
-        if let Some(Some(member)) = control.members.get_mut(slot) {
-            let flow = member.flow;
-            if core::mem::replace(&mut member.effective, weight) != weight {
-                self.note_weight(control, flow, weight);
-            }
         }
     }
 
@@ -447,8 +444,8 @@ impl<L: Policy, P: Platform> layer::Layer for Limited<L, P> {
                     .for_each(|id| control.show_group(GroupId(id), &self.shared));
                 (0..control.used).for_each(|slot| control.show(slot, &self.shared));
             }
-            let capped = if new.caps.is_empty() { 0 } else { CAPPED };
-            let reserved = if new.reservation.is_none() { 0 } else { RESERVED };
+            let capped = flag_if(!new.caps.is_empty(), CAPPED);
+            let reserved = flag_if(!new.reservation.is_none(), RESERVED);
             self.shared.set_state(SHARED | capped | reserved, old.caps != new.caps);
             Ok(())
         })
@@ -473,8 +470,8 @@ impl<L: Policy, P: Platform> layer::Layer for Limited<L, P> {
             self.publish(control);
             control.show(flow.slot(), &self.shared);
             // A flow in no group and without reservation gives ports nothing to count.
-            let shared = if *share == Share::default() { 0 } else { SHARED };
-            let reserved = if share.reservation.is_none() { 0 } else { RESERVED };
+            let shared = flag_if(*share != Share::default(), SHARED);
+            let reserved = flag_if(!share.reservation.is_none(), RESERVED);
             self.shared.set_state(shared | reserved, share.group != before.group);
             Ok(())
         })

@@ -40,7 +40,7 @@ fn capped<P: Platform>() -> Arc<Shared<P>> {
     shared.accounts[0].caps[0].set(1_000_000, 2);
     shared.accounts[1].caps[1].set(1 << 30, 4096);
     let caps = of_side(Side::Both);
-    shared.put_group(GroupId(0), Word { kinds: caps & 2, ..Word::default() });
+    shared.put(1, Word { kinds: caps & 2, ..Word::default() });
     let generation = flow().generation();
     shared.put(0, Word { kinds: caps & 1, above: Some(GroupId(0)), generation });
     Arc::new(shared)

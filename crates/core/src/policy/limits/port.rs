@@ -107,7 +107,7 @@ impl Record {
 
 impl<Q: Port, P: Platform> LimitedPort<Q, P> {
     pub(super) fn new(inner: Q, shared: Arc<Shared<P>>, index: usize, tags: usize) -> Self {
-        let flows = shared.flows();
+        let flows = shared.flows;
         LimitedPort {
             inner,
             index,
@@ -151,11 +151,10 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         self.shared.activity.get(self.index)?.get(slot as usize)
     }
 
-    /// Counts a submitted request, or takes it off the count.
     #[inline]
-    fn count_submitted(&self, slot: u32, more: bool) {
+    fn count_submitted(&self, slot: u32) {
         if let Some(activity) = self.activity(slot) {
-            activity.submitted(more);
+            activity.submitted(true);
         }
     }
 }
@@ -231,8 +230,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             if self.waiting.agenda.first_ns > now_ns {
                 return None;
             }
-            let (lane, request) = self.waiting.first()?;
-            let (_, since_ns) = self.waiting.request(request.tag)?;
+            let (lane, request, since_ns) = self.waiting.first()?;
             let path = self.shared.path(&request);
             let weight = self.weight(request.flow.slot());
             // Weight and groups may have changed while the lane waited, and turns are computed from
@@ -241,7 +239,9 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             if let Err(wait) = self.shared.take(now, &path) {
                 let at_ns = self.shared.again_ns(now, wait, &path, weight);
                 self.waiting.agenda.visit_at(lane, at_ns);
-                self.waiting.held_by(lane, wait.by);
+                if let Some(lane) = self.waiting.lanes.get_mut(lane) {
+                    lane.by = wait.by;
+                }
                 continue;
             }
             let is_fenced = self.waiting.lanes.get(lane).is_some_and(|lane| lane.is_fenced);
@@ -303,7 +303,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         self.live = self.live.saturating_add(1);
         if state & SHARED != 0 {
             record.flags |= Record::COUNTED;
-            self.count_submitted(record.slot, true);
+            self.count_submitted(record.slot);
         }
         if state & RESERVED != 0 {
             self.admitted(now_ns, request.flow, path.least, &mut record, &mut submitted);
@@ -393,7 +393,9 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         }
     }
 
-    /// Ends a request, which is done or taken back.
+    /// Ends a request, which is done or taken back. Out of line, like the verbs below.
+    #[cold]
+    #[inline(never)]
     fn ended(&mut self, tag: Tag, is_done: bool) {
         let record = self.record(tag);
         if record == Record::default() {
@@ -404,13 +406,10 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         if !record.is(Record::COUNTED) {
             return;
         }
-        match is_done {
-            true => {
-                if let Some(activity) = self.activity(record.slot) {
-                    activity.completed(record.bytes);
-                }
-            }
-            false => self.count_submitted(record.slot, false),
+        match self.activity(record.slot) {
+            Some(activity) if is_done => activity.completed(record.bytes),
+            Some(activity) => activity.submitted(false),
+            None => {}
         }
         if self.shared.state() & RESERVED == 0 {
             return;
@@ -433,12 +432,6 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         self.lanes.open > 0 && self.ahead < self.most_ahead
     }
 
-    /// Whether this port's part of the room on the device is taken. At least one request of the
-    /// port is on the device then, so the caller calls `next` again when that completes.
-    fn has_no_room(&self) -> bool {
-        u64::from(self.others) >= self.shared.room()
-    }
-
     /// Notes that a counted request goes to the device before all others.
     fn goes_ahead(&mut self, tag: Tag, record: Record) {
         self.unstaged(record);
@@ -456,7 +449,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             // Answers are read only while there are reservations, and the last one before may have
             // been a `Join`.
             self.is_joining |= self.seen & RESERVED == 0;
-            (self.seen, self.unseen) = (state, self.shared.flows());
+            (self.seen, self.unseen) = (state, self.shared.flows);
         }
         // Some of the slots in each call, since a verb is bounded: the next calls go on.
         for _ in 0..AT_ONCE.min(self.unseen) {
@@ -505,14 +498,11 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             // Other ports may have requests of the flow, too: ports take turns.
             let turn_ns = self.shared.turn_ns(now, claim);
             self.lanes.visit_at(lane, now_ns.saturating_add(turn_ns.min(AGAIN_NS)));
-            if record == Record::default() {
-                // It was submitted when nothing was counted.
-                self.live = self.live.saturating_add(1);
-                record.slot = slot as u32;
-            }
             if !record.is(Record::COUNTED) {
-                record.flags |= Record::COUNTED;
-                self.count_submitted(record.slot, true);
+                // It was submitted when there was nothing to count.
+                self.live = self.live.saturating_add((record == Record::default()).into());
+                (record.slot, record.flags) = (slot as u32, record.flags | Record::COUNTED);
+                self.count_submitted(record.slot);
             }
             self.goes_ahead(tag, record);
             self.shared.count_ahead(slot);
@@ -577,7 +567,10 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
                 return next.into();
             }
         }
-        self.is_full = self.staged > 0 && !self.is_joining && self.has_no_room();
+        // A full port has at least one request on the device, so its caller calls `next` again when
+        // that completes.
+        let is_taken = u64::from(self.others) >= self.shared.room.load(Ordering::Relaxed);
+        self.is_full = is_taken && self.staged > 0 && !self.is_joining;
         let next = if self.is_full { Next::Blocked } else { self.inner.next(now_ns, wake) };
         self.is_joining = matches!(next, Next::Join { .. });
         if let Next::Issue { tag, .. } | Next::Join { tag } = next {
@@ -718,7 +711,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
     }
 
     fn staged(&self, flow: FlowId) -> Option<Tag> {
-        self.waiting.first_of(flow).or_else(|| self.inner.staged(flow))
+        let first = self.waiting.lanes(flow).find_map(|lane| lane.queue.first());
+        first.map(Tag).or_else(|| self.inner.staged(flow))
     }
 
     fn flow_stats(&self, flow: FlowId) -> FlowStats {
@@ -737,7 +731,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
     }
 
     fn reason(&self, tag: Option<Tag>) -> Reason {
-        let first = || self.waiting.first().map(|(_, request)| request.tag);
+        let first = || self.waiting.first().map(|(_, request, _)| request.tag);
         let has_work = || self.may_go() || self.inner.has_work();
         let waits = match tag {
             Some(tag) => Some(tag),
@@ -755,7 +749,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
         // reservations have lanes here.
         let is_behind = matches!(reason.held, Some(Held::NoSlot | Held::Target))
             && (self.staged > self.reserved || self.lanes.open > 1)
-            && self.shared.is_ahead();
+            && self.shared.ahead.load(Ordering::Relaxed) > 0;
         if is_behind || self.is_full && !reason.is_reserved {
             reason.held = Some(Held::Reserved);
         }

@@ -52,10 +52,10 @@ pub(super) struct Shared<P: Platform> {
     state: P::U64,
     /// The most requests that a port may have on the device beside those that went ahead for a
     /// reservation; [`u64::MAX`] is no bound.
-    room: P::U64,
+    pub(super) room: P::U64,
     /// The policy schedules by the device's classes.
     pub(super) has_classes: bool,
-    flows: usize,
+    pub(super) flows: usize,
     /// The [`Word`] of each flow and, after them, of each group.
     words: Box<[P::U64]>,
     pub(super) accounts: Box<[CachePadded<Account<P>>]>,
@@ -205,16 +205,6 @@ impl<P: Platform> Shared<P> {
         self.state.store((self.state() | flags).wrapping_add(change), Ordering::Relaxed);
     }
 
-    /// Whether the device works on requests that went before all others.
-    pub(super) fn is_ahead(&self) -> bool {
-        self.ahead.load(Ordering::Relaxed) > 0
-    }
-
-    /// The most requests that a port may have on the device beside those that went ahead.
-    pub(super) fn room(&self) -> u64 {
-        self.room.load(Ordering::Relaxed)
-    }
-
     /// Sets the most requests that flows may have on the device beside those that went ahead for a
     /// reservation; [`u64::MAX`] is no bound. Each port with live requests gets an equal part of
     /// it, and at least one request.
@@ -224,16 +214,13 @@ impl<P: Platform> Shared<P> {
         self.room.store(room, Ordering::Relaxed);
     }
 
-    pub(super) fn flows(&self) -> usize {
-        self.flows
-    }
-
     /// The account of the flow in this slot.
     pub(super) fn account(&self, slot: usize) -> Option<&Account<P>> {
         self.accounts.get(slot).map(|account| &**account)
     }
 
-    fn place(&self, GroupId(id): GroupId) -> usize {
+    /// The place of the group's word and account.
+    pub(super) fn place(&self, GroupId(id): GroupId) -> usize {
         self.flows.saturating_add(id.into())
     }
 
@@ -251,10 +238,6 @@ impl<P: Platform> Shared<P> {
         if let Some(place) = self.words.get(slot) {
             place.store(word.pack(), Ordering::Release);
         }
-    }
-
-    pub(super) fn put_group(&self, group: GroupId, word: Word) {
-        self.put(self.place(group), word);
     }
 
     fn word(&self, slot: usize) -> Word {

@@ -43,7 +43,7 @@ pub(super) fn unpack(tag: Tag, packed: &Packed) -> (Request, u64) {
 /// The waiting requests of one flow's reads, or of its writes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Lane {
-    queue: Fifo,
+    pub(super) queue: Fifo,
     pub(super) count: u32,
     /// Time of the last or next turn.
     turn_ns: u64,
@@ -108,23 +108,12 @@ impl Waiting {
         }
     }
 
-    /// The first request of the flow's lanes.
-    pub(super) fn first_of(&self, flow: FlowId) -> Option<Tag> {
-        self.lanes(flow).find_map(|lane| lane.queue.first()).map(Tag)
-    }
-
-    /// The lane that is tried first, and the first request in it.
-    pub(super) fn first(&self) -> Option<(usize, Request)> {
+    /// The lane that is tried first, the first request in it, and the time of its arrival.
+    pub(super) fn first(&self) -> Option<(usize, Request, u64)> {
         let (lane, _) = self.agenda.first()?;
         let tag = self.lanes.get(lane)?.queue.first()?;
-        Some((lane, self.request(Tag(tag))?.0))
-    }
-
-    /// Notes that this group's cap, or the flow's own, holds the lane.
-    pub(super) fn held_by(&mut self, number: usize, by: u16) {
-        if let Some(lane) = self.lanes.get_mut(number) {
-            lane.by = by;
-        }
+        let (request, since_ns) = self.request(Tag(tag))?;
+        Some((lane, request, since_ns))
     }
 
     /// Notes that the lane has sent a request: it has one each `pace_ns`, and catches up on one if
