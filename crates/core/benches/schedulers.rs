@@ -619,7 +619,7 @@ fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) 
 }
 
 /// `mqfq` with all layers around it.
-type Layered = registry::CappedOf<fairq_core::mqfq::Entry, Native>;
+type Layered = registry::Layered<fairq_core::mqfq::Entry, Native>;
 
 fn mqfq(
     threads: usize,

@@ -1,4 +1,4 @@
-//! Groups and reservations: closed loops before a device in virtual time.
+//! Groups and reservations: closed loops.
 
 #![cfg(not(loom))]
 

@@ -17,7 +17,7 @@ const FLOWS: usize = 10_000;
 const TAGS: usize = 512;
 /// Bound in KiB: 20 bytes for each pair of a flow and a port.
 const BOUND_KIB: u64 = 12_500;
-/// Bound in KiB of the layers for caps and groups, which the registry puts around each policy: 52
+/// Bound in KiB of the layer for limits, which the registry puts around each policy: 52
 /// bytes for each pair, of which 16 count what the flow has requested and received there.
 const LAYERS_KIB: u64 = 33_000;
 

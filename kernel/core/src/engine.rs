@@ -53,7 +53,7 @@ impl From<Error> for Refused {
     }
 }
 
-/// Builds a scheduler without the core's layers for groups and caps, which cgroups do not need. It
+/// Builds a scheduler without the core's layer for groups and caps, which cgroups do not need. It
 /// is not inlined, because its caller has one instance for each entry, and the kernel's stack has
 /// 16 KiB for all calls.
 #[inline(never)]

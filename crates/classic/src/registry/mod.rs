@@ -2,7 +2,7 @@
 //! [`fairq_core::registry`] for the ways in which a policy is built.
 
 use fairq_core::contract::layer::names::*;
-use fairq_core::registry::CappedOf;
+use fairq_core::registry::Layered;
 use fairq_core::serial::entry::Alone;
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{Native, d2fq, kyber_fair, mqfq, none, to_the_policy, to_the_port};

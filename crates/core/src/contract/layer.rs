@@ -1,7 +1,7 @@
 //! Layers: a layer surrounds a policy and is a policy itself. It implements the methods that it
 //! changes, and forwards the others to the policy inside.
 //!
-//! **Problem.** Costs, D, groups and caps are kept by layers around policies. Each is a [`Policy`]
+//! **Problem.** Costs, D and limits are kept by layers around policies. Each is a [`Policy`]
 //! with [`Port`]s, and changes some of their methods. A layer must not miss one by omission: a
 //! layer that counts bytes and does not see `grow` counts wrong. **Model.** `Layer` and
 //! `PortLayer` have the same methods without bodies, so that a layer that omits one does not

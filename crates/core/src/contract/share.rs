@@ -57,6 +57,11 @@ impl Reservation {
         [self.iops, self.bytes]
     }
 
+    /// The rates that there are, a bit each.
+    pub(crate) const fn kinds(self) -> u8 {
+        (self.iops > 0) as u8 | ((self.bytes > 0) as u8) << 1
+    }
+
     pub(crate) fn of_rates([iops, bytes]: [u64; 2]) -> Reservation {
         // A sum over a group's members may exceed the largest reservation.
         Reservation { iops: iops.min(Cap::MOST), bytes: bytes.min(Cap::MOST) }

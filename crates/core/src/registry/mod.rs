@@ -19,11 +19,9 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::layer::names::*;
 use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
-use crate::policy::caps::Capped;
-use crate::policy::groups::Grouped;
 use crate::policy::serial::entry::Alone;
 use crate::policy::serial::sfqd::SfqdScheduler;
-use crate::policy::{d2fq, kyber_fair, mqfq, none};
+use crate::policy::{d2fq, kyber_fair, limits, mqfq, none};
 use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
@@ -45,7 +43,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(CappedOf<$entry, P>),
+                $variant(Layered<$entry, P>),
             )*
         }
 
@@ -54,7 +52,7 @@ macro_rules! policies {
             $(
                 $(#[$cfg])*
                 #[doc = concat!("`", stringify!($variant), "`")]
-                $variant(<CappedOf<$entry, P> as Policy>::Port),
+                $variant(<Layered<$entry, P> as Policy>::Port),
             )*
         }
 
@@ -264,18 +262,17 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
-/// The type that is built for an entry: its policy, and around it the layers that keep groups and
-/// caps.
-pub type CappedOf<E, P> = Capped<Grouped<<E as Entry>::Policy<P>, P>, P>;
+/// The type that is built for an entry: its policy, and around it the layer that keeps limits.
+pub type Layered<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
 
-/// Builds the policy of this entry with these keys, around it the layers that keep
-/// [groups and reservations](crate::groups) and [caps](crate::caps), and its ports: as a type of
-/// its own, for embedders that know which policy they want and have their loop compiled for it.
+/// Builds the policy of this entry with these keys, around it the layer that keeps [groups,
+/// reservations and caps](crate::limits), and its ports: as a type of its own, for embedders that
+/// know which policy they want and have their loop compiled for it.
 ///
 /// All policies are built by this one call, so a new knob of a policy breaks no caller.
 ///
 /// **Memory.** All of it is allocated here, and none when flows are added. If there is not enough
-/// for the policy and the layers around it, the error is [`ConfigError::Memory`].
+/// for the policy and the layer around it, the error is [`ConfigError::Memory`].
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
@@ -289,13 +286,12 @@ pub type CappedOf<E, P> = Capped<Grouped<<E as Entry>::Policy<P>, P>, P>;
 pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
-) -> Result<Built<CappedOf<E, P>>, Error> {
+) -> Result<Built<Layered<E, P>>, Error> {
     let (policy, ports) = bare::<E, P>(keys, shape)?;
-    let (policy, ports) = Grouped::new(policy, ports, shape.tags, shape.flows)?;
-    Ok(Capped::new(policy, ports, shape.tags, shape.flows)?)
+    Ok(limits::Limited::new(policy, ports, shape.tags, shape.flows)?)
 }
 
-/// Builds the same without the layers that keep groups, reservations and caps, for embedders that
+/// Builds the same without the layer that keeps groups, reservations and caps, for embedders that
 /// use none of them: the policy refuses them, and needs less memory, less time for each verb, and
 /// less stack.
 #[inline(never)]

@@ -104,8 +104,21 @@ impl Tree {
         self.nodes.get_mut(usize::from(id.0))?.as_mut()
     }
 
-    pub(super) fn has(&self, id: GroupId) -> bool {
-        self.node(id).is_some()
+    /// The settings of the group.
+    pub(super) fn group(&self, id: GroupId) -> Option<&Group> {
+        self.node(id).map(|node| &node.group)
+    }
+
+    /// The nearest group that has caps: this one, or one that it is in.
+    pub(super) fn nearest_cap(&self, mut group: Option<GroupId>) -> Option<GroupId> {
+        for _ in 0..Group::LEVELS {
+            let Group { parent, caps, .. } = self.group(group?)?;
+            if !caps.is_empty() {
+                return group;
+            }
+            group = *parent;
+        }
+        None
     }
 
     /// Adds the group, or changes it.
@@ -216,11 +229,6 @@ impl Tree {
         let node = self.node(id)?;
         let place = self.place(node.group.parent, node.base(), node.sum.count > 0);
         Some((node.group, place, node.members, node.sum.count))
-    }
-
-    /// The group's reservation.
-    pub(super) fn reservation(&self, id: GroupId) -> Reservation {
-        self.node(id).map_or(Reservation::NONE, |node| node.group.reservation)
     }
 }
 

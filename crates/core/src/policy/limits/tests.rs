@@ -1,16 +1,19 @@
+//! Caps of flows and of groups.
+
 use alloc::format;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-use super::account::{amount, counted_by};
-use super::waiting::{OPS, PLACES, place as place_of};
+use super::port::AGAIN_NS;
+use super::shared::{counted_by, counted_bytes};
+use super::waiting::{OPS, pack, unpack};
 use super::*;
 use crate::contract::cost::Cost;
-use crate::contract::flow::Cap;
-use crate::contract::flow::{Counted, Side};
-use crate::groups::Grouped;
+use crate::contract::flow::{Cap, Counted, Side};
+use crate::contract::op::Op;
+use crate::contract::port::{Class, Held};
 use crate::none::NonePolicy;
 use crate::registry::Shape;
 use crate::{AnyPolicy, AnyPort, Topology};
@@ -19,12 +22,9 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 const TAGS: u32 = 64;
 
-type Policies = Capped<NonePolicy>;
-type Ports = Vec<CappedPort<<NonePolicy as Policy>::Port>>;
-
-fn over_none(ports: usize) -> (Policies, Ports) {
+fn over_none(ports: usize) -> Built<Limited<NonePolicy>> {
     let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
-    Capped::new(policy, handles, TAGS as usize, 4).unwrap()
+    Limited::new(policy, handles, TAGS as usize, 4).unwrap()
 }
 
 fn caps(side: Side, counted: Counted, per_second: u64, burst: u64) -> Caps {
@@ -321,7 +321,10 @@ proptest! {
                 .iter()
                 .map(|&(at_ns, tag)| (at_ns, ask(tag as u32, flow, asked[tag].1, asked[tag].2)))
                 .filter(|(_, request)| counted_by(request.op) >> index & 1 != 0)
-                .map(|(at_ns, request)| (at_ns, amount(index, &request)))
+                .map(|(at_ns, request)| match counted {
+                    Counted::Requests => (at_ns, 1),
+                    Counted::Bytes => (at_ns, counted_bytes(request.op, request.length).into()),
+                })
                 .collect();
             for first in 0..counts.len() {
                 let (mut sum, mut largest) = (0, 0);
@@ -341,16 +344,14 @@ proptest! {
 /// A waiting request is unpacked as it was packed, whatever it is.
 #[test]
 fn a_request_that_waits_is_kept_whole() {
-    for (place, op) in PLACES.into_iter().flat_map(|place| OPS.map(|op| (place, op))) {
+    for op in OPS {
         let flow = FlowId::new(u32::MAX, u32::MAX - 1);
         let cost = Cost { alone: u64::MAX, joined: u64::MAX - 2 };
         let request = Request { offset: u64::MAX - 3, cost, ..ask(7, flow, op, u32::MAX - 4) };
-        let waiter = Waiter { place, since_ns: u64::MAX - 5, request, by: 1024 };
-        let out = Waiter::unpack(Tag(7), &waiter.pack());
-        assert!(out.place == place && out.since_ns == waiter.since_ns);
-        assert_eq!(format!("{:?}", out.request), format!("{request:?}"));
+        let (out, since_ns) = unpack(Tag(7), &pack(&request, u64::MAX - 5));
+        assert_eq!(since_ns, u64::MAX - 5);
+        assert_eq!(format!("{out:?}"), format!("{request:?}"));
     }
-    assert!(place_of(&[0; 6]) == Place::Policy);
 }
 
 /// A change of the policy gives no flow a new burst, unless its cap changes, too.
@@ -358,7 +359,7 @@ fn a_request_that_waits_is_kept_whole() {
 fn caps_go_on_under_the_next_policy() {
     let cap = |burst| caps(Side::Both, Counted::Requests, 100, burst);
     let group = |burst| Group { caps: cap(burst), ..Group::default() };
-    let set = |policy: &Capped<Grouped<NonePolicy>>, flows: &[FlowId], burst| {
+    let set = |policy: &Limited<NonePolicy>, flows: &[FlowId], burst| {
         policy.set_group(SOLO, Some(&group(burst))).unwrap();
         policy.set_caps(flows[0], &cap(burst)).unwrap();
         let share = Share { group: Some(SOLO), ..Share::default() };
@@ -367,7 +368,7 @@ fn caps_go_on_under_the_next_policy() {
     let ask_for = |port: &mut dyn FnMut(&Request) -> Submitted, flow, tag| {
         port(&ask(tag, flow, Op::Read, 4096)) != Submitted::Staged
     };
-    let (old, mut ports) = over_groups(1);
+    let (old, mut ports) = over_none(1);
     let flows = [0, 1].map(|_| old.add_flow(Weight::DEFAULT).unwrap());
     set(&old, &flows, 10);
     let (now_ns, mut wake) = (SECOND, PortSet::default());
@@ -375,7 +376,7 @@ fn caps_go_on_under_the_next_policy() {
     let went = |tag: &u32| ask_for(&mut submit, flows[(tag % 2) as usize], *tag);
     assert_eq!((0..24).filter(went).count(), 20, "a burst of the flow's, and one of the group's");
     for (burst, expected) in [(10, 0), (5, 10)] {
-        let (new, mut ports) = over_groups(1);
+        let (new, mut ports) = over_none(1);
         for flow in flows {
             new.add_flow_as(Some(flow), Weight::DEFAULT).unwrap();
         }
@@ -401,12 +402,6 @@ fn of_group(parent: Option<GroupId>, iops: u64, burst: u64) -> Group {
         iops => caps(Side::Both, Counted::Requests, iops, burst),
     };
     Group { parent, caps, ..Group::default() }
-}
-
-fn over_groups(ports: usize) -> (Capped<Grouped<NonePolicy>>, Vec<impl Port>) {
-    let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
-    let (policy, handles) = Grouped::new(policy, handles, TAGS as usize, 4).unwrap();
-    Capped::new(policy, handles, TAGS as usize, 4).unwrap()
 }
 
 /// Lets all loads submit as much as they can for a second, each on its port, and completes at once
@@ -450,7 +445,7 @@ fn put(policy: &impl Policy, flow: FlowId, group: Option<GroupId>) {
 /// `a` is in a group of 1,000 requests a second, `b` in one of 400 inside of it, `c` in neither.
 #[test]
 fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
-    let (policy, mut ports) = over_groups(1);
+    let (policy, mut ports) = over_none(1);
     policy.set_group(ACME, Some(&of_group(None, 1000, 10))).unwrap();
     policy.set_group(BATCH, Some(&of_group(Some(ACME), 0, 0))).unwrap();
     let [a, b, c] = [(); 3].map(|()| policy.add_flow(Weight::DEFAULT).unwrap());
@@ -501,7 +496,7 @@ fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
 #[test]
 fn what_a_groups_cap_allows_goes_by_weight() {
     for ports in [1, 2] {
-        let (policy, mut ports) = over_groups(ports);
+        let (policy, mut ports) = over_none(ports);
         policy.set_group(ACME, Some(&of_group(None, 1000, 0))).unwrap();
         let solo = Group { weight: Weight::new(200).unwrap(), ..of_group(Some(ACME), 0, 0) };
         policy.set_group(SOLO, Some(&solo)).unwrap();

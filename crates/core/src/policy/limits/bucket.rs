@@ -27,26 +27,26 @@ const STEP_BITS: u32 = 20;
 const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
 
 /// The most debt, in bursts, of requests that go regardless of the bucket.
-const OWED: u64 = 2;
+const DEBT: u64 = 2;
 
 /// A point in time or a length of it, in 64ths of a nanosecond. After nine years the clock stands
 /// still here, and caps and reservations are not counted from then on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(crate) struct Time(u64);
+pub(super) struct Time(u64);
 
 impl Time {
-    pub(crate) fn of_ns(ns: u64) -> Time {
+    pub(super) fn of_ns(ns: u64) -> Time {
         Time(ns.min(u64::MAX >> FRACTION_BITS) << FRACTION_BITS)
     }
 
     /// In nanoseconds, rounded up so that it is never early.
-    pub(crate) fn ns(self) -> u64 {
+    pub(super) fn ns(self) -> u64 {
         self.0.div_ceil(1 << FRACTION_BITS)
     }
 }
 
 /// A bucket that all ports share.
-pub(crate) struct Bucket<P: Platform> {
+pub(super) struct Bucket<P: Platform> {
     full_at: P::U64,
     /// Time that the rate needs for one request or byte, in 2^-20 of a [`Time`].
     step: P::U64,
@@ -55,42 +55,42 @@ pub(crate) struct Bucket<P: Platform> {
 }
 
 impl<P: Platform> Bucket<P> {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         let [full_at, step, burst] = core::array::from_fn(|_| P::U64::new(0));
         Bucket { full_at, step, burst }
     }
 
     /// Changes the rate and the burst, and fills the bucket.
-    pub(crate) fn set(&self, per_second: u64, burst: u64) {
+    pub(super) fn set(&self, per_second: u64, burst: u64) {
         self.set_rate(per_second, burst);
         self.full_at.store(0, Ordering::Relaxed);
     }
 
     /// Changes the rate and the burst; amounts that were taken stay taken.
-    pub(crate) fn set_rate(&self, per_second: u64, burst: u64) {
+    pub(super) fn set_rate(&self, per_second: u64, burst: u64) {
         let step = (SECOND << STEP_BITS).div_ceil(per_second.max(1));
         self.step.store(step, Ordering::Relaxed);
         self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
     }
 
     /// When it is full again, in a [`Time`]'s unit: for the same rate and burst, the amount taken.
-    pub(crate) fn taken(&self) -> u64 {
+    pub(super) fn taken(&self) -> u64 {
         self.full_at.load(Ordering::Relaxed)
     }
 
     /// Restores the value that [`taken`](Self::taken) gave for the same rate and burst.
-    pub(crate) fn resume(&self, taken: u64) {
+    pub(super) fn resume(&self, taken: u64) {
         self.full_at.store(taken, Ordering::Relaxed);
     }
 
     /// Time that its rate needs for `amount` requests or bytes.
-    pub(crate) fn cost(&self, amount: u64) -> Time {
+    pub(super) fn cost(&self, amount: u64) -> Time {
         lasts(self.step.load(Ordering::Relaxed), amount)
     }
 
     /// The earliest time at which `cost` may be taken if nothing else is, and the word to store
     /// then.
-    fn look(&self, full_at: u64, now: Time, cost: Time) -> (Time, u64) {
+    fn earliest(&self, full_at: u64, now: Time, cost: Time) -> (Time, u64) {
         let after = full_at.max(now.0).saturating_add(cost.0);
         // A request larger than the burst may go when the bucket is full: else it would wait for
         // ever.
@@ -99,15 +99,15 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// The earliest time at which `cost` may be taken if nothing else is.
-    pub(crate) fn when(&self, now: Time, cost: Time) -> Time {
-        self.look(self.full_at.load(Ordering::Relaxed), now, cost).0
+    pub(super) fn when(&self, now: Time, cost: Time) -> Time {
+        self.earliest(self.full_at.load(Ordering::Relaxed), now, cost).0
     }
 
     /// Takes `cost` now, or gives the earliest time at which it may be taken.
-    pub(crate) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
+    pub(super) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         loop {
-            let (when, after) = self.look(full_at, now, cost);
+            let (when, after) = self.earliest(full_at, now, cost);
             if when > now {
                 return Err(when);
             }
@@ -119,14 +119,13 @@ impl<P: Platform> Bucket<P> {
         }
     }
 
-    /// Takes `amount` for a request that goes regardless of the bucket. The missing part becomes a
-    /// debt of at most [`OWED`] bursts. If less than an eighth of the request is missing to that
+    /// Takes `cost` for a request that goes regardless of the bucket. The missing part becomes a
+    /// debt of at most [`DEBT`] bursts. If less than an eighth of the request is missing to that
     /// limit, nothing is written, so that a flow far above this rate does not write the shared word
     /// for each request.
-    pub(crate) fn spend(&self, now: Time, amount: u64) {
-        let cost = self.cost(amount);
+    pub(super) fn spend(&self, now: Time, cost: Time) {
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
-        let most = now.0.saturating_add(burst.saturating_mul(1 + OWED));
+        let most = now.0.saturating_add(burst.saturating_mul(1 + DEBT));
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         while full_at < most.saturating_sub(cost.0 / 8) {
             let after = full_at.max(now.0).saturating_add(cost.0).min(most);
@@ -139,7 +138,7 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// Whether the debt is more than a quarter of the burst.
-    pub(crate) fn owes(&self, now: Time) -> bool {
+    pub(super) fn has_debt(&self, now: Time) -> bool {
         let burst = self.burst.load(Ordering::Relaxed);
         let empty = now.0.saturating_add(burst);
         self.full_at.load(Ordering::Relaxed) > empty.saturating_add(burst / 4)
@@ -147,7 +146,7 @@ impl<P: Platform> Bucket<P> {
 
     /// Takes `cost` for the growth of a request that has taken its amount; the missing part is a
     /// debt.
-    pub(crate) fn owe(&self, now: Time, cost: Time) {
+    pub(super) fn charge(&self, now: Time, cost: Time) {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
         while let Err(other) = self.full_at.compare_exchange(
@@ -161,7 +160,7 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// Refunds `cost`, which was not used. (The bucket may have been [set](Self::set) meanwhile.)
-    pub(crate) fn give_back(&self, cost: Time) {
+    pub(super) fn refund(&self, cost: Time) {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
         while let Err(other) =
@@ -211,7 +210,7 @@ mod tests {
         let next = bucket.take(now, page).unwrap_err();
         assert_eq!(next.ns(), 15_000_000_000, "eight seconds' worth");
         assert_eq!(bucket.take(next, page), Ok(()));
-        bucket.give_back(page);
+        bucket.refund(page);
         assert_eq!(bucket.when(next, page), next);
     }
 
@@ -221,12 +220,12 @@ mod tests {
         let bucket = Bucket::<Native>::new();
         bucket.set(1000, 10);
         let (now, one) = (Time::of_ns(5_000_000_000), bucket.cost(1));
-        (0..4).for_each(|_| bucket.spend(now, 1));
+        (0..4).for_each(|_| bucket.spend(now, one));
         assert_eq!((0..9).take_while(|_| bucket.take(now, one).is_ok()).count(), 6);
-        assert!(!bucket.owes(now));
-        (0..100_000).for_each(|_| bucket.spend(now, 1));
+        assert!(!bucket.has_debt(now));
+        (0..100_000).for_each(|_| bucket.spend(now, one));
         assert_eq!(bucket.when(now, one).ns(), 5_021_000_000);
-        assert!(bucket.owes(now) && !bucket.owes(Time::of_ns(5_018_000_000)));
+        assert!(bucket.has_debt(now) && !bucket.has_debt(Time::of_ns(5_018_000_000)));
     }
 
     proptest! {

@@ -1,0 +1,622 @@
+//! State that ports and the control side share: a word and an account of each flow and group, and
+//! the way from a request to the buckets that count it.
+//!
+//! **Model.** The word of a flow or group has a bit for each of its buckets, and the nearest group
+//! around it that has caps. A request's *path* is its flow and those groups, at most
+//! [`Group::LEVELS`] + 1. Each cap on the path that counts the request has to let it pass; it takes
+//! from all of them at once or from none. The buckets of its flow's reservation are at the start of
+//! the path alone: the tree is in their rates.
+
+use alloc::boxed::Box;
+
+use crossbeam_utils::CachePadded;
+
+use super::bucket::{Bucket, Time};
+use super::counts::{Activity, Demand, Words};
+use super::port::{AGAIN_NS, AT_ONCE};
+use super::supply::Total;
+use crate::contract::flow::{CapStats, Caps, Counted, FlowId, Side, Taken, Weight};
+use crate::contract::op::Op;
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::contract::port::Request;
+use crate::contract::share::{Group, GroupId, Reservation};
+use crate::structures::allocation::boxed;
+
+/// A flow itself and the groups that it can be in.
+const LEVELS: usize = Group::LEVELS + 1;
+/// Shift of the nearest group with caps in a word: its number plus one, or 0.
+const ABOVE_SHIFT: u32 = 8;
+/// The caps in a set of buckets; above them are the two buckets of a reservation.
+pub(super) const CAPS: u8 = (1 << Caps::COUNT) - 1;
+pub(super) const LEAST_SHIFT: u32 = Caps::COUNT as u32;
+/// The buckets that count bytes.
+pub(super) const BYTES: u8 = 0b1010_1010;
+/// Bytes that a discard counts for.
+const DISCARD_BYTES: u32 = 512;
+/// A reservation may catch up at once on its rate's amount in a second, divided by this.
+const BURST: u64 = 20;
+/// Turns are counted in 256ths.
+const ONE: u64 = 256;
+
+/// Flags of the state: some flow or group has had caps; has had a group; has had a reservation.
+pub(super) const CAPPED: u64 = 1;
+pub(super) const SHARED: u64 = 2;
+pub(super) const RESERVED: u64 = 4;
+/// One change of the settings.
+const CHANGE: u64 = 8;
+
+/// State that ports and the control side share.
+pub(super) struct Shared<P: Platform> {
+    /// The ports' work for this layer: flags that are never taken back, and above them the number
+    /// of changes of caps and of flows with reservations. 0: there is nothing to do.
+    state: P::U64,
+    /// The most requests that a port may have on the device beside those that went ahead for a
+    /// reservation; [`u64::MAX`] is no bound.
+    pub(super) room: P::U64,
+    /// The policy schedules by the device's classes.
+    pub(super) has_classes: bool,
+    pub(super) flows: usize,
+    /// The [`Word`] of each flow and, after them, of each group.
+    words: Box<[P::U64]>,
+    pub(super) accounts: Box<[CachePadded<Account<P>>]>,
+    pub(super) ports: Box<[CachePadded<Words<P>>]>,
+    /// By port and flow.
+    pub(super) activity: Box<[Box<[Activity<P>]>]>,
+    /// Requests on the device that went before all others, of all ports.
+    pub(super) ahead: CachePadded<P::U64>,
+}
+
+/// Shared state of a flow or a group: one line of what reservations need, and one and a half before
+/// it of what caps need.
+#[repr(C)]
+pub(super) struct Account<P: Platform> {
+    pub(super) caps: [Bucket<P>; Caps::COUNT],
+    /// Sum of the weights of lanes of reads, and of lanes of writes, in 256ths.
+    pub(super) lanes: [P::U64; 2],
+    /// The flow's effective weight, in 256ths.
+    pub(super) weight: P::U64,
+    held: P::U64,
+    held_ns: P::U64,
+    waiting: P::U64,
+    pub(super) least: [Bucket<P>; 2],
+    pub(super) ahead: P::U64,
+    /// Number of ports that have requests of it staged.
+    ports: P::U64,
+}
+
+/// The buckets of a flow or group, and the nearest group around it that has caps.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Word {
+    pub(super) kinds: u8,
+    pub(super) above: Option<GroupId>,
+    /// The flow's generation; 0 for a group.
+    pub(super) generation: u32,
+}
+
+impl Word {
+    fn pack(self) -> u64 {
+        let above = self.above.map_or(0, |GroupId(id)| u64::from(id) + 1);
+        u64::from(self.generation) << 32 | above << ABOVE_SHIFT | u64::from(self.kinds)
+    }
+
+    fn unpack(word: u64) -> Word {
+        let above = (word >> ABOVE_SHIFT) as u16;
+        let above = above.checked_sub(1).map(GroupId);
+        Word { kinds: word as u8, above, generation: (word >> 32) as u32 }
+    }
+}
+
+/// The accounts with caps that count a request, and those caps: the flow's, if it has some, and
+/// those of its groups, inner ones first.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Path {
+    steps: [(u32, u8); LEVELS],
+    length: usize,
+    /// The groups around the flow that have caps of any kind.
+    pub(super) groups: Groups,
+    /// The buckets of the flow's reservation, a bit each.
+    pub(super) least: u8,
+    /// The bytes that are counted.
+    pub(super) bytes: u32,
+    is_write: bool,
+}
+
+/// The groups with caps around a flow: their numbers plus one, and 0 for none.
+pub(super) type Groups = [u16; Group::LEVELS];
+
+impl Path {
+    /// Whether no cap counts the request.
+    pub(super) fn is_free(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// A request may not go yet: the time of the next try, and the group whose cap holds it longest, as
+/// its number plus one; 0 is the flow's own cap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Wait {
+    pub(super) until: Time,
+    pub(super) by: u16,
+}
+
+/// The caps of one side.
+pub(super) const fn of_side(side: Side) -> u8 {
+    1 << Caps::index(side, Counted::Requests) | 1 << Caps::index(side, Counted::Bytes)
+}
+
+/// The caps that count the operation.
+pub(super) fn counted_by(op: Op) -> u8 {
+    match op {
+        Op::Read => of_side(Side::Both) | of_side(Side::Reads),
+        Op::Write | Op::WriteZeroes | Op::Discard => of_side(Side::Both) | of_side(Side::Writes),
+        Op::Flush => 0,
+    }
+}
+
+/// The bytes that are counted for this operation on `length` bytes.
+pub(super) fn counted_bytes(op: Op, length: u32) -> u32 {
+    if op == Op::Discard { DISCARD_BYTES } else { length }
+}
+
+/// The buckets whose bits are set, and what a request of these bytes takes from each.
+fn chosen<P: Platform>(
+    buckets: &[Bucket<P>],
+    kinds: u8,
+    bytes: u32,
+) -> impl Iterator<Item = (&Bucket<P>, Time)> {
+    let chosen = buckets.iter().enumerate().filter(move |(at, _)| kinds >> at & 1 != 0);
+    chosen.map(move |(at, bucket)| {
+        let amount = if at % 2 == Counted::Requests as usize { 1 } else { bytes.into() };
+        (bucket, bucket.cost(amount))
+    })
+}
+
+impl<P: Platform> Shared<P> {
+    pub(super) fn new(ports: usize, flows: usize, groups: usize, has_classes: bool) -> Self {
+        let word = || P::U64::new(0);
+        let all = flows.saturating_add(groups);
+        Shared {
+            state: word(),
+            room: P::U64::new(u64::MAX),
+            has_classes,
+            flows,
+            words: boxed(all, |_| word()),
+            accounts: boxed(all, |_| CachePadded::new(Account::new())),
+            ports: boxed(ports, |_| CachePadded::new(Words::new())),
+            activity: boxed(ports, |_| boxed(flows, |_| Activity::new())),
+            ahead: CachePadded::new(word()),
+        }
+    }
+
+    /// Flags and, above them, the number of changes.
+    #[inline]
+    pub(super) fn state(&self) -> u64 {
+        self.state.load(Ordering::Relaxed)
+    }
+
+    /// Number of changes of the settings; wraps.
+    pub(super) fn changes(&self) -> u16 {
+        (self.state() / CHANGE) as u16
+    }
+
+    /// Sets flags, and counts a change. Called under the lock.
+    pub(super) fn set_state(&self, flags: u64, has_changed: bool) {
+        let change = if has_changed { CHANGE } else { 0 };
+        self.state.store((self.state() | flags).wrapping_add(change), Ordering::Relaxed);
+    }
+
+    /// Sets the most requests that flows may have on the device beside those that went ahead for a
+    /// reservation; [`u64::MAX`] is no bound. Each port with live requests gets an equal part of
+    /// it, and at least one request.
+    pub(super) fn make_room(&self, most: u64) {
+        let ports = self.ports.iter().filter(|words| words.has_live()).count().max(1) as u64;
+        let room = if most == u64::MAX { most } else { most.div_ceil(ports).max(1) };
+        self.room.store(room, Ordering::Relaxed);
+    }
+
+    /// The account of the flow in this slot.
+    pub(super) fn account(&self, slot: usize) -> Option<&Account<P>> {
+        self.accounts.get(slot).map(|account| &**account)
+    }
+
+    /// The place of the group's word and account.
+    pub(super) fn place(&self, GroupId(id): GroupId) -> usize {
+        self.flows.saturating_add(id.into())
+    }
+
+    pub(super) fn group(&self, group: GroupId) -> Option<&Account<P>> {
+        self.account(self.place(group))
+    }
+
+    /// The flow's account, and the account of a group by its number plus one, as in [`Wait::by`].
+    fn both(&self, slot: usize, number: u16) -> impl Iterator<Item = &Account<P>> {
+        let group = number.checked_sub(1).and_then(|id| self.group(GroupId(id)));
+        self.account(slot).into_iter().chain(group)
+    }
+
+    pub(super) fn put(&self, slot: usize, word: Word) {
+        if let Some(place) = self.words.get(slot) {
+            place.store(word.pack(), Ordering::Release);
+        }
+    }
+
+    fn word(&self, slot: usize) -> Word {
+        Word::unpack(self.words.get(slot).map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
+    /// The buckets of the flow's reservation, a bit each.
+    pub(super) fn least_of(&self, flow: FlowId) -> u8 {
+        let Word { kinds, generation, .. } = self.word(flow.slot());
+        if generation == flow.generation() { kinds >> LEAST_SHIFT } else { 0 }
+    }
+
+    /// The flow in this slot, if it has a reservation.
+    pub(super) fn reserved_in(&self, slot: usize) -> Option<FlowId> {
+        let Word { kinds, generation, .. } = self.word(slot);
+        (kinds >> LEAST_SHIFT != 0).then(|| FlowId::new(slot as u32, generation))
+    }
+
+    /// The path of a request; empty if its flow is gone.
+    pub(super) fn path(&self, request: &Request) -> Path {
+        let word = self.word(request.flow.slot());
+        if word.generation != request.flow.generation() {
+            return Path::default();
+        }
+        let bytes = counted_bytes(request.op, request.length);
+        let path = self.walk(request.flow.slot(), word, counted_by(request.op), bytes);
+        Path { is_write: is_write(request), ..path }
+    }
+
+    /// The caps among these that count a live request of the flow in this slot.
+    pub(super) fn path_of(&self, slot: u32, kinds: u8, bytes: u32) -> Path {
+        self.walk(slot as usize, self.word(slot as usize), kinds & CAPS, bytes)
+    }
+
+    /// One step a level.
+    #[inline]
+    fn walk(&self, mut at: usize, mut word: Word, counted: u8, bytes: u32) -> Path {
+        let mut path = Path { least: word.kinds >> LEAST_SHIFT, bytes, ..Path::default() };
+        for level in 0..LEVELS {
+            let caps = word.kinds & counted;
+            if caps != 0
+                && let Some(step) = path.steps.get_mut(path.length)
+            {
+                *step = (at as u32, caps);
+                path.length += 1;
+            }
+            let Some(group) = word.above else { break };
+            let Some(place) = path.groups.get_mut(level) else { break };
+            *place = group.0.wrapping_add(1);
+            at = self.place(group);
+            word = self.word(at);
+        }
+        path
+    }
+
+    /// The accounts on the path, and the caps of each that count the request.
+    fn on<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (u32, &'a Account<P>, u8)> {
+        let steps = path.steps.iter().take(path.length);
+        steps.filter_map(|&(at, caps)| Some((at, self.account(at as usize)?, caps)))
+    }
+
+    /// The caps on the path in order, and what the request takes from each.
+    fn caps<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a Bucket<P>, Time)> {
+        self.on(path).flat_map(|(_, account, caps)| chosen(&account.caps, caps, path.bytes))
+    }
+
+    /// Takes the request's amounts from all caps on its path, or gives the time from which it may
+    /// go.
+    pub(super) fn take(&self, now: Time, path: &Path) -> Result<(), Wait> {
+        // All are checked before any is taken from: a request that has to wait writes no shared
+        // word.
+        let by = |at: u32| (at as usize).checked_sub(self.flows).map_or(0, |id| id as u16 + 1);
+        let waits = self.on(path).map(|(at, account, caps)| Wait {
+            until: account.when(now, caps, path.bytes),
+            by: by(at),
+        });
+        if let Some(wait) = waits.max_by_key(|wait| wait.until)
+            && wait.until > now
+        {
+            return Err(wait);
+        }
+        for (nth, (bucket, cost)) in self.caps(path).enumerate() {
+            if let Err(until) = bucket.take(now, cost) {
+                // Another port was faster; the amounts taken from the caps before this one are
+                // refunded.
+                self.caps(path).take(nth).for_each(|(bucket, cost)| bucket.refund(cost));
+                return Err(Wait { until, by: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refunds the amounts that the request has taken from the caps on its path.
+    pub(super) fn refund(&self, path: &Path) {
+        self.caps(path).for_each(|(bucket, cost)| bucket.refund(cost));
+    }
+
+    /// Charges the path's caps for the growth of a request that has passed them: a debt.
+    pub(super) fn charge(&self, now: Time, path: &Path) {
+        self.caps(path).for_each(|(bucket, cost)| bucket.charge(now, cost));
+    }
+
+    /// Time from one request of a lane to its next, in nanoseconds, in which all other lanes that
+    /// the same caps count have their shares by weight; 0 if there are none. While a cap is not
+    /// empty, this lane's own turn is left out.
+    pub(super) fn pace_ns(&self, now: Time, path: &Path, weight: u64) -> u64 {
+        let pace = |(_, account, caps): (_, &Account<P>, _)| {
+            let turns = account.turns(caps, path.is_write, weight);
+            let is_empty = account.when(now, caps, path.bytes) > now;
+            let own = if is_empty && turns > 0 { ONE } else { 0 };
+            of_turns(account.lasts(caps, path.bytes), turns.saturating_add(own))
+        };
+        self.on(path).map(pace).max().unwrap_or(0).min(AGAIN_NS)
+    }
+
+    /// Time at which a lane whose request has to wait is tried again, in nanoseconds. With many
+    /// lanes at one cap some of them are tried later, so that the cap is checked `AT_ONCE` times
+    /// for each request that passes it.
+    pub(super) fn again_ns(&self, now: Time, wait: Wait, path: &Path, weight: u64) -> u64 {
+        let later = |(_, account, caps): (_, &Account<P>, _)| {
+            let turns = account.turns(caps, path.is_write, weight);
+            // In whole turns: up to `AT_ONCE` other lanes of the same weight delay nothing.
+            of_turns(account.lasts(caps, path.bytes), turns / AT_ONCE as u64 / ONE * ONE)
+        };
+        let later_ns = self.on(path).map(later).max().unwrap_or(0);
+        let again_ns = wait.until.ns().saturating_add(later_ns);
+        again_ns.min(now.ns().saturating_add(AGAIN_NS))
+    }
+
+    /// Adds a lane's weight to the accounts of its flow and of these groups, or (`false`) takes it
+    /// off.
+    pub(super) fn count_lane(
+        &self,
+        slot: usize,
+        groups: &Groups,
+        is_write: bool,
+        weight: u64,
+        is_there: bool,
+    ) {
+        let groups = groups.iter().filter_map(|id| self.group(GroupId(id.checked_sub(1)?)));
+        for account in self.account(slot).into_iter().chain(groups) {
+            let [reads, writes] = &account.lanes;
+            let lanes = if is_write { writes } else { reads };
+            match is_there {
+                true => lanes.fetch_add(weight, Ordering::Relaxed),
+                false => lanes.fetch_sub(weight, Ordering::Relaxed),
+            };
+        }
+    }
+
+    /// Counts a request of the flow that waits for this group's cap.
+    pub(super) fn count_held(&self, slot: usize, by: u16) {
+        for account in self.both(slot, by) {
+            account.held.fetch_add(1, Ordering::Relaxed);
+            account.waiting.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a request that has waited off the count.
+    pub(super) fn count_off(&self, slot: usize, by: u16, held_ns: u64) {
+        for account in self.both(slot, by) {
+            account.waiting.fetch_sub(1, Ordering::Relaxed);
+            account.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The reservation of a flow: its buckets (a bit each), and the bytes of one of its requests.
+#[derive(Clone, Copy)]
+pub(super) struct Claim {
+    pub(super) slot: usize,
+    pub(super) kinds: u8,
+    pub(super) bytes: u32,
+}
+
+impl<P: Platform> Shared<P> {
+    fn least(&self, claim: Claim) -> impl Iterator<Item = (&Bucket<P>, Time)> {
+        let account = self.account(claim.slot).into_iter();
+        account.flat_map(move |account| chosen(&account.least, claim.kinds, claim.bytes))
+    }
+
+    /// Sets the rates at which the buckets of the flow in this slot fill; new ones are empty. Gives
+    /// the buckets, for the flow's word.
+    pub(super) fn grant(
+        &self,
+        now: Time,
+        slot: usize,
+        before: Reservation,
+        granted: Reservation,
+    ) -> u8 {
+        let mut kinds = 0;
+        let buckets = self.account(slot).into_iter().flat_map(|account| &account.least);
+        let rates = granted.rates().into_iter().zip(before.rates());
+        for (((rate, before), bucket), at) in rates.zip(buckets).zip(0..) {
+            kinds |= u8::from(rate > 0) << at;
+            if rate == 0 || rate == before {
+                continue;
+            }
+            // A rate below one in that time still has room for one request.
+            let burst = (rate / BURST).max(1);
+            bucket.set_rate(rate, burst);
+            if before == 0 {
+                bucket.spend(now, bucket.cost(burst));
+            }
+        }
+        kinds
+    }
+
+    /// Takes the request's amounts from the reservation's buckets if one of them has enough, or
+    /// gives the time from which one has. The other one may be left with a debt.
+    pub(super) fn take_least(&self, now: Time, claim: Claim) -> Result<(), Time> {
+        let mut first = None;
+        for (at, (bucket, cost)) in self.least(claim).enumerate() {
+            match bucket.take(now, cost) {
+                Ok(()) => {
+                    let others = self.least(claim).enumerate().filter(|(other, _)| *other != at);
+                    others.for_each(|(_, (bucket, cost))| bucket.spend(now, cost));
+                    return Ok(());
+                }
+                Err(when) => first = Some(first.map_or(when, |first: Time| first.min(when))),
+            }
+        }
+        Err(first.unwrap_or(now))
+    }
+
+    /// Whether the flow has more than its reservation without going before others.
+    pub(super) fn has_more(&self, now: Time, flow: FlowId) -> bool {
+        let claim = Claim { slot: flow.slot(), kinds: self.least_of(flow), bytes: 0 };
+        claim.kinds != 0 && self.least(claim).all(|(bucket, _)| bucket.has_debt(now))
+    }
+
+    /// The time from which one of the buckets has the request's amount.
+    pub(super) fn when_least(&self, now: Time, claim: Claim) -> Time {
+        self.least(claim).map(|(bucket, cost)| bucket.when(now, cost)).min().unwrap_or(now)
+    }
+
+    /// Takes the amounts of a request that goes regardless of the buckets.
+    pub(super) fn spend(&self, now: Time, claim: Claim) {
+        self.least(claim).for_each(|(bucket, cost)| bucket.spend(now, cost));
+    }
+
+    /// Refunds the amounts of a request that has not gone.
+    pub(super) fn refund_least(&self, claim: Claim) {
+        self.least(claim).for_each(|(bucket, cost)| bucket.refund(cost));
+    }
+
+    /// Time for which a port that has sent such a request of the flow waits, until all other ports
+    /// with requests of the flow have had a turn, in nanoseconds.
+    pub(super) fn turn_ns(&self, now: Time, claim: Claim) -> u64 {
+        // If no other port has requests of the flow, the bucket alone determines when the next one
+        // goes.
+        let ports = self.account(claim.slot).map(|account| account.ports.load(Ordering::Relaxed));
+        let turns = ports.unwrap_or(0).saturating_sub(1);
+        if turns == 0 {
+            return 0;
+        }
+        let least = self.least(claim).map(|(bucket, cost)| (bucket.when(now, cost), cost)).min();
+        least.map_or(0, |(when, cost)| {
+            let until_ns = when.ns().saturating_sub(now.ns());
+            until_ns.saturating_add(cost.ns().saturating_mul(turns))
+        })
+    }
+
+    /// Counts a port that has requests of the flow staged, or takes it off the count.
+    pub(super) fn count_port(&self, slot: usize, has_some: bool) {
+        let Some(account) = self.account(slot) else { return };
+        match has_some {
+            true => account.ports.fetch_add(1, Ordering::Relaxed),
+            false => account.ports.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Counts a request that goes before all others.
+    pub(super) fn count_ahead(&self, slot: usize) {
+        if let Some(account) = self.account(slot) {
+            account.ahead.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The requests of the flow in this slot, on all ports.
+    pub(super) fn demand(&self, slot: usize) -> Demand {
+        let mut sum = Demand::default();
+        let all = self.activity.iter().filter_map(|flows| flows.get(slot));
+        all.for_each(|activity| activity.add_to(&mut sum));
+        sum
+    }
+
+    pub(super) fn total(&self) -> Total {
+        let mut total = Total::default();
+        self.ports.iter().for_each(|words| words.add_to(&mut total));
+        total
+    }
+}
+
+pub(super) fn is_write(request: &Request) -> bool {
+    request.op != Op::Read
+}
+
+/// Time of this number of turns, each of this length, in nanoseconds.
+fn of_turns(one: Time, turns: u64) -> u64 {
+    one.ns().saturating_mul(turns) / ONE
+}
+
+impl<P: Platform> Account<P> {
+    fn new() -> Self {
+        let word = || P::U64::new(0);
+        Account {
+            caps: core::array::from_fn(|_| Bucket::new()),
+            lanes: core::array::from_fn(|_| word()),
+            weight: P::U64::new(Weight::DEFAULT.in_256ths().into()),
+            held: word(),
+            held_ns: word(),
+            waiting: word(),
+            least: core::array::from_fn(|_| Bucket::new()),
+            ahead: word(),
+            ports: word(),
+        }
+    }
+
+    /// The time from which these caps let the request go, if no other request takes from them.
+    fn when(&self, now: Time, caps: u8, bytes: u32) -> Time {
+        let all = chosen(&self.caps, caps, bytes);
+        all.map(|(bucket, cost)| bucket.when(now, cost)).max().unwrap_or(now)
+    }
+
+    /// Time that the slowest of these caps needs for the request.
+    fn lasts(&self, caps: u8, bytes: u32) -> Time {
+        chosen(&self.caps, caps, bytes).map(|(_, cost)| cost).max().unwrap_or_default()
+    }
+
+    /// Requests due to all other lanes that these caps count, for each request of a lane of this
+    /// weight, in 256ths.
+    fn turns(&self, caps: u8, is_write: bool, weight: u64) -> u64 {
+        let [reads, writes] = self.lanes.each_ref().map(|lanes| lanes.load(Ordering::Relaxed));
+        let (own, others) = if is_write { (writes, reads) } else { (reads, writes) };
+        // Lanes of the other side take nothing from a cap on this side alone.
+        let others = if caps & of_side(Side::Both) != 0 { others } else { 0 };
+        let others = own.saturating_add(others).saturating_sub(weight);
+        others.saturating_mul(ONE) / weight.max(1)
+    }
+
+    /// Resets the counts of an earlier flow or group.
+    pub(super) fn begin(&self) {
+        for word in [&self.held, &self.held_ns, &self.ahead] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives the buckets new caps. A cap that does not change keeps the amounts taken from it;
+    /// others start full.
+    pub(super) fn set_caps(&self, old: &Caps, caps: &Caps) {
+        for (((_, cap), (_, old)), bucket) in caps.all().zip(old.all()).zip(&self.caps) {
+            if let Some(cap) = cap
+                && old != Some(cap)
+            {
+                bucket.set(cap.per_second(), cap.burst());
+            }
+        }
+    }
+
+    /// Continues from the state of these caps under another policy.
+    pub(super) fn resume_caps(&self, caps: &Caps, before: &CapStats) {
+        self.held.store(before.held, Ordering::Relaxed);
+        self.held_ns.store(before.held_ns, Ordering::Relaxed);
+        let buckets = self.caps.iter().zip(before.taken.0);
+        for (((_, cap), (_, old)), (bucket, taken)) in
+            caps.all().zip(before.caps.all()).zip(buckets)
+        {
+            if cap.is_some() && cap == old {
+                bucket.resume(taken);
+            }
+        }
+    }
+
+    /// Statistics of the caps; `None` if there are none and none has held a request.
+    pub(super) fn cap_stats(&self, caps: Caps) -> Option<CapStats> {
+        let [held, held_ns, waiting] =
+            [&self.held, &self.held_ns, &self.waiting].map(|word| word.load(Ordering::Relaxed));
+        let taken = Taken(self.caps.each_ref().map(Bucket::taken));
+        (!caps.is_empty() || held > 0).then_some(CapStats { caps, held, held_ns, waiting, taken })
+    }
+}
