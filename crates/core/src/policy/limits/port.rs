@@ -63,7 +63,7 @@ pub struct LimitedPort<Q, P: Platform> {
 }
 
 /// A live request; all zeroes if this layer does not count it.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Zeroable)]
+#[derive(Clone, Copy, Default, Zeroable)]
 struct Record {
     slot: u32,
     bytes: u32,
@@ -191,9 +191,9 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             return;
         }
         let (slot, is_write) = (request.flow.slot(), is_write(request));
-        self.shared.count_lane(slot, &lane.groups, is_write, lane.weight, false);
+        self.shared.weigh_lane(slot, &lane.groups, is_write, lane.weight.wrapping_neg());
         (lane.groups, lane.weight) = (path.groups, weight);
-        self.shared.count_lane(slot, &lane.groups, is_write, lane.weight, true);
+        self.shared.weigh_lane(slot, &lane.groups, is_write, weight);
     }
 
     /// Takes out a waiting request. Gives its lane, unless that is empty and closed now.
@@ -205,8 +205,8 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         self.shared.count_off(slot, by, now_ns.saturating_sub(since_ns));
         let (lane, closed) = self.waiting.take(request)?;
         let Some(closed) = closed else { return Some(lane) };
-        let is_write = is_write(request);
-        self.shared.count_lane(slot, &closed.groups, is_write, closed.weight, false);
+        let gone = closed.weight.wrapping_neg();
+        self.shared.weigh_lane(slot, &closed.groups, is_write(request), gone);
         None
     }
 
@@ -253,7 +253,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
-            let submitted = self.pass(now_ns, &request, &path, wake);
+            let submitted = self.pass(now_ns, &request, Some(&path), wake);
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
@@ -273,31 +273,34 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         None
     }
 
-    /// Submits to the policy a request that has taken from the caps on its path.
+    /// Submits to the policy a request that has taken from the caps on its path, if there are any.
+    #[cold]
+    #[inline(never)]
     fn pass(
         &mut self,
         now_ns: u64,
         request: &Request,
-        path: &Path,
+        path: Option<&Path>,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
+        let paid = path.filter(|path| !path.is_free());
         let mut submitted = match self.inner.submit(now_ns, request, wake) {
             Ok(submitted) => submitted,
             Err(why) => {
-                self.shared.refund(path);
+                paid.into_iter().for_each(|path| self.shared.refund(path));
                 return Err(why);
             }
         };
         let state = self.shared.state();
-        if path.is_free() && state & SHARED == 0 {
+        if paid.is_none() && state & SHARED == 0 {
             return Ok(submitted);
         }
         let mut record = Record {
             slot: request.flow.slot() as u32,
             bytes: counted_bytes(request.op, request.length),
-            changes: self.shared.changes(),
+            changes: Shared::<P>::changes(state),
             by: 0,
-            flags: if path.is_free() { 0 } else { Record::PASSED },
+            flags: if paid.is_some() { Record::PASSED } else { 0 },
             kinds: counted_by(request.op),
         };
         self.live = self.live.saturating_add(1);
@@ -306,7 +309,8 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             self.count_submitted(record.slot);
         }
         if state & RESERVED != 0 {
-            self.admitted(now_ns, request.flow, path.least, &mut record, &mut submitted);
+            let least = path.map_or_else(|| self.shared.least_of(request.flow), |path| path.least);
+            (record, submitted) = self.admitted(now_ns, request.flow, least, record, submitted);
         }
         self.put(request.tag, record);
         Ok(submitted)
@@ -321,11 +325,11 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         now_ns: u64,
         flow: FlowId,
         least: u8,
-        record: &mut Record,
-        submitted: &mut Submitted,
-    ) {
+        mut record: Record,
+        mut submitted: Submitted,
+    ) -> (Record, Submitted) {
         record.kinds |= least << LEAST_SHIFT;
-        match submitted {
+        match &mut submitted {
             Submitted::Staged => {
                 record.flags |= Record::STAGED;
                 self.staged = self.staged.saturating_add(1);
@@ -348,6 +352,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             Submitted::Issue { .. } => {}
         }
         self.show();
+        (record, submitted)
     }
 
     /// Opens a lane for the flow, if it has none.
@@ -397,11 +402,11 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
     #[cold]
     #[inline(never)]
     fn ended(&mut self, tag: Tag, is_done: bool) {
-        let record = self.record(tag);
-        if record == Record::default() {
+        let Some(place) = self.records.get_mut(tag.0 as usize) else { return };
+        let record = core::mem::take(place);
+        if record.flags == 0 {
             return;
         }
-        self.put(tag, Record::default());
         self.live = self.live.saturating_sub(1);
         if !record.is(Record::COUNTED) {
             return;
@@ -414,11 +419,13 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         if self.shared.state() & RESERVED == 0 {
             return;
         }
-        self.unstaged(record);
-        self.others = self.others.saturating_sub(record.is(Record::OUT).into());
-        if record.is(Record::AHEAD) {
+        if record.is(Record::OUT) {
+            self.others = self.others.saturating_sub(1);
+        } else if record.is(Record::AHEAD) {
             self.ahead = self.ahead.saturating_sub(1);
             self.shared.ahead.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            self.unstaged(record);
         }
         if is_done {
             let [requests, bytes] = self.done;
@@ -500,7 +507,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             self.lanes.visit_at(lane, now_ns.saturating_add(turn_ns.min(AGAIN_NS)));
             if !record.is(Record::COUNTED) {
                 // It was submitted when there was nothing to count.
-                self.live = self.live.saturating_add((record == Record::default()).into());
+                self.live = self.live.saturating_add((record.flags == 0).into());
                 (record.slot, record.flags) = (slot as u32, record.flags | Record::COUNTED);
                 self.count_submitted(record.slot);
             }
@@ -522,10 +529,6 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        let state = self.shared.state();
-        if state & (CAPPED | RESERVED) == 0 {
-            return self.pass(now_ns, request, &Path::default(), wake);
-        }
         let path = self.shared.path(request);
         if self.held > 0 && self.record(request.tag).is(Record::WAITS) {
             return Err(SubmitError::BadTag);
@@ -543,7 +546,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
                 return Ok(Submitted::Staged);
             }
         }
-        self.pass(now_ns, request, &path, wake)
+        self.pass(now_ns, request, Some(&path), wake)
     }
 
     #[cold]
@@ -609,8 +612,12 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        if self.shared.state() != 0 {
+        let state = self.shared.state();
+        if state & CAPPED != 0 {
             return self.submit_limited(now_ns, request, wake);
+        }
+        if state != 0 {
+            return self.pass(now_ns, request, None, wake);
         }
         self.inner.submit(now_ns, request, wake)
     }
@@ -641,7 +648,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
             self.ended(tag, false);
             // A request that was on the device stays charged, and buckets of other caps have given
             // nothing.
-            let is_same = record.changes == self.shared.changes();
+            let is_same = record.changes == Shared::<P>::changes(self.shared.state());
             if record.is(Record::PASSED) && !record.is(Record::AGAIN) && is_same {
                 self.shared.refund(&self.shared.path_of(record.slot, record.kinds, record.bytes));
             }
@@ -664,7 +671,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted> {
         let submitted = self.inner.requeue(now_ns, tag, wake);
         let mut record = self.record(tag);
-        if submitted.is_none() || record == Record::default() {
+        if submitted.is_none() || record.flags == 0 {
             return submitted;
         }
         record.flags |= Record::AGAIN;
@@ -688,7 +695,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
         }
         let has_grown = self.inner.grow(now_ns, tag, growth, wake);
         // A discard counts for the same bytes whatever its length.
-        if has_grown && record != Record::default() && growth.op != Op::Discard {
+        if has_grown && record.flags != 0 && growth.op != Op::Discard {
             let (now, more) = (Time::of_ns(now_ns), growth.length);
             if record.is(Record::PASSED) {
                 let caps = record.kinds & BYTES & CAPS;
@@ -733,11 +740,8 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
     fn reason(&self, tag: Option<Tag>) -> Reason {
         let first = || self.waiting.first().map(|(_, request, _)| request.tag);
         let has_work = || self.may_go() || self.inner.has_work();
-        let waits = match tag {
-            Some(tag) => Some(tag),
-            None => first().filter(|_| !has_work()),
-        };
-        let waits = waits.map(|tag| self.record(tag)).filter(|record| record.is(Record::WAITS));
+        let waits = tag.or_else(|| first().filter(|_| !has_work())).map(|tag| self.record(tag));
+        let waits = waits.filter(|record| record.is(Record::WAITS));
         if let Some(Record { by, .. }) = waits {
             let held = if by != 0 { Held::GroupCap } else { Held::Cap };
             return Reason { held: Some(held), ..Reason::default() };

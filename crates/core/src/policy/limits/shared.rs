@@ -164,10 +164,13 @@ fn chosen<P: Platform>(
     kinds: u8,
     bytes: u32,
 ) -> impl Iterator<Item = (&Bucket<P>, Time)> {
-    let chosen = buckets.iter().enumerate().filter(move |(at, _)| kinds >> at & 1 != 0);
-    chosen.map(move |(at, bucket)| {
+    let mut left = kinds;
+    core::iter::from_fn(move || {
+        let at = left.trailing_zeros() as usize;
+        let bucket = buckets.get(at)?;
+        left &= left.wrapping_sub(1);
         let amount = if at % 2 == Counted::Requests as usize { 1 } else { bytes.into() };
-        (bucket, bucket.cost(amount))
+        Some((bucket, bucket.cost(amount)))
     })
 }
 
@@ -195,8 +198,8 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Number of changes of the settings; wraps.
-    pub(super) fn changes(&self) -> u16 {
-        (self.state() / CHANGE) as u16
+    pub(super) fn changes(state: u64) -> u16 {
+        (state / CHANGE) as u16
     }
 
     /// Sets flags, and counts a change. Called under the lock.
@@ -257,25 +260,26 @@ impl<P: Platform> Shared<P> {
     }
 
     /// The path of a request; empty if its flow is gone.
+    #[inline]
     pub(super) fn path(&self, request: &Request) -> Path {
         let word = self.word(request.flow.slot());
         if word.generation != request.flow.generation() {
             return Path::default();
         }
         let bytes = counted_bytes(request.op, request.length);
-        let path = self.walk(request.flow.slot(), word, counted_by(request.op), bytes);
-        Path { is_write: is_write(request), ..path }
+        self.walk(request.flow.slot(), word, counted_by(request.op), bytes, is_write(request))
     }
 
     /// The caps among these that count a live request of the flow in this slot.
     pub(super) fn path_of(&self, slot: u32, kinds: u8, bytes: u32) -> Path {
-        self.walk(slot as usize, self.word(slot as usize), kinds & CAPS, bytes)
+        self.walk(slot as usize, self.word(slot as usize), kinds & CAPS, bytes, false)
     }
 
     /// One step a level.
-    #[inline]
-    fn walk(&self, mut at: usize, mut word: Word, counted: u8, bytes: u32) -> Path {
-        let mut path = Path { least: word.kinds >> LEAST_SHIFT, bytes, ..Path::default() };
+    #[inline(always)]
+    fn walk(&self, mut at: usize, mut word: Word, counted: u8, bytes: u32, is_write: bool) -> Path {
+        let least = word.kinds >> LEAST_SHIFT;
+        let mut path = Path { least, bytes, is_write, ..Path::default() };
         for level in 0..LEVELS {
             let caps = word.kinds & counted;
             if caps != 0
@@ -306,13 +310,31 @@ impl<P: Platform> Shared<P> {
 
     /// Takes the request's amounts from all caps on its path, or gives the time from which it may
     /// go.
+    #[inline]
     pub(super) fn take(&self, now: Time, path: &Path) -> Result<(), Wait> {
+        // A cap that alone counts the request gives both answers at once.
+        let [(at, kinds), ..] = path.steps;
+        if path.length == 1
+            && kinds.is_power_of_two()
+            && let Some((bucket, cost)) = self.caps(path).next()
+        {
+            return bucket.take(now, cost).map_err(|until| Wait { until, by: self.by(at) });
+        }
+        self.take_all(now, path)
+    }
+
+    /// The group with this account, as in [`Wait::by`].
+    fn by(&self, at: u32) -> u16 {
+        (at as usize).checked_sub(self.flows).map_or(0, |id| id as u16 + 1)
+    }
+
+    #[inline(never)]
+    fn take_all(&self, now: Time, path: &Path) -> Result<(), Wait> {
         // All are checked before any is taken from: a request that has to wait writes no shared
         // word.
-        let by = |at: u32| (at as usize).checked_sub(self.flows).map_or(0, |id| id as u16 + 1);
         let waits = self.on(path).map(|(at, account, caps)| Wait {
             until: account.when(now, caps, path.bytes),
-            by: by(at),
+            by: self.by(at),
         });
         if let Some(wait) = waits.max_by_key(|wait| wait.until)
             && wait.until > now
@@ -367,24 +389,13 @@ impl<P: Platform> Shared<P> {
         again_ns.min(now.ns().saturating_add(AGAIN_NS))
     }
 
-    /// Adds a lane's weight to the accounts of its flow and of these groups, or (`false`) takes it
-    /// off.
-    pub(super) fn count_lane(
-        &self,
-        slot: usize,
-        groups: &Groups,
-        is_write: bool,
-        weight: u64,
-        is_there: bool,
-    ) {
+    /// Adds this to the weights of lanes of the flow and of these groups; wraps.
+    pub(super) fn weigh_lane(&self, slot: usize, groups: &Groups, is_write: bool, more: u64) {
         let groups = groups.iter().filter_map(|id| self.group(GroupId(id.checked_sub(1)?)));
         for account in self.account(slot).into_iter().chain(groups) {
             let [reads, writes] = &account.lanes;
             let lanes = if is_write { writes } else { reads };
-            match is_there {
-                true => lanes.fetch_add(weight, Ordering::Relaxed),
-                false => lanes.fetch_sub(weight, Ordering::Relaxed),
-            };
+            lanes.fetch_add(more, Ordering::Relaxed);
         }
     }
 
@@ -503,11 +514,9 @@ impl<P: Platform> Shared<P> {
 
     /// Counts a port that has requests of the flow staged, or takes it off the count.
     pub(super) fn count_port(&self, slot: usize, has_some: bool) {
-        let Some(account) = self.account(slot) else { return };
-        match has_some {
-            true => account.ports.fetch_add(1, Ordering::Relaxed),
-            false => account.ports.fetch_sub(1, Ordering::Relaxed),
-        };
+        if let Some(account) = self.account(slot) {
+            account.ports.fetch_add(if has_some { 1 } else { u64::MAX }, Ordering::Relaxed);
+        }
     }
 
     /// Counts a request that goes before all others.
