@@ -559,10 +559,9 @@ pub struct DepthStats {
 pub enum DepthState {
     /// Values are being tried, because the load is new.
     Searching,
-    /// A smaller D would lower the rate by more than 1.5 % (4.5 % where a larger one only serves
-    /// another mix of requests).
+    /// A smaller D would lower the service a second by more than 1.5 %.
     Found,
-    /// All requests are on the device, and do not fill it.
+    /// All requests are on the device and do not fill it, or the load is light.
     AllDemand,
     /// Only one flow has requests: there is no other flow to protect.
     Alone,

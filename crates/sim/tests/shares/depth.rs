@@ -97,6 +97,7 @@ fn check(device: &str, before: Option<Load>, load: Load) {
     let (ratio, total) = got(&found);
     let kept = total as f64 / possible as f64;
     let slots = found.stats.slots;
+    println!("{device}, {load:?} after {before:?}: 1:{ratio:.3} at {kept:.3} of none, D={slots:?}");
     assert!(
         (2.85..=3.15).contains(&ratio) && kept >= 0.97,
         "{device}, {load:?} after {before:?}: 1:{ratio:.3} at {kept:.3} of none, D={slots:?}"

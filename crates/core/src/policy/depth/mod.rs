@@ -7,19 +7,21 @@
 //! the choice to the operator (Section 3.4 and its outlook). **Model.** [`AutoDepth`] stands around
 //! any policy that takes [`Tuning::Slots`]. Its ports count completions (`meter`); its
 //! [`tick`](Policy::tick) tries values of D in turn and keeps the least that costs at most 1.5 % of
-//! the rate (`search`). It uses nothing but submissions and completions.
+//! the service (`search`). It uses nothing but submissions and completions.
 //!
 //! **The resulting D.**
 //! - The demand is more than the device needs: the least D that keeps the device at 98.5 %.
 //!   Weights hold if each flow has at least its share of that D outstanding.
 //! - The demand is less than the device needs: nothing is held back, for throughput comes before
 //!   weights.
+//! - The load is light: D stays as it is. If no D has been found yet, it is what the device does
+//!   one after the other within 10 ms, so that a flood is not held back.
 //! - One flow is alone, and the device does all its requests within 10 ms: nothing is held back,
-//!   since there is no other flow to protect. Another flow that comes finds D free slots, and its
-//!   first completions bring the last D back within some milliseconds. If the flow has more
-//!   requests than that, D is searched for as with several flows: all requests on the device are
-//!   before the next flow's first one.
-//! - Fewer than 32 requests complete in a second: D is at most the initial D of a search.
+//!   since there is no other flow to protect. Another flow that comes finds D free slots, and D
+//!   applies again within two milliseconds. If the flow has more requests than that, D is searched
+//!   for as with several flows: all requests on the device are before the next flow's first one.
+//! - Fewer than 32 requests complete in a second: D is at most the initial D of a search, or what
+//!   the device does within 10 ms if that is more.
 //!
 //! **A policy without D** may have the same number under another name: `kyber-fair` throttles no
 //! flow while fewer than `busy` requests are on the device. `busy` should be the least D that fills
@@ -27,13 +29,11 @@
 //!
 //! **Latency targets.** A flow's [`Target`] lowers D below that (`target`, `watch`).
 //!
-//! **Cost.** A port stores eight words of its own line per completion. An operator's own D
-//! ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again; without a search
-//! a verb reads one shared word that does not change.
+//! **Cost.** A port stores three words of its own per submission and six per completion. An
+//! operator's own D ([`Tuning::Slots`]) ends the search, and [`Tuning::AutoSlots`] begins it again;
+//! without a search a verb reads one shared word that does not change.
 
-mod hold;
 mod meter;
-mod rate;
 mod search;
 mod target;
 #[cfg(all(test, not(loom)))]
@@ -56,7 +56,7 @@ use crate::structures::allocation::{boxed, granted};
 use meter::{Meter, Sum, Words};
 use search::Search;
 use target::Targets;
-use watch::{Watch, Watcher};
+use watch::Watch;
 
 pub(crate) use search::FIRST;
 
@@ -76,7 +76,6 @@ pub struct AutoDepth<L, P: Platform = Native> {
 pub struct AutoPort<Q, P: Platform = Native> {
     inner: Q,
     meter: Meter,
-    watcher: Watcher,
     shared: Arc<Shared<P>>,
     index: usize,
 }
@@ -176,7 +175,6 @@ impl<L: Policy, P: Platform> AutoDepth<L, P> {
             let port = |(index, inner)| AutoPort {
                 inner,
                 meter: Meter::new(tags),
-                watcher: Watcher::new(tags),
                 shared: shared.clone(),
                 index,
             };
@@ -357,34 +355,19 @@ impl<Q: Port, P: Platform> AutoPort<Q, P> {
     /// Counts a request that the policy has accepted.
     #[inline]
     fn count_submitted(&mut self, now_ns: u64, request: &Request, submitted: &Submitted) {
-        let (tag, slot) = (request.tag.0, request.flow.slot());
-        self.meter.submitted(now_ns, tag, slot, request.length);
+        let Some(words) = self.shared.ports.get(self.index) else { return };
+        let word = self.shared.watch.word(request.flow.slot());
+        self.meter.submitted(now_ns, request, word, words);
         // `next` does not return a request that went to the device at once.
         if let Submitted::Issue { .. } = submitted {
-            self.meter.issued(tag, now_ns);
-        }
-        if self.shared.watch.is_on() {
-            self.watcher.submitted(now_ns, tag, slot, request.length, &self.shared.watch);
+            self.meter.issued(request.tag.0, now_ns);
         }
     }
 
     #[inline]
     fn count_completed(&mut self, now_ns: u64, tag: Tag) {
-        if let Some(words) = self.shared.ports.get(self.index) {
-            self.meter.completed(tag.0, now_ns, &**words);
-        }
-        if self.shared.watch.is_on() {
-            self.watcher.completed(now_ns, tag.0, self.index, &self.shared.watch);
-        }
-    }
-
-    /// Forgets a request that was counted when it came, without counting its end.
-    #[cold]
-    fn forget(&mut self, tag: Tag) {
-        if let Some(words) = self.shared.ports.get(self.index) {
-            self.meter.forget(tag.0, &**words);
-        }
-        self.watcher.forget(tag.0);
+        let Some(words) = self.shared.ports.get(self.index) else { return };
+        self.meter.completed(tag.0, now_ns, words, (self.index, &self.shared.watch));
     }
 }
 
@@ -420,9 +403,6 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
             && self.shared.is_on()
         {
             self.meter.issued(tag.0, now_ns);
-            if self.shared.watch.is_on() {
-                self.watcher.issued(now_ns, tag.0);
-            }
         }
         next
     }
@@ -434,7 +414,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
             if self.shared.is_on() {
                 self.count_completed(now_ns, tag);
             } else if self.meter.has_any() {
-                self.forget(tag);
+                self.meter.forget(tag.0);
             }
         }
         was_issued
@@ -443,7 +423,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     fn cancel(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> bool {
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if is_gone && self.meter.has_any() {
-            self.forget(tag);
+            self.meter.forget(tag.0);
         }
         is_gone
     }
@@ -451,8 +431,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
     fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
         let has_grown = self.inner.grow(now_ns, tag, growth, wake);
         if has_grown {
-            self.meter.grown(tag.0, growth.length);
-            self.watcher.grown(tag.0, growth.length);
+            self.meter.grown(tag.0, growth);
         }
         has_grown
     }
@@ -464,7 +443,6 @@ impl<Q: Port, P: Platform> layer::PortLayer for AutoPort<Q, P> {
         if is_gone {
             // The request goes to the device from here, and `next` does not return it.
             self.meter.issued(tag.0, now_ns);
-            self.watcher.issued(now_ns, tag.0);
         }
         is_gone
     }

@@ -1,222 +1,238 @@
 //! The search for D: the least that keeps a device at [`KEPT`] of its full rate with this load.
 //!
-//! **Model.** The search only knows the completions while D had one value or another. It makes
-//! *trials*: it sets a value of D, waits until the device has adapted, and counts for a while. Let
-//! X(D) be the rate so counted. D is *enough* if X(D) is at least [`KEPT`] of X(2 D).
+//! **Model.** The search only knows the completions while D had one value or another. In *windows*
+//! of at least [`WINDOW_NS`] it counts X(D), the service charged a second, with [`REQUEST`] more
+//! for each request. *Base* windows are counted at D, *probes* at another value; the ratio of a
+//! probe to the base windows before it shows whether D is to move. D is *enough* if X(D) is at
+//! least [`KEPT`] of X(2 D).
 //!
 //! ```text
-//!   Begin  D itself, four times: how steady is the rate?
-//!   Rise   X(2D) is more? ──── yes ─▶ D = 2D, again     no ─▶ Fall
-//!   Fall   X(D/2) is enough? ─ yes ─▶ D = D/2, again    no ─▶ Close
-//!   Close  halves what is between D/2 and D, until it is a step
-//!   Hold   D; now and then a trial of a step less and one of 2D, whose counts add up until they
-//!          say clearly that D is to move by a step. Another load: Begin
+//!   Rise    probe of 2 D: is D enough?      no ─▶ D = 2 D, again      yes ─▶ Fall
+//!   Fall    probes of D / 2, D / 1.4, D / 1.2: the first one is repeated while it is enough
+//!   Hold    probes of 2 D and D / 1.2 in turn, ever more rarely
 //! ```
 //!
-//! **Example.** A device takes 10 us a request and serves 16 at a time; two tenants have 64
-//! requests each. D is 16: X(16) is 1.6 M a second and X(32) no more, so Rise ends. X(8) is 0.8 M,
-//! not enough; X(11) and X(13) are not enough either: D is 16.
+//! **Doubt.** Base windows differ from one another, by chance or because the host's CPUs have other
+//! work. A difference of less than this spread (`doubt`) moves nothing: base and probe are counted
+//! again, in turn, until the difference is clear or probes took [`PROBES_US`]. If it is not clear
+//! then, a larger D is refused, and the mean decides about a smaller one; before a slow device the
+//! smaller one is accepted, and D is found to a factor of two.
 //!
-//! **Units.** A rate is counted in requests and in bytes. With more requests on the device their
-//! mixture may change, because weights hold less. So D is enough only if it is enough in both; but
-//! if it does less in the one and much more in the other, it may lose up to
-//! [`PRICE_OF_WEIGHTS`](super::rate::PRICE_OF_WEIGHTS) more.
+//! **All the demand.** If the most requests that ports had recently are no more than D, D holds
+//! nothing back, and weights have no effect. So all the demand goes onto the device only if less
+//! does not keep [`KEPT_OF_ALL`] of its rate; and probes are of a part of the demand.
 //!
-//! **All the demand** is the most requests that ports have had recently (`all`).
+//! **A light load** (fewer requests than D, or than three quarters of the demand, are waiting or on
+//! the device on average) has the same rate at any D. Its windows change nothing. As long as no
+//! load has shown the device's need, D is at least the number of requests that the device does one
+//! after the other within [`LIGHT_NS`], so that a flood that comes next is not held back.
 //!
-//! **A light load** leaves slots free at a D that is tried: fewer requests than D are there on
-//! average. Its rate is the same at any D, so it is no evidence for a small one. D keeps its value,
-//! and nothing is held back: there are slots for the requests that the device does within
-//! [`ALONE_MOST_NS`]. When D would hold requests back, it applies again.
+//! **Another load.** Two base windows in a row whose rate or latency differ clearly from the
+//! earlier ones begin the search again, from the present D. A window with a pause in it is dropped.
 //!
 //! **A bound**, for a latency target (`target`), is the most that D may be. The search goes on
-//! below it: if a smaller D is enough for the device's rate at the bound, D is that one. A D that
-//! was found without a bound comes back when the bound is removed.
+//! below it. A D that was found without a bound comes back when the bound is removed.
 //!
-//! **Few completions.** A trial takes a quarter of a second at most, or a second with fewer than
-//! [`SOME`] completions; it ends after [`CLEAR`] of them if the smaller D is far from enough. The
-//! possible deviation by chance then counts for the smaller D, once a search and not with each half
-//! of D. A device of less than [`FEW`] requests a second is not judged, and its D is at most the
-//! initial one. A trial with a pause in it is dropped.
-//!
-//! **Bounds.** From one trial to the next D, or all the demand if that is less, changes by a factor
-//! of four at most (from 2 D to D / 2), except that a flow that is alone has room for all its
-//! requests, if the device does them within [`ALONE_MOST_NS`]. A search compares at most [`RISES`]
-//! times up, as often down, and three times in between. While D holds, one trial in 32 is of
-//! another D, half of them of a larger one. A change of load is accepted when two trials in a row
-//! show it, and not sooner than four trials after the last.
+//! **Example.** A device takes 10 us a request and serves 16 at a time; two tenants have 64
+//! requests each. D is 16: X(32) is no more than X(16), so Rise ends. X(8), X(11) and X(13) are not
+//! enough: D is 16.
 
-use super::hold::{Hold, Trial, Verdict, step_down, step_up};
 use super::meter::Sum;
-use super::rate::{Answer, CLEAR, ENOUGH, KEPT, Rate};
 use crate::contract::port::{DepthState, DepthStats};
 
 // **Twice D.** For a device that does X = min(D / R, Xmax) the least D that is enough is the knee;
 // for one whose rate approaches Xmax as 1 - exp(-D / k) it gives 98.5 % of Xmax; for the slowest
 // approach, D / (D + k), 97 %. A fixed gain over rate times latency misses all three by up to a
-// factor of two. Rates that are compared are counted within a second of each other, so that a
-// device that slows down is not taken for a D that is too small.
+// factor of two.
 
-/// The initial D.
+/// Bytes that a request counts besides its own: a sixteenth of a small one. A larger D may serve a
+/// few large requests in the place of many small ones, which moves 6 % more bytes and is no gain.
+const REQUEST: u64 = 256;
+/// The initial D: no wider than a D that suits slow devices.
 pub(crate) const FIRST: u32 = 16;
-/// The most doublings of one search.
-const RISES: u32 = 16;
-/// Trials of D that a search begins with.
-const STEADY: u32 = 3;
-/// The most trials in a comparison of two values of D, besides the first two.
-const REPEATS: u32 = 8;
-/// The shortest and the longest time of counting in a trial, in nanoseconds.
-const COUNT_MIN_NS: u64 = 10_000_000;
-const COUNT_MAX_NS: u64 = 250_000_000;
-/// A trial of fewer completions than this goes on for up to [`COUNT_SLOW_NS`].
-const SOME: u64 = ENOUGH / 4;
-const COUNT_SLOW_NS: u64 = 1_000_000_000;
-/// A trial with fewer completions says nothing.
+/// One, in ten thousandths.
+const WHOLE: u64 = 10_000;
+/// The part of the rate at twice D that D is to keep, in ten thousandths.
+const KEPT: u64 = 9_850;
+/// The part of the rate with all the demand that less than it is to keep, in ten thousandths. A
+/// host that does the device's work gains by each doubling, since it wakes up less often.
+const KEPT_OF_ALL: u64 = 8_900;
+/// The part of D that a probe has in the stages of Fall, in 256ths: 1/2, 1/1.4, 1/1.2.
+const PARTS: [u64; 3] = [128, 181, 215];
+/// The stage after these, in which D holds; stage 0 is Rise.
+const HOLD: usize = PARTS.len() + 1;
+/// The shortest time of a window, the longest one with [`SOME`] completions, and the longest one,
+/// in nanoseconds: some milliseconds in which the host's CPUs have other work do not decide, and a
+/// slow device has some hundred completions.
+const WINDOW_NS: u64 = 10_000_000;
+const LONG_NS: u64 = 250_000_000;
+const LONGEST_NS: u64 = 1_000_000_000;
+/// Completions that end a window, that end it if it is long or its result is clear, and without
+/// which it says nothing.
+const ENOUGH: u64 = 1024;
+const SOME: u64 = 256;
+const CLEAR: u64 = 64;
 const FEW: u64 = 32;
-/// A flow is alone when no request of another has completed for this time, in nanoseconds. A
-/// scheduler that serves one flow at a time goes on to the next sooner.
+/// Time in windows of one probe that ends a stage without a clear result, in microseconds.
+const PROBES_US: u64 = 80_000;
+/// Windows whose mean is compared, at most: older ones are of another time.
+const MEMORY: u64 = 16;
+/// Base windows before the first probe of a load, which show its spread, and between two probes
+/// while D holds: at first, and at most.
+const OFTEN: u32 = 2;
+const RARELY: u32 = 64;
+/// A rate or latency is another one if it differs by more than one part in this.
+const FAR: u64 = 6;
+/// A flow is alone when no other one has sent a request for this time, in nanoseconds. A scheduler
+/// that serves one flow at a time goes on to the next sooner.
 const ALONE_AFTER_NS: u64 = 400_000_000;
-/// A flow that is alone has no limit if the device does all its requests within this time, in
-/// nanoseconds.
-const ALONE_MOST_NS: u64 = 10_000_000;
 /// Time between two checks whether a flow is still alone, in nanoseconds.
 const ALONE_NS: u64 = 2_000_000;
-/// The shortest time for the device to adapt to another D, in nanoseconds.
-const SETTLE_MIN_NS: u64 = 200_000;
+/// Time in which the device does all requests that are not held back although D is not known to be
+/// needed, in nanoseconds: they are before the first request of the next flow.
+const LIGHT_NS: u64 = 10_000_000;
+/// The shortest and longest time for the device to adapt to another D, in nanoseconds.
+const SETTLE_NS: [u64; 2] = [200_000, 250_000_000];
 
-/// State of the search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// D itself is tried a few times, which shows how steady the rate is.
-    Begin { rate: Rate, is_first: bool },
-    /// D is compared with twice as much, `left` more times at most.
-    Rise { duel: Duel, left: u32 },
-    /// D is enough: it is compared with half of it.
-    Fall { duel: Duel },
-    /// `low` is not enough, `high` is: a value between them is compared with `high` as it was at
-    /// first.
-    Close { duel: Duel, low: u32, high: u32 },
-    /// D holds.
-    Hold(Hold),
+/// The value of D in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Probe {
+    #[default]
+    Base,
+    Less,
+    More,
 }
 
-/// Two values of D that are compared, by trials of each in turn until the result is clear.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Duel {
-    low: u32,
-    high: u32,
-    /// Rates counted at each.
-    below: Rate,
-    above: Rate,
-    /// Trials without a clear result.
-    unclear: u32,
+/// The counts of a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    requests: u64,
+    bytes: u64,
+    time_us: u64,
+    /// Bytes a second, with [`REQUEST`] more for each request.
+    rate: u64,
+    /// Mean time of a request on the device, in nanoseconds.
+    latency_ns: u64,
+    /// Requests waiting or on the device, and on the device, on average (Little's law).
+    live: u64,
+    outstanding: u64,
+    /// The most live requests recently.
+    demand: u64,
+    /// D was at least all the demand.
+    is_short: bool,
+    /// All requests that came were of one flow.
+    is_one: bool,
 }
 
-impl Duel {
-    /// The value to try first. At least one of them has been tried; the other one is next.
-    fn first(&self) -> u32 {
-        if self.below.trials == 0 { self.low } else { self.high }
-    }
-
-    /// Notes a trial of one of them. Gives the result once it is clear, or will not become clear;
-    /// until then, the value to try next.
-    fn note(&mut self, tried: u32, rate: &Rate, jitter: u64) -> Result<Answer, u32> {
-        (if tried == self.low { &mut self.below } else { &mut self.above }).add(rate);
-        match self.below.against(&self.above, jitter) {
-            Answer::Unclear if self.unclear < REPEATS => {
-                self.unclear += 1;
-                Err(if tried == self.low { self.high } else { self.low })
-            }
-            Answer::Unclear if self.below.against(&self.above, 0) == Answer::Enough => {
-                Ok(Answer::Enough)
-            }
-            answer => Ok(answer),
+impl Window {
+    fn new(begun: &Sum, sum: &Sum, lasts_ns: u64, tried: u32) -> Window {
+        let since = |count: fn(&Sum) -> u64| count(sum).wrapping_sub(count(begun));
+        let (requests, bytes) = (since(|sum| sum.requests), since(|sum| sum.bytes));
+        let (spent_ns, took_ns) = (since(|sum| sum.spent_ns), since(|sum| sum.took_ns));
+        let time_us = (lasts_ns / 1000).max(1);
+        let charged = since(|sum| sum.charged);
+        let service = charged.saturating_add(requests.saturating_mul(REQUEST));
+        let flows = since(|sum| sum.flows);
+        Window {
+            requests,
+            bytes,
+            time_us,
+            rate: service.saturating_mul(1_000_000) / time_us,
+            latency_ns: spent_ns / requests.max(1),
+            live: took_ns / 1000 / time_us,
+            outstanding: spent_ns / 1000 / time_us,
+            demand: sum.most,
+            is_short: sum.most <= tried.into(),
+            // The variance of their flows' numbers is 0.
+            is_one: flows.wrapping_mul(flows)
+                == since(|sum| sum.sent).wrapping_mul(since(|sum| sum.squares)),
         }
     }
+}
 
-    /// Whether `high` is all the demand and does more than `low`: then `low` is kept for the
-    /// weights only.
-    fn is_for_weights(&self) -> bool {
-        self.above.is_short && !self.below.is_short && self.below.keeps(&self.above) < KEPT
+/// A mean of windows, of which the last [`MEMORY`] count: a rate in bytes a second, or a ratio of
+/// rates in ten thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    value: u64,
+    windows: u64,
+    latency_ns: u64,
+    is_short: bool,
+}
+
+impl Mean {
+    fn add(&mut self, value: u64, window: &Window) {
+        self.windows = (self.windows + 1).min(MEMORY);
+        let others = self.value.saturating_mul(self.windows - 1);
+        self.value = others.saturating_add(value) / self.windows;
+        (self.latency_ns, self.is_short) = (window.latency_ns, window.is_short);
     }
+
+    /// The possible deviation of the mean, if single windows differ by `jitter`.
+    fn doubt(&self, jitter: u64) -> u64 {
+        // A mean of n differs by the square root of n less; the root is taken in hundredths.
+        jitter * 100 / (self.windows * WHOLE).isqrt().max(100)
+    }
+}
+
+/// A part of a rate, in ten thousandths, at most ten times as much.
+fn ratio(part: u64, of: u64) -> u64 {
+    (part.saturating_mul(WHOLE) / of.max(1)).min(10 * WHOLE)
 }
 
 /// The search.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Search {
-    /// The D that is taken to be enough, and the D that is being tried.
+    /// The D that is taken to be enough, and the one that the policy has now.
     slots: u32,
     tried: u32,
-    /// The largest useful D. D is at most `most`: this, or less for a latency target.
+    /// The largest useful D. D is at most `most`: this, or less for a latency target. `slots` may
+    /// be more, so that it applies again without the target.
     useful: u32,
     most: u32,
-    /// D when a latency target lowered it, until a D below the target's bound is enough.
-    missed: Option<u32>,
     /// At most D requests are on the device.
     is_bound: bool,
-    state: State,
-    /// Mean difference of the last few trials of the same D, in ten thousandths. On a host that is
-    /// short of CPUs they differ by far more than by chance.
+    /// Rise (0), the steps of Fall, or [`HOLD`].
+    stage: usize,
+    probe: Probe,
+    /// The rate at D, and the ratios of probes to it.
+    base: Mean,
+    less: Mean,
+    more: Mean,
+    /// The largest difference of a base window from the mean of those before it, in ten
+    /// thousandths. It fades by an eighth with each window.
     jitter: u64,
+    /// Base windows before the next probe, and their number before the last one.
+    left: u32,
+    between: u32,
+    /// The last probe while D holds was of 2 D.
+    was_more: bool,
+    /// Base windows in a row that were like another load's.
+    strange: u32,
     /// `slots` has been found.
     is_found: bool,
-    /// One flow is alone, and has all its requests on the device.
-    is_alone: bool,
-    /// The load leaves slots free: nothing is held back.
+    /// The load is light, or one flow is alone and nothing is held back.
     is_light: bool,
-    /// Time from which all completions were of one flow.
-    one_since_ns: Option<u64>,
-    /// Another flow has come just now, and the device still works on the earlier requests.
-    is_mixed: bool,
-    /// The most live requests recently, at the end of a trial, and at any time.
-    peak: u64,
-    demand: u64,
+    is_alone: bool,
+    /// Time when there were several flows.
+    several_ns: u64,
     /// Counting has begun at this time, with these sums.
     begun: Option<(u64, Sum)>,
     /// Time when completions were last seen, and their number then.
     looked: (u64, u64),
     deadline_ns: u64,
-    /// A request's time on the device in the last trial.
-    latency_ns: u64,
-    /// Time for which the last trial was counted.
-    count_ns: u64,
-    /// The last rate at D.
-    rate: Rate,
-}
-
-/// Whether `idle_ns` without a completion is a pause, after requests completed at this rate.
-fn is_pause(rate: &Rate, idle_ns: u64) -> bool {
-    let apart_ns = rate.time_us.saturating_mul(1000).checked_div(rate.requests).unwrap_or(0);
-    idle_ns >= COUNT_MIN_NS && idle_ns > apart_ns.saturating_mul(4)
+    /// The last window at D.
+    last: Window,
 }
 
 impl Search {
     /// D is at most `most`. `is_bound`: it bounds the requests on the device.
     pub(super) fn new(most: u32, is_bound: bool) -> Search {
         let slots = FIRST.min(most);
-        Search {
-            slots,
-            tried: slots,
-            useful: most,
-            most,
-            missed: None,
-            is_bound,
-            state: State::Begin { rate: Rate::default(), is_first: true },
-            jitter: 0,
-            is_found: false,
-            is_alone: false,
-            is_light: false,
-            one_since_ns: None,
-            is_mixed: false,
-            peak: 0,
-            demand: 0,
-            begun: None,
-            looked: (0, 0),
-            deadline_ns: 0,
-            latency_ns: 0,
-            count_ns: COUNT_MIN_NS,
-            rate: Rate::default(),
-        }
+        let mut search =
+            Search { slots, tried: slots, useful: most, most, is_bound, ..Search::default() };
+        search.restart(0);
+        search
     }
 
     /// Time of the next look, in nanoseconds.
@@ -226,34 +242,40 @@ impl Search {
 
     /// Whether no value of D is being tried because the load is new.
     pub(super) fn is_over(&self) -> bool {
-        self.is_alone || self.is_light || matches!(self.state, State::Hold(_))
+        self.is_alone || self.is_light || self.stage == HOLD
     }
 
     /// The search's state and result.
     pub(super) fn stats(&self) -> DepthStats {
-        let state = match self.state {
-            _ if self.is_alone => DepthState::Alone,
-            _ if self.is_light => DepthState::AllDemand,
-            State::Hold(Hold { is_short: true, .. }) => DepthState::AllDemand,
-            State::Hold(_) => DepthState::Found,
-            _ => DepthState::Searching,
+        let state = match () {
+            () if self.is_alone => DepthState::Alone,
+            () if self.is_light => DepthState::AllDemand,
+            () if self.stage < HOLD => DepthState::Searching,
+            () if self.base.is_short => DepthState::AllDemand,
+            () => DepthState::Found,
         };
-        let per_second = |count: u64| count.saturating_mul(1_000_000) / self.rate.time_us.max(1);
+        let per_second = |count: u64| count.saturating_mul(1_000_000) / self.last.time_us.max(1);
         DepthStats {
-            slots: if self.is_open() { self.tried } else { self.slots },
+            slots: if self.is_alone { self.tried } else { self.slots() },
             state,
-            requests_per_s: per_second(self.rate.requests),
-            bytes_per_s: per_second(self.rate.blocks).saturating_mul(512),
+            requests_per_s: per_second(self.last.requests),
+            bytes_per_s: per_second(self.last.bytes),
         }
     }
 
-    /// Reads the counts.
-    pub(super) fn look(&mut self, now_ns: u64, sum: &Sum) {
-        self.trial(now_ns, sum);
-        if self.slots < self.most {
-            // A D below the target's bound is enough.
-            self.missed = None;
-        }
+    /// D.
+    fn slots(&self) -> u32 {
+        self.slots.min(self.most)
+    }
+
+    /// The D that the policy is to have now.
+    pub(super) fn tried(&self) -> u32 {
+        self.tried
+    }
+
+    /// The largest D that probes reach from here without a bound.
+    pub(super) fn reach(&self) -> u32 {
+        self.slots.saturating_mul(2).min(self.useful)
     }
 
     /// Bounds D for a latency target. The search is then for the least D that is enough for the
@@ -263,468 +285,328 @@ impl Search {
         if most == self.most {
             return;
         }
+        let before = self.slots();
         self.most = most;
-        let wanted = self.missed.unwrap_or(self.slots);
-        if wanted.min(most) == self.slots && self.tried <= most {
-            return;
+        if self.slots() != before || self.tried > most {
+            self.restart(if self.is_found { HOLD } else { 0 });
+            self.settle(now_ns);
         }
-        self.missed = Some(wanted).filter(|&wanted| wanted > most);
-        self.slots = wanted.min(most);
-        match () {
-            () if self.is_open() => self.make_room(0),
-            () if self.is_found => self.hold(self.slots),
-            () => self.restart(),
-        }
-        self.settle(now_ns);
-    }
-
-    /// The D that the policy is to have now.
-    pub(super) fn tried(&self) -> u32 {
-        self.tried
-    }
-
-    /// The largest D that trials reach from here without a bound.
-    pub(super) fn reach(&self) -> u32 {
-        self.missed.unwrap_or(self.slots).saturating_mul(2).min(self.useful)
     }
 
     /// Drops the present counts, which say nothing about D; with `is_much` also the earlier ones.
     pub(super) fn wait(&mut self, is_much: bool) {
-        if self.is_open() {
+        if self.is_alone {
             return;
         }
         self.rest();
         if is_much {
             self.jitter = 0;
-            self.restart();
+            self.restart(0);
         }
         self.begun = None;
     }
 
-    fn trial(&mut self, now_ns: u64, sum: &Sum) {
+    /// Reads the counts.
+    pub(super) fn look(&mut self, now_ns: u64, sum: &Sum) {
         let Some((begun_ns, begun)) = self.begun else {
             return self.begin(now_ns, sum);
         };
-        if let State::Hold(Hold { is_short: true, .. }) = self.state
-            && !self.is_open()
-            && sum.most > u64::from(self.slots)
-        {
-            // There is more demand than when D was found, which held nothing back then.
-            self.restart();
-            return self.settle(now_ns);
-        }
-        if self.is_alone && (sum.are_several || sum.others != begun.others) {
-            // Another flow has come; the counts are of no use.
-            self.protect();
-            return self.settle(now_ns);
-        }
-        if self.is_light && sum.live > self.tried.into() {
-            // More requests have come than there are slots.
-            self.protect();
-            return self.settle(now_ns);
-        }
         let lasts_ns = now_ns.saturating_sub(begun_ns);
-        let rate = Rate {
-            requests: sum.requests.wrapping_sub(begun.requests),
-            blocks: sum.bytes.wrapping_sub(begun.bytes) >> 9,
-            time_us: lasts_ns / 1000,
-            spent_us: sum.spent_ns.wrapping_sub(begun.spent_ns) / 1000,
-            waited_us: sum.waited_ns.wrapping_sub(begun.waited_ns) / 1000,
-            trials: 1,
-            is_short: sum.most <= self.tried.into(),
-        };
+        let window = Window::new(&begun, sum, lasts_ns, self.tried);
+        if self.is_alone && !window.is_one {
+            // Another flow has come; the counts are of no use.
+            (self.is_alone, self.several_ns) = (false, now_ns);
+            self.rest();
+            return self.settle(now_ns);
+        }
         let (looked_ns, looked) = self.looked;
-        let is_moving = sum.requests != looked;
-        if is_moving {
+        let own_ns = lasts_ns.checked_div(window.requests).unwrap_or(0);
+        if sum.requests != looked {
             self.looked = (now_ns, sum.requests);
-        } else if is_pause(&rate, now_ns.saturating_sub(looked_ns)) {
+        } else if now_ns.saturating_sub(looked_ns) >= WINDOW_NS.max(own_ns.saturating_mul(4)) {
             // A pause says nothing about the device.
             self.rest();
             return self.begin(now_ns, sum);
         }
-        let (enough, longest_ns) =
-            if lasts_ns < COUNT_MAX_NS { (ENOUGH, COUNT_MAX_NS) } else { (SOME, COUNT_SLOW_NS) };
-        let above = self.slow_above();
-        let is_clear = above.is_some_and(|above| rate.is_far_below(above));
-        let is_over = rate.requests >= enough || lasts_ns >= longest_ns || is_clear;
-        if lasts_ns < COUNT_MIN_NS || !is_over {
-            let wanted = if above.is_some() && rate.requests < CLEAR { CLEAR } else { enough };
-            let missing = wanted.saturating_sub(rate.requests);
-            let needs_ns = (lasts_ns / rate.requests.max(1)).saturating_mul(missing);
-            let next_ns = now_ns.saturating_add(needs_ns.max(COUNT_MIN_NS / 8));
-            let (least_ns, most_ns) = (begun_ns + COUNT_MIN_NS, begun_ns + longest_ns);
-            self.deadline_ns = next_ns.clamp(least_ns, most_ns);
-            if self.is_open() {
-                self.make_room(sum.live);
-                let is_soon = is_moving && self.is_alone;
-                let soon_ns = if is_soon { ALONE_NS } else { COUNT_MIN_NS };
-                self.deadline_ns = self.deadline_ns.min(now_ns.saturating_add(soon_ns));
+        // A probe that does far less or more than D, or serves another mixture, ends when D would
+        // have had some completions.
+        let expected = self.expected(&window);
+        let is_clear = self.probe != Probe::Base
+            && expected >= CLEAR
+            && (self.is_far(window.rate, self.base.value)
+                || self.is_far(window.requests, expected));
+        let is_long = lasts_ns >= LONG_NS && window.requests >= SOME;
+        let is_over = window.requests >= ENOUGH || is_long || lasts_ns >= LONGEST_NS || is_clear;
+        if lasts_ns < WINDOW_NS || !is_over {
+            let mut after_ns = (lasts_ns / 4).max(WINDOW_NS / 8);
+            if self.is_alone {
+                self.make_room(sum.most);
+                after_ns = ALONE_NS;
             }
+            self.deadline_ns = now_ns.saturating_add(after_ns);
             return;
         }
-        self.count_ns = lasts_ns.clamp(COUNT_MIN_NS, COUNT_MAX_NS);
-        if core::mem::take(&mut self.is_mixed)
-            || self.is_bound && rate.outstanding() > 150 * u64::from(self.tried) + 100
-        {
+        let before = self.tried;
+        let allowed = u64::from(before).saturating_mul(3) / 2 + 1;
+        if self.is_bound && !self.is_alone && window.outstanding > allowed {
             // Requests that a larger D let onto the device are still there.
             return self.settle(now_ns);
         }
-        if rate.requests >= FEW {
-            // One turn is allowed, the change from an earlier flow to this one. Flows on ports of
-            // their own make no turns, but the sum of their numbers is not that of one flow.
-            let is_one = sum.turns.wrapping_sub(begun.turns) <= 1
-                && sum.others == begun.others
-                && !sum.are_several
-                && sum.flows.wrapping_sub(begun.flows) == rate.requests.wrapping_mul(sum.last);
-            let since_ns = self.one_since_ns.filter(|_| is_one).unwrap_or(begun_ns);
-            self.one_since_ns = is_one.then_some(since_ns);
-            let is_alone = is_one && now_ns.saturating_sub(since_ns) >= ALONE_AFTER_NS;
-            self.demand = sum.most;
-            self.latency_ns = rate.latency_ns();
-            self.peak = (self.peak - self.peak / 8).max(sum.live);
-            self.judge(&rate, is_alone && self.is_light(&rate));
-        } else {
-            self.give_up();
+        if !window.is_one {
+            self.several_ns = now_ns;
         }
-        self.settle(now_ns);
-    }
-
-    /// The rate with which the tried smaller D is compared, on a device so slow that a trial has
-    /// few completions: a trial that does far less costs much, and ends as soon as that is clear.
-    fn slow_above(&self) -> Option<&Rate> {
-        let above = match &self.state {
-            State::Fall { duel } if self.tried == duel.low => &duel.above,
-            State::Hold(hold) if hold.trial == Trial::Less => hold.most(),
-            _ => return None,
-        };
-        let (requests, time_us) = (above.requests, above.time_us);
-        let is_slow = requests.saturating_mul(COUNT_MAX_NS / 1000) < ENOUGH.saturating_mul(time_us);
-        is_slow.then_some(above)
+        self.is_alone = now_ns.saturating_sub(self.several_ns) >= ALONE_AFTER_NS
+            && window.demand.saturating_mul(own_ns) <= LIGHT_NS;
+        self.judge(&window);
+        if self.tried == before { self.begin(now_ns, sum) } else { self.settle(now_ns) }
     }
 
     /// Begins to count.
     fn begin(&mut self, now_ns: u64, sum: &Sum) {
         (self.begun, self.looked) = (Some((now_ns, *sum)), (now_ns, sum.requests));
-        let count_ns = match () {
-            () if self.is_alone => ALONE_NS,
-            () if self.is_light || self.slow_above().is_some() => COUNT_MIN_NS,
-            () => self.count_ns,
-        };
-        self.deadline_ns = now_ns.saturating_add(count_ns);
+        let first_ns = if self.is_alone { ALONE_NS } else { WINDOW_NS };
+        self.deadline_ns = now_ns.saturating_add(first_ns);
     }
 
     /// Waits until the requests on the device are as many as D allows; counting begins then.
     fn settle(&mut self, now_ns: u64) {
         self.begun = None;
-        let settles_ns = (self.latency_ns / 2 * 3).clamp(SETTLE_MIN_NS, COUNT_MAX_NS);
-        self.deadline_ns = now_ns.saturating_add(if self.is_alone { 0 } else { settles_ns });
+        let [least_ns, most_ns] = SETTLE_NS;
+        let after_ns = (self.last.latency_ns / 2).saturating_mul(3).clamp(least_ns, most_ns);
+        self.deadline_ns = now_ns.saturating_add(after_ns);
     }
 
-    fn attempt(&mut self, slots: u32) {
-        self.tried = slots.clamp(1, self.most);
-    }
-
-    fn hold(&mut self, slots: u32) {
-        self.slots = slots.clamp(1, self.most);
-        self.is_found = true;
-        self.attempt(self.slots);
-        self.state = State::Hold(Hold::new());
-    }
-
-    /// Whether nothing is held back: one flow is alone, or the load is light.
-    fn is_open(&self) -> bool {
-        self.is_alone || self.is_light
-    }
-
-    /// Another flow has come, or more requests than D: D applies again.
-    fn protect(&mut self) {
-        if self.is_light && !self.is_found {
-            // D has not been found: the search begins at the D with which nothing was held back.
-            self.slots = self.tried;
-        }
-        (self.is_alone, self.is_light) = (false, false);
-        (self.one_since_ns, self.is_mixed) = (None, true);
-        if self.is_found { self.hold(self.slots) } else { self.restart() }
-    }
-
-    fn restart(&mut self) {
-        self.attempt(self.slots);
-        self.state = State::Begin { rate: Rate::default(), is_first: true };
-    }
-
-    /// Nothing completes: the next requests are to find D, not the value that was being tried.
-    fn rest(&mut self) {
-        self.count_ns = COUNT_MIN_NS;
-        let is_open = self.is_open();
-        if let State::Hold(hold) = &mut self.state
-            && !is_open
-        {
-            hold.trial = Trial::Base;
-            // The trial before the pause may have ended in it.
-            hold.strange = 0;
-            self.attempt(self.slots);
-        }
-    }
-
-    /// Too few requests complete for trials: D is at most the initial one.
-    fn give_up(&mut self) {
-        self.is_alone = false;
-        self.slots = self.slots.min(FIRST);
-        if !self.is_light {
-            self.restart();
-        }
-    }
-
-    /// Whether the device does all requests within [`ALONE_MOST_NS`].
-    fn is_light(&self, rate: &Rate) -> bool {
-        let most = rate.requests.saturating_mul(ALONE_MOST_NS / 1000);
-        self.peak.saturating_mul(rate.time_us) <= most
-    }
-
-    /// A flow that is alone gets room for the most requests that it had recently, and D more slots
-    /// for another flow that comes. A light load also has slots for as many requests as the device
-    /// does one after the other within [`ALONE_MOST_NS`].
-    fn make_room(&mut self, live: u64) {
-        self.peak = self.peak.max(live);
-        let mut room = self.peak.saturating_add(self.slots.into());
-        if self.is_light {
-            room = room.max(ALONE_MOST_NS.checked_div(self.latency_ns).unwrap_or(0));
-        }
-        self.attempt(u32::try_from(room).unwrap_or(u32::MAX));
-    }
-
-    /// Judges a trial. `is_alone`: it was of one flow that is alone.
-    fn judge(&mut self, rate: &Rate, is_alone: bool) {
-        if is_alone {
-            (self.is_alone, self.is_light) = (true, false);
-            self.rate = *rate;
-            return self.make_room(0);
-        }
-        if self.is_alone || self.is_light && !rate.leaves_free(self.slots) {
-            return self.protect();
-        }
-        let is_small = match &self.state {
-            State::Fall { duel } | State::Close { duel, .. } => self.tried == duel.low,
-            _ => false,
+    /// Gives D to the policy, or another value for a probe.
+    fn attempt(&mut self, probe: Probe) {
+        self.probe = probe;
+        self.tried = match probe {
+            Probe::Base => self.slots(),
+            Probe::Less => self.less(),
+            Probe::More => self.slots().saturating_mul(2).min(self.most),
         };
-        if self.is_light || is_small && rate.leaves_free(self.tried) {
-            return self.open_up(rate);
+    }
+
+    /// The next probe of a smaller D; 0 below 1.
+    fn less(&self) -> u32 {
+        let is_all = self.stage == HOLD && self.base.is_short;
+        let part = if is_all { PARTS[0] } else { PARTS[self.stage.clamp(1, PARTS.len()) - 1] };
+        let reach = u64::from(self.slots()).min(self.last.demand).max(1);
+        (reach * part).div_ceil(256).min(reach - 1) as u32
+    }
+
+    /// D applies, and no probe.
+    fn rest(&mut self) {
+        self.strange = 0;
+        if !self.is_alone {
+            self.attempt(Probe::Base);
         }
-        match self.state {
-            State::Begin { rate: before, is_first } => self.go_on(before, rate, is_first),
-            State::Rise { mut duel, left } => match duel.note(self.tried, rate, self.jitter) {
-                Err(next) => {
-                    self.state = State::Rise { duel, left };
-                    self.attempt(next);
+    }
+
+    /// Begins again at this stage, with no windows counted.
+    fn restart(&mut self, stage: usize) {
+        (self.stage, self.left, self.between) = (stage, OFTEN, OFTEN);
+        (self.base, self.less, self.more) = Default::default();
+        self.rest();
+    }
+
+    /// A flow that is alone gets room for the most requests that it had recently, and D more for
+    /// another flow that comes.
+    fn make_room(&mut self, demand: u64) {
+        let room = u32::try_from(demand).unwrap_or(u32::MAX).saturating_add(self.slots());
+        self.tried = room.clamp(1, self.most);
+    }
+
+    /// Whether a rate or a latency differs clearly from the usual one.
+    fn is_far(&self, a: u64, usual: u64) -> bool {
+        let much = usual / FAR + 1 + usual.saturating_mul(2 * self.jitter) / WHOLE;
+        a.abs_diff(usual) > much
+    }
+
+    /// The requests that would have completed at D in the time of this window.
+    fn expected(&self, window: &Window) -> u64 {
+        self.last.requests.saturating_mul(window.time_us) / self.last.time_us.max(1)
+    }
+
+    /// Judges a window.
+    fn judge(&mut self, window: &Window) {
+        if self.is_alone {
+            self.last = *window;
+            return self.make_room(window.demand);
+        }
+        let light = LIGHT_NS.checked_div(window.latency_ns).unwrap_or(0);
+        let light = u32::try_from(light).unwrap_or(u32::MAX).max(FIRST).min(self.most);
+        if self.probe == Probe::Base && window.requests < FEW {
+            // The device is too slow for the search.
+            self.slots = self.slots.min(light);
+            return if self.is_light { self.rest() } else { self.restart(0) };
+        }
+        match self.probe {
+            Probe::Base => {
+                self.last = *window;
+                let demand = window.demand - window.demand / 4;
+                let busy = if window.is_short { demand } else { self.slots().into() };
+                self.is_light = window.live < busy;
+                if (self.is_light || window.is_short) && !self.is_found {
+                    self.slots = self.slots.max(light);
                 }
-                Ok(Answer::TooLittle) if left > 0 => {
-                    (self.slots, self.rate) = (duel.high, *rate);
-                    if duel.above.is_short {
-                        // All the demand is on the device, and half of it was not enough.
-                        return self.hold(self.slots);
-                    }
-                    self.rise(&duel.above, left - 1);
+                if self.is_light {
+                    return self.rest();
                 }
-                // A gain that may be chance is no gain.
-                Ok(_) => self.fall(&duel.below),
-            },
-            State::Fall { mut duel } => match duel.note(self.tried, rate, self.jitter) {
-                Err(next) => {
-                    self.state = State::Fall { duel };
-                    self.attempt(next);
-                }
-                Ok(answer) => self.fallen(&duel, rate, answer),
-            },
-            State::Close { mut duel, low, high } => {
-                match duel.note(self.tried, rate, self.jitter) {
-                    Err(next) => {
-                        self.state = State::Close { duel, low, high };
-                        self.attempt(next);
-                    }
-                    Ok(Answer::Enough) => {
-                        (self.slots, self.rate) = (duel.low, duel.below);
-                        self.close(&duel, low, duel.low);
-                    }
-                    Ok(_) => self.close(&duel, duel.low, high),
-                }
+                self.note_base(window);
             }
-            State::Hold(hold) => self.keep(hold, rate),
+            // The probe has left slots free.
+            Probe::Less if window.live < self.tried.into() => self.next_stage(),
+            _ => self.judge_probe(window),
         }
+        self.choose();
     }
 
-    /// Stops holding requests back, since the load leaves slots free.
-    fn open_up(&mut self, rate: &Rate) {
-        self.rate = *rate;
-        if !self.is_light {
-            // Requests that a smaller D has delayed are still there.
-            (self.is_light, self.is_mixed) = (true, true);
+    fn note_base(&mut self, window: &Window) {
+        let is_known = self.base.windows > 0;
+        let is_other = is_known && window.is_short != self.base.is_short;
+        let is_strange = is_known
+            && (self.is_far(window.rate, self.base.value)
+                || self.is_far(window.latency_ns, self.base.latency_ns));
+        self.strange = if is_strange { self.strange + 1 } else { 0 };
+        if is_other || self.strange >= 2 {
+            self.restart(0);
+        } else if is_strange {
+            return;
+        } else if is_known {
+            let apart = ratio(window.rate.abs_diff(self.base.value), self.base.value);
+            self.jitter = apart.max(self.jitter - self.jitter / 8);
         }
-        self.make_room(0);
+        self.left = self.left.saturating_sub(1);
+        self.base.add(window.rate, window);
     }
 
-    /// Notes a trial of D at the beginning of a search. The first trial has the load's beginning in
-    /// it, so it does not show how steady the rate is.
-    fn go_on(&mut self, mut before: Rate, rate: &Rate, is_first: bool) {
-        let is_few = rate.requests < ENOUGH;
-        // With few completions `Rate::against` needs no jitter, so a slow device is not tried again
-        // for it.
-        if is_first && !is_few {
-            self.state = State::Begin { rate: before, is_first: false };
+    /// Judges a probe; moves D if it is clear that D has to move.
+    fn judge_probe(&mut self, window: &Window) {
+        let (is_more, value) = (self.probe == Probe::More, ratio(window.rate, self.base.value));
+        let probes = if is_more { &mut self.more } else { &mut self.less };
+        probes.add(value, window);
+        let (probes, base) = (*probes, Mean { value: WHOLE, ..self.base });
+        // D is enough for 2 D, or the smaller one for D, which is twice as much in the first step
+        // of Fall.
+        let is_base = self.more.windows == 0 || self.more.is_short || base.is_short;
+        let high = if is_base { base } else { self.more };
+        let (low, high) = if is_more { (base, probes) } else { (probes, high) };
+        let keeps = ratio(low.value, high.value);
+        // One step less than all the demand is no gain for weights.
+        let is_step = !is_more && self.stage == PARTS.len();
+        let kept = if high.is_short && !is_step { KEPT_OF_ALL } else { KEPT };
+        // Few completions differ by chance more than their windows show.
+        let is_few = self.last.requests < ENOUGH;
+        let chance = if is_few { WHOLE / 2 / window.requests.isqrt().max(1) } else { 0 };
+        let doubt = low.doubt(self.jitter) + high.doubt(self.jitter);
+        let is_clear = keeps.abs_diff(kept) >= doubt.max(chance);
+        // Larger requests that take the places of small ones are tried no longer than is necessary.
+        let is_mixed = is_more && is_few && self.is_far(window.requests, self.expected(window));
+        let is_short = probes.windows * window.time_us < PROBES_US && !is_mixed;
+        if !is_clear && (is_short || self.stage == HOLD) {
+            self.left = 1;
             return;
         }
-        match before.trials {
-            0 => {}
-            1 => self.jitter = rate.apart(&before),
-            _ => self.note_jitter(rate, &before),
-        }
-        before.add(rate);
-        self.rate = before;
-        if before.trials < STEADY && !is_few {
-            self.state = State::Begin { rate: before, is_first: false };
-        } else if rate.is_short {
-            self.fall(&before);
-        } else {
-            self.rise(&before, RISES);
-        }
-    }
-
-    // **Steadiness of a rate** (`jitter`): if the host's CPUs are the limit, trials of the same D
-    // differ by a tenth. Two values that differ by no more are tried again, in turn, `REPEATS`
-    // times. If twice D is not clearly more then, D stays; the mean decides whether less is enough.
-    fn note_jitter(&mut self, rate: &Rate, usual: &Rate) {
-        self.jitter = (3 * self.jitter + rate.apart(usual)) / 4;
-    }
-
-    /// Compares D, at which `below` was counted, with twice as much.
-    fn rise(&mut self, below: &Rate, left: u32) {
-        let (low, high) = (self.slots, self.slots.saturating_mul(2).min(self.most));
-        if high == low {
-            return self.fall(below);
-        }
-        let duel = Duel { low, high, below: *below, above: Rate::default(), unclear: 0 };
-        self.state = State::Rise { duel, left };
-        self.attempt(duel.first());
-    }
-
-    /// Holds a D for all the demand, which is needed on the device.
-    fn hold_all(&mut self) {
-        let demand = self.all();
-        let most = demand.saturating_mul(2).max(FIRST);
-        self.hold(self.slots.clamp(demand, most));
-        // The D that the device needs is not known.
-        self.is_found = false;
-    }
-
-    // **All the demand** is the most requests that ports have had recently. A D of at least that
-    // holds nothing back, and weights have no effect. So it is taken only if half of the demand
-    // keeps less than `KEPT_OF_ALL` of its rate, and half is tried again now and then. A rate with
-    // all the demand on the device says nothing about a larger D, so D stays where it was, up to
-    // twice the demand or `FIRST`: the next load may have more requests. As soon as it has, the
-    // search begins.
-    /// All the demand, at least one.
-    fn all(&self) -> u32 {
-        u32::try_from(self.demand).unwrap_or(u32::MAX).max(1)
-    }
-
-    /// Compares D, which is enough and at which `above` was counted, with half of it, or of all the
-    /// demand.
-    fn fall(&mut self, above: &Rate) {
-        let all = if above.is_short { self.all() } else { u32::MAX };
-        let (low, high) = (self.slots.min(all) / 2, self.slots);
-        if low == 0 {
-            return if above.is_short { self.hold_all() } else { self.hold(1) };
-        }
-        let duel = Duel { low, high, below: Rate::default(), above: *above, unclear: 0 };
-        self.state = State::Fall { duel };
-        self.attempt(duel.first());
-    }
-
-    /// Ends the comparison with half of D; the last trial had this rate.
-    fn fallen(&mut self, duel: &Duel, rate: &Rate, answer: Answer) {
-        let is_few = rate.requests < ENOUGH;
-        match answer {
-            Answer::Enough => {
-                (self.slots, self.rate) = (duel.low, duel.below);
-                // The doubt of few completions is not to add up.
-                self.fall(if is_few { &duel.above } else { &duel.below });
-            }
-            // Weights are not given up for a gain that may be chance.
-            Answer::Unclear if duel.is_for_weights() => self.hold(duel.low),
+        // Weights are not given up for a gain that may be chance.
+        let is_enough = keeps + chance >= kept || !is_clear && (is_more || high.is_short);
+        let is_far = self.is_far(window.rate, self.base.value);
+        match (is_more, is_enough) {
+            (true, true) => self.stage = self.stage.max(1),
             // Few completions do not distinguish one step from another.
-            Answer::Unclear => self.hold(self.slots),
-            Answer::TooLittle if is_few => {
-                self.hold(self.slots);
-                if let State::Hold(hold) = &mut self.state
-                    && step_down(self.slots) == duel.low
-                {
-                    hold.less = duel.below;
-                }
+            (false, false) if is_few => self.stage = HOLD,
+            (false, false) => self.next_stage(),
+            (true, false) if self.stage == HOLD && !is_far => {
+                let slots = self.slots();
+                self.slots = slots.saturating_add((slots / 16 * 3).max(1)).min(self.most);
+                self.restart(HOLD);
             }
-            Answer::TooLittle if duel.above.is_short => {
-                self.close(duel, duel.low, self.slots.min(self.all()));
+            (true, false) => self.move_to(0, &probes, Mean::default()),
+            // A smaller D does not do much more.
+            (false, true) if probes.value > WHOLE && is_far => self.restart(0),
+            (false, true) => {
+                let stage = if self.stage == 1 { 1 } else { (self.stage + 1).min(HOLD) };
+                let more = Mean { value: ratio(high.value, low.value), ..high };
+                self.move_to(stage, &probes, more);
             }
-            Answer::TooLittle => self.close(duel, duel.low, self.slots),
         }
     }
 
-    /// `low` is not enough, `high` is; `duel.above` is the rate with which they are compared.
-    fn close(&mut self, duel: &Duel, low: u32, high: u32) {
-        if step_up(low) >= high {
-            let is_all = duel.above.is_short && high == self.all();
-            return if is_all { self.hold_all() } else { self.hold(high) };
-        }
-        // The geometric mean: a step is a part of D, so it leaves as many steps above as below.
-        let middle = u64::from(low) * u64::from(high);
-        let middle = (middle.isqrt() as u32).clamp(low + 1, high - 1);
-        let duel = Duel { low: middle, below: Rate::default(), unclear: 0, ..*duel };
-        self.state = State::Close { duel, low, high };
-        self.attempt(middle);
+    /// D is the value of these probes.
+    fn move_to(&mut self, stage: usize, probes: &Mean, more: Mean) {
+        let value = self.base.value.saturating_mul(probes.value) / WHOLE;
+        self.base = Mean { value, ..*probes };
+        (self.less, self.more) = (Mean::default(), more);
+        self.slots = self.tried;
+        (self.stage, self.left, self.between) = (stage, 0, OFTEN);
     }
 
-    /// Notes a trial while D holds.
-    fn keep(&mut self, mut hold: Hold, rate: &Rate) {
-        match hold.trial {
-            Trial::Base => {
-                self.rate = *rate;
-                let last = hold.last;
-                let is_free = !rate.is_short && rate.leaves_free(self.tried);
-                hold.free = if is_free { hold.free + 1 } else { 0 };
-                if hold.free >= 2 {
-                    return self.open_up(rate);
-                }
-                if hold.note_base(rate, self.jitter) {
-                    return self.restart();
-                }
-                if last.trials > 0 && hold.strange == 0 {
-                    self.note_jitter(rate, &last);
-                }
-            }
-            Trial::Less => hold.less.add(rate),
-            Trial::More => hold.more.add(rate),
-        }
-        if hold.trial != Trial::Base {
-            match hold.verdict(self.jitter) {
-                Verdict::Search => return self.restart(),
-                Verdict::More => return self.hold(step_up(self.slots)),
-                Verdict::Half => return self.hold(hold.reached / 2),
-                Verdict::Less => {
-                    let is_short = hold.is_short;
-                    self.hold(step_down(hold.reached));
-                    // The search finds how much less.
-                    return if is_short {
-                        self.restart()
-                    };
-                }
-                Verdict::Stay => hold.fade(),
+    /// Ends a step of Fall: the smaller D is not enough.
+    fn next_stage(&mut self) {
+        let not_enough = self.tried;
+        while self.stage < HOLD {
+            self.stage += 1;
+            self.less = Mean::default();
+            if self.less() > not_enough {
+                break;
             }
         }
-        hold.choose(self.slots, self.demand, self.jitter);
-        self.attempt(match hold.trial {
-            Trial::Base => self.slots,
-            Trial::Less => step_down(hold.reached),
-            Trial::More if hold.is_short => hold.reached / 2,
-            Trial::More => self.slots.saturating_mul(2),
-        });
-        self.state = State::Hold(hold);
+    }
+
+    /// Chooses the next window's D.
+    fn choose(&mut self) {
+        if self.stage == 0 && (self.base.is_short || self.slots >= self.most) {
+            self.stage = 1;
+        }
+        if self.stage > 0 && self.less() == 0 {
+            self.stage = HOLD;
+        }
+        let is_held = self.stage == HOLD;
+        if is_held {
+            // With all the demand on the device its need is not known.
+            self.is_found = !self.base.is_short;
+            if self.probe != Probe::Base {
+                self.between = (self.between * 2).min(RARELY);
+                self.left = self.between;
+            }
+        }
+        if self.left > 0 || self.strange > 0 {
+            return self.attempt(Probe::Base);
+        }
+        if is_held {
+            self.was_more = !self.was_more;
+        }
+        let is_most = self.base.is_short || self.slots >= self.most;
+        let is_more = if is_held { self.was_more && !is_most } else { self.stage == 0 };
+        let other = if self.less() == 0 { Probe::Base } else { Probe::Less };
+        self.attempt(if is_more { Probe::More } else { other });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn rate(requests: u64, bytes: u64) -> u64 {
+        let sum = Sum { requests, charged: bytes, ..Sum::default() };
+        Window::new(&Sum::default(), &sum, 1_000_000_000, 16).rate
+    }
+
+    /// Four tenants of 4 KiB beside four of 256 KiB at depth 4 before the Z-SSD.
+    #[test]
+    fn another_mixture_is_not_more() {
+        let [at_16, at_14, at_12] =
+            [(61_000, 3_197), (390_000, 3_127), (375_000, 3_009)].map(|(n, mb)| rate(n, mb << 20));
+        assert!(ratio(at_14, at_16) >= KEPT);
+        assert!(ratio(at_12, at_16) < KEPT);
+    }
+
+    #[test]
+    fn the_price_of_small_requests_is_bounded() {
+        for requests in [0, 1, 1000, 1 << 20] {
+            let (bytes, kept) = (requests << 12, ratio(rate(requests, 9 << 30), rate(0, 9 << 30)));
+            assert!(bytes <= 9 << 30 && kept <= WHOLE * 17 / 16, "{requests}: {kept}");
+        }
+        // Of the same mixture a part of the requests is the same part of the rate.
+        assert_eq!(ratio(rate(98_000, 98_000 << 12), rate(100_000, 100_000 << 12)), 9_800);
     }
 }

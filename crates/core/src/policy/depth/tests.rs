@@ -55,6 +55,7 @@ struct Rig {
     now_ns: u64,
     /// Exact, so that rounding does not add up.
     served: f64,
+    bytes: f64,
     spent: f64,
     waited: f64,
     sum: Sum,
@@ -71,6 +72,8 @@ struct Rig {
     offered: f64,
     /// Time in which at least half of the demand waited for D.
     held_ns: u64,
+    /// Other programs have the CPUs for 3 of every 9 ms.
+    is_taken: bool,
 }
 
 impl Rig {
@@ -80,6 +83,7 @@ impl Rig {
             search,
             now_ns: 0,
             served: 0.0,
+            bytes: 0.0,
             spent: 0.0,
             waited: 0.0,
             sum,
@@ -90,7 +94,16 @@ impl Rig {
             on_device: 1.0,
             offered: f64::INFINITY,
             held_ns: 0,
+            is_taken: false,
         }
+    }
+
+    /// Time until `at_ns` in which the host's CPUs are free, in nanoseconds.
+    fn free_ns(&self, at_ns: u64) -> u64 {
+        if !self.is_taken {
+            return at_ns;
+        }
+        at_ns / (9 * MS) * (6 * MS) + (at_ns % (9 * MS)).saturating_sub(3 * MS)
     }
 
     /// Between -1 and 1.
@@ -117,10 +130,13 @@ impl Rig {
             let depth = f64::from(self.tried.min(demand));
             let could = device.rate(depth);
             let busy = (self.offered / could).min(1.0);
-            let served = could * busy * seconds;
+            let free_ns = self.free_ns(next_ns) - self.free_ns(self.now_ns);
+            let served = could * busy * free_ns as f64 / 1e9;
             // As far from the mean as a closed loop is.
             let served = served + self.chance() * served.sqrt() / 4.0;
-            self.served += (served * (1.0 + self.noise * self.chance())).max(0.0);
+            let served = (served * (1.0 + self.noise * self.chance())).max(0.0);
+            self.served += served;
+            self.bytes += served * device.bytes as f64;
             self.spent += depth * busy * seconds * 1e9 * self.on_device;
             // If the device does all requests that are sent, nothing waits for it.
             let there = if busy < 1.0 { depth * busy } else { demand.into() };
@@ -128,18 +144,17 @@ impl Rig {
             let is_held = self.tried.saturating_mul(2) <= demand + demand / 8;
             self.held_ns += if is_held { next_ns - self.now_ns } else { 0 };
             self.now_ns = next_ns;
-            let turns = if flows > 1 { self.served as u32 } else { 0 };
+            let others = if flows > 1 { self.served as u64 } else { 0 };
             self.sum = Sum {
                 requests: self.served as u64,
-                bytes: self.served as u64 * device.bytes,
+                bytes: self.bytes as u64,
+                charged: self.bytes as u64,
                 spent_ns: self.spent as u64,
-                waited_ns: self.waited as u64,
-                turns,
-                live: if busy < 1.0 { there as u64 } else { demand.into() },
+                took_ns: (self.spent + self.waited) as u64,
+                sent: self.served as u64,
+                flows: others / 2,
+                squares: others / 2,
                 most: demand.into(),
-                last: 1,
-                flows: self.served as u64 * flows.min(2),
-                ..Sum::default()
             };
         }
         let could = device.rate(f64::from(demand)) * lasts_ns as f64 / 1e9;
@@ -273,10 +288,10 @@ fn a_trickle_leaves_d_for_the_flood_that_comes_after_it() {
     rig.run(&device, 257, 2, 7 * SECOND);
     let (slots, state) = rig.state();
     assert!((4..=8).contains(&slots) && state == DepthState::Found, "{slots}, {state:?}");
-    // If most of the demand is needed, D keeps room for twice the demand.
+    // A request takes 64 us, so the device does 156 of them one after the other within 10 ms.
     let mut rig = Rig::new(4096);
     rig.run(&hard(64.0, 1e6), 10, 2, 2 * SECOND);
-    assert_eq!(rig.state(), (16, DepthState::AllDemand));
+    assert!((150..160).contains(&rig.state().0), "{:?}", rig.state());
     rig.run(&hard(64.0, 1e6), 256, 2, SECOND / 10);
     let kept = rig.run(&hard(64.0, 1e6), 256, 2, SECOND / 5);
     assert!(kept > 0.9, "{kept} after the first tenth of a second, {:?}", rig.state());
@@ -299,15 +314,17 @@ fn a_light_load_is_no_evidence_for_a_small_d() {
         rig.run(&device, 8, 8, 2 * SECOND);
         assert_eq!(rig.state().1, DepthState::AllDemand);
         // It takes the device 100 us for a request, so 10 ms for 100.
-        assert!((90..=128).contains(&rig.tried), "{}", rig.tried);
+        let is_right = if found { rig.tried == slots } else { (90..=128).contains(&rig.tried) };
+        assert!(is_right, "{}, {slots} before", rig.tried);
+        let before = rig.tried;
         rig.run(&device, 0, 8, 3 * SECOND);
-        assert!(rig.tried >= 90, "{}", rig.tried);
+        assert_eq!(rig.tried, before);
         rig.offered = f64::INFINITY;
         let kept = rig.run(&device, 256, 8, 10 * MS);
         assert!(kept > 0.95, "{kept}, {:?}", rig.state());
         // The load stays: D is found, or found again.
         rig.run(&device, 256, 8, if found { 50 * MS } else { SECOND });
-        let is_near = if found { rig.tried == slots } else { (60..=84).contains(&rig.tried) };
+        let is_near = if found { rig.state().0 == slots } else { (60..=84).contains(&rig.tried) };
         assert!(is_near, "{}, {slots} before", rig.tried);
     }
 }
@@ -340,6 +357,25 @@ fn d_stays_above_the_batches_of_a_host_that_does_requests_at_once() {
         rig.run(&host, 64, 2, 2 * SECOND);
         let kept = rig.run(&host, 64, 2, 20 * SECOND);
         assert!(kept > 0.8, "noise {noise}: {kept} of the rate, {:?}", rig.state());
+    }
+}
+
+/// Windows of ten milliseconds then differ by half, whatever D is.
+#[test]
+fn a_host_whose_cpus_are_taken_by_others_moves_d_little() {
+    for knee in [4.0, 16.0, 64.0] {
+        let mut rig = Rig::new(4096);
+        let device = hard(knee, 3e5);
+        rig.run(&device, 256, 2, 2 * SECOND);
+        rig.is_taken = true;
+        let (mut least, mut most) = (u32::MAX, 0);
+        let mut kept = 0.0;
+        for _ in 0..200 {
+            kept += rig.run(&device, 256, 2, SECOND / 10) / 200.0 * 1.5;
+            (least, most) = (least.min(rig.state().0), most.max(rig.state().0));
+        }
+        let (low, high) = (f64::from(least) / knee, f64::from(most) / knee);
+        assert!(low >= 0.85 && high <= 2.0 && kept >= 0.95, "{knee}: {least} to {most}, {kept}");
     }
 }
 
@@ -466,14 +502,15 @@ proptest! {
     ) {
         let mut search = Search::new(most, true);
         let (mut now_ns, mut sum) = (0u64, Sum::default());
-        for (after, requests, bytes, spent_ns, turns, live, bound) in looks {
+        for (after, requests, bytes, spent_ns, sent, live, bound) in looks {
             now_ns = search.deadline_ns().max(now_ns).saturating_add(after.into());
             sum = Sum {
                 requests: sum.requests.wrapping_add(requests.into()),
                 bytes: sum.bytes.wrapping_add(bytes),
+                charged: sum.charged.wrapping_add(bytes),
                 spent_ns: sum.spent_ns.wrapping_add(spent_ns),
-                turns: sum.turns.wrapping_add(turns.into()),
-                live: live.into(),
+                sent: sum.sent.wrapping_add(sent.into()),
+                took_ns: sum.took_ns.wrapping_add(spent_ns).wrapping_add(after.into()),
                 most: live.into(),
                 ..sum
             };
@@ -488,8 +525,8 @@ proptest! {
 }
 
 /// Two flows of depth 1 after 500 requests, during which D is the operator's or not: requests that
-/// were live when ports stopped counting are not live for ever, so that D and its reason are the
-/// same.
+/// were live when ports stopped counting are not live for ever, so that D is found all the same:
+/// the device works on one request at a time.
 #[test]
 fn what_ended_while_d_was_fixed_is_not_live() {
     let run = |is_fixed: bool| {
@@ -517,12 +554,14 @@ fn what_ended_while_d_was_fixed_is_not_live() {
         policy.tune(Tuning::AutoSlots, &mut wake).unwrap();
         let until_ns = now_ns + 5 * SECOND;
         (0..2).for_each(|tag| _ = port.submit(now_ns, &request(tag), &mut wake).unwrap());
+        let mut free_ns = now_ns;
         while now_ns < until_ns {
             if tick_ns.is_some_and(|at_ns| at_ns <= now_ns) {
                 tick_ns = policy.tick(now_ns, &mut wake);
             }
             while let Next::Issue { tag, .. } = port.next(now_ns, &mut wake) {
-                device.push_back((now_ns + MS / 10, tag));
+                free_ns = free_ns.max(now_ns) + MS / 10;
+                device.push_back((free_ns, tag));
             }
             let Some((at_ns, tag)) = device.pop_front() else { panic!("nothing may go") };
             now_ns = now_ns.max(at_ns);
@@ -532,7 +571,5 @@ fn what_ended_while_d_was_fixed_is_not_live() {
         let depth = policy.stats().depth.unwrap();
         (depth.slots, depth.state)
     };
-    let [fixed, never] = [true, false].map(run);
-    assert_eq!(never.1, DepthState::AllDemand);
-    assert_eq!(fixed, never);
+    assert_eq!([true, false].map(run), [(1, DepthState::Found); 2]);
 }

@@ -15,7 +15,7 @@ use alloc::boxed::Box;
 use super::target::SEATS;
 use crate::contract::flow::Target;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::structures::allocation::{boxed, zeroes};
+use crate::structures::allocation::boxed;
 
 /// The counts of one seat, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -50,8 +50,7 @@ struct Words<P: Platform>([P::U64; 5]);
 
 /// State that ports and the controller share.
 pub(super) struct Watch<P: Platform> {
-    /// 1 once there has been a target. It stays 1, so that a request submitted while there is no
-    /// target is never taken for an earlier one.
+    /// 1 once there has been a target: until then `flows` is not read.
     is_on: P::U64,
     /// For each flow its seat plus one in the lowest byte, and the time above; 0 without a target.
     flows: Box<[P::U64]>,
@@ -69,11 +68,6 @@ impl<P: Platform> Watch<P> {
         }
     }
 
-    #[inline]
-    pub(super) fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed) != 0
-    }
-
     /// Gives the flow in this slot this seat and target, or none.
     pub(super) fn seat(&self, slot: usize, seat: Option<(usize, Target)>) {
         let Some(word) = self.flows.get(slot) else { return };
@@ -86,9 +80,33 @@ impl<P: Platform> Watch<P> {
         }
     }
 
+    /// The word of the flow in this slot: 0 without a target.
     #[inline]
-    fn word(&self, slot: usize) -> u64 {
-        self.flows.get(slot).map_or(0, |word| word.load(Ordering::Relaxed))
+    pub(super) fn word(&self, slot: usize) -> u64 {
+        let flow = self.flows.get(slot).filter(|_| self.is_on.load(Ordering::Relaxed) != 0);
+        flow.map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Counts a completion on this port of a flow that had this word. `took_ns` is the time since
+    /// the request arrived, `spent_ns` the part of it on the device.
+    #[inline]
+    pub(super) fn completed(
+        &self,
+        port: usize,
+        word: u64,
+        took_ns: u64,
+        spent_ns: u64,
+        length: u32,
+    ) {
+        let seat = (word & 0xff).wrapping_sub(1) as usize;
+        let Some(Words(words)) = self.ports.get(port).and_then(|port| port.get(seat)) else {
+            return;
+        };
+        let is_late = u64::from(took_ns > word >> 8);
+        let more = [1, is_late, took_ns - spent_ns, spent_ns, length.into()];
+        for (word, more) in words.iter().zip(more) {
+            word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        }
     }
 
     /// The counts of all ports for this seat.
@@ -104,94 +122,5 @@ impl<P: Platform> Watch<P> {
             sum.bytes = sum.bytes.wrapping_add(bytes);
         }
         sum
-    }
-}
-
-/// A request, in words: the times when it arrived and was issued, its flow's word (0 if the flow
-/// has no target), and its length. Memory that is allocated as zeroes takes no room until it is
-/// written.
-type Watched = [u64; 4];
-
-/// A port's watched requests.
-pub(super) struct Watcher {
-    live: Box<[Watched]>,
-}
-
-impl Watcher {
-    pub(super) fn new(tags: usize) -> Self {
-        Watcher { live: zeroes(tags) }
-    }
-
-    #[inline]
-    pub(super) fn submitted<P: Platform>(
-        &mut self,
-        now_ns: u64,
-        tag: u32,
-        slot: usize,
-        length: u32,
-        watch: &Watch<P>,
-    ) {
-        let word = watch.word(slot);
-        if let Some(live) = self.live.get_mut(tag as usize) {
-            // It counts as issued when it arrives, until `issued` is called, which it is not for
-            // policies that issue when a request is submitted.
-            *live = [now_ns, now_ns, word, length.into()];
-        }
-    }
-
-    #[inline]
-    pub(super) fn issued(&mut self, now_ns: u64, tag: u32) {
-        if let Some([_, issued_ns, ..]) = self.live.get_mut(tag as usize) {
-            *issued_ns = now_ns;
-        }
-    }
-
-    #[inline]
-    pub(super) fn completed<P: Platform>(
-        &mut self,
-        now_ns: u64,
-        tag: u32,
-        port: usize,
-        watch: &Watch<P>,
-    ) {
-        let Some(live) = self.live.get_mut(tag as usize) else { return };
-        let [arrived_ns, issued_ns, word, length] = *live;
-        // The tag's next request may be submitted while ports do not count, and would find this
-        // word.
-        live[2] = 0;
-        if word == 0 {
-            return;
-        }
-        let seat = (word & 0xff).wrapping_sub(1) as usize;
-        let Some(Words(words)) = watch.ports.get(port).and_then(|port| port.get(seat)) else {
-            return;
-        };
-        let took_ns = now_ns.saturating_sub(arrived_ns);
-        let more = [
-            1,
-            u64::from(took_ns > word >> 8),
-            issued_ns.saturating_sub(arrived_ns),
-            now_ns.saturating_sub(issued_ns),
-            length,
-        ];
-        for (word, more) in words.iter().zip(more) {
-            word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
-        }
-    }
-
-    /// Notes that a staged request has grown.
-    pub(super) fn grown(&mut self, tag: u32, more: u32) {
-        if let Some([_, _, word, length]) = self.live.get_mut(tag as usize)
-            && *word != 0
-        {
-            *length = length.saturating_add(more.into());
-        }
-    }
-
-    /// Forgets a request that was taken back, or completes while nothing is counted.
-    pub(super) fn forget(&mut self, tag: u32) {
-        if let Some([_, _, word, _]) = self.live.get_mut(tag as usize) {
-            *word = 0;
-        }
     }
 }
