@@ -90,14 +90,21 @@ def exports():
     return [export["export-name"] for export in json.loads(run("nbdinfo", "--json", "--list", URI.format("")).stdout)["exports"]]
 
 
-def package(version):
-    """The package of the program, under this version."""
-    made = run(f"{ROOT}/contrib/debian/package", "--program", rig.fairq(), "--version", version, "--out", "/tmp/packages")
-    return made.stdout.strip()
+def package():
+    """The package of the program."""
+    return run(f"{ROOT}/contrib/debian/package", "--program", rig.fairq(), "--version", "0.1.0", "--out", "/tmp/packages").stdout.strip()
+
+
+def next_version(package):
+    """The same package under another version."""
+    run("dpkg-deb", "--raw-extract", package, "/tmp/next")
+    run("sed", "-i", "s/^Version: .*/&+1/", "/tmp/next/DEBIAN/control")
+    run("dpkg-deb", "-Znone", "--build", "/tmp/next", "/tmp/packages/next.deb")
+    return "/tmp/packages/next.deb"
 
 
 def test_the_package_is_installed():
-    run("dpkg", "-i", package("0.1.0"))
+    run("dpkg", "-i", package())
     check(show("ActiveState") == "inactive", "the server runs before it has a configuration")
     os.makedirs("/var/lib/fairq", exist_ok=True)
     run("mount", "--bind", "/var/lib/private-fairq-state", "/var/lib/fairq")
@@ -386,7 +393,7 @@ def a_client_that_works():
 def test_an_upgrade_keeps_clients_and_settings():
     """The package of another version is installed under load: the new program takes over in the unit's sandbox, as the same process,
     and systemd notices nothing but that it is ready. Later upgrades do the same."""
-    next_package = package("0.1.0+1")
+    next_package = next_version("/tmp/packages/" + os.listdir("/tmp/packages")[0])
     run("fairq", "ctl", "weight", "db", "777")
     before, restarts = pid(), show("NRestarts")
     with a_client_that_works() as rounds:
