@@ -7,11 +7,15 @@ use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fairq_config::listen::Listen;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tempfile::TempDir;
+
+/// The time in which a command has to end with the server.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A command, before and while it runs.
 #[derive(Debug)]
@@ -94,10 +98,16 @@ impl Companion {
         let Some(running) = self.running else { return ExitCode::FAILURE };
         let Running { pid, status, is_over, waiter } = running;
         is_over.store(true, Ordering::SeqCst);
-        if status.get().is_none() {
-            let _ = kill_process(pid, Signal::TERM);
+        // The command may ignore the first signal, and cannot ignore the second one.
+        for signal in [Signal::TERM, Signal::KILL] {
+            let until = Instant::now() + PATIENCE;
+            if !waiter.is_finished() && status.get().is_none() {
+                let _ = kill_process(pid, signal);
+            }
+            while !waiter.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
         }
-        let _ = waiter.join();
         let code = status.get().map(|status| {
             status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
         });

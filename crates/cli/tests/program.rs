@@ -337,6 +337,12 @@ fn a_server_ends_with_its_command_and_the_command_with_the_server() {
     assert_eq!(server.end(rustix::process::Signal::TERM), Some(0));
     assert_eq!(lines.next().unwrap().unwrap(), "ended", "the command ends with the server");
 
+    let script = "trap '' TERM; echo begun; while :; do sleep 0.1; done";
+    let mut server = Server::start(&[&DISK[..], &["--run", script]].concat());
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "begun");
+    assert_eq!(server.end(rustix::process::Signal::TERM), Some(137), "it is killed in the end");
+
     let upgrade = format!("{} ctl --control \"$control\" upgrade", env!("CARGO_BIN_EXE_fairq"));
     let done = run(&[&DISK[..], &["--run", &upgrade]].concat());
     assert_eq!(done.status.code(), Some(1));

@@ -14,6 +14,7 @@ Examples:
   fairq serve --tenant db,weight=300,path=/srv/db.img --tenant web,path=/srv/web.img --listen \
   tcp:0.0.0.0
   fairq serve --config fairq.toml --policy none
+  fairq serve --device ram,size=1G --tenant a --run 'nbdinfo \"$uri\"'
 
 {UNITS}
 

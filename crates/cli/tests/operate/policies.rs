@@ -117,7 +117,7 @@ fn keys_without_effect_are_logged_once() {
     let mut text = String::new();
     std::io::Read::read_to_string(&mut log, &mut text).unwrap();
     for (key, times) in [("slot-kind", 1), ("unthrottle", 1), ("virtual-time", 0)] {
-        let warning = format!("key {key} of policy mqfq has no effect any more: remove it");
+        let warning = format!("policy mqfq ignores the key {key}: remove the key");
         assert_eq!(text.matches(&warning).count(), times, "{text}");
     }
 }

@@ -44,12 +44,10 @@ impl Retired {
     pub(super) fn told(&self, value: u64) -> Result<String, String> {
         let Retired { knob, policy, own, claims } = self;
         match value == *own {
-            true => {
-                Ok(format!("key {} of policy {policy} has no effect any more: remove it", knob.key))
-            }
+            true => Ok(format!("policy {policy} ignores the key {}: remove the key", knob.key)),
             false => Err(format!(
-                "policy: {} {} of {policy} is not served any more: remove it; the laboratory \
-                 compares it: fairq lab run {claims}",
+                "policy: a server has no {} {} of {policy}: remove the key; the laboratory \
+                 compares this variant: fairq lab run {claims}",
                 knob.key,
                 super::value::show(knob, value),
             )),

@@ -199,8 +199,7 @@ fn flags_win_key_by_key_unless_the_policy_is_another() {
 fn retired_keys_are_accepted_as_they_are_served() {
     let said = "mqfq:virtual-time=mindicator,slot-kind=tree,unthrottle=wheel";
     let table: PolicyTable = said.parse().unwrap();
-    let warning =
-        |key, policy| format!("key {key} of policy {policy} has no effect any more: remove it");
+    let warning = |key, policy| format!("policy {policy} ignores the key {key}: remove the key");
     let keys = ["slot-kind", "unthrottle", "virtual-time"];
     assert_eq!(table.warnings(), keys.map(|key| warning(key, "mqfq")));
     assert_eq!(complete(said), complete("mqfq"));
@@ -216,8 +215,8 @@ fn retired_keys_are_accepted_as_they_are_served() {
         ("d2fq:strict-paper", "strict-paper true of d2fq", "D-7 D-8"),
     ] {
         let refusal = format!(
-            "policy: {said} is not served any more: remove it; the laboratory compares it: fairq \
-             lab run {claims}"
+            "policy: a server has no {said}: remove the key; the laboratory compares this variant: \
+             fairq lab run {claims}"
         );
         assert_eq!(complete(text), Err(refusal));
         let table: PolicyTable = text.parse().unwrap();

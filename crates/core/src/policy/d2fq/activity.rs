@@ -66,7 +66,7 @@ impl Activity {
 }
 
 impl<P: Platform> FlowState<P> {
-    #[expect(clippy::new_without_default, reason = "nobody needs a default")]
+    #[expect(clippy::new_without_default, reason = "no caller makes a default state")]
     pub fn new() -> Self {
         let zero = || P::U64::new(0);
         FlowState { vt: zero(), activity: zero(), moved: zero(), reach: zero(), urgent: zero() }
