@@ -12,20 +12,32 @@
 use fairq_core::Port;
 
 use crate::device::Device;
+use crate::front::vhost::front::{Message as VhostMessage, VhostFront};
 use crate::io::ring::{Asker, Event, Ring};
 use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
+pub mod vhost;
+
 /// The front ends of one shard.
 pub struct Fronts {
     nbd: NbdFront,
+    vhost: VhostFront,
 }
 
 /// A message to one front end.
 pub enum Message {
     /// To the one for NBD.
     Nbd(NbdMessage),
+    /// To the one for vhost-user.
+    Vhost(VhostMessage),
+}
+
+impl From<VhostMessage> for Message {
+    fn from(message: VhostMessage) -> Message {
+        Message::Vhost(message)
+    }
 }
 
 impl From<NbdMessage> for Message {
@@ -36,17 +48,20 @@ impl From<NbdMessage> for Message {
 
 impl Fronts {
     /// These front ends.
-    pub fn new(nbd: NbdFront) -> Fronts {
-        Fronts { nbd }
+    pub fn new(nbd: NbdFront, vhost: VhostFront) -> Fronts {
+        Fronts { nbd, vhost }
     }
 }
 
 /// Calls a method of each front end, which acts for itself on the data path meanwhile.
 macro_rules! each {
     ($fronts:expr, $path:expr, $one:ident => $run:expr) => {{
-        let Fronts { nbd } = $fronts;
+        let Fronts { nbd, vhost } = $fronts;
         $path.serve(Asker::Nbd);
         let $one = nbd;
+        $run;
+        $path.serve(Asker::Vhost);
+        let $one = vhost;
         $run;
     }};
 }
@@ -66,6 +81,10 @@ impl Front for Fronts {
                 path.serve(Asker::Nbd);
                 self.nbd.message(now_ns, ring, path, message);
             }
+            Message::Vhost(message) => {
+                path.serve(Asker::Vhost);
+                self.vhost.message(now_ns, ring, path, message);
+            }
         }
     }
 
@@ -83,6 +102,7 @@ impl Front for Fronts {
     fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
         match event.data.asker {
             Asker::Nbd => self.nbd.event(now_ns, ring, event),
+            Asker::Vhost => self.vhost.event(now_ns, ring, event),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
     }
@@ -101,36 +121,61 @@ impl Front for Fronts {
     fn finished(&mut self, now_ns: u64, finished: Finished) {
         match finished.asker {
             Asker::Nbd => self.nbd.finished(now_ns, finished),
+            Asker::Vhost => self.vhost.finished(now_ns, finished),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
     }
 
     #[inline]
     fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
-        self.nbd.flush(now_ns, ring)
+        let is_busy = self.nbd.flush(now_ns, ring);
+        self.vhost.flush(now_ns, ring) || is_busy
     }
 
     fn deadline_ns(&self) -> Option<u64> {
         self.nbd.deadline_ns()
     }
 
+    #[inline]
+    fn polls_ns(&mut self) -> u64 {
+        self.vhost.polls_ns()
+    }
+
+    #[inline]
+    fn has_news(&mut self) -> bool {
+        self.vhost.has_news()
+    }
+
+    fn polled(&mut self, waited_ns: Option<u64>) {
+        self.vhost.polled(waited_ns);
+    }
+
+    #[inline]
+    fn rest(&mut self) -> bool {
+        self.vhost.rest()
+    }
+
     fn resume(&mut self) {
         self.nbd.resume();
+        self.vhost.resume();
     }
 
     fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
-        self.nbd.halt(ring, cancel)
+        let is_quiet = self.nbd.halt(ring, cancel);
+        self.vhost.halt(ring, cancel) && is_quiet
     }
 
     fn go_on(&mut self, ring: &mut Ring) {
         self.nbd.go_on(ring);
+        self.vhost.go_on(ring);
     }
 
     fn stop(&mut self) {
         self.nbd.stop();
+        self.vhost.stop();
     }
 
     fn is_stopped(&self) -> bool {
-        self.nbd.is_stopped()
+        self.nbd.is_stopped() && self.vhost.is_stopped()
     }
 }

@@ -30,6 +30,7 @@ use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
 use crate::front::Fronts;
+use crate::front::vhost::front::{Poll, VhostFront};
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
@@ -349,7 +350,8 @@ pub fn serve(
         let nbd = NbdFront::new(connections, config.limits, count, surveyor.client(shard))
             .within(budget.clone())
             .weighed_by(common.weights.clone());
-        Ok(Fronts::new(nbd))
+        let vhost = VhostFront::new(Poll::Auto, common.weights.clone());
+        Ok(Fronts::new(nbd, vhost))
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));

@@ -395,7 +395,9 @@ impl Region {
         self.set(OLD_FREE, next);
         self.set_positions(used, used);
         let places: u32 = again.iter().map(|chain| u32::from(chain.buffer.places)).sum();
-        packed.go_on_at(used.after(places.min(self.size.into()) as u16, self.size), used);
+        let places = places.min(self.size.into()) as u16;
+        packed.hold(used, places);
+        packed.go_on_at(used.after(places, self.size), used);
         again
     }
 

@@ -480,9 +480,9 @@ impl Session {
     // Memory.
 
     fn set_memory(&mut self, request: &mut Request) -> Result<(), Refusal> {
+        let files = std::mem::take(&mut request.files);
         let count = request.start::<VhostUserMemory>()?.num_regions as usize;
         let regions = request.rest::<VhostUserMemory>();
-        let files = std::mem::take(&mut request.files);
         let is_whole = regions.len() == count * size_of::<VhostUserMemoryRegion>();
         if !is_whole || files.len() != count {
             return Err(request.wrong().into());

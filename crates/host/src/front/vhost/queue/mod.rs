@@ -115,6 +115,11 @@ impl Descriptor {
         }
     }
 
+    fn of_packed([address, rest]: [u64; 2]) -> Descriptor {
+        let split = Descriptor::of_split([address, rest]);
+        Descriptor { flags: split.link, link: split.flags, ..split }
+    }
+
     fn is(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -185,7 +190,11 @@ impl Chain {
         let mut index = 0u64;
         for _ in 0..CHAIN {
             // SAFETY: the table was translated with this generation, which is mapped.
-            let entry = Descriptor::of_split(unsafe { entry(table, index) });
+            let words = unsafe { entry(table, index) };
+            let entry = match is_linked {
+                true => Descriptor::of_split(words),
+                false => Descriptor::of_packed(words),
+            };
             if entry.is(INDIRECT) {
                 return Err(Fault::Table);
             }

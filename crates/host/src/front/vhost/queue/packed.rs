@@ -146,6 +146,17 @@ impl Packed {
         (flags & AVAILABLE != 0) == position.wrap && (flags & USED != 0) != position.wrap
     }
 
+    /// Makes descriptors of chains that the device has look available to the guest: the flags of a
+    /// batch that was not published may have been stored in part.
+    pub fn hold(&self, from: Position, places: u16) {
+        let mut at = from;
+        for _ in 0..places.min(self.size) {
+            let flags = if at.wrap { AVAILABLE } else { USED };
+            self.rings.set_flags(at.index, flags, Ordering::Release);
+            at = at.after(1, self.size);
+        }
+    }
+
     pub(super) fn rebind(
         &mut self,
         guest: &Arc<Guest>,
@@ -180,7 +191,7 @@ impl Packed {
             }
             // SAFETY: the ring is mapped, and the index is below its size.
             let words = unsafe { read16(self.rings.descriptor(at.index)) };
-            let descriptor = of_packed(words);
+            let descriptor = Descriptor::of_packed(words);
             chain.ring.push(descriptor);
             at = at.after(1, self.size);
             if !descriptor.is(NEXT) {
@@ -265,16 +276,6 @@ impl Packed {
         // SAFETY: aligned to 4 and mapped.
         unsafe { AtomicU32::from_ptr(self.rings.device.cast()) }
             .store((u32::from(event) | flags << 16).to_le(), Ordering::Release);
-    }
-}
-
-fn of_packed([address, rest]: [u64; 2]) -> Descriptor {
-    let [address, rest] = [u64::from_le(address), u64::from_le(rest)];
-    Descriptor {
-        address,
-        length: rest as u32,
-        link: (rest >> 32) as u16,
-        flags: (rest >> 48) as u16,
     }
 }
 

@@ -290,8 +290,7 @@ proptest! {
         let mut chain = Chain::default();
         let mut sent: VecDeque<(u16, Vec<(u64, u32, bool)>)> = VecDeque::new();
         let (mut held, mut pushed, mut visible) = (Vec::new(), VecDeque::new(), 0);
-        let (mut sleeps, mut waits, mut serial) = (queue.enable_kicks(), false, 0u32);
-        sleeps = !sleeps;
+        let (mut sleeps, mut waits, mut serial) = (!queue.enable_kicks(), false, 0u32);
         for step in steps {
             match step {
                 Step::Submit { reads, writes, in_table } => {
@@ -347,6 +346,7 @@ proptest! {
                     }
                     prop_assert_eq!(visible, 0);
                     driver.want_calls(&machine, false);
+                    waits = false;
                 }
                 Step::Sleep => sleeps = !queue.enable_kicks(),
                 Step::Wait => {
