@@ -17,6 +17,8 @@ use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
+pub mod attach;
+
 /// The front ends of one shard.
 pub struct Fronts {
     nbd: NbdFront,
