@@ -18,6 +18,7 @@ use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
+pub mod attach;
 pub mod vhost;
 
 /// The front ends of one shard.

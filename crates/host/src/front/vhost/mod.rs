@@ -29,3 +29,5 @@ pub mod message;
 pub mod queue;
 pub mod session;
 pub mod vring;
+#[cfg(test)]
+mod tests;

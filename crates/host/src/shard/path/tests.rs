@@ -211,7 +211,8 @@ fn the_stretches_of_an_order_stay_with_it() {
             let refused = bench.path.finished().unwrap();
             assert_eq!((refused.cookie, refused.errno), (order, libc::EINVAL));
             memory.push(buffers);
-            bench.buffers.push(allocate(&mut bench));
+            let placeholder = allocate(&mut bench);
+            bench.buffers.push(placeholder);
         }
         let (errnos, sent) = bench.run();
         let is_bad = bad != u64::MAX;

@@ -18,6 +18,8 @@ const DRIVER: u64 = 0x10000;
 const DEVICE: u64 = 0x20000;
 const TABLES: u64 = 0x30000;
 const TABLE: u64 = 256;
+/// The bytes that the rings of a queue take.
+pub(crate) const RINGS: u64 = 0x40000;
 
 /// A guest's memory, and access to it from the guest's side.
 pub(crate) struct Machine {
@@ -27,8 +29,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new() -> Machine {
-        let file = file(BYTES);
-        let plan = Plan { guest: GUEST, size: BYTES, user: USER, offset: 0 };
+        Machine::with(BYTES)
+    }
+
+    pub(crate) fn with(bytes: u64) -> Machine {
+        let file = file(bytes);
+        let plan = Plan { guest: GUEST, size: bytes, user: USER, offset: 0 };
         let guest = Guest::map([(plan, file.try_clone().unwrap())]).unwrap();
         Machine { guest: Arc::new(guest), file }
     }
@@ -69,6 +75,8 @@ impl Machine {
 /// The guest's side of a queue.
 pub(crate) struct Driver {
     pub(crate) layout: Layout,
+    /// Where its rings are in the memory.
+    at: u64,
     /// The next position of available and of used buffers, and the wrap counters.
     next: u16,
     used: u16,
@@ -83,12 +91,18 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new(size: u16, is_packed: bool, has_event_index: bool) -> Driver {
+        Driver::at(0, size, is_packed, has_event_index)
+    }
+
+    /// With its rings in the [`RINGS`] bytes from an offset in the memory.
+    pub(crate) fn at(at: u64, size: u16, is_packed: bool, has_event_index: bool) -> Driver {
+        let user = USER + at;
         let addresses =
-            Addresses { descriptors: USER, driver: USER + DRIVER, device: USER + DEVICE };
+            Addresses { descriptors: user, driver: user + DRIVER, device: user + DEVICE };
         let layout = Layout { size, is_packed, has_event_index, addresses };
         let (free, held) = ((0..size).collect(), BTreeMap::new());
         let wraps = (true, true);
-        Driver { layout, next: 0, used: 0, wraps, free, held, room: size, asked: 0 }
+        Driver { layout, at, next: 0, used: 0, wraps, free, held, room: size, asked: 0 }
     }
 
     pub(crate) fn base(&self) -> u32 {
@@ -118,7 +132,7 @@ impl Driver {
         };
         let mut chain: Vec<Descriptor> = parts.iter().map(of).collect();
         if in_table {
-            let (at, last) = (TABLES + u64::from(id) * TABLE, chain.len() - 1);
+            let (at, last) = (self.at + TABLES + u64::from(id) * TABLE, chain.len() - 1);
             for (index, one) in chain.iter_mut().enumerate() {
                 if !is_packed && index < last {
                     one.flags |= NEXT;
@@ -144,12 +158,12 @@ impl Driver {
                 one.flags |= NEXT;
                 one.link = next;
             }
-            machine.describe(u64::from(taken[index]) * DESCRIPTOR, &one, false);
+            machine.describe(self.at + u64::from(taken[index]) * DESCRIPTOR, &one, false);
         }
         self.held.insert(id, taken);
-        machine.set16(DRIVER + 4 + 2 * u64::from(self.next % self.layout.size), id);
+        machine.set16(self.at + DRIVER + 4 + 2 * u64::from(self.next % self.layout.size), id);
         self.next = self.next.wrapping_add(1);
-        machine.set16(DRIVER + 2, self.next);
+        machine.set16(self.at + DRIVER + 2, self.next);
     }
 
     fn submit_packed(&mut self, machine: &Machine, id: u16, chain: Vec<Descriptor>) {
@@ -165,22 +179,22 @@ impl Driver {
             one.link = id;
             if index == 0 {
                 head_flags = one.flags;
-                one.flags = machine.get16(u64::from(head) * DESCRIPTOR + 14);
+                one.flags = machine.get16(self.at + u64::from(head) * DESCRIPTOR + 14);
             }
-            machine.describe(u64::from(self.next) * DESCRIPTOR, &one, true);
+            machine.describe(self.at + u64::from(self.next) * DESCRIPTOR, &one, true);
             self.next += 1;
             if self.next == self.layout.size {
                 (self.next, self.wraps.0) = (0, !self.wraps.0);
             }
         }
-        machine.set16(u64::from(head) * DESCRIPTOR + 14, head_flags);
+        machine.set16(self.at + u64::from(head) * DESCRIPTOR + 14, head_flags);
     }
 
     /// Whether the device wants to be notified of what was submitted since the last question.
     pub(crate) fn wants_kick(&mut self, machine: &Machine) -> bool {
         let asked = std::mem::replace(&mut self.asked, self.next);
         if self.layout.is_packed {
-            let (event, flags) = (machine.get16(DEVICE), machine.get16(DEVICE + 2));
+            let (event, flags) = (machine.get16(self.at + DEVICE), machine.get16(self.at + DEVICE + 2));
             if flags != 2 {
                 return flags == 0;
             }
@@ -193,10 +207,10 @@ impl Driver {
         }
         match self.layout.has_event_index {
             true => {
-                let event = machine.get16(DEVICE + 4 + 8 * u64::from(self.layout.size));
+                let event = machine.get16(self.at + DEVICE + 4 + 8 * u64::from(self.layout.size));
                 passes(event, self.next, asked)
             }
-            false => machine.get16(DEVICE) & 1 == 0,
+            false => machine.get16(self.at + DEVICE) & 1 == 0,
         }
     }
 
@@ -209,13 +223,13 @@ impl Driver {
                 (true, false) => (0, 0),
                 (false, _) => (0, 1),
             };
-            machine.set16(DRIVER, event);
-            machine.set16(DRIVER + 2, flags);
+            machine.set16(self.at + DRIVER, event);
+            machine.set16(self.at + DRIVER + 2, flags);
         } else if self.layout.has_event_index {
             let event = if wanted { self.used } else { self.used.wrapping_sub(0x4000) };
-            machine.set16(DRIVER + 4 + 2 * u64::from(self.layout.size), event);
+            machine.set16(self.at + DRIVER + 4 + 2 * u64::from(self.layout.size), event);
         } else {
-            machine.set16(DRIVER, u16::from(!wanted));
+            machine.set16(self.at + DRIVER, u16::from(!wanted));
         }
     }
 
@@ -223,7 +237,7 @@ impl Driver {
     pub(crate) fn used(&mut self, machine: &Machine) -> Option<(u16, u32)> {
         let (id, length, places);
         if self.layout.is_packed {
-            let at = u64::from(self.used) * DESCRIPTOR;
+            let at = self.at + u64::from(self.used) * DESCRIPTOR;
             let flags = machine.get16(at + 14);
             if (flags & 1 << 7 != 0, flags & 1 << 15 != 0) != (self.wraps.1, self.wraps.1) {
                 return None;
@@ -237,10 +251,10 @@ impl Driver {
             }
             self.free.push_back(id);
         } else {
-            if self.used == machine.get16(DEVICE + 2) {
+            if self.used == machine.get16(self.at + DEVICE + 2) {
                 return None;
             }
-            let at = DEVICE + 4 + 8 * u64::from(self.used % self.layout.size);
+            let at = self.at + DEVICE + 4 + 8 * u64::from(self.used % self.layout.size);
             id = machine.get16(at);
             length = u32::from(machine.get16(at + 4)) | u32::from(machine.get16(at + 6)) << 16;
             let taken = self.held.remove(&id).expect("the device returns what it has");
