@@ -23,6 +23,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
 
 use fairq_core::FlowId;
 use thiserror::Error;
@@ -37,6 +38,7 @@ use virtio_bindings::virtio_config::{
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vm_memory::ByteValued;
 
+use crate::front::attach::{Attachment, Exhausted};
 use crate::front::vhost::blk::{self, Shape};
 use crate::front::vhost::front::Message;
 use crate::front::vhost::inflight::{self, Area};
@@ -146,15 +148,15 @@ pub struct Sessions {
 
 impl Sessions {
     /// Starts the session of a monitor that has connected. `shards` is the number of shards that
-    /// `send` reaches; `place` is dropped at the session's end.
+    /// `send` reaches; `attachment` has the places of the session's queues.
     pub fn spawn(
         &self,
         stream: UnixStream,
         disk: Disk,
         shards: usize,
         send: Send,
-        place: impl std::marker::Send + 'static,
-    ) -> io::Result<()> {
+        attachment: Arc<Attachment>,
+    ) -> io::Result<JoinHandle<()>> {
         let link = Arc::new(Link {
             name: disk.name,
             flow: disk.volume.flow,
@@ -177,6 +179,7 @@ impl Sessions {
             preferred: disk.preferred,
             shards: shards.max(1),
             send,
+            attachment,
             features: 0,
             protocol: 0,
             status: 0,
@@ -185,11 +188,8 @@ impl Sessions {
             area: None,
             vrings: (0..QUEUES).map(|_| Vring::default()).collect(),
         };
-        let run = move || {
-            session.run();
-            drop(place);
-        };
-        std::thread::Builder::new().name("fairq-guest".into()).spawn(run).map(drop)
+        let run = move || session.run();
+        std::thread::Builder::new().name("fairq-guest".into()).spawn(run)
     }
 
     fn of(&self, flow: FlowId) -> Vec<Arc<Link>> {
@@ -242,6 +242,8 @@ enum Refusal {
     Config(u32),
     #[error("{0:?} is not supported")]
     Unsupported(FrontendReq),
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
     #[error("the server ends")]
     Ending,
 }
@@ -274,6 +276,7 @@ struct Session {
     preferred: u32,
     shards: usize,
     send: Send,
+    attachment: Arc<Attachment>,
     features: u64,
     protocol: u64,
     status: u8,
@@ -632,7 +635,9 @@ impl Session {
         }
         let mut volume = self.volume.clone();
         volume.size = self.link.size.load(Ordering::Relaxed);
+        let place = self.attachment.take(self.shard(index))?;
         let start = Start {
+            place,
             key: self.key(index),
             layout,
             queue,

@@ -20,6 +20,7 @@ use fairq_core::{FlowId, Op, Port};
 use io_uring::{opcode, squeue, types};
 
 use crate::device::Device;
+use crate::front::attach::{QUEUE_TAGS, QueuePlace};
 use crate::front::vhost::blk::{self, Parsed, Status, Wish};
 use crate::front::vhost::inflight::{Again, Region};
 use crate::front::vhost::memory::Guest;
@@ -34,7 +35,7 @@ use crate::shard::request::{Cursor, Request as Orders};
 use crate::shard::volume::Volume;
 
 /// The most orders of a vring under way.
-pub const ORDERS: u32 = 256;
+const ORDERS: u32 = QUEUE_TAGS as u32;
 
 /// What an eventfd takes for one event.
 static ONE: u64 = 1;
@@ -55,6 +56,8 @@ pub struct Key {
 
 /// A vring to serve.
 pub struct Start {
+    /// Its place on the shard.
+    pub place: QueuePlace,
     /// Its name.
     pub key: Key,
     /// Its rings.
@@ -160,13 +163,14 @@ pub struct Vring {
     closing: Vec<Sender<()>>,
     /// Its session ends with it.
     is_given_up: bool,
+    _place: QueuePlace,
 }
 
 impl Vring {
     /// A vring in this place of the front end.
     pub fn new(index: u16, start: Start, client: Client) -> Vring {
         let Start { key, layout, queue, guest, region, again, kick, call, error, .. } = start;
-        let Start { volume, has_flush, link, .. } = start;
+        let Start { volume, has_flush, link, place, .. } = start;
         let idle = |_| Request {
             is_busy: false,
             is_queued: false,
@@ -218,6 +222,7 @@ impl Vring {
             stopping: None,
             closing: Vec::new(),
             is_given_up: false,
+            _place: place,
         }
     }
 
