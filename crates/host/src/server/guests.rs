@@ -356,7 +356,7 @@ impl Server {
             preferred: self.preferred,
         };
         let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        self.sessions.spawn(stream, disk, shards, send, attachment)?;
+        drop(self.sessions.spawn(stream, disk, shards, send, attachment)?);
         Ok(over)
     }
 }

@@ -154,12 +154,23 @@ pub fn reply(
     body: &[u8],
     file: Option<BorrowedFd<'_>>,
 ) -> Result<(), MessageError> {
-    let bytes = [header(to.into(), VERSION | REPLY, body.len()).as_slice(), body].concat();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    send(stream, to.into(), VERSION | REPLY, body, file.as_slice())
+}
+
+/// Sends a message.
+pub fn send(
+    stream: &UnixStream,
+    request: u32,
+    flags: u32,
+    body: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> Result<(), MessageError> {
+    let bytes = [header(request, flags, body.len()).as_slice(), body].concat();
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&fds));
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(MessageError::Files);
     }
     let mut sent = 0;
     while sent < bytes.len() {

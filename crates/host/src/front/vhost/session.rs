@@ -23,6 +23,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
 
 use fairq_core::FlowId;
 use thiserror::Error;
@@ -155,7 +156,7 @@ impl Sessions {
         shards: usize,
         send: Send,
         attachment: Arc<Attachment>,
-    ) -> io::Result<()> {
+    ) -> io::Result<JoinHandle<()>> {
         let link = Arc::new(Link {
             name: disk.name,
             flow: disk.volume.flow,
@@ -188,7 +189,7 @@ impl Sessions {
             vrings: (0..QUEUES).map(|_| Vring::default()).collect(),
         };
         let run = move || session.run();
-        std::thread::Builder::new().name("fairq-guest".into()).spawn(run).map(drop)
+        std::thread::Builder::new().name("fairq-guest".into()).spawn(run)
     }
 
     fn of(&self, flow: FlowId) -> Vec<Arc<Link>> {
