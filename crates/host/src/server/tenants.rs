@@ -389,8 +389,8 @@ impl ControlThread<'_> {
 
     /// Gives the front ends the new size of a tenant's range.
     fn resize_guests(&self, flow: FlowId, size: u64) {
-        self.server.notify_all(Notice::Resize { flow, size });
-        self.server.sessions.resized(flow, size);
+        let server = &self.server;
+        server.sessions.resize(flow, size, || server.notify_all(Notice::Resize { flow, size }));
     }
 
     /// Whether requests of a removed tenant may be under way in a tenant's range.

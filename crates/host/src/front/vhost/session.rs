@@ -20,9 +20,9 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{RecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use fairq_core::FlowId;
@@ -92,7 +92,9 @@ pub struct Link {
     stream: UnixStream,
     /// The back channel, if the monitor has one.
     back: Mutex<Option<UnixStream>>,
-    size: AtomicU64,
+    /// The disk's size in bytes. A session that starts a vring with it holds the lock until the
+    /// message is sent, so that each vring starts with the present size, or gets it later.
+    size: Mutex<u64>,
     has_failed: AtomicBool,
     /// Whether the guest lets the device cache writes.
     caches_writes: AtomicBool,
@@ -126,6 +128,10 @@ impl Link {
     /// Ends the session.
     pub fn hang_up(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn size(&self) -> MutexGuard<'_, u64> {
+        self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says that the configuration, or the status, has changed.
@@ -162,7 +168,7 @@ impl Sessions {
             flow: disk.volume.flow,
             stream: stream.try_clone()?,
             back: Mutex::new(None),
-            size: AtomicU64::new(disk.volume.size),
+            size: Mutex::new(disk.volume.size),
             has_failed: AtomicBool::new(false),
             caches_writes: AtomicBool::new(true),
         });
@@ -208,13 +214,13 @@ impl Sessions {
         self.of(flow).len()
     }
 
-    /// Shows the guests of a flow that their disk has another size. The vrings get it as
-    /// [`crate::shard::Notice::Resize`], which has to come first.
-    pub fn resized(&self, flow: FlowId, size: u64) {
-        for link in self.of(flow) {
-            link.size.store(size, Ordering::Relaxed);
-            link.notify();
-        }
+    /// Gives the disks of a flow another size. `tell_vrings` sends the shards a
+    /// [`crate::shard::Notice::Resize`], before the guests get the size: they may use it at once.
+    pub fn resize(&self, flow: FlowId, size: u64, tell_vrings: impl FnOnce()) {
+        let links = self.of(flow);
+        links.iter().for_each(|link| *link.size() = size);
+        tell_vrings();
+        links.iter().for_each(|link| link.notify());
     }
 
     /// Ends the sessions of a flow that have no vring; the others end with their vrings.
@@ -623,6 +629,7 @@ impl Session {
         };
         let kick = kick.try_clone().map_err(Refusal::Area)?;
         let (call, error) = (clone(&vring.call)?, clone(&vring.error)?);
+        let place = self.attachment.take(self.shard(index))?;
         let mut queue = match Queue::new(&self.guest, &layout, vring.base) {
             Ok(queue) => queue,
             Err(fault) => {
@@ -640,8 +647,8 @@ impl Session {
             tracing::info!(disk, queue = index, requests, "requests of the last server again");
         }
         let mut volume = self.volume.clone();
-        volume.size = self.link.size.load(Ordering::Relaxed);
-        let place = self.attachment.take(self.shard(index))?;
+        let size = self.link.size();
+        volume.size = *size;
         let start = Start {
             place,
             key: self.key(index),
@@ -658,6 +665,7 @@ impl Session {
             link: self.link.clone(),
         };
         (self.send)(self.shard(index), Message::Start(Box::new(start)));
+        drop(size);
         self.vrings[index].is_started = true;
         Ok(())
     }
@@ -692,7 +700,7 @@ impl Session {
             return Err(request.wrong().into());
         }
         let shape = Shape {
-            size: self.link.size.load(Ordering::Relaxed),
+            size: *self.link.size(),
             block: self.block,
             preferred: self.preferred,
             queues: QUEUES as u16,

@@ -392,8 +392,8 @@ fn a_disk_that_grows_or_goes_is_noticed() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     guest.monitor.set_backend_request_fd(&theirs).unwrap();
     guest.exercise(1);
-    host.notify(Notice::Resize { flow: host.flow, size: DISK / 2 });
-    host.sessions.resized(host.flow, DISK / 2);
+    let (flow, size) = (host.flow, DISK / 2);
+    host.sessions.resize(flow, size, || host.notify(Notice::Resize { flow, size }));
     let mut header = [0; 12];
     std::io::Read::read_exact(&mut &ours, &mut header).unwrap();
     assert_eq!(header[..8], [2, 0, 0, 0, 1, 0, 0, 0]);
