@@ -563,7 +563,24 @@ fn tenants(result: &Value) -> String {
         ]);
     }
     align_right(&mut table);
-    format!("{table}\n")
+    format!("{table}\n{}", attachments(result))
+}
+
+/// A line for each socket for guests.
+fn attachments(result: &Value) -> String {
+    let mut lines = String::new();
+    for tenant in result.as_array().map(Vec::as_slice).unwrap_or_default() {
+        for socket in tenant["attachments"].as_array().map(Vec::as_slice).unwrap_or_default() {
+            let state = match (socket["connected"].as_bool(), socket["queues"].as_u64()) {
+                (Some(true), Some(1)) => "a guest with 1 queue".to_owned(),
+                (Some(true), queues) => format!("a guest with {} queues", queues.unwrap_or(0)),
+                _ => "no guest".to_owned(),
+            };
+            let (name, kind) = (string(&tenant["name"]), string(&socket["kind"]));
+            lines += &format!("{name}: {kind} {}: {state}\n", string(&socket["path"]));
+        }
+    }
+    lines
 }
 
 fn policy(result: &Value) -> String {

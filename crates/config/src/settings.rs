@@ -43,6 +43,8 @@ const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
 const MEMORY_MIN: u64 = fairq_host::nbd::serve::conn::Limits::MIN_MEMORY as u64;
 /// The most tenants of a server.
 const TENANTS_MAX: usize = 10_000;
+/// The most virtqueues of guests that a server may be configured for.
+const GUEST_QUEUES_MAX: u32 = 4096;
 /// The most tenants that a refusal names.
 const NAMED_MAX: usize = 20;
 /// The default tenants, with their weights.
@@ -83,6 +85,7 @@ pub struct LimitsTable {
     pub memory: Option<Size>,
     pub memory_per_connection: Option<Size>,
     pub depth_per_connection: Option<u32>,
+    pub guest_queues: Option<u32>,
 }
 
 /// The configuration of a file or of flags, without defaults.
@@ -369,6 +372,8 @@ pub struct Limits {
     pub memory_per_connection: u64,
     /// The most requests of one connection that are being served.
     pub depth_per_connection: u32,
+    /// The most virtqueues of all guests.
+    pub guest_queues: u32,
 }
 
 impl Default for Limits {
@@ -378,6 +383,7 @@ impl Default for Limits {
             memory: None,
             memory_per_connection: MEMORY_MIN,
             depth_per_connection: 512,
+            guest_queues: 64,
         }
     }
 }
@@ -584,6 +590,11 @@ impl Settings {
             }
             return Ok(Source::Stdio);
         }
+        if let Some(metrics) = self.metrics.iter().find(|at| !at.is_nbd()) {
+            return Err(Refusal::new(format!(
+                "metrics {metrics}: HTTP is served at unix:PATH or tcp:ADDRESS:PORT"
+            )));
+        }
         for (index, listen) in self.listen.iter().enumerate() {
             if self.listen[..index].contains(listen) {
                 return Err(Refusal::new(format!("listen {listen} is given twice: leave one out")));
@@ -765,7 +776,16 @@ fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
             exact_size(MEMORY_MIN),
         )));
     }
+    // Unlike the others this may be 0: a server without guests.
+    let guest_queues = table.guest_queues.unwrap_or(default.guest_queues);
+    if guest_queues > GUEST_QUEUES_MAX {
+        return Err(Refusal::new(format!(
+            "limits: guest-queues {guest_queues} is not in 0..{GUEST_QUEUES_MAX}: the default is {}",
+            default.guest_queues
+        )));
+    }
     Ok(Limits {
+        guest_queues,
         memory: total,
         connections: within("connections", table.connections, default.connections, 1 << 16)?,
         memory_per_connection: memory,

@@ -20,7 +20,7 @@ use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size};
 use crate::weight::WeightSource;
-use crate::{keys, latency};
+use crate::{keys, latency, listen};
 
 /// Equal parts are multiples of this number of bytes.
 const PART: u64 = 1 << 20;
@@ -56,6 +56,7 @@ pub struct TenantTable {
     pub user: Option<List<String>>,
     pub group: Option<List<String>>,
     pub connections: Option<u32>,
+    pub vhost_user: Option<PathBuf>,
     pub description: Option<String>,
     #[serde(skip)]
     pub origin: Origin,
@@ -99,6 +100,8 @@ pub struct Tenant {
     pub users: Users,
     /// The most connections to it; half of all if `None`.
     pub connections: Option<u32>,
+    /// The path of its own socket for guests, if it has one.
+    pub vhost_user: Option<PathBuf>,
     /// Description in lists of exports.
     pub description: String,
     /// The place of its configuration, for messages.
@@ -252,6 +255,9 @@ impl TenantTable {
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
+        if let Some(Err(text)) = self.vhost_user.as_deref().map(listen::check_path) {
+            return refuse(format!("vhost-user: {text}"));
+        }
         let (group, user_groups) = match group::split(self.group.as_ref(), groups) {
             Ok(both) => both,
             Err(text) => return refuse(text),
@@ -295,6 +301,7 @@ impl TenantTable {
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
+            vhost_user: self.vhost_user,
             description: self.description.unwrap_or_default(),
             origin: self.origin,
         })
@@ -498,6 +505,7 @@ mod tests {
                 identity: Some("db.example.org".into()),
                 users: Users { uids: vec![7, 0], gids: Vec::new() },
                 connections: Some(9),
+                vhost_user: None,
                 description: "orders, and more".into(),
                 origin: Origin::Flag,
             };

@@ -231,6 +231,12 @@ impl View {
             "uids": users.uids,
             "gids": users.gids,
             "connections": member.all_connections(),
+            "attachments": now.attachments_of(member).iter().map(|of| json!({
+                "kind": "vhost-user",
+                "path": of.path,
+                "connected": of.is_connected,
+                "queues": of.queues,
+            })).collect::<Vec<_>>(),
             "outdated": member.outdated_connections().into_iter().map(|(size, connections)| json!({
                 "size": size, "connections": connections,
             })).collect::<Vec<_>>(),

@@ -7,8 +7,9 @@
 //! on each shard ([`Places`]); a queue takes its place when it starts, and is refused with a text
 //! that names what is exhausted.
 
+use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 
@@ -20,14 +21,12 @@ pub const QUEUE_TAGS: usize = 256;
 pub enum Exhausted {
     /// The shard has as many queues as it may.
     #[error(
-        "all {0} queues of guests on a shard are in use: detach a guest, or raise limits.queues \
+        "all {0} queues of guests on a shard are in use: detach a guest, or raise limits.guest-queues \
          and restart the server"
     )]
     Queues(usize),
     /// The memory of connections is used up.
-    #[error(
-        "no memory is left for another guest (limits.memory): detach one, or try again later"
-    )]
+    #[error("no memory is left for another guest (limits.memory): detach one, or try again later")]
     Memory,
 }
 
@@ -45,19 +44,27 @@ impl Places {
     }
 }
 
-/// One socket of a tenant: whether a guest is attached, and its queues.
+/// A guest that is attached, as long as its session or one of its queues is there.
 #[derive(Debug)]
 pub struct Attachment {
     places: Arc<Places>,
     queues: AtomicUsize,
-    is_connected: AtomicBool,
+    /// Its part of the server's memory, for example.
+    _guard: Box<dyn Any + Send + Sync>,
 }
 
 impl Attachment {
-    /// Without a guest, with queues in these places.
+    /// A guest without queues yet, which will be in these places.
     pub fn new(places: Arc<Places>) -> Arc<Attachment> {
-        let (queues, is_connected) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Attachment { places, queues, is_connected })
+        Attachment::with_guard(places, Box::new(()))
+    }
+
+    /// The same; `guard` is dropped at its end.
+    pub(crate) fn with_guard(
+        places: Arc<Places>,
+        guard: Box<dyn Any + Send + Sync>,
+    ) -> Arc<Attachment> {
+        Arc::new(Attachment { places, queues: AtomicUsize::new(0), _guard: guard })
     }
 
     /// Takes the place of one more queue on a shard.
@@ -73,16 +80,6 @@ impl Attachment {
     /// The number of its queues.
     pub fn queues(&self) -> usize {
         self.queues.load(Ordering::Relaxed)
-    }
-
-    /// Whether a guest is attached.
-    pub fn is_connected(&self) -> bool {
-        self.is_connected.load(Ordering::Relaxed)
-    }
-
-    /// Notes whether a guest is attached.
-    pub(crate) fn set_connected(&self, is_connected: bool) {
-        self.is_connected.store(is_connected, Ordering::Relaxed);
     }
 }
 
@@ -112,7 +109,7 @@ mod tests {
         let _second = other.take(0).unwrap();
         let refused = one.take(0).unwrap_err();
         assert_eq!(refused, Exhausted::Queues(2));
-        assert!(refused.to_string().contains("limits.queues"));
+        assert!(refused.to_string().contains("limits.guest-queues"));
         let _elsewhere = one.take(1).unwrap();
         assert_eq!((one.queues(), other.queues()), (2, 1));
         drop(first);

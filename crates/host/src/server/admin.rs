@@ -67,6 +67,8 @@ pub struct Status {
     /// The tenants' effective weights and reservations, by their numbers; empty while no tenant is
     /// in a group or has a reservation.
     pub shares: HashMap<u16, ShareStats>,
+    /// The sockets for guests, by the tenants' numbers; those of a tenant by their paths.
+    pub attachments: HashMap<u16, Vec<AttachmentStatus>>,
     /// The control thread's turns so far.
     pub control: Turns,
     /// The number of upgrades in this process.
@@ -91,7 +93,23 @@ pub struct StoreStatus {
     pub policy: Stats,
 }
 
+/// A socket of a tenant at which a guest attaches its disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AttachmentStatus {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether a guest is attached.
+    pub is_connected: bool,
+    /// The number of the guest's virtqueues that are served.
+    pub queues: usize,
+}
+
 impl Status {
+    /// A tenant's sockets for guests.
+    pub fn attachments_of(&self, member: &Member) -> &[AttachmentStatus] {
+        self.attachments.get(&member.number()).map_or(&[], Vec::as_slice)
+    }
+
     /// The name of a tenant's store.
     pub fn store_of(&self, member: &Member) -> Option<&str> {
         let store = self.stores.iter().find(|store| store.number == member.store);
@@ -226,6 +244,8 @@ pub enum Change {
     Target(Option<Target>),
     /// Its caps, which replace the current ones.
     Caps(Caps),
+    /// The path of its own socket for guests; `None` for none. Guests that are attached stay.
+    Socket(Option<PathBuf>),
     /// Its group, or none, and its reservation.
     Place {
         /// The group.

@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
+use crate::server::guests::GuestSocket;
 use crate::server::handover::{Caller, Role, Successor};
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
@@ -80,6 +82,9 @@ pub(super) struct ControlThread<'a> {
     /// The device's preferred size of a transfer, in bytes.
     pub(super) preferred: u32,
     pub(super) listeners: Vec<Listening>,
+    /// The sockets for guests, by path, and the directories that have one for each tenant.
+    pub(super) guests: HashMap<PathBuf, GuestSocket>,
+    pub(super) guest_directories: Vec<PathBuf>,
     /// The time until which no client is accepted because an upgrade waits for handshakes.
     pub(super) accepts_again: Option<Instant>,
     /// The listeners of HTTP and of the control socket.
@@ -169,6 +174,7 @@ impl Admin for ControlThread<'_> {
             caps: self.caps(),
             groups: self.groups(),
             shares: self.shares(),
+            attachments: self.attachments(),
             control: self.turns,
             upgrades: self.upgrades,
         }
@@ -179,7 +185,9 @@ impl Admin for ControlThread<'_> {
     }
 
     fn listening(&self) -> Vec<Listen> {
-        self.listeners.iter().map(|listening| listening.at.clone()).collect()
+        let listeners = self.listeners.iter().map(|listening| listening.at.clone());
+        let directories = self.guest_directories.iter().cloned().map(Listen::VhostUser);
+        listeners.chain(directories).collect()
     }
 
     fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)> {
@@ -298,6 +306,8 @@ impl Admin for ControlThread<'_> {
 
     fn drain(&mut self, now: bool) {
         self.listeners.drain(..).for_each(|listening| listening.task.abort());
+        self.guest_directories.clear();
+        self.guests.clear();
         self.drain = if now { Drain::Now } else { Drain::Waiting };
     }
 }

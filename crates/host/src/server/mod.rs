@@ -14,6 +14,7 @@
 //! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at
 //! once. A server that drains ends in the same way when its last client has disconnected.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +31,9 @@ use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
 use crate::front::Fronts;
+use crate::front::attach::Places;
 use crate::front::vhost::front::{Poll, VhostFront};
+use crate::front::vhost::session::{self, Sessions};
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
@@ -56,6 +59,7 @@ mod control_thread;
 mod control_time;
 mod crowd;
 mod groups;
+mod guests;
 pub mod handover;
 mod listen;
 mod opening;
@@ -64,7 +68,7 @@ mod schedulers;
 mod tenant_list;
 mod tenants;
 
-pub use admin::{Admin, AdminError, Change, Status, StoreStatus};
+pub use admin::{Admin, AdminError, AttachmentStatus, Change, Status, StoreStatus};
 pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
 pub use control_time::{TURN_BOUNDS_NS, Turns};
@@ -132,6 +136,8 @@ pub struct Tenant {
     pub users: Users,
     /// The most connections that it may have; by default half of all.
     pub connections: Option<u32>,
+    /// The path of its own socket for guests, if it has one.
+    pub vhost_user: Option<PathBuf>,
 }
 
 /// The tenant of clients that name no export.
@@ -207,9 +213,12 @@ pub struct Config {
     pub limits: Limits,
     /// The most connections of each shard.
     pub connections: usize,
+    /// The most queues of guests of each shard.
+    pub queues: usize,
     /// The most bytes of all connections' buffers.
     pub memory: u64,
-    /// Live requests of each shard; the policy was built with the same number.
+    /// Live requests of each shard: those of its connections and those of its queues of guests
+    /// together. The policy was built with the same number.
     pub tags: usize,
     /// The options of handshakes.
     pub handshake: HandshakeOptions,
@@ -379,6 +388,9 @@ pub fn serve(
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
     let tenants = Mutex::new(Arc::new(tenants));
+    let send = shards.sender();
+    let to_guests: session::Send = Arc::new(move |shard, message| send(shard, message.into()));
+    let places = Arc::new(Places::new(shards.count(), config.queues));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
     // Without TLS there are no such threads: a running server cannot turn it on.
     let tls_threads = match config.handshake.tls {
@@ -398,6 +410,11 @@ pub fn serve(
         handshake,
         handshakes,
         failures,
+        sessions: Sessions::default(),
+        places,
+        to_guests,
+        block: device.info().block_size,
+        preferred,
     });
     let mut control = ControlThread {
         server: server.clone(),
@@ -418,6 +435,8 @@ pub fn serve(
         next_look: (Instant::now(), PREPARE_PERIOD),
         preferred,
         listeners: Vec::new(),
+        guests: HashMap::new(),
+        guest_directories: Vec::new(),
         accepts_again: None,
         others: Vec::new(),
         upgrades: 0,
@@ -482,6 +501,15 @@ struct Server {
     handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
+    /// The guests that are attached.
+    sessions: Sessions,
+    /// The places of their queues.
+    places: Arc<Places>,
+    /// Sends messages of their sessions to the shards.
+    to_guests: session::Send,
+    /// The device's block and its preferred size of a transfer, in bytes.
+    block: u32,
+    preferred: u32,
 }
 
 impl Server {
@@ -517,9 +545,10 @@ impl Server {
         (0..self.shards.count()).for_each(|shard| self.send_nbd(shard, message()));
     }
 
-    /// Whether there is no connection.
+    /// Whether there is no connection and no guest.
     fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| count.load(Ordering::Relaxed) == 0)
+            && self.sessions.is_empty()
     }
 }
 

@@ -168,7 +168,8 @@ fn range(op: Op, data: &[Memory]) -> Wish {
     if unsafe { memory::read(data, 0, &mut bytes) } as u64 != RANGE {
         return Wish::Refused(Status::Unsupported);
     }
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let word =
+        |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let (sector, count, flags) = (u64::from(word(4)) << 32 | u64::from(word(0)), word(8), word(12));
     let unmaps = flags & abi::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
     let has_others = flags & !abi::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
@@ -306,7 +307,9 @@ mod tests {
         let range = |sector: u64, count: u32, flags: u32| {
             [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
         };
-        let zeroes = |no_hole| Some(Wish::Storage { op: Op::WriteZeroes, offset: 4096, length: 512, no_hole });
+        let zeroes = |no_hole| {
+            Some(Wish::Storage { op: Op::WriteZeroes, offset: 4096, length: 512, no_hole })
+        };
         assert_eq!(parsed(11, 0, &range(8, 2, 0), 1, 16), storage(Op::Discard, 4096, 1024));
         assert_eq!(parsed(13, 0, &range(8, 1, 1), 1, 9), zeroes(false));
         assert_eq!(parsed(13, 0, &range(8, 1, 0), 1, 9), zeroes(true));

@@ -119,7 +119,8 @@ impl Area {
             return Err(wrong("the in-flight area has an impossible shape"));
         }
         let metadata = file.metadata()?;
-        if !metadata.is_file() || offset.checked_add(length).is_none_or(|end| end > metadata.len()) {
+        if !metadata.is_file() || offset.checked_add(length).is_none_or(|end| end > metadata.len())
+        {
             return Err(wrong("the in-flight area is larger than its file"));
         }
         if rustix::fs::fstatfs(file)?.f_type as u64 & u64::from(u32::MAX) != 0x0102_1994 {
@@ -146,7 +147,14 @@ impl Area {
     pub fn region(self: &Arc<Area>, queue: usize, size: u16, is_packed: bool) -> Option<Region> {
         let fits = queue < self.queues && size <= self.size && is_packed == self.is_packed;
         let base = self.base.wrapping_add(queue * self.stride);
-        fits.then(|| Region { base, size, is_packed, number: 0, batch: Vec::new(), _area: self.clone() })
+        fits.then(|| Region {
+            base,
+            size,
+            is_packed,
+            number: 0,
+            batch: Vec::new(),
+            _area: self.clone(),
+        })
     }
 }
 
@@ -384,7 +392,9 @@ impl Region {
         // The list of free entries is made anew: it may have been changed in part.
         let mut is_taken = vec![false; usize::from(self.size)];
         for &head in &heads {
-            self.chain(head).iter().for_each(|&one| is_taken[usize::from(one.min(self.size - 1))] = true);
+            self.chain(head)
+                .iter()
+                .for_each(|&one| is_taken[usize::from(one.min(self.size - 1))] = true);
         }
         let mut next = self.size;
         for index in (0..self.size).rev().filter(|&index| !is_taken[usize::from(index)]) {

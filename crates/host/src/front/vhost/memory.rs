@@ -59,7 +59,9 @@ pub enum MapError {
     #[error("the guest has more than {BYTES} bytes of memory")]
     TooLarge,
     /// The description is impossible.
-    #[error("the region at {guest:#x} is empty, ends beyond the address space, or overlaps another")]
+    #[error(
+        "the region at {guest:#x} is empty, ends beyond the address space, or overlaps another"
+    )]
     Impossible {
         /// The guest's address of the region.
         guest: u64,
@@ -109,7 +111,8 @@ unsafe impl Sync for Region {}
 
 impl Region {
     fn map(plan: Plan, file: &File) -> Result<Region, MapError> {
-        let (metadata, system) = (file.metadata()?, rustix::fs::fstatfs(file).map_err(io::Error::from)?);
+        let (metadata, system) =
+            (file.metadata()?, rustix::fs::fstatfs(file).map_err(io::Error::from)?);
         let end = plan.offset.saturating_add(plan.size);
         let is_fit = metadata.is_file()
             && metadata.len() >= end
@@ -137,7 +140,8 @@ impl Region {
         let address = base.wrapping_add((plan.offset - first) as usize);
         let mut region = Region { plan, address, base, mapped, watched: None };
         // A core dump of the server shows no guest's memory. SAFETY: advice on this mapping.
-        let _ = unsafe { rustix::mm::madvise(base.cast(), mapped, rustix::mm::Advice::LinuxDontDump) };
+        let _ =
+            unsafe { rustix::mm::madvise(base.cast(), mapped, rustix::mm::Advice::LinuxDontDump) };
         region.watched = Some(Watched::new(base as usize..base as usize + mapped, page)?);
         Ok(region)
     }
@@ -348,9 +352,8 @@ pub(crate) mod tests {
     fn a_range_spans_regions_and_never_leaves_them() {
         let shared = file(0x4000);
         let regions = [(0x3000, 0x1000, 0x1000), (0x1000, 0x2000, 0x2000), (0x8000, 0x800, 0x200)];
-        let regions = regions.map(|(guest, size, offset)| {
-            (plan(guest, size, offset), shared.try_clone().unwrap())
-        });
+        let regions = regions
+            .map(|(guest, size, offset)| (plan(guest, size, offset), shared.try_clone().unwrap()));
         let guest = Guest::map(regions).unwrap();
         assert_eq!(lengths(&guest, 0x1800, 0x2000), Ok(vec![0x1800, 0x800]));
         assert_eq!(lengths(&guest, 0x87ff, 1), Ok(vec![1]));

@@ -105,7 +105,8 @@ pub fn receive(mut stream: &UnixStream) -> Result<Option<Message>, MessageError>
             count => filled += count,
         }
     }
-    let word = |at| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let word =
+        |at| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let (number, flags, length) = (word(0), word(4), word(8));
     let wrong = MessageError::Header { request: number, flags, length };
     let is_message = flags & (VERSION_MASK | REPLY) == VERSION && length as usize <= MAX_MSG_SIZE;

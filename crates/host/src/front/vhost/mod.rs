@@ -28,6 +28,6 @@ pub mod memory;
 pub mod message;
 pub mod queue;
 pub mod session;
-pub mod vring;
 #[cfg(test)]
 mod tests;
+pub mod vring;

@@ -197,6 +197,12 @@ impl Sessions {
         links.iter().filter_map(Weak::upgrade).filter(|link| link.flow == flow).collect()
     }
 
+    /// Whether no guest is attached.
+    pub fn is_empty(&self) -> bool {
+        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.iter().all(|link| link.strong_count() == 0)
+    }
+
     /// The number of guests of a flow.
     pub fn count(&self, flow: FlowId) -> usize {
         self.of(flow).len()

@@ -251,7 +251,13 @@ impl Machines {
             }
             for queue in 0..queues {
                 for deep in 0..4 {
-                    self.submit(queue as usize, 0, (queue * 16 + deep) * 8, 1024, queue * 16 + deep + 8);
+                    self.submit(
+                        queue as usize,
+                        0,
+                        (queue * 16 + deep) * 8,
+                        1024,
+                        queue * 16 + deep + 8,
+                    );
                 }
             }
             for queue in 0..queues {
@@ -270,7 +276,8 @@ impl Machines {
 fn a_guest_writes_and_reads_on_four_queues() {
     for poll in [Poll::Auto, Poll::Never, Poll::Always] {
         let host = Host::start(2, poll);
-        for features in [0, EVENT_INDEX, PACKED, PACKED | EVENT_INDEX | INDIRECT, INDIRECT | FLUSH] {
+        for features in [0, EVENT_INDEX, PACKED, PACKED | EVENT_INDEX | INDIRECT, INDIRECT | FLUSH]
+        {
             let mut guest = Machines::boot(host.connect(false), features, 4, None);
             guest.exercise(20);
             // A queue is stopped, and goes on where it was.

@@ -686,7 +686,8 @@ impl Vring {
         self.state = State::Dead;
         self.again.clear();
         if self.client.end() {
-            for request in self.requests.iter().filter(|request| request.is_busy && request.is_change)
+            for request in
+                self.requests.iter().filter(|request| request.is_busy && request.is_change)
             {
                 if let Some(reach) = request.reach {
                     let key = u32::from(self.index) << 16 | u32::from(request.buffer.id);
@@ -771,9 +772,7 @@ impl Vring {
             State::Open => false,
             State::Draining => true,
             State::Detached => !self.queue.has_news(),
-            State::Dead => {
-                self.stopping.is_some() || !self.closing.is_empty() || self.is_given_up
-            }
+            State::Dead => self.stopping.is_some() || !self.closing.is_empty() || self.is_given_up,
         };
         if !is_over || self.busy > 0 || !self.again.is_empty() {
             return false;

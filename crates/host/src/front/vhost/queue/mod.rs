@@ -21,9 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 
 use thiserror::Error;
-use virtio_bindings::virtio_ring::{
-    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
-};
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
 use crate::front::vhost::memory::{Guest, Outside, read16};
 use crate::io::memory::Memory;
@@ -160,12 +158,7 @@ impl Chain {
 
     /// Adds the memory of a table of descriptors. In split rings, they name their successors; in
     /// packed ones, they follow each other.
-    fn add_table(
-        &mut self,
-        guest: &Guest,
-        at: &Descriptor,
-        is_linked: bool,
-    ) -> Result<(), Fault> {
+    fn add_table(&mut self, guest: &Guest, at: &Descriptor, is_linked: bool) -> Result<(), Fault> {
         let count = u64::from(at.length) / DESCRIPTOR;
         if count == 0 || !u64::from(at.length).is_multiple_of(DESCRIPTOR) {
             return Err(Fault::TableLength(at.length));

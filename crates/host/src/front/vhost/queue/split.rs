@@ -194,8 +194,9 @@ impl Split {
         fence(Ordering::SeqCst);
         let asked = self.asked.replace(self.published);
         // SAFETY: as above.
-        let of_guest =
-            |place| u16::from_le(unsafe { word(self.rings.available, place) }.load(Ordering::Relaxed));
+        let of_guest = |place| {
+            u16::from_le(unsafe { word(self.rings.available, place) }.load(Ordering::Relaxed))
+        };
         if !self.has_event_index {
             return of_guest(FLAGS) & VRING_AVAIL_F_NO_INTERRUPT as u16 == 0;
         }

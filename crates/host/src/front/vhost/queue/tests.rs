@@ -194,7 +194,8 @@ impl Driver {
     pub(crate) fn wants_kick(&mut self, machine: &Machine) -> bool {
         let asked = std::mem::replace(&mut self.asked, self.next);
         if self.layout.is_packed {
-            let (event, flags) = (machine.get16(self.at + DEVICE), machine.get16(self.at + DEVICE + 2));
+            let (event, flags) =
+                (machine.get16(self.at + DEVICE), machine.get16(self.at + DEVICE + 2));
             if flags != 2 {
                 return flags == 0;
             }
