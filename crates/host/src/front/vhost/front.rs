@@ -277,10 +277,13 @@ impl Front for VhostFront {
 
     fn finished(&mut self, _now_ns: u64, finished: Finished) {
         let index = Vring::index_of(finished.cookie);
-        if let Some(vring) = self.vring(index) {
-            vring.finished(finished);
-            self.change(index);
+        let Some(vring) = self.vring(index) else { return };
+        vring.finished(finished);
+        // The next piece of a request, or a place for another order, needs no kick.
+        if vring.is_blocked() {
+            self.awake(index);
         }
+        self.change(index);
     }
 
     fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {

@@ -650,10 +650,12 @@ impl Vring {
         self.stopping = Some(reply);
     }
 
-    /// Takes nothing more.
+    /// Takes nothing more. One whose device has failed has nothing to answer, and ends.
     pub fn drain(&mut self) {
-        if self.state == State::Open {
-            self.state = State::Draining;
+        match self.state {
+            State::Open => self.state = State::Draining,
+            State::Dead => self.is_given_up = true,
+            State::Draining | State::Detached => {}
         }
     }
 
