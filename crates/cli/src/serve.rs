@@ -336,7 +336,7 @@ impl Welcome {
         let places = self.ranges.iter().zip(&self.stores);
         for (tenant, (range, store)) in self.plan.tenants.iter().zip(places) {
             let own = tenant.vhost_user.iter().map(|path| format!("vhost-user:{}", path.display()));
-            // A directory has sockets of the tenants that any certificate or none opens.
+            // A directory has no socket of a tenant with an identity.
             let is_shown = |address: &&Listen| address.is_nbd() || tenant.identity.is_none();
             let shown = addresses.iter().filter(is_shown);
             let uris: Vec<String> =

@@ -43,8 +43,6 @@ const SHARDS_MAX: usize = fairq_core::PortSet::MAX_PORTS;
 const MEMORY_MIN: u64 = fairq_host::nbd::serve::conn::Limits::MIN_MEMORY as u64;
 /// The most tenants of a server.
 const TENANTS_MAX: usize = 10_000;
-/// The most virtqueues of guests that a server may be configured for.
-const GUEST_QUEUES_MAX: u32 = 4096;
 /// The most tenants that a refusal names.
 const NAMED_MAX: usize = 20;
 /// The default tenants, with their weights.
@@ -776,16 +774,7 @@ fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
             exact_size(MEMORY_MIN),
         )));
     }
-    // Unlike the others this may be 0: a server without guests.
-    let guest_queues = table.guest_queues.unwrap_or(default.guest_queues);
-    if guest_queues > GUEST_QUEUES_MAX {
-        return Err(Refusal::new(format!(
-            "limits: guest-queues {guest_queues} is not in 0..{GUEST_QUEUES_MAX}: the default is {}",
-            default.guest_queues
-        )));
-    }
     Ok(Limits {
-        guest_queues,
         memory: total,
         connections: within("connections", table.connections, default.connections, 1 << 16)?,
         memory_per_connection: memory,
@@ -795,6 +784,7 @@ fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
             default.depth_per_connection,
             4096,
         )?,
+        guest_queues: within("guest-queues", table.guest_queues, default.guest_queues, 4096)?,
     })
 }
 

@@ -1,8 +1,8 @@
-//! What the front ends have together, and how an attachment takes its part of it.
+//! The resources that all front ends share, and the part that an attachment takes.
 //!
 //! **Problem.** A shard has a fixed number of tags, for which the policy was built, and a front end
 //! that took more of them than its part would keep the others' requests waiting. **Model.** The
-//! tags of a shard are the sum of what each front end can have under way: those of NBD's
+//! tags of a shard are the sum over the front ends of the orders under way: those of NBD's
 //! connections, and [`QUEUE_TAGS`] for each queue of a guest. The queues of all guests have a bound
 //! on each shard ([`Places`]); a queue takes its place when it starts, and is refused with a text
 //! that names what is exhausted.
@@ -16,7 +16,7 @@ use thiserror::Error;
 /// The most orders that one queue of a guest has under way.
 pub const QUEUE_TAGS: usize = 256;
 
-/// What an attachment wants and cannot have now.
+/// The resource that an attachment cannot have now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Exhausted {
     /// The shard has as many queues as it may.

@@ -1,10 +1,10 @@
 //! The sockets at which guests attach their disks (vhost-user).
 //!
-//! **Problem.** A client of vhost-user names no tenant: its socket says whose disk it gets. **Model.**
-//! A tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, unless it has
-//! an identity, and the one of its key `vhost-user`. They come and go with the tenant, whose addition
-//! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy leaves it as it is, and so does a new
-//! name, with which its file is renamed.
+//! **Problem.** A client of vhost-user names no tenant: the socket stands for one. **Model.** A
+//! tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, unless it has an
+//! identity, and the one of its key `vhost-user`. They come and go with the tenant, whose addition
+//! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
+//! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
 //! **Rights.** Owner and mode of a socket follow the tenant's users (`listen::bind_for`), and the
 //! credentials of each peer are checked.
