@@ -727,10 +727,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 }
 
+mod accounts;
 mod arena;
 mod cancel;
 mod change;
-mod tally;
+
 #[cfg(test)]
 mod tests;
 mod throttle;
