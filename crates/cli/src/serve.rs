@@ -278,6 +278,7 @@ fn server_config(
         limits,
         connections,
         queues,
+        poll: plan.poll.into(),
         memory: plan.limits.memory.unwrap_or_else(|| machine::memory() / 2),
         tags: limits.tags(connections) + queues * QUEUE_TAGS,
         handshake: HandshakeOptions {

@@ -62,6 +62,39 @@ pub enum TlsMode {
     Required,
 }
 
+/// When the shards poll the rings of guests that have nothing to do instead of sleeping.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Debug,
+    Default,
+    serde::Deserialize,
+    serde::Serialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Poll {
+    /// As long as that pays.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl From<Poll> for fairq_host::front::vhost::front::Poll {
+    fn from(poll: Poll) -> Self {
+        match poll {
+            Poll::Auto => Self::Auto,
+            Poll::Always => Self::Always,
+            Poll::Never => Self::Never,
+        }
+    }
+}
+
 /// `[tls]`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -114,6 +147,7 @@ pub struct Settings {
     pub stdio: Option<bool>,
     pub shards: Option<u32>,
     pub cpus: Option<CpuList>,
+    pub poll: Option<Poll>,
     #[serde(default)]
     pub tls: TlsTable,
     #[serde(default)]
@@ -287,6 +321,7 @@ impl Settings {
             stdio: flags.stdio.or(self.stdio),
             shards: flags.shards.or(self.shards),
             cpus: flags.cpus.or(self.cpus),
+            poll: flags.poll.or(self.poll),
             tls: keys::overlay(&self.tls, &flags.tls),
             limits: keys::overlay(&self.limits, &flags.limits),
             timeouts: keys::overlay(&self.timeouts, &flags.timeouts),
@@ -313,6 +348,7 @@ impl Settings {
             stdio: self.stdio,
             shards: self.shards,
             cpus: self.cpus.clone(),
+            poll: self.poll,
             tls: self.tls.clone(),
             limits: self.limits.clone(),
             timeouts: self.timeouts.clone(),
@@ -423,6 +459,8 @@ pub struct Plan {
     pub cgroup_root: PathBuf,
     /// The CPU of each shard.
     pub cpus: Vec<usize>,
+    /// When the shards poll the rings of guests instead of sleeping.
+    pub poll: Poll,
     /// TLS, if it is on.
     pub tls: Option<Tls>,
     /// Limits of connections and memory.
@@ -468,6 +506,7 @@ impl Settings {
             web_token: self.web_token.clone(),
             cgroup_root,
             cpus: complete_cpus(self.shards, self.cpus.as_ref(), &surroundings.cpus)?,
+            poll: self.poll.unwrap_or_default(),
             tls,
             limits: complete_limits(&self.limits)?,
             timeouts: self.timeouts.complete()?,

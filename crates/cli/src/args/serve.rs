@@ -10,7 +10,7 @@ use fairq_config::flags::ShardArgs;
 use fairq_config::group::GroupTable;
 use fairq_config::listen::Listen;
 use fairq_config::policy::PolicyTable;
-use fairq_config::settings::{LimitsTable, Settings, TlsMode, TlsTable};
+use fairq_config::settings::{LimitsTable, Poll, Settings, TlsMode, TlsTable};
 use fairq_config::tenant::TenantTable;
 use fairq_config::timeouts::TimeoutsTable;
 use fairq_config::units::Size;
@@ -106,6 +106,9 @@ pub(crate) struct ServeArgs {
     /// Where to run
     #[command(flatten)]
     pub(crate) shards: ShardArgs,
+    /// When shards poll the rings of guests (vhost-user) instead of sleeping [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) poll: Option<Poll>,
     /// Whether clients use TLS; required once there is a certificate
     #[arg(long, value_name = "MODE")]
     pub(crate) tls: Option<TlsMode>,
@@ -170,6 +173,7 @@ impl ServeArgs {
             stdio: flag(self.stdio),
             shards: self.shards.shards,
             cpus: self.shards.cpus,
+            poll: self.poll,
             tls: TlsTable {
                 mode: self.tls,
                 cert: self.tls_cert,

@@ -215,6 +215,8 @@ pub struct Config {
     pub connections: usize,
     /// The most queues of guests of each shard.
     pub queues: usize,
+    /// When the shards poll the rings of guests instead of sleeping.
+    pub poll: Poll,
     /// The most bytes of all connections' buffers.
     pub memory: u64,
     /// Live requests of each shard: those of its connections and those of its queues of guests
@@ -359,7 +361,7 @@ pub fn serve(
         let nbd = NbdFront::new(connections, config.limits, count, surveyor.client(shard))
             .within(budget.clone())
             .weighed_by(common.weights.clone());
-        let vhost = VhostFront::new(Poll::Auto, common.weights.clone());
+        let vhost = VhostFront::new(config.poll, common.weights.clone());
         Ok(Fronts::new(nbd, vhost))
     };
     for Member { flow, tenant, .. } in tenants.members() {
