@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`settings`] | a server's configuration as a whole: file, flags, plan |
 //! | [`device`], [`policy`], [`tenant`], [`group`], [`weight`] | its parts |
-//! | [`listen`], [`access`], [`timeouts`] | its parts for clients |
+//! | [`listen`], [`access`], [`poll`], [`timeouts`] | its parts for clients |
 //! | [`engine`] | opening devices, building policies for this machine |
 //! | [`layout`] | the places of tenants' data on a shared device |
 //! | [`flags`] | flags that several commands share |
@@ -37,6 +37,7 @@ pub mod listen;
 pub mod name;
 pub mod pairs;
 pub mod policy;
+pub mod poll;
 pub mod refusal;
 pub mod settings;
 pub mod table;

@@ -26,6 +26,7 @@ use crate::listen::Listen;
 use crate::name::Origin;
 use crate::pairs::explain;
 use crate::policy::{PolicyConfig, PolicyTable};
+use crate::poll::Poll;
 use crate::refusal::Refusal;
 use crate::tenant::{Tenant, TenantTable};
 use crate::timeouts::{Timeouts, TimeoutsTable};
@@ -60,39 +61,6 @@ pub enum TlsMode {
     Optional,
     /// Clients must.
     Required,
-}
-
-/// When the shards poll the rings of guests that have nothing to do instead of sleeping.
-#[derive(
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Debug,
-    Default,
-    serde::Deserialize,
-    serde::Serialize,
-    clap::ValueEnum,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Poll {
-    /// As long as that pays.
-    #[default]
-    Auto,
-    /// Always.
-    Always,
-    /// Never.
-    Never,
-}
-
-impl From<Poll> for fairq_host::front::vhost::front::Poll {
-    fn from(poll: Poll) -> Self {
-        match poll {
-            Poll::Auto => Self::Auto,
-            Poll::Always => Self::Always,
-            Poll::Never => Self::Never,
-        }
-    }
 }
 
 /// `[tls]`.
