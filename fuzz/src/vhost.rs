@@ -11,9 +11,10 @@ use fairq_core::{Native, Policy, Weight};
 use fairq_host::front::attach::{Attachment, Places};
 use fairq_host::front::vhost::front::Message;
 use fairq_host::front::vhost::inflight::{self, Area};
+use fairq_host::front::vhost::link::Disk;
 use fairq_host::front::vhost::memory::{Guest, Plan};
 use fairq_host::front::vhost::queue::{Addresses, Chain, Layout, Queue};
-use fairq_host::front::vhost::session::{Disk, Sessions};
+use fairq_host::front::vhost::sessions::Sessions;
 use fairq_host::front::vhost::{blk, message};
 use fairq_host::shard::volume::Volume;
 

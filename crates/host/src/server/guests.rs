@@ -15,7 +15,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -25,7 +25,8 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use crate::front::attach::{Attachment, Exhausted};
-use crate::front::vhost::session::Disk;
+use crate::front::vhost::left::LeftSession;
+use crate::front::vhost::link::Disk;
 use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
 use crate::observe::log_limit::STRANGERS;
@@ -51,6 +52,8 @@ pub(super) struct GuestSocket {
     task: Option<AbortHandle>,
     /// Whether the socket's name vanishes with it.
     owns_name: bool,
+    /// Over when the guest that the previous program has left has gone.
+    first: Option<oneshot::Receiver<()>>,
 }
 
 impl Drop for GuestSocket {
@@ -120,7 +123,9 @@ impl ControlThread<'_> {
     fn put_guest(&mut self, path: &Path, socket: OwnedFd, owns_name: bool) {
         let (path, attached) = (path.to_owned(), Attached::default());
         let (flow, task) = (None, None);
-        let guest = GuestSocket { flow, path: path.clone(), socket, attached, task, owns_name };
+        let first = None;
+        let guest =
+            GuestSocket { flow, path: path.clone(), socket, attached, task, owns_name, first };
         self.guests.insert(path, guest);
     }
 
@@ -277,11 +282,45 @@ impl ControlThread<'_> {
     }
 }
 
+impl ControlThread<'_> {
+    /// Goes on with a guest of the previous program; its socket accepts the next one after it.
+    pub(super) fn resume_guest(
+        &mut self,
+        name: &str,
+        guest: &LeftSession,
+        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        let tenants = self.server.tenants();
+        let member = tenants.find(name);
+        let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
+        let (attachment, over) = self.server.attachment(member)?;
+        let paths = paths(&self.guest_directories, &member.tenant);
+        let is_free = |path: &PathBuf| {
+            let socket = self.guests.get(path);
+            socket.is_some_and(|socket| lock(&socket.attached).strong_count() == 0)
+        };
+        // Several sockets of a tenant are alike: which of them the guest has used does not matter.
+        if let Some(path) = paths.into_iter().find(is_free)
+            && let Some(socket) = self.guests.get_mut(&path)
+        {
+            *lock(&socket.attached) = Arc::downgrade(&attachment);
+            socket.first = Some(over);
+        }
+        self.server.resume_session(member, guest, open, attachment)
+    }
+}
+
 impl GuestSocket {
     fn accept(&mut self, server: &Arc<Server>, flow: FlowId) -> io::Result<()> {
         let listener = Listener::of(self.socket.try_clone()?)?;
         let (server, attached) = (server.clone(), self.attached.clone());
-        let task = tokio::spawn(accept(server, flow, listener, attached));
+        let first = self.first.take();
+        let task = tokio::spawn(async move {
+            if let Some(over) = first {
+                drop(over.await);
+            }
+            accept(server, flow, listener, attached).await;
+        });
         self.task = Some(task.abort_handle());
         Ok(())
     }
@@ -339,24 +378,44 @@ impl Server {
             let text = format!("user {} may not open tenant {}", user.uid, tenant.name);
             return Err(io::Error::other(text));
         }
+        let (attachment, over) = self.attachment(member)?;
+        *lock(attached) = Arc::downgrade(&attachment);
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        let (shards, send) = (self.shards.count(), self.to_guests.clone());
+        drop(self.sessions.spawn(stream, self.disk(member), shards, send, attachment)?);
+        Ok(over)
+    }
+
+    /// The place of a guest, and a receiver that is over when the guest has gone.
+    fn attachment(&self, member: &Member) -> io::Result<(Arc<Attachment>, oneshot::Receiver<()>)> {
         let number = member.number();
         if !self.budget.take(number, Budget::CONNECTION) {
             return Err(io::Error::other(Exhausted::Memory));
         }
         let (sender, over) = oneshot::channel();
         let place = GuestPlace { budget: self.budget.clone(), number, _over: sender };
-        let attachment = Attachment::with_guard(self.places.clone(), Box::new(place));
-        *lock(attached) = Arc::downgrade(&attachment);
-        let stream = stream.into_std()?;
-        stream.set_nonblocking(false)?;
-        let disk = Disk {
-            name: tenant.name.clone(),
+        Ok((Attachment::with_guard(self.places.clone(), Box::new(place)), over))
+    }
+
+    fn disk(&self, member: &Member) -> Disk {
+        Disk {
+            name: member.tenant.name.clone(),
             volume: member.volume(SECTOR),
             block: self.block,
             preferred: self.preferred,
-        };
+        }
+    }
+
+    fn resume_session(
+        &self,
+        member: &Member,
+        guest: &LeftSession,
+        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
+        attachment: Arc<Attachment>,
+    ) -> io::Result<()> {
         let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        drop(self.sessions.spawn(stream, disk, shards, send, attachment)?);
-        Ok(over)
+        let disk = self.disk(member);
+        self.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
     }
 }

@@ -33,7 +33,7 @@ use crate::device::control::ControlError;
 use crate::front::Fronts;
 use crate::front::attach::Places;
 use crate::front::vhost::front::{Poll, VhostFront};
-use crate::front::vhost::session::{self, Sessions};
+use crate::front::vhost::sessions::{self, Sessions};
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
@@ -391,7 +391,7 @@ pub fn serve(
         .map_err(system("cannot start the control thread's runtime"))?;
     let tenants = Mutex::new(Arc::new(tenants));
     let send = shards.sender();
-    let to_guests: session::Send = Arc::new(move |shard, message| send(shard, message.into()));
+    let to_guests: sessions::Send = Arc::new(move |shard, message| send(shard, message.into()));
     let places = Arc::new(Places::new(shards.count(), config.queues));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
     // Without TLS there are no such threads: a running server cannot turn it on.
@@ -508,7 +508,7 @@ struct Server {
     /// The places of their queues.
     places: Arc<Places>,
     /// Sends messages of their sessions to the shards.
-    to_guests: session::Send,
+    to_guests: sessions::Send,
     /// The device's block and its preferred size of a transfer, in bytes.
     block: u32,
     preferred: u32,

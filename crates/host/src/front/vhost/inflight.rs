@@ -313,6 +313,12 @@ impl Region {
         self.at64(POSITIONS).store((indexes | wraps).to_le(), Ordering::Release);
     }
 
+    /// Forgets all chains: the queue begins anew, where it is.
+    pub fn forget(&self) {
+        self.set(AT_VERSION, 0);
+        (0..self.size).for_each(|index| self.set_under_way(index, false));
+    }
+
     /// Sets a queue to where the last server has left it; returns the chains to execute again, the
     /// oldest first. A new region is initialised.
     pub fn recover(&mut self, queue: &mut Queue) -> Vec<Again> {

@@ -15,11 +15,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::device::store::copy;
@@ -37,7 +38,7 @@ const FILE_SYSTEMS: [u64; 6] =
     [0x0102_1994, 0x9584_58f6, 0x8584_58f6, 0xef53, 0x5846_5342, 0x9123_683e];
 
 /// A region as the guest's monitor describes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// The guest's address of the first byte.
     pub guest: u64,
@@ -95,6 +96,8 @@ pub struct Outside {
 /// A mapped region.
 struct Region {
     plan: Plan,
+    /// For the next program in this process.
+    file: File,
     /// The first byte.
     address: *mut u8,
     base: *mut u8,
@@ -110,9 +113,9 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn map(plan: Plan, file: &File) -> Result<Region, MapError> {
+    fn map(plan: Plan, file: File) -> Result<Region, MapError> {
         let (metadata, system) =
-            (file.metadata()?, rustix::fs::fstatfs(file).map_err(io::Error::from)?);
+            (file.metadata()?, rustix::fs::fstatfs(&file).map_err(io::Error::from)?);
         let end = plan.offset.saturating_add(plan.size);
         let is_fit = metadata.is_file()
             && metadata.len() >= end
@@ -138,7 +141,7 @@ impl Region {
         };
         let base = base.map_err(io::Error::from)?.cast::<u8>();
         let address = base.wrapping_add((plan.offset - first) as usize);
-        let mut region = Region { plan, address, base, mapped, watched: None };
+        let mut region = Region { plan, file, address, base, mapped, watched: None };
         // A core dump of the server shows no guest's memory. SAFETY: advice on this mapping.
         let _ =
             unsafe { rustix::mm::madvise(base.cast(), mapped, rustix::mm::Advice::LinuxDontDump) };
@@ -174,13 +177,13 @@ impl Guest {
     pub fn map(regions: impl IntoIterator<Item = (Plan, File)>) -> Result<Guest, MapError> {
         let mut guest = Guest::default();
         for (plan, file) in regions {
-            guest.add(plan, &file)?;
+            guest.add(plan, file)?;
         }
         Ok(guest)
     }
 
     /// The next generation, with one more region.
-    pub fn with(&self, plan: Plan, file: &File) -> Result<Guest, MapError> {
+    pub fn with(&self, plan: Plan, file: File) -> Result<Guest, MapError> {
         let mut guest = Guest { regions: self.regions.clone() };
         guest.add(plan, file)?;
         Ok(guest)
@@ -198,7 +201,7 @@ impl Guest {
         Ok(Guest { regions })
     }
 
-    fn add(&mut self, plan: Plan, file: &File) -> Result<(), MapError> {
+    fn add(&mut self, plan: Plan, file: File) -> Result<(), MapError> {
         if self.regions.len() == REGIONS {
             return Err(MapError::TooMany);
         }
@@ -253,6 +256,11 @@ impl Guest {
             (length <= rest).then_some(pointer)
         });
         found.ok_or(Outside { address, length })
+    }
+
+    /// Its regions, with their files.
+    pub fn regions(&self) -> impl Iterator<Item = (Plan, RawFd)> {
+        self.regions.iter().map(|region| (region.plan, region.file.as_raw_fd()))
     }
 
     /// Whether there is no memory.
@@ -399,7 +407,7 @@ pub(crate) mod tests {
         let shared = file(0x2000);
         let (one, two) = (plan(0x1000, 0x1000, 0), plan(0x4000, 0x1000, 0x1000));
         let first = Guest::map([(one, shared.try_clone().unwrap())]).unwrap();
-        let second = first.with(two, &shared).unwrap();
+        let second = first.with(two, shared.try_clone().unwrap()).unwrap();
         let third = second.without(&one).unwrap();
         assert!(matches!(third.without(&one), Err(MapError::Absent { .. })));
         let mut parts = Vec::new();

@@ -13,7 +13,8 @@
 //! | `blk` | requests of virtio-blk, and the device's configuration |
 //! | `inflight` | the area in which requests under way are recorded for the next server |
 //! | `message` | the vhost-user protocol's messages on a socket |
-//! | `session` | one guest: negotiation, memory, starting and stopping of its vrings |
+//! | `sessions`, `link` | the guests that are attached, and their disks |
+//! | `session`, `left` | one guest: negotiation, memory, starting and stopping of its vrings; and its state between two programs |
 //! | `vring` | one queue of a guest on a shard: its requests, from the ring to orders and back |
 //! | `front` | the front end of a shard |
 //!
@@ -24,10 +25,13 @@
 pub mod blk;
 pub mod front;
 pub mod inflight;
+pub mod left;
+pub mod link;
 pub mod memory;
 pub mod message;
 pub mod queue;
-pub mod session;
+mod session;
+pub mod sessions;
 #[cfg(test)]
 mod tests;
 pub mod vring;

@@ -17,15 +17,13 @@
 
 use std::fs::File;
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fairq_core::FlowId;
+use rustix::event::{PollFd, PollFlags, poll};
 use thiserror::Error;
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserConfig, VhostUserInflight, VhostUserMemory, VhostUserMemoryRegion,
@@ -42,14 +40,14 @@ use crate::front::attach::{Attachment, Exhausted};
 use crate::front::vhost::blk::{self, Shape};
 use crate::front::vhost::front::Message;
 use crate::front::vhost::inflight::{self, Area};
+use crate::front::vhost::left::{LeftSession, LeftVring};
+use crate::front::vhost::link::Link;
 use crate::front::vhost::memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::vhost::message::{self as wire, Message as Request, MessageError};
 use crate::front::vhost::queue::{Addresses, Fault, Layout, Queue, SIZE};
+use crate::front::vhost::sessions::{QUEUES, Send};
 use crate::front::vhost::vring::{Key, Start, is_eventfd};
 use crate::shard::volume::Volume;
-
-/// The most queues of a guest.
-pub const QUEUES: usize = 64;
 
 const PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
 const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
@@ -70,168 +68,9 @@ fn protocol() -> Protocol {
         | Protocol::STATUS
 }
 
-/// Sends a message to the front end of a shard.
-pub type Send = Arc<dyn Fn(usize, Message) + std::marker::Send + Sync>;
-
-/// The disk that a guest gets.
-pub struct Disk {
-    /// The tenant's name.
-    pub name: String,
-    /// The tenant's range.
-    pub volume: Volume,
-    /// The block of the device below, in bytes.
-    pub block: u32,
-    /// The size of requests that the device serves best, in bytes.
-    pub preferred: u32,
-}
-
-/// What session and vrings share.
-pub struct Link {
-    name: String,
-    flow: FlowId,
-    stream: UnixStream,
-    /// The back channel, if the monitor has one.
-    back: Mutex<Option<UnixStream>>,
-    /// The disk's size in bytes. A session that starts a vring with it holds the lock until the
-    /// message is sent, so that each vring starts with the present size, or gets it later.
-    size: Mutex<u64>,
-    has_failed: AtomicBool,
-    /// Whether the guest lets the device cache writes.
-    caches_writes: AtomicBool,
-}
-
-impl Link {
-    /// The disk's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Whether the device has failed.
-    #[inline]
-    pub fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Relaxed)
-    }
-
-    /// Whether the guest lets the device cache writes.
-    #[inline]
-    pub fn caches_writes(&self) -> bool {
-        self.caches_writes.load(Ordering::Relaxed)
-    }
-
-    /// The device fails.
-    pub fn fail(&self) {
-        if !self.has_failed.swap(true, Ordering::Relaxed) {
-            self.notify();
-        }
-    }
-
-    /// Ends the session.
-    pub fn hang_up(&self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    fn size(&self) -> MutexGuard<'_, u64> {
-        self.size.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Says that the configuration, or the status, has changed.
-    fn notify(&self) {
-        let back = self.back.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channel) = &*back
-            && let Err(error) = wire::configuration_changed(channel)
-        {
-            tracing::debug!(disk = self.name, %error, "a monitor does not hear of a change");
-        }
-    }
-}
-
-/// The sessions of a server.
-#[derive(Default)]
-pub struct Sessions {
-    next: AtomicU32,
-    links: Mutex<Vec<Weak<Link>>>,
-}
-
-impl Sessions {
-    /// Starts the session of a monitor that has connected. `shards` is the number of shards that
-    /// `send` reaches; `attachment` has the places of the session's queues.
-    pub fn spawn(
-        &self,
-        stream: UnixStream,
-        disk: Disk,
-        shards: usize,
-        send: Send,
-        attachment: Arc<Attachment>,
-    ) -> io::Result<JoinHandle<()>> {
-        let link = Arc::new(Link {
-            name: disk.name,
-            flow: disk.volume.flow,
-            stream: stream.try_clone()?,
-            back: Mutex::new(None),
-            size: Mutex::new(disk.volume.size),
-            has_failed: AtomicBool::new(false),
-            caches_writes: AtomicBool::new(true),
-        });
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.retain(|link| link.strong_count() > 0);
-        links.push(Arc::downgrade(&link));
-        drop(links);
-        let session = Session {
-            number: self.next.fetch_add(1, Ordering::Relaxed),
-            stream,
-            link,
-            volume: disk.volume,
-            block: disk.block,
-            preferred: disk.preferred,
-            shards: shards.max(1),
-            send,
-            attachment,
-            features: 0,
-            protocol: 0,
-            status: 0,
-            guest: Arc::default(),
-            inflight: None,
-            area: None,
-            vrings: (0..QUEUES).map(|_| Vring::default()).collect(),
-        };
-        let run = move || session.run();
-        std::thread::Builder::new().name("fairq-guest".into()).spawn(run)
-    }
-
-    fn of(&self, flow: FlowId) -> Vec<Arc<Link>> {
-        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.iter().filter_map(Weak::upgrade).filter(|link| link.flow == flow).collect()
-    }
-
-    /// Whether no guest is attached.
-    pub fn is_empty(&self) -> bool {
-        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.iter().all(|link| link.strong_count() == 0)
-    }
-
-    /// The number of guests of a flow.
-    pub fn count(&self, flow: FlowId) -> usize {
-        self.of(flow).len()
-    }
-
-    /// Gives the disks of a flow another size. `tell_vrings` sends the shards a
-    /// [`crate::shard::Notice::Resize`], before the guests get the size: they may use it at once.
-    pub fn resize(&self, flow: FlowId, size: u64, tell_vrings: impl FnOnce()) {
-        let links = self.of(flow);
-        links.iter().for_each(|link| *link.size() = size);
-        tell_vrings();
-        links.iter().for_each(|link| link.notify());
-    }
-
-    /// Ends the sessions of a flow that have no vring; the others end with their vrings.
-    pub fn hang_up(&self, flow: FlowId) {
-        self.of(flow).iter().for_each(|link| link.hang_up());
-    }
-}
-
 /// Why a request of a monitor fails.
 #[derive(Debug, Error)]
-enum Refusal {
+pub(super) enum Refusal {
     #[error(transparent)]
     Message(#[from] MessageError),
     #[error(transparent)]
@@ -250,6 +89,8 @@ enum Refusal {
     NoEventfd,
     #[error("the in-flight area: {0}")]
     Area(io::Error),
+    #[error("the in-flight area has no place for queue {0}")]
+    NoPlace(usize),
     #[error("the guest cannot write to the configuration at {0}")]
     Config(u32),
     #[error("{0:?} is not supported")]
@@ -268,35 +109,43 @@ impl From<RecvError> for Refusal {
 
 /// What the monitor has said of a vring.
 #[derive(Default)]
-struct Vring {
-    size: u16,
-    base: u32,
-    addresses: Option<Addresses>,
-    kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
-    error: Option<OwnedFd>,
-    is_enabled: bool,
-    is_started: bool,
+pub(super) struct Vring {
+    pub(super) size: u16,
+    pub(super) base: u32,
+    pub(super) addresses: Option<Addresses>,
+    pub(super) kick: Option<OwnedFd>,
+    pub(super) call: Option<OwnedFd>,
+    pub(super) error: Option<OwnedFd>,
+    pub(super) is_enabled: bool,
+    pub(super) is_started: bool,
+    /// It was running under the last program, whose requests are executed again.
+    pub(super) is_left: bool,
 }
 
-struct Session {
-    number: u32,
-    stream: UnixStream,
-    link: Arc<Link>,
-    volume: Volume,
-    block: u32,
-    preferred: u32,
-    shards: usize,
-    send: Send,
-    attachment: Arc<Attachment>,
-    features: u64,
-    protocol: u64,
-    status: u8,
-    guest: Arc<Guest>,
+pub(super) struct Session {
+    pub(super) number: u32,
+    pub(super) stream: UnixStream,
+    pub(super) link: Arc<Link>,
+    pub(super) volume: Volume,
+    pub(super) block: u32,
+    pub(super) preferred: u32,
+    pub(super) shards: usize,
+    pub(super) send: Send,
+    pub(super) attachment: Arc<Attachment>,
+    pub(super) features: u64,
+    pub(super) protocol: u64,
+    pub(super) status: u8,
+    pub(super) guest: Arc<Guest>,
     /// The file of the in-flight area and its shape; it is mapped when the first vring starts.
-    inflight: Option<(File, VhostUserInflight)>,
-    area: Option<Arc<Area>>,
-    vrings: Vec<Vring>,
+    pub(super) inflight: Option<(File, VhostUserInflight)>,
+    pub(super) area: Option<Arc<Area>>,
+    /// Whether the area is this server's, for the next program, since the monitor has given none.
+    pub(super) is_area_own: bool,
+    pub(super) vrings: Vec<Vring>,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What is answered to a request.
@@ -315,29 +164,76 @@ impl Answer {
     }
 }
 
-impl Session {
-    fn run(mut self) {
-        let disk = self.link.name.clone();
-        tracing::info!(disk, session = self.number, "a guest attaches its disk");
-        let end = loop {
-            match wire::receive(&self.stream) {
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(Refusal::Message(error)),
-                Ok(Some(request)) => {
-                    if let Err(refusal) = self.answer(request) {
-                        break Err(refusal);
-                    }
+/// The body of a session's thread. It waits for a message without its state, so that an upgrade
+/// finds the state between two messages.
+pub(super) fn run(stream: &UnixStream, session: &Mutex<Session>) {
+    let (disk, number) = {
+        let session = lock(session);
+        (session.link.name.clone(), session.number)
+    };
+    tracing::info!(disk, session = number, "a guest attaches its disk");
+    let end = loop {
+        let mut fds = [PollFd::new(stream, PollFlags::IN)];
+        if let Err(error) = poll(&mut fds, None)
+            && error != rustix::io::Errno::INTR
+        {
+            break Err(Refusal::Message(io::Error::from(error).into()));
+        }
+        let mut session = lock(session);
+        match wire::receive(stream) {
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(Refusal::Message(error)),
+            Ok(Some(request)) => {
+                if let Err(refusal) = session.answer(request) {
+                    break Err(refusal);
                 }
             }
-        };
-        match end {
-            Ok(()) => tracing::info!(disk, session = self.number, "a guest detaches its disk"),
-            Err(refusal) => {
-                tracing::warn!(disk, session = self.number, %refusal, "a guest's session ends");
-            }
         }
-        self.link.hang_up();
-        self.close();
+    };
+    match end {
+        Ok(()) => tracing::info!(disk, session = number, "a guest detaches its disk"),
+        Err(refusal) => {
+            tracing::warn!(disk, session = number, %refusal, "a guest's session ends");
+        }
+    }
+    let mut session = lock(session);
+    session.link.hang_up();
+    session.close();
+}
+
+impl Session {
+    /// The state for the next program.
+    pub(super) fn left(&self) -> LeftSession {
+        let fd = |file: &Option<OwnedFd>| file.as_ref().map(AsRawFd::as_raw_fd);
+        let vring = |(index, vring): (u16, &Vring)| LeftVring {
+            index,
+            size: vring.size,
+            base: vring.base,
+            addresses: vring.addresses,
+            kick: fd(&vring.kick),
+            call: fd(&vring.call),
+            error: fd(&vring.error),
+            is_enabled: vring.is_enabled,
+            is_started: vring.is_started,
+        };
+        let is_used = |(_, vring): &(u16, &Vring)| vring.size > 0 || vring.call.is_some();
+        let area = |(file, shape): &(File, VhostUserInflight)| {
+            let (size, offset) = (shape.mmap_size, shape.mmap_offset);
+            let (queues, queue_size) = (shape.num_queues, shape.queue_size);
+            (file.as_raw_fd(), [size, offset], [queues, queue_size], self.is_area_own)
+        };
+        LeftSession {
+            tenant: self.volume.tenant,
+            stream: self.stream.as_raw_fd(),
+            back: lock(&self.link.back).as_ref().map(AsRawFd::as_raw_fd),
+            features: self.features,
+            protocol: self.protocol,
+            status: self.status,
+            caches_writes: self.link.caches_writes(),
+            memory: self.guest.regions().collect(),
+            inflight: self.inflight.as_ref().map(area),
+            vrings: (0..).zip(&self.vrings).filter(is_used).map(vring).collect(),
+        }
     }
 
     /// Ends all vrings, and waits until the device has none of their requests.
@@ -394,7 +290,7 @@ impl Session {
             FrontendReq::ADD_MEM_REG => {
                 let file = request.file()?;
                 let region: VhostUserSingleMemoryRegion = request.body()?;
-                self.move_to(self.guest.with(plan(&region), &file)?)?;
+                self.move_to(self.guest.with(plan(&region), file)?)?;
             }
             FrontendReq::REM_MEM_REG => {
                 let region: VhostUserSingleMemoryRegion = request.body()?;
@@ -423,13 +319,13 @@ impl Session {
             FrontendReq::SET_CONFIG => self.set_config(request)?,
             FrontendReq::SET_BACKEND_REQ_FD => {
                 let channel = UnixStream::from(OwnedFd::from(request.file()?));
-                *self.link.back.lock().unwrap_or_else(PoisonError::into_inner) = Some(channel);
+                *lock(&self.link.back) = Some(channel);
             }
             FrontendReq::GET_INFLIGHT_FD => return self.new_area(request),
             FrontendReq::SET_INFLIGHT_FD => {
                 let file = request.file()?;
                 self.inflight = Some((file, request.body()?));
-                self.area = None;
+                (self.area, self.is_area_own) = (None, false);
             }
             FrontendReq::SET_STATUS => {
                 let status = request.body::<VhostUserU64>()?.value as u8;
@@ -599,7 +495,7 @@ impl Session {
         }
     }
 
-    fn start_all(&mut self) -> Result<(), Refusal> {
+    pub(super) fn start_all(&mut self) -> Result<(), Refusal> {
         (0..QUEUES).try_for_each(|index| self.start(index))
     }
 
@@ -640,8 +536,13 @@ impl Session {
         self.map_area(layout.is_packed)?;
         let (size, is_packed) = (layout.size, layout.is_packed);
         let area = self.area.as_ref();
-        let mut region = area.and_then(|area| area.region(index, size, is_packed));
-        let again = region.as_mut().map_or(Vec::new(), |region| region.recover(&mut queue));
+        let region = area.and_then(|area| area.region(index, size, is_packed));
+        let mut region = region.ok_or(Refusal::NoPlace(index))?;
+        // The server's own area is for upgrades: a queue that the monitor starts begins anew.
+        if self.is_area_own && !self.vrings[index].is_left {
+            region.forget();
+        }
+        let again = region.recover(&mut queue);
         if !again.is_empty() {
             let (disk, requests) = (&self.link.name, again.len());
             tracing::info!(disk, queue = index, requests, "requests of the last server again");
@@ -667,6 +568,7 @@ impl Session {
         (self.send)(self.shard(index), Message::Start(Box::new(start)));
         drop(size);
         self.vrings[index].is_started = true;
+        self.vrings[index].is_left = false;
         Ok(())
     }
 
@@ -744,6 +646,17 @@ impl Session {
     }
 
     fn map_area(&mut self, is_packed: bool) -> Result<(), Refusal> {
+        if self.inflight.is_none() {
+            let length = inflight::bytes(QUEUES as u16, SIZE, true);
+            let file = inflight::create(length).map_err(Refusal::Area)?;
+            let shape = VhostUserInflight {
+                mmap_size: length,
+                mmap_offset: 0,
+                num_queues: QUEUES as u16,
+                queue_size: SIZE,
+            };
+            (self.inflight, self.is_area_own) = (Some((file, shape)), true);
+        }
         if self.area.is_none()
             && let Some((file, shape)) = &self.inflight
         {

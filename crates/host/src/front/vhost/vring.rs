@@ -23,9 +23,9 @@ use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
 use crate::front::vhost::blk::{self, Parsed, Status, Wish};
 use crate::front::vhost::inflight::{Again, Region};
+use crate::front::vhost::link::Link;
 use crate::front::vhost::memory::Guest;
 use crate::front::vhost::queue::{Buffer, Chain, Fault, Layout, Queue, packed};
-use crate::front::vhost::session::Link;
 use crate::io::memory::Memory;
 use crate::io::ring::{Asker, Ring, UserData};
 use crate::observe::log_limit::STRANGERS;
@@ -67,7 +67,7 @@ pub struct Start {
     /// The guest's memory.
     pub guest: Arc<Guest>,
     /// Where its requests are recorded.
-    pub region: Option<Region>,
+    pub region: Region,
     /// The requests that the last server has left.
     pub again: Vec<Again>,
     /// Where the guest says that chains are available.
@@ -132,7 +132,7 @@ pub struct Vring {
     generation: u32,
     of_generation: u32,
     old: Vec<Old>,
-    region: Option<Region>,
+    region: Region,
     again: VecDeque<Again>,
     kick: OwnedFd,
     call: Option<OwnedFd>,
@@ -385,7 +385,7 @@ impl Vring {
         if self.place(buffer.id)?.is_busy {
             return Err(Fault::Buffer(buffer.id));
         }
-        let entry = self.region.as_mut().map_or(0, |region| region.begin(buffer, &self.chain));
+        let entry = self.region.begin(buffer, &self.chain);
         self.begin(buffer, entry)?;
         Ok(true)
     }
@@ -569,9 +569,7 @@ impl Vring {
             unsafe { blk::write_status(request.status, status) };
             let written = if status == Status::Ok { request.writes } else { 0 };
             self.queue.push(request.buffer, written.saturating_add(1));
-            if let Some(region) = &mut self.region {
-                region.used(request.entry);
-            }
+            self.region.used(request.entry);
             self.has_pushed = true;
         }
         if self.client.has_ended() && request.is_change {
@@ -597,13 +595,9 @@ impl Vring {
     /// Shows the guest the used buffers, and calls it if it wants that.
     pub fn flush(&mut self, ring: &mut Ring) {
         if std::mem::take(&mut self.has_pushed) && !self.is_dead() {
-            if let Some(region) = &mut self.region {
-                region.publishing(&self.queue);
-            }
+            self.region.publishing(&self.queue);
             self.queue.publish();
-            if let Some(region) = &mut self.region {
-                region.published(&self.queue);
-            }
+            self.region.published(&self.queue);
             if self.queue.wants_call() {
                 self.signal(ring, self.call.as_ref().map(AsRawFd::as_raw_fd));
             }

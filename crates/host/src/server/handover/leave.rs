@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::front::vhost::left::LeftSession;
 use crate::io::area::Area;
 use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
@@ -196,7 +197,11 @@ impl ControlThread<'_> {
         if let Err(error) = self.may_leave() {
             return error;
         }
-        let error = self.stand_still().and_then(|()| self.execute(successor, operator));
+        // Guests' sessions handle no message from before the shards stand still.
+        let guests = self.server.sessions.pause();
+        let error = guests.with_states(|guests| {
+            self.stand_still().and_then(|()| self.execute(successor, operator, guests))
+        });
         for shard in 0..self.server.shards.count() {
             self.server.shards.send(shard, Message::GoOn);
         }
@@ -243,11 +248,12 @@ impl ControlThread<'_> {
         &self,
         successor: &Successor,
         operator: serde_json::Value,
+        guests: Vec<LeftSession>,
     ) -> Result<Infallible, AdminError> {
         let area = Arc::new(Area::new(HEAD as u64).map_err(refuse)?);
         let device = self.device.leave(&area).map_err(refuse)?;
         let connections = self.pack(&area).map_err(refuse)?;
-        let state = self.state(operator, device, connections);
+        let state = State { guests, ..self.state(operator, device, connections) };
         state.write(&area).map_err(refuse)?;
         let fds = state.descriptors();
         block_signals();
@@ -323,6 +329,7 @@ impl ControlThread<'_> {
             guest_directories: self.guest_directories.clone(),
             groups: self.schedulers.caps_of_groups().into_iter().map(group).collect(),
             connections,
+            guests: Vec::new(),
             shards: totals.shards.clone(),
             interference: cells.filter(|(_, _, ns)| *ns > 0).collect(),
             policies: self.policy_counts(),

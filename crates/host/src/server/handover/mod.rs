@@ -27,6 +27,7 @@ use fairq_core::{CapStats, Taken};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::device::any::{Inherited, Left};
+use crate::front::vhost::left::LeftSession;
 use crate::io::area::{Area, Piece, Span, SpanReader};
 use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
@@ -72,6 +73,9 @@ pub struct State {
     guest_directories: Vec<PathBuf>,
     groups: Vec<LeftGroup>,
     connections: Vec<Packed>,
+    /// The sessions of guests.
+    #[serde(default)]
+    guests: Vec<LeftSession>,
     shards: Vec<ShardCounters>,
     interference: Vec<(u8, u8, u64)>,
     #[serde(default)]
@@ -206,7 +210,8 @@ impl State {
         let doors = self.doors.iter().map(|door| door.fd);
         let connections = self.connections.iter().map(|one| one.fd);
         let caller = self.caller.iter().map(|caller| caller.fd);
-        files.flatten().chain(doors).chain(connections).chain(caller).collect()
+        let guests = self.guests.iter().flat_map(LeftSession::descriptors);
+        files.flatten().chain(doors).chain(connections).chain(guests).chain(caller).collect()
     }
 }
 

@@ -149,6 +149,7 @@ impl ControlThread<'_> {
             }
         }
         self.take_connections(&mut before);
+        self.take_guests(&mut before);
         self.fit_guests_or_log();
         if let Some(caller) = before.state.caller.take()
             && let Ok(fd) = take_copy(&mut before.copies, caller.fd)
@@ -188,6 +189,27 @@ impl ControlThread<'_> {
             tracing::error!(%error, "cannot list the tenants");
         }
         tracing::info!(connections = taken, lost, "this program has taken over from the last one");
+    }
+
+    /// Takes over the guests, before their sockets accept others.
+    fn take_guests(&mut self, before: &mut Before) {
+        let left = before.state.tenants.iter();
+        let names: HashMap<u16, String> =
+            left.map(|left| (left.number, left.name.clone())).collect();
+        let (mut taken, mut lost) = (0, 0);
+        for guest in std::mem::take(&mut before.state.guests) {
+            let name = names.get(&guest.tenant).cloned().unwrap_or_default();
+            match self.resume_guest(&name, &guest, |fd| take_copy(&mut before.copies, fd)) {
+                Ok(()) => taken += 1,
+                Err(error) => {
+                    tracing::error!(tenant = name, %error, "cannot take over a guest");
+                    lost += 1;
+                }
+            }
+        }
+        if taken + lost > 0 {
+            tracing::info!(guests = taken, lost, "this program has taken over guests");
+        }
     }
 
     fn take_connection(

@@ -20,6 +20,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
@@ -236,7 +237,7 @@ pub struct Buffer {
 }
 
 /// Where a guest's rings are, as addresses of its monitor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Addresses {
     /// The descriptors.
     pub descriptors: u64,

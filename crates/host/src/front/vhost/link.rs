@@ -1,0 +1,84 @@
+//! A guest's disk, and what its session shares with its vrings.
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use fairq_core::FlowId;
+
+use crate::front::vhost::message;
+use crate::front::vhost::session::lock;
+use crate::shard::volume::Volume;
+
+/// The disk that a guest gets.
+pub struct Disk {
+    /// The tenant's name.
+    pub name: String,
+    /// The tenant's range.
+    pub volume: Volume,
+    /// The block of the device below, in bytes.
+    pub block: u32,
+    /// The size of requests that the device serves best, in bytes.
+    pub preferred: u32,
+}
+
+/// What session and vrings share.
+pub struct Link {
+    pub(super) name: String,
+    pub(super) flow: FlowId,
+    pub(super) stream: UnixStream,
+    /// The back channel, if the monitor has one.
+    pub(super) back: Mutex<Option<UnixStream>>,
+    /// The disk's size in bytes. A session that starts a vring with it holds the lock until the
+    /// message is sent, so that each vring starts with the present size, or gets it later.
+    pub(super) size: Mutex<u64>,
+    pub(super) has_failed: AtomicBool,
+    /// Whether the guest lets the device cache writes.
+    pub(super) caches_writes: AtomicBool,
+}
+
+impl Link {
+    /// The disk's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the device has failed.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the guest lets the device cache writes.
+    #[inline]
+    pub fn caches_writes(&self) -> bool {
+        self.caches_writes.load(Ordering::Relaxed)
+    }
+
+    /// The device fails.
+    pub fn fail(&self) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            self.notify();
+        }
+    }
+
+    /// Ends the session.
+    pub fn hang_up(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    pub(super) fn size(&self) -> MutexGuard<'_, u64> {
+        lock(&self.size)
+    }
+
+    /// Says that the configuration, or the status, has changed.
+    pub(super) fn notify(&self) {
+        let back = lock(&self.back);
+        if let Some(channel) = &*back
+            && let Err(error) = message::configuration_changed(channel)
+        {
+            tracing::debug!(disk = self.name, %error, "a monitor does not hear of a change");
+        }
+    }
+}
