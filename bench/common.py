@@ -241,7 +241,7 @@ def parts(text, known):
     return names
 
 
-def run(program, arguments):
+def perform(program, arguments):
     """Runs `program(args, bars)` and records its bars; its result goes to --json. Exits 77 if the machine lacks something."""
     args = arguments.parse_args()
     # Servers run in process groups of their own, so they have to be ended here, on a signal too.
@@ -292,12 +292,13 @@ def show(rows, title=""):
     """Prints dicts with the same keys as a table."""
     if not rows:
         return
+    is_text = [isinstance(cell, str) for cell in rows[0].values()]
     text = lambda cell: cell if isinstance(cell, str) else "-" if cell is None else number(cell)  # noqa: E731
     cells = [list(rows[0]), *([text(cell) for cell in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     print(f"\n{title}" if title else "")
     for line in cells:
-        print("  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths))))
+        print("  ".join(cell.ljust(width) if left else cell.rjust(width) for cell, width, left in zip(line, widths, is_text)))
 
 
 # ---- fairq.

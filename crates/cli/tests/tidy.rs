@@ -1,8 +1,10 @@
 //! Checks that keep the sources in order: columns, lengths of files, import cycles, and documents
-//! that name only existing things. Reads the sources of the whole workspace; runs nothing.
+//! that name only existing things. Reads the sources of the whole workspace, and runs only
+//! `bench/performance`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The widest line, in characters.
 const COLUMNS: usize = 100;
@@ -422,4 +424,14 @@ fn documents_name_items_that_are_there() {
             }
         }
     }
+}
+
+/// Each program of `bench` records its figures and then makes the page; an edit by hand would be
+/// lost.
+#[test]
+fn the_page_of_figures_is_made_of_the_recorded_bars() {
+    let check =
+        Command::new("python3").arg(root().join("bench/performance")).arg("--check").output();
+    let check = check.expect("python3, which tests/setup installs");
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stderr));
 }
