@@ -102,16 +102,10 @@ class Others:
 # ---- Bars.
 
 
-def bounds(line):
-    """The least and the most of a bar's figure, which is a number, or a pair if several runs differ."""
-    value = line["value"]
-    return value if isinstance(value, list) else (value, value)
-
-
 def is_met(line, key="value"):
-    """Whether the goal is met; also true without a goal."""
+    """Whether the goal is met; also true without a goal. A figure is a number, or a pair: the least and the most of several runs."""
     low, high = line["goal"]
-    least, most = bounds({"value": line[key]})
+    least, most = line[key] if isinstance(line[key], list) else (line[key], line[key])
     return (low is None or least >= low) and (high is None or most <= high)
 
 
