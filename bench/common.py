@@ -2,7 +2,7 @@
 
 A bar is one figure with a goal. A program adds each of its bars to `Bars`, which prints it beside its goal and, when the program
 has ended, writes it as one line of JSON to docs/results/bars.jsonl, in place of the line with the same id. The id begins with the
-bar's area, a section of bench/notes.md, from which bench/performance makes docs/PERFORMANCE.md. A line states whether the machine
+bar's area, a section of docs/results/notes.md, from which bench/performance makes docs/PERFORMANCE.md. A line states whether the machine
 was quiet: whether processes that the program did not start used less than QUIET of all CPUs meanwhile. Figures of a debug build are
 printed and not recorded, unless --record names another file."""
 
@@ -158,7 +158,7 @@ class Bars:
         words = [os.path.relpath(os.path.abspath(sys.argv[0]), ROOT), *sys.argv[1:]]
         self.command, rounds = command or shlex.join(words), getattr(args, "n", 1)
         self.taken = "one run" if rounds == 1 else f"medians of {rounds}"
-        self.file, self.lines, self.others, self.claims = getattr(args, "record", RECORD), [], Others(), []
+        self.file, self.lines, self.others = getattr(args, "record", RECORD), [], Others()
 
     def add(self, bar, what, value, least=None, most=None, unit="", peer="", floor=None, taken=None):
         """One bar: a figure, and the least and the most that it shall have."""
@@ -169,11 +169,6 @@ class Bars:
         self.lines.append(line | {"taken": self.taken if taken is None else taken})
         shown = f"{number(value)}{unit and ' ' + unit}, goal {goal_text(line['goal'])}{peer and ', beside ' + peer}"
         print(f"{verdict(line).upper():<12} {what}: {shown}", flush=True)
-
-    def claim(self, row, claim, paper, measured, holds):
-        """A paper's claim that is no bar: the paper's figure, the measured one, and whether it holds."""
-        self.claims.append({"id": row, "claim": claim, "paper": paper, "measured": measured, "holds": bool(holds)})
-        print(f"{'holds' if holds else 'DOES NOT HOLD':<13} {row:<8} {claim}: paper {paper}, here {measured}", flush=True)
 
     def write(self):
         """Writes the lines, and makes the page anew; prints them only if they are of a debug build."""
@@ -250,11 +245,9 @@ def perform(program, arguments):
         sys.exit(f"{name}: {reason}")
     except KeyboardInterrupt:
         sys.exit(130)
-    if bars.claims:
-        print(f"{sum(claim['holds'] for claim in bars.claims)} of {len(bars.claims)} claims hold")
     bars.write()
     if getattr(args, "json", None):
-        write_file(args.json, json.dumps({"bars": bars.lines, "results": bars.claims or result}, indent=1) + "\n")
+        write_file(args.json, json.dumps({"bars": bars.lines, "results": result}, indent=1) + "\n")
 
 
 # ---- Figures.
