@@ -231,23 +231,26 @@ def parts(text, known):
 
 
 def perform(program, arguments):
-    """Runs `program(args, bars)` and records its bars; its result goes to --json. Exits 77 if the machine lacks something."""
+    """Runs `program(args, bars)` and records its bars, also those before a failure; its result goes to --json. Exits 77 if the
+    machine lacks something."""
     args = arguments.parse_args()
     # Servers run in process groups of their own, so they have to be ended here, on a signal too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    bars, name = Bars(args), os.path.basename(sys.argv[0])
+    bars, name, result, status = Bars(args), os.path.basename(sys.argv[0]), None, 0
     try:
         result = program(args, bars)
     except rig.Skip as reason:
         print(f"SKIP {name}: {reason}", file=sys.stderr)
-        sys.exit(77)
+        status = 77
     except rig.Failed as reason:
-        sys.exit(f"{name}: {reason}")
+        print(f"{name}: {reason}", file=sys.stderr)
+        status = 1
     except KeyboardInterrupt:
         sys.exit(130)
     bars.write()
     if getattr(args, "json", None):
         write_file(args.json, json.dumps({"bars": bars.lines, "results": result}, indent=1) + "\n")
+    sys.exit(status)
 
 
 # ---- Figures.
