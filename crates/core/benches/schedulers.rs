@@ -13,7 +13,7 @@
 //! other.
 //!
 //! After criterion's own report a table gives all medians, with their ratios. `bench/schedulers`
-//! reads it, and has the bars. Timings never fail: they depend on the machine and on its other load.
+//! reads it, and has the bars. Timings never fail: they depend on the machine and on its load.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
