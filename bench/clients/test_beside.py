@@ -5,6 +5,7 @@ import os
 import time
 
 import rig
+from common import recorded
 from nbd import READ
 from rig import MI, check, fairq, run, serve
 from test_hostile import EVENTS, FLOODS, Many, all_at_once, large_requests, operated, pour, questions, zeroes
@@ -212,7 +213,8 @@ def test_one_connection_beside_many():
     32, with equal weights. The goal is 45 to 55 %, at 0.97 of the rate of the 64 connections alone."""
     said = []
     for policy in ("d2fq", "mqfq"):
-        with serve("--device", "nvme-soft,size=512M", "--shards", "1", "--policy", policy, "--tenant", "one=256M", "--tenant", "many=256M") as server:
+        device = ("--device", "nvme-soft,size=512M", "--shards", "1", "--tenant", "one=256M", "--tenant", "many=256M")
+        with recorded("bench/clients/run one_connection_beside_many") as bars, serve(*device, "--policy", policy) as server:
 
             def drive(*tenants):
                 done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "4", "--json", "-", *tenants)
@@ -222,5 +224,8 @@ def test_one_connection_beside_many():
             alone, both = drive(*many), drive("--tenant", "one=depth:128,export:one", *many)
             share, kept = both["one"] / sum(both.values()), sum(both.values()) / alone["many"]
             said.append(f"{policy}: {share:.3f} at {kept:.2f} of the rate")
+            what = f"one connection of 128 beside 64 of 32, equal weights, `{policy}`"
+            bars.add(f"clients/one-connection-{policy}", f"{what}: its share", share, 0.45, 0.55)
+            bars.add(f"clients/one-connection-{policy}-kept", f"{what}: of the 64 alone", kept, 0.97)
             check(0.45 <= share <= 0.55, said[-1])
     return "; ".join(said)

@@ -1,11 +1,13 @@
 """The shares and latencies that real clients get, in wall time: on a machine without other load."""
 
+import contextlib
 import json
 import os
 import tempfile
 import time
 
 import rig
+from common import recorded
 from rig import MI, PACED, ROOT, check, finish, fio, fio_args, need, serve, start, together
 
 
@@ -23,7 +25,7 @@ def share_of(policy, device=PACED, bs="64k", depth=32, deep=64, seconds=9):
         return b / a, a + b
 
 
-def entitled(within, policy, *load, **more):
+def entitled(bars, name, within, policy, *load, **more):
     """1:3 in one of three runs: while a client has no CPU its queue runs dry, and the other gets its turns. A real defect of
     the shares appears in all of them."""
     tried = []
@@ -31,13 +33,17 @@ def entitled(within, policy, *load, **more):
         fair, total = share_of(policy, *load, **more)
         tried.append(f"1:{fair:.3f}")
         if abs(fair / 3 - 1) <= within:
-            return f"{' then '.join(tried)} at {total / 1e6:.1f} MB/s"
-    check(False, f"{policy}, {load} {more}: bytes {', '.join(tried)}, entitled 1:3 within {within:.0%} (total {total / 1e6:.1f} MB/s)")
+            break
+    bars.add(f"clients/{name.replace(', ', '-').replace(' ', '-')}", f"two fio clients 1:3, `{policy}`, {name.removeprefix(policy).lstrip(', ')}: ratio", fair,
+             3 * (1 - within), 3 * (1 + within), peer=f"{total / 1e6:.1f} MB/s")
+    check(abs(fair / 3 - 1) <= within, f"{policy}, {load} {more}: bytes {', '.join(tried)}, entitled 1:3 within {within:.0%}")
+    return f"{' then '.join(tried)} at {total / 1e6:.1f} MB/s"
 
 
 def test_shares():
     need("fio")
-    fair = entitled(0.03, "mqfq")
+    with recorded("bench/clients/run shares") as bars:
+        fair = entitled(bars, "64 KiB beside 4 KiB", 0.03, "mqfq")
     unfair, rest = share_of("none")
     check(abs(unfair / 3 - 1) > 0.03, f"none: bytes 1:{unfair:.3f} too, so the test shows nothing")
     return f"mqfq {fair}, none 1:{unfair:.3f} at {rest / 1e6:.1f} MB/s"
@@ -60,19 +66,21 @@ garbage = { over-provisioning = 0.078, erase-us = 1000, programs-per-erase = 256
 def test_shares_by_the_device():
     """d2fq dispatches at submission; the software controller's queue classes share; before a timed device and before a file."""
     need("fio")
-    with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairq-"))
         profile, image = os.path.join(folder, "slow.toml"), os.path.join(folder, "disk.img")
         with open(profile, "w", encoding="utf-8") as out:
             out.write(SLOW)
         timed = f"nvme-soft,backing=ram,size=512M,window=8,profile={profile}"
-        said = [entitled(0.03, "d2fq", timed, bs, 64, seconds=12) for bs in ("4k", "8k")]
+        bars = stack.enter_context(recorded("bench/clients/run shares_by_the_device"))
+        said = [entitled(bars, f"classes, {bs} beside 4k", 0.03, "d2fq", timed, bs, 64, seconds=12) for bs in ("4k", "8k")]
         unfair, _ = share_of("none", timed, "4k", 64, seconds=4)
         check(abs(unfair / 3 - 1) > 0.3, f"none: bytes 1:{unfair:.3f} too, so the test shows nothing")
         # Fill the file: holes would be read without the disk.
         with open(image, "wb") as out:
             for _ in range(512):
                 out.write(os.urandom(MI))
-        fair = entitled(0.03, "d2fq", f"nvme-soft,backing={image},direct=on,window=2", "4k", 64, seconds=12)
+        fair = entitled(bars, "classes over a file", 0.03, "d2fq", f"nvme-soft,backing={image},direct=on,window=2", "4k", 64, seconds=12)
         return f"{' and '.join(said)}, over a file {fair}; none 1:{unfair:.3f}"
 
 
@@ -83,8 +91,10 @@ def test_shares_by_tokens_and_within_limits():
     need("fio")
     said = []
     # Slices of time are the coarsest: a stall of the machine is a tenth of a slice.
-    for policy, bs, within in (("kyber-fair", "64k", 0.05), ("nass+bfq", "64k", 0.05), ("nass+cfq", "4k", 0.1)):
-        said.append(f"{policy}, {bs} beside 4k, {entitled(within, policy, bs=bs, deep=256)}")
+    with recorded("bench/clients/run shares_by_tokens_and_within_limits") as bars:
+        for policy, bs, within in (("kyber-fair", "64k", 0.05), ("nass+bfq", "64k", 0.05), ("nass+cfq", "4k", 0.1)):
+            name = f"{policy}, {bs} beside 4k"
+            said.append(f"{name}, {entitled(bars, name, within, policy, bs=bs, deep=256)}")
     return "; ".join(said)
 
 
@@ -105,11 +115,13 @@ def test_shares_of_a_shallow_drive():
         drive = f"nvme-soft,backing=ram,size=512M,profile={path}"
         _, most = share_of("none", drive, "4k", 64, seconds=4)
         said = []
-        for policy in ("kyber-fair", "nass+bfq", "nass+cfq"):
-            said.append(f"{policy} {entitled(0.08, policy, drive, '4k', 64, seconds=6)}")
-            kept = max(share_of(policy, drive, "4k", 64, seconds=4)[1] for _ in range(2)) / most
-            check(kept > 0.85, f"{policy} keeps {kept:.2f} of what the drive does")
-            said.append(f"{kept:.2f} of none")
+        with recorded("bench/clients/run shares_of_a_shallow_drive") as bars:
+            for policy in ("kyber-fair", "nass+bfq", "nass+cfq"):
+                said.append(f"{policy} {entitled(bars, f'{policy}, shallow drive', 0.08, policy, drive, '4k', 64, seconds=6)}")
+                kept = max(share_of(policy, drive, "4k", 64, seconds=4)[1] for _ in range(2)) / most
+                bars.add(f"clients/{policy}-shallow-drive-kept", f"two fio clients 1:3, `{policy}`, shallow drive: of `none`", kept, 0.85)
+                check(kept > 0.85, f"{policy} keeps {kept:.2f} of what the drive does")
+                said.append(f"{kept:.2f} of none")
         return ", ".join(said)
 
 

@@ -1,8 +1,10 @@
 //! Checks that keep the sources in order: columns, lengths of files, import cycles, and documents
-//! that name only existing things. Reads the sources of the whole workspace; runs nothing.
+//! that name only existing things. Reads the sources of the whole workspace, and runs only
+//! `bench/performance`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The widest line, in characters.
 const COLUMNS: usize = 100;
@@ -16,11 +18,11 @@ const LINES_OF_TESTS: usize = 1000;
 const LINES_OF_HEADER: usize = 40;
 
 /// Number of sentences without a named subject in comments and documents. It may only fall.
-const HEADLESS: usize = 188;
+const HEADLESS: usize = 182;
 /// The first words of such sentences, unless they are questions.
 const HEADS: [&str; 7] = ["What", "How", "Who", "Whoever", "Whatever", "Those", "So"];
 /// Number of private verbs in comments and documents. It may only fall.
-const PRIVATE: usize = 148;
+const PRIVATE: usize = 133;
 /// Verbs for which the field has others: report, read, request, charge, wait, complete, retry.
 const VERBS: [&str; 30] = [
     "tell", "tells", "told", "telling", "hear", "hears", "heard", "ask", "asks", "asked", "asking",
@@ -422,4 +424,14 @@ fn documents_name_items_that_are_there() {
             }
         }
     }
+}
+
+/// Each program of `bench` records its figures and then makes the page; an edit by hand would be
+/// lost.
+#[test]
+fn the_page_of_figures_is_made_of_the_recorded_bars() {
+    let check =
+        Command::new("python3").arg(root().join("bench/performance")).arg("--check").output();
+    let check = check.expect("python3, which tests/setup installs");
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stderr));
 }

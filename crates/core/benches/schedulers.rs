@@ -12,8 +12,8 @@
 //! groups), is measured in pairs: the scheduler alone and with the addition, one right after the
 //! other.
 //!
-//! After criterion's own report a table gives all medians, with their ratios and the bars that we
-//! aim at. Timings never fail: they depend on the machine and on its other load.
+//! After criterion's own report a table gives all medians, with their ratios. `bench/schedulers`
+//! reads it, and has the bars. Timings never fail: they depend on the machine and on its load.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -565,7 +565,7 @@ fn measure_many(criterion: &mut Criterion) {
             let all = |figure: fn(&(f64, f64)) -> f64| median(pairs.iter().map(figure));
             println!(
                 "\n16 tenants ({name}): {:.1} ns of processor time; {MANY} in 100 groups: \
-                 {:.1} ns, {:.2} times; bar 1.3",
+                 {:.1} ns, {:.2} times",
                 all(|pair| pair.0),
                 all(|pair| pair.1),
                 all(|pair| pair.1 / pair.0)
@@ -716,23 +716,5 @@ fn main() {
     });
     print("the same in processor time, for when the machine is shared", &rows, |row| &row.cpu_ns);
     Added::print(&added);
-    println!(
-        "\nbars: none at most 15 ns; mqfq at most 80 ns at 256 flows on one thread and 110 ns on \
-         two;"
-    );
-    println!("      nass+ at most 1.3 times what is inside");
-    println!(
-        "      layers that have nothing to do at most 1.03 times mqfq at 256 flows, and each 8 ns"
-    );
-    println!("      mqfq with 4096 flows at most 1.5 times what it takes with 16;");
-    println!(
-        "      d2fq at most 25 ns more than none on one thread, 60 ns at 256 flows on two, 0.55 of \
-         mqfq, and with"
-    );
-    println!("      4096 flows at most 1.3 times what it takes with 16;");
-    println!(
-        "      kyber-fair at most 60 ns at 256 flows on one thread, and no more than 1.2 times \
-         that on two"
-    );
     criterion.final_summary();
 }

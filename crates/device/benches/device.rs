@@ -1,8 +1,8 @@
 //! The CPU time of the device side: nanoseconds per decision of the arbiter, and per 4 KiB command
 //! of the timing model.
 //!
-//! Timings never fail the benchmark: they depend on the machine and its other load. Bars: 10 ns per
-//! decision, 100 ns per command.
+//! Timings never fail the benchmark: they depend on the machine and its other load.
+//! `bench/schedulers` has the bars.
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -1,9 +1,7 @@
 //! The cost of a command through the software NVMe controller, driver included: `cargo bench -p
 //! fairq-host`.
 //!
-//! Each line is the median of several rounds. Bars: at most 60 ns a command inline on one core; at
-//! least 3 million commands a second with two pinned threads and batches of 8; a Z-SSD's 750 000 a
-//! second held in real time.
+//! Each line is the median of several rounds. `bench/schedulers` has the bars.
 
 use std::hint::black_box;
 use std::sync::Arc;

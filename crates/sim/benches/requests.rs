@@ -1,7 +1,7 @@
 //! Simulated requests a second of one core, in real time: closed loops of 4 KiB reads on the Z-SSD.
 //!
-//! Bar: 1 million a second on one core. Timings never fail the benchmark: they depend on the
-//! machine and its other load.
+//! `bench/schedulers` has the bars. Timings never fail the benchmark: they depend on the machine
+//! and its other load.
 
 use std::hint::black_box;
 use std::time::Duration;
