@@ -83,12 +83,8 @@ pub mod structures;
 pub mod wake;
 
 pub use contract::bounds::{self, ConfigError};
-pub use contract::cost::{Cost, CostModel};
-pub use contract::flow::{
-    self, Cap, CapStats, Caps, Counted, FlowError, FlowId, Side, Taken, Target, TargetState,
-    TargetStats, Weight,
-};
-pub use contract::op::Op;
+pub use contract::cost::{Cost, CostModel, Op};
+pub use contract::flow::{self, FlowError, FlowId, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
     self, Class, ClassWeights, CostStats, DepthState, DepthStats, FlowStats, Growth, Held, Next,
@@ -97,13 +93,13 @@ pub use contract::port::{
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::share::{
-    self, CapsOf, Group, GroupId, GroupStats, Reservation, ReservationState, ReservedStats, Share,
-    ShareStats,
+    self, Cap, CapStats, Caps, CapsOf, Counted, Group, GroupId, GroupStats, Reservation,
+    ReservationState, ReservedStats, Share, ShareStats, Side, Taken, Target, TargetState,
+    TargetStats,
 };
-pub use contract::vtime;
+pub use contract::vtime::{self, ReferenceWeight};
 pub use policy::serial::sfqd;
 pub use policy::{d2fq, depth, kyber_fair, limits, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
-pub use structures::reference::ReferenceWeight;
 pub use structures::topology::Topology;

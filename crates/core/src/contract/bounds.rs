@@ -119,6 +119,25 @@ pub enum ConfigError {
     Tokens(u64),
 }
 
+/// Lets programs change a configuration where they make it. They cannot write it out, because it
+/// may get more fields.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! changeable {
+    ($config:ty) => {
+        impl $config {
+            /// The configuration after `change`.
+            #[must_use]
+            pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+                change(&mut self);
+                self
+            }
+        }
+    };
+}
+
+pub(crate) use changeable;
+
 /// Checks the bounds that apply to every policy.
 pub fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Result<(), ConfigError> {
     if ports == 0 || ports > PortSet::MAX_PORTS {

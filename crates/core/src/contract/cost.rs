@@ -1,9 +1,24 @@
-//! The cost of a request to its flow, in equivalent bytes of service.
+//! The operations of requests, and the cost of a request to its flow in equivalent bytes of
+//! service.
 //!
 //! A request reaches a policy with its [`Cost`]; no policy computes it. A [`CostModel`] counts
 //! bytes; the layer `cost::Costs` computes the costs for the policies of the registry.
 
-use crate::contract::op::Op;
+/// The operation of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// Reads `length` bytes at `offset`.
+    Read,
+    /// Writes `length` bytes at `offset`.
+    Write,
+    /// Puts completed writes on stable storage.
+    Flush,
+    /// Reports to the device that the range is no longer needed; also any other change of the
+    /// device's map alone, such as zeroing without a write.
+    Discard,
+    /// Makes the range read as zeroes; it is assumed that the device writes them.
+    WriteZeroes,
+}
 
 /// The cost of a request to its flow, in equivalent bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

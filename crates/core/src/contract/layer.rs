@@ -18,16 +18,16 @@
 /// The types that the signatures use.
 #[doc(hidden)]
 pub mod names {
-    pub use crate::contract::flow::{
-        CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight,
-    };
+    pub use crate::contract::flow::{FlowError, FlowId, Weight};
     pub use crate::contract::platform::Platform;
     pub use crate::contract::port::{
         ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
         SubmitError, Submitted, Tag, TuneError, Tuning,
     };
     pub use crate::contract::port_set::PortSet;
-    pub use crate::contract::share::{CapsOf, Group, GroupId, GroupStats, Share, ShareStats};
+    pub use crate::contract::share::{
+        CapStats, Caps, CapsOf, Group, GroupId, GroupStats, Share, ShareStats, Target, TargetStats,
+    };
 }
 
 use names::*;

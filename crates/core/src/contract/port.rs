@@ -46,12 +46,13 @@
 //! that a port that omits one does not compile.
 
 use crate::contract::bounds::ConfigError;
+pub use crate::contract::cost::Op;
 use crate::contract::cost::{Cost, CostModel};
-use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
-pub use crate::contract::op::Op;
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::port_set::PortSet;
 use crate::contract::share::{
-    CapsOf, Group, GroupId, GroupStats, ReservedStats, Share, ShareStats,
+    CapStats, Caps, CapsOf, Group, GroupId, GroupStats, ReservedStats, Share, ShareStats, Target,
+    TargetStats,
 };
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.

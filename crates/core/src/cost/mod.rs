@@ -39,10 +39,9 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::cost::{Cost, CostModel, scaled};
+use crate::contract::cost::{Cost, CostModel, Op, scaled};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
-use crate::contract::op::Op;
 use crate::contract::platform::{Lock, Native};
 use crate::entry::Built;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};

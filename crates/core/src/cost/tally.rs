@@ -11,7 +11,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::Shared;
-use crate::contract::op::Op;
+use crate::contract::cost::Op;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{Growth, Request, Tag};
 use crate::structures::allocation::zeroes;

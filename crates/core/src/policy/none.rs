@@ -17,34 +17,9 @@ use crate::contract::port::{
     Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::entry::knobs::{Configure, Knobs};
-use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
-
-/// `none` in the registry.
-pub enum Entry {}
-
-impl entry::Entry for Entry {
-    const NAME: &'static str = "none";
-    const PROMISES: Promises = Promises::NONE;
-    type Config = Shape;
-    type Policy<P: Platform> = NonePolicy<P>;
-
-    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Shape, ConfigError> {
-        Ok(shape.clone())
-    }
-
-    fn build<P: Platform>(shape: Shape) -> Result<Built<NonePolicy<P>>, ConfigError> {
-        NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)
-    }
-}
-
-/// `none` has no knobs.
-impl Configure for Shape {
-    fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
-}
 
 /// The control side of `none`.
 pub struct NonePolicy<P: Platform = Native> {

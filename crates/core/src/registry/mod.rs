@@ -1,8 +1,9 @@
 //! The registry of policies, one line each.
 //!
-//! The module of a policy defines its name, knobs, promises and constructor ([`Entry`]). A line
-//! here adds it to [`ALL`], from which programs take names, keys, help and ranges. A policy that is
-//! chosen at run time is built in one of two ways:
+//! Each policy has a module here that defines its name, knobs, promises and constructor ([`Entry`]),
+//! so that the policy itself knows neither the layers around it nor how operators write its knobs. A
+//! line below adds it to [`ALL`], from which programs take names, keys, help and ranges. A policy
+//! that is chosen at run time is built in one of two ways:
 //!
 //! - [`with`] builds it and calls a generic function with it, which is compiled for its port, as
 //!   shards are (docs/decisions/0002).
@@ -12,6 +13,11 @@
 //! [`build`] builds a policy that is chosen at compile time: keys and [`Shape`] are the same for
 //! all policies, and each has its own type.
 
+pub mod d2fq;
+pub mod kyber_fair;
+pub mod mqfq;
+pub mod none;
+
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
@@ -19,9 +25,9 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::layer::names::*;
 use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
+use crate::policy::limits;
 use crate::policy::serial::entry::Alone;
 use crate::policy::serial::sfqd::SfqdScheduler;
-use crate::policy::{d2fq, kyber_fair, limits, mqfq, none};
 use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
@@ -276,10 +282,10 @@ pub type Layered<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
-/// use fairq_core::{Native, Policy, Topology, mqfq};
+/// use fairq_core::{Native, Policy, Topology};
 ///
 /// let shape = Shape::new(Topology::flat(2), 16, 64);
-/// let (policy, ports) = registry::build::<mqfq::Entry, Native>(&[("slots", 32)], &shape)?;
+/// let (policy, ports) = registry::build::<registry::mqfq::Entry, Native>(&[("slots", 32)], &shape)?;
 /// assert_eq!((ports.len(), policy.stats().slots), (2, Some(32)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -1,8 +1,9 @@
 //! The configuration of D2FQ.
 
 use super::ratio::{RATIO_MAX, RATIO_MIN};
-use crate::contract::bounds::{ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, check};
-use crate::entry::knobs::changeable;
+use crate::contract::bounds::{
+    ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, changeable, check,
+};
 use crate::structures::topology::Topology;
 
 /// The ratio of the weights of the high and the low class.

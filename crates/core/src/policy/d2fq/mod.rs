@@ -42,7 +42,6 @@
 #[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
 pub mod activity;
 mod config;
-mod entry;
 mod gvt;
 #[cfg(all(test, loom))]
 mod models;
@@ -62,7 +61,6 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 pub use config::{D2fqConfig, Ratio};
-pub use entry::Entry;
 pub use port::D2fqPort;
 
 use crate::contract::bounds::ConfigError;

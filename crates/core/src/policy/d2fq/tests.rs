@@ -9,8 +9,7 @@ use proptest::prelude::*;
 use super::ratio::{class_weights, next};
 use super::*;
 use crate::contract::bounds::MAX_THRESHOLD;
-use crate::contract::cost::CostModel;
-use crate::contract::op::Op;
+use crate::contract::cost::{CostModel, Op};
 use crate::contract::port::{Class, Outcome, Port, Request, Submitted, Tag};
 use crate::structures::topology::Topology;
 

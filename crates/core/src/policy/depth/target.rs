@@ -37,7 +37,8 @@ use alloc::boxed::Box;
 
 use super::meter::Sum;
 use super::watch::Count;
-use crate::contract::flow::{FlowError, FlowId, Target, TargetState, TargetStats, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::share::{Target, TargetState, TargetStats};
 use crate::structures::allocation::boxed;
 
 /// The most flows with a target.

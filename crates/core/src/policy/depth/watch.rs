@@ -13,8 +13,8 @@
 use alloc::boxed::Box;
 
 use super::target::SEATS;
-use crate::contract::flow::Target;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
+use crate::contract::share::Target;
 use crate::structures::allocation::boxed;
 
 /// The counts of one seat, wrapping.

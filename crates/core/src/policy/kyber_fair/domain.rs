@@ -6,7 +6,7 @@
 
 use bytemuck::Zeroable;
 
-use crate::contract::op::Op;
+use crate::contract::cost::Op;
 use crate::structures::fifo::{Fifo, Links};
 
 /// The kind of a request; each kind has its own depth and queue.

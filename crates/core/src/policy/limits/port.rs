@@ -14,8 +14,8 @@ use super::shared::{
     counted_bytes, is_write,
 };
 use super::waiting::Waiting;
+use crate::contract::cost::Op;
 use crate::contract::layer::{self, names::*};
-use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Ordering};
 use crate::contract::port::{Answer, Class, Held};
 use crate::structures::allocation::zeroes;

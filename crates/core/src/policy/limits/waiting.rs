@@ -5,9 +5,8 @@ use alloc::boxed::Box;
 
 use super::agenda::Agenda;
 use super::shared::{Groups, is_write};
-use crate::contract::cost::Cost;
+use crate::contract::cost::{Cost, Op};
 use crate::contract::flow::FlowId;
-use crate::contract::op::Op;
 use crate::contract::port::{Growth, Request, Tag};
 use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::fifo::{Fifo, Links};

@@ -33,9 +33,8 @@
 use alloc::boxed::Box;
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::vtime::VTime;
+use crate::contract::vtime::{ReferenceWeight, VTime};
 use crate::structures::allocation::boxed;
-use crate::structures::reference::ReferenceWeight;
 
 /// Period of the adjustment of T, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;

@@ -218,8 +218,8 @@ mod tests {
 
     use super::*;
     use crate::Topology;
+    use crate::contract::cost::Op;
     use crate::contract::flow::{FlowId, Weight};
-    use crate::contract::op::Op;
     use crate::contract::platform::Native;
     use crate::contract::port::{Outcome, Policy, Port, Request, Submitted};
     use crate::contract::port_set::{PortId, PortSet};

@@ -39,9 +39,7 @@
 //! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper's algorithm (it
 //! is in `crates/sim`), and which cache lines move. Each file argues its memory ordering.
 
-mod config;
 mod end_tags;
-mod entry;
 mod follow;
 mod kept;
 #[cfg(all(test, loom))]
@@ -61,25 +59,87 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-pub use config::MqfqConfig;
-pub use entry::Entry;
 pub use port::MqfqPort;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD, changeable, check};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
-use crate::contract::vtime::LIFT_PERIOD_NS;
+use crate::contract::vtime::{LIFT_PERIOD_NS, ReferenceWeight};
 use crate::structures::allocation::{boxed, granted};
 use crate::structures::flow_table::FlowTable;
+use crate::structures::flow_table::SlotWalk;
 use crate::structures::mindicator::VirtualTime;
-use crate::structures::reference::ReferenceWeight;
-use crate::structures::slot_walk::SlotWalk;
+use crate::structures::topology::Topology;
 use end_tags::EndTags;
 use follow::{Count, Follow, Late};
 use slots::Slots;
 use wheel::{Wheel, Window};
+
+/// The knobs of MQFQ.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MqfqConfig {
+    /// Core and socket of each port.
+    pub ports: Topology,
+    /// The maximum number of flows.
+    pub flows: usize,
+    /// The number of tags per port: its tags are `0..tags`.
+    pub tags: usize,
+    /// D, the most requests outstanding on the device. Default 64, the internal parallelism that
+    /// the paper measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
+    pub slots: u32,
+    /// T, the most that a request's start tag may be ahead of virtual time when the request is
+    /// dispatched, in bytes of service at the [reference weight](ReferenceWeight), which is
+    /// 100 where all weights are. Default 45 KiB, the paper's for its SSD: the smallest that caused
+    /// no significant contention. 0 gives SFQ(D)'s order at the price of its contention. With
+    /// several ports a fifth of T is reserved for late charges (see `end_tags`).
+    pub threshold_bytes: u64,
+    /// Whether T grows from `threshold_bytes` while ports are throttled too often, up to the bytes
+    /// that the device serves in 0.4 ms, or while ports are late most of the time, up to the bytes
+    /// of 20 ms (see `follow`). Default: no, as in the paper, which finds T once for each device
+    /// (Section 3.4).
+    pub threshold_follows: bool,
+    /// Whether one lock serializes dispatches: it is held throughout `next` (the paper's
+    /// MQFQ-serial, Section 4.2). Default: no.
+    pub serial: bool,
+    /// Whether the slot of a completed request is kept for its flow for a moment, if the flow has
+    /// had less than its share and mostly comes back at once (`kept`). MQFQ is then not
+    /// work-conserving, by a 64th of the slots' time. Default: no.
+    pub anticipates: bool,
+}
+
+changeable!(MqfqConfig);
+
+impl MqfqConfig {
+    /// The default D: the parallelism that the authors measured on their SSD.
+    pub const SLOTS: u32 = 64;
+    /// The default T, in bytes: the paper's for its SSD.
+    pub const THRESHOLD: u64 = 45 << 10;
+
+    /// The default knobs for this number of flows, and of tags per port, over `ports`.
+    pub fn new(ports: Topology, flows: usize, tags: usize) -> Self {
+        MqfqConfig {
+            ports,
+            flows,
+            tags,
+            slots: Self::SLOTS,
+            threshold_bytes: Self::THRESHOLD,
+            threshold_follows: false,
+            serial: false,
+            anticipates: false,
+        }
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        check(self.ports.ports(), self.flows, self.tags, self.slots)?;
+        if self.threshold_bytes > MAX_THRESHOLD {
+            return Err(ConfigError::Threshold(self.threshold_bytes));
+        }
+        Ok(())
+    }
+}
 
 /// The control side of MQFQ.
 pub struct Mqfq<P: Platform = Native> {

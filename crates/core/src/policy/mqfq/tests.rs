@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::end_tags::Account;
 use super::*;
-use crate::contract::op::Op;
+use crate::contract::cost::Op;
 use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
 use crate::contract::vtime::VTime;
 use crate::structures::topology::Topology;

@@ -40,7 +40,7 @@ use alloc::boxed::Box;
 use bytemuck::Zeroable;
 
 use super::{Arrival, Job, SerialConfig};
-use crate::contract::op::Op;
+use crate::contract::cost::Op;
 use crate::contract::port::Outcome;
 use crate::structures::allocation::{boxed, zeroes};
 

@@ -29,8 +29,6 @@
 //! flows are lifted, and further flows follow a millisecond later ([`Lift`]); adding, weighing and
 //! removing a flow hold it while the weights of all flows are read.
 //!
-//! [`Lift`]: crate::contract::vtime::Lift
-//!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
 //! all ports ([`Job`]), so a policy keeps its state of each in an array, and its queues in
 //! [`Links`]. If requests are merged, units of them are numbered.
@@ -63,7 +61,7 @@ use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::fifo::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
 
-pub use scheduler::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
+pub use scheduler::{Arrival, Job, Lane, Lanes, Lift, Selection, SerialConfig, SerialPolicy};
 
 /// The control side of a serial policy.
 pub struct Serial<S: SerialPolicy, P: Platform = Native> {

@@ -1,6 +1,5 @@
 //! Kyber-fairness in the registry: its knobs and its promises.
 
-use super::{KyberFair, KyberFairConfig, Totals};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
 use crate::cost::{CostKind, Costed, Costs};
@@ -9,6 +8,7 @@ use crate::entry::knobs::{
 };
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
+use crate::policy::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 
 /// The most tokens of a period, in bytes.
 const MAX_TOKENS: u64 = 1 << 38;
