@@ -42,8 +42,9 @@ use fairq_core::serial::{
 };
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{
-    Cap, Caps, Counted, FlowId, Group, GroupId, Native, Next, Op, Outcome, Policy, Port, PortSet,
-    ReferenceWeight, Request, Reservation, Share, Side, Submitted, Tag, Target, Tuning, Weight,
+    Cap, Caps, Counted, FlowId, Group, GroupId, Limits, Native, Next, Op, Outcome, Policy, Port,
+    PortSet, ReferenceWeight, Request, Reservation, Share, Side, Submitted, Tag, Target, Tuning,
+    Weight,
 };
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];

@@ -88,14 +88,13 @@ pub use contract::flow::{self, FlowError, FlowId, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
     self, Class, ClassWeights, CostStats, DepthState, DepthStats, FlowStats, Growth, Held, Next,
-    Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats,
-    TuneError, Tuning,
+    Outcome, Policy, Port, Reason, Request, ReservedStats, Stats, SubmitError, Submitted, Tag,
+    TokenStats, TuneError, Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::share::{
-    self, Cap, CapStats, Caps, CapsOf, Counted, Group, GroupId, GroupStats, Reservation,
-    ReservationState, ReservedStats, Share, ShareStats, Side, Taken, Target, TargetState,
-    TargetStats,
+    self, Cap, CapStats, Caps, CapsOf, Counted, Group, GroupId, GroupStats, Limits, Reservation,
+    ReservationState, Share, ShareStats, Side, Taken, Target, TargetState, TargetStats,
 };
 pub use contract::vtime::{self, ReferenceWeight};
 pub use policy::serial::sfqd;

@@ -50,10 +50,6 @@ pub use crate::contract::cost::Op;
 use crate::contract::cost::{Cost, CostModel};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::port_set::PortSet;
-use crate::contract::share::{
-    CapStats, Caps, CapsOf, Group, GroupId, GroupStats, ReservedStats, Share, ShareStats, Target,
-    TargetStats,
-};
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -230,7 +226,7 @@ pub struct FlowStats {
     /// a staged request, or for a policy without virtual time.
     pub lag: Option<u64>,
     /// Cost of the flow's requests that the port has issued, in equivalent bytes. Requests that
-    /// went ahead for a [reservation](Policy::set_share) are not charged and not counted. A port
+    /// went ahead for a [reservation](crate::Limits::set_share) are not charged and not counted. A port
     /// keeps the sum while the flow has requests there and for some time after; it begins at 0 if
     /// the flow comes back later. `None` for a policy that charges nothing.
     pub service: Option<u64>,
@@ -243,7 +239,7 @@ pub struct FlowStats {
 /// side.
 pub trait Port: Send {
     /// Whether submit is dispatch: `submit` never returns [`Submitted::Staged`], and `next` gives
-    /// no request, except for flows that have [caps](Policy::set_caps).
+    /// no request, except for flows that have [caps](crate::Limits::set_caps).
     const IS_DIRECT: bool = false;
 
     /// Takes a request.
@@ -405,32 +401,6 @@ pub trait Policy: Send + Sync + 'static {
         Err(FlowError::NotUrgent)
     }
 
-    /// Gives a flow a latency target, or takes it away, from now on.
-    fn set_target(&self, _flow: FlowId, _target: Option<Target>) -> Result<(), FlowError> {
-        Err(FlowError::NoTargets)
-    }
-
-    /// The state of a flow's latency target; `None` without one.
-    fn target(&self, _flow: FlowId) -> Option<TargetStats> {
-        None
-    }
-
-    /// Replaces a flow's caps. Requests that wait for a cap are checked against the new caps within
-    /// a tenth of a second.
-    fn set_caps(&self, _flow: FlowId, _caps: &Caps) -> Result<(), FlowError> {
-        Err(FlowError::NoCaps)
-    }
-
-    /// Takes over the state of a flow's or group's caps from the policy that this one replaces. A
-    /// cap that is the same here keeps the amount taken from it, and the counts go on. Called
-    /// before this policy has any request.
-    fn resume_caps(&self, _of: CapsOf, _before: &CapStats) {}
-
-    /// Statistics of a flow's caps; `None` if it never had any.
-    fn caps(&self, _flow: FlowId) -> Option<CapStats> {
-        None
-    }
-
     /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does, for
     /// a layer that computes them: measurements of the flows go on. Removed flows are left out.
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
@@ -438,26 +408,6 @@ pub trait Policy: Send + Sync + 'static {
             // A removed flow has no weight to change.
             let _ = self.set_weight(flow, weight);
         }
-    }
-
-    /// Adds a group, changes it, or (`None`) removes it. Its parent must exist and does not change.
-    fn set_group(&self, _id: GroupId, _group: Option<&Group>) -> Result<(), FlowError> {
-        Err(FlowError::NoGroups)
-    }
-
-    /// The state of a group; `None` if there is none.
-    fn group(&self, _id: GroupId) -> Option<GroupStats> {
-        None
-    }
-
-    /// Replaces a flow's group and reservation.
-    fn set_share(&self, _flow: FlowId, _share: &Share) -> Result<(), FlowError> {
-        Err(FlowError::NoGroups)
-    }
-
-    /// The state of a flow's group and reservation; `None` while no flow has any.
-    fn share(&self, _flow: FlowId) -> Option<ShareStats> {
-        None
     }
 
     /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added
@@ -527,6 +477,20 @@ pub struct CostStats {
     pub per_kib: [u64; 2],
     /// Windows of time in which costs were measured, since the start; 0: nothing is known yet.
     pub windows: u64,
+}
+
+/// All reservations, compared with the device's rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReservedStats {
+    /// Recent rate of the device while requests waited, in requests a second.
+    pub requests_per_s: u64,
+    /// The same in bytes a second.
+    pub bytes_per_s: u64,
+    /// Reservations of active flows, in millionths of that rate; 0 if the rate is not known.
+    pub asked_ppm: u64,
+    /// Part of its reservation that each of them is granted, in millionths: 1,000,000 while all
+    /// fit.
+    pub granted_ppm: u64,
 }
 
 impl Stats {

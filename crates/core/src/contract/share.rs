@@ -1,7 +1,58 @@
 //! Limits of flows: latency targets and caps; groups of flows, and reservations of flows and groups.
 //! Layers around policies keep all of these.
 
-use crate::contract::flow::{FlowId, Weight};
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::port::Policy;
+
+/// The limits of flows in addition to their weights. Layers around a policy keep them; a policy
+/// that was built without these layers refuses them.
+pub trait Limits: Policy {
+    /// Gives a flow a latency target, or takes it away, from now on.
+    fn set_target(&self, _flow: FlowId, _target: Option<Target>) -> Result<(), FlowError> {
+        Err(FlowError::NoTargets)
+    }
+
+    /// The state of a flow's latency target; `None` without one.
+    fn target(&self, _flow: FlowId) -> Option<TargetStats> {
+        None
+    }
+
+    /// Replaces a flow's caps. Requests that wait for a cap are checked against the new caps within
+    /// a tenth of a second.
+    fn set_caps(&self, _flow: FlowId, _caps: &Caps) -> Result<(), FlowError> {
+        Err(FlowError::NoCaps)
+    }
+
+    /// Takes over the state of a flow's or group's caps from the policy that this one replaces. A
+    /// cap that is the same here keeps the amount taken from it, and the counts go on. Called
+    /// before this policy has any request.
+    fn resume_caps(&self, _of: CapsOf, _before: &CapStats) {}
+
+    /// Statistics of a flow's caps; `None` if it never had any.
+    fn caps(&self, _flow: FlowId) -> Option<CapStats> {
+        None
+    }
+
+    /// Adds a group, changes it, or (`None`) removes it. Its parent must exist and does not change.
+    fn set_group(&self, _id: GroupId, _group: Option<&Group>) -> Result<(), FlowError> {
+        Err(FlowError::NoGroups)
+    }
+
+    /// The state of a group; `None` if there is none.
+    fn group(&self, _id: GroupId) -> Option<GroupStats> {
+        None
+    }
+
+    /// Replaces a flow's group and reservation.
+    fn set_share(&self, _flow: FlowId, _share: &Share) -> Result<(), FlowError> {
+        Err(FlowError::NoGroups)
+    }
+
+    /// The state of a flow's group and reservation; `None` while no flow has any.
+    fn share(&self, _flow: FlowId) -> Option<ShareStats> {
+        None
+    }
+}
 
 /// Names a group: a number that the caller chooses, below [`Group::MOST`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -150,20 +201,6 @@ pub struct GroupStats {
     pub active: u32,
     /// Statistics of its caps; `None` if it never had any.
     pub caps: Option<CapStats>,
-}
-
-/// All reservations, compared with the device's rate.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ReservedStats {
-    /// Recent rate of the device while requests waited, in requests a second.
-    pub requests_per_s: u64,
-    /// The same in bytes a second.
-    pub bytes_per_s: u64,
-    /// Reservations of active flows, in millionths of that rate; 0 if the rate is not known.
-    pub asked_ppm: u64,
-    /// Part of its reservation that each of them is granted, in millionths: 1,000,000 while all
-    /// fit.
-    pub granted_ppm: u64,
 }
 
 /// The requests of a flow that a cap counts. Discards and zeroing count as writes; flushes are

@@ -226,13 +226,22 @@ impl<L: Policy, P: Platform> layer::Layer for Costs<L, P> {
     }
 
     layer::forward_policy! {
-        add_flow_as set_weight set_urgent set_target target set_caps caps set_weights set_group
-        group set_share share tune remove_flow costs_vary class_weights resume_caps
+        add_flow_as set_weight set_urgent set_weights tune remove_flow costs_vary class_weights
     }
 
     fn stats(&self) -> Stats {
         let cost = self.device.as_ref().map(|shared| shared.finder.with(|finder| finder.stats()));
         Stats { cost, ..self.inner.stats() }
+    }
+}
+
+impl<L: Limits, P: Platform> Limits for Costs<L, P> {
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        self.inner.set_target(flow, target)
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        self.inner.target(flow)
     }
 }
 

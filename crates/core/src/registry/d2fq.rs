@@ -2,6 +2,7 @@
 
 use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
+use crate::contract::share::Limits;
 use crate::cost::{Costed, Costs};
 use crate::entry::knobs::{Configure, Knob, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
@@ -69,3 +70,6 @@ impl entry::Entry for Entry {
         Costs::new(policy, ports, tags, flows, &config.cost)
     }
 }
+
+/// `d2fq` by itself keeps no limits.
+impl<P: Platform> Limits for D2fq<P> {}

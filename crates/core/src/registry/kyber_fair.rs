@@ -2,6 +2,7 @@
 
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
+use crate::contract::share::Limits;
 use crate::cost::{CostKind, Costed, Costs};
 use crate::entry::knobs::{
     AUTO, Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST, slots,
@@ -83,3 +84,6 @@ impl entry::Entry for Entry {
         Costs::new(policy, ports, tags, flows, &cost)
     }
 }
+
+/// `kyber-fair` by itself keeps no limits.
+impl<P: Platform> Limits for KyberFair<P> {}

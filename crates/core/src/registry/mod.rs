@@ -117,6 +117,10 @@ macro_rules! policies {
             $crate::policy_methods!(to_the_policy);
         }
 
+        impl<P: Platform> Limits for AnyPolicy<P> {
+            $crate::limit_methods!(to_the_policy);
+        }
+
         /// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type does
         /// not show which policy is inside, so the caller has to call `next` in any case.
         impl<P: Platform> Port for AnyPort<P> {
@@ -173,7 +177,7 @@ pub trait WithPolicy {
     /// The result of the action.
     type Output;
     /// Runs the action.
-    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Self::Output
+    fn run<L: Limits>(self, policy: L, ports: Vec<L::Port>) -> Self::Output
     where
         L::Port: 'static;
 }

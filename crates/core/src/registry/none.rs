@@ -2,6 +2,7 @@
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
+use crate::contract::share::Limits;
 use crate::entry::knobs::{Configure, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::none::NonePolicy;
@@ -28,3 +29,6 @@ impl entry::Entry for Entry {
 impl Configure for Shape {
     fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
 }
+
+/// `none` by itself keeps no limits.
+impl<P: Platform> Limits for NonePolicy<P> {}

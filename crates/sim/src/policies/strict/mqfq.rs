@@ -31,8 +31,9 @@ use fairq_core::structures::mindicator::VirtualTime;
 use fairq_core::structures::port_flows::PortFlows;
 use fairq_core::vtime::{Normalizer, VTime};
 use fairq_core::{
-    Class, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId, PortSet,
-    Reason, ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Topology, Weight,
+    Class, FlowError, FlowId, FlowStats, Growth, Limits, Next, Outcome, Policy, Port, PortId,
+    PortSet, Reason, ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Topology,
+    Weight,
 };
 
 use super::slots::{SlotKind, Slots};
@@ -181,6 +182,8 @@ impl<P: Platform> StrictMqfq<P> {
         }
     }
 }
+
+impl<P: Platform> Limits for StrictMqfq<P> {}
 
 impl<P: Platform> Policy for StrictMqfq<P> {
     type Port = StrictMqfqPort<P>;
