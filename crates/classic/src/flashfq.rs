@@ -39,11 +39,10 @@ use alloc::boxed::Box;
 
 use crate::anticipation::{Anticipation, IDLE};
 use crate::staged::Staged;
-use fairq_core::contract::bounds::{ConfigError, MAX_THRESHOLD};
-use fairq_core::contract::cost::Op;
+use fairq_core::contract::bounds::{ConfigError, MAX_THRESHOLD, boxed, granted};
 use fairq_core::contract::flow::Weight;
 use fairq_core::contract::platform::{Native, Platform};
-use fairq_core::contract::port::Outcome;
+use fairq_core::contract::port::{Op, Outcome};
 use fairq_core::contract::vtime::{Normalizer, ReferenceWeight, VTime};
 use fairq_core::entry::Built;
 use fairq_core::entry::knobs::{self, Configure, Knob, Knobs};
@@ -52,7 +51,6 @@ use fairq_core::serial::heap::{Entry, FlowHeap};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Lift, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use fairq_core::structures::allocation::{boxed, granted};
 
 /// FlashFQ behind the port contract.
 pub type FlashFq<P = Native> = Serial<FlashFqScheduler, P>;

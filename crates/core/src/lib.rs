@@ -83,13 +83,13 @@ pub mod structures;
 pub mod wake;
 
 pub use contract::bounds::{self, ConfigError};
-pub use contract::cost::{Cost, CostModel, Op};
+pub use contract::cost::CostModel;
 pub use contract::flow::{self, FlowError, FlowId, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
-    self, Class, ClassWeights, CostStats, DepthState, DepthStats, FlowStats, Growth, Held, Next,
-    Outcome, Policy, Port, Reason, Request, ReservedStats, Stats, SubmitError, Submitted, Tag,
-    TokenStats, TuneError, Tuning,
+    self, Class, ClassWeights, Cost, CostStats, DepthState, DepthStats, FlowStats, Growth, Held,
+    Next, Op, Outcome, Policy, Port, Reason, Request, ReservedStats, Stats, SubmitError, Submitted,
+    Tag, TokenStats, TuneError, Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::share::{
@@ -100,5 +100,5 @@ pub use contract::vtime::{self, ReferenceWeight};
 pub use policy::serial::sfqd;
 pub use policy::{d2fq, depth, kyber_fair, limits, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
-pub use structures::fifo;
+pub use structures::queues;
 pub use structures::topology::Topology;

@@ -46,14 +46,48 @@
 //! that a port that omits one does not compile.
 
 use crate::contract::bounds::ConfigError;
-pub use crate::contract::cost::Op;
-use crate::contract::cost::{Cost, CostModel};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::port_set::PortSet;
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tag(pub u32);
+
+/// The operation of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// Reads `length` bytes at `offset`.
+    Read,
+    /// Writes `length` bytes at `offset`.
+    Write,
+    /// Puts completed writes on stable storage.
+    Flush,
+    /// Reports to the device that the range is no longer needed; also any other change of the
+    /// device's map alone, such as zeroing without a write.
+    Discard,
+    /// Makes the range read as zeroes; it is assumed that the device writes them.
+    WriteZeroes,
+}
+
+/// The cost of a request to its flow, in equivalent bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cost {
+    /// Cost as a command of its own, at least 1.
+    pub alone: u64,
+    /// Cost that it adds to a command that it is [joined](crate::Next::Join) to: the base cost of a
+    /// command is charged once.
+    pub joined: u64,
+}
+
+impl Cost {
+    /// The most that a request costs, whatever its length: 2^42 bytes, a thousand times 4 GiB.
+    pub const MAX: u64 = 1 << 42;
+
+    /// The cost of this number of bytes, alone or joined.
+    pub const fn bytes(bytes: u64) -> Cost {
+        Cost { alone: bytes, joined: bytes }
+    }
+}
 
 /// One request as the scheduler sees it.
 #[derive(Clone, Copy, Debug)]
@@ -71,15 +105,6 @@ pub struct Request {
     /// Its cost to its flow. In front of the policies of the registry a layer replaces it
     /// (`cost::Costs`); a policy without that layer charges this value.
     pub cost: Cost,
-}
-
-impl Request {
-    /// A request that costs its bytes, as [`CostModel::default`] counts them.
-    #[inline]
-    pub fn new(tag: Tag, flow: FlowId, op: Op, offset: u64, length: u32) -> Request {
-        let cost = CostModel::default().charge(op, length);
-        Request { tag, flow, op, offset, length, cost }
-    }
 }
 
 /// The NVMe queue class that a request goes to; a device without classes ignores it.
@@ -141,41 +166,6 @@ pub enum Next {
     Blocked,
     /// Nothing is staged on this port.
     Idle,
-}
-
-/// A [`Next`] in two registers. A call returns a [`Next`] in memory, and its caller keeps it there.
-/// A layer returns its rare answers in this form, so that the frequent ones stay in registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Answer(u64, u64);
-
-impl From<Next> for Answer {
-    #[inline(always)]
-    fn from(next: Next) -> Self {
-        match next {
-            Next::Issue { tag, class } => Answer(class as u64, tag.0.into()),
-            Next::Join { tag } => Answer(4, tag.0.into()),
-            Next::WaitUntil(at_ns) => Answer(5, at_ns),
-            Next::Blocked => Answer(6, 0),
-            Next::Idle => Answer(7, 0),
-        }
-    }
-}
-
-impl From<Answer> for Next {
-    #[inline(always)]
-    fn from(Answer(kind, number): Answer) -> Self {
-        let issue = |class| Next::Issue { tag: Tag(number as u32), class };
-        match kind {
-            0 => issue(Class::Urgent),
-            1 => issue(Class::High),
-            2 => issue(Class::Medium),
-            3 => issue(Class::Low),
-            4 => Next::Join { tag: Tag(number as u32) },
-            5 => Next::WaitUntil(number),
-            6 => Next::Blocked,
-            _ => Next::Idle,
-        }
-    }
 }
 
 /// The result of a request.

@@ -20,16 +20,14 @@
 //! virtual time by more than the service of one period (of one period and 16 seconds, if a tick
 //! lifts some flows at a time), so no tag leaves the window.
 
-use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
+use crate::contract::port::Cost;
 
 /// Low bits of a [`VTime`] that are always zero.
 pub const STAMP_BITS: u32 = 8;
 
 /// Units of one byte at a weight of a 256th.
 pub const UNITS: u64 = 100 * Weight::ONE;
-/// The most that one request costs ([`CostModel::MAX_COST`]).
-const MAX_COST: u64 = CostModel::MAX_COST;
 
 /// The most that a tag may be ahead of virtual time, in units: half of the window. The other half
 /// is for tags that lag.
@@ -183,7 +181,7 @@ impl Normalizer {
             *self = Normalizer::at(weight);
         }
         // At most 2^42 times 2^14.7, and a remainder below 2^22: it fits.
-        let numerator = cost.min(MAX_COST) * UNITS + u64::from(self.remainder);
+        let numerator = cost.min(Cost::MAX) * UNITS + u64::from(self.remainder);
         let divisor = u64::from(self.weight);
         // The reciprocal is at most 1 too small, so the product is less than numerator / 2^64 < 1
         // too small: rounded down, it is the quotient or one less.
@@ -311,7 +309,7 @@ mod tests {
             let (mut normalizer, mut end) = (Normalizer::NEW, now);
             for _ in 0..20_000 {
                 let before = end;
-                let units = end.charge(now, normalizer.units(MAX_COST, weight));
+                let units = end.charge(now, normalizer.units(Cost::MAX, weight));
                 end = end.plus(units);
                 assert!(before.is_before(end) && now.is_before(end), "at {parts}");
                 assert!(end.since(now).unsigned_abs() <= MOST_AHEAD + 20_000);
@@ -326,7 +324,7 @@ mod tests {
         fn the_quotient_is_exact(
             weight in prop_oneof![Just(4u32), Just(256), Just(2_560_000), 4u32..=2_560_000],
             costs in prop::collection::vec(
-                prop_oneof![1u64..100_000, MAX_COST / 2..=MAX_COST],
+                prop_oneof![1u64..100_000, Cost::MAX / 2..=Cost::MAX],
                 1..20,
             ),
         ) {

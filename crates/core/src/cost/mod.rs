@@ -38,14 +38,14 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::ConfigError;
-use crate::contract::cost::{Cost, CostModel, Op, scaled};
+use crate::contract::bounds::{ConfigError, boxed, granted};
+use crate::contract::cost::{CostModel, scaled};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{Lock, Native};
+use crate::contract::port::{Cost, Op};
 use crate::entry::Built;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
-use crate::structures::allocation::{boxed, granted};
 use device::{Finder, Prices};
 use tally::{Tally, Words};
 
@@ -111,8 +111,8 @@ impl CostConfig {
             CostKind::Device => by_device.unwrap_or((bytes, bytes)),
         };
         let least = u64::from(model.min_bytes.max(1));
-        let alone = scaled(alone, percent).clamp(least, CostModel::MAX_COST);
-        Cost { alone, joined: scaled(joined, percent).min(CostModel::MAX_COST) }
+        let alone = scaled(alone, percent).clamp(least, Cost::MAX);
+        Cost { alone, joined: scaled(joined, percent).min(Cost::MAX) }
     }
 
     /// The knob for the kind of cost.

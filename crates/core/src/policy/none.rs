@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, check, granted, zeroes};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{
@@ -17,7 +17,6 @@ use crate::contract::port::{
     Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
 

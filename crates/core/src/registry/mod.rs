@@ -21,14 +21,13 @@ pub mod none;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use crate::contract::bounds::ConfigError;
+use crate::contract::bounds::{ConfigError, granted};
 use crate::contract::layer::names::*;
 use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
 use crate::policy::limits;
 use crate::policy::serial::entry::Alone;
 use crate::policy::serial::sfqd::SfqdScheduler;
-use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
 pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};

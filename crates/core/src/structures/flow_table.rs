@@ -30,11 +30,11 @@ use core::ops::Range;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::boxed;
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
 use crate::contract::vtime::ReferenceWeight;
-use crate::structures::allocation::boxed;
 
 /// The control word: generation in the upper 32 bits, then weight (24 bits) and state (8 bits).
 #[derive(Clone, Copy, PartialEq, Eq)]

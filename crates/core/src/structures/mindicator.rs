@@ -33,10 +33,10 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::PortId;
 use crate::contract::vtime::{STAMP_BITS, VTime};
-use crate::structures::allocation::boxed;
 use crate::structures::topology::Tree;
 
 const EMPTY: u64 = 1 << (STAMP_BITS - 1);

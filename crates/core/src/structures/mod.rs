@@ -1,12 +1,9 @@
 //! Structures that several policies build on: the least start tag over all ports ([`mindicator`]),
-//! the proximity of ports ([`topology`]), the least of a port's own tags ([`tournament`]), the
-//! table of flows ([`flow_table`]), a port's state of flows ([`port_flows`]), queues threaded
-//! through one array ([`fifo`]), and allocation that may fail ([`allocation`]).
+//! the proximity of ports ([`topology`]), the table of flows ([`flow_table`]), a port's state of
+//! flows ([`port_flows`]), and queues without allocation ([`queues`]).
 
-pub mod allocation;
 #[cfg(loom)]
 pub mod broken;
-pub mod fifo;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod flow_table;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
@@ -15,6 +12,6 @@ pub mod mindicator;
 mod models;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod port_flows;
+pub mod queues;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod topology;
-pub mod tournament;

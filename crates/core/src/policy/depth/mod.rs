@@ -46,13 +46,12 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, granted};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
 use crate::contract::port::Held;
 use crate::entry::Built;
-use crate::structures::allocation::{boxed, granted};
 use meter::{Meter, Sum, Words};
 use search::Search;
 use target::Targets;

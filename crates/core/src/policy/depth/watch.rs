@@ -13,9 +13,9 @@
 use alloc::boxed::Box;
 
 use super::target::SEATS;
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::share::Target;
-use crate::structures::allocation::boxed;
 
 /// The counts of one seat, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]

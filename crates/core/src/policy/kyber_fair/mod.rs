@@ -61,14 +61,12 @@ use crossbeam_utils::CachePadded;
 pub use port::KyberFairPort;
 pub use predict::Totals;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, changeable, check};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, changeable, check, granted, within};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
-use crate::structures::allocation::{boxed, granted};
-use crate::structures::flow_table::FlowTable;
-use crate::structures::flow_table::SlotWalk;
+use crate::structures::flow_table::{FlowTable, SlotWalk};
 use census::{Census, Ends};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio, Stay};
@@ -124,7 +122,7 @@ impl KyberFairConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         check(self.ports, self.flows, self.tags, self.busy)?;
         self.tokens.check()?;
-        if self.period_ns == 0 { Err(ConfigError::Period) } else { Ok(()) }
+        within("period", self.period_ns, 1, u64::MAX)
     }
 }
 

@@ -54,13 +54,12 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::ConfigError;
+use crate::contract::bounds::{ConfigError, boxed, granted, room};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
 use crate::contract::share::{Reservation, ReservationState};
 use crate::entry::Built;
-use crate::structures::allocation::{boxed, granted, room};
 use bucket::Time;
 use member::Member;
 use shared::{CAPPED, LEAST_SHIFT, RESERVED, SHARED, Shared, Word};

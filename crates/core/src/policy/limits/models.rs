@@ -7,10 +7,9 @@ use loom::thread;
 
 use super::bucket::Time;
 use super::shared::{Claim, LEAST_SHIFT, Shared, Word, of_side};
-use crate::contract::cost::Op;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{Loom, Ordering, Platform};
-use crate::contract::port::{Request, Tag};
+use crate::contract::port::{Op, Request, Tag};
 use crate::contract::share::{GroupId, Reservation, Side};
 use crate::structures::broken::{Fault, Unordered, check};
 

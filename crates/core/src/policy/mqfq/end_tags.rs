@@ -34,9 +34,9 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::VTime;
-use crate::structures::allocation::boxed;
 
 /// The part of T that is reserved for arrears, as a divisor.
 const RESERVE: u64 = 5;

@@ -32,9 +32,9 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::{ReferenceWeight, VTime};
-use crate::structures::allocation::boxed;
 
 /// Period of the adjustment of T, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;

@@ -61,15 +61,15 @@ use crossbeam_utils::CachePadded;
 
 pub use port::MqfqPort;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, MAX_THRESHOLD, changeable, check};
+use crate::contract::bounds::{
+    ConfigError, MAX_SLOTS, MAX_THRESHOLD, boxed, changeable, check, granted, within,
+};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{LIFT_PERIOD_NS, ReferenceWeight};
-use crate::structures::allocation::{boxed, granted};
-use crate::structures::flow_table::FlowTable;
-use crate::structures::flow_table::SlotWalk;
+use crate::structures::flow_table::{FlowTable, SlotWalk};
 use crate::structures::mindicator::VirtualTime;
 use crate::structures::topology::Topology;
 use end_tags::EndTags;
@@ -134,10 +134,7 @@ impl MqfqConfig {
 
     fn validate(&self) -> Result<(), ConfigError> {
         check(self.ports.ports(), self.flows, self.tags, self.slots)?;
-        if self.threshold_bytes > MAX_THRESHOLD {
-            return Err(ConfigError::Threshold(self.threshold_bytes));
-        }
-        Ok(())
+        within("threshold", self.threshold_bytes, 0, MAX_THRESHOLD)
     }
 }
 
@@ -242,9 +239,7 @@ impl<P: Platform> Mqfq<P> {
         follows: bool,
         wake: &mut PortSet,
     ) -> Result<(), ConfigError> {
-        if bytes > MAX_THRESHOLD {
-            return Err(ConfigError::Threshold(bytes));
-        }
+        within("threshold", bytes, 0, MAX_THRESHOLD)?;
         let follow = follows.then(|| Follow::new(bytes, self.shared.counters.len()));
         self.shared.threshold.with(|threshold| {
             *threshold = Threshold { bytes, follow, ..*threshold };

@@ -7,8 +7,7 @@ use proptest::prelude::*;
 
 use super::end_tags::Account;
 use super::*;
-use crate::contract::cost::Op;
-use crate::contract::port::{Next, Outcome, Port, Request, SubmitError, Submitted, Tag};
+use crate::contract::port::{Next, Op, Outcome, Port, Request, SubmitError, Submitted, Tag};
 use crate::contract::vtime::VTime;
 use crate::structures::topology::Topology;
 
@@ -274,11 +273,7 @@ fn a_new_threshold_takes_effect() {
     rig.wake = wake;
     rig.settle();
     assert_eq!(rig.issued.len(), 3);
-    let too_much = crate::contract::bounds::MAX_THRESHOLD + 1;
-    assert_eq!(
-        rig.policy.set_threshold(too_much, false, &mut wake),
-        Err(ConfigError::Threshold(too_much))
-    );
+    assert!(rig.policy.set_threshold(MAX_THRESHOLD + 1, false, &mut wake).is_err());
 }
 
 #[test]
@@ -492,10 +487,8 @@ fn wrong_configurations_are_refused() {
     assert_eq!(refused(MqfqConfig { flows: 0, ..good() }), Some(ConfigError::Flows(0)));
     assert_eq!(refused(MqfqConfig { tags: 0, ..good() }), Some(ConfigError::Tags(0)));
     let threshold_bytes = u64::MAX;
-    assert_eq!(
-        refused(MqfqConfig { threshold_bytes, ..good() }),
-        Some(ConfigError::Threshold(u64::MAX))
-    );
+    let error = refused(MqfqConfig { threshold_bytes, ..good() });
+    assert!(matches!(error, Some(ConfigError::Knob { knob: "threshold", .. })), "{error:?}");
 }
 
 #[test]
@@ -542,7 +535,7 @@ fn a_flow_has_its_debt_however_large() {
         port.submit(0, &Request { cost, ..request }, wake).unwrap();
     };
     for tag in 0..live {
-        submit(&mut ports[0], tag, heavy, crate::CostModel::MAX_COST);
+        submit(&mut ports[0], tag, heavy, crate::Cost::MAX);
     }
     submit(&mut ports[1], 0, heavy, 4096);
     submit(&mut ports[1], 1, light, 4096);

@@ -39,10 +39,10 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
 use crate::contract::vtime::{STAMP_BITS, VTime};
-use crate::structures::allocation::boxed;
 use crate::structures::mindicator::VirtualTime;
 
 /// The number of buckets. 64 intervals of an eighth of W reach farther than ports commonly run

@@ -46,7 +46,7 @@ use alloc::vec::Vec;
 use bytemuck::Zeroable;
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, granted, zeroes};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -57,8 +57,7 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
 
-use crate::structures::allocation::{boxed, granted, zeroes};
-use crate::structures::fifo::{Fifo, Links};
+use crate::structures::queues::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
 
 pub use scheduler::{Arrival, Job, Lane, Lanes, Lift, Selection, SerialConfig, SerialPolicy};

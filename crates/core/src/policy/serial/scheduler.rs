@@ -3,9 +3,8 @@
 use alloc::boxed::Box;
 
 use crate::contract::bounds::{ConfigError, MAX_JOBS, changeable, check};
-use crate::contract::cost::Op;
 use crate::contract::flow::Weight;
-use crate::contract::port::Outcome;
+use crate::contract::port::{Op, Outcome};
 use crate::contract::vtime::{LIFT_PERIOD_NS, ReferenceWeight};
 
 /// A live request of any port: an index below [`SerialConfig::jobs`].
