@@ -143,7 +143,8 @@ impl<P: Platform> StrictMqfq<P> {
         tags: usize,
     ) -> (Self, Vec<StrictMqfqPort<P>>) {
         let tree = match parts.virtual_time {
-            VirtualTimeKind::ArrayScan => ports.scan(),
+            // All leaves hang from the root.
+            VirtualTimeKind::ArrayScan => Topology::flat(ports.ports()).tree(),
             _ => ports.tree(),
         };
         let window = Window::new(ReferenceWeight::default().units(parts.threshold), false);
