@@ -228,6 +228,8 @@ impl Drop for Progress {
 
 #[cfg(test)]
 mod tests {
+    use fairq_core::Policy;
+
     use super::*;
 
     fn jobs(specs: &[&str]) -> Vec<Job> {

@@ -8,8 +8,7 @@
 use std::collections::VecDeque;
 
 use fairq_core::{
-    CostModel, FlowId, Limits, Next, Op, Outcome, Policy, PortId, PortSet, Request, Submitted, Tag,
-    Weight,
+    CostModel, FlowId, Limits, Next, Op, Outcome, PortId, PortSet, Request, Submitted, Tag, Weight,
 };
 
 use crate::world::{Handle, Shape, Subject};

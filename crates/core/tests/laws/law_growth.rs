@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use fairq_core::{
-    Cap, Caps, CostModel, Counted, FlowId, Growth, Limits, Next, Op, Outcome, Policy, PortSet,
-    Request, Reservation, Share, Side, Submitted, Tag, Weight,
+    Cap, Caps, CostModel, Counted, FlowId, Growth, Limits, Next, Op, Outcome, PortSet, Request,
+    Reservation, Share, Side, Submitted, Tag, Weight,
 };
 
 use crate::canary::caught;

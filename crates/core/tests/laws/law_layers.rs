@@ -5,8 +5,7 @@
 
 use fairq_classic::{AnyPolicy, AnyPort};
 use fairq_core::{
-    Cap, Caps, Counted, Group, GroupId, Limits, PortSet, Reservation, Share, Side, Target, Tuning,
-    Weight,
+    Cap, Caps, Counted, Group, GroupId, PortSet, Reservation, Share, Side, Target, Tuning, Weight,
 };
 
 use crate::canary::{self, Misbehave, caught};
