@@ -257,7 +257,7 @@ mod tests {
     use proptest::prelude::*;
     use std::vec::Vec;
 
-    fn trees() -> [Tree; 4] {
+    fn trees() -> [Tree; 3] {
         let two_sockets = Topology::new((0..8).map(|port| (port / 4, port / 2)).collect());
         [Topology::flat(8).tree(), two_sockets.tree(), Topology::flat(1).tree()]
     }
