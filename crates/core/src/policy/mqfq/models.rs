@@ -10,10 +10,9 @@ use std::vec::Vec;
 
 use loom::thread;
 
-use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
 use super::wheel::{Wheel, Window};
-use super::{Mqfq, MqfqConfig, MqfqPort};
+use super::{Account, EndTags, Mqfq, MqfqConfig, MqfqPort};
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{Loom, Platform};
 use crate::contract::port::{Cost, Next, Op, Outcome, Policy, Port, Request, Tag};

@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 
 use bytemuck::Zeroable;
 
-use super::end_tags::{Account, EndTags};
+use super::{Account, EndTags};
 use crate::contract::bounds::zeroes;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::Platform;
