@@ -216,8 +216,8 @@ pub struct FlowStats {
     /// a staged request, or for a policy without virtual time.
     pub lag: Option<u64>,
     /// Cost of the flow's requests that the port has issued, in equivalent bytes. Requests that
-    /// went ahead for a [reservation](crate::Limits::set_share) are not charged and not counted. A port
-    /// keeps the sum while the flow has requests there and for some time after; it begins at 0 if
+    /// went ahead for a [reservation](crate::Limits::set_share) are not charged and not counted. A
+    /// port keeps the sum while the flow has requests there and for some time after; it begins at 0 if
     /// the flow comes back later. `None` for a policy that charges nothing.
     pub service: Option<u64>,
     /// The flow's tokens on the port, in bytes, negative for a debt; `None` for a policy without

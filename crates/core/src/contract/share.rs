@@ -1,4 +1,4 @@
-//! Limits of flows: latency targets and caps; groups of flows, and reservations of flows and groups.
+//! Limits of flows: latency targets, caps, groups, and reservations of flows and groups.
 //! Layers around policies keep all of these.
 
 use crate::contract::flow::{FlowError, FlowId, Weight};

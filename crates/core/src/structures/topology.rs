@@ -166,8 +166,8 @@ struct Builder {
 }
 
 impl Builder {
-    /// Hangs `ports` below `node`, through one node for each distinct value of the first of `levels`,
-    /// and so on.
+    /// Hangs `ports` below `node`, through one node for each distinct value of the first of
+    /// `levels`, and so on.
     fn grow(&mut self, node: usize, ports: &[usize], levels: &[&dyn Fn(usize) -> (u16, u16)]) {
         let Some((level, lower)) = levels.split_first() else { return self.hang(node, ports) };
         let mut places: Vec<(u16, u16)> = ports.iter().map(|&port| level(port)).collect();
