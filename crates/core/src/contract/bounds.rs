@@ -157,6 +157,7 @@ pub fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Result<(), 
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 
 /// An empty vector with room for `count` things, or with none if there is no memory for them.
+#[doc(hidden)]
 pub fn room<T>(count: usize) -> Vec<T> {
     let mut room = Vec::new();
     if room.try_reserve_exact(count).is_err() {
@@ -166,6 +167,7 @@ pub fn room<T>(count: usize) -> Vec<T> {
 }
 
 /// `count` things, each made from its own number; none if there is no memory for them.
+#[doc(hidden)]
 pub fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
     let mut things = room(count);
     if things.capacity() >= count {
@@ -177,6 +179,7 @@ pub fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
 
 /// `count` things that are all zeroes; none if there is no memory for them. A large allocation of
 /// zeroes takes no physical memory until it is written.
+#[doc(hidden)]
 pub fn zeroes<T: Zeroable>(count: usize) -> Box<[T]> {
     try_zeroed_slice_box(count).unwrap_or_else(|()| {
         REFUSED.fetch_add(1, Ordering::Relaxed);
@@ -185,6 +188,7 @@ pub fn zeroes<T: Zeroable>(count: usize) -> Box<[T]> {
 }
 
 /// The result of `build`, if no allocation was refused meanwhile.
+#[doc(hidden)]
 pub fn granted<R>(build: impl FnOnce() -> Result<R, ConfigError>) -> Result<R, ConfigError> {
     let before = REFUSED.load(Ordering::Relaxed);
     let built = build()?;

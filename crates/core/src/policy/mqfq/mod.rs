@@ -443,18 +443,6 @@ struct Account {
     arrears: u64,
 }
 
-impl Account {
-    /// The part of `units` that is charged if the flow's newest request grows by `units`.
-    fn charge(&self, now: VTime, units: u64) -> u64 {
-        self.end.charge(now, units)
-    }
-
-    /// The distance from `start` to the end tag, in units; 0 if the end tag is earlier.
-    fn since(&self, start: VTime) -> u64 {
-        self.end.since(start).max(0).unsigned_abs()
-    }
-}
-
 // **The bounds of Section 2.2.** Let `A = P L` be the most arrears of a flow on all ports.
 // 1. *Too early.* A request that is not charged at once may start before `X`, where requests of
 //    other ports have been tagged already. On each port such requests follow each other from one

@@ -533,7 +533,7 @@ impl Local {
         let Some(slot) = self.flows.owner(seat).map(FlowId::slot) else { return };
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
-            Some(start) => local.account.since(start),
+            Some(start) => local.account.end.since(start).max(0).unsigned_abs(),
             // No request waits here before which the flow's next request could start.
             None => u64::MAX,
         };
@@ -553,7 +553,7 @@ impl Local {
         let local = self.flows.kept_mut(seat)?;
         let cost = cost.max(1);
         let units = local.normalizer.units(cost, shared.flows.weight_in(slot)).min(self.at_once);
-        let units = local.account.charge(self.published.unwrap_or(self.time), units);
+        let units = local.account.end.charge(self.published.unwrap_or(self.time), units);
         shared.ends.charge(slot, &mut local.account, units, shared.wheel.window().units());
         self.queue.grow(tag, local, (cost, units));
         Some(())
