@@ -8,7 +8,7 @@ use fairq_config::engine::WithPolicy;
 use fairq_config::group::Group;
 use fairq_config::refusal::Refusal;
 use fairq_config::units::exact_size;
-use fairq_core::{FlowError, FlowId, GroupId, Policy, Share};
+use fairq_core::{FlowError, FlowId, GroupId, Limits, Share};
 use fairq_host::device::any::AnyDevice;
 use fairq_host::measure::client;
 use fairq_host::measure::load::{self, Measured, Times};
@@ -71,7 +71,7 @@ pub(crate) struct Load<'a> {
 impl WithPolicy for Load<'_> {
     type Output = anyhow::Result<Measured>;
 
-    fn run<L: Policy>(mut self, policy: L, ports: Vec<L::Port>) -> anyhow::Result<Measured>
+    fn run<L: Limits>(mut self, policy: L, ports: Vec<L::Port>) -> anyhow::Result<Measured>
     where
         L::Port: 'static,
     {
@@ -104,7 +104,7 @@ fn id_of(name: &str, groups: &[Group]) -> Option<GroupId> {
 
 /// Adds a tenant's flow. A policy without targets or without an urgent class only causes a message,
 /// because it may run for comparison.
-fn add_flow<L: Policy>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId, FlowError> {
+fn add_flow<L: Limits>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId, FlowError> {
     let flow = policy.add_flow(job.weight)?;
     let urgent = if job.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
     let target = if job.target.is_some() { policy.set_target(flow, job.target) } else { Ok(()) };
@@ -228,6 +228,8 @@ impl Drop for Progress {
 
 #[cfg(test)]
 mod tests {
+    use fairq_core::Policy;
+
     use super::*;
 
     fn jobs(specs: &[&str]) -> Vec<Job> {

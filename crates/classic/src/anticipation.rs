@@ -13,7 +13,7 @@
 //! **Paper.** Iyer, Druschel: Anticipatory scheduling, SOSP 2001.
 
 use fairq_core::contract::bounds::MAX_KNOB_NS;
-use fairq_core::contract::op::Op;
+use fairq_core::contract::port::Op;
 use fairq_core::entry::knobs::Knob;
 
 /// The longest wait for a flow's next request; 0 does not wait.

@@ -43,21 +43,18 @@ use alloc::boxed::Box;
 
 use crate::anticipation::{Anticipation, IDLE};
 use crate::staged::Staged;
-use fairq_core::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_SLOTS};
+use fairq_core::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_SLOTS, boxed, granted};
 use fairq_core::contract::flow::Weight;
-use fairq_core::contract::op::Op;
 use fairq_core::contract::platform::{Native, Platform};
-use fairq_core::contract::port::Outcome;
-use fairq_core::contract::vtime::{Lift, Normalizer, VTime};
+use fairq_core::contract::port::{Op, Outcome};
+use fairq_core::contract::vtime::{Normalizer, ReferenceWeight, VTime};
 use fairq_core::entry::Built;
 use fairq_core::entry::knobs::{self, Configure, Knob, Knobs};
 use fairq_core::serial::entry::Scheduler;
 use fairq_core::serial::heap::{Entry, FlowHeap};
 use fairq_core::serial::{
-    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+    Arrival, Job, Lane, Lanes, Lift, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use fairq_core::structures::allocation::{boxed, granted};
-use fairq_core::structures::reference::ReferenceWeight;
 
 /// The shortest slice, in nanoseconds.
 pub const LEAST_SLICE_NS: u64 = 1_000_000;

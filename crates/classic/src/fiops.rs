@@ -27,19 +27,18 @@
 use alloc::boxed::Box;
 
 use crate::staged::Staged;
-use fairq_core::contract::bounds::ConfigError;
+use fairq_core::contract::bounds::{ConfigError, boxed, granted};
 use fairq_core::contract::flow::Weight;
-use fairq_core::contract::op::Op;
 use fairq_core::contract::platform::{Native, Platform};
-use fairq_core::contract::vtime::{Lift, Normalizer, VTime};
+use fairq_core::contract::port::Op;
+use fairq_core::contract::vtime::{Normalizer, VTime};
 use fairq_core::entry::Built;
 use fairq_core::entry::knobs::{Configure, Knobs, LEAST_COST, READ_COST, WRITE_COST};
 use fairq_core::serial::entry::Scheduler;
 use fairq_core::serial::heap::{Entry, FlowHeap};
 use fairq_core::serial::{
-    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+    Arrival, Job, Lane, Lanes, Lift, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use fairq_core::structures::allocation::{boxed, granted};
 
 /// Units of virtual time of one I/O at weight 100.
 pub const IO_UNITS: u64 = 4096;

@@ -2,9 +2,9 @@
 
 use alloc::boxed::Box;
 
+use fairq_core::contract::bounds::boxed;
 use fairq_core::serial::Job;
-use fairq_core::structures::allocation::boxed;
-use fairq_core::structures::fifo::{Fifo, Links};
+use fairq_core::structures::queues::{Fifo, Links};
 
 /// The queues of all flows. A request's state stays until its number is used again.
 pub(crate) struct Staged<T> {

@@ -3,8 +3,7 @@
 use std::vec::Vec;
 
 use fairq_core::contract::flow::Weight;
-use fairq_core::contract::op::Op;
-use fairq_core::contract::port::Outcome;
+use fairq_core::contract::port::{Op, Outcome};
 use fairq_core::serial::{Arrival, Job, Lanes, Selection, SerialConfig, SerialPolicy};
 
 pub(crate) fn config(slots: u32) -> SerialConfig {

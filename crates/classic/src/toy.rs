@@ -5,14 +5,13 @@
 
 use alloc::boxed::Box;
 
-use fairq_core::contract::bounds::ConfigError;
+use fairq_core::contract::bounds::{ConfigError, boxed};
 use fairq_core::contract::flow::Weight;
 use fairq_core::entry::Promises;
 use fairq_core::entry::knobs::{Configure, Knob, Knobs};
 use fairq_core::serial::entry::Scheduler;
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
-use fairq_core::structures::allocation::boxed;
-use fairq_core::structures::fifo::{Fifo, Links};
+use fairq_core::structures::queues::{Fifo, Links};
 
 /// The knobs of the toy.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -17,7 +17,7 @@ use fairq_config::settings::{self, Settings, Surroundings};
 use fairq_config::tenant::{Tenant, TenantTable, layout};
 use fairq_config::units::{Size, exact_size};
 use fairq_core::{
-    Native, Next, Op, Outcome, Policy, Port, PortSet, Request, Submitted, Tag, Topology, Weight,
+    Limits, Native, Next, Op, Outcome, Port, PortSet, Request, Submitted, Tag, Topology, Weight,
 };
 use fairq_host::server::Answer;
 use proptest::collection::vec;
@@ -213,7 +213,7 @@ struct Serve;
 impl WithPolicy for Serve {
     type Output = ();
 
-    fn run<L: Policy>(self, policy: L, mut ports: Vec<L::Port>) {
+    fn run<L: Limits>(self, policy: L, mut ports: Vec<L::Port>) {
         let flows = [300, 100].map(|weight| policy.add_flow(Weight::new(weight).unwrap()).unwrap());
         let (mut wake, mut device) = (PortSet::EMPTY, Vec::new());
         for (at, port) in ports.iter_mut().enumerate() {

@@ -7,7 +7,7 @@ use fairq_config::policy::PolicyConfig;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{DefaultTenant, Tls};
 use fairq_config::tenant::{Range, Tenant};
-use fairq_core::{Native, Policy};
+use fairq_core::{Limits, Native};
 use fairq_host::nbd::session::tls;
 use fairq_host::server::{self, BuiltPolicy};
 
@@ -23,7 +23,7 @@ pub(crate) fn build_policy(
     impl WithPolicy for Build {
         type Output = BuiltPolicy;
 
-        fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> BuiltPolicy
+        fn run<L: Limits>(self, policy: L, ports: Vec<L::Port>) -> BuiltPolicy
         where
             L::Port: 'static,
         {

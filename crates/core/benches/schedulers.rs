@@ -42,8 +42,9 @@ use fairq_core::serial::{
 };
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{
-    Cap, Caps, Counted, FlowId, Group, GroupId, Native, Next, Op, Outcome, Policy, Port, PortSet,
-    ReferenceWeight, Request, Reservation, Share, Side, Submitted, Tag, Target, Tuning, Weight,
+    Cap, Caps, Counted, FlowId, Group, GroupId, Limits, Native, Next, Op, Outcome, Policy, Port,
+    PortSet, ReferenceWeight, Request, Reservation, Share, Side, Submitted, Tag, Target, Tuning,
+    Weight,
 };
 
 const FLOWS: [usize; 4] = [2, 16, 256, 4096];
@@ -485,11 +486,11 @@ fn measure_settings(criterion: &mut Criterion) -> Added {
         criterion,
         ["bare mqfq", "no groups, no caps+mqfq"],
         |threads, flows| {
-            registry::bare::<fairq_core::mqfq::Entry, Native>(&[], &shape(threads, flows))
+            registry::bare::<registry::mqfq::Entry, Native>(&[], &shape(threads, flows))
                 .expect("legal")
         },
         |threads, flows| {
-            registry::build::<fairq_core::mqfq::Entry, Native>(&[], &shape(threads, flows))
+            registry::build::<registry::mqfq::Entry, Native>(&[], &shape(threads, flows))
                 .expect("legal")
         },
         |_, _| {},
@@ -505,7 +506,7 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
             |threads, flows| mqfq(threads, flows, false),
             |threads, flows| {
                 let shape = Shape::new(Topology::flat(threads), flows, flows * DEPTH);
-                registry::build::<fairq_core::mqfq::Entry, Native>(keys, &shape).expect("legal")
+                registry::build::<registry::mqfq::Entry, Native>(keys, &shape).expect("legal")
             },
             prepare,
         ));
@@ -586,7 +587,7 @@ const MANY: usize = 10_000;
 /// are spread over the groups; with 0 groups each is in none.
 fn as_served(flows: usize, groups: usize) -> (Layered, Vec<Shard<<Layered as Policy>::Port>>) {
     let shape = Shape::new(Topology::flat(1), flows, flows * DEPTH);
-    let built = registry::build::<fairq_core::mqfq::Entry, Native>(&[], &shape).expect("legal");
+    let built = registry::build::<registry::mqfq::Entry, Native>(&[], &shape).expect("legal");
     shards(built, 0, flows, |policy, flows| {
         // The same D as in the other rows, while ports count for the search.
         for tuning in [Tuning::Slots(SLOTS), Tuning::AutoSlots] {
@@ -619,7 +620,7 @@ fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) 
 }
 
 /// `mqfq` with all layers around it.
-type Layered = registry::Layered<fairq_core::mqfq::Entry, Native>;
+type Layered = registry::Layered<registry::mqfq::Entry, Native>;
 
 fn mqfq(
     threads: usize,

@@ -83,27 +83,22 @@ pub mod structures;
 pub mod wake;
 
 pub use contract::bounds::{self, ConfigError};
-pub use contract::cost::{Cost, CostModel};
-pub use contract::flow::{
-    self, Cap, CapStats, Caps, Counted, FlowError, FlowId, Side, Taken, Target, TargetState,
-    TargetStats, Weight,
-};
-pub use contract::op::Op;
+pub use contract::cost::CostModel;
+pub use contract::flow::{self, FlowError, FlowId, Weight};
 pub use contract::platform::{self, Native, Platform};
 pub use contract::port::{
-    self, Class, ClassWeights, CostStats, DepthState, DepthStats, FlowStats, Growth, Held, Next,
-    Outcome, Policy, Port, Reason, Request, Stats, SubmitError, Submitted, Tag, TokenStats,
-    TuneError, Tuning,
+    self, Class, ClassWeights, Cost, CostStats, DepthState, DepthStats, FlowStats, Growth, Held,
+    Next, Op, Outcome, Policy, Port, Reason, Request, ReservedStats, Stats, SubmitError, Submitted,
+    Tag, TokenStats, TuneError, Tuning,
 };
 pub use contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
 pub use contract::share::{
-    self, CapsOf, Group, GroupId, GroupStats, Reservation, ReservationState, ReservedStats, Share,
-    ShareStats,
+    self, Cap, CapStats, Caps, CapsOf, Counted, Group, GroupId, GroupStats, Limits, Reservation,
+    ReservationState, Share, ShareStats, Side, Taken, Target, TargetState, TargetStats,
 };
-pub use contract::vtime;
+pub use contract::vtime::{self, ReferenceWeight};
 pub use policy::serial::sfqd;
 pub use policy::{d2fq, depth, kyber_fair, limits, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
-pub use structures::fifo;
-pub use structures::reference::ReferenceWeight;
+pub use structures::queues;
 pub use structures::topology::Topology;

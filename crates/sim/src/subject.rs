@@ -1,7 +1,7 @@
 //! Subjects of a run: a policy, its construction for a scenario, and its promise, which the checks
 //! verify.
 
-use fairq_core::{ConfigError, Native, Platform, Policy};
+use fairq_core::{ConfigError, Limits, Native, Platform, Policy};
 
 use crate::scenario::Scenario;
 
@@ -11,7 +11,7 @@ pub type Built<P> = (P, Vec<<P as Policy>::Port>);
 /// A subject of runs: on the processor's atomics, or on traced ones where CPUs take time.
 pub trait Subject<P: Platform = Native> {
     /// The policy.
-    type Policy: Policy;
+    type Policy: Limits;
 
     /// Builds the policy and its ports for a scenario.
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError>;

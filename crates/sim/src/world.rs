@@ -29,7 +29,7 @@ mod verbs;
 
 use clock::Clock;
 use fairq_core::{
-    Class, FlowId, GroupId, Op, Outcome, Policy, PortId, PortSet, Request, Share, Tag, Weight,
+    Class, FlowId, GroupId, Limits, Op, Outcome, PortId, PortSet, Request, Share, Tag, Weight,
 };
 use verbs::Stage;
 
@@ -119,7 +119,7 @@ struct Present {
     weight: u16,
 }
 
-struct World<'a, P: Policy> {
+struct World<'a, P: Limits> {
     scenario: &'a Scenario,
     policy: P,
     cores: Vec<Core<P::Port>>,
@@ -192,7 +192,7 @@ pub fn on_host<R>(host: &Host, build_and_simulate: impl FnOnce() -> R) -> R {
 
 /// Runs a scenario, which was [checked](Scenario::check), under a policy that was built for its
 /// ports, flows and tags.
-pub fn simulate<P: Policy>(
+pub fn simulate<P: Limits>(
     scenario: &Scenario,
     policy: P,
     ports: Vec<P::Port>,
@@ -204,7 +204,7 @@ pub fn simulate<P: Policy>(
     world.finish()
 }
 
-impl<'a, P: Policy> World<'a, P> {
+impl<'a, P: Limits> World<'a, P> {
     fn new(
         scenario: &'a Scenario,
         policy: P,

@@ -10,9 +10,10 @@ use fairq_classic::fiops::FiopsScheduler;
 use fairq_classic::flashfq::FlashFqScheduler;
 use fairq_classic::nass::Limited;
 use fairq_classic::registry::{self, Entry, Error, Keys, Shape};
+use fairq_core::registry::{kyber_fair, mqfq};
 use fairq_core::serial::entry::Alone;
 use fairq_core::sfqd::SfqdScheduler;
-use fairq_core::{ConfigError, FlowId, Policy, Topology, Weight, kyber_fair, mqfq};
+use fairq_core::{ConfigError, FlowId, Policy, Topology, Weight};
 
 use crate::linux::Linux;
 

@@ -29,10 +29,10 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
+use fairq_core::contract::bounds::boxed;
 use fairq_core::contract::platform::{AtomicWord, Ordering, Platform};
 use fairq_core::contract::port_set::{PortBits, PortId, PortSet};
 use fairq_core::kyber_fair::domain::{DOMAINS, Domain};
-use fairq_core::structures::allocation::boxed;
 
 /// The tokens of all domains.
 pub(super) struct Depths<P: Platform> {

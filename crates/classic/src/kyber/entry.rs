@@ -3,6 +3,7 @@
 use super::{Kyber, KyberConfig};
 use fairq_core::contract::bounds::{ConfigError, MAX_SLOTS};
 use fairq_core::contract::platform::Platform;
+use fairq_core::contract::share::Limits;
 use fairq_core::entry::knobs::{Configure, Knob, Knobs, MERGE};
 use fairq_core::entry::{self, Built, Keys, Promises, Shape};
 
@@ -45,3 +46,6 @@ impl entry::Entry for Entry {
         Kyber::new(&config)
     }
 }
+
+/// Kyber by itself keeps no limits.
+impl<P: Platform> Limits for Kyber<P> {}

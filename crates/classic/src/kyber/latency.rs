@@ -18,10 +18,10 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
+use fairq_core::contract::bounds::boxed;
 use fairq_core::contract::platform::{AtomicWord, Ordering, Platform};
 use fairq_core::contract::port_set::PortId;
 use fairq_core::kyber_fair::domain::{DOMAINS, Domain};
-use fairq_core::structures::allocation::boxed;
 
 /// Domains with a target: read, write, discard.
 pub(super) const TIMED: usize = 3;

@@ -53,13 +53,12 @@ pub use fairq_core::kyber_fair::domain::Domain;
 pub use port::KyberPort;
 
 use depths::Depths;
-use fairq_core::contract::bounds::{ConfigError, MAX_SLOTS, check};
+use fairq_core::contract::bounds::{ConfigError, MAX_SLOTS, boxed, check, granted, within};
 use fairq_core::contract::flow::{FlowError, FlowId, Weight};
 use fairq_core::contract::platform::{Lock, Native, Platform};
 use fairq_core::contract::port::{Policy, Stats};
 use fairq_core::contract::port_set::{PortId, PortSet};
 use fairq_core::kyber_fair::domain::DOMAINS;
-use fairq_core::structures::allocation::{boxed, granted};
 use fairq_core::structures::flow_table::FlowTable;
 use latency::{Adjuster, Latencies, TIMED};
 
@@ -115,13 +114,10 @@ impl KyberConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         const HOUR_NS: u64 = 3_600_000_000_000;
         check(self.ports, self.flows, self.tags, 1)?;
-        if let Some(&depth) = self.depths.iter().find(|depth| !(1..=MAX_SLOTS).contains(*depth)) {
-            return Err(ConfigError::Depth(depth));
+        for depth in self.depths {
+            within("depth", depth.into(), 1, MAX_SLOTS.into())?;
         }
-        match self.targets().iter().find(|target| !(1..=HOUR_NS).contains(*target)) {
-            Some(&target) => Err(ConfigError::Target(target)),
-            None => Ok(()),
-        }
+        self.targets().into_iter().try_for_each(|target| within("target", target, 1, HOUR_NS))
     }
 }
 

@@ -7,6 +7,7 @@ use bytemuck::Zeroable;
 
 use super::depths::KEEPS;
 use super::{KyberConfig, Shared};
+use fairq_core::contract::bounds::zeroes;
 use fairq_core::contract::flow::FlowId;
 use fairq_core::contract::platform::{Native, Platform};
 use fairq_core::contract::port::{
@@ -16,9 +17,8 @@ use fairq_core::contract::port_set::{PortId, PortSet};
 use fairq_core::kyber_fair::domain::{Again, DOMAINS, Domain, QueueSet, State};
 use fairq_core::kyber_fair::units::{Units, next_of};
 use fairq_core::serial::merge::{Piece, Placed};
-use fairq_core::structures::allocation::zeroes;
-use fairq_core::structures::fifo::Links;
 use fairq_core::structures::port_flows::PortFlows;
+use fairq_core::structures::queues::Links;
 
 /// One shard's port of Kyber.
 pub struct KyberPort<P: Platform = Native> {
@@ -477,17 +477,17 @@ mod tests {
         let config = KyberConfig::new(1, 1, 1);
         let refused = |config: KyberConfig| Kyber::<Native>::new(&config).err();
         assert_eq!(refused(config), None);
+        let knob = |error: Option<ConfigError>| match error {
+            Some(ConfigError::Knob { knob, value, .. }) => Some((knob, value)),
+            _ => None,
+        };
+        let of = |config| knob(refused(config));
+        assert_eq!(of(KyberConfig { depths: [1, 0, 1, 1], ..config }), Some(("depth", 0)));
+        assert_eq!(of(KyberConfig { read_target_ns: 0, ..config }), Some(("target", 0)));
+        let longest = u64::MAX;
         assert_eq!(
-            refused(KyberConfig { depths: [1, 0, 1, 1], ..config }),
-            Some(ConfigError::Depth(0))
-        );
-        assert_eq!(
-            refused(KyberConfig { read_target_ns: 0, ..config }),
-            Some(ConfigError::Target(0))
-        );
-        assert_eq!(
-            refused(KyberConfig { discard_target_ns: u64::MAX, ..config }),
-            Some(ConfigError::Target(u64::MAX))
+            of(KyberConfig { discard_target_ns: longest, ..config }),
+            Some(("target", longest))
         );
         assert_eq!(refused(KyberConfig { ports: 257, ..config }), Some(ConfigError::Ports(257)));
     }

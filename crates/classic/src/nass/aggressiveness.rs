@@ -22,7 +22,7 @@ use super::NassConfig;
 use super::flow_state::FlowState;
 use super::limits::Limits;
 use fairq_core::contract::flow::Weight;
-use fairq_core::contract::op::Op;
+use fairq_core::contract::port::Op;
 
 /// The most channels that a request counts as occupying, so that the channels of
 /// [`MAX_SLOTS`](fairq_core::contract::bounds::MAX_SLOTS) requests fit a word.

@@ -13,9 +13,9 @@ use super::flow_state::{FALLEN, FlowState, LEAVING};
 use super::idleness::{Fallen, History, Reserved};
 use super::limits::Limits;
 use super::sequentiality::Sequentiality;
+use fairq_core::contract::bounds::boxed;
 use fairq_core::contract::flow::Weight;
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, SerialConfig, SerialPolicy};
-use fairq_core::structures::allocation::boxed;
 
 /// Evaluation model and dispatch control.
 pub(super) struct Control {

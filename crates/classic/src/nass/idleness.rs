@@ -27,7 +27,7 @@
 //!   device and the others starve.
 
 use alloc::boxed::Box;
-use fairq_core::structures::allocation::boxed;
+use fairq_core::contract::bounds::boxed;
 
 use super::flow_state::FlowState;
 

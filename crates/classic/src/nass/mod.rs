@@ -49,17 +49,16 @@ mod sequentiality;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use fairq_core::contract::bounds::{ConfigError, MAX_SLOTS};
+use fairq_core::contract::bounds::{ConfigError, MAX_SLOTS, granted};
 use fairq_core::contract::flow::Weight;
 use fairq_core::contract::platform::{Native, Platform};
 use fairq_core::contract::port::Outcome;
+use fairq_core::contract::vtime::ReferenceWeight;
 use fairq_core::entry::Built;
 use fairq_core::entry::knobs::{self, Configure, Knob, Knobs};
 use fairq_core::serial::{
     Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use fairq_core::structures::allocation::granted;
-use fairq_core::structures::reference::ReferenceWeight;
 
 use control::Control;
 

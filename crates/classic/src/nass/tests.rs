@@ -9,7 +9,7 @@ use crate::fiops::{FiopsConfig, FiopsScheduler};
 use crate::flashfq::{FlashFqConfig, FlashFqScheduler};
 use crate::testing::{Loop, config, counts as served_counts, read, run};
 use alloc::vec::Vec;
-use fairq_core::contract::op::Op;
+use fairq_core::contract::port::Op;
 use fairq_core::sfqd::SfqdScheduler;
 
 type Limited = Nass<FiopsScheduler>;

@@ -2,10 +2,10 @@
 //! [`fairq_core::registry`] for the ways in which a policy is built.
 
 use fairq_core::contract::layer::names::*;
-use fairq_core::registry::Layered;
+use fairq_core::registry::{Layered, d2fq, kyber_fair, mqfq, none};
 use fairq_core::serial::entry::Alone;
 use fairq_core::sfqd::SfqdScheduler;
-use fairq_core::{Native, d2fq, kyber_fair, mqfq, none, to_the_policy, to_the_port};
+use fairq_core::{Native, to_the_policy, to_the_port};
 
 use crate::nass::Limited;
 use crate::{bfq, cfq, fiops, flashfq, kyber};

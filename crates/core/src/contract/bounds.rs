@@ -1,4 +1,12 @@
-//! The bounds of every policy, and the reasons for which a configuration is refused.
+//! The bounds of every policy, the reasons for which a configuration is refused, and the allocation
+//! of a policy's memory.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use bytemuck::Zeroable;
+use bytemuck::allocation::try_zeroed_slice_box;
 
 use crate::contract::port_set::PortSet;
 
@@ -50,15 +58,6 @@ pub enum ConfigError {
     /// No slots, or too many.
     #[error("{0} slots, but there must be 1 to {MAX_SLOTS}")]
     Slots(u32),
-    /// The threshold is too large.
-    #[error("a threshold of {0} bytes, but it must be at most {MAX_THRESHOLD}")]
-    Threshold(u64),
-    /// The period is 0, so `tick` would be due all the time.
-    #[error("the period must not be 0")]
-    Period,
-    /// More flows than the holder of global virtual time can name.
-    #[error("{0} flows, but d2fq takes at most {max}", max = MAX_HOLDERS)]
-    HolderFlows(usize),
     /// The thresholds of d2fq are out of range or out of order.
     #[error(
         "thresholds tau_m {medium}, tau_l {low}, tau_w {unfair} bytes, but tau_m <= tau_l <= tau_w \
@@ -73,9 +72,6 @@ pub enum ConfigError {
         /// tau_w.
         unfair: u64,
     },
-    /// The weights of two NVMe queue classes cannot differ by that much.
-    #[error("an H/L ratio of {0}, but it must be 1 to 256")]
-    Ratio(u16),
     /// An initial ratio was given for a static one.
     #[error(
         "initial {initial} is where a dynamic ratio begins, but hl is static-{ratio}: leave one out"
@@ -86,15 +82,6 @@ pub enum ConfigError {
         /// The static ratio.
         ratio: u64,
     },
-    /// The period of the H/L adjustment is out of range.
-    #[error("a period of {0} ns for the H/L ratio, but it must be 1 ms to 1 minute")]
-    AdjustPeriod(u64),
-    /// The grace period is out of range.
-    #[error("a grace period of {0} ns, but it must be at most 1 minute")]
-    Grace(u64),
-    /// The budget of urgent requests is so large that they could starve the others.
-    #[error("{0} % of the bytes for urgent requests, but it must be at most 50 %")]
-    Urgent(u8),
     /// A knob of one policy is out of range.
     #[error("{knob} is {value}, but it must be {least} to {most}")]
     Knob {
@@ -107,16 +94,33 @@ pub enum ConfigError {
         /// The largest value allowed.
         most: u64,
     },
-    /// The depth of a domain is out of range; with 0 its requests would wait for ever.
-    #[error("a depth of {0} requests, but it must be 1 to {MAX_SLOTS}")]
-    Depth(u32),
-    /// A latency target is 0 or above an hour.
-    #[error("a latency target of {0} ns, but it must be 1 ns to 1 hour")]
-    Target(u64),
-    /// The bounds of the tokens of a period contradict each other or are too large.
-    #[error("{0} tokens a period, but there must be 1 to {max}, and the least no more than the \
-     most", max = 1u64 << 38)]
-    Tokens(u64),
+}
+
+/// Lets programs change a configuration where they make it. They cannot write it out, because it
+/// may get more fields.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! changeable {
+    ($config:ty) => {
+        impl $config {
+            /// The configuration after `change`.
+            #[must_use]
+            pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+                change(&mut self);
+                self
+            }
+        }
+    };
+}
+
+pub(crate) use changeable;
+
+/// Refuses a value of a knob that is out of range.
+pub fn within(knob: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    match (least..=most).contains(&value) {
+        true => Ok(()),
+        false => Err(ConfigError::Knob { knob, value, least, most }),
+    }
 }
 
 /// Checks the bounds that apply to every policy.
@@ -134,4 +138,78 @@ pub fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Result<(), 
         return Err(ConfigError::Slots(slots));
     }
     Ok(())
+}
+
+// **Memory**, whose allocation may fail.
+//
+// **Problem.** A policy takes its memory when it is built. Where that fails, in a kernel say, the
+// caller wants an error; collecting into a `Box` ends the program instead. **Model.** Arrays that
+// grow with flows, ports or tags are made by [`boxed`]. Without memory it gives an empty one and
+// counts a refusal, and [`granted`], around the constructor of a policy, turns a refusal into an
+// error. So the constructors of structures cannot fail and need no error; a policy with an array
+// that was refused is dropped unused.
+//
+// **Bounds.** All threads share one count: if one of two policies that are built at once was
+// refused memory, the other may be refused as well. Allocations that do not grow with flows or
+// tags are not counted: a policy's few `Arc`s of some hundred bytes, and the tree over its ports.
+
+/// Number of refusals of memory. A thread sees its own refusals, so Relaxed is enough.
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
+
+/// An empty vector with room for `count` things, or with none if there is no memory for them.
+#[doc(hidden)]
+pub fn room<T>(count: usize) -> Vec<T> {
+    let mut room = Vec::new();
+    if room.try_reserve_exact(count).is_err() {
+        REFUSED.fetch_add(1, Ordering::Relaxed);
+    }
+    room
+}
+
+/// `count` things, each made from its own number; none if there is no memory for them.
+#[doc(hidden)]
+pub fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
+    let mut things = room(count);
+    if things.capacity() >= count {
+        // Within the capacity: growth beyond it would end the program if there is no memory.
+        things.extend((0..count).map(make));
+    }
+    things.into_boxed_slice()
+}
+
+/// `count` things that are all zeroes; none if there is no memory for them. A large allocation of
+/// zeroes takes no physical memory until it is written.
+#[doc(hidden)]
+pub fn zeroes<T: Zeroable>(count: usize) -> Box<[T]> {
+    try_zeroed_slice_box(count).unwrap_or_else(|()| {
+        REFUSED.fetch_add(1, Ordering::Relaxed);
+        Box::default()
+    })
+}
+
+/// The result of `build`, if no allocation was refused meanwhile.
+#[doc(hidden)]
+pub fn granted<R>(build: impl FnOnce() -> Result<R, ConfigError>) -> Result<R, ConfigError> {
+    let before = REFUSED.load(Ordering::Relaxed);
+    let built = build()?;
+    match REFUSED.load(Ordering::Relaxed) == before {
+        true => Ok(built),
+        false => Err(ConfigError::Memory),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Refusals are tested in a program of their own (`tests/short_memory.rs`): here they would
+    /// fail other tests that run at the same time.
+    #[test]
+    fn what_there_is_memory_for_is_there() {
+        assert_eq!(boxed(3, |number| number * 2)[..], [0, 2, 4]);
+        assert_eq!(granted(|| Ok(boxed(5, |_| 0u64).len())), Ok(5));
+        for count in [0, 3, 10_000] {
+            assert_eq!(*zeroes::<[u64; 2]>(count), [[0; 2]].repeat(count));
+        }
+    }
 }

@@ -1,26 +1,10 @@
-//! The cost of a request to its flow, in equivalent bytes of service.
+//! The cost of a request to its flow, in equivalent bytes of service, by its operation and length.
 //!
 //! A request reaches a policy with its [`Cost`]; no policy computes it. A [`CostModel`] counts
 //! bytes; the layer `cost::Costs` computes the costs for the policies of the registry.
 
-use crate::contract::op::Op;
-
-/// The cost of a request to its flow, in equivalent bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Cost {
-    /// Cost as a command of its own, at least 1.
-    pub alone: u64,
-    /// Cost that it adds to a command that it is [joined](crate::Next::Join) to: the base cost of a
-    /// command is charged once.
-    pub joined: u64,
-}
-
-impl Cost {
-    /// The cost of this number of bytes, alone or joined.
-    pub const fn bytes(bytes: u64) -> Cost {
-        Cost { alone: bytes, joined: bytes }
-    }
-}
+use crate::contract::flow::FlowId;
+use crate::contract::port::{Cost, Op, Request, Tag};
 
 /// The cost of each operation. The default counts bytes: a read or write costs its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,9 +42,6 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// The most that a request costs, whatever the multipliers: 2^42 bytes, a thousand times 4 GiB.
-    pub const MAX_COST: u64 = 1 << 42;
-
     /// The model after `change`.
     pub fn with(mut self, change: impl FnOnce(&mut CostModel)) -> CostModel {
         change(&mut self);
@@ -68,7 +49,7 @@ impl CostModel {
     }
 
     /// The cost of `op` over `length` bytes as a command of its own, at least 1 and at most
-    /// [`Self::MAX_COST`].
+    /// [`Cost::MAX`].
     #[inline]
     pub fn cost(&self, op: Op, length: u32) -> u64 {
         self.charge(op, length).alone
@@ -92,8 +73,17 @@ impl CostModel {
 
     #[inline]
     fn bounded(&self, bytes: u64) -> Cost {
-        let alone = bytes.clamp(u64::from(self.min_bytes.max(1)), Self::MAX_COST);
-        Cost { alone, joined: bytes.min(Self::MAX_COST) }
+        let alone = bytes.clamp(u64::from(self.min_bytes.max(1)), Cost::MAX);
+        Cost { alone, joined: bytes.min(Cost::MAX) }
+    }
+}
+
+impl Request {
+    /// A request that costs its bytes, as [`CostModel::default`] counts them.
+    #[inline]
+    pub fn new(tag: Tag, flow: FlowId, op: Op, offset: u64, length: u32) -> Request {
+        let cost = CostModel::default().charge(op, length);
+        Request { tag, flow, op, offset, length, cost }
     }
 }
 
@@ -146,6 +136,6 @@ mod tests {
         };
         assert_eq!(free.cost(Op::Read, 4096), 1);
         assert_eq!(free.cost(Op::Flush, 0), 1);
-        assert_eq!(free.cost(Op::Write, u32::MAX), CostModel::MAX_COST);
+        assert_eq!(free.cost(Op::Write, u32::MAX), Cost::MAX);
     }
 }

@@ -18,16 +18,17 @@
 /// The types that the signatures use.
 #[doc(hidden)]
 pub mod names {
-    pub use crate::contract::flow::{
-        CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight,
-    };
+    pub use crate::contract::flow::{FlowError, FlowId, Weight};
     pub use crate::contract::platform::Platform;
     pub use crate::contract::port::{
         ClassWeights, FlowStats, Growth, Next, Outcome, Policy, Port, Reason, Request, Stats,
         SubmitError, Submitted, Tag, TuneError, Tuning,
     };
     pub use crate::contract::port_set::PortSet;
-    pub use crate::contract::share::{CapsOf, Group, GroupId, GroupStats, Share, ShareStats};
+    pub use crate::contract::share::{
+        CapStats, Caps, CapsOf, Group, GroupId, GroupStats, Limits, Share, ShareStats, Target,
+        TargetStats,
+    };
 }
 
 use names::*;
@@ -41,22 +42,31 @@ macro_rules! policy_methods {
             fn add_flow_as(known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError>;
             fn set_weight(flow: FlowId, weight: Weight) -> Result<(), FlowError>;
             fn set_urgent(flow: FlowId, urgent: bool) -> Result<(), FlowError>;
-            fn set_target(flow: FlowId, target: Option<Target>) -> Result<(), FlowError>;
-            fn target(flow: FlowId) -> Option<TargetStats>;
-            fn set_caps(flow: FlowId, caps: &Caps) -> Result<(), FlowError>;
-            fn caps(flow: FlowId) -> Option<CapStats>;
-            fn resume_caps(of: CapsOf, before: &CapStats) -> ();
             fn set_weights(weights: &[(FlowId, Weight)]) -> ();
-            fn set_group(id: GroupId, group: Option<&Group>) -> Result<(), FlowError>;
-            fn group(id: GroupId) -> Option<GroupStats>;
-            fn set_share(flow: FlowId, share: &Share) -> Result<(), FlowError>;
-            fn share(flow: FlowId) -> Option<ShareStats>;
             fn tune(tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError>;
             fn remove_flow(flow: FlowId) -> Result<PortSet, FlowError>;
             fn tick(now_ns: u64, wake: &mut PortSet) -> Option<u64>;
             fn costs_vary(is_much: bool) -> ();
             fn class_weights() -> Option<ClassWeights>;
             fn stats() -> Stats;
+        }
+    };
+}
+
+/// Calls a macro with the signatures of all methods of [`Limits`].
+#[macro_export]
+macro_rules! limit_methods {
+    ($with:ident) => {
+        $with! {
+            fn set_target(flow: FlowId, target: Option<Target>) -> Result<(), FlowError>;
+            fn target(flow: FlowId) -> Option<TargetStats>;
+            fn set_caps(flow: FlowId, caps: &Caps) -> Result<(), FlowError>;
+            fn caps(flow: FlowId) -> Option<CapStats>;
+            fn resume_caps(of: CapsOf, before: &CapStats) -> ();
+            fn set_group(id: GroupId, group: Option<&Group>) -> Result<(), FlowError>;
+            fn group(id: GroupId) -> Option<GroupStats>;
+            fn set_share(flow: FlowId, share: &Share) -> Result<(), FlowError>;
+            fn share(flow: FlowId) -> Option<ShareStats>;
         }
     };
 }

@@ -7,7 +7,6 @@ pub mod bounds;
 pub mod cost;
 pub mod flow;
 pub mod layer;
-pub mod op;
 pub mod platform;
 pub mod port;
 pub mod port_set;

@@ -46,17 +46,48 @@
 //! that a port that omits one does not compile.
 
 use crate::contract::bounds::ConfigError;
-use crate::contract::cost::{Cost, CostModel};
-use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Target, TargetStats, Weight};
-pub use crate::contract::op::Op;
+use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::port_set::PortSet;
-use crate::contract::share::{
-    CapsOf, Group, GroupId, GroupStats, ReservedStats, Share, ShareStats,
-};
 
 /// Names one live request of one port: an index below the policy's bound of tags per port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tag(pub u32);
+
+/// The operation of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// Reads `length` bytes at `offset`.
+    Read,
+    /// Writes `length` bytes at `offset`.
+    Write,
+    /// Puts completed writes on stable storage.
+    Flush,
+    /// Reports to the device that the range is no longer needed; also any other change of the
+    /// device's map alone, such as zeroing without a write.
+    Discard,
+    /// Makes the range read as zeroes; it is assumed that the device writes them.
+    WriteZeroes,
+}
+
+/// The cost of a request to its flow, in equivalent bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cost {
+    /// Cost as a command of its own, at least 1.
+    pub alone: u64,
+    /// Cost that it adds to a command that it is [joined](crate::Next::Join) to: the base cost of a
+    /// command is charged once.
+    pub joined: u64,
+}
+
+impl Cost {
+    /// The most that a request costs, whatever its length: 2^42 bytes, a thousand times 4 GiB.
+    pub const MAX: u64 = 1 << 42;
+
+    /// The cost of this number of bytes, alone or joined.
+    pub const fn bytes(bytes: u64) -> Cost {
+        Cost { alone: bytes, joined: bytes }
+    }
+}
 
 /// One request as the scheduler sees it.
 #[derive(Clone, Copy, Debug)]
@@ -74,15 +105,6 @@ pub struct Request {
     /// Its cost to its flow. In front of the policies of the registry a layer replaces it
     /// (`cost::Costs`); a policy without that layer charges this value.
     pub cost: Cost,
-}
-
-impl Request {
-    /// A request that costs its bytes, as [`CostModel::default`] counts them.
-    #[inline]
-    pub fn new(tag: Tag, flow: FlowId, op: Op, offset: u64, length: u32) -> Request {
-        let cost = CostModel::default().charge(op, length);
-        Request { tag, flow, op, offset, length, cost }
-    }
 }
 
 /// The NVMe queue class that a request goes to; a device without classes ignores it.
@@ -146,41 +168,6 @@ pub enum Next {
     Idle,
 }
 
-/// A [`Next`] in two registers. A call returns a [`Next`] in memory, and its caller keeps it there.
-/// A layer returns its rare answers in this form, so that the frequent ones stay in registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Answer(u64, u64);
-
-impl From<Next> for Answer {
-    #[inline(always)]
-    fn from(next: Next) -> Self {
-        match next {
-            Next::Issue { tag, class } => Answer(class as u64, tag.0.into()),
-            Next::Join { tag } => Answer(4, tag.0.into()),
-            Next::WaitUntil(at_ns) => Answer(5, at_ns),
-            Next::Blocked => Answer(6, 0),
-            Next::Idle => Answer(7, 0),
-        }
-    }
-}
-
-impl From<Answer> for Next {
-    #[inline(always)]
-    fn from(Answer(kind, number): Answer) -> Self {
-        let issue = |class| Next::Issue { tag: Tag(number as u32), class };
-        match kind {
-            0 => issue(Class::Urgent),
-            1 => issue(Class::High),
-            2 => issue(Class::Medium),
-            3 => issue(Class::Low),
-            4 => Next::Join { tag: Tag(number as u32) },
-            5 => Next::WaitUntil(number),
-            6 => Next::Blocked,
-            _ => Next::Idle,
-        }
-    }
-}
-
 /// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
@@ -229,8 +216,8 @@ pub struct FlowStats {
     /// a staged request, or for a policy without virtual time.
     pub lag: Option<u64>,
     /// Cost of the flow's requests that the port has issued, in equivalent bytes. Requests that
-    /// went ahead for a [reservation](Policy::set_share) are not charged and not counted. A port
-    /// keeps the sum while the flow has requests there and for some time after; it begins at 0 if
+    /// went ahead for a [reservation](crate::Limits::set_share) are not charged and not counted. A
+    /// port keeps the sum while the flow has requests there and for some time after; it begins at 0 if
     /// the flow comes back later. `None` for a policy that charges nothing.
     pub service: Option<u64>,
     /// The flow's tokens on the port, in bytes, negative for a debt; `None` for a policy without
@@ -242,7 +229,7 @@ pub struct FlowStats {
 /// side.
 pub trait Port: Send {
     /// Whether submit is dispatch: `submit` never returns [`Submitted::Staged`], and `next` gives
-    /// no request, except for flows that have [caps](Policy::set_caps).
+    /// no request, except for flows that have [caps](crate::Limits::set_caps).
     const IS_DIRECT: bool = false;
 
     /// Takes a request.
@@ -404,32 +391,6 @@ pub trait Policy: Send + Sync + 'static {
         Err(FlowError::NotUrgent)
     }
 
-    /// Gives a flow a latency target, or takes it away, from now on.
-    fn set_target(&self, _flow: FlowId, _target: Option<Target>) -> Result<(), FlowError> {
-        Err(FlowError::NoTargets)
-    }
-
-    /// The state of a flow's latency target; `None` without one.
-    fn target(&self, _flow: FlowId) -> Option<TargetStats> {
-        None
-    }
-
-    /// Replaces a flow's caps. Requests that wait for a cap are checked against the new caps within
-    /// a tenth of a second.
-    fn set_caps(&self, _flow: FlowId, _caps: &Caps) -> Result<(), FlowError> {
-        Err(FlowError::NoCaps)
-    }
-
-    /// Takes over the state of a flow's or group's caps from the policy that this one replaces. A
-    /// cap that is the same here keeps the amount taken from it, and the counts go on. Called
-    /// before this policy has any request.
-    fn resume_caps(&self, _of: CapsOf, _before: &CapStats) {}
-
-    /// Statistics of a flow's caps; `None` if it never had any.
-    fn caps(&self, _flow: FlowId) -> Option<CapStats> {
-        None
-    }
-
     /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does, for
     /// a layer that computes them: measurements of the flows go on. Removed flows are left out.
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
@@ -437,26 +398,6 @@ pub trait Policy: Send + Sync + 'static {
             // A removed flow has no weight to change.
             let _ = self.set_weight(flow, weight);
         }
-    }
-
-    /// Adds a group, changes it, or (`None`) removes it. Its parent must exist and does not change.
-    fn set_group(&self, _id: GroupId, _group: Option<&Group>) -> Result<(), FlowError> {
-        Err(FlowError::NoGroups)
-    }
-
-    /// The state of a group; `None` if there is none.
-    fn group(&self, _id: GroupId) -> Option<GroupStats> {
-        None
-    }
-
-    /// Replaces a flow's group and reservation.
-    fn set_share(&self, _flow: FlowId, _share: &Share) -> Result<(), FlowError> {
-        Err(FlowError::NoGroups)
-    }
-
-    /// The state of a flow's group and reservation; `None` while no flow has any.
-    fn share(&self, _flow: FlowId) -> Option<ShareStats> {
-        None
     }
 
     /// Changes a parameter, for requests dispatched from now on. The caller wakes the ports added
@@ -526,6 +467,20 @@ pub struct CostStats {
     pub per_kib: [u64; 2],
     /// Windows of time in which costs were measured, since the start; 0: nothing is known yet.
     pub windows: u64,
+}
+
+/// All reservations, compared with the device's rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReservedStats {
+    /// Recent rate of the device while requests waited, in requests a second.
+    pub requests_per_s: u64,
+    /// The same in bytes a second.
+    pub bytes_per_s: u64,
+    /// Reservations of active flows, in millionths of that rate; 0 if the rate is not known.
+    pub asked_ppm: u64,
+    /// Part of its reservation that each of them is granted, in millionths: 1,000,000 while all
+    /// fit.
+    pub granted_ppm: u64,
 }
 
 impl Stats {

@@ -17,19 +17,17 @@
 //! minutes at 10 GB/s if every active flow has the least weight (10 hours at weight 1, and 42 days
 //! at weight 100). So every policy's `tick`, whose deadline is at most [`LIFT_PERIOD_NS`] away,
 //! lifts the end tags of flows that lag behind to virtual time. After a lift no tag is behind
-//! virtual time by more than the service of one period (with [`Lift`], which takes some flows at a
-//! time, of one period and 16 seconds), so no tag leaves the window.
+//! virtual time by more than the service of one period (of one period and 16 seconds, if a tick
+//! lifts some flows at a time), so no tag leaves the window.
 
-use crate::contract::cost::CostModel;
 use crate::contract::flow::Weight;
+use crate::contract::port::Cost;
 
 /// Low bits of a [`VTime`] that are always zero.
 pub const STAMP_BITS: u32 = 8;
 
 /// Units of one byte at a weight of a 256th.
 pub const UNITS: u64 = 100 * Weight::ONE;
-/// The most that one request costs ([`CostModel::MAX_COST`]).
-const MAX_COST: u64 = CostModel::MAX_COST;
 
 /// The most that a tag may be ahead of virtual time, in units: half of the window. The other half
 /// is for tags that lag.
@@ -44,42 +42,6 @@ pub(crate) fn most_at_once(ports: usize) -> u64 {
 /// Period in which a policy's `tick` lifts the end tags of lagging flows to virtual time, in
 /// nanoseconds: one minute.
 pub const LIFT_PERIOD_NS: u64 = 60_000_000_000;
-
-/// Flows that one tick of a policy behind one lock lifts; meanwhile verbs wait for the lock, for
-/// some microseconds.
-const LIFTED_AT_ONCE: usize = 1024;
-/// Time until the next flows are lifted, in nanoseconds: 2^24 flows take 16 seconds.
-const LIFT_PAUSE_NS: u64 = 1_000_000;
-
-/// Lifts the tags of the lagging flows of a policy behind one lock: at the first tick and then once
-/// a period, some flows a tick.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Lift {
-    next_ns: u64,
-    /// Slot of the flow that is lifted next.
-    at: usize,
-}
-
-impl Lift {
-    /// Lifts the flows whose turn it is, if any; gives the time of the next tick, in nanoseconds.
-    pub fn tick<T>(
-        &mut self,
-        now_ns: u64,
-        flows: &mut [T],
-        mut lift: impl FnMut(usize, &mut T),
-    ) -> Option<u64> {
-        if now_ns >= self.next_ns {
-            let each = flows.iter_mut().enumerate();
-            each.skip(self.at).take(LIFTED_AT_ONCE).for_each(|(slot, flow)| lift(slot, flow));
-            self.at = self.at.saturating_add(LIFTED_AT_ONCE);
-            let is_done = self.at >= flows.len();
-            self.at = if is_done { 0 } else { self.at };
-            let pause_ns = if is_done { LIFT_PERIOD_NS } else { LIFT_PAUSE_NS };
-            self.next_ns = now_ns.saturating_add(pause_ns);
-        }
-        Some(self.next_ns)
-    }
-}
 
 /// A point in virtual time; see the module's text for unit and wrap-around.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -219,7 +181,7 @@ impl Normalizer {
             *self = Normalizer::at(weight);
         }
         // At most 2^42 times 2^14.7, and a remainder below 2^22: it fits.
-        let numerator = cost.min(MAX_COST) * UNITS + u64::from(self.remainder);
+        let numerator = cost.min(Cost::MAX) * UNITS + u64::from(self.remainder);
         let divisor = u64::from(self.weight);
         // The reciprocal is at most 1 too small, so the product is less than numerator / 2^64 < 1
         // too small: rounded down, it is the quotient or one less.
@@ -231,10 +193,98 @@ impl Normalizer {
     }
 }
 
+// **The reference weight**: the weight for which a threshold in bytes is meant.
+//
+// **Problem.** Only the ratios of weights matter, but a unit of virtual time is a byte at weight
+// 100 (see above). A threshold of 45 KiB, taken as 46,080 units, lets a flow of
+// weight 10,000 be 4.5 MiB ahead, which on a slow device is a second of service for all others,
+// and holds a flow of weight 1 to 460 bytes. **Model.** A threshold is meant in bytes of a flow of
+// the *reference weight* `R`: `B` bytes are `B x 100 / R` units. Over all flows,
+// `R = max(lightest, heaviest / 4)`. Then
+// - all weights times any factor leave every flow as many bytes as they did;
+// - where all weights are 100, `R` is 100: a byte is a unit;
+// - where weights are within 1:4, the lightest flow may be ahead by `B`, and `R` does not depend
+//   on the number of flows of each weight;
+// - no flow is ever ahead by more than `4 B` bytes, whatever its weight.
+//
+// **Why not another weight.** With the lightest flow alone, one flow of weight 1 lets flows of
+// weight 10,000 be ahead by 10,000 times `B`. With the heaviest alone, requests of flows a little
+// lighter do not fit into the threshold, and ports work in lockstep. With the sum or the mean,
+// idle flows, of which there may be thousands, determine the threshold of the active ones. The
+// factor 4 is a compromise: a larger one costs the heavy flows' fairness among each other, a
+// smaller one the light flows' speed while no heavy one is active. All flows count, not only the
+// active ones, so no verb has to compute `R`: it changes only with flows and weights.
+//
+// **Example.** A threshold of 45 KiB. Weights 100, 200, 400: R is 100; they may be ahead by 45, 90
+// and 180 KiB. Weights 1 and 10,000: R is 2,500; 18 bytes, which is one request, and 180 KiB.
+//
+// **Arithmetic.** Four times `R` is a whole number of 256ths, so nothing is rounded but the
+// quotient, and a threshold of 2^40 and weights below 2^22 in 256ths stay below 2^64.
+
+/// The most that the heaviest flow may be heavier than the reference weight, as a factor.
+const RANGE: u64 = 4;
+
+/// The weight for which thresholds are meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReferenceWeight {
+    /// [`RANGE`] times the weight in 256ths.
+    times_range: u64,
+}
+
+impl Default for ReferenceWeight {
+    /// The reference weight without flows.
+    fn default() -> Self {
+        ReferenceWeight::of([])
+    }
+}
+
+impl ReferenceWeight {
+    /// The reference weight of flows with these weights; [`Weight::DEFAULT`] if there are none.
+    pub fn of(weights: impl IntoIterator<Item = Weight>) -> ReferenceWeight {
+        let each = weights.into_iter().map(|weight| u64::from(weight.in_256ths()));
+        let extremes = each.fold(None, |extremes, weight| {
+            let (lightest, heaviest) = extremes.unwrap_or((weight, weight));
+            Some((weight.min(lightest), weight.max(heaviest)))
+        });
+        let default = u64::from(Weight::DEFAULT.in_256ths());
+        let (lightest, heaviest) = extremes.unwrap_or((default, default));
+        ReferenceWeight { times_range: (RANGE * lightest).max(heaviest) }
+    }
+
+    /// Units of virtual time for this service of a flow of the reference weight, in bytes or
+    /// nanoseconds. Rounded up, because tags are rounded down: a service that fits exactly at one
+    /// scale of weights fits at all.
+    pub fn units(self, service: u64) -> u64 {
+        service.saturating_mul(UNITS * RANGE).div_ceil(self.divisor())
+    }
+
+    /// The divisor, never 0; `max` shows that to the compiler, which would otherwise check for it.
+    #[inline]
+    fn divisor(self) -> u64 {
+        self.times_range.max(1)
+    }
+
+    /// Service of a flow of the reference weight in these units of virtual time, in bytes or
+    /// nanoseconds.
+    pub fn service(self, units: u64) -> u64 {
+        let parts = UNITS * RANGE;
+        // In two parts, since units times the weight do not fit into 64 bits.
+        (units / parts)
+            .saturating_mul(self.times_range)
+            .saturating_add((units % parts).saturating_mul(self.times_range) / parts)
+    }
+
+    /// Service due to a flow of this weight while a flow of the reference weight has `service`.
+    pub fn due(self, service: u64, weight: Weight) -> u64 {
+        service.saturating_mul(RANGE * u64::from(weight.in_256ths())) / self.divisor()
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::vec::Vec;
 
     #[test]
     fn order_survives_the_wrap() {
@@ -259,7 +309,7 @@ mod tests {
             let (mut normalizer, mut end) = (Normalizer::NEW, now);
             for _ in 0..20_000 {
                 let before = end;
-                let units = end.charge(now, normalizer.units(MAX_COST, weight));
+                let units = end.charge(now, normalizer.units(Cost::MAX, weight));
                 end = end.plus(units);
                 assert!(before.is_before(end) && now.is_before(end), "at {parts}");
                 assert!(end.since(now).unsigned_abs() <= MOST_AHEAD + 20_000);
@@ -268,36 +318,13 @@ mod tests {
         assert_eq!(VTime::ZERO.charge(VTime::ZERO, 5), 5);
     }
 
-    /// Each flow is lifted once a period, and at most `LIFTED_AT_ONCE` flows in a tick.
-    #[test]
-    fn flows_are_lifted_some_at_a_time() {
-        for count in [1, 1023, 1024, 1025, 5000] {
-            let (mut lift, mut flows) = (Lift::default(), std::vec![0; count]);
-            let mut now_ns = 7;
-            for round in 1..=3 {
-                let began_ns = now_ns;
-                while now_ns < began_ns + LIFT_PERIOD_NS / 2 {
-                    let mut lifted = 0;
-                    let next_ns = lift.tick(now_ns, &mut flows, |_, flow| {
-                        *flow += 1;
-                        lifted += 1;
-                    });
-                    assert!((1..=LIFTED_AT_ONCE).contains(&lifted), "{count}: {lifted}");
-                    assert_eq!(lift.tick(now_ns, &mut flows, |_, _| panic!()), next_ns);
-                    now_ns = next_ns.unwrap();
-                }
-                assert!(flows.iter().all(|&lifted| lifted == round), "{count}");
-            }
-        }
-    }
-
     proptest! {
         /// Multiplying by the reciprocal gives the exact quotient, at the largest costs too.
         #[test]
         fn the_quotient_is_exact(
             weight in prop_oneof![Just(4u32), Just(256), Just(2_560_000), 4u32..=2_560_000],
             costs in prop::collection::vec(
-                prop_oneof![1u64..100_000, MAX_COST / 2..=MAX_COST],
+                prop_oneof![1u64..100_000, Cost::MAX / 2..=Cost::MAX],
                 1..20,
             ),
         ) {
@@ -323,6 +350,55 @@ mod tests {
             let total: u64 = costs.iter().sum();
             let units: u64 = costs.iter().map(|&cost| normalizer.units(cost, weight)).sum();
             prop_assert_eq!(units, total * UNITS / u64::from(weight.in_256ths()));
+        }
+    }
+
+    fn of(weights: &[u16]) -> ReferenceWeight {
+        ReferenceWeight::of(weights.iter().map(|&weight| Weight::new(weight).unwrap()))
+    }
+
+    fn weight(weight: u16) -> Weight {
+        Weight::new(weight).unwrap()
+    }
+
+    #[test]
+    fn at_weight_100_a_byte_is_a_unit() {
+        for reference in [of(&[]), of(&[100]), of(&[100, 100]), of(&[100, 250, 400])] {
+            assert_eq!((reference.units(46_080), reference.service(46_080)), (46_080, 46_080));
+        }
+    }
+
+    #[test]
+    fn the_example() {
+        let threshold = 45 << 10;
+        let ahead = |reference: ReferenceWeight, at| {
+            reference.units(threshold) * u64::from(weight(at).get()) / 100
+        };
+        let near = of(&[100, 200, 400]);
+        assert_eq!([100, 200, 400].map(|at| ahead(near, at) >> 10), [45, 90, 180]);
+        let far = of(&[1, 10_000]);
+        assert_eq!((ahead(far, 1), ahead(far, 10_000) >> 10), (18, 180));
+        assert_eq!(far.due(threshold, weight(10_000)) >> 10, 180);
+    }
+
+    proptest! {
+        /// The service that a flow may be ahead does not change with the scale of weights, except
+        /// for a unit, and is at most four times the threshold.
+        #[test]
+        fn scale_changes_nothing(
+            weights in prop::collection::vec(1u16..=100, 1..10),
+            scale in 1u16..=100,
+            threshold in 0u64..=1 << 40,
+        ) {
+            let scaled: Vec<u16> = weights.iter().map(|weight| weight * scale).collect();
+            let [one, other] = [of(&weights), of(&scaled)];
+            for (&light, &heavy) in weights.iter().zip(&scaled) {
+                prop_assert_eq!(one.due(threshold, weight(light)), other.due(threshold, weight(heavy)));
+                prop_assert!(one.due(threshold, weight(light)) <= 4 * threshold);
+            }
+            let apart = one.units(threshold) as i128 - i128::from(scale) * other.units(threshold) as i128;
+            prop_assert!(apart.abs() < i128::from(scale));
+            prop_assert!(one.service(one.units(threshold)).abs_diff(threshold) <= 100);
         }
     }
 }

@@ -38,15 +38,14 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::ConfigError;
-use crate::contract::cost::{Cost, CostModel, scaled};
+use crate::contract::bounds::{ConfigError, boxed, granted};
+use crate::contract::cost::{CostModel, scaled};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
-use crate::contract::op::Op;
 use crate::contract::platform::{Lock, Native};
+use crate::contract::port::{Cost, Op};
 use crate::entry::Built;
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
-use crate::structures::allocation::{boxed, granted};
 use device::{Finder, Prices};
 use tally::{Tally, Words};
 
@@ -112,8 +111,8 @@ impl CostConfig {
             CostKind::Device => by_device.unwrap_or((bytes, bytes)),
         };
         let least = u64::from(model.min_bytes.max(1));
-        let alone = scaled(alone, percent).clamp(least, CostModel::MAX_COST);
-        Cost { alone, joined: scaled(joined, percent).min(CostModel::MAX_COST) }
+        let alone = scaled(alone, percent).clamp(least, Cost::MAX);
+        Cost { alone, joined: scaled(joined, percent).min(Cost::MAX) }
     }
 
     /// The knob for the kind of cost.
@@ -227,13 +226,22 @@ impl<L: Policy, P: Platform> layer::Layer for Costs<L, P> {
     }
 
     layer::forward_policy! {
-        add_flow_as set_weight set_urgent set_target target set_caps caps set_weights set_group
-        group set_share share tune remove_flow costs_vary class_weights resume_caps
+        add_flow_as set_weight set_urgent set_weights tune remove_flow costs_vary class_weights
     }
 
     fn stats(&self) -> Stats {
         let cost = self.device.as_ref().map(|shared| shared.finder.with(|finder| finder.stats()));
         Stats { cost, ..self.inner.stats() }
+    }
+}
+
+impl<L: Limits, P: Platform> Limits for Costs<L, P> {
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        self.inner.set_target(flow, target)
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        self.inner.target(flow)
     }
 }
 

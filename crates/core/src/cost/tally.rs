@@ -11,10 +11,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::Shared;
-use crate::contract::op::Op;
+use crate::contract::bounds::zeroes;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::{Growth, Request, Tag};
-use crate::structures::allocation::zeroes;
+use crate::contract::port::{Growth, Op, Request, Tag};
 
 /// The largest distance of a sequential request from the last end, in bytes: the readahead of an
 /// operating system skips less.

@@ -249,25 +249,6 @@ macro_rules! words {
 
 pub(crate) use words;
 
-/// Lets programs change a configuration where they make it. They cannot write it out, because it
-/// may get more fields.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! changeable {
-    ($config:ty) => {
-        impl $config {
-            /// The configuration after `change`.
-            #[must_use]
-            pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
-                change(&mut self);
-                self
-            }
-        }
-    };
-}
-
-pub(crate) use changeable;
-
 /// The visitor of a configuration's knobs.
 pub struct Knobs<'a> {
     visit: &'a mut dyn FnMut(&Knob, &mut dyn Field),

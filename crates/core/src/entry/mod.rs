@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
 use crate::contract::port::Policy;
+use crate::contract::share::Limits;
 use crate::structures::topology::Topology;
 use knobs::Configure;
 
@@ -93,7 +94,7 @@ pub trait Entry: 'static {
     /// Its configuration.
     type Config: Configure;
     /// The type of the policy.
-    type Policy<P: Platform>: Policy<Port: 'static>;
+    type Policy<P: Platform>: Limits<Port: 'static>;
 
     /// Its configuration for this shape before any key is set. Only defaults that depend on other
     /// knobs use `keys`.

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, check, granted, zeroes};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::{
@@ -17,34 +17,8 @@ use crate::contract::port::{
     Submitted, Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
-use crate::entry::knobs::{Configure, Knobs};
-use crate::entry::{self, Built, Keys, Promises, Shape};
-use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
-
-/// `none` in the registry.
-pub enum Entry {}
-
-impl entry::Entry for Entry {
-    const NAME: &'static str = "none";
-    const PROMISES: Promises = Promises::NONE;
-    type Config = Shape;
-    type Policy<P: Platform> = NonePolicy<P>;
-
-    fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Shape, ConfigError> {
-        Ok(shape.clone())
-    }
-
-    fn build<P: Platform>(shape: Shape) -> Result<Built<NonePolicy<P>>, ConfigError> {
-        NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)
-    }
-}
-
-/// `none` has no knobs.
-impl Configure for Shape {
-    fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
-}
 
 /// The control side of `none`.
 pub struct NonePolicy<P: Platform = Native> {

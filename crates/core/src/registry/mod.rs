@@ -1,8 +1,9 @@
 //! The registry of policies, one line each.
 //!
-//! The module of a policy defines its name, knobs, promises and constructor ([`Entry`]). A line
-//! here adds it to [`ALL`], from which programs take names, keys, help and ranges. A policy that is
-//! chosen at run time is built in one of two ways:
+//! Each policy has a module here that defines its name, knobs, promises and constructor
+//! ([`Entry`]). So the policy itself knows neither the layers around it nor how operators write its
+//! knobs. A line below adds it to [`ALL`], from which programs take names, keys, help and ranges. A
+//! policy that is chosen at run time is built in one of two ways:
 //!
 //! - [`with`] builds it and calls a generic function with it, which is compiled for its port, as
 //!   shards are (docs/decisions/0002).
@@ -12,21 +13,60 @@
 //! [`build`] builds a policy that is chosen at compile time: keys and [`Shape`] are the same for
 //! all policies, and each has its own type.
 
+pub mod d2fq;
+pub mod kyber_fair;
+pub mod mqfq;
+
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use crate::contract::bounds::ConfigError;
+use crate::contract::bounds::{ConfigError, granted};
 use crate::contract::layer::names::*;
 use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
+use crate::policy::limits;
 use crate::policy::serial::entry::Alone;
 use crate::policy::serial::sfqd::SfqdScheduler;
-use crate::policy::{d2fq, kyber_fair, limits, mqfq, none};
-use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
 pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};
 pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
+
+/// `none` in the registry.
+pub mod none {
+    use crate::contract::bounds::ConfigError;
+    use crate::contract::platform::Platform;
+    use crate::contract::share::Limits;
+    use crate::entry::knobs::{Configure, Knobs};
+    use crate::entry::{self, Built, Keys, Promises, Shape};
+    use crate::policy::none::NonePolicy;
+
+    /// `none`.
+    pub enum Entry {}
+
+    impl entry::Entry for Entry {
+        const NAME: &'static str = "none";
+        const PROMISES: Promises = Promises::NONE;
+        type Config = Shape;
+        type Policy<P: Platform> = NonePolicy<P>;
+
+        fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Shape, ConfigError> {
+            Ok(shape.clone())
+        }
+
+        fn build<P: Platform>(shape: Shape) -> Result<Built<NonePolicy<P>>, ConfigError> {
+            NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)
+        }
+    }
+
+    /// `none` has no knobs.
+    impl Configure for Shape {
+        fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
+    }
+
+    /// `none` by itself keeps no limits.
+    impl<P: Platform> Limits for NonePolicy<P> {}
+}
 
 /// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has
 /// the names that the signatures of the contract use in scope.
@@ -111,6 +151,10 @@ macro_rules! policies {
             $crate::policy_methods!(to_the_policy);
         }
 
+        impl<P: Platform> Limits for AnyPolicy<P> {
+            $crate::limit_methods!(to_the_policy);
+        }
+
         /// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type does
         /// not show which policy is inside, so the caller has to call `next` in any case.
         impl<P: Platform> Port for AnyPort<P> {
@@ -167,7 +211,7 @@ pub trait WithPolicy {
     /// The result of the action.
     type Output;
     /// Runs the action.
-    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Self::Output
+    fn run<L: Limits>(self, policy: L, ports: Vec<L::Port>) -> Self::Output
     where
         L::Port: 'static;
 }
@@ -276,10 +320,11 @@ pub type Layered<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
-/// use fairq_core::{Native, Policy, Topology, mqfq};
+/// use fairq_core::{Native, Policy, Topology};
 ///
 /// let shape = Shape::new(Topology::flat(2), 16, 64);
-/// let (policy, ports) = registry::build::<mqfq::Entry, Native>(&[("slots", 32)], &shape)?;
+/// let keys = [("slots", 32)];
+/// let (policy, ports) = registry::build::<registry::mqfq::Entry, Native>(&keys, &shape)?;
 /// assert_eq!((ports.len(), policy.stats().slots), (2, Some(32)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

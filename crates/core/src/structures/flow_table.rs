@@ -30,13 +30,11 @@ use core::ops::Range;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::boxed;
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
-use crate::structures::allocation::boxed;
-use crate::structures::extremes::Extremes;
-use crate::structures::free_slots::FreeSlots;
-use crate::structures::reference::ReferenceWeight;
+use crate::contract::vtime::ReferenceWeight;
 
 /// The control word: generation in the upper 32 bits, then weight (24 bits) and state (8 bits).
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -289,5 +287,352 @@ impl<P: Platform> FlowTable<P> {
         }
         self.note(extremes, flow.slot(), Some(old), (state == OPEN).then_some(weight));
         Ok(())
+    }
+}
+
+// **Free slots**: a set of numbers from which the lowest is taken.
+//
+// **Problem.** A table with thousands of flows needs a free slot for each flow that is added. A
+// scan takes time in proportion to the number of flows, so that adding all of them takes time in
+// proportion to its square. **Model.** A bit for each number, and above each 64 words a word with
+// a bit for each of them that is not empty, up to one word. Threads add numbers at any time; one
+// thread at a time takes them.
+//
+// **Bounds of loops.** To add a number is one step a level, four at most. To take a number is as
+// much for each bit that is cleared on the way; a bit that was set is cleared once.
+//
+// *Memory ordering.* A thread that adds a number sets the bits from the lowest word up. A thread
+// that finds a word empty clears the bit above, *then* reads the word once more, and sets that bit
+// again if the word is not empty. Both do read-modify-writes of the same two words, with acquire
+// and release. Either the second read finds the number, or it comes before the addition in the
+// order of the lower word; then the adding thread sets the bit above after it was cleared. So no
+// number is lost.
+
+/// Bits of a word.
+const BITS: usize = 64;
+
+/// The set.
+pub(crate) struct FreeSlots<P: Platform> {
+    /// The bits of numbers, and then those of each level above; the last one has one word.
+    levels: Box<[Box<[P::U64]>]>,
+}
+
+impl<P: Platform> FreeSlots<P> {
+    /// The numbers `0..count`.
+    pub(crate) fn all(count: usize) -> Self {
+        let mut sizes = [count.max(1), 0, 0, 0, 0];
+        let mut used = 1;
+        // 2^24 slots are the most there are: four levels of words.
+        while let [.., below, above] = sizes.get_mut(..=used).unwrap_or_default()
+            && (*below > 1 || used == 1)
+        {
+            *above = below.div_ceil(BITS);
+            used += 1;
+        }
+        let level = |level: usize| {
+            let [bits, words] = [level, level + 1].map(|at| sizes.get(at).copied().unwrap_or(0));
+            let left = |word: usize| bits.saturating_sub(word * BITS).min(BITS);
+            let full = |word| u64::MAX.checked_shr((BITS - left(word)) as u32).unwrap_or(0);
+            boxed(words, |word| P::U64::new(full(word)))
+        };
+        FreeSlots { levels: boxed(used - 1, level) }
+    }
+
+    fn word(&self, level: usize, at: usize) -> Option<&P::U64> {
+        self.levels.get(level)?.get(at)
+    }
+
+    /// Adds the number. Any thread may.
+    pub(crate) fn insert(&self, number: usize) {
+        let mut at = number;
+        for words in &self.levels {
+            if let Some(word) = words.get(at / BITS) {
+                word.fetch_or(bit(at), Ordering::AcqRel);
+            }
+            at /= BITS;
+        }
+    }
+
+    /// Takes the number out. One thread at a time calls this and [`Self::take`].
+    pub(crate) fn remove(&self, number: usize) {
+        if let Some(word) = self.word(0, number / BITS) {
+            word.fetch_and(!bit(number), Ordering::AcqRel);
+        }
+    }
+
+    /// Takes out the lowest number; `None` if there is none.
+    pub(crate) fn take(&self) -> Option<usize> {
+        self.take_by(Self::clear)
+    }
+
+    /// Takes out the lowest number; `clear` takes out the bit above a word that seems empty.
+    pub(super) fn take_by(&self, clear: fn(&Self, usize, usize)) -> Option<usize> {
+        let top = self.levels.len().checked_sub(1)?;
+        let (mut level, mut at) = (top, 0);
+        loop {
+            let bits = self.word(level, at)?.load(Ordering::Acquire);
+            if bits != 0 {
+                at = at * BITS + bits.trailing_zeros() as usize;
+                if level == 0 {
+                    self.remove(at);
+                    return Some(at);
+                }
+                level -= 1;
+                continue;
+            }
+            if level == top {
+                return None;
+            }
+            clear(self, level, at);
+            (level, at) = (top, 0);
+        }
+    }
+
+    /// [`Self::clear`] without the second read of the word: a number that was added in between is
+    /// lost, which the model must find.
+    #[cfg(all(test, loom))]
+    pub(super) fn clear_without_second_read(&self, level: usize, at: usize) {
+        if let Some(above) = self.word(level + 1, at / BITS) {
+            above.fetch_and(!bit(at), Ordering::AcqRel);
+        }
+    }
+
+    /// Takes out the bit above a word that seems empty.
+    #[cold]
+    pub(super) fn clear(&self, level: usize, at: usize) {
+        let (Some(word), Some(above)) = (self.word(level, at), self.word(level + 1, at / BITS))
+        else {
+            return;
+        };
+        above.fetch_and(!bit(at), Ordering::AcqRel);
+        // A read-modify-write, so that it comes before or after that of the thread that adds.
+        if word.fetch_or(0, Ordering::AcqRel) != 0 {
+            above.fetch_or(bit(at), Ordering::AcqRel);
+        }
+    }
+}
+
+fn bit(number: usize) -> u64 {
+    1u64.wrapping_shl((number % BITS) as u32)
+}
+
+// **Extreme weights**: the least and the largest of many numbers, each of which changes at times.
+//
+// **Model.** Numbers are in blocks of 64. The least and the largest are kept for each block, for
+// each 64 blocks, and so on up to one range. A number that changes is compared with the extremes
+// of its block. The block is scanned only if the old number was one of them, and the blocks above
+// are updated only if the block's extremes have changed.
+//
+// **Bounds.** A change takes at most 64 steps on each of at most four levels; mostly one step.
+
+const BLOCK: usize = 64;
+
+/// The least and the largest of some numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Span {
+    least: u32,
+    most: u32,
+}
+
+impl Span {
+    /// The span of no numbers.
+    const NONE: Span = Span { least: u32::MAX, most: 0 };
+
+    fn of(spans: impl Iterator<Item = Span>) -> Span {
+        spans.fold(Span::NONE, Span::and)
+    }
+
+    fn one(number: Option<u32>) -> Span {
+        number.map_or(Span::NONE, |number| Span { least: number, most: number })
+    }
+
+    fn and(self, other: Span) -> Span {
+        Span { least: self.least.min(other.least), most: self.most.max(other.most) }
+    }
+
+    /// Whether this range may become narrower without the other.
+    fn hangs_on(self, other: Span) -> bool {
+        other != Span::NONE && (self.least == other.least || self.most == other.most)
+    }
+}
+
+/// The extremes of numbers that their owner keeps.
+pub(crate) struct Extremes {
+    levels: Box<[Box<[Span]>]>,
+}
+
+impl Extremes {
+    /// The extremes of `count` places, none of which has a number.
+    pub(crate) fn new(count: usize) -> Self {
+        let size = |level: u32| count.max(1).div_ceil(BLOCK.saturating_pow(level + 1));
+        let levels = (0..).find(|&level| size(level) == 1).unwrap_or(0) as usize + 1;
+        Extremes { levels: boxed(levels, |level| boxed(size(level as u32), |_| Span::NONE)) }
+    }
+
+    /// The number at this place was `old` and is `new`; `at` gives the present number of a place.
+    pub(crate) fn change(
+        &mut self,
+        place: usize,
+        old: Option<u32>,
+        new: Option<u32>,
+        at: impl Fn(usize) -> Option<u32>,
+    ) {
+        let (mut index, mut old, mut new) = (place, Span::one(old), Span::one(new));
+        for level in 0..self.levels.len() {
+            let block = index / BLOCK;
+            let first = block * BLOCK;
+            let Some(&before) = self.levels.get(level).and_then(|spans| spans.get(block)) else {
+                return;
+            };
+            let after = match before.hangs_on(old) {
+                false => before.and(new),
+                true if level == 0 => {
+                    Span::of((first..first + BLOCK).map(|place| Span::one(at(place))))
+                }
+                true => {
+                    let below = level.checked_sub(1).and_then(|level| self.levels.get(level));
+                    let below = below.map_or(&[][..], |below| below);
+                    Span::of(below.iter().copied().skip(first).take(BLOCK))
+                }
+            };
+            if after == before {
+                return;
+            }
+            if let Some(range) = self.levels.get_mut(level).and_then(|level| level.get_mut(block)) {
+                *range = after;
+            }
+            (index, old, new) = (block, before, after);
+        }
+    }
+
+    /// The least and the largest, if there are any.
+    pub(crate) fn get(&self) -> Option<(u32, u32)> {
+        let Span { least, most } = *self.levels.last()?.first()?;
+        (least <= most).then_some((least, most))
+    }
+}
+
+/// The slots of one step: a step takes some microseconds.
+const AT_ONCE: usize = 1024;
+/// The pause between two steps of a walk, in nanoseconds.
+const PAUSE_NS: u64 = 1_000_000;
+
+/// A walk over all slots of a table, some in each tick, so that no tick takes long however many
+/// flows there are. Only one thread ticks at a time (the port's contract), so the words need no
+/// order.
+pub(crate) struct SlotWalk<P: Platform> {
+    at: P::U64,
+    next_ns: P::U64,
+}
+
+impl<P: Platform> SlotWalk<P> {
+    /// The first walk is due.
+    pub(crate) fn new() -> Self {
+        SlotWalk { at: P::U64::new(0), next_ns: P::U64::new(0) }
+    }
+
+    /// The slots of the step that is due now, of `capacity` slots; none if none is due. The next
+    /// walk begins `period_ns` after the end of this one.
+    pub(crate) fn step(&self, now_ns: u64, capacity: usize, period_ns: u64) -> Range<usize> {
+        if now_ns < self.next_ns.load(Ordering::Relaxed) {
+            return 0..0;
+        }
+        let first = (self.at.load(Ordering::Relaxed) as usize).min(capacity);
+        let end = first.saturating_add(AT_ONCE).min(capacity);
+        let (at, pause_ns) = if end == capacity { (0, period_ns) } else { (end, PAUSE_NS) };
+        self.at.store(at as u64, Ordering::Relaxed);
+        self.next_ns.store(now_ns.saturating_add(pause_ns), Ordering::Relaxed);
+        first..end
+    }
+
+    /// The time of the next step, in nanoseconds.
+    pub(crate) fn next_ns(&self) -> u64 {
+        self.next_ns.load(Ordering::Relaxed)
+    }
+
+    /// Whether a walk is under way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.at.load(Ordering::Relaxed) != 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Native;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn all_are_there_in_order_and_no_more() {
+        for count in [1, 2, 63, 64, 65, 4096, 4097, 300_000] {
+            let free = FreeSlots::<Native>::all(count);
+            assert!((0..count).all(|number| free.take() == Some(number)), "{count}");
+            assert_eq!(free.take(), None, "{count}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_lowest_is_taken(
+            count in prop::sample::select(std::vec![1usize, 64, 100, 5000]),
+            steps in prop::collection::vec((0u8..3, any::<prop::sample::Index>()), 1..300),
+        ) {
+            let (free, mut model) = (FreeSlots::<Native>::all(count), (0..count).collect::<BTreeSet<_>>());
+            for (step, number) in steps {
+                let number = number.index(count);
+                match step {
+                    0 => {
+                        free.insert(number);
+                        model.insert(number);
+                    }
+                    1 => {
+                        free.remove(number);
+                        model.remove(&number);
+                    }
+                    _ => prop_assert_eq!(free.take(), model.pop_first()),
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn they_are_the_extremes(
+            count in prop::sample::select(std::vec![1usize, 64, 65, 5000]),
+            steps in prop::collection::vec(
+                (any::<prop::sample::Index>(), prop::option::of(0u32..9)),
+                1..300,
+            ),
+        ) {
+            let (mut extremes, mut numbers) = (Extremes::new(count), std::vec![None; count]);
+            for (place, number) in steps {
+                // A few places, so that numbers change and go.
+                let place = place.index(count.min(90)) * (count / count.min(90));
+                let old = core::mem::replace(&mut numbers[place], number);
+                extremes.change(place, old, number, |at| numbers.get(at).copied().flatten());
+                let all = || numbers.iter().flatten().copied();
+                prop_assert_eq!(extremes.get(), all().min().zip(all().max()));
+            }
+        }
+    }
+
+    #[test]
+    fn each_walk_visits_each_slot_once() {
+        let walk = SlotWalk::<Native>::new();
+        let mut now_ns = 0;
+        for _ in 0..3 {
+            let mut end = 0;
+            while end < 2500 {
+                let early = now_ns > 0 && !walk.step(now_ns - 1, 2500, 0).is_empty();
+                assert!(!early, "it is not due");
+                let slots = walk.step(now_ns, 2500, 900_000_000);
+                assert!(slots.start == end && slots.len() <= AT_ONCE && !slots.is_empty());
+                end = slots.end;
+                assert_eq!(walk.is_under_way(), end < 2500);
+                now_ns = walk.next_ns();
+            }
+        }
+        assert!(SlotWalk::<Native>::new().step(0, 0, 1).is_empty());
     }
 }

@@ -1,25 +1,17 @@
 //! Structures that several policies build on: the least start tag over all ports ([`mindicator`]),
-//! the proximity of ports ([`topology`]), the least of a port's own tags ([`tournament`]), the
-//! table of flows ([`flow_table`]), a port's state of flows ([`port_flows`]), free slots and
-//! extreme weights ([`free_slots`], [`extremes`]), walks over all slots in steps ([`slot_walk`]),
-//! queues threaded through one array ([`fifo`]), and allocation that may fail ([`allocation`]).
+//! the proximity of ports ([`topology`]), the table of flows ([`flow_table`]), a port's state of
+//! flows ([`port_flows`]), and queues without allocation ([`queues`]).
 
-pub mod allocation;
 #[cfg(loom)]
 pub mod broken;
-pub mod extremes;
-pub mod fifo;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod flow_table;
-pub mod free_slots;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod mindicator;
 #[cfg(all(test, loom))]
 mod models;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod port_flows;
-pub mod reference;
-pub mod slot_walk;
+pub mod queues;
 #[allow(rustdoc::private_intra_doc_links, reason = "only this project's own crates see it")]
 pub mod topology;
-pub mod tournament;

@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::broken::{Unordered, check};
 use super::flow_table::FlowTable;
-use super::free_slots::FreeSlots;
+use super::flow_table::FreeSlots;
 use super::port_flows::PortFlows;
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};

@@ -3,13 +3,13 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::bounds::{boxed, zeroes};
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{SubmitError, Tag};
 use crate::contract::port_set::{PortId, PortSet};
-use crate::structures::allocation::{boxed, zeroes};
-use crate::structures::fifo::{Fifo, Links};
 use crate::structures::flow_table::FlowTable;
+use crate::structures::queues::{Fifo, Links};
 
 /// One port's private account of flows: the number of requests of each that it holds, and its
 /// policy's state of each, a `T`.

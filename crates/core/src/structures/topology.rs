@@ -57,23 +57,28 @@ impl Topology {
     /// The tree of cores and sockets.
     #[doc(hidden)]
     pub fn tree(&self) -> Tree {
-        let mut tree = Tree::with_root(self.ports());
-        let everyone: Vec<usize> = (0..self.ports()).collect();
+        let ports = self.ports();
+        let mut builder = Builder {
+            parents: vec![0],
+            leaf_parents: vec![0; ports],
+            members: vec![PortSet::first(ports)],
+        };
         // A core is named with its socket, because core numbers may begin anew on each socket.
         let levels: [&dyn Fn(usize) -> (u16, u16); 2] =
             [&|port| (self.places[port].0, 0), &|port| self.places[port]];
-        tree.grow(Tree::ROOT, &everyone, &levels, FAN_OUT);
-        tree
-    }
-
-    /// The tree without levels between the ports and the machine.
-    #[doc(hidden)]
-    pub fn scan(&self) -> Tree {
-        let mut tree = Tree::with_root(self.ports());
-        let everyone: Vec<usize> = (0..self.ports()).collect();
-        // The paper's array has one level, however wide.
-        tree.grow(Tree::ROOT, &everyone, &[], usize::MAX);
-        tree
+        builder.grow(Tree::ROOT, &(0..ports).collect::<Vec<usize>>(), &levels);
+        let Builder { parents: mut all, leaf_parents, members } = builder;
+        let inner = all.len();
+        all.extend(leaf_parents);
+        let children_of = |node: usize| {
+            // The root is above itself, and no node's child.
+            (1..all.len())
+                .filter(|&child| usize::from(all[child]) == node)
+                .map(|child| child as u16)
+                .collect()
+        };
+        let children = (0..inner).map(children_of).collect();
+        Tree { parents: all.into(), children, members: members.into(), ports }
     }
 }
 
@@ -91,46 +96,6 @@ pub struct Tree {
 impl Tree {
     /// The node above all others.
     pub const ROOT: usize = 0;
-
-    fn with_root(ports: usize) -> Tree {
-        Tree {
-            parents: Box::new([]),
-            children: Box::new([]),
-            members: vec![PortSet::first(ports)].into_boxed_slice(),
-            ports,
-        }
-    }
-
-    /// Hangs `ports` below `node`, through one node for each distinct value of the first of
-    /// `levels`, and so on.
-    fn grow(
-        &mut self,
-        node: usize,
-        ports: &[usize],
-        levels: &[&dyn Fn(usize) -> (u16, u16)],
-        fan_out: usize,
-    ) {
-        let mut builder = Builder {
-            fan_out,
-            parents: vec![0],
-            leaf_parents: vec![0; self.ports],
-            members: vec![self.members[0]],
-        };
-        builder.grow(node, ports, levels);
-        let inner = builder.parents.len();
-        let parents: Vec<u16> =
-            builder.parents.iter().chain(&builder.leaf_parents).copied().collect();
-        let children_of = |node: usize| {
-            // The root is above itself, and no node's child.
-            (1..parents.len())
-                .filter(|&child| usize::from(parents[child]) == node)
-                .map(|child| child as u16)
-                .collect()
-        };
-        self.children = (0..inner).map(children_of).collect();
-        self.members = builder.members.into_boxed_slice();
-        self.parents = parents.into_boxed_slice();
-    }
 
     /// The number of nodes, leaves included.
     pub fn nodes(&self) -> usize {
@@ -195,14 +160,14 @@ impl Tree {
 
 /// The parents of inner nodes and of leaves while a tree grows.
 struct Builder {
-    /// The most children of a node.
-    fan_out: usize,
     parents: Vec<u16>,
     leaf_parents: Vec<u16>,
     members: Vec<PortSet>,
 }
 
 impl Builder {
+    /// Hangs `ports` below `node`, through one node for each distinct value of the first of
+    /// `levels`, and so on.
     fn grow(&mut self, node: usize, ports: &[usize], levels: &[&dyn Fn(usize) -> (u16, u16)]) {
         let Some((level, lower)) = levels.split_first() else { return self.hang(node, ports) };
         let mut places: Vec<(u16, u16)> = ports.iter().map(|&port| level(port)).collect();
@@ -215,7 +180,7 @@ impl Builder {
         let ports_of = |place: (u16, u16)| {
             ports.iter().copied().filter(|&port| level(port) == place).collect::<Vec<usize>>()
         };
-        for group in self.groups(places.len()) {
+        for group in Self::groups(places.len()) {
             let here = places[group].iter().map(|&place| ports_of(place)).collect::<Vec<_>>();
             // A group of all places needs no node of its own.
             let above = match here.len() == places.len() {
@@ -237,7 +202,7 @@ impl Builder {
     /// Hangs the leaves of `ports` below `node`. Their parents are inner nodes, whose numbers do
     /// not change when leaves are appended.
     fn hang(&mut self, node: usize, ports: &[usize]) {
-        for group in self.groups(ports.len()) {
+        for group in Self::groups(ports.len()) {
             let here = &ports[group];
             let above = if here.len() == ports.len() { node } else { self.node(node, here) };
             here.iter().for_each(|&port| self.leaf_parents[port] = above as u16);
@@ -251,9 +216,9 @@ impl Builder {
         self.parents.len() - 1
     }
 
-    /// Cuts `count` children into groups of at most `fan_out` neighbours, alike in size.
-    fn groups(&self, count: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let groups = count.div_ceil(self.fan_out).max(1);
+    /// Cuts `count` children into groups of at most [`FAN_OUT`] neighbours, alike in size.
+    fn groups(count: usize) -> impl Iterator<Item = Range<usize>> {
+        let groups = count.div_ceil(FAN_OUT).max(1);
         (0..groups).map(move |group| group * count / groups..(group + 1) * count / groups)
     }
 }
@@ -302,7 +267,6 @@ mod tests {
         assert_eq!(Topology::new(vec![(0, 0), (0, 1), (1, 0), (1, 1)]).tree().nodes(), 1 + 2 + 4);
         // A socket with one core of two ports has one node, not two.
         assert_eq!(Topology::new(vec![(0, 0), (0, 0), (1, 1)]).tree().nodes(), 1 + 1 + 3);
-        assert_eq!(Topology::new(vec![(0, 0), (0, 0), (1, 1)]).scan().nodes(), 1 + 3);
     }
 
     #[test]
@@ -332,7 +296,7 @@ mod tests {
             (0..65).map(|port| (0, port)).collect(),
         ] {
             let ports = places.len();
-            let tree = Topology::new(places.clone()).tree();
+            let tree = Topology::new(places).tree();
             let inner = tree.nodes() - ports;
             assert!((0..inner).all(|node| tree.children(node).count() <= FAN_OUT));
             for port in (0..ports).map(|port| PortId(port as u8)) {
@@ -343,8 +307,6 @@ mod tests {
                 }
             }
             assert_eq!(tree.members(Tree::ROOT), PortSet::first(ports));
-            let scan = Topology::new(places).scan();
-            assert_eq!(scan.children(Tree::ROOT).count(), ports, "the scan is of all ports");
         }
     }
 }

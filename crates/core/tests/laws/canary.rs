@@ -10,8 +10,8 @@ use fairq_core::serial::{
 };
 use fairq_core::sfqd::{Sfqd, SfqdPort};
 use fairq_core::{
-    Class, FlowError, FlowId, FlowStats, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
-    Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
+    Class, FlowError, FlowId, FlowStats, Growth, Limits, Next, Op, Outcome, Policy, Port, PortId,
+    PortSet, Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 use crate::world::{Shape, TypedSubject};
@@ -291,6 +291,8 @@ impl TypedSubject for Wrapped {
     }
 }
 
+impl Limits for Shim {}
+
 impl Policy for Shim {
     type Port = ShimPort;
 
@@ -529,7 +531,9 @@ impl<S: TypedSubject> TypedSubject for Joining<S> {
     }
 }
 
-impl<P: Policy> Policy for JoiningPolicy<P> {
+impl<P: Limits> Limits for JoiningPolicy<P> {}
+
+impl<P: Limits> Policy for JoiningPolicy<P> {
     type Port = JoiningPort<P::Port>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
@@ -609,6 +613,8 @@ impl TypedSubject for PerPort {
         false
     }
 }
+
+impl Limits for PerPortPolicy {}
 
 impl Policy for PerPortPolicy {
     type Port = PerPortPort;

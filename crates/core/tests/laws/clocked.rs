@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use fairq_core::{
-    CostModel, FlowId, Next, Op, Outcome, Policy, PortId, PortSet, Request, Submitted, Tag, Weight,
+    CostModel, FlowId, Limits, Next, Op, Outcome, PortId, PortSet, Request, Submitted, Tag, Weight,
 };
 
 use crate::world::{Handle, Shape, Subject};
@@ -32,7 +32,7 @@ struct Live {
 }
 
 pub(crate) struct Host {
-    policy: Box<dyn Policy>,
+    policy: Box<dyn Limits>,
     ports: Vec<Box<dyn Handle>>,
     pub(crate) now_ns: u64,
     owed: PortSet,

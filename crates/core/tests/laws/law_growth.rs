@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use fairq_core::{
-    Cap, Caps, CostModel, Counted, FlowId, Growth, Next, Op, Outcome, Policy, PortSet, Request,
+    Cap, Caps, CostModel, Counted, FlowId, Growth, Limits, Next, Op, Outcome, PortSet, Request,
     Reservation, Share, Side, Submitted, Tag, Weight,
 };
 
@@ -19,7 +19,7 @@ const LONG: u64 = SHORT as u64 + MORE as u64;
 const SECOND: u64 = 1_000_000_000;
 
 /// A policy and its port.
-type Rig = (Box<dyn Policy>, Box<dyn Handle>);
+type Rig = (Box<dyn Limits>, Box<dyn Handle>);
 
 fn read(tag: u32, flow: FlowId, length: u32) -> Request {
     Request::new(Tag(tag), flow, Op::Read, 0, length)

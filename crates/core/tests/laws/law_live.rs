@@ -4,8 +4,8 @@
 //! for a cap: requests that wait for one move to the next policy.
 
 use fairq_core::{
-    Cap, Caps, CapsOf, Counted, FlowId, Group, GroupId, Held, Next, Op, Outcome, Policy, Port,
-    PortSet, Request, Share, Side, Submitted, Tag, Weight,
+    Cap, Caps, CapsOf, Counted, FlowId, Group, GroupId, Held, Limits, Next, Op, Outcome, Policy,
+    Port, PortSet, Request, Share, Side, Submitted, Tag, Weight,
 };
 
 use crate::canary::{self, Misbehave, caught};

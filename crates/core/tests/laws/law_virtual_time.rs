@@ -2,7 +2,7 @@
 //! nothing.
 
 use fairq_core::vtime::VTime;
-use fairq_core::{CostModel, Op};
+use fairq_core::{Cost, CostModel, Op};
 
 use crate::canary::{self, Fault, Misbehave, caught};
 use crate::closed::{Loop, Plan, dispatches};
@@ -51,7 +51,7 @@ pub(crate) fn survives_the_wrap(subject: &dyn Subject) -> Result<(), String> {
     };
     // Both costs are whole units at both weights.
     let huge = CostModel::default().with(|cost| cost.read_percent = u32::MAX);
-    assert_eq!(huge.cost(Op::Read, 1 << 30), CostModel::MAX_COST);
+    assert_eq!(huge.cost(Op::Read, 1 << 30), Cost::MAX);
     run(2, 1 << 30, huge)?;
     if run(1, 4096, CostModel::default())? == run(1, 1 << 30, huge)? {
         Ok(())

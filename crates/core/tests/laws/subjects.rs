@@ -16,8 +16,8 @@ use fairq_core::none::{NonePolicy, NonePort};
 use fairq_core::serial::{Serial, SerialPolicy, SerialPort};
 use fairq_core::sfqd::{Sfqd, SfqdPort, SfqdScheduler};
 use fairq_core::{
-    Cap, Caps, Counted, FlowError, FlowId, Group, GroupId, Native, Policy, PortSet, Reservation,
-    Share, Side, Stats, Target, Topology, Weight,
+    Cap, Caps, Counted, FlowError, FlowId, Group, GroupId, Limits, Native, Policy, PortSet,
+    Reservation, Share, Side, Stats, Target, Topology, Weight,
 };
 
 use crate::canary::serial_config;
@@ -555,6 +555,8 @@ pub(crate) struct Giving {
     give: fn(&AnyPolicy, FlowId, u64) -> Result<(), FlowError>,
     added: AtomicU64,
 }
+
+impl Limits for Giving {}
 
 impl Policy for Giving {
     type Port = AnyPort;

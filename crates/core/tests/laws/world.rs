@@ -7,7 +7,7 @@
 //! completes in any order.
 
 use fairq_core::{
-    CostModel, FlowError, FlowId, Growth, Next, Op, Outcome, Policy, Port, PortId, PortSet,
+    CostModel, FlowError, FlowId, Growth, Limits, Next, Op, Outcome, Policy, Port, PortId, PortSet,
     Request, SubmitError, Submitted, Tag, Weight,
 };
 
@@ -30,7 +30,7 @@ pub(crate) struct Shape {
 
 /// A policy that laws are applied to, with its type.
 pub(crate) trait TypedSubject {
-    type Policy: Policy;
+    type Policy: Limits;
 
     fn build(&self, shape: &Shape) -> (Self::Policy, Vec<<Self::Policy as Policy>::Port>);
 
@@ -62,7 +62,7 @@ pub(crate) trait TypedSubject {
 /// A policy that laws are applied to, without its type: laws are compiled once, not for each
 /// policy.
 pub(crate) trait Subject {
-    fn build(&self, shape: &Shape) -> (Box<dyn Policy>, Vec<Box<dyn Handle>>);
+    fn build(&self, shape: &Shape) -> (Box<dyn Limits>, Vec<Box<dyn Handle>>);
     fn threshold(&self, shape: &Shape) -> u64;
     fn is_relative(&self) -> bool;
     fn assigns_to_ports(&self) -> bool;
@@ -71,7 +71,7 @@ pub(crate) trait Subject {
 }
 
 impl<S: TypedSubject> Subject for S {
-    fn build(&self, shape: &Shape) -> (Box<dyn Policy>, Vec<Box<dyn Handle>>) {
+    fn build(&self, shape: &Shape) -> (Box<dyn Limits>, Vec<Box<dyn Handle>>) {
         let (policy, ports) = TypedSubject::build(self, shape);
         let handles = ports.into_iter().map(|port| Box::new(port) as Box<dyn Handle>).collect();
         (Box::new(policy), handles)
@@ -241,7 +241,7 @@ pub(crate) struct Trace {
 }
 
 pub(crate) struct World {
-    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) policy: Box<dyn Limits>,
     ports: Vec<Box<dyn Handle>>,
     /// The threshold at weight 100, if it is relative.
     relative: Option<u64>,

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use fairq_core::{Policy, Port};
+use fairq_core::{Limits, Port};
 
 use crate::device::any::AnyDevice;
 use crate::front::Fronts;
@@ -16,7 +16,7 @@ type Build = Box<dyn Fn() -> Result<BuiltPolicy, String> + Send>;
 
 /// A policy, built for the server's shards.
 pub struct BuiltPolicy {
-    pub(super) policy: Arc<dyn Policy>,
+    pub(super) policy: Arc<dyn Limits>,
     ports: Box<dyn Ports>,
     /// The most stores, and the function that builds the policies after the first.
     more: Option<(usize, Build)>,
@@ -24,7 +24,7 @@ pub struct BuiltPolicy {
 
 impl BuiltPolicy {
     /// From a policy and its ports.
-    pub fn new<L: Policy>(policy: L, ports: Vec<L::Port>) -> BuiltPolicy
+    pub fn new<L: Limits>(policy: L, ports: Vec<L::Port>) -> BuiltPolicy
     where
         L::Port: 'static,
     {
@@ -69,7 +69,7 @@ impl BuiltPolicy {
 
 /// The first store's policy, and the source of the others.
 pub(super) struct Policies {
-    pub(super) first: Arc<dyn Policy>,
+    pub(super) first: Arc<dyn Limits>,
     /// `None` for a device that has one store.
     pub(super) later: Option<Later>,
 }

@@ -5,7 +5,7 @@ use std::mem::discriminant;
 use std::sync::Arc;
 
 use fairq_core::{
-    CapStats, Caps, CapsOf, ClassWeights, FlowError, FlowId, GroupId, Policy, PortSet, Reservation,
+    CapStats, Caps, CapsOf, ClassWeights, FlowError, FlowId, GroupId, Limits, PortSet, Reservation,
     Share, ShareStats, Stats, Target, TargetStats, TuneError, Tuning, Weight,
 };
 
@@ -20,7 +20,7 @@ use crate::shard::stores::Names;
 
 /// Ticks the policies and keeps their flows.
 pub(super) struct Schedulers<'a> {
-    controls: Vec<Control<'a, Arc<dyn Policy>, AnyDevice>>,
+    controls: Vec<Control<'a, Arc<dyn Limits>, AnyDevice>>,
     later: Option<Later>,
     device: &'a AnyDevice,
     wakers: Arc<Wakers>,
@@ -79,11 +79,11 @@ impl<'a> Schedulers<'a> {
         self.controls.iter_mut().try_for_each(Control::fit)
     }
 
-    fn policy(&self, store: usize) -> Result<&dyn Policy, FlowError> {
+    fn policy(&self, store: usize) -> Result<&dyn Limits, FlowError> {
         self.controls.get(store).map(Control::policy).ok_or(FlowError::Full)
     }
 
-    fn of(&self, flow: FlowId) -> Result<(&dyn Policy, FlowId), FlowError> {
+    fn of(&self, flow: FlowId) -> Result<(&dyn Limits, FlowId), FlowError> {
         let (store, flow) = self.names.of(flow).ok_or(FlowError::NoSuchFlow)?;
         Ok((self.policy(store)?, flow))
     }
@@ -179,7 +179,7 @@ impl<'a> Schedulers<'a> {
         before: &Schedulers<'_>,
         flows: &[FlowId],
     ) -> impl Fn() + Send + Sync + 'static {
-        let policies = |of: &Schedulers<'_>| -> Vec<Arc<dyn Policy>> {
+        let policies = |of: &Schedulers<'_>| -> Vec<Arc<dyn Limits>> {
             of.controls.iter().map(|control| control.shared_policy().clone()).collect()
         };
         let (old, new) = (policies(before), policies(self));
@@ -356,7 +356,7 @@ impl<'a> Schedulers<'a> {
 }
 
 fn add(
-    policy: &dyn Policy,
+    policy: &dyn Limits,
     known: Option<FlowId>,
     tenant: &Tenant,
     groups: &Groups,

@@ -6,7 +6,7 @@ use fairq_config::policy::PolicyConfig;
 use fairq_config::refusal::Refusal;
 use fairq_core::d2fq::Ratio;
 use fairq_core::mqfq::MqfqConfig;
-use fairq_core::{Native, Policy};
+use fairq_core::{Limits, Native};
 use fairq_sim::check;
 use fairq_sim::policies::{
     AnySubject, D2fqParts, D2fqSubject, MqfqParts, SlotKind, TrackerKind, UnthrottleKind,
@@ -22,7 +22,7 @@ struct Simulate<'a>(&'a Scenario);
 impl WithPolicy for Simulate<'_> {
     type Output = Simulated;
 
-    fn run<L: Policy>(self, policy: L, ports: Vec<L::Port>) -> Simulated
+    fn run<L: Limits>(self, policy: L, ports: Vec<L::Port>) -> Simulated
     where
         L::Port: 'static,
     {

@@ -1,6 +1,6 @@
 //! The cores of a host whose CPUs take time: one task after the other.
 
-use fairq_core::Policy;
+use fairq_core::Limits;
 
 use super::verbs::Stage;
 use super::{Core, Event, World};
@@ -43,7 +43,7 @@ pub(super) struct Clock {
 /// from a completion until its core calls the policy.
 const LOOK_PS: u64 = 64_000;
 
-impl<P: Policy> World<'_, P> {
+impl<P: Limits> World<'_, P> {
     // Work.
 
     /// Gives a core a task, which it does at once or when it is free.

@@ -8,7 +8,7 @@
 //!
 //! Where cores race, this module only begins a verb, and goes on when the verb has returned.
 
-use fairq_core::{Next, Outcome, Policy, Port, PortSet, Request, SubmitError, Submitted, Tag};
+use fairq_core::{Limits, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
 use super::{Event, Kept, MOST_SELF_WAKES, World};
 use crate::cpu::{Reaped, Task};
@@ -37,7 +37,7 @@ impl Stage {
     }
 }
 
-impl<P: Policy> World<'_, P> {
+impl<P: Limits> World<'_, P> {
     /// Submits a request, and dispatches.
     #[inline]
     pub(super) fn submit(&mut self, port: usize, live: Live, request: Request) {

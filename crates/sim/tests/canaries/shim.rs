@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairq_core::{
-    ConfigError, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortSet,
-    Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
+    ConfigError, FlowError, FlowId, FlowStats, Growth, Limits, Next, Outcome, Policy, Port,
+    PortSet, Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 use fairq_sim::{Promise, Scenario, Subject};
 
@@ -53,7 +53,9 @@ impl<S: Subject> Subject for Shim<S> {
     }
 }
 
-impl<P: Policy> Policy for ShimPolicy<P> {
+impl<P: Limits> Limits for ShimPolicy<P> {}
+
+impl<P: Limits> Policy for ShimPolicy<P> {
     type Port = ShimPort<P::Port>;
 
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {

@@ -1,8 +1,9 @@
 //! The configuration of D2FQ.
 
 use super::ratio::{RATIO_MAX, RATIO_MIN};
-use crate::contract::bounds::{ConfigError, MAX_HOLDERS, MAX_SLOTS, MAX_THRESHOLD, check};
-use crate::entry::knobs::changeable;
+use crate::contract::bounds::{
+    ConfigError, MAX_HOLDERS, MAX_KNOB_NS, MAX_SLOTS, MAX_THRESHOLD, changeable, check, within,
+};
 use crate::structures::topology::Topology;
 
 /// The ratio of the weights of the high and the low class.
@@ -93,28 +94,16 @@ impl D2fqConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        const MINUTE_NS: u64 = 60_000_000_000;
         check(self.ports.ports(), self.flows, self.tags, MAX_SLOTS)?;
-        if self.flows > MAX_HOLDERS {
-            return Err(ConfigError::HolderFlows(self.flows));
-        }
+        within("flows", self.flows as u64, 1, MAX_HOLDERS as u64)?;
         let (medium, low, unfair) = (self.medium(), self.low(), self.unfair());
         if !(1 << 16..=MAX_THRESHOLD).contains(&low) || medium > low || unfair < low {
             return Err(ConfigError::Thresholds { medium, low, unfair });
         }
         let (Ratio::Dynamic { initial: ratio } | Ratio::Static(ratio)) = self.ratio;
-        if !(RATIO_MIN..=RATIO_MAX).contains(&ratio) {
-            return Err(ConfigError::Ratio(ratio));
-        }
-        if !(1_000_000..=MINUTE_NS).contains(&self.period_ns) {
-            return Err(ConfigError::AdjustPeriod(self.period_ns));
-        }
-        if self.grace_ns > MINUTE_NS {
-            return Err(ConfigError::Grace(self.grace_ns));
-        }
-        if self.urgent_percent > 50 {
-            return Err(ConfigError::Urgent(self.urgent_percent));
-        }
-        Ok(())
+        within("hl", ratio.into(), RATIO_MIN.into(), RATIO_MAX.into())?;
+        within("period", self.period_ns, 1_000_000, MAX_KNOB_NS)?;
+        within("grace", self.grace_ns, 0, MAX_KNOB_NS)?;
+        within("urgent", self.urgent_percent.into(), 0, 50)
     }
 }

@@ -42,7 +42,6 @@
 #[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
 pub mod activity;
 mod config;
-mod entry;
 mod gvt;
 #[cfg(all(test, loom))]
 mod models;
@@ -62,16 +61,14 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 pub use config::{D2fqConfig, Ratio};
-pub use entry::Entry;
 pub use port::D2fqPort;
 
-use crate::contract::bounds::ConfigError;
+use crate::contract::bounds::{ConfigError, boxed, granted, room};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{ClassWeights, Policy, Stats};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{STAMP_BITS, VTime};
-use crate::structures::allocation::{boxed, granted, room};
 use crate::structures::flow_table::FlowTable;
 use activity::{Activity, FlowState};
 use gvt::{Holder, KIU};

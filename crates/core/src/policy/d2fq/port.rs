@@ -11,15 +11,15 @@ use alloc::sync::Arc;
 use super::activity::FlowState;
 use super::gvt::{Holder, KIU};
 use super::{CHARGE_MAX, DEPTHS, REACH_MAX, Shared};
-use crate::contract::cost::CostModel;
+use crate::contract::bounds::{boxed, zeroes};
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
-    Class, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted, Tag,
+    Class, Cost, FlowStats, Growth, Next, Outcome, Port, Reason, Request, SubmitError, Submitted,
+    Tag,
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{Normalizer, UNITS};
-use crate::structures::allocation::{boxed, zeroes};
 use crate::structures::port_flows::PortFlows;
 
 /// One shard's port of D2FQ.
@@ -192,7 +192,7 @@ impl Local {
             self.activate(shared, request.flow, seat, now_ns);
         }
         // 1 to 2^42, so that the cost less 1 fits into 48 bits of the tag's word.
-        let cost = request.cost.alone.clamp(1, CostModel::MAX_COST);
+        let cost = request.cost.alone.clamp(1, Cost::MAX);
         if let Some(live) = self.live.get_mut(tag) {
             *live = cost.wrapping_sub(1) << SEAT_BITS | (seat as u64).wrapping_add(1);
         }

@@ -10,8 +10,7 @@ use super::ratio::{class_weights, next};
 use super::*;
 use crate::contract::bounds::MAX_THRESHOLD;
 use crate::contract::cost::CostModel;
-use crate::contract::op::Op;
-use crate::contract::port::{Class, Outcome, Port, Request, Submitted, Tag};
+use crate::contract::port::{Class, Op, Outcome, Port, Request, Submitted, Tag};
 use crate::structures::topology::Topology;
 
 const MS: u64 = 1_000_000;

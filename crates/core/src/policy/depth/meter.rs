@@ -10,9 +10,9 @@ use alloc::boxed::Box;
 use bytemuck::Zeroable;
 
 use super::watch::Watch;
+use crate::contract::bounds::zeroes;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{Growth, Request};
-use crate::structures::allocation::zeroes;
 
 /// The counts of all ports since the start, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]

@@ -46,13 +46,12 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, granted};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
 use crate::contract::port::Held;
 use crate::entry::Built;
-use crate::structures::allocation::{boxed, granted};
 use meter::{Meter, Sum, Words};
 use search::Search;
 use target::Targets;
@@ -241,34 +240,6 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
         });
     }
 
-    /// Needs a D that can change.
-    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
-        self.control.with(|control| {
-            match target {
-                Some(target) => {
-                    if !self.has_slots {
-                        return Err(FlowError::NoTargets);
-                    }
-                    let count = |seat| self.shared.watch.count(seat);
-                    // The seat comes first: if all are taken the target is refused, and ports are
-                    // not notified.
-                    let seat = control.targets.set(flow, target, count)?;
-                    self.shared.watch.seat(flow.slot(), Some((seat, target)));
-                }
-                None => {
-                    control.targets.clear(flow)?;
-                    self.shared.watch.seat(flow.slot(), None);
-                }
-            }
-            self.shared.count_if(control);
-            Ok(())
-        })
-    }
-
-    fn target(&self, flow: FlowId) -> Option<TargetStats> {
-        self.control.with(|control| control.targets.stats(flow))
-    }
-
     /// An operator's D ends the search; [`Tuning::AutoSlots`] begins one, if none is under way.
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         self.control.with(|control| {
@@ -332,9 +303,7 @@ impl<L: Policy, P: Platform> layer::Layer for AutoDepth<L, P> {
         })
     }
 
-    layer::forward_policy! {
-        set_urgent set_caps caps set_group group set_share share class_weights resume_caps
-    }
+    layer::forward_policy! { set_urgent class_weights }
 
     /// The search waits; with `is_much` it begins again, at its present D.
     fn costs_vary(&self, is_much: bool) {
@@ -368,6 +337,36 @@ impl<Q: Port, P: Platform> AutoPort<Q, P> {
     fn count_completed(&mut self, now_ns: u64, tag: Tag) {
         let Some(words) = self.shared.ports.get(self.index) else { return };
         self.meter.completed(tag.0, now_ns, words, (self.index, &self.shared.watch));
+    }
+}
+
+impl<L: Policy, P: Platform> Limits for AutoDepth<L, P> {
+    /// Needs a D that can change.
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        self.control.with(|control| {
+            match target {
+                Some(target) => {
+                    if !self.has_slots {
+                        return Err(FlowError::NoTargets);
+                    }
+                    let count = |seat| self.shared.watch.count(seat);
+                    // The seat comes first: if all are taken the target is refused, and ports are
+                    // not notified.
+                    let seat = control.targets.set(flow, target, count)?;
+                    self.shared.watch.seat(flow.slot(), Some((seat, target)));
+                }
+                None => {
+                    control.targets.clear(flow)?;
+                    self.shared.watch.seat(flow.slot(), None);
+                }
+            }
+            self.shared.count_if(control);
+            Ok(())
+        })
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        self.control.with(|control| control.targets.stats(flow))
     }
 }
 

@@ -37,8 +37,9 @@ use alloc::boxed::Box;
 
 use super::meter::Sum;
 use super::watch::Count;
-use crate::contract::flow::{FlowError, FlowId, Target, TargetState, TargetStats, Weight};
-use crate::structures::allocation::boxed;
+use crate::contract::bounds::boxed;
+use crate::contract::flow::{FlowError, FlowId, Weight};
+use crate::contract::share::{Target, TargetState, TargetStats};
 
 /// The most flows with a target.
 pub(super) const SEATS: usize = 64;

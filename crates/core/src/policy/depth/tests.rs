@@ -8,8 +8,7 @@ use proptest::test_runner::RngSeed;
 
 use super::meter::Sum;
 use super::search::Search;
-use crate::contract::op::Op;
-use crate::contract::port::{DepthState, Next, Outcome, Policy, Port, Request, Tag, Tuning};
+use crate::contract::port::{DepthState, Next, Op, Outcome, Policy, Port, Request, Tag, Tuning};
 use crate::contract::port_set::PortSet;
 use crate::registry::Shape as PolicyShape;
 use crate::{AnyPolicy, Native, Topology, Weight};

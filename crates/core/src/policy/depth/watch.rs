@@ -13,9 +13,9 @@
 use alloc::boxed::Box;
 
 use super::target::SEATS;
-use crate::contract::flow::Target;
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::structures::allocation::boxed;
+use crate::contract::share::Target;
 
 /// The counts of one seat, wrapping.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]

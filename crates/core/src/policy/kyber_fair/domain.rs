@@ -6,8 +6,8 @@
 
 use bytemuck::Zeroable;
 
-use crate::contract::op::Op;
-use crate::structures::fifo::{Fifo, Links};
+use crate::contract::port::Op;
+use crate::structures::queues::{Fifo, Links};
 
 /// The kind of a request; each kind has its own depth and queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Zeroable)]

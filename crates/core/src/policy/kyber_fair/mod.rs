@@ -42,7 +42,6 @@
 mod census;
 #[doc(hidden)]
 pub mod domain;
-mod entry;
 #[cfg(all(test, loom))]
 mod models;
 mod period;
@@ -59,19 +58,15 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 
-pub use entry::Entry;
 pub use port::KyberFairPort;
 pub use predict::Totals;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS, check};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, changeable, check, granted, within};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{Policy, Stats, TokenStats, TuneError, Tuning};
 use crate::contract::port_set::{PortId, PortSet};
-use crate::entry::knobs::changeable;
-use crate::structures::allocation::{boxed, granted};
-use crate::structures::flow_table::FlowTable;
-use crate::structures::slot_walk::SlotWalk;
+use crate::structures::flow_table::{FlowTable, SlotWalk};
 use census::{Census, Ends};
 use period::{Periods, Pot};
 use predict::{Predictor, Ratio, Stay};
@@ -127,7 +122,7 @@ impl KyberFairConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         check(self.ports, self.flows, self.tags, self.busy)?;
         self.tokens.check()?;
-        if self.period_ns == 0 { Err(ConfigError::Period) } else { Ok(()) }
+        within("period", self.period_ns, 1, u64::MAX)
     }
 }
 

@@ -12,9 +12,8 @@ use super::census::Census;
 use super::period::{Period, Periods, Pot, Taken};
 use super::{KyberFair, KyberFairConfig, KyberFairPort, Totals};
 use crate::contract::flow::{FlowId, Weight};
-use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
-use crate::contract::port::{Next, Outcome, Policy, Port, Request, Tag, Tuning};
+use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Tag, Tuning};
 use crate::contract::port_set::PortSet;
 use crate::structures::broken::{NoOrder, Unordered, check};
 

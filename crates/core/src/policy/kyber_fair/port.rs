@@ -25,6 +25,7 @@ use super::period::{Period, Taken};
 use super::predict::Ratio;
 use super::units::{Units, next_of};
 use super::{KyberFairConfig, Latency, Line, Shared};
+use crate::contract::bounds::{boxed, zeroes};
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -32,9 +33,8 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::policy::serial::merge::{Piece, Placed};
-use crate::structures::allocation::{boxed, zeroes};
-use crate::structures::fifo::{Fifo, Links};
 use crate::structures::port_flows::PortFlows;
+use crate::structures::queues::{Fifo, Links};
 
 /// No request is charged more than this, 1 TiB, before the ratio.
 const MAX_CHARGE: u64 = 1 << 40;

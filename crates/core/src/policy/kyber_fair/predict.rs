@@ -34,7 +34,7 @@
 //! has passed, moved a quarter of the way. Where most of the latency is queueing in the device both
 //! kinds have it, and the ratio understates; an operator who knows better sets the costs.
 
-use crate::contract::bounds::ConfigError;
+use crate::contract::bounds::{ConfigError, within};
 
 /// No period has more tokens than this: 2^38, 256 GiB.
 pub(super) const MAX_TOKENS: u64 = 1 << 38;
@@ -71,11 +71,9 @@ impl Totals {
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let Totals { first, least, most } = *self;
-        match [first, least, most].into_iter().find(|tokens| !(1..=MAX_TOKENS).contains(tokens)) {
-            Some(tokens) => Err(ConfigError::Tokens(tokens)),
-            None if least > most => Err(ConfigError::Tokens(least)),
-            None => Ok(()),
-        }
+        within("tokens", first, 1, MAX_TOKENS)?;
+        within("tokens", most, 1, MAX_TOKENS)?;
+        within("tokens", least, 1, most)
     }
 }
 
@@ -335,8 +333,11 @@ mod tests {
     #[test]
     fn totals_that_contradict_each_other_are_refused() {
         assert_eq!(Totals::default().check(), Ok(()));
-        assert_eq!(Totals { least: 5, most: 4, first: 5 }.check(), Err(ConfigError::Tokens(5)));
-        assert_eq!(Totals::fixed(0).check(), Err(ConfigError::Tokens(0)));
-        assert_eq!(Totals::fixed(MAX_TOKENS + 1).check(), Err(ConfigError::Tokens(MAX_TOKENS + 1)));
+        let refused =
+            |value, most| Err(ConfigError::Knob { knob: "tokens", value, least: 1, most });
+        assert_eq!(Totals { least: 5, most: 4, first: 5 }.check(), refused(5, 4));
+        for tokens in [0, MAX_TOKENS + 1] {
+            assert_eq!(Totals::fixed(tokens).check(), refused(tokens, MAX_TOKENS));
+        }
     }
 }

@@ -2,12 +2,11 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::bounds::boxed;
 use crate::contract::flow::FlowId;
 use crate::contract::port::Tag;
 use crate::contract::vtime::VTime;
-use crate::structures::allocation::boxed;
-use crate::structures::fifo::{Fifo, Links};
-use crate::structures::tournament::{Key, Tournament};
+use crate::structures::queues::{Fifo, Key, Links, Tournament};
 
 /// Lanes by number. Each has a key, such as its flow's slot.
 pub(super) struct Agenda {

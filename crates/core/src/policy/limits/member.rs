@@ -3,8 +3,8 @@
 use super::counts::Demand;
 use super::supply::Supply;
 use super::tree::Part;
-use crate::contract::flow::{Caps, FlowId, Weight};
-use crate::contract::share::{Reservation, ReservationState, Share};
+use crate::contract::flow::{FlowId, Weight};
+use crate::contract::share::{Caps, Reservation, ReservationState, Share};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// A flow that has had no request for this time, in nanoseconds, is idle.

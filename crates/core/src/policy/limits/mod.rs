@@ -54,13 +54,12 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::ConfigError;
+use crate::contract::bounds::{ConfigError, boxed, granted, room};
 use crate::contract::layer::names::*;
 use crate::contract::layer::{self, layer};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering};
 use crate::contract::share::{Reservation, ReservationState};
 use crate::entry::Built;
-use crate::structures::allocation::{boxed, granted, room};
 use bucket::Time;
 use member::Member;
 use shared::{CAPPED, LEAST_SHIFT, RESERVED, SHARED, Shared, Word};
@@ -381,7 +380,57 @@ impl<L: Policy, P: Platform> layer::Layer for Limited<L, P> {
         });
     }
 
-    layer::forward_policy! { set_urgent set_target target tune costs_vary class_weights }
+    layer::forward_policy! { set_urgent tune costs_vary class_weights }
+
+    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
+        self.control.with(|control| {
+            let ports = self.inner.remove_flow(flow)?;
+            if let Some(member) = control.members.get_mut(flow.slot()).and_then(Option::take) {
+                control.tree.shift(member.share.group, member.part(), Part::default());
+                control.tree.join(None, member.share.group);
+                control.note(member.share.reservation, Reservation::NONE);
+            }
+            control.show(flow.slot(), &self.shared);
+            Ok(ports)
+        })
+    }
+
+    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
+        if self.shared.state() & SHARED == 0 {
+            return self.inner.tick(now_ns, wake);
+        }
+        self.control.with(|control| {
+            if control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+                control.inner_ns = self.inner.tick(now_ns, wake);
+            }
+            if control.visit_ns <= now_ns {
+                self.visit_some(control, now_ns);
+                control.visit_ns = now_ns.saturating_add(VISIT_NS);
+            }
+            let visit_ns = control.visit_ns;
+            Some(control.inner_ns.map_or(visit_ns, |at_ns| at_ns.min(visit_ns)))
+        })
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = self.inner.stats();
+        if self.shared.state() & SHARED != 0 {
+            let reserved =
+                |control: &mut Control| (control.reserved > 0).then(|| control.supply.stats());
+            stats.reserved = self.control.with(reserved);
+        }
+        stats
+    }
+}
+
+impl<L: Limits, P: Platform> Limits for Limited<L, P> {
+    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
+        self.inner.set_target(flow, target)
+    }
+
+    fn target(&self, flow: FlowId) -> Option<TargetStats> {
+        self.inner.target(flow)
+    }
 
     /// A cap that does not change keeps the amounts taken from it; others start full.
     fn set_caps(&self, flow: FlowId, caps: &Caps) -> Result<(), FlowError> {
@@ -489,45 +538,5 @@ impl<L: Policy, P: Platform> layer::Layer for Limited<L, P> {
             let [requests, bytes] = if granted.is_none() { [0; 2] } else { last };
             Some(ShareStats { share, weight, is_active, granted, state, requests, bytes, ahead })
         })
-    }
-
-    fn remove_flow(&self, flow: FlowId) -> Result<PortSet, FlowError> {
-        self.control.with(|control| {
-            let ports = self.inner.remove_flow(flow)?;
-            if let Some(member) = control.members.get_mut(flow.slot()).and_then(Option::take) {
-                control.tree.shift(member.share.group, member.part(), Part::default());
-                control.tree.join(None, member.share.group);
-                control.note(member.share.reservation, Reservation::NONE);
-            }
-            control.show(flow.slot(), &self.shared);
-            Ok(ports)
-        })
-    }
-
-    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        if self.shared.state() & SHARED == 0 {
-            return self.inner.tick(now_ns, wake);
-        }
-        self.control.with(|control| {
-            if control.inner_ns.is_some_and(|at_ns| at_ns <= now_ns) {
-                control.inner_ns = self.inner.tick(now_ns, wake);
-            }
-            if control.visit_ns <= now_ns {
-                self.visit_some(control, now_ns);
-                control.visit_ns = now_ns.saturating_add(VISIT_NS);
-            }
-            let visit_ns = control.visit_ns;
-            Some(control.inner_ns.map_or(visit_ns, |at_ns| at_ns.min(visit_ns)))
-        })
-    }
-
-    fn stats(&self) -> Stats {
-        let mut stats = self.inner.stats();
-        if self.shared.state() & SHARED != 0 {
-            let reserved =
-                |control: &mut Control| (control.reserved > 0).then(|| control.supply.stats());
-            stats.reserved = self.control.with(reserved);
-        }
-        stats
     }
 }

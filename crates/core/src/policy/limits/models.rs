@@ -7,11 +7,10 @@ use loom::thread;
 
 use super::bucket::Time;
 use super::shared::{Claim, LEAST_SHIFT, Shared, Word, of_side};
-use crate::contract::flow::{FlowId, Side};
-use crate::contract::op::Op;
+use crate::contract::flow::FlowId;
 use crate::contract::platform::{Loom, Ordering, Platform};
-use crate::contract::port::{Request, Tag};
-use crate::contract::share::{GroupId, Reservation};
+use crate::contract::port::{Op, Request, Tag};
+use crate::contract::share::{GroupId, Reservation, Side};
 use crate::structures::broken::{Fault, Unordered, check};
 
 const NOW_NS: u64 = 1_000_000_000;

@@ -14,11 +14,10 @@ use super::shared::{
     counted_bytes, is_write,
 };
 use super::waiting::Waiting;
+use crate::contract::bounds::zeroes;
 use crate::contract::layer::{self, names::*};
-use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Ordering};
-use crate::contract::port::{Answer, Class, Held};
-use crate::structures::allocation::zeroes;
+use crate::contract::port::{Class, Held, Op};
 
 /// Lanes, or slots of flows, visited in one call.
 pub(super) const AT_ONCE: usize = 16;
@@ -551,7 +550,7 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
 
     #[cold]
     #[inline(never)]
-    fn next_limited(&mut self, now_ns: u64, state: u64, wake: &mut PortSet) -> Answer {
+    fn next_limited(&mut self, now_ns: u64, state: u64, wake: &mut PortSet) -> Next {
         let reserves = state & RESERVED != 0;
         if reserves && (self.seen != state || self.unseen > 0) {
             self.visit_flows(now_ns, state);
@@ -561,13 +560,13 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
             if self.held > 0
                 && let Some(next) = self.release(now_ns, wake)
             {
-                return next.into();
+                return next;
             }
             if reserves
                 && self.lanes.first_ns <= now_ns
                 && let Some(next) = self.first(now_ns, wake)
             {
-                return next.into();
+                return next;
             }
         }
         // A full port has at least one request on the device, so its caller calls `next` again when
@@ -578,19 +577,18 @@ impl<Q: Port, P: Platform> LimitedPort<Q, P> {
         self.is_joining = matches!(next, Next::Join { .. });
         if let Next::Issue { tag, .. } | Next::Join { tag } = next {
             self.left(now_ns, tag);
-            return next.into();
+            return next;
         }
         // Time alone fills a bucket: no verb of another port wakes this one then. If as many
         // requests as may have gone ahead, a completion has to come first.
         let lanes_ns = if self.may_go() { self.lanes.first_ns } else { u64::MAX };
         let due_ns = self.waiting.agenda.first_ns.min(lanes_ns);
-        let next = match next {
+        match next {
             Next::WaitUntil(at_ns) => Next::WaitUntil(at_ns.min(due_ns)),
             Next::Blocked if due_ns < u64::MAX => Next::WaitUntil(due_ns),
             Next::Idle if self.held > 0 => Next::WaitUntil(due_ns),
             next => next,
-        };
-        next.into()
+        }
     }
 }
 
@@ -626,7 +624,7 @@ impl<Q: Port, P: Platform> layer::PortLayer for LimitedPort<Q, P> {
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let state = self.shared.state();
         if self.held > 0 || state & RESERVED != 0 {
-            return self.next_limited(now_ns, state, wake).into();
+            return self.next_limited(now_ns, state, wake);
         }
         self.inner.next(now_ns, wake)
     }

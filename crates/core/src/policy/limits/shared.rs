@@ -15,12 +15,11 @@ use super::bucket::{Bucket, Time};
 use super::counts::{Activity, Demand, Words};
 use super::port::{AGAIN_NS, AT_ONCE};
 use super::supply::Total;
-use crate::contract::flow::{CapStats, Caps, Counted, FlowId, Side, Taken, Weight};
-use crate::contract::op::Op;
+use crate::contract::bounds::boxed;
+use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::port::Request;
-use crate::contract::share::{Group, GroupId, Reservation};
-use crate::structures::allocation::boxed;
+use crate::contract::port::{Op, Request};
+use crate::contract::share::{CapStats, Caps, Counted, Group, GroupId, Reservation, Side, Taken};
 
 /// A flow itself and the groups that it can be in.
 const LEVELS: usize = Group::LEVELS + 1;

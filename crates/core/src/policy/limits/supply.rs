@@ -8,7 +8,8 @@
 //! **Example.** The device does 20,000 requests a second, flows have reserved 15,000 and 10,000:
 //! 125 %. Each is granted 0.75 of that, 11,250 and 7,500.
 
-use crate::contract::share::{Reservation, ReservedStats};
+use crate::contract::port::ReservedStats;
+use crate::contract::share::Reservation;
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 250_000_000;

@@ -10,10 +10,8 @@ use super::port::AGAIN_NS;
 use super::shared::{counted_by, counted_bytes};
 use super::waiting::{OPS, pack, unpack};
 use super::*;
-use crate::contract::cost::Cost;
-use crate::contract::flow::{Cap, Counted, Side};
-use crate::contract::op::Op;
-use crate::contract::port::{Class, Held};
+use crate::contract::port::{Class, Cost, Held, Op};
+use crate::contract::share::{Cap, Counted, Side};
 use crate::none::NonePolicy;
 use crate::registry::Shape;
 use crate::{AnyPolicy, AnyPort, Topology};
@@ -407,7 +405,7 @@ fn of_group(parent: Option<GroupId>, iops: u64, burst: u64) -> Group {
 /// Lets all loads submit as much as they can for a second, each on its port, and completes at once
 /// the requests that are issued. Tags tell apart the loads of one port.
 fn flood(
-    policy: &impl Policy,
+    policy: &impl Limits,
     ports: &mut [impl Port],
     loads: &mut [(usize, core::ops::Range<u32>, Load)],
     from_ns: u64,
@@ -438,7 +436,7 @@ fn flood(
     }
 }
 
-fn put(policy: &impl Policy, flow: FlowId, group: Option<GroupId>) {
+fn put(policy: &impl Limits, flow: FlowId, group: Option<GroupId>) {
     policy.set_share(flow, &Share { group, ..Share::default() }).unwrap();
 }
 

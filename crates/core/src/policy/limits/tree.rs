@@ -12,9 +12,9 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::bounds::boxed;
 use crate::contract::flow::{FlowError, Weight};
 use crate::contract::share::{Group, GroupId, Reservation};
-use crate::structures::allocation::boxed;
 
 /// Shares are kept in parts of 2^32.
 const WHOLE_BITS: u32 = 32;

@@ -5,12 +5,10 @@ use alloc::boxed::Box;
 
 use super::agenda::Agenda;
 use super::shared::{Groups, is_write};
-use crate::contract::cost::Cost;
+use crate::contract::bounds::{boxed, zeroes};
 use crate::contract::flow::FlowId;
-use crate::contract::op::Op;
-use crate::contract::port::{Growth, Request, Tag};
-use crate::structures::allocation::{boxed, zeroes};
-use crate::structures::fifo::{Fifo, Links};
+use crate::contract::port::{Cost, Growth, Op, Request, Tag};
+use crate::structures::queues::{Fifo, Links};
 
 /// A request and the time of its arrival, in words. Memory that is allocated as zeroes takes no
 /// room until it is written, and most tags never wait for a cap.

@@ -32,10 +32,9 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
-use crate::contract::vtime::VTime;
-use crate::structures::allocation::boxed;
-use crate::structures::reference::ReferenceWeight;
+use crate::contract::vtime::{ReferenceWeight, VTime};
 
 /// Period of the adjustment of T, in nanoseconds.
 pub(super) const PERIOD_NS: u64 = 100_000_000;

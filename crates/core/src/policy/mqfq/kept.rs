@@ -30,8 +30,8 @@
 
 use alloc::boxed::Box;
 
+use crate::contract::bounds::boxed;
 use crate::contract::port::{Next, Tag};
-use crate::structures::allocation::boxed;
 
 /// The most slots that a port keeps at a time.
 const MOST: usize = 4;
@@ -219,9 +219,8 @@ mod tests {
     use super::*;
     use crate::Topology;
     use crate::contract::flow::{FlowId, Weight};
-    use crate::contract::op::Op;
     use crate::contract::platform::Native;
-    use crate::contract::port::{Outcome, Policy, Port, Request, Submitted};
+    use crate::contract::port::{Op, Outcome, Policy, Port, Request, Submitted};
     use crate::contract::port_set::{PortId, PortSet};
     use crate::mqfq::{Mqfq, MqfqConfig};
 

@@ -10,15 +10,12 @@ use std::vec::Vec;
 
 use loom::thread;
 
-use super::end_tags::{Account, EndTags};
 use super::slots::Slots;
 use super::wheel::{Wheel, Window};
-use super::{Mqfq, MqfqConfig, MqfqPort};
-use crate::contract::cost::Cost;
+use super::{Account, EndTags, Mqfq, MqfqConfig, MqfqPort};
 use crate::contract::flow::{FlowId, Weight};
-use crate::contract::op::Op;
 use crate::contract::platform::{Loom, Platform};
-use crate::contract::port::{Next, Outcome, Policy, Port, Request, Tag};
+use crate::contract::port::{Cost, Next, Op, Outcome, Policy, Port, Request, Tag};
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::VTime;
 use crate::structures::broken::{NoOrder, NoStamp, Torn, check};

@@ -1,6 +1,4 @@
-//! One port of MQFQ: the three verbs.
-
-mod publish;
+//! One port of MQFQ: the verbs.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -9,6 +7,7 @@ use super::kept::KeptSlots;
 use super::queue::{Cancelled, LocalFlow, Queue};
 use super::wheel::Place;
 use super::{MqfqConfig, Shared};
+use crate::contract::bounds::boxed;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -17,18 +16,7 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::contract::vtime::{VTime, most_at_once};
-use crate::structures::allocation::boxed;
 use crate::structures::port_flows::PortFlows;
-
-/// The result of `next`, in one register. A [`Next`] takes two words, so a call returns it in
-/// memory, and a surrounding layer that reads it as a whole would wait for the stores of its parts:
-/// that took 4 ns of 40.
-#[derive(Clone, Copy)]
-enum Found {
-    Issue(Tag),
-    Blocked,
-    Idle,
-}
 
 /// One shard's port of MQFQ.
 pub struct MqfqPort<P: Platform = Native> {
@@ -113,14 +101,9 @@ impl<P: Platform> Port for MqfqPort<P> {
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let MqfqPort { shared, local } = self;
         local.now_ns = now_ns;
-        let found = match &shared.serial {
+        let next = match &shared.serial {
             None => local.next(shared, wake),
             Some(lock) => lock.with(|()| local.next(shared, wake)),
-        };
-        let next = match found {
-            Found::Issue(tag) => Next::Issue { tag, class: Class::Medium },
-            Found::Blocked => Next::Blocked,
-            Found::Idle => Next::Idle,
         };
         let next = local.kept.first().map_or(next, |kept| kept.and_ask(next));
         // The caller calls `next` again after an `Issue`.
@@ -388,7 +371,7 @@ impl Local {
     }
 
     #[inline]
-    fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Found {
+    fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Next {
         // First of all, so that no request is issued beyond a smaller D, or by an old W, once the
         // port has been notified of the change.
         if self.flows.poll(&shared.flows, wake) {
@@ -396,18 +379,18 @@ impl Local {
         }
         // A requeued request holds its slot, and is issued before all others (the port's contract).
         if let Some(tag) = self.queue.issue_again() {
-            return Found::Issue(tag);
+            return Next::Issue { tag, class: Class::Medium };
         }
         if self.kept.first().is_some_and(KeptSlots::is_any)
             && let Some(tag) = self.issue_anticipated(shared, wake)
         {
-            return Found::Issue(tag);
+            return Next::Issue { tag, class: Class::Medium };
         }
         loop {
             let Some(lead) = self.queue.lead() else {
                 self.rest(shared, wake);
                 self.publish(shared, None, wake);
-                return Found::Idle;
+                return Next::Idle;
             };
             let window = shared.wheel.window();
             // The value read last is not after virtual time, so only a refusal has to be checked
@@ -428,7 +411,7 @@ impl Local {
                 // A port that stops publishes its lead exactly: a lagging tag would hold others
                 // back.
                 self.publish(shared, Some(lead), wake);
-                return Found::Blocked;
+                return Next::Blocked;
             }
             if let Some(free_ns) = free_ns {
                 // Late time that another port has counted matters only if T follows the device.
@@ -448,7 +431,7 @@ impl Local {
             {
                 self.publish(shared, Some(lead), wake);
             }
-            return Found::Issue(tag);
+            return Next::Issue { tag, class: Class::Medium };
         }
     }
 
@@ -550,7 +533,7 @@ impl Local {
         let Some(slot) = self.flows.owner(seat).map(FlowId::slot) else { return };
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
-            Some(start) => local.account.since(start),
+            Some(start) => local.account.end.since(start).max(0).unsigned_abs(),
             // No request waits here before which the flow's next request could start.
             None => u64::MAX,
         };
@@ -570,7 +553,7 @@ impl Local {
         let local = self.flows.kept_mut(seat)?;
         let cost = cost.max(1);
         let units = local.normalizer.units(cost, shared.flows.weight_in(slot)).min(self.at_once);
-        let units = local.account.charge(self.published.unwrap_or(self.time), units);
+        let units = local.account.end.charge(self.published.unwrap_or(self.time), units);
         shared.ends.charge(slot, &mut local.account, units, shared.wheel.window().units());
         self.queue.grow(tag, local, (cost, units));
         Some(())
@@ -634,13 +617,13 @@ impl Local {
         shared: &Shared<P>,
         lead: VTime,
         wake: &mut PortSet,
-    ) -> Option<Found> {
+    ) -> Option<Next> {
         if let Some(place) = self.place
             && shared.wheel.sleeps(self.port, lead, place)
         {
             // The port sleeps already. A slot that it has got meanwhile is for other ports.
             self.rest_awake(shared, wake);
-            return Some(Found::Blocked);
+            return Some(Next::Blocked);
         }
         self.rest(shared, wake);
         let window = shared.wheel.window();
@@ -652,7 +635,7 @@ impl Local {
         self.asleep_ns = self.now_ns;
         self.throttles += 1;
         self.count(shared);
-        Some(Found::Blocked)
+        Some(Next::Blocked)
     }
 
     /// The port has no request that may be issued: removes it from the wheel and gives up its
@@ -688,6 +671,63 @@ impl Local {
         if self.enlisted {
             self.enlisted = false;
             shared.slots.delist(self.port);
+        }
+    }
+
+    /// Raises the port's leaf to `lead`, which is not before the published tag.
+    #[inline]
+    fn publish<P: Platform>(
+        &mut self,
+        shared: &Shared<P>,
+        lead: Option<VTime>,
+        wake: &mut PortSet,
+    ) {
+        if self.published != lead {
+            self.published = lead;
+            self.raise(shared, wake);
+        }
+    }
+
+    /// Writes the leaf; if that moves virtual time on, turns the wheel.
+    #[inline]
+    fn raise<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
+        let moved = shared.time.raise(self.port, self.published);
+        self.turn(shared, moved, wake);
+    }
+
+    /// Turns the wheel if virtual time has moved on, to `moved`.
+    #[inline]
+    fn turn<P: Platform>(&mut self, shared: &Shared<P>, moved: Option<VTime>, wake: &mut PortSet) {
+        if let Some(now) = moved {
+            self.time = now;
+            let free = shared.wheel.turn(now);
+            // `free_ns` is only used for a count, so its order does not matter: a port that runs
+            // before it is written counts nothing.
+            free.filter_map(|port| shared.counters.get(usize::from(port.0)))
+                .for_each(|counters| counters.free_ns.store(self.now_ns, Ordering::Relaxed));
+            self.wake(shared, free, wake);
+        }
+    }
+
+    /// Adds the ports to `wake`, the ports that the caller wakes.
+    #[inline]
+    fn wake<P: Platform>(&mut self, shared: &Shared<P>, ports: PortSet, wake: &mut PortSet) {
+        if !ports.is_empty() {
+            wake.extend(ports);
+            self.wakes += ports.len() as u64;
+            self.count(shared);
+        }
+    }
+
+    /// Publishes the port's counters.
+    #[cold]
+    fn count<P: Platform>(&self, shared: &Shared<P>) {
+        if let Some(counters) = shared.counters.get(usize::from(self.port.0)) {
+            // Written by this port alone, and read only for statistics and for the adjustment of T.
+            counters.throttles.store(self.throttles, Ordering::Relaxed);
+            counters.blocks.store(self.blocks, Ordering::Relaxed);
+            counters.wakes.store(self.wakes, Ordering::Relaxed);
+            counters.late_ns.store(self.late_ns, Ordering::Relaxed);
         }
     }
 }

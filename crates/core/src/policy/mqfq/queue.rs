@@ -17,15 +17,14 @@ use alloc::boxed::Box;
 
 use bytemuck::Zeroable;
 
-use super::end_tags::{Account, EndTags};
+use super::{Account, EndTags};
+use crate::contract::bounds::zeroes;
 use crate::contract::flow::FlowId;
 use crate::contract::platform::Platform;
 use crate::contract::port::Tag;
 use crate::contract::vtime::{Normalizer, VTime};
-use crate::structures::allocation::zeroes;
-use crate::structures::fifo::{Fifo, Links};
 use crate::structures::port_flows::PortFlows;
-use crate::structures::tournament::{Key, Tournament};
+use crate::structures::queues::{Fifo, Key, Links, Tournament};
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;

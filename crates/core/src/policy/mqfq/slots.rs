@@ -35,9 +35,9 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Lock, Ordering, Platform};
 use crate::contract::port_set::{PortBits, PortId, PortSet, SharedPorts};
-use crate::structures::allocation::boxed;
 use crate::structures::topology::Tree;
 
 /// Slots and ready ports.

@@ -1,7 +1,7 @@
 //! The wheel of throttled ports (Section 3.3): the virtual time at which each port is to be woken.
 //!
 //! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T less
-//! the reserve for arrears, see `end_tags`) must stop, and must go on as soon as virtual time has
+//! the reserve for arrears, see `mqfq`) must stop, and must go on as soon as virtual time has
 //! caught up; polling costs a pass over each port per period. **Model.** A ring of [`BUCKETS`]
 //! buckets. Each stands for an interval of `b` units of virtual time and holds a set of ports, as a
 //! bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins
@@ -39,10 +39,10 @@ use alloc::boxed::Box;
 
 use crossbeam_utils::CachePadded;
 
+use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port_set::{PortId, PortSet, SharedPorts, words};
 use crate::contract::vtime::{STAMP_BITS, VTime};
-use crate::structures::allocation::boxed;
 use crate::structures::mindicator::VirtualTime;
 
 /// The number of buckets. 64 intervals of an eighth of W reach farther than ports commonly run

@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
+use crate::contract::share::Limits;
 use crate::cost::{CostConfig, CostKind, Costs};
 use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape};
@@ -128,3 +129,6 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
         behind(config.bounds, &config.cost, |bounds| S::build(&config.scheduler, bounds))
     }
 }
+
+/// A policy behind one lock keeps no limits by itself.
+impl<S: SerialPolicy, P: Platform> Limits for Serial<S, P> {}

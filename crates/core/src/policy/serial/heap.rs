@@ -16,8 +16,8 @@
 use alloc::boxed::Box;
 
 use super::{Lane, Lanes};
+use crate::contract::bounds::boxed;
 use crate::contract::vtime::VTime;
-use crate::structures::allocation::boxed;
 
 /// A flow, with its keys in the order.
 #[derive(Clone, Copy, Debug)]

@@ -40,9 +40,8 @@ use alloc::boxed::Box;
 use bytemuck::Zeroable;
 
 use super::{Arrival, Job, SerialConfig};
-use crate::contract::op::Op;
-use crate::contract::port::Outcome;
-use crate::structures::allocation::{boxed, zeroes};
+use crate::contract::bounds::{boxed, zeroes};
+use crate::contract::port::{Op, Outcome};
 
 /// The most requests of one command.
 pub const MOST_PARTS: u32 = 128;

@@ -29,8 +29,6 @@
 //! flows are lifted, and further flows follow a millisecond later ([`Lift`]); adding, weighing and
 //! removing a flow hold it while the weights of all flows are read.
 //!
-//! [`Lift`]: crate::contract::vtime::Lift
-//!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
 //! all ports ([`Job`]), so a policy keeps its state of each in an array, and its queues in
 //! [`Links`]. If requests are merged, units of them are numbered.
@@ -48,7 +46,7 @@ use alloc::vec::Vec;
 use bytemuck::Zeroable;
 use crossbeam_utils::CachePadded;
 
-use crate::contract::bounds::{ConfigError, MAX_SLOTS};
+use crate::contract::bounds::{ConfigError, MAX_SLOTS, boxed, granted, zeroes};
 use crate::contract::flow::{FlowError, FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Lock, Native, Ordering, Platform};
 use crate::contract::port::{
@@ -59,11 +57,10 @@ use crate::contract::port_set::{PortId, PortSet};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
 
-use crate::structures::allocation::{boxed, granted, zeroes};
-use crate::structures::fifo::{Fifo, Links};
+use crate::structures::queues::{Fifo, Links};
 use merge::{Merger, Piece, Placed};
 
-pub use scheduler::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
+pub use scheduler::{Arrival, Job, Lane, Lanes, Lift, Selection, SerialConfig, SerialPolicy};
 
 /// The control side of a serial policy.
 pub struct Serial<S: SerialPolicy, P: Platform = Native> {

@@ -2,12 +2,10 @@
 
 use alloc::boxed::Box;
 
-use crate::contract::bounds::{ConfigError, MAX_JOBS, check};
+use crate::contract::bounds::{ConfigError, MAX_JOBS, changeable, check};
 use crate::contract::flow::Weight;
-use crate::contract::op::Op;
-use crate::contract::port::Outcome;
-use crate::entry::knobs::changeable;
-use crate::structures::reference::ReferenceWeight;
+use crate::contract::port::{Op, Outcome};
+use crate::contract::vtime::{LIFT_PERIOD_NS, ReferenceWeight};
 
 /// A live request of any port: an index below [`SerialConfig::jobs`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -214,5 +212,69 @@ impl SerialConfig {
             return Err(ConfigError::Jobs { ports: self.ports, tags });
         }
         Ok(())
+    }
+}
+
+/// Flows that one tick of a policy behind one lock lifts; meanwhile verbs wait for the lock, for
+/// some microseconds.
+const LIFTED_AT_ONCE: usize = 1024;
+/// Time until the next flows are lifted, in nanoseconds: 2^24 flows take 16 seconds.
+const LIFT_PAUSE_NS: u64 = 1_000_000;
+
+/// Lifts the tags of the lagging flows of a policy behind one lock: at the first tick and then once
+/// a period, some flows a tick.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lift {
+    next_ns: u64,
+    /// Slot of the flow that is lifted next.
+    at: usize,
+}
+
+impl Lift {
+    /// Lifts the flows whose turn it is, if any; gives the time of the next tick, in nanoseconds.
+    pub fn tick<T>(
+        &mut self,
+        now_ns: u64,
+        flows: &mut [T],
+        mut lift: impl FnMut(usize, &mut T),
+    ) -> Option<u64> {
+        if now_ns >= self.next_ns {
+            let each = flows.iter_mut().enumerate();
+            each.skip(self.at).take(LIFTED_AT_ONCE).for_each(|(slot, flow)| lift(slot, flow));
+            self.at = self.at.saturating_add(LIFTED_AT_ONCE);
+            let is_done = self.at >= flows.len();
+            self.at = if is_done { 0 } else { self.at };
+            let pause_ns = if is_done { LIFT_PERIOD_NS } else { LIFT_PAUSE_NS };
+            self.next_ns = now_ns.saturating_add(pause_ns);
+        }
+        Some(self.next_ns)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Each flow is lifted once a period, and at most `LIFTED_AT_ONCE` flows in a tick.
+    #[test]
+    fn flows_are_lifted_some_at_a_time() {
+        for count in [1, 1023, 1024, 1025, 5000] {
+            let (mut lift, mut flows) = (Lift::default(), std::vec![0; count]);
+            let mut now_ns = 7;
+            for round in 1..=3 {
+                let began_ns = now_ns;
+                while now_ns < began_ns + LIFT_PERIOD_NS / 2 {
+                    let mut lifted = 0;
+                    let next_ns = lift.tick(now_ns, &mut flows, |_, flow| {
+                        *flow += 1;
+                        lifted += 1;
+                    });
+                    assert!((1..=LIFTED_AT_ONCE).contains(&lifted), "{count}: {lifted}");
+                    assert_eq!(lift.tick(now_ns, &mut flows, |_, _| panic!()), next_ns);
+                    now_ns = next_ns.unwrap();
+                }
+                assert!(flows.iter().all(|&lifted| lifted == round), "{count}");
+            }
+        }
     }
 }

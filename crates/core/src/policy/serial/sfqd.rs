@@ -28,20 +28,19 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::contract::bounds::ConfigError;
+use crate::contract::bounds::{ConfigError, boxed, granted};
 use crate::contract::flow::Weight;
 use crate::contract::platform::{Native, Platform};
 use crate::contract::port::Outcome;
-use crate::contract::vtime::{Lift, Normalizer, VTime};
+use crate::contract::vtime::{Normalizer, VTime};
 use crate::cost::CostKind;
 use crate::entry::Promises;
 use crate::policy::serial::entry::Scheduler;
 use crate::policy::serial::heap::{Entry, FlowHeap};
 use crate::policy::serial::{
-    Arrival, Job, Lane, Lanes, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
+    Arrival, Job, Lane, Lanes, Lift, Selection, Serial, SerialConfig, SerialPolicy, SerialPort,
 };
-use crate::structures::allocation::{boxed, granted};
-use crate::structures::fifo::{Fifo, Links};
+use crate::structures::queues::{Fifo, Links};
 
 /// SFQ(D) behind the port contract.
 pub type Sfqd<P = Native> = Serial<SfqdScheduler, P>;
@@ -247,10 +246,8 @@ impl SerialPolicy for SfqdScheduler {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::contract::cost::Cost;
     use crate::contract::flow::FlowId;
-    use crate::contract::op::Op;
-    use crate::contract::port::{Next, Policy, Port, Request, Submitted, Tag};
+    use crate::contract::port::{Cost, Next, Op, Policy, Port, Request, Submitted, Tag};
     use crate::contract::port_set::PortSet;
 
     fn submit(port: &mut SfqdPort, tag: u32, flow: FlowId, length: u32) {

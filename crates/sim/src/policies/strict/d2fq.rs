@@ -30,8 +30,8 @@ use fairq_core::structures::mindicator::VirtualTime;
 use fairq_core::structures::port_flows::PortFlows;
 use fairq_core::vtime::{LIFT_PERIOD_NS, Normalizer, VTime};
 use fairq_core::{
-    Class, ClassWeights, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId,
-    PortSet, Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
+    Class, ClassWeights, FlowError, FlowId, FlowStats, Growth, Limits, Next, Outcome, Policy, Port,
+    PortId, PortSet, Reason, Request, Stats, SubmitError, Submitted, Tag, Weight,
 };
 
 /// The way in which global virtual time is found (Figure 17).
@@ -128,6 +128,8 @@ impl<P: Platform> StrictD2fq<P> {
         (StrictD2fq { adjuster, ratio: AtomicU16::new(ratio), shared }, handles)
     }
 }
+
+impl<P: Platform> Limits for StrictD2fq<P> {}
 
 impl<P: Platform> Policy for StrictD2fq<P> {
     type Port = StrictD2fqPort<P>;

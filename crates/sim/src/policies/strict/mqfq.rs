@@ -31,8 +31,9 @@ use fairq_core::structures::mindicator::VirtualTime;
 use fairq_core::structures::port_flows::PortFlows;
 use fairq_core::vtime::{Normalizer, VTime};
 use fairq_core::{
-    Class, FlowError, FlowId, FlowStats, Growth, Next, Outcome, Policy, Port, PortId, PortSet,
-    Reason, ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Topology, Weight,
+    Class, FlowError, FlowId, FlowStats, Growth, Limits, Next, Outcome, Policy, Port, PortId,
+    PortSet, Reason, ReferenceWeight, Request, Stats, SubmitError, Submitted, Tag, Topology,
+    Weight,
 };
 
 use super::slots::{SlotKind, Slots};
@@ -142,7 +143,8 @@ impl<P: Platform> StrictMqfq<P> {
         tags: usize,
     ) -> (Self, Vec<StrictMqfqPort<P>>) {
         let tree = match parts.virtual_time {
-            VirtualTimeKind::ArrayScan => ports.scan(),
+            // All leaves hang from the root.
+            VirtualTimeKind::ArrayScan => Topology::flat(ports.ports()).tree(),
             _ => ports.tree(),
         };
         let window = Window::new(ReferenceWeight::default().units(parts.threshold), false);
@@ -181,6 +183,8 @@ impl<P: Platform> StrictMqfq<P> {
         }
     }
 }
+
+impl<P: Platform> Limits for StrictMqfq<P> {}
 
 impl<P: Platform> Policy for StrictMqfq<P> {
     type Port = StrictMqfqPort<P>;

@@ -1,14 +1,15 @@
 //! Kyber-fairness in the registry: its knobs and its promises.
 
-use super::{KyberFair, KyberFairConfig, Totals};
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
+use crate::contract::share::Limits;
 use crate::cost::{CostKind, Costed, Costs};
 use crate::entry::knobs::{
     AUTO, Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST, slots,
 };
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
+use crate::policy::kyber_fair::{KyberFair, KyberFairConfig, Totals};
 
 /// The most tokens of a period, in bytes.
 const MAX_TOKENS: u64 = 1 << 38;
@@ -83,3 +84,6 @@ impl entry::Entry for Entry {
         Costs::new(policy, ports, tags, flows, &cost)
     }
 }
+
+/// `kyber-fair` by itself keeps no limits.
+impl<P: Platform> Limits for KyberFair<P> {}

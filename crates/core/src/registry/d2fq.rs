@@ -1,12 +1,13 @@
 //! D2FQ in the registry: its knobs and its promises.
 
-use super::ratio::{RATIO_MAX, RATIO_MIN};
-use super::{D2fq, D2fqConfig, Ratio};
 use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
+use crate::contract::share::Limits;
 use crate::cost::{Costed, Costs};
 use crate::entry::knobs::{Configure, Knob, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
+use crate::policy::d2fq::ratio::{RATIO_MAX, RATIO_MIN};
+use crate::policy::d2fq::{D2fq, D2fqConfig, Ratio};
 
 impl Configure for D2fqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
@@ -69,3 +70,6 @@ impl entry::Entry for Entry {
         Costs::new(policy, ports, tags, flows, &config.cost)
     }
 }
+
+/// `d2fq` by itself keeps no limits.
+impl<P: Platform> Limits for D2fq<P> {}

@@ -1,16 +1,14 @@
 //! MQFQ in the registry: its knobs and its promises.
 
-use super::{Mqfq, MqfqConfig};
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
+use crate::contract::share::Limits;
 use crate::cost::{Costed, Costs};
 use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape};
 use crate::policy::depth::{AutoDepth, FIRST};
-
-/// T where none is configured, in bytes; T follows the device from there.
-const THRESHOLD: u64 = 45 << 10;
+use crate::policy::mqfq::{Mqfq, MqfqConfig};
 
 impl Configure for MqfqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
@@ -20,7 +18,7 @@ impl Configure for MqfqConfig {
         let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold);
         let given = (!self.threshold_follows).then_some(self.threshold_bytes);
         let tuning = |bytes: Option<u64>| {
-            bytes.map_or(Tuning::FollowingThreshold(THRESHOLD), Tuning::Threshold)
+            bytes.map_or(Tuning::FollowingThreshold(MqfqConfig::THRESHOLD), Tuning::Threshold)
         };
         knobs.by(threshold.alias("T").live(tuning), given, |bytes| {
             (self.threshold_bytes, self.threshold_follows) = (bytes, false);
@@ -49,7 +47,7 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
         config.slots = AUTO;
-        (config.threshold_bytes, config.threshold_follows) = (THRESHOLD, true);
+        config.threshold_follows = true;
         (config.serial, config.anticipates) = (SERIAL, ANTICIPATES);
         Ok(Costed::by_device(config))
     }
@@ -66,3 +64,6 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         Costs::new(policy, ports, tags, flows, &cost)
     }
 }
+
+/// `mqfq` by itself keeps no limits.
+impl<P: Platform> Limits for Mqfq<P> {}
