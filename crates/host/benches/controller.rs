@@ -121,7 +121,7 @@ impl<Q: Queue> Submitter<Q> {
             let command = Command { tag: Tag(tag), offset, class, ..self.command };
             // SAFETY: all commands read to the same page, which is never used and outlives the
             // queue.
-            unsafe { self.queue.issue(now_ns, &mut self.ring, black_box(&command)) };
+            unsafe { self.queue.issue(now_ns, &mut self.ring, black_box(&command), &[]) };
         }
         self.queue.ring(now_ns, &mut self.ring, wake);
     }

@@ -13,6 +13,7 @@
 //! All `unsafe` code of the project is in this crate, each block with its argument.
 
 pub mod device;
+pub mod front;
 pub mod io;
 pub mod measure;
 pub mod nbd;

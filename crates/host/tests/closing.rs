@@ -16,6 +16,7 @@ use fairq_core::{FlowId, Native, Policy, PortId, PortSet, Topology, Weight};
 use fairq_host::device::null::NullDevice;
 use fairq_host::device::{Command as DeviceCommand, Completion, Device, Info, Place, Queue};
 use fairq_host::io::budget::Budget;
+use fairq_host::io::memory::Memory;
 use fairq_host::io::ring::Ring;
 use fairq_host::io::wakers::Wakers;
 use fairq_host::nbd::serve::conn::Limits;
@@ -28,7 +29,7 @@ use fairq_host::shard::fence::PATIENCE_S;
 use fairq_host::shard::pool::{Shards, policy_loops};
 use fairq_host::shard::shared::Common;
 use fairq_host::shard::volume::Volume;
-use fairq_host::shard::{Meeting, Message};
+use fairq_host::shard::{Meeting, Message, Notice};
 use rustix::net::Shutdown;
 
 use common::plain;
@@ -74,7 +75,7 @@ impl Device for Held {
 }
 
 impl Queue for HeldQueue {
-    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &DeviceCommand) {
+    unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &DeviceCommand, _: &[Memory]) {
         self.gate.sent.fetch_add(1, Ordering::Relaxed);
         self.waiting.push(Completion { tag: command.tag, errno: 0 });
     }
@@ -140,8 +141,12 @@ impl Rig {
         self.shards().send(0, Message::Front(message));
     }
 
+    fn notify(&self, notice: Notice) {
+        self.shards().send(0, Message::Notice(notice));
+    }
+
     fn seconds(&self, count: usize) {
-        (0..count).for_each(|_| self.tell(NbdMessage::Second));
+        (0..count).for_each(|_| self.notify(Notice::Second));
         // When this is answered, the shard has processed all messages.
         self.in_flight();
     }
@@ -561,7 +566,7 @@ fn the_next_tenant_of_a_slot_is_not_cut_off_with_the_one_before() {
     let mut client = rig.connect();
     client.ask_often(Command::Trim, 20, 4096);
     rig.until("all has come", |rig| rig.in_flight() == 20);
-    rig.tell(NbdMessage::Detach { flow: before, cut_off: true });
+    rig.notify(Notice::Detach { flow: before, cut_off: true });
     rig.open_the_gate();
     for _ in 0..20 {
         assert_eq!(client.reply(), 0);
@@ -574,7 +579,7 @@ fn what_a_removed_tenant_has_staged_is_answered_at_once() {
     let mut client = rig.connect();
     client.ask_often(Command::Trim, 20, 200 << 20);
     rig.until("all has come", |rig| rig.in_flight() == 20);
-    rig.tell(NbdMessage::Detach { flow: rig.flow, cut_off: false });
+    rig.notify(Notice::Detach { flow: rig.flow, cut_off: false });
     rig.policy.remove_flow(rig.flow).unwrap();
     for _ in 0..19 {
         assert_eq!(client.reply(), NbdError::Shutdown.to_wire());

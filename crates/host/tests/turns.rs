@@ -12,6 +12,7 @@ use fairq_core::none::NonePolicy;
 use fairq_core::{FlowId, Native, Policy, PortSet, Weight};
 use fairq_host::device::null::NullDevice;
 use fairq_host::device::{Command as DeviceCommand, Completion, Device, Info, Place, Queue};
+use fairq_host::io::memory::Memory;
 use fairq_host::io::ring::Ring;
 use fairq_host::io::wakers::Wakers;
 use fairq_host::nbd::serve::conn::Limits;
@@ -55,7 +56,7 @@ impl Device for Logged {
 }
 
 impl Queue for LoggedQueue {
-    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &DeviceCommand) {
+    unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &DeviceCommand, _: &[Memory]) {
         self.log.lock().unwrap().push(command.offset / SIZE);
         self.ended.push(Completion { tag: command.tag, errno: 0 });
     }

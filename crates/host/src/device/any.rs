@@ -304,20 +304,9 @@ impl Device for AnyDevice {
 
 impl Queue for AnyQueue {
     #[inline]
-    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
+    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, rest: &[Memory]) {
         // SAFETY: passed on as the caller gave it.
-        each!(AnyQueue, self, queue => unsafe { queue.issue(now_ns, ring, command) })
-    }
-
-    unsafe fn issue_merged(
-        &mut self,
-        now_ns: u64,
-        ring: &mut Ring,
-        command: &Command,
-        memories: &[Memory],
-    ) -> bool {
-        // SAFETY: passed on as the caller gave it.
-        each!(AnyQueue, self, queue => unsafe { queue.issue_merged(now_ns, ring, command, memories) })
+        each!(AnyQueue, self, queue => unsafe { queue.issue(now_ns, ring, command, rest) })
     }
 
     #[inline]

@@ -34,8 +34,8 @@ pub(crate) struct Driver<Q> {
     pub(crate) ring: Ring,
     pub(crate) now_ns: u64,
     region: Region,
-    /// The buffers of commands under way, by tag.
-    buffers: Vec<Option<(Command, Vec<Buffer>)>>,
+    /// The buffers of commands under way, by tag, each with the place where its data begin.
+    buffers: Vec<Option<(Command, Vec<(Buffer, usize)>)>>,
     /// The test's change of the kernel's results before the queue gets them.
     pub(crate) tamper: Tamper,
 }
@@ -77,56 +77,42 @@ impl<Q: Queue> Driver<Q> {
     /// Issues a command; a write takes `data`, and the memory begins `shift` bytes behind a page
     /// boundary.
     pub(crate) fn issue(&mut self, command: Command, data: &[u8], shift: usize) {
-        let has_data = matches!(command.op, Op::Read | Op::Write);
-        let mut buffer = Vec::from_iter(
-            has_data.then(|| self.region.allocate(command.length + shift as u32).unwrap()),
-        );
-        let memory = buffer.first_mut().map_or(Memory::NONE, |buffer| {
-            let bytes = &mut buffer.bytes_mut()[shift..];
-            if command.op == Op::Write {
-                bytes.copy_from_slice(data)
-            } else {
-                bytes.fill(0xee)
-            }
-            let (whole, address) = (buffer.memory(), buffer.memory().address.wrapping_add(shift));
-            Memory { address, length: whole.length - shift as u32, fixed: whole.fixed }
-        });
-        let tag = Tag(self.buffers.len() as u32);
-        let command = Command { tag, memory, ..command };
-        self.buffers.push(Some((command, buffer)));
-        // SAFETY: the buffer is kept until the completion has been reaped.
-        unsafe { self.queue.issue(self.now_ns, &mut self.ring, &command) };
+        self.issue_scattered(command, data, &[(command.length, shift)]);
     }
 
-    /// Issues a read or write as one merged of parts of `part` bytes (the last may be shorter),
-    /// each in its own buffer; false, and nothing issued, if the queue refuses it as one command.
-    /// If the merged command fails it is issued once more, unmerged.
-    pub(crate) fn issue_merged(&mut self, command: Command, data: &[u8], part: u32) -> bool {
-        let tag = Tag(self.buffers.len() as u32);
+    /// Issues a command whose data lie in stretches: their lengths are those of `stretches`, over
+    /// and over, and each begins so many bytes behind a page boundary.
+    pub(crate) fn issue_scattered(
+        &mut self,
+        command: Command,
+        data: &[u8],
+        stretches: &[(u32, usize)],
+    ) {
         let (mut buffers, mut memories, mut at) = (Vec::new(), Vec::new(), 0);
-        while at < command.length {
-            let length = part.min(command.length - at);
-            let mut buffer = self.region.allocate(length).unwrap();
+        let has_data = matches!(command.op, Op::Read | Op::Write);
+        for &(length, shift) in stretches.iter().cycle().take_while(|_| has_data) {
+            let length = length.min(command.length - at);
+            let mut buffer = self.region.allocate(length + shift as u32).unwrap();
+            let bytes = &mut buffer.bytes_mut()[shift..];
             match command.op {
-                Op::Write => {
-                    buffer.bytes_mut().copy_from_slice(&data[at as usize..][..length as usize])
-                }
-                _ => buffer.bytes_mut().fill(0xee),
+                Op::Write => bytes.copy_from_slice(&data[at as usize..][..length as usize]),
+                _ => bytes.fill(0xee),
             }
-            memories.push(buffer.memory());
-            buffers.push(buffer);
+            let (whole, address) = (buffer.memory(), buffer.memory().address.wrapping_add(shift));
+            memories.push(Memory { address, length, fixed: whole.fixed });
+            buffers.push((buffer, shift));
             at += length;
+            if at == command.length {
+                break;
+            }
         }
-        let command = Command { tag, memory: memories[0], ..command };
+        let tag = Tag(self.buffers.len() as u32);
+        let memory = memories.first().copied().unwrap_or(Memory::NONE);
+        let command = Command { tag, memory, ..command };
+        self.buffers.push(Some((command, buffers)));
+        let rest = memories.get(1..).unwrap_or_default();
         // SAFETY: the buffers are kept until the completion has been reaped.
-        let taken =
-            unsafe { self.queue.issue_merged(self.now_ns, &mut self.ring, &command, &memories) };
-        if taken {
-            self.buffers.push(Some((command, buffers)));
-        } else {
-            buffers.into_iter().for_each(|buffer| self.region.free(buffer));
-        }
-        taken
+        unsafe { self.queue.issue(self.now_ns, &mut self.ring, &command, rest) };
     }
 
     /// One turn of a shard's loop; returns the commands that have ended.
@@ -152,27 +138,19 @@ impl<Q: Queue> Driver<Q> {
                 None => {}
             }
         }
-        done.into_iter().filter_map(|completion| self.end(completion)).collect()
+        done.into_iter().map(|completion| self.end(completion)).collect()
     }
 
-    /// The command that has ended; `None` if it is issued once more.
-    fn end(&mut self, completion: Completion) -> Option<Ended> {
+    /// The command that has ended.
+    fn end(&mut self, completion: Completion) -> Ended {
         let (command, buffers) =
             self.buffers[completion.tag.0 as usize].take().expect("completed once");
-        let is_merged = buffers.len() > 1;
-        let shift = buffers
-            .first()
-            .map_or(0, |buffer| command.memory.address as usize - buffer.memory().address as usize);
         let mut data = Vec::new();
-        for mut buffer in buffers {
+        for (mut buffer, shift) in buffers {
             data.extend_from_slice(&buffer.bytes_mut()[shift..]);
             self.region.free(buffer);
         }
-        if is_merged && completion.errno != 0 {
-            self.issue(command, &data, 0);
-            return None;
-        }
-        Some(Ended { command, errno: completion.errno, data })
+        Ended { command, errno: completion.errno, data }
     }
 
     /// Whether a command that was issued has not ended.

@@ -8,7 +8,11 @@
 //! device that any shard may poll may complete commands of another one: it names the shards to
 //! wake, as the verbs of a [`Port`](fairq_core::Port) do.
 //!
-//! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's [`Memory`]
+//! **Data.** The data of a command lie in one stretch of memory or in several, of any address and
+//! length: `issue` gets the stretches after the first beside the command. Devices copy such bytes by
+//! address alone and never make a slice of them, since a guest may change its memory at any time.
+//!
+//! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's stretches
 //! belong to the device.
 
 use std::io;
@@ -37,7 +41,11 @@ pub mod ram;
 pub(crate) mod store;
 #[cfg(test)]
 pub(crate) mod tests;
+mod vectors;
 pub mod write_back;
+
+/// The most stretches of memory of one command; the kernel takes 1024 in one system call.
+pub const STRETCHES: usize = 1000;
 
 /// The properties of a device.
 #[derive(Clone, Debug)]
@@ -81,8 +89,27 @@ pub struct Command {
     pub no_hole: bool,
     /// For writing zeroes: fail with `EOPNOTSUPP` rather than be slow.
     pub fast_only: bool,
-    /// The data: at least `length` bytes for reads and writes, [`Memory::NONE`] otherwise.
+    /// The first stretch of the data of a read or write, or all of them: then it has at least
+    /// `length` bytes. [`Memory::NONE`] for the other operations.
     pub memory: Memory,
+}
+
+impl Command {
+    /// The stretches that hold the data, in order, given those after the first.
+    pub(crate) fn stretches(&self, rest: &[Memory]) -> impl Iterator<Item = Memory> {
+        let length = if rest.is_empty() { self.length } else { self.memory.length };
+        std::iter::once(Memory { length, ..self.memory }).chain(rest.iter().copied())
+    }
+
+    /// Whether these stretches have room for just its data.
+    pub(crate) fn fits(&self, rest: &[Memory]) -> bool {
+        let lengths = self.stretches(rest).map(|memory| u64::from(memory.length));
+        match self.op {
+            Op::Read | Op::Write if rest.is_empty() => self.memory.length >= self.length,
+            Op::Read | Op::Write => lengths.sum::<u64>() == u64::from(self.length),
+            _ => rest.is_empty(),
+        }
+    }
 }
 
 /// The end of one command.
@@ -226,25 +253,14 @@ pub trait Device: Send + Sync + 'static {
 pub trait Queue: 'static {
     /// Takes a command. The command may start at once or wait until [`Queue::ring`].
     ///
-    /// # Safety
-    /// The command's memory must stay valid and untouched until its completion has been reaped.
-    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command);
-
-    /// Takes a read or write whose data lies in several pieces of memory, in order. Together they
-    /// are as long as the command, and its own memory is the first of them. False, and nothing
-    /// done, if the queue cannot make this one command.
+    /// The data of a read or write lie in the command's own memory and then in the stretches of
+    /// `rest`, in order; if `rest` is not empty, all of them are together just as long as the
+    /// command, and there are at most [`STRETCHES`] of them.
     ///
     /// # Safety
-    /// As for [`Queue::issue`], for each of the pieces.
-    unsafe fn issue_merged(
-        &mut self,
-        _now_ns: u64,
-        _ring: &mut Ring,
-        _command: &Command,
-        _memories: &[Memory],
-    ) -> bool {
-        false
-    }
+    /// All of this memory must stay valid until the completion has been reaped. Only the owner of a
+    /// guest's memory may change or read it meanwhile.
+    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, rest: &[Memory]);
 
     /// Makes all issued commands visible to the device: once per turn of the shard's loop. Adds the
     /// shards that have completions to reap because of it to `wake`.

@@ -55,19 +55,8 @@ impl Device for NullDevice {
 }
 
 impl Queue for NullQueue {
-    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
+    unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &Command, _: &[Memory]) {
         self.done.push(Completion { tag: command.tag, errno: 0 });
-    }
-
-    unsafe fn issue_merged(
-        &mut self,
-        _now_ns: u64,
-        _ring: &mut Ring,
-        command: &Command,
-        _memories: &[Memory],
-    ) -> bool {
-        self.done.push(Completion { tag: command.tag, errno: 0 });
-        true
     }
 
     fn reap(

@@ -81,14 +81,14 @@ pub struct PacedQueue {
     fresh: Vec<Pending>,
     /// The rung commands, in the order of completion.
     pending: VecDeque<Pending>,
-    /// Lists of pieces of memory that are not in use.
+    /// Lists of stretches that are not in use.
     spare: Vec<Vec<Memory>>,
 }
 
 struct Pending {
     command: Command,
-    /// The pieces of memory with its data, if there are several.
-    memories: Vec<Memory>,
+    /// The stretches of its data after the first.
+    rest: Vec<Memory>,
     errno: i32,
     done_ns: u64,
 }
@@ -144,32 +144,22 @@ impl Device for PacedDevice {
 }
 
 impl Queue for PacedQueue {
-    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
+    unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &Command, rest: &[Memory]) {
         let errno = match command.op {
             Op::Read => 0,
             // SAFETY: the caller of issue vouches for the memory until the completion, which is
             // later.
-            _ => unsafe { self.shared.store.execute(command) },
+            _ => unsafe { self.shared.store.execute_all(command, rest) },
         };
-        self.fresh.push(Pending { command: *command, memories: Vec::new(), errno, done_ns: 0 });
-    }
-
-    unsafe fn issue_merged(
-        &mut self,
-        _now_ns: u64,
-        _ring: &mut Ring,
-        command: &Command,
-        places: &[Memory],
-    ) -> bool {
-        let errno = match command.op {
-            Op::Read => 0,
-            // SAFETY: as for one.
-            _ => unsafe { self.shared.store.execute_merged(command, places) },
+        let rest = match rest {
+            [] => Vec::new(),
+            _ => {
+                let mut list = self.spare.pop().unwrap_or_default();
+                list.extend_from_slice(rest);
+                list
+            }
         };
-        let mut memories = self.spare.pop().unwrap_or_default();
-        memories.extend_from_slice(places);
-        self.fresh.push(Pending { command: *command, memories, errno, done_ns: 0 });
-        true
+        self.fresh.push(Pending { command: *command, rest, errno, done_ns: 0 });
     }
 
     fn ring(&mut self, now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {
@@ -198,18 +188,14 @@ impl Queue for PacedQueue {
             let Some(mut pending) = self.pending.pop_front() else { break };
             let errno = match pending.command.op {
                 // SAFETY: the memory is the device's until this completion is taken.
-                Op::Read if pending.memories.is_empty() => unsafe {
-                    self.shared.store.execute(&pending.command)
-                },
-                // SAFETY: as above, of all places.
                 Op::Read => unsafe {
-                    self.shared.store.execute_merged(&pending.command, &pending.memories)
+                    self.shared.store.execute_all(&pending.command, &pending.rest)
                 },
                 _ => pending.errno,
             };
-            if !pending.memories.is_empty() {
-                pending.memories.clear();
-                self.spare.push(pending.memories);
+            if !pending.rest.is_empty() {
+                pending.rest.clear();
+                self.spare.push(pending.rest);
             }
             done.push(Completion { tag: pending.command.tag, errno });
         }
@@ -416,7 +402,9 @@ mod tests {
             for tag in 0..depth {
                 // SAFETY: the buffer outlives the queues; many reads into it are only a mix of
                 // zeroes.
-                unsafe { queue.issue(now, &mut ring, &command(tag, Op::Read, buffer.memory())) };
+                unsafe {
+                    queue.issue(now, &mut ring, &command(tag, Op::Read, buffer.memory()), &[])
+                };
             }
             queue.ring(now, &mut ring, &mut PortSet::default());
         }
@@ -433,6 +421,7 @@ mod tests {
                             now,
                             &mut ring,
                             &command(completion.tag.0, Op::Read, buffer.memory()),
+                            &[],
                         )
                     };
                 }
@@ -458,7 +447,7 @@ mod tests {
             let memory = if op == Op::Flush { Memory::NONE } else { buffer.memory() };
             // SAFETY: the buffer outlives the queue, and both commands may have it at once as they
             // copy the same bytes.
-            unsafe { queue.issue(5, &mut ring, &command(tag, op, memory)) };
+            unsafe { queue.issue(5, &mut ring, &command(tag, op, memory), &[]) };
         }
         assert_eq!(queue.deadline_ns(), None, "not rung");
         queue.ring(5, &mut ring, &mut PortSet::default());

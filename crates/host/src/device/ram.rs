@@ -82,23 +82,10 @@ impl Device for RamDevice {
 }
 
 impl Queue for RamQueue {
-    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
+    unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &Command, rest: &[Memory]) {
         // SAFETY: the caller of issue vouches for the memory until the completion, which is later.
-        let errno = unsafe { self.store.execute(command) };
+        let errno = unsafe { self.store.execute_all(command, rest) };
         self.done.push(Completion { tag: command.tag, errno });
-    }
-
-    unsafe fn issue_merged(
-        &mut self,
-        _now_ns: u64,
-        _ring: &mut Ring,
-        command: &Command,
-        memories: &[Memory],
-    ) -> bool {
-        // SAFETY: as for one.
-        let errno = unsafe { self.store.execute_merged(command, memories) };
-        self.done.push(Completion { tag: command.tag, errno });
-        true
     }
 
     fn reap(

@@ -95,9 +95,7 @@ impl Store {
             return libc::EINVAL;
         }
         let memory = command.memory;
-        debug_assert!(
-            !matches!(command.op, Op::Read | Op::Write) || memory.length >= command.length
-        );
+        debug_assert!(command.fits(&[]));
         // SAFETY: the range was just found to be inside the mapping, since size <= mapped.
         let at = unsafe { self.base.as_ptr().add(offset as usize) };
         match command.op {
@@ -116,14 +114,19 @@ impl Store {
         0
     }
 
-    /// Carries out a read or write whose data lies in several pieces of memory; returns the errno
-    /// of the first piece that fails, or 0.
+    /// Carries out a command whose data may lie in several stretches of memory; returns the errno
+    /// of the first one that fails, or 0.
     ///
     /// # Safety
-    /// As for [`Self::execute`], for each of the pieces.
-    pub(crate) unsafe fn execute_merged(&self, command: &Command, memories: &[Memory]) -> i32 {
+    /// As for [`Self::execute`], for each of the stretches.
+    #[inline]
+    pub(crate) unsafe fn execute_all(&self, command: &Command, rest: &[Memory]) -> i32 {
+        if rest.is_empty() {
+            // SAFETY: passed on as the caller gave it.
+            return unsafe { self.execute(command) };
+        }
         let mut offset = command.offset;
-        for &memory in memories {
+        for memory in command.stretches(rest) {
             let part = Command { offset, length: memory.length, memory, ..*command };
             // SAFETY: passed on as the caller gave it.
             let errno = unsafe { self.execute(&part) };

@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 
 use fairq_core::Op;
-use fairq_core::serial::merge::MOST_PARTS;
 use proptest::prelude::*;
 
 use crate::device::any::{AnyDevice, AnyQueue, DeviceSpec};
@@ -45,9 +44,9 @@ struct Action {
     fua: bool,
     no_hole: bool,
     fast_only: bool,
-    shift: usize,
-    /// The bytes of each part, if the command was merged.
-    part: Option<u32>,
+    /// The lengths of the stretches of its memory, over and over, and the place of each behind a
+    /// page boundary.
+    stretches: Vec<(u32, usize)>,
     seed: u8,
 }
 
@@ -70,9 +69,14 @@ fn actions() -> impl Strategy<Value = Action> {
         1 => 200_000..700_000u32
     ];
     let shift = prop_oneof![3 => Just(0usize), 1 => 0..4096usize];
-    let part = prop_oneof![2 => Just(None), 1 => Just(Some(4096)), 1 => Just(Some(512)), 1 => (1..9000u32).prop_map(Some)];
-    (gap, length, op, 0..QUEUES, any::<[bool; 3]>(), shift, part, 1..=255u8).prop_map(
-        |(gap, length, op, queue, [fua, no_hole, fast_only], shift, part, seed)| Action {
+    let stretch = prop_oneof![2 => Just(4096_u32), 1 => Just(512), 1 => 1..9000u32];
+    let stretches = prop_oneof![
+        2 => shift.clone().prop_map(|shift| vec![(u32::MAX, shift)]),
+        1 => Just(vec![(4096, 0)]),
+        2 => prop::collection::vec((stretch, shift), 1..4),
+    ];
+    (gap, length, op, 0..QUEUES, any::<[bool; 3]>(), stretches, 1..=255u8).prop_map(
+        |(gap, length, op, queue, [fua, no_hole, fast_only], stretches, seed)| Action {
             gap,
             length,
             op,
@@ -80,8 +84,7 @@ fn actions() -> impl Strategy<Value = Action> {
             fua,
             no_hole,
             fast_only,
-            shift,
-            part,
+            stretches,
             seed,
         },
     )
@@ -119,12 +122,11 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
                 Command { fua, no_hole, fast_only, ..command(op, from as u64, (to - from) as u32) };
             let data = if op == Op::Write { pattern(action.seed, to - from) } else { Vec::new() };
             let driver = &mut drivers[action.queue];
-            let can_be_merged = matches!(op, Op::Read | Op::Write) && !fua && issued.length > 0;
-            let part = action.part.filter(|&part| {
-                can_be_merged && issued.length > part && issued.length.div_ceil(part) <= MOST_PARTS
-            });
-            if !part.is_some_and(|part| driver.issue_merged(issued, &data, part)) {
-                driver.issue(issued, &data, action.shift);
+            // Each stretch has pages of its own, of which the region has a bound.
+            let least = action.stretches.iter().map(|(length, _)| *length).min().unwrap_or(1);
+            match issued.length.div_ceil(least) {
+                ..=300 => driver.issue_scattered(issued, &data, &action.stretches),
+                _ => driver.issue(issued, &data, action.stretches[0].1),
             }
             match op {
                 Op::Write => expected[from..to].copy_from_slice(&data),
@@ -195,10 +197,9 @@ fn check_extents(device: &AnyDevice, actual: &[u8]) {
     assert!(last.is_some());
 }
 
-/// A stream in 4 KiB requests is one command on every device; partial blocks are not merged on
-/// devices that need whole blocks.
+/// Every device takes as many stretches as a command may have, of any length and at any address.
 #[test]
-fn every_device_takes_merged_commands() {
+fn every_device_takes_scattered_commands() {
     let scratch = scratch();
     let file = |name: &str, direct| file_spec(scratch.path().join(name), SIZE as u64, direct);
     let pace = Pace { iops: 100_000, ..Pace::default() };
@@ -219,28 +220,29 @@ fn every_device_takes_merged_commands() {
         let device = spec.open().unwrap();
         let mut driver = Driver::open(&device);
         let data = pattern(7, 128 << 10);
-        // There are more commands than the controller has lists of pieces: it refuses to merge the
-        // rest.
-        let mut taken = 0;
+        // These are more commands at once than the controller has lists of stretches.
         for round in 0..40u64 {
             let write = command(Op::Write, round % 16 * (128 << 10), 128 << 10);
-            taken += usize::from(driver.issue_merged(write, &data, 4096));
+            driver.issue_scattered(write, &data, &[(4096, 0)]);
             if round % 16 == 15 {
                 driver.finish();
             }
         }
-        assert_eq!(taken, 40, "{spec:?}");
-        driver.finish();
+        assert!(driver.finish().iter().all(|ended| ended.errno == 0), "{spec:?}");
         assert_eq!(driver.read(128 << 10, 128 << 10), data, "{spec:?}");
-        assert!(
-            driver.issue_merged(command(Op::Read, 128 << 10, 128 << 10), &[], 4096),
-            "{spec:?}"
-        );
-        assert_eq!(driver.finish()[0].data, data, "{spec:?}");
-        let odd = driver.issue_merged(command(Op::Read, 512, 9000), &[], 1000);
-        let wants_blocks = matches!(spec, DeviceSpec::NvmeSoft(_)) || device.info().block_size > 1;
-        assert_eq!(odd, !wants_blocks, "{spec:?}");
-        driver.finish();
+        for (offset, length, stretches) in [
+            (128 << 10, 128 << 10, &[(4096, 0)][..]),
+            (512, 9000, &[(1000, 0)]),
+            (8192, 3 * 4096, &[(4096, 0), (4096, 8)]),
+            (0, 64_000, &[(64, 3)]),
+        ] {
+            let written = pattern(offset as u8 + 9, length as usize);
+            driver.issue_scattered(command(Op::Write, offset, length), &written, stretches);
+            assert_eq!(driver.finish()[0].errno, 0, "{spec:?} {stretches:?}");
+            assert_eq!(driver.read(offset, length), written, "{spec:?} {stretches:?}");
+            driver.issue_scattered(command(Op::Read, offset, length), &[], stretches);
+            assert_eq!(driver.finish()[0].data, written, "{spec:?} {stretches:?}");
+        }
     }
 }
 

@@ -21,13 +21,15 @@ const COMPLETION_ENTRIES: u32 = 8192;
 pub enum Asker {
     /// The device queue.
     Device,
-    /// The front end.
-    Front,
     /// The shard itself.
     Shard,
+    /// The front end for NBD.
+    Nbd,
+    /// The front end for vhost-user.
+    Vhost,
 }
 
-/// The user data of one operation.
+/// The user data of one operation, or the name of an order on the data path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UserData {
     /// The asker.
@@ -39,16 +41,17 @@ pub struct UserData {
 impl UserData {
     const VALUE_BITS: u32 = 56;
 
-    fn to_word(self) -> u64 {
+    pub(crate) fn to_word(self) -> u64 {
         debug_assert!(self.value >> Self::VALUE_BITS == 0);
         (self.asker as u64) << Self::VALUE_BITS | self.value
     }
 
-    fn from_word(word: u64) -> UserData {
+    pub(crate) fn from_word(word: u64) -> UserData {
         let asker = match word >> Self::VALUE_BITS {
             0 => Asker::Device,
-            1 => Asker::Front,
-            _ => Asker::Shard,
+            1 => Asker::Shard,
+            2 => Asker::Nbd,
+            _ => Asker::Vhost,
         };
         UserData { asker, value: word & ((1 << Self::VALUE_BITS) - 1) }
     }
@@ -221,7 +224,7 @@ mod tests {
     #[test]
     fn user_data_survives_the_kernel() {
         let mut ring = Ring::new(0).unwrap();
-        for asker in [Asker::Device, Asker::Front, Asker::Shard] {
+        for asker in [Asker::Device, Asker::Shard, Asker::Nbd, Asker::Vhost] {
             let data = UserData { asker, value: 0x00ab_cdef_0123_4567 };
             // SAFETY: a no-op names no memory.
             unsafe { ring.push(io_uring::opcode::Nop::new().build(), data) };
@@ -271,7 +274,7 @@ mod tests {
             unsafe {
                 ring.push(
                     io_uring::opcode::Nop::new().build(),
-                    UserData { asker: Asker::Front, value },
+                    UserData { asker: Asker::Nbd, value },
                 )
             };
         }

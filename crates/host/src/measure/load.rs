@@ -20,7 +20,7 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::pool::{Shards, policy_loops};
 use crate::shard::shared::Common;
 use crate::shard::volume::{Order, Piece, Volume};
-use crate::shard::{Front, Message};
+use crate::shard::{Front, Message, Notice};
 
 mod direct;
 mod moves;
@@ -246,6 +246,15 @@ impl Front for LoadFront {
         self.begin(begins_ns);
     }
 
+    fn notice<P: Port, D: Device>(
+        &mut self,
+        _: u64,
+        _: &mut Ring,
+        _: &mut DataPath<P, D>,
+        _: Notice,
+    ) {
+    }
+
     fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
 
     fn arrivals<P: Port, D: Device>(
@@ -266,7 +275,7 @@ impl Front for LoadFront {
                 // SAFETY: the buffer left `idle`, and returns there when the order is finished;
                 // until then no other code uses it, and the region lives as long as the front end,
                 // which outlives its orders.
-                unsafe { path.submit(now_ns, ring, &order) }
+                unsafe { path.submit(now_ns, ring, &order, &[]) }
                     .expect("flows of a load run are not removed");
             }
         }

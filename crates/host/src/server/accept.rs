@@ -29,8 +29,8 @@ use crate::server::crowd::{Seat, Watched};
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listen::{self, Listener, OwnName, Stream};
 use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
+use crate::shard::Meeting;
 use crate::shard::volume::Volume;
-use crate::shard::{Meeting, Message};
 
 /// Handshakes that have failed since the last report in the log.
 #[derive(Default)]
@@ -352,11 +352,11 @@ impl Server {
         let gate = has_others.then(|| Arc::new(Meeting::new(self.shards.count())));
         if let Some(gate) = &gate {
             let shard = PortId(shard as u8);
-            self.tell_all(|| NbdMessage::CheckEnds { flow: *flow, shard, gate: gate.clone() });
+            self.send_nbd_all(|| NbdMessage::CheckEnds { flow: *flow, shard, gate: gate.clone() });
         }
         let pass = Pass { until, shown, place: Some(place.handed_over()), gate, ..Pass::default() };
         let connect = Connect { fd, tls, negotiated, volume, pass };
-        self.shards.send(shard, Message::Front(NbdMessage::Connect(Box::new(connect))));
+        self.send_nbd(shard, NbdMessage::Connect(Box::new(connect)));
     }
 
     /// The revoked certificates now.
@@ -369,7 +369,7 @@ impl Server {
     /// comes in between.
     pub(super) fn end_revoked(&self) {
         if let Some(revoked) = self.revoked().filter(|revoked| !revoked.is_empty()) {
-            self.tell_all(|| NbdMessage::Revoke(revoked.clone()));
+            self.send_nbd_all(|| NbdMessage::Revoke(revoked.clone()));
         }
     }
 
@@ -398,6 +398,6 @@ impl Server {
             return;
         }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.tell_all(|| NbdMessage::Expire(now.as_secs()));
+        self.send_nbd_all(|| NbdMessage::Expire(now.as_secs()));
     }
 }

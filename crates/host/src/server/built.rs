@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fairq_core::{Policy, Port};
 
 use crate::device::any::AnyDevice;
-use crate::nbd::serve::front::NbdFront;
+use crate::front::Fronts;
 use crate::shard::pool::{PolicyLoops, policy_loops};
 use crate::shard::stores::{Names, Stock, StorePort};
 
@@ -55,7 +55,7 @@ impl BuiltPolicy {
         self,
         names: &Arc<Names>,
         tags: usize,
-    ) -> (Policies, PolicyLoops<AnyDevice, NbdFront>) {
+    ) -> (Policies, PolicyLoops<AnyDevice, Fronts>) {
         let BuiltPolicy { policy: first, ports, more } = self;
         match more {
             None => (Policies { first, later: None }, ports.alone()),
@@ -98,7 +98,7 @@ impl Later {
 trait Ports: Any + Send {
     fn shards(&self) -> usize;
     /// Converts them to the ports of the only store.
-    fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, NbdFront>;
+    fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, Fronts>;
     /// Converts them to the ports of the first of several stores, with the stock into which the
     /// ports of later stores are put.
     fn among(
@@ -106,7 +106,7 @@ trait Ports: Any + Send {
         stores: usize,
         names: &Arc<Names>,
         tags: usize,
-    ) -> (PolicyLoops<AnyDevice, NbdFront>, Box<dyn AnyStock>);
+    ) -> (PolicyLoops<AnyDevice, Fronts>, Box<dyn AnyStock>);
 }
 
 /// The stock into which the ports of later stores are put.
@@ -119,7 +119,7 @@ impl<P: Port + 'static> Ports for Vec<P> {
         self.len()
     }
 
-    fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, NbdFront> {
+    fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, Fronts> {
         policy_loops(*self)
     }
 
@@ -128,7 +128,7 @@ impl<P: Port + 'static> Ports for Vec<P> {
         stores: usize,
         names: &Arc<Names>,
         tags: usize,
-    ) -> (PolicyLoops<AnyDevice, NbdFront>, Box<dyn AnyStock>) {
+    ) -> (PolicyLoops<AnyDevice, Fronts>, Box<dyn AnyStock>) {
         let stock = Arc::new(Stock::new(self.len()));
         let of_shard = |(shard, port)| {
             StorePort::new(port, (stock.clone(), shard), names.clone(), (stores, tags))

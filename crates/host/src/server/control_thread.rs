@@ -21,7 +21,6 @@ use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
 use crate::device::write_back::WriteBack;
 use crate::io::wakers::Wakers;
-use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
@@ -34,10 +33,10 @@ use crate::server::{
     Admin, AdminError, BuiltPolicy, Change, DefaultTenant, Group, Listen, Member, Operator, Server,
     Status, StoreStatus, Tenant, TenantList, Turns,
 };
-use crate::shard::Exchange;
 use crate::shard::fence::Fences;
 use crate::shard::stores::Names;
 use crate::shard::turns::Weights;
+use crate::shard::{Exchange, Notice};
 
 /// The stage of the end of a server.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -398,7 +397,7 @@ impl ControlThread<'_> {
         self.weigh_groups();
         self.server.tell_failures();
         self.server.end_expired();
-        self.server.tell_all(|| NbdMessage::Second);
+        self.server.notify_all(Notice::Second);
     }
 
     /// Whether the server ends now.

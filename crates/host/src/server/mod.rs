@@ -29,6 +29,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
+use crate::front::Fronts;
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
@@ -40,10 +41,10 @@ use crate::nbd::session::exports::{ExportsError, Identity};
 use crate::nbd::session::handshake::HandshakeOptions;
 use crate::nbd::session::tls::{TlsMode, TlsThreads};
 use crate::nbd::session::users::Users;
-use crate::shard::Message;
 use crate::shard::pool::Shards;
 use crate::shard::shared::Common;
 use crate::shard::stores::Names;
+use crate::shard::{Message, Notice};
 
 mod accept;
 mod admin;
@@ -344,14 +345,11 @@ pub fn serve(
     let surveyor = Surveyor::start(&common).map_err(system("cannot start a thread"))?;
     let budget = Arc::new(Budget::new(config.memory, most));
     let front = |shard: usize| {
-        Ok(NbdFront::new(
-            config.connections,
-            config.limits,
-            counts[shard].clone(),
-            surveyor.client(shard),
-        )
-        .within(budget.clone())
-        .weighed_by(common.weights.clone()))
+        let (connections, count) = (config.connections, counts[shard].clone());
+        let nbd = NbdFront::new(connections, config.limits, count, surveyor.client(shard))
+            .within(budget.clone())
+            .weighed_by(common.weights.clone());
+        Ok(Fronts::new(nbd))
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
@@ -477,7 +475,7 @@ struct Server {
     tenants: Mutex<Arc<TenantList>>,
     counts: Vec<Arc<AtomicUsize>>,
     budget: Arc<Budget>,
-    shards: Shards<AnyDevice, NbdFront>,
+    shards: Shards<AnyDevice, Fronts>,
     /// The options of handshakes that begin now.
     handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
@@ -502,11 +500,19 @@ impl Server {
         *options = Arc::new(HandshakeOptions { tls, ..HandshakeOptions::clone(&options) });
     }
 
-    /// Sends a message to all shards' front ends.
-    fn tell_all(&self, message: impl Fn() -> NbdMessage) {
-        for shard in 0..self.shards.count() {
-            self.shards.send(shard, Message::Front(message()));
-        }
+    /// Sends a notice to all shards' front ends.
+    fn notify_all(&self, notice: Notice) {
+        (0..self.shards.count()).for_each(|shard| self.shards.send(shard, Message::Notice(notice)));
+    }
+
+    /// Sends a message to a shard's front end for NBD.
+    fn send_nbd(&self, shard: usize, message: NbdMessage) {
+        self.shards.send(shard, Message::Front(message.into()));
+    }
+
+    /// Sends a message to all shards' front ends for NBD.
+    fn send_nbd_all(&self, message: impl Fn() -> NbdMessage) {
+        (0..self.shards.count()).for_each(|shard| self.send_nbd(shard, message()));
     }
 
     /// Whether there is no connection.
@@ -680,7 +686,7 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
             tracing::warn!("clients do not take their answers: cutting them off");
-            server.tell_all(|| NbdMessage::HangUp);
+            server.notify_all(Notice::HangUp);
             break;
         }
         // Requests in flight may wait for their policy's ticks.

@@ -12,7 +12,6 @@ use fairq_core::{CapStats, FlowError, FlowId, TargetStats};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
-use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::place::Connections;
 use crate::server::control_thread::ControlThread;
@@ -22,10 +21,10 @@ use crate::server::{
     AdminError, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
     ServerError, Tenant, TenantList,
 };
-use crate::shard::Message;
 use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
 use crate::shard::wipe::{Wipe, Wiping};
+use crate::shard::{Message, Notice};
 
 pub(super) fn add_flows(
     schedulers: &mut Schedulers<'_>,
@@ -61,7 +60,7 @@ fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
     for &flow in flows {
         for shard in 0..server.shards.count() {
             server.shards.send(shard, Message::EndWipes(flow));
-            server.shards.send(shard, Message::Front(NbdMessage::Detach { flow, cut_off }));
+            server.shards.send(shard, Message::Notice(Notice::Detach { flow, cut_off }));
         }
     }
 }
@@ -482,8 +481,8 @@ impl ControlThread<'_> {
                 let left = Arc::new(AtomicUsize::new(self.server.shards.count()));
                 let Tenant { file, base, .. } = member.tenant;
                 for shard in 0..self.server.shards.count() {
-                    let front = NbdMessage::Shrink { flow, size };
-                    self.server.shards.send(shard, Message::Front(front));
+                    let notice = Notice::Resize { flow, size };
+                    self.server.shards.send(shard, Message::Notice(notice));
                     let cut = Cut::new(member.number(), file, base + size, left.clone());
                     self.server.shards.send(shard, Message::Cut(cut));
                 }

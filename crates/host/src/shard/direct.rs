@@ -164,7 +164,7 @@ impl<P: Port, D: Device> DirectPath<P, D> {
         let command = order.command(tag, class);
         // SAFETY: the caller keeps the memory valid and untouched until the order comes back, which
         // is after its completion has been reaped.
-        unsafe { self.queue.issue(now_ns, &mut self.ring, &command) };
+        unsafe { self.queue.issue(now_ns, &mut self.ring, &command, &[]) };
         Ok(())
     }
 

@@ -48,6 +48,7 @@ pub mod fence;
 pub mod halt;
 pub mod path;
 pub mod pool;
+pub mod request;
 pub mod shared;
 mod spin;
 pub mod stores;
@@ -77,6 +78,15 @@ pub trait Front: 'static {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
         message: Self::Message,
+    );
+
+    /// Takes a message that all front ends get.
+    fn notice<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        notice: Notice,
     );
 
     /// Takes an event of an operation that it put on the ring.
@@ -122,10 +132,38 @@ pub trait Front: 'static {
     fn is_stopped(&self) -> bool;
 }
 
+/// A message to all front ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Notice {
+    /// This flow was removed: its clients are given up when they have the answers to their requests
+    /// in flight.
+    Detach {
+        /// The flow.
+        flow: FlowId,
+        /// Whether to give them up at once.
+        cut_off: bool,
+    },
+    /// The range of this flow's tenant has this many bytes from now on: requests beyond are
+    /// refused.
+    Resize {
+        /// The flow.
+        flow: FlowId,
+        /// The range's size in bytes.
+        size: u64,
+    },
+    /// Give up the clients that are left, whatever they wait for.
+    HangUp,
+    /// A second has passed: the deadlines of clients are checked, and clients that have gone
+    /// without a sign.
+    Second,
+}
+
 /// A message to a shard.
 pub enum Message<D: Device, F: Front> {
     /// Something for its front end.
     Front(F::Message),
+    /// Something for every front end.
+    Notice(Notice),
     /// Make a range read as zeroes.
     Wipe(Box<Wipe>),
     /// Report when no request reaches beyond this cut.
@@ -449,8 +487,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let mut has_some = false;
         while let Some(finished) = self.path.finished() {
             has_some = true;
-            if !self.wipes.finished(finished) {
-                self.front.finished(now_ns, finished);
+            match finished.asker {
+                Asker::Shard => self.wipes.finished(finished),
+                _ => self.front.finished(now_ns, finished),
             }
         }
         has_some
@@ -494,8 +533,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         while let Some(event) = self.ring.event() {
             match event.data.asker {
                 Asker::Device => self.path.event(now_ns, &mut self.ring, event),
-                Asker::Front => self.front.event(now_ns, &mut self.ring, event),
                 Asker::Shard => self.clear_eventfd(),
+                _ => self.front.event(now_ns, &mut self.ring, event),
             }
         }
     }
@@ -514,6 +553,10 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                         &mut self.path,
                         message,
                     );
+                }
+                Message::Notice(notice) => {
+                    let now_ns = self.clock.now_ns();
+                    self.front.notice(now_ns, &mut self.ring, &mut self.path, notice);
                 }
                 Message::Wipe(wipe) => self.wipes.push(*wipe),
                 Message::Cut(cut) => self.cuts.push(cut),

@@ -7,9 +7,12 @@
 //!   finished ◀── port.complete ◀── reap: queue.reap
 //! ```
 //!
+//! **Memory.** The data of an order lie in one stretch of memory or in several. The stretches after
+//! the first are kept in an arena until the order has ended ([`Arena`]).
+//!
 //! **Merged requests** are one command of the device's: what the policy joins is collected until
-//! the request that completes it, and handed to the queue with the memory of each part
-//! ([`Queue::issue_merged`]); when the command ends, all of them have. If it fails, each part is
+//! the request that completes it, and handed to the queue with the memory of each part; when the
+//! command ends, all of them have. If it fails, each part is
 //! issued once more, alone: the device says what became of the command and not where in it, so that
 //! one bad block would fail up to a hundred requests that have nothing to do with it. Reading again
 //! and writing the same again do no harm, since the parts are still on their way for everybody.
@@ -32,9 +35,9 @@ use fairq_core::{
 };
 
 use crate::device::write_back::WriteBack;
-use crate::device::{Command, Completion, Device, Queue};
+use crate::device::{Command, Completion, Device, Queue, STRETCHES};
 use crate::io::memory::Memory;
-use crate::io::ring::{Event, Ring};
+use crate::io::ring::{Asker, Event, Ring, UserData};
 use crate::observe::interference::Observed;
 use crate::observe::record::{Decision, Kind, Recorder, Recording};
 use crate::observe::stats::{ShardCounters, ShardReport, StoreLoad, TenantStats, Times};
@@ -45,6 +48,8 @@ use crate::shard::fence::{Client, Fences};
 use crate::shard::shared::Common;
 use crate::shard::turns::Weights;
 use crate::shard::volume::Order;
+
+use arena::{Arena, Rest};
 
 /// Requests issued before completions are looked at and replies leave again: so much that a send
 /// for it costs little beside, and so little that a client with a deep queue works on the first
@@ -57,6 +62,8 @@ const LOADS_NS: u64 = 500_000_000;
 /// An order that has been carried out.
 #[derive(Clone, Copy, Debug)]
 pub struct Finished {
+    /// The front end that has submitted it.
+    pub asker: Asker,
     /// The front end's name for it.
     pub cookie: u64,
     /// 0, or the errno it failed with.
@@ -82,7 +89,10 @@ struct Live {
     command: Command,
     tenant: u16,
     flow: FlowId,
+    /// The front end and its name for the order.
     cookie: u64,
+    /// The memory of the data after `command.memory`.
+    rest: Rest,
     arrived_ns: u64,
     issued_ns: u64,
     /// See [`Volume::void`](crate::shard::volume::Volume::void).
@@ -104,6 +114,9 @@ pub struct DataPath<P, D: Device> {
     /// The device's block, in bytes.
     block: u32,
     queue: D::Queue,
+    /// The front end that submits orders now.
+    asker: Asker,
+    arena: Arena,
     /// By tag, as many as have been used: those that never were take no memory.
     live: Vec<Option<Live>>,
     /// The tags that have been used and are free.
@@ -165,6 +178,8 @@ impl<D: Device> DataPath<(), D> {
             device: common.device.clone(),
             block: common.device.info().block_size,
             queue,
+            asker: Asker::Nbd,
+            arena: Arena::default(),
             live: Vec::with_capacity(tags),
             free: Vec::with_capacity(tags),
             tags,
@@ -225,7 +240,7 @@ impl<P, D: Device> DataPath<P, D> {
             void,
             ..
         } = self;
-        let DataPath { finished, stats, changed, counters, observed, .. } = self;
+        let DataPath { asker, arena, finished, stats, changed, counters, observed, .. } = self;
         let DataPath { charges, loads, loads_ns, write_back, fences, recorder, .. } = self;
         let DataPath { dirty, weights, throttled, throttled_count, throttle_seen, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
@@ -235,6 +250,8 @@ impl<P, D: Device> DataPath<P, D> {
             device,
             block,
             queue,
+            asker,
+            arena,
             live,
             free,
             tags,
@@ -279,6 +296,12 @@ impl<P, D: Device> DataPath<P, D> {
     /// A client of a tenant whose requests come by this path.
     pub fn client(&self, tenant: u16) -> Client {
         Client::new(self.fences.clone(), tenant, self.id)
+    }
+
+    /// Makes a front end the one that submits and cancels orders from now on; returns the one
+    /// before. A shard that has one front end need not call this.
+    pub fn serve(&mut self, asker: Asker) -> Asker {
+        std::mem::replace(&mut self.asker, asker)
     }
 
     /// Has a shard run its loop once more.
@@ -415,24 +438,33 @@ impl<P: Port, D: Device> DataPath<P, D> {
         })
     }
 
-    /// Takes an order. Fails if its flow is gone; there must be room.
+    /// Takes an order. Fails if its flow is gone; there must be room. The data of a read or write
+    /// lie in the memory of its piece and then in the stretches of `rest`, in order. If these are
+    /// not together as long as the order, or more than [`STRETCHES`], it ends with `EINVAL`.
     ///
     /// # Safety
-    /// The order's memory must stay valid and untouched until the order comes back from
-    /// [`Self::finished`].
+    /// All of this memory must stay valid until the order comes back from [`Self::finished`]. Only
+    /// the owner of a guest's memory may change or read it meanwhile.
     pub unsafe fn submit(
         &mut self,
         now_ns: u64,
         ring: &mut Ring,
         order: &Order,
+        rest: &[Memory],
     ) -> Result<(), SubmitError> {
+        let cookie = UserData { asker: self.asker, value: order.cookie() }.to_word();
+        if !rest.is_empty() && !(rest.len() < STRETCHES && order.fits(rest)) {
+            self.refuse(cookie, libc::EINVAL);
+            return Ok(());
+        }
         let tag = self.take_tag();
         let mut live = Live {
             // The policy names the class when it lets the request go.
             command: order.command(tag, Class::Medium),
             tenant: order.tenant(),
             flow: order.flow(),
-            cookie: order.cookie(),
+            cookie,
+            rest: Rest::NONE,
             arrived_ns: now_ns,
             issued_ns: 0,
             is_void: order.is_void(),
@@ -454,6 +486,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let shard = usize::from(self.id.0);
             live.covers = self.write_back.begin(shard, live.tenant, live.command.op);
         }
+        live.rest = self.arena.keep(rest);
         self.live[tag.0 as usize] = Some(live);
         self.stats[usize::from(order.tenant())].arrive(now_ns);
         self.changed[usize::from(order.tenant())] = true;
@@ -465,6 +498,15 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.issue(now_ns, ring, tag, class);
         }
         Ok(())
+    }
+
+    /// Ends an order that no layer below has seen.
+    #[cold]
+    fn refuse(&mut self, cookie: u64, errno: i32) {
+        let UserData { asker, value } = UserData::from_word(cookie);
+        self.finished.push(Finished { asker, cookie: value, errno });
+        // Its front end gets it in a turn, which must come.
+        self.issued = true;
     }
 
     /// Gives the port a request, as its flow is charged for it.
@@ -542,14 +584,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             return self.issue_joined(now_ns, ring, tag, class);
         }
         self.batch += 1;
-        let command = self.leave(now_ns, tag, class);
+        let (command, rest) = self.leave(now_ns, tag, class);
         // An order without work is always a flush, so no other request pays for this look.
         if command.op == Op::Flush && self.is_void(tag) {
             return self.void.push(tag);
         }
-        // SAFETY: the submitter of the order keeps its memory valid and untouched until it is
-        // finished, and it is not finished before its completion has been reaped.
-        unsafe { self.queue.issue(now_ns, ring, &command) };
+        // SAFETY: the submitter of the order keeps its memory valid until it is finished, and it is
+        // not finished before its completion has been reaped.
+        unsafe { self.queue.issue(now_ns, ring, &command, self.arena.get(rest)) };
     }
 
     #[cold]
@@ -565,8 +607,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.memories.clear();
         let mut whole: Option<Command> = None;
         for &part in &parts {
-            let command = self.leave(now_ns, part, class);
-            self.memories.push(Memory { length: command.length, ..command.memory });
+            let (command, rest) = self.leave(now_ns, part, class);
+            self.memories.extend(command.stretches(self.arena.get(rest)));
             match &mut whole {
                 None => whole = Some(command),
                 Some(whole) => {
@@ -578,9 +620,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
                 }
             }
         }
-        let whole = whole.expect("it has parts");
-        // SAFETY: as for one; the parts are finished together, after the completion of the whole.
-        if unsafe { self.queue.issue_merged(now_ns, ring, &whole, &self.memories) } {
+        let mut whole = whole.expect("it has parts");
+        if let Some((first, rest)) = self.memories.split_first()
+            && self.memories.len() <= STRETCHES
+        {
+            whole.memory = *first;
+            // SAFETY: as for one; the parts are finished together, after the completion of the
+            // whole.
+            unsafe { self.queue.issue(now_ns, ring, &whole, rest) };
             self.counters.joined += parts.len() as u64 - 1;
             for two in parts.windows(2) {
                 self.live[two[0].0 as usize].as_mut().expect("it has just gone").after =
@@ -595,19 +642,20 @@ impl<P: Port, D: Device> DataPath<P, D> {
 
     /// Issues a request that the policy has let go.
     fn issue_alone(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag) {
-        let command = self.live[tag.0 as usize].as_ref().expect("it is on its way").command;
+        let Live { command, rest, .. } =
+            self.live[tag.0 as usize].as_ref().expect("it is on its way");
         // SAFETY: as for those that are not joined.
-        unsafe { self.queue.issue(now_ns, ring, &command) };
+        unsafe { self.queue.issue(now_ns, ring, command, self.arena.get(*rest)) };
     }
 
     /// The policy has let a request go.
     #[inline]
-    fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> Command {
+    fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> (Command, Rest) {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
         // The command is copied before its class is changed. A wide load that covers a narrow store
         // which is still in the store buffer stalls until that buffer is empty, and the data of the
         // last command may be in it.
-        let mut command = Command { class, ..live.command };
+        let (mut command, rest) = (Command { class, ..live.command }, live.rest);
         live.command.class = class;
         live.issued_ns = now_ns;
         self.stats[usize::from(live.tenant)].issue(now_ns);
@@ -619,7 +667,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         if self.recorder.is_some() {
             self.note(now_ns, Kind::Issue, tag);
         }
-        command
+        (command, rest)
     }
 
     /// Passes an event of the device's to it.
@@ -686,6 +734,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
         }
         self.live[tag.0 as usize] = None;
+        self.arena.free(live.rest);
         let outcome = if failed { Outcome::Failed } else { Outcome::Done };
         if live.held_by == Holder::Device {
             self.orphans -= 1;
@@ -704,7 +753,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
         // Bytes in the page cache are served when the disk has them.
         let served = if live.dirty > 0 { 0 } else { bytes };
         self.observed.ended(tag, live.tenant, served, times.latency_ns());
-        self.finished.push(Finished { cookie: live.cookie, errno });
+        self.give_back(&live, errno);
+    }
+
+    /// An order is its front end's again.
+    #[inline]
+    fn give_back(&mut self, live: &Live, errno: i32) {
+        let UserData { asker, value: cookie } = UserData::from_word(live.cookie);
+        self.finished.push(Finished { asker, cookie, errno });
     }
 
     /// Whether a live request is beyond a cut.
@@ -752,6 +808,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 }
 
+mod arena;
 mod cancel;
 mod change;
 #[cfg(test)]

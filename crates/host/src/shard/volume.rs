@@ -209,6 +209,11 @@ impl Order {
         self.command.no_hole
     }
 
+    /// Whether its memory and these stretches have room for just its data.
+    pub(crate) fn fits(&self, rest: &[Memory]) -> bool {
+        self.command.fits(rest)
+    }
+
     /// The command for the device, with its tag and class.
     #[inline]
     pub fn command(&self, tag: Tag, class: Class) -> Command {
@@ -217,14 +222,14 @@ impl Order {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use fairq_core::none::NonePolicy;
     use fairq_core::{Native, Policy, Weight};
     use proptest::prelude::*;
 
     use super::*;
 
-    fn volume(base: u64, size: u64, read_only: bool, block: u32) -> Volume {
+    pub(in crate::shard) fn volume(base: u64, size: u64, read_only: bool, block: u32) -> Volume {
         let (policy, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         Volume { tenant: 3, flow, file: 7, base, size, read_only, block }

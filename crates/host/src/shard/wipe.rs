@@ -13,15 +13,13 @@ use fairq_core::{FlowId, Op, Port};
 
 use crate::device::Device;
 use crate::io::memory::Memory;
-use crate::io::ring::Ring;
+use crate::io::ring::{Asker, Ring};
 use crate::shard::path::{DataPath, Finished};
-use crate::shard::volume::{Piece, Volume};
+use crate::shard::request::Request;
+use crate::shard::volume::Volume;
 
-/// Bytes that are zeroed at a time: some milliseconds if they have to be written. Pieces end at
-/// multiples of this in the file, so that no block is cut.
-const PIECE: u64 = 2 << 20;
-/// The bit of cookies that belong to a wipe and not to a front end.
-const COOKIE: u64 = 1 << 63;
+/// Bytes that are zeroed at a time if they have to be written: some milliseconds.
+const PIECE: u32 = 2 << 20;
 /// The outcome of a wipe that is not over.
 const RUNS: i32 = -1;
 
@@ -95,16 +93,18 @@ impl Wiping {
 pub struct Wipe {
     volume: Volume,
     state: Arc<Wiping>,
+    /// The zeroing, which ends with a flush.
+    request: Request,
     /// Bytes submitted so far.
     at: u64,
-    is_outstanding: bool,
-    is_flushed: bool,
 }
 
 impl Wipe {
     /// A wipe of the first bytes of a volume; `state` says how many.
     pub fn new(volume: Volume, state: Arc<Wiping>) -> Wipe {
-        Wipe { volume, state, at: 0, is_outstanding: false, is_flushed: false }
+        let mut request = Request::new(Op::WriteZeroes, 0, state.size);
+        (request.fua, request.written_piece) = (true, PIECE);
+        Wipe { volume, state, request, at: 0 }
     }
 
     fn is_of(&self, flow: FlowId) -> bool {
@@ -113,7 +113,7 @@ impl Wipe {
 
     /// Whether it has ended and has no order under way.
     fn is_over(&self) -> bool {
-        !self.is_outstanding && self.state.outcome().is_some()
+        !self.is_outstanding() && self.state.outcome().is_some()
     }
 
     /// Ends it before all bytes are zeroed.
@@ -128,14 +128,18 @@ impl Wipe {
         }
     }
 
+    fn is_outstanding(&self) -> bool {
+        self.request.outstanding() > 0
+    }
+
     fn cookie(&self) -> u64 {
-        COOKIE | u64::from(self.volume.tenant)
+        self.volume.tenant.into()
     }
 
     /// Whether this order is its own. The wipe of an earlier tenant of the slot may still be here,
     /// without an order.
     fn has_cookie(&self, cookie: u64) -> bool {
-        self.is_outstanding && self.cookie() == cookie
+        self.is_outstanding() && self.cookie() == cookie
     }
 
     /// Submits the next piece, if there is room and the last one is done.
@@ -145,19 +149,17 @@ impl Wipe {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
-        if self.is_outstanding || self.state.outcome().is_some() || !path.has_room() {
+        if !self.request.is_submittable() || self.state.outcome().is_some() || !path.has_room() {
             return;
         }
-        let length = (self.state.size - self.at).min(PIECE - (self.volume.base + self.at) % PIECE);
-        let op = if length > 0 { Op::WriteZeroes } else { Op::Flush };
-        let piece = Piece::new(op, self.at, length as u32, Memory::NONE, self.cookie());
-        let Ok(order) = self.volume.order(&piece) else { return self.end(libc::EINVAL) };
+        let part = self.request.next(&self.volume, path.device());
+        let order = part.order(&self.volume, Memory::NONE, self.cookie());
+        let Ok(order) = order else { return self.end(libc::EINVAL) };
         // SAFETY: the order has no memory.
-        match unsafe { path.submit(now_ns, ring, &order) } {
+        match unsafe { path.submit(now_ns, ring, &order, &[]) } {
             Ok(()) => {
-                self.is_outstanding = true;
-                self.is_flushed = op == Op::Flush;
-                self.at += length;
+                self.request.submitted();
+                self.at += u64::from(part.length());
             }
             // The tenant has been removed again.
             Err(_) => self.cancel(),
@@ -166,7 +168,7 @@ impl Wipe {
 
     /// Handles the end of its order.
     fn finished(&mut self, errno: i32) {
-        self.is_outstanding = false;
+        self.request.finished(errno);
         self.state.done.store(self.at, Ordering::Relaxed);
         // An order that was cancelled with its tenant is no failure of the device.
         if errno != 0 && self.state.outcome().is_none() {
@@ -176,8 +178,8 @@ impl Wipe {
                 "a new tenant's range cannot be zeroed, so it stays closed"
             );
         }
-        if errno != 0 || self.is_flushed {
-            self.end(errno);
+        if self.request.is_finished() {
+            self.end(self.request.errno());
         }
     }
 }
@@ -199,7 +201,12 @@ impl Wipes {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
+        if self.0.is_empty() {
+            return;
+        }
+        let front = path.serve(Asker::Shard);
         self.0.iter_mut().for_each(|wipe| wipe.submit(now_ns, ring, path));
+        path.serve(front);
     }
 
     /// Ends the wipes of a removed flow.
@@ -212,9 +219,11 @@ impl Wipes {
         self.0.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
         // The flow is compared, since its slot may be another's by now.
         let wipes = &self.0;
+        let front = path.serve(Asker::Shard);
         path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
             wipes.iter().any(|wipe| wipe.is_of(flow) && wipe.has_cookie(cookie))
         });
+        path.serve(front);
         // Only cancelled orders are left here: all others were handled before.
         while let Some(finished) = path.finished() {
             self.finished(finished);
@@ -231,14 +240,10 @@ impl Wipes {
         self.0.iter().all(Wipe::is_over)
     }
 
-    /// Handles the end of an order if it belongs to one of these wipes.
-    pub(super) fn finished(&mut self, Finished { cookie, errno }: Finished) -> bool {
-        if cookie & COOKIE == 0 {
-            return false;
-        }
+    /// Handles the end of an order of one of these wipes.
+    pub(super) fn finished(&mut self, Finished { cookie, errno, .. }: Finished) {
         let own = self.0.iter_mut().filter(|wipe| wipe.has_cookie(cookie));
         own.for_each(|wipe| wipe.finished(errno));
         self.0.retain(|wipe| !wipe.is_over());
-        true
     }
 }

@@ -10,7 +10,8 @@
 //! block, change it and write it back, under the guard of `device::guard`. Through the page cache
 //! the kernel does all this, and each command is one part, made by the shard if it does not wait
 //! (`at_once`). Threads of the file's store make the calls that may wait (`workers`). Discards
-//! shrink to whole blocks.
+//! shrink to whole blocks. Data in several stretches of memory are one vectored call if each
+//! stretch is aligned, and otherwise pass the bounce buffer together (`device::vectors`).
 //!
 //! **Durability.** A flush is `fdatasync`, through the page cache of the tenant's range alone
 //! (`msync` does that), and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the

@@ -12,6 +12,7 @@ use crate::device::file::call::{Call, Pieces};
 use crate::device::file::open::Backing;
 use crate::device::file::part::{Step, ZEROES, around};
 use crate::device::guard::Access;
+use crate::device::vectors::{Vectors, Way, copy};
 use crate::io::memory::{Buffer, Memory};
 
 /// The most writes in a row that move no whole block; one more fails the command.
@@ -35,8 +36,8 @@ pub(super) struct Operation {
     pub(super) is_synced: bool,
     pub(super) bounce: Option<Buffer>,
     pub(super) access: Access,
-    /// The memory of a merged command.
-    pub(super) vectors: Vec<libc::iovec>,
+    /// The command's memory, if it has several stretches.
+    pub(super) vectors: Vectors,
     /// Whether a thread of the store makes its call, which may wait.
     pub(super) may_wait: bool,
 }
@@ -118,6 +119,23 @@ impl Operation {
         !is_transfer || self.is_cached(backing) || backing.no_wait.is_refused()
     }
 
+    /// Selects the memory of the rest of the part, if it is several stretches.
+    #[inline]
+    pub(super) fn select(&mut self) {
+        if self.is_scattered() {
+            self.vectors.select(self.done + self.moved, self.length - self.moved);
+        }
+    }
+
+    fn is_scattered(&self) -> bool {
+        !self.vectors.is_empty() && self.step == Step::Straight
+    }
+
+    /// The memory of the rest of the part, if it is several stretches.
+    pub(super) fn selected(&self) -> Option<&[libc::iovec]> {
+        self.is_scattered().then(|| self.vectors.selected())
+    }
+
     /// The call for the rest of the part.
     pub(super) fn call(&self, backing: &Backing) -> Call {
         match self.step {
@@ -138,10 +156,9 @@ impl Operation {
             _ => {
                 let (offset, length, address) = self.left_in(backing.block);
                 let one = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
-                let pieces = if self.vectors.is_empty() {
-                    Pieces::One(one)
-                } else {
-                    Pieces::Many(self.vectors.as_ptr(), self.vectors.len())
+                let pieces = match self.selected() {
+                    Some(list) => Pieces::Many(list.as_ptr(), list.len()),
+                    None => Pieces::One(one),
                 };
                 if self.is_read() {
                     Call::Read { pieces, offset }
@@ -161,9 +178,9 @@ impl Operation {
     pub(super) fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
         let durable = if self.is_durable() { libc::RWF_DSYNC } else { 0 };
         let (no_wait, flags) = (libc::RWF_NOWAIT, libc::RWF_NOWAIT | durable);
-        if !self.vectors.is_empty() {
-            let (vectors, count, offset) =
-                (self.vectors.as_ptr(), self.vectors.len() as u32, self.offset());
+        if let Some(list) = self.selected() {
+            let (offset, _, _) = self.left();
+            let (vectors, count) = (list.as_ptr(), list.len() as u32);
             return match self.is_read() {
                 true => build!(file, fd =>
                     opcode::Readv::new(fd, vectors, count).offset(offset).rw_flags(no_wait).build()),
@@ -221,12 +238,10 @@ impl Operation {
         }
         let (offset, length, address) = self.left();
         let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
-        let pieces = if self.vectors.is_empty() { &one } else { &*self.vectors };
+        let pieces = self.selected().unwrap_or(&one);
         // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
         // not have it.
-        let result = unsafe { at_once::read(&backing.file, pieces, offset, backing.is_in_memory) };
-        // A merged command is read as a whole or not at all.
-        result.filter(|&count| self.vectors.is_empty() || count as u32 == length)
+        unsafe { at_once::read(&backing.file, pieces, offset, backing.is_in_memory) }
     }
 
     /// Evaluates the result of the system call.
@@ -249,13 +264,6 @@ impl Operation {
             }
             errno if errno > 0 => return Verdict::Failed(errno),
             _ => {}
-        }
-        if !self.vectors.is_empty() {
-            return if result as u32 == self.length {
-                Verdict::Part
-            } else {
-                Verdict::Failed(libc::EIO)
-            };
         }
         match self.step {
             Step::Sync => {
@@ -322,19 +330,33 @@ impl Operation {
             bytes.fill(0);
             return;
         }
-        let from = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce
-        // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        let (bytes, length) = (bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: the part of the bounce buffer, which is elsewhere.
+        unsafe { self.copy(bytes, length, Way::In) };
     }
 
     /// Copies the fetched bytes to the command's memory.
     pub(super) fn drain_bounce(&mut self, at: usize) {
         let Some(bounce) = &mut self.bounce else { return };
-        let bytes = &bounce.bytes_mut()[at..at + self.length as usize];
-        let to = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and has room for its length; the bounce
-        // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        let bytes = &mut bounce.bytes_mut()[at..at + self.length as usize];
+        let (bytes, length) = (bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: the part of the bounce buffer, which is elsewhere.
+        unsafe { self.copy(bytes, length, Way::Out) };
+    }
+
+    /// Copies the command's bytes of this part.
+    ///
+    /// # Safety
+    /// `bytes` has `length` bytes, which are not the command's memory.
+    unsafe fn copy(&self, bytes: *mut u8, length: usize, way: Way) {
+        let address = self.command.memory.address.wrapping_add(self.done as usize);
+        // SAFETY: the command's memory is the device's and has room for its length; the caller
+        // vouches for the bytes.
+        unsafe {
+            match self.vectors.is_empty() {
+                true => copy(address, bytes, length, way),
+                false => self.vectors.copy(self.done, bytes, length, way),
+            }
+        }
     }
 }

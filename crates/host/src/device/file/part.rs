@@ -7,6 +7,7 @@ use fairq_core::Op;
 use crate::device::Command;
 use crate::device::file::BOUNCE;
 use crate::device::file::open::Backing;
+use crate::device::vectors::Vectors;
 
 /// Bytes of zeroes written at once where zeroing is not supported.
 pub(super) const ZEROES: u32 = 64 << 10;
@@ -75,9 +76,15 @@ pub(in crate::device) fn inside(offset: u64, length: u32, block: u32) -> (u64, u
     (start, end.saturating_sub(start) as u32)
 }
 
-/// The next step of a command of which `done` bytes are finished; `is_synced` if [`Step::Sync`] is
-/// finished.
-pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: bool) -> Next {
+/// The next step of a command of which `done` bytes are finished; `vectors` is its memory if that
+/// has several stretches, and `is_synced` if [`Step::Sync`] is finished.
+pub(super) fn next(
+    backing: &Backing,
+    command: &Command,
+    vectors: &Vectors,
+    done: u32,
+    is_synced: bool,
+) -> Next {
     let at = command.offset + u64::from(done);
     let rest = command.length - done;
     if rest == 0 || command.op == Op::Flush {
@@ -100,7 +107,10 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
     let misalignment = (at % u64::from(block)) as u32;
     let (_, whole) = inside(at, rest, block);
     if command.op == Op::Read {
-        if misalignment == 0 && whole > 0 && is_memory_aligned(backing, command, done) {
+        if misalignment == 0
+            && whole > 0
+            && is_memory_aligned(backing, command, vectors, done, whole)
+        {
             return Next::Part { step: Step::Straight, length: whole };
         }
         return Next::Part { step: Step::Fetch, length: rest.min(BOUNCE - misalignment) };
@@ -123,14 +133,23 @@ pub(super) fn next(backing: &Backing, command: &Command, done: u32, is_synced: b
     if command.op == Op::WriteZeroes {
         return zero(backing, command, whole);
     }
-    if is_memory_aligned(backing, command, done) {
+    if is_memory_aligned(backing, command, vectors, done, whole) {
         Next::Part { step: Step::Straight, length: whole }
     } else {
         Next::Part { step: Step::Copy, length: whole.min(BOUNCE) }
     }
 }
 
-fn is_memory_aligned(backing: &Backing, command: &Command, done: u32) -> bool {
+fn is_memory_aligned(
+    backing: &Backing,
+    command: &Command,
+    vectors: &Vectors,
+    done: u32,
+    length: u32,
+) -> bool {
+    if !vectors.is_empty() {
+        return vectors.are_aligned(done, length, backing.memory_align, backing.block);
+    }
     (command.memory.address as usize)
         .wrapping_add(done as usize)
         .is_multiple_of(backing.memory_align as usize)

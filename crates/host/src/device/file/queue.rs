@@ -10,10 +10,6 @@
 //!                                                       [again: EINTR]
 //! ```
 //!
-//! A merged command is one vectored read or write, and is accepted only if all its parts are whole
-//! blocks at aligned addresses; if it moves less than all its bytes, it has failed, and its parts
-//! are tried alone.
-//!
 //! **No call here waits for a device.** Direct reads and writes go to the ring with the flag
 //! `RWF_NOWAIT`; cached reads are made at once if the cache has the data (`at_once`). Threads of
 //! the file's store (`call`, `workers`) make the calls that would have to wait (the kernel returns
@@ -47,15 +43,14 @@ use crate::device::file::stores::MAX_STORES;
 use crate::device::file::workers::Workers;
 use crate::device::file::{BOUNCE_MEMORY, Shared};
 use crate::device::guard::Access;
-use crate::device::{Command, Completion, Place, Queue};
+use crate::device::vectors::Vectors;
+use crate::device::{Command, Completion, Place, Queue, STRETCHES};
 use crate::io::memory::{Memory, Region};
 use crate::io::ring::{Asker, Event, Ring, UserData};
 
 /// The longest time until a blocked command, or one that is to be retried, is tried again, in
 /// nanoseconds.
 const RETRY_NS: u64 = 20_000;
-/// The most pieces of memory in one system call; the kernel allows 1024.
-const PIECES_MAX: usize = 1000;
 
 /// One shard's queue on a [`crate::device::file::FileDevice`].
 pub struct FileQueue {
@@ -93,7 +88,7 @@ pub struct FileQueue {
     news: Vec<(u32, i32)>,
     done: Vec<Completion>,
     /// Vectors that are not in use.
-    spare: Vec<Vec<libc::iovec>>,
+    spare: Vec<Vectors>,
 }
 
 /// A file in this queue's table.
@@ -187,7 +182,15 @@ impl FileQueue {
     }
 
     /// Puts a command in a slot.
-    fn admit(&mut self, command: &Command, vectors: Vec<libc::iovec>) -> u32 {
+    fn admit(&mut self, command: &Command, rest: &[Memory]) -> u32 {
+        let vectors = match rest {
+            [] => Vectors::default(),
+            _ => {
+                let mut vectors = self.spare.pop().unwrap_or_default();
+                vectors.set(command.stretches(rest));
+                vectors
+            }
+        };
         let operation = Operation {
             command: *command,
             done: 0,
@@ -235,7 +238,8 @@ impl FileQueue {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         let command = &operation.command;
         let backing = &of(&self.files, command.file).backing;
-        let (step, length) = match next(backing, command, operation.done, operation.is_synced) {
+        let Operation { vectors, done, is_synced, .. } = &*operation;
+        let (step, length) = match next(backing, command, vectors, *done, *is_synced) {
             Next::End(errno) => return self.finish(slot, errno),
             Next::Part { step, length } => (step, length),
         };
@@ -298,6 +302,7 @@ impl FileQueue {
     /// or to the store's threads.
     fn submit(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
+        operation.select();
         let backing = &of(&self.files, operation.command.file).backing;
         if operation.is_cached_write(backing) {
             self.writes.push(slot);
@@ -428,16 +433,19 @@ impl FileQueue {
         for &slot in slots {
             let operation = self.slots[slot as usize].as_ref().expect("it is to be written");
             let (offset, length, address) = operation.left();
-            let pieces = operation.vectors.len().max(1);
+            let selected = operation.selected();
+            let pieces = selected.map_or(1, <[_]>::len);
             if count == 0 {
                 (file, start) = (operation.command.file, offset);
             } else if file != operation.command.file
                 || offset != end
-                || self.pieces.len() + pieces > PIECES_MAX
+                || self.pieces.len() + pieces > STRETCHES
             {
                 break;
             }
-            if operation.vectors.is_empty() {
+            if let Some(selected) = selected {
+                self.pieces.extend_from_slice(selected);
+            } else {
                 let piece = libc::iovec { iov_base: address.cast(), iov_len: length as usize };
                 match self.pieces.last_mut() {
                     // Pieces of one long write are adjacent in memory, too.
@@ -448,8 +456,6 @@ impl FileQueue {
                     }
                     _ => self.pieces.push(piece),
                 }
-            } else {
-                self.pieces.extend_from_slice(&operation.vectors);
             }
             end = offset + u64::from(length);
             count += 1;
@@ -486,7 +492,7 @@ fn of(files: &[Option<Open>], number: u16) -> &Open {
 }
 
 impl Queue for FileQueue {
-    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command) {
+    unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, rest: &[Memory]) {
         let Some(backing) = self.file(ring, command.file) else {
             self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
             return;
@@ -503,41 +509,9 @@ impl Queue for FileQueue {
             (command.offset, command.length) =
                 inside(command.offset, command.length, backing.zero_block);
         }
-        debug_assert!(
-            !matches!(command.op, Op::Read | Op::Write) || command.memory.length >= command.length
-        );
-        let slot = self.admit(&command, Vec::new());
+        debug_assert!(command.fits(rest));
+        let slot = self.admit(&command, rest);
         self.advance(now_ns, ring, slot);
-    }
-
-    unsafe fn issue_merged(
-        &mut self,
-        now_ns: u64,
-        ring: &mut Ring,
-        command: &Command,
-        memories: &[Memory],
-    ) -> bool {
-        let Some(backing) = self.file(ring, command.file) else { return false };
-        let end = command.offset.checked_add(u64::from(command.length));
-        let is_straight = |memory: &Memory| {
-            memory.length.is_multiple_of(backing.block)
-                && (memory.address as usize).is_multiple_of(backing.memory_align as usize)
-        };
-        let is_one = end.is_some_and(|end| end <= backing.intact())
-            && command.offset.is_multiple_of(backing.block.into())
-            && memories.iter().all(is_straight);
-        if !is_one {
-            return false;
-        }
-        let mut vectors = self.spare.pop().unwrap_or_default();
-        let vector = |memory: &Memory| libc::iovec {
-            iov_base: memory.address.cast(),
-            iov_len: memory.length as usize,
-        };
-        vectors.extend(memories.iter().map(vector));
-        let slot = self.admit(command, vectors);
-        self.advance(now_ns, ring, slot);
-        true
     }
 
     fn ring(&mut self, now_ns: u64, ring: &mut Ring, _wake: &mut PortSet) {

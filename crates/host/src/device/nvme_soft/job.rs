@@ -1,8 +1,9 @@
 //! Commands that the controller does not take as they are: those that do not begin and end with a
-//! block, and those that are too long for one.
+//! block, those that are too long for one, and those whose memory is in stretches that it has no
+//! list for.
 //!
-//! A job is cut into pieces, one after the other. Whole blocks go straight between memory and
-//! device. A read of parts of blocks fetches the blocks to a bounce buffer; a write of a part reads
+//! A job is cut into pieces, one after the other. Whole blocks that lie in one stretch go straight
+//! between memory and device, and others by a bounce buffer. A read of parts of blocks fetches the blocks to a bounce buffer; a write of a part reads
 //! the block, changes it and writes it back, under the [`Guard`], alone in its region. A piece
 //! waits first for its bounce buffer, then for the guard, so that no ticket waits for memory.
 
@@ -14,6 +15,7 @@ use fairq_core::{Op, Tag};
 use crate::device::Command;
 use crate::device::file::around;
 use crate::device::guard::{Access, Guard};
+use crate::device::vectors::{Vectors, Way, copy};
 use crate::io::memory::{Buffer, Memory, Region};
 
 /// The most that a piece bounces.
@@ -33,6 +35,8 @@ pub(super) struct Blocks {
 /// A command in pieces.
 pub(super) struct Job {
     command: Command,
+    /// Its memory, if that has several stretches.
+    vectors: Vectors,
     /// Bytes that are done.
     done: u32,
     /// Bytes of the piece that is on its way, and how it is done.
@@ -56,6 +60,8 @@ enum Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Piece {
     Straight,
+    /// Writes whole blocks by the bounce buffer.
+    Copy,
     /// Reads the blocks around the range to the bounce buffer.
     Fetch,
     /// Reads the block around the range, to go on with `Changed`.
@@ -79,6 +85,8 @@ pub(super) struct Jobs {
     slots: Vec<Option<Job>>,
     free: Vec<u32>,
     region: Region,
+    /// Vectors that are not in use.
+    spare: Vec<Vectors>,
     /// Waiting for a bounce buffer.
     starved: VecDeque<u32>,
     /// Waiting for the guard.
@@ -89,7 +97,8 @@ pub(super) struct Jobs {
 impl Job {
     pub(super) fn new(command: &Command) -> Job {
         let (step, bounce, access) = (Step::Next, None, Access::NONE);
-        Job { command: *command, done: 0, length: 0, step, bounce, access, errno: 0 }
+        let vectors = Vectors::default();
+        Job { command: *command, vectors, done: 0, length: 0, step, bounce, access, errno: 0 }
     }
 
     /// A command that could go as it is but for the guard.
@@ -105,7 +114,13 @@ impl Job {
         let misalignment = (at % u64::from(blocks.size)) as u32;
         let whole = rest / blocks.size * blocks.size;
         if misalignment == 0 && whole > 0 {
-            return (Piece::Straight, whole.min(blocks.most));
+            let straight = whole.min(self.memory().length) / blocks.size * blocks.size;
+            return match self.command.op {
+                _ if straight > 0 => (Piece::Straight, straight.min(blocks.most)),
+                // A block that lies in several stretches.
+                Op::Read => (Piece::Fetch, whole.min(BOUNCE)),
+                _ => (Piece::Copy, whole.min(BOUNCE)),
+            };
         }
         match self.command.op {
             Op::Read => (Piece::Fetch, rest.min(BOUNCE - misalignment)),
@@ -113,16 +128,29 @@ impl Job {
         }
     }
 
+    /// The stretch in which the next byte lies, from that byte on.
+    fn memory(&self) -> Memory {
+        let memory = self.command.memory;
+        if self.vectors.is_empty() {
+            // Zeroing has no memory, and needs none.
+            let (address, length) = (memory.address.wrapping_add(self.done as usize), u32::MAX);
+            return Memory { address, length, ..memory };
+        }
+        let (address, length) = self.vectors.run(self.done);
+        Memory { address, length, fixed: None }
+    }
+
     /// The command for the piece that is next.
     fn piece(&self, piece: Piece, block: u32) -> Command {
         let offset = self.command.offset + u64::from(self.done);
         if piece == Piece::Straight {
-            let memory = self.command.memory;
-            let address = memory.address.wrapping_add(self.done as usize);
-            let memory = Memory { address, length: self.length, ..memory };
+            let memory = Memory { length: self.length, ..self.memory() };
             return Command { offset, length: self.length, memory, ..self.command };
         }
-        let op = if piece == Piece::Changed { Op::Write } else { Op::Read };
+        let op = match piece {
+            Piece::Changed | Piece::Copy => Op::Write,
+            Piece::Straight | Piece::Fetch | Piece::Read => Op::Read,
+        };
         let (offset, length) = around(offset, self.length, block);
         let memory = self.bounce.as_ref().map_or(Memory::NONE, Buffer::memory);
         Command { op, offset, length, memory, ..self.command }
@@ -135,26 +163,29 @@ impl Job {
         Some(&mut self.bounce.as_mut()?.bytes_mut()[start..start + length])
     }
 
-    /// Puts what was fetched in the command's memory.
-    fn drain(&mut self, block: u32) {
-        let to = self.command.memory.address.wrapping_add(self.done as usize);
+    /// Copies the command's bytes of this piece to or from the bounce buffer.
+    fn copy(&mut self, block: u32, way: Way) {
+        let address = self.command.memory.address.wrapping_add(self.done as usize);
         let Some(bytes) = self.bounced(block) else { return };
+        let (bytes, length) = (bytes.as_mut_ptr(), bytes.len());
         // SAFETY: the command's memory is the device's and has room for its length; the bounce
         // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        unsafe {
+            match self.vectors.is_empty() {
+                true => copy(address, bytes, length, way),
+                false => self.vectors.copy(self.done, bytes, length, way),
+            }
+        }
     }
 
-    /// Puts the command's bytes (zeroes, if it has none) over the block that was read.
+    /// Puts the command's bytes (zeroes, if it has none) in the bounce buffer.
     fn change(&mut self, block: u32) {
-        let from = self.command.memory.address.wrapping_add(self.done as usize);
-        let is_zero = self.command.op == Op::WriteZeroes;
-        let Some(bytes) = self.bounced(block) else { return };
-        if is_zero {
-            return bytes.fill(0);
+        if self.command.op != Op::WriteZeroes {
+            return self.copy(block, Way::In);
         }
-        // SAFETY: the command's memory is the device's and holds its length of bytes; the bounce
-        // buffer is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        if let Some(bytes) = self.bounced(block) {
+            bytes.fill(0);
+        }
     }
 }
 
@@ -164,6 +195,7 @@ impl Jobs {
             slots: Vec::new(),
             free: Vec::new(),
             region: Region::map(BOUNCE_MEMORY)?,
+            spare: Vec::new(),
             starved: VecDeque::new(),
             blocked: VecDeque::new(),
             retry_ns: 0,
@@ -177,6 +209,16 @@ impl Jobs {
         });
         self.slots[id as usize] = Some(job);
         id
+    }
+
+    /// Adds a job for a command whose data may lie in several stretches.
+    pub(super) fn begin(&mut self, command: &Command, rest: &[Memory]) -> u32 {
+        let mut job = Job::new(command);
+        if !rest.is_empty() {
+            job.vectors = self.spare.pop().unwrap_or_default();
+            job.vectors.set(command.stretches(rest));
+        }
+        self.add(job)
     }
 
     /// Puts a job in line for the guard.
@@ -234,6 +276,11 @@ impl Jobs {
         if job.step == Step::Next {
             if job.errno != 0 || job.done == job.command.length {
                 let (tag, errno) = (job.command.tag, job.errno);
+                let mut vectors = std::mem::take(&mut job.vectors);
+                if !vectors.is_empty() {
+                    vectors.clear();
+                    self.spare.push(vectors);
+                }
                 self.slots[id as usize] = None;
                 self.free.push(id);
                 return NextPart::End(tag, errno);
@@ -243,7 +290,9 @@ impl Jobs {
             let offset = job.command.offset + u64::from(job.done);
             job.access = match piece {
                 Piece::Straight if job.command.op == Op::Read => Access::NONE,
-                Piece::Straight => Access::shared(job.command.file, offset, length.into()),
+                Piece::Straight | Piece::Copy => {
+                    Access::shared(job.command.file, offset, length.into())
+                }
                 Piece::Fetch => Access::NONE,
                 Piece::Read | Piece::Changed => {
                     Access::exclusive(job.command.file, offset, length.into())
@@ -263,6 +312,9 @@ impl Jobs {
                 return NextPart::Wait;
             }
             job.step = Step::Issued(piece);
+            if piece == Piece::Copy {
+                job.change(blocks.size);
+            }
         }
         match job.step {
             Step::Issued(piece) => NextPart::Issue(job.piece(piece, blocks.size)),
@@ -281,7 +333,7 @@ impl Jobs {
                 job.step = Step::Issued(Piece::Changed);
                 return;
             }
-            Step::Issued(Piece::Fetch) if errno == 0 => job.drain(block),
+            Step::Issued(Piece::Fetch) if errno == 0 => job.copy(block, Way::Out),
             _ => {}
         }
         job.done += job.length;

@@ -133,7 +133,7 @@ impl Storage for FileStorage<'_> {
         let piece = Command { memory: Memory { fixed, ..piece.memory }, ..*piece };
         self.lane.in_flight += 1;
         // SAFETY: the caller vouches for the memory until the piece is done.
-        unsafe { self.lane.queue.issue(now_ns, self.ring, &piece) };
+        unsafe { self.lane.queue.issue(now_ns, self.ring, &piece, &[]) };
         None
     }
 

@@ -1,8 +1,8 @@
 //! One shard's queue on the device: commands in, completions out, and the controller polled on the
 //! way.
 //!
-//! A command on whole blocks is one command of the controller's. Others, and those longer than 32
-//! MiB, are jobs, which [`super::job`] cuts into pieces. A command for which its class has no slot
+//! A command on whole blocks is one command of the controller's. Others, those longer than 32 MiB,
+//! and those whose stretches of memory are no whole blocks or too many, are jobs, which [`super::job`] cuts into pieces. A command for which its class has no slot
 //! waits here, in the order of its class, and never goes by way of another.
 
 use std::collections::VecDeque;
@@ -191,9 +191,45 @@ impl NvmeQueue {
         }
     }
 
-    fn begin_job(&mut self, now_ns: u64, command: &Command) {
-        let id = self.jobs.add(Job::new(command));
+    fn begin_job(&mut self, now_ns: u64, command: &Command, rest: &[Memory]) {
+        let id = self.jobs.begin(command, rest);
         self.advance(now_ns, id);
+    }
+
+    /// Takes a read or write whose data lie in several stretches.
+    fn issue_scattered(&mut self, now_ns: u64, command: &Command, rest: &[Memory]) {
+        if !self.push_scattered(command, rest) {
+            self.begin_job(now_ns, command, rest);
+        }
+    }
+
+    /// The same as one command of the controller's; false if it cannot be one, or not now.
+    fn push_scattered(&mut self, command: &Command, rest: &[Memory]) -> bool {
+        let block = u64::from(LBA);
+        // It must not pass those of its class that wait for a slot.
+        let is_one = command.length <= BYTES_MAX
+            && command.offset.is_multiple_of(block)
+            && command.stretches(rest).all(|memory| memory.length.is_multiple_of(LBA))
+            && self.overflow[class_index(command.class)].is_empty();
+        let Some(hold) = self.hold.as_mut().filter(|_| is_one) else { return false };
+        let mut held = Guarded::NONE;
+        if command.op == Op::Write {
+            match self.shared.guard.try_shared(command.file, command.offset, command.length.into())
+            {
+                Some(entered) => held = entered,
+                // Somebody changes a part of a block there.
+                None => return false,
+            }
+        }
+        let owner = Owner::new(self.member, Part::Whole(command.tag), held);
+        let is_pushed =
+            hold.get().push_scattered(self.shared.controller.dma(), command, rest, owner);
+        if is_pushed {
+            self.in_flight += 1;
+        } else {
+            self.shared.guard.leave_shared(held);
+        }
+        is_pushed
     }
 }
 
@@ -210,13 +246,17 @@ pub(super) fn class_index(class: Class) -> usize {
 
 impl Queue for NvmeQueue {
     #[inline]
-    unsafe fn issue(&mut self, now_ns: u64, _ring: &mut Ring, command: &Command) {
+    unsafe fn issue(&mut self, now_ns: u64, _: &mut Ring, command: &Command, rest: &[Memory]) {
         let end = command.offset.checked_add(u64::from(command.length));
         let size = self.shared.namespaces.size(usize::from(command.file));
         let is_inside =
             size.zip(end).is_some_and(|(size, end)| end <= size || command.op == Op::Flush);
         if !is_inside {
             return self.done.push(Completion { tag: command.tag, errno: libc::EINVAL });
+        }
+        debug_assert!(command.fits(rest));
+        if !rest.is_empty() {
+            return self.issue_scattered(now_ns, command, rest);
         }
         let blocks;
         let command = if command.op == Op::Discard {
@@ -246,45 +286,9 @@ impl Queue for NvmeQueue {
             held = access.into_held();
         }
         if !is_whole {
-            return self.begin_job(now_ns, command);
+            return self.begin_job(now_ns, command, &[]);
         }
         self.push(command, Owner::new(self.member, Part::Whole(command.tag), held));
-    }
-
-    unsafe fn issue_merged(
-        &mut self,
-        _now_ns: u64,
-        _ring: &mut Ring,
-        command: &Command,
-        memories: &[Memory],
-    ) -> bool {
-        let end = command.offset.checked_add(u64::from(command.length));
-        let size = self.shared.namespaces.size(usize::from(command.file));
-        // A merged command must not pass those of its class that wait for a slot.
-        let is_one = size.zip(end).is_some_and(|(size, end)| end <= size)
-            && command.length <= BYTES_MAX
-            && command.offset.is_multiple_of(LBA.into())
-            && memories.iter().all(|memory| memory.length.is_multiple_of(LBA))
-            && self.overflow[class_index(command.class)].is_empty();
-        let Some(hold) = self.hold.as_mut().filter(|_| is_one) else { return false };
-        let mut held = Guarded::NONE;
-        if command.op == Op::Write {
-            match self.shared.guard.try_shared(command.file, command.offset, command.length.into())
-            {
-                Some(entered) => held = entered,
-                // Somebody changes a part of a block there. Each part then waits by itself.
-                None => return false,
-            }
-        }
-        let owner = Owner::new(self.member, Part::Whole(command.tag), held);
-        let is_pushed =
-            hold.get().push_merged(self.shared.controller.dma(), command, memories, owner);
-        if is_pushed {
-            self.in_flight += 1;
-        } else {
-            self.shared.guard.leave_shared(held);
-        }
-        is_pushed
     }
 
     #[inline]

@@ -7,8 +7,8 @@
 //! from another. The slot is the command identifier, and names the window on the command's memory
 //! and the place of its range if it discards.
 //!
-//! **Merged commands** have their data in several places: a list of SGL descriptors, of which a set
-//! has a few, each with a window for every entry. Where there is none left commands are not merged.
+//! **Commands with several stretches** of memory have a list of SGL descriptors, of which a set has
+//! a few, each with a window for every entry. Where there is none left, a job cuts the command.
 //!
 //! **Sharing.** A set of one shard belongs to that shard. A set that several shards share is behind
 //! a mutex, which each of them takes once per batch; who takes completions leaves the others theirs
@@ -35,7 +35,7 @@ const SLOTS: usize = ENTRIES as usize - 1;
 const CLASSES: usize = 4;
 /// Slots of a set at most; also how many windows it has on the bus.
 pub(super) const SET_SLOTS: usize = SLOTS * CLASSES;
-/// Lists of places for merged commands, and how many each has.
+/// Lists of stretches, and how many each has.
 const LISTS: usize = 32;
 const LIST_ENTRIES: usize = MOST_PARTS as usize;
 const LIST_BYTES: usize = LIST_ENTRIES * SGL_BYTES;
@@ -222,17 +222,18 @@ impl Set {
         true
     }
 
-    /// The same for a merged read or write, with its data in these places; false also if there is
-    /// no list for them.
-    pub(super) fn push_merged(
+    /// The same for a read or write with several stretches; false also if there is no list for
+    /// them.
+    pub(super) fn push_scattered(
         &mut self,
         bus: &Bus,
         command: &Command,
-        memories: &[Memory],
+        rest: &[Memory],
         owner: Owner,
     ) -> bool {
         let queue = &mut self.queues[usize::from(self.index_of[class_index(command.class)])];
-        if memories.len() > LIST_ENTRIES || self.free_lists.is_empty() {
+        let count = 1 + rest.len();
+        if count > LIST_ENTRIES || self.free_lists.is_empty() {
             return false;
         }
         let Some(slot) = queue.free.pop() else { return false };
@@ -241,13 +242,13 @@ impl Set {
         let address = Bus::fixed(self.ranges + RANGES + usize::from(list) * LIST_BYTES);
         let entries = bus.memory(address, LIST_BYTES).cast::<[u64; 2]>();
         let windows = self.window + SET_SLOTS + usize::from(list) * LIST_ENTRIES;
-        for (index, &memory) in memories.iter().enumerate() {
+        for (index, memory) in command.stretches(rest).enumerate() {
             let descriptor = [bus.open(windows + index, memory), memory.length.into()];
             // SAFETY: an entry of this list, which is nobody else's until the completion.
             unsafe { entries.add(index).as_ptr().write_volatile(descriptor) };
         }
         let mut sqe = entry(command, slot);
-        sqe.point_sgl_list(address, (memories.len() * SGL_BYTES) as u32);
+        sqe.point_sgl_list(address, (count * SGL_BYTES) as u32);
         queue.tail = queue.sq.push(&sqe);
         self.dirty |= 1 << queue.sqid;
         self.owners[usize::from(slot)] = owner;

@@ -13,6 +13,7 @@ use fairq_core::{Port, PortId};
 use super::LoadFront;
 use crate::device::Device;
 use crate::io::clock::Clock;
+use crate::io::ring::Asker;
 use crate::io::wakers::Wakers;
 use crate::observe::interference::empty_matrix;
 use crate::observe::record::Recording;
@@ -96,7 +97,7 @@ impl<P: Port, D: Device> Client<P, D> {
         while let Ok(message) = self.inbox.try_recv() {
             match message {
                 Message::Front(begins_ns) => self.front.begin(begins_ns),
-                Message::Wipe(_) | Message::EndWipes(_) => {}
+                Message::Notice(_) | Message::Wipe(_) | Message::EndWipes(_) => {}
                 Message::Cut(cut) => drop(cut),
                 // The receiver may have been dropped meanwhile.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
@@ -129,7 +130,7 @@ impl<P: Port, D: Device> Client<P, D> {
             let stats = &mut self.stats[usize::from(job.tenant)];
             stats.in_flight -= 1;
             stats.count(op, job.block, errno, now_ns.saturating_sub(submitted_ns), 0);
-            self.front.finished(now_ns, Finished { cookie, errno });
+            self.front.finished(now_ns, Finished { asker: Asker::Nbd, cookie, errno });
         }
     }
 

@@ -5,6 +5,7 @@ use std::cell::Cell;
 
 use crate::device::null::NullDevice;
 use crate::io::clock::Clock;
+use crate::io::ring::Asker;
 use crate::io::wakers::Wakers;
 use crate::observe::cpu_time::CpuTime;
 use fairq_core::Weight;
@@ -91,7 +92,7 @@ fn made(front: &mut LoadFront, now_ns: u64) -> usize {
     let orders: Vec<Order> =
         (0..front.jobs.len()).filter_map(|index| front.next(index, now_ns)).collect();
     for order in &orders {
-        front.finished(now_ns, Finished { cookie: order.cookie(), errno: 0 });
+        front.finished(now_ns, Finished { asker: Asker::Nbd, cookie: order.cookie(), errno: 0 });
     }
     orders.len()
 }

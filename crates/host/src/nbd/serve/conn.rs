@@ -1,20 +1,16 @@
 //! One NBD connection in its transmission phase, as a shard serves it.
 //!
 //! ```text
-//!   socket ─ recv ─▶ inbuf ─ parse ─▶ LiveRequest ─ chunks ─▶ orders ─▶ data path
-//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all chunks finished ◀─────────────────┘
+//!   socket ─ recv ─▶ inbuf ─ parse ─▶ LiveRequest ─ pieces ─▶ orders ─▶ data path
+//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all orders finished ◀─────────────────┘
 //! ```
 //!
 //! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers.
 //! When either is exhausted the next request stays where it is (`Intake::Stalled`), nothing more is
 //! read from this socket, and the client feels it; no other connection does.
 //!
-//! **Chunks.** A long read or write is cut into orders of at most 64 KiB, so that the scheduler
-//! decides about small pieces and one client's 32 MiB do not stand before another's 512 bytes.
-//! Operations without data (discard, zeroes) run one piece at a time.
-//!
 //! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its
-//! payload that has come. A chunk's part of it is the socket's while a receive names it, the
+//! payload that has come. A piece's part of it is the socket's while a receive names it, the
 //! device's between submit and finish, the socket's again while the reply is sent; the op frees the
 //! buffer when the reply has left. So a reply is the server's own memory until it is the socket's,
 //! and shows nothing that is written to the file later. Ops live in a boxed slice that never moves,
@@ -31,7 +27,7 @@ use crate::device::Device;
 use crate::io::memory::Region;
 use crate::io::ring::{Asker, Ring, UserData};
 use crate::nbd::serve::front::Connect;
-use crate::nbd::serve::live_request::{CHUNK, CHUNKS, LiveRequest, Reply};
+use crate::nbd::serve::live_request::{LiveRequest, Reply};
 use crate::nbd::serve::pacing::{PATIENCE, Pacing};
 use crate::nbd::serve::survey::{Answer, Question, SurveyClient};
 use crate::nbd::serve::transport::{Incoming, Outbox};
@@ -43,6 +39,7 @@ use crate::observe::log_limit::STRANGERS;
 use crate::shard::Meeting;
 use crate::shard::fence::{Client, Reach};
 use crate::shard::path::{DataPath, Finished};
+use crate::shard::request::PIECE;
 use crate::shard::volume::Volume;
 
 mod behind;
@@ -65,7 +62,7 @@ const LATE: &str =
     "writes of an earlier connection to the same bytes have not ended on the storage";
 /// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been
 /// received is then still in a cache when the device takes it.
-const PAYLOAD_PART: usize = 8 * CHUNK as usize;
+const PAYLOAD_PART: usize = 8 * PIECE as usize;
 
 /// Bounds of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -82,9 +79,9 @@ impl Limits {
 
     /// The live requests that a shard must be able to hold so that no connection ever waits for
     /// another's to end: each request in flight is one order, and the memory has room for so many
-    /// whole chunks more.
+    /// whole pieces more.
     pub const fn tags(&self, connections: usize) -> usize {
-        connections * (self.depth as usize + self.memory / CHUNK as usize)
+        connections * (self.depth as usize + self.memory / PIECE as usize)
     }
 }
 
@@ -238,9 +235,9 @@ impl Conn {
         }
     }
 
-    /// What it serves ends at this many bytes now. Its client finds that out by an error, or when
-    /// it connects again.
-    pub(super) fn shrink(&mut self, size: u64) {
+    /// What it serves has this many bytes now. Its client knows the size of the time when it
+    /// connected: it finds a smaller one out by an error, and a larger one when it connects again.
+    pub(super) fn resize(&mut self, size: u64) {
         self.volume.size = self.volume.size.min(size);
     }
 
@@ -365,7 +362,7 @@ impl Conn {
             return false;
         };
         let op = &mut self.ops[usize::from(index)];
-        *op = LiveRequest { request, ..LiveRequest::idle() };
+        *op = LiveRequest::new(request);
         if op.has_data() {
             op.buffer = self.region.allocate(request.length as u32);
             if op.buffer.is_none() {
@@ -381,11 +378,6 @@ impl Conn {
         self.is_bulky = request.command == Command::Write && request.length >= DIRECT_PAYLOAD;
         match request.command {
             Command::Write => self.intake = Intake::Payload { op: index },
-            Command::Read => {
-                op.filled = request.length as u32;
-                self.enqueue(index);
-            }
-            // Of these, reading ahead is advice that a server with direct I/O has no use for.
             _ => self.enqueue(index),
         }
         true
@@ -406,15 +398,15 @@ impl Conn {
         self.payload_came(index, count as u32) || self.refill()
     }
 
-    /// Notes that so much of a write's payload is in its buffer: chunks that are complete may be
+    /// Notes that so much of a write's payload is in its buffer: pieces that are complete may be
     /// submitted. True if that was all.
     fn payload_came(&mut self, index: u16, count: u32) -> bool {
         let op = &mut self.ops[usize::from(index)];
-        op.filled += count;
-        let is_complete = u64::from(op.filled) == op.request.length;
+        op.orders.data_came(count.into());
+        let is_complete = op.orders.is_ready();
         self.intake = if is_complete { Intake::Header } else { Intake::Payload { op: index } };
         // A write that has already failed is answered when its payload has come to its end.
-        if is_complete || op.is_submittable() {
+        if is_complete || op.orders.is_submittable() {
             self.enqueue(index);
         }
         is_complete
@@ -426,8 +418,7 @@ impl Conn {
         if skip == 0
             && let Some(index) = self.free.pop()
         {
-            self.ops[usize::from(index)] =
-                LiveRequest { request, refusal: Some(error), ..LiveRequest::idle() };
+            self.ops[usize::from(index)] = LiveRequest::refused(request, error);
             self.enqueue(index);
             return true;
         }
@@ -444,7 +435,7 @@ impl Conn {
         }
         let Some(index) = self.to_ask.pop_front() else { return };
         let op = &mut self.ops[usize::from(index)];
-        op.outstanding = 1;
+        op.is_asked = true;
         self.is_asking = true;
         let most = if op.request.flags.contains(CommandFlags::REQ_ONE) { 1 } else { MAX_EXTENTS };
         let (file, offset) = (self.volume.file, self.volume.base + op.request.offset);
@@ -462,7 +453,7 @@ impl Conn {
     pub(super) fn surveyed(&mut self, Answer { op: index, extents, .. }: Answer) {
         self.is_asking = false;
         let op = &mut self.ops[usize::from(index)];
-        op.outstanding = 0;
+        op.is_asked = false;
         let request = op.request;
         // An answer without an extent is not allowed: then, as after a failure, it is `EIO`.
         let reply = extents.ok().and_then(|extents| {
@@ -502,48 +493,44 @@ impl Conn {
                 continue;
             }
             let op = &mut self.ops[usize::from(index)];
-            if self.is_detached && op.errno == 0 {
-                op.errno = libc::ESHUTDOWN;
+            if self.is_detached {
+                op.orders.fail(libc::ESHUTDOWN);
             }
-            if !op.is_submittable() {
+            if !op.orders.is_submittable() {
                 op.queued = false;
                 self.to_submit.pop_front();
                 // A write that failed early is answered when the rest of its payload has come.
                 self.settle(index);
                 continue;
             }
-            let cookie = cookie(self.index, index, op.submitted);
+            let cookie = cookie(self.index, index);
             let order = match op.next_order(&self.volume, path.device(), cookie) {
                 Ok(order) => order,
                 Err(error) => {
-                    op.errno = error.errno();
+                    op.orders.fail(error.errno());
                     continue;
                 }
             };
-            // SAFETY: the memory is a chunk's buffer, which the op neither touches nor frees until
-            // the order is finished (`finished` counts `outstanding` down to 0 before the op goes
-            // on).
-            match unsafe { path.submit(now_ns, ring, &order) } {
+            // SAFETY: the memory is a part of the op's buffer, which the op neither touches nor frees until
+            // the order is finished (`finished` counts its orders down to 0 before the op goes on).
+            match unsafe { path.submit(now_ns, ring, &order, &[]) } {
                 Ok(()) => {
-                    op.outstanding += 1;
+                    op.orders.submitted();
                     given += 1;
                 }
                 // The tenant was removed while its connection was open.
-                Err(_) => op.errno = libc::ESHUTDOWN,
+                Err(_) => op.orders.fail(libc::ESHUTDOWN),
             }
         }
         given
     }
 
     /// Takes a finished order.
-    pub fn finished(&mut self, Finished { cookie, errno }: Finished) {
+    pub fn finished(&mut self, Finished { cookie, errno, .. }: Finished) {
         let index = cookie as u16;
         let op = &mut self.ops[usize::from(index)];
-        op.outstanding -= 1;
-        if errno != 0 && op.errno == 0 {
-            op.errno = errno;
-        }
-        if op.is_submittable() {
+        op.orders.finished(errno);
+        if op.orders.is_submittable() {
             self.enqueue(index);
         }
         self.settle(index);
@@ -558,10 +545,13 @@ impl Conn {
             return;
         }
         // Its tenant has been charged by an order without work; the surveyor gives the answer.
-        if op.errno == 0 && op.refusal.is_none() && op.request.command == Command::BlockStatus {
+        if op.orders.errno() == 0
+            && op.refusal.is_none()
+            && op.request.command == Command::BlockStatus
+        {
             return self.to_ask.push_back(index);
         }
-        let error = match op.errno {
+        let error = match op.orders.errno() {
             0 => op.refusal,
             errno => Some(NbdError::from_errno_for(errno, &op.request)),
         };
@@ -658,9 +648,9 @@ impl Conn {
                 let entry = self.outbox.send_operation(&self.fd);
                 let value = event_value(self.index, SEND);
                 // SAFETY: the outbox keeps its message header, iovecs and their memory (op headers,
-                // chunk buffers, its own bytes) in place until the event of this operation has been
+                // buffers, its own bytes) in place until the event of this operation has been
                 // taken.
-                unsafe { ring.push(entry, UserData { asker: Asker::Front, value }) };
+                unsafe { ring.push(entry, UserData { asker: Asker::Nbd, value }) };
                 self.outbox.in_ring = true;
             }
             Err(error) => {
@@ -709,7 +699,7 @@ impl Conn {
             None => self.incoming.receive(fd, usize::MAX),
         };
         let Some(entry) = entry else { return };
-        let name = |kind| UserData { asker: Asker::Front, value: event_value(self.index, kind) };
+        let name = |kind| UserData { asker: Asker::Nbd, value: event_value(self.index, kind) };
         // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the
         // payload goes to; neither is touched or freed while `in_ring` is set, which the event of
         // this operation clears. The message is boxed and changed by the next receive only, and the
@@ -790,7 +780,7 @@ impl Conn {
     }
 }
 
-/// The name of an op's order: which connection, which chunk, which op.
-fn cookie(conn: u32, op: u16, chunk: u64) -> u64 {
-    u64::from(conn) << 32 | (chunk & (CHUNKS as u64 - 1)) << 16 | u64::from(op)
+/// The name of an op's order: which connection, which op.
+fn cookie(conn: u32, op: u16) -> u64 {
+    u64::from(conn) << 32 | u64::from(op)
 }

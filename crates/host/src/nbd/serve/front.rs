@@ -21,7 +21,7 @@ use crate::nbd::wire::proto::Negotiated;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::turns::{Turn, Turns, Weights};
 use crate::shard::volume::Volume;
-use crate::shard::{Front, Meeting};
+use crate::shard::{Front, Meeting, Notice};
 
 /// How much of a connection's memory is registered with the ring: enough for a deep queue of small
 /// requests.
@@ -65,21 +65,6 @@ pub struct Pass {
 pub enum Message {
     /// Serve this connection.
     Connect(Box<Connect>),
-    /// This flow is no more: its connections end when they have answered what they have in flight,
-    /// or at once.
-    Detach {
-        /// The flow.
-        flow: FlowId,
-        /// Whatever they wait for.
-        cut_off: bool,
-    },
-    /// The range of this flow's tenant ends at this many bytes now: requests beyond are refused.
-    Shrink {
-        /// The flow.
-        flow: FlowId,
-        /// The range's size in bytes.
-        size: u64,
-    },
     /// A client of this flow connects to the shard of this number: find out which others have
     /// ended, so that its requests wait for theirs, then arrive at its gate.
     CheckEnds {
@@ -95,8 +80,6 @@ pub enum Message {
     Expire(u64),
     /// Give up the connections whose client has shown one of these certificates.
     Revoke(Arc<Revoked>),
-    /// Give up the connections that are left, whatever they wait for.
-    HangUp,
     /// Write down all connections for the next program, while the shard stands still.
     Pack {
         /// Where.
@@ -113,9 +96,6 @@ pub enum Message {
         /// How many shards there are.
         shards: usize,
     },
-    /// A second has passed: what clients do not do in time, and that they have gone where nothing
-    /// else would tell, is looked for.
-    Second,
 }
 
 /// The connections of one shard.
@@ -271,35 +251,6 @@ impl Front for NbdFront {
             Message::Connect(_) if self.stopping => {
                 self.count.fetch_sub(1, Ordering::Relaxed);
             }
-            Message::Detach { flow, cut_off } => {
-                for index in 0..self.conns.len() {
-                    if self.conns[index].as_ref().is_some_and(|conn| conn.is_of(flow))
-                        && let Some(conn) = self.touch(index)
-                    {
-                        conn.detach(cut_off);
-                    }
-                }
-                // By the flow: its slot may be another's by now.
-                let conns = &self.conns;
-                path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
-                    let conn = conns.get(conn::cookie_index(cookie)).and_then(Option::as_ref);
-                    conn.is_some_and(|conn| conn.is_of(flow))
-                });
-                self.take_finished(now_ns, path);
-            }
-            Message::Shrink { flow, size } => {
-                let conns = self.conns.iter_mut().flatten().filter(|conn| conn.is_of(flow));
-                conns.for_each(|conn| conn.shrink(size));
-            }
-            Message::Second => {
-                let mut allowance = GIVEN_BACK;
-                for index in 0..self.conns.len() {
-                    let conn = self.conns[index].as_mut();
-                    if conn.is_some_and(|conn| conn.second(&mut allowance)) {
-                        self.touch(index);
-                    }
-                }
-            }
             Message::Expire(now_s) => {
                 for index in 0..self.conns.len() {
                     if self.passes[index].until.is_some_and(|until| until <= now_s)
@@ -323,13 +274,6 @@ impl Front for NbdFront {
                     }
                 }
             }
-            Message::HangUp => {
-                for index in 0..self.conns.len() {
-                    if let Some(conn) = self.touch(index) {
-                        conn.hang_up();
-                    }
-                }
-            }
             Message::CheckEnds { flow, shard, gate } => {
                 let conns = self.conns.iter_mut().flatten();
                 conns.filter(|conn| conn.is_of(flow)).for_each(Conn::check_end);
@@ -347,6 +291,53 @@ impl Front for NbdFront {
                 }
             }
             Message::Connect(connect) => self.connect(ring, path, *connect),
+        }
+    }
+
+    fn notice<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        _ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        notice: Notice,
+    ) {
+        match notice {
+            Notice::Detach { flow, cut_off } => {
+                for index in 0..self.conns.len() {
+                    if self.conns[index].as_ref().is_some_and(|conn| conn.is_of(flow))
+                        && let Some(conn) = self.touch(index)
+                    {
+                        conn.detach(cut_off);
+                    }
+                }
+                // By the flow: its slot may be another's by now.
+                let conns = &self.conns;
+                path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
+                    let conn = conns.get(conn::cookie_index(cookie)).and_then(Option::as_ref);
+                    conn.is_some_and(|conn| conn.is_of(flow))
+                });
+                self.take_finished(now_ns, path);
+            }
+            Notice::Resize { flow, size } => {
+                let conns = self.conns.iter_mut().flatten().filter(|conn| conn.is_of(flow));
+                conns.for_each(|conn| conn.resize(size));
+            }
+            Notice::Second => {
+                let mut allowance = GIVEN_BACK;
+                for index in 0..self.conns.len() {
+                    let conn = self.conns[index].as_mut();
+                    if conn.is_some_and(|conn| conn.second(&mut allowance)) {
+                        self.touch(index);
+                    }
+                }
+            }
+            Notice::HangUp => {
+                for index in 0..self.conns.len() {
+                    if let Some(conn) = self.touch(index) {
+                        conn.hang_up();
+                    }
+                }
+            }
         }
     }
 

@@ -460,7 +460,7 @@ mod tests {
             let entry = outbox.send_operation(&ours);
             // SAFETY: the outbox keeps what the operation names until its event has been taken,
             // below.
-            unsafe { ring.push(entry, UserData { asker: Asker::Front, value: 0 }) };
+            unsafe { ring.push(entry, UserData { asker: Asker::Nbd, value: 0 }) };
             outbox.in_ring = true;
             ring.enter(0, None);
             let event = loop {

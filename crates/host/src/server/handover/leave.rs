@@ -263,7 +263,7 @@ impl ControlThread<'_> {
         let (reply, replies) = channel();
         for shard in 0..self.server.shards.count() {
             let pack = NbdMessage::Pack { area: area.clone(), reply: reply.clone(), shard };
-            self.server.shards.send(shard, Message::Front(pack));
+            self.server.send_nbd(shard, pack);
         }
         drop(reply);
         let mut packed = Vec::new();

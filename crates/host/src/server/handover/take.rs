@@ -170,7 +170,7 @@ impl ControlThread<'_> {
             }
         }
         let shards = self.server.shards.count();
-        self.server.tell_all(|| NbdMessage::Arrive { gate: gate.clone(), shards });
+        self.server.send_nbd_all(|| NbdMessage::Arrive { gate: gate.clone(), shards });
         if let Err(error) = self.put_members(members) {
             tracing::error!(%error, "cannot list the tenants");
         }
@@ -198,8 +198,7 @@ impl ControlThread<'_> {
         let place = Some(place.handed_over());
         let pass = Pass { place, gate, rest: Some(rest), ..Pass::default() };
         let connect = Connect { fd, tls: None, negotiated, volume, pass };
-        let message = NbdMessage::Connect(Box::new(connect));
-        self.server.shards.send(shard, Message::Front(message));
+        self.server.send_nbd(shard, NbdMessage::Connect(Box::new(connect)));
         true
     }
 }

@@ -2,13 +2,14 @@
 
 use fairq_core::{Port, Tag};
 
-use super::{DataPath, Finished, Holder, Live};
+use super::{DataPath, Holder, Live};
 use crate::device::Device;
+use crate::io::ring::UserData;
 use crate::observe::record::Kind;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Takes back those live requests that `is_unwanted` names, by their cookies, and that the
-    /// policy still holds: they end with `errno`, and no tenant is charged. The others, which
+    /// Takes back those live requests of the front end that acts now ([`Self::serve`]) that
+    /// `is_unwanted` names, by their cookies, and that the policy still holds: they end with `errno`, and no tenant is charged. The others, which
     /// the device has or the policy has merged, run to their end. Their memory is in use until
     /// [`Self::finished`] has given them back, as always.
     pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {
@@ -22,7 +23,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let Some(live) = self.live[index] else { continue };
             left -= 1;
             let tag = Tag(index as u32);
-            if !is_unwanted(live.cookie) {
+            let UserData { asker, value: cookie } = UserData::from_word(live.cookie);
+            if asker != self.asker || !is_unwanted(cookie) {
                 continue;
             }
             let is_back = match live.held_by {
@@ -57,10 +59,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
             self.dirtied(live, false);
         }
         self.live[tag.0 as usize] = None;
+        self.arena.free(live.rest);
         self.free.push(tag);
         self.stats[usize::from(live.tenant)].cancel(now_ns);
         self.changed[usize::from(live.tenant)] = true;
         self.observed.cancelled(tag);
-        self.finished.push(Finished { cookie: live.cookie, errno });
+        self.give_back(live, errno);
     }
 }

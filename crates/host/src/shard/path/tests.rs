@@ -55,21 +55,10 @@ impl FlawedQueue {
 }
 
 impl Queue for FlawedQueue {
-    unsafe fn issue(&mut self, _now_ns: u64, _ring: &mut Ring, command: &Command) {
+    unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &Command, rest: &[Memory]) {
+        assert!(command.fits(rest));
         // SAFETY: the caller vouches for the memory.
-        self.note(command, |store| unsafe { store.execute(command) });
-    }
-    unsafe fn issue_merged(
-        &mut self,
-        _now_ns: u64,
-        _ring: &mut Ring,
-        command: &Command,
-        memories: &[Memory],
-    ) -> bool {
-        assert_eq!(memories.iter().map(|memory| memory.length).sum::<u32>(), command.length);
-        // SAFETY: the caller vouches for the memory.
-        self.note(command, |store| unsafe { store.execute_merged(command, memories) });
-        true
+        self.note(command, |store| unsafe { store.execute_all(command, rest) });
     }
     fn reap(
         &mut self,
@@ -126,7 +115,7 @@ impl Bench {
         self.buffers.push(buffer);
         // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
         // all back.
-        unsafe { self.path.submit(0, &mut self.ring, &order) }.unwrap();
+        unsafe { self.path.submit(0, &mut self.ring, &order, &[]) }.unwrap();
     }
 
     /// Until nothing is left: the errno of each order, in the order in which they were
@@ -135,7 +124,7 @@ impl Bench {
         let mut errnos = vec![-1; self.buffers.len()];
         while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
             self.path.reap(0, &mut self.ring);
-            while let Some(Finished { cookie, errno }) = self.path.finished() {
+            while let Some(Finished { cookie, errno, .. }) = self.path.finished() {
                 assert_eq!(
                     std::mem::replace(&mut errnos[cookie as usize], errno),
                     -1,
@@ -190,6 +179,78 @@ fn the_parts_of_a_failed_command_go_alone() {
     (6..8).for_each(|block| bench.submit(Op::Read, block, false));
     assert_eq!(bench.run().1, [(6, 2)]);
     assert_eq!(bench.free(), [7, 8]);
+}
+
+/// Stretches of memory, in order, each with its byte.
+fn stretches(buffers: &mut [Buffer], byte: u8) -> Vec<Memory> {
+    let memory = |(index, buffer): (usize, &mut Buffer)| {
+        buffer.bytes_mut().fill(byte + index as u8);
+        buffer.memory()
+    };
+    buffers.iter_mut().enumerate().map(memory).collect()
+}
+
+/// Orders whose data lie in several stretches are merged with their neighbours, and their parts go
+/// alone if the command fails.
+#[test]
+fn the_stretches_of_an_order_stay_with_it() {
+    for bad in [u64::MAX, 3 * u64::from(BLOCK)] {
+        let mut bench = Bench::new(bad);
+        let allocate = |bench: &mut Bench| bench.region.allocate(BLOCK / 4).unwrap();
+        let mut memory: Vec<Vec<Buffer>> = Vec::new();
+        for order in 0..3_u64 {
+            let mut buffers: Vec<Buffer> = (0..4).map(|_| allocate(&mut bench)).collect();
+            let all = stretches(&mut buffers, 10 * order as u8);
+            let write = Piece::new(Op::Write, (2 + order) * u64::from(BLOCK), BLOCK, all[0], order);
+            let write = volume(bench.flow).order(&write).unwrap();
+            // SAFETY: the buffers outlive the orders and are untouched until `run` has had them.
+            unsafe { bench.path.submit(0, &mut bench.ring, &write, &all[1..]) }.unwrap();
+            // An order whose stretches do not fit is refused, and the device does not see it.
+            // SAFETY: as above.
+            unsafe { bench.path.submit(0, &mut bench.ring, &write, &all[2..]) }.unwrap();
+            let refused = bench.path.finished().unwrap();
+            assert_eq!((refused.cookie, refused.errno), (order, libc::EINVAL));
+            memory.push(buffers);
+            bench.buffers.push(allocate(&mut bench));
+        }
+        let (errnos, sent) = bench.run();
+        let is_bad = bad != u64::MAX;
+        assert_eq!(errnos, [0, if is_bad { libc::EIO } else { 0 }, 0]);
+        assert_eq!(sent.len(), if is_bad { 4 } else { 1 });
+        bench.free();
+        [2, 4].into_iter().for_each(|block| bench.submit(Op::Read, block, false));
+        bench.run();
+        for (buffer, first) in bench.buffers.iter().zip([0, 20]) {
+            let quarters = buffer.bytes().chunks(BLOCK as usize / 4);
+            for (quarter, byte) in quarters.zip(first..) {
+                assert!(quarter.iter().all(|&one| one == byte));
+            }
+        }
+        bench.free();
+        memory.into_iter().flatten().for_each(|buffer| bench.region.free(buffer));
+    }
+}
+
+/// Each front end gets its own orders back, and cancels no others.
+#[test]
+fn an_order_is_its_front_ends() {
+    let mut bench = Bench::new(u64::MAX);
+    for asker in [Asker::Shard, Asker::Nbd, Asker::Vhost] {
+        bench.path.serve(asker);
+        bench.submit(Op::Write, bench.buffers.len() as u64 * 2, false);
+    }
+    bench.path.serve(Asker::Nbd);
+    bench.path.cancel(0, libc::ECANCELED, |_| true);
+    let mut ended = Vec::new();
+    while bench.path.dispatch(0, &mut bench.ring) || !bench.path.is_idle() {
+        bench.path.reap(0, &mut bench.ring);
+        ended.extend(std::iter::from_fn(|| bench.path.finished()));
+    }
+    ended.sort_by_key(|one| one.cookie);
+    let ended: Vec<_> = ended.iter().map(|one| (one.asker, one.cookie, one.errno)).collect();
+    let nbd = (Asker::Nbd, 1, libc::ECANCELED);
+    assert_eq!(ended, [(Asker::Shard, 0, 0), nbd, (Asker::Vhost, 2, 0)]);
+    bench.free();
 }
 
 /// A policy's port that lets everything go and notes what it was told.
@@ -290,7 +351,7 @@ fn the_policy_hears_what_a_request_costs() {
     let mut now_ns = 1;
     for (order, takes_ns) in orders {
         // SAFETY: the buffer outlives the order, which is over at the end of the turn.
-        unsafe { path.submit(now_ns, &mut bench.ring, &order) }.unwrap();
+        unsafe { path.submit(now_ns, &mut bench.ring, &order, &[]) }.unwrap();
         now_ns += takes_ns;
         assert!(path.reap(now_ns, &mut bench.ring));
         assert_eq!(path.finished().map(|finished| finished.errno), Some(0));

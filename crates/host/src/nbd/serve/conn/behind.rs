@@ -41,8 +41,8 @@ impl Conn {
             return false;
         }
         let op = &self.ops[usize::from(index)];
-        let waits =
-            op.errno == 0 && op.reach(&self.volume).is_some_and(|reach| self.client.waits(reach));
+        let waits = op.orders.errno() == 0
+            && op.reach(&self.volume).is_some_and(|reach| self.client.waits(reach));
         if waits {
             self.client.count();
             self.behind.push_back(Behind { op: index, waited_s: 0 });
@@ -80,7 +80,7 @@ impl Conn {
                 return true;
             }
             ops[usize::from(behind.op)].is_late = true;
-            ops[usize::from(behind.op)].errno = libc::EIO;
+            ops[usize::from(behind.op)].orders.fail(libc::EIO);
             to_submit.push_back(behind.op);
             failed += 1;
             false

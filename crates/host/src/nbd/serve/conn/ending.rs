@@ -221,7 +221,7 @@ impl Conn {
         wants_cancel
     }
 
-    /// A write whose payload will never be complete is dropped; chunks of it that were submitted
+    /// A write whose payload will never be complete is dropped; pieces of it that were submitted
     /// run to their end.
     fn abandon_payload(&mut self) {
         if let Intake::Payload { op: index } = self.intake {
@@ -233,9 +233,9 @@ impl Conn {
             }
             self.intake = Intake::Header;
             let op = &mut self.ops[usize::from(index)];
-            op.errno = libc::ECONNRESET;
-            // One with chunks to submit is settled when it is looked at for that.
-            if op.outstanding == 0 && !op.queued {
+            op.orders.fail(libc::ECONNRESET);
+            // One with pieces to submit is settled when it is looked at for that.
+            if op.orders.outstanding() == 0 && !op.queued {
                 self.release(index);
             }
         }
@@ -247,7 +247,7 @@ impl Conn {
         while let Some(index) = self.to_submit.pop_front() {
             let op = &mut self.ops[usize::from(index)];
             op.queued = false;
-            op.errno = libc::ECONNRESET;
+            op.orders.fail(libc::ECONNRESET);
             self.settle(index);
         }
         self.ready.append(&mut self.to_ask);

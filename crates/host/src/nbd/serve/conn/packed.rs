@@ -53,7 +53,7 @@ impl Conn {
     /// there are none.
     pub(in crate::nbd) fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
         self.is_halted = true;
-        let name = |kind| UserData { asker: Asker::Front, value: event_value(self.index, kind) };
+        let name = |kind| UserData { asker: Asker::Nbd, value: event_value(self.index, kind) };
         if self.incoming.in_ring && cancel {
             // A receive that waits behind a pause is not found before the pause has ended.
             ring.cancel(name(PAUSE), name(CANCEL));
@@ -135,7 +135,7 @@ impl Conn {
             Intake::Payload { op } => {
                 let op = &self.ops[usize::from(*op)];
                 pieces.push(self.header(&op.request));
-                let came = op.data().and_then(|data| data.get(..op.filled as usize));
+                let came = op.data().and_then(|data| data.get(..op.orders.ready() as usize));
                 pieces.push(Piece::Bytes(came.unwrap_or_default().into()));
             }
             // The next program refuses it again.
