@@ -22,6 +22,8 @@ pub enum Listen {
     Unix(PathBuf),
     /// A TCP address.
     Tcp(SocketAddr),
+    /// Block devices of this machine, one for each tenant that needs no certificate.
+    Ublk,
 }
 
 impl FromStr for Listen {
@@ -41,6 +43,7 @@ impl FromStr for Listen {
                      tcp:[::]:{NBD_PORT} or tcp:0.0.0.0"
                 )
             }),
+            None if text == "ublk" => Ok(Listen::Ublk),
             _ => Err(Self::without_kind(text)),
         }
     }
@@ -54,7 +57,7 @@ impl Listen {
             None if text.starts_with('/') => format!(": write unix:{text}"),
             None => String::new(),
         };
-        format!("`{text}` says neither unix:PATH nor tcp:ADDRESS:PORT{meant}")
+        format!("`{text}` is none of unix:PATH, tcp:ADDRESS:PORT and ublk{meant}")
     }
 }
 
@@ -73,6 +76,7 @@ impl fmt::Display for Listen {
         match self {
             Listen::Unix(path) => write!(f, "unix:{}", path.display()),
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
+            Listen::Ublk => f.write_str("ublk"),
         }
     }
 }
@@ -86,7 +90,7 @@ impl Serialize for Listen {
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
         let text =
-            TextOrNumber { expecting: "\"unix:PATH\" or \"tcp:ADDRESS:PORT\"", parse: str::parse };
+            TextOrNumber { expecting: "\"unix:PATH\", \"tcp:ADDRESS:PORT\" or \"ublk\"", parse: str::parse };
         deserializer.deserialize_str(text)
     }
 }
@@ -96,6 +100,7 @@ impl From<Listen> for fairq_host::server::Listen {
         match listen {
             Listen::Unix(path) => fairq_host::server::Listen::Unix(path),
             Listen::Tcp(address) => fairq_host::server::Listen::Tcp(address),
+            Listen::Ublk => fairq_host::server::Listen::Ublk,
         }
     }
 }
@@ -108,17 +113,19 @@ impl TryFrom<fairq_host::server::Listen> for Listen {
         match listen {
             fairq_host::server::Listen::Unix(path) => Ok(Listen::Unix(path)),
             fairq_host::server::Listen::Tcp(address) => Ok(Listen::Tcp(address)),
+            fairq_host::server::Listen::Ublk => Ok(Listen::Ublk),
             fairq_host::server::Listen::Inherited | fairq_host::server::Listen::Stdio => Err(()),
         }
     }
 }
 
 impl Listen {
-    /// The NBD URI of a tenant's export here.
-    pub fn uri(&self, export: &str, with_tls: bool) -> String {
+    /// The NBD URI of a tenant's export here, or the link to its block device.
+    pub fn uri(&self, name: &str, with_tls: bool) -> String {
         let s = if with_tls { "s" } else { "" };
-        let export = escape(export.as_ref());
+        let export = escape(name.as_ref());
         match self {
+            Listen::Ublk => format!("/dev/fairq/{name}"),
             Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
             Listen::Tcp(address) => {
                 let mut address = *address;
@@ -226,7 +233,7 @@ mod tests {
     #[test]
     fn refusals_say_what_is_allowed() {
         let refusal = |text: &str| text.parse::<Listen>().unwrap_err();
-        let neither = "says neither unix:PATH nor tcp:ADDRESS:PORT";
+        let neither = "is none of unix:PATH, tcp:ADDRESS:PORT and ublk";
         assert_eq!(refusal("here"), format!("`here` {neither}"));
         assert_eq!(refusal("/run/x"), format!("`/run/x` {neither}: write unix:/run/x"));
         assert_eq!(

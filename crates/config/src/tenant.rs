@@ -56,6 +56,7 @@ pub struct TenantTable {
     pub user: Option<List<String>>,
     pub group: Option<List<String>>,
     pub connections: Option<u32>,
+    pub ublk: Option<bool>,
     pub description: Option<String>,
     #[serde(skip)]
     pub origin: Origin,
@@ -99,6 +100,8 @@ pub struct Tenant {
     pub users: Users,
     /// The most connections to it; half of all if `None`.
     pub connections: Option<u32>,
+    /// Whether it is a block device of this machine, too.
+    pub ublk: bool,
     /// Description in lists of exports.
     pub description: String,
     /// The place of its configuration, for messages.
@@ -295,6 +298,7 @@ impl TenantTable {
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
+            ublk: self.ublk.unwrap_or(false),
             description: self.description.unwrap_or_default(),
             origin: self.origin,
         })

@@ -24,6 +24,7 @@ use crate::io::wakers::Wakers;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
+use crate::server::disks::Disks;
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
 use crate::server::handover::{Caller, Role, Successor};
@@ -95,6 +96,11 @@ pub(super) struct ControlThread<'a> {
     /// Records the search for D while decisions are recorded.
     pub(super) depths: Option<DepthRecorder>,
     pub(super) turns: Turns,
+    /// The block devices of tenants, once there is one, and the list of tenants that they are of.
+    pub(super) disks: Option<Disks>,
+    pub(super) disks_of: Option<Arc<TenantList>>,
+    /// Whether each tenant that needs no certificate has one ([`Listen::Ublk`]).
+    pub(super) has_disks_of_all: bool,
 }
 
 /// The counts of policies: how often ports stopped, and woke each other.
@@ -179,7 +185,8 @@ impl Admin for ControlThread<'_> {
     }
 
     fn listening(&self) -> Vec<Listen> {
-        self.listeners.iter().map(|listening| listening.at.clone()).collect()
+        let sockets = self.listeners.iter().map(|listening| listening.at.clone());
+        sockets.chain(self.has_disks_of_all.then_some(Listen::Ublk)).collect()
     }
 
     fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)> {

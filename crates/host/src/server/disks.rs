@@ -12,12 +12,13 @@
 //! recovered only for the same name and the same place. One that belongs to no tenant is deleted: a
 //! tenant that was removed has no device, and its range may be another's.
 //!
-//! A device whose data end with the server (memory) ends with it, too.
+//! A device whose data end with the process (memory) ends with it, too, and after a kill it is
+//! deleted by the next server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,13 +26,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fairq_core::FlowId;
+use rand::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::front::ublk::control::{Control, NoUblk};
 use crate::front::ublk::front::Message;
 use crate::front::ublk::queue::{Attach, MAX_BYTES};
 use crate::front::ublk::sys::{self, BasicParams, DiscardParams, Params};
+use crate::device::Device;
 use crate::nbd::session::users::Users;
+use crate::server::Member;
+use crate::server::control_thread::ControlThread;
 use crate::shard::volume::Volume;
 
 /// Requests of a queue.
@@ -54,9 +59,10 @@ pub struct Wanted {
     pub name: String,
     /// The tenant's range.
     pub volume: Volume,
-    /// The name of the file or device that has the tenant's bytes; `None` if they end with the
-    /// server.
-    pub file: Option<PathBuf>,
+    /// The name of the storage that has the tenant's bytes.
+    pub storage: String,
+    /// Whether the bytes outlive this process.
+    pub is_lasting: bool,
     /// The size of requests that the device serves best, in bytes.
     pub preferred: u32,
     /// The users who may open it.
@@ -81,7 +87,7 @@ pub struct DiskStatus {
 struct Note {
     name: String,
     mark: u64,
-    file: PathBuf,
+    storage: String,
     base: u64,
 }
 
@@ -119,8 +125,8 @@ impl Disks {
             state,
             shards,
             send,
-            disks: BTreeMap::new(),
-            again: BTreeMap::new(),
+            disks: HashMap::new(),
+            again: HashMap::new(),
             status: status.clone(),
             has_swept: false,
         };
@@ -155,9 +161,9 @@ struct Maker {
     state: PathBuf,
     shards: usize,
     send: Send,
-    disks: BTreeMap<FlowId, Disk>,
+    disks: HashMap<FlowId, Disk>,
     /// When to try again to make a device.
-    again: BTreeMap<FlowId, Instant>,
+    again: HashMap<FlowId, Instant>,
     status: Arc<Mutex<BTreeMap<String, DiskStatus>>>,
     /// Whether devices of earlier servers that belong to no tenant were deleted.
     has_swept: bool,
@@ -305,14 +311,14 @@ impl Maker {
         };
         let size = want.volume.size;
         let disk =
-            Disk { number, name: want.name.clone(), size, is_lasting: want.file.is_some() };
+            Disk { number, name: want.name.clone(), size, is_lasting: want.is_lasting };
         self.link(number, None, want);
         Ok(disk)
     }
 
     /// Adds a device.
     fn add(&mut self, want: &Wanted) -> io::Result<u32> {
-        let mark = rand::random();
+        let mark = rand::rngs::SmallRng::from_os_rng().next_u64();
         let number = self.control.add(self.shards as u16, DEPTH, MAX_BYTES, mark)?;
         let made = self.start(number, mark, want);
         if made.is_err() {
@@ -322,10 +328,7 @@ impl Maker {
     }
 
     fn start(&mut self, number: u32, mark: u64, want: &Wanted) -> io::Result<()> {
-        if let Some(file) = &want.file {
-            let (name, base) = (want.name.clone(), want.volume.base);
-            self.write_note(number, &Note { name, mark, file: file.clone(), base })?;
-        }
+        self.write_note(number, &Note::of(want, mark))?;
         self.control.set_params(number, &params(want))?;
         self.serve(number, self.shards as u16, DEPTH, want)?;
         self.control.start(number)
@@ -391,15 +394,11 @@ impl Maker {
         }
         if disk.name != want.name {
             let before = std::mem::replace(&mut disk.name, want.name.clone());
-            if let Some(file) = &want.file
-                && let Ok(info) = self.control.info(number)
-            {
-                let (name, mark, base) = (want.name.clone(), info.ublksrv_flags, want.volume.base);
-                if let Err(error) =
-                    self.write_note(number, &Note { name, mark, file: file.clone(), base })
-                {
-                    tracing::error!(tenant = want.name, %error, "cannot note the device's new name");
-                }
+            let noted = self.control.info(number).and_then(|info| {
+                self.write_note(number, &Note::of(want, info.ublksrv_flags))
+            });
+            if let Err(error) = noted {
+                tracing::error!(tenant = want.name, %error, "cannot note the device's new name");
             }
             let status = {
                 let mut all = self.status.lock().unwrap_or_else(PoisonError::into_inner);
@@ -456,10 +455,14 @@ impl Maker {
 }
 
 impl Note {
+    fn of(want: &Wanted, mark: u64) -> Note {
+        let (name, storage) = (want.name.clone(), want.storage.clone());
+        Note { name, mark, storage, base: want.volume.base }
+    }
+
     /// Whether it is about the same tenant and the same bytes.
     fn is_of(&self, want: &Wanted) -> bool {
-        let is_same_file = want.file.as_ref().is_some_and(|file| *file == self.file);
-        self.name == want.name && is_same_file && self.base == want.volume.base
+        (&self.name, &self.storage, self.base) == (&want.name, &want.storage, want.volume.base)
     }
 }
 
@@ -499,4 +502,91 @@ fn params(want: &Wanted) -> Params {
         },
         ..Params::default()
     }
+}
+
+impl ControlThread<'_> {
+    /// Makes each tenant that needs no certificate a block device, or no longer.
+    pub(super) fn set_disks_of_all(&mut self, all: bool) -> Result<(), NoUblk> {
+        self.has_disks_of_all = all;
+        self.disks_of = None;
+        self.start_disks()
+    }
+
+    /// Starts the thread for block devices if a tenant has one; an error if there are none here.
+    pub(super) fn start_disks(&mut self) -> Result<(), NoUblk> {
+        if self.disks.is_some() || self.wanted_disks().is_empty() {
+            return Ok(());
+        }
+        let server = Arc::downgrade(&self.server);
+        // The thread must not keep the server alive.
+        let send = Box::new(move |shard, message: Message| {
+            if let Some(server) = server.upgrade() {
+                server.shards.send(shard, crate::shard::Message::Front(message.into()));
+            }
+        });
+        let (state, shards) = (self.server.config.state.clone(), self.server.shards.count());
+        self.disks = Some(Disks::start(state, shards, send)?);
+        Ok(())
+    }
+
+    /// Makes the block devices those of the present tenants.
+    pub(super) fn update_disks(&mut self) {
+        let tenants = self.server.tenants();
+        if self.disks_of.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &tenants)) {
+            return;
+        }
+        self.disks_of = Some(tenants);
+        if let Err(error) = self.start_disks() {
+            tracing::error!(%error, "cannot make the block device of a tenant");
+        }
+        if let Some(disks) = &self.disks {
+            disks.want(self.wanted_disks());
+        }
+    }
+
+    /// Deletes the block devices whose data end with this process.
+    pub(super) fn end_disks(&mut self) {
+        if let Some(disks) = &mut self.disks {
+            disks.end();
+        }
+    }
+
+    fn wanted_disks(&self) -> Vec<Wanted> {
+        let info = self.device.info();
+        let block = info.block_size.clamp(512, 4096);
+        let all = self.has_disks_of_all;
+        let tenants = self.server.tenants();
+        let wants = |member: &&Member| {
+            let tenant = &member.tenant;
+            (tenant.ublk || all && tenant.identity.is_none()) && member.preparing.is_none()
+        };
+        let wanted = |member: &Member| {
+            let file = self.device.path_of(member.tenant.file);
+            let is_lasting = file.is_some();
+            Wanted {
+                name: member.tenant.name.clone(),
+                volume: member.volume(block),
+                storage: file.map_or_else(this_process, |path| storage_at(&path)),
+                is_lasting,
+                preferred: info.preferred_size,
+                users: member.tenant.users.clone(),
+            }
+        };
+        tenants.members().filter(wants).map(wanted).collect()
+    }
+}
+
+/// A file or a device: its path, and its numbers, since another one may be put in its place.
+fn storage_at(path: &Path) -> String {
+    let numbers = std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let (device, inode) = numbers.unwrap_or_default();
+    format!("{} (device {device}, inode {inode})", path.display())
+}
+
+/// The memory of this process, as long as it lives, whatever programs it executes.
+fn this_process() -> String {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The process's start, in ticks since the machine's; the name before it may contain spaces.
+    let started = stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(20));
+    format!("memory of process {}, started at {}", std::process::id(), started.unwrap_or("?"))
 }

@@ -29,6 +29,8 @@ pub enum Listen {
     Inherited,
     /// The connection on standard input, as inetd passes it; the server ends with it.
     Stdio,
+    /// Block devices of this machine, one for each tenant that needs no certificate.
+    Ublk,
 }
 
 impl std::fmt::Display for Listen {
@@ -38,6 +40,7 @@ impl std::fmt::Display for Listen {
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
             Listen::Inherited => f.write_str("inherited sockets"),
             Listen::Stdio => f.write_str("standard input"),
+            Listen::Ublk => f.write_str("ublk"),
         }
     }
 }
@@ -160,7 +163,7 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
             let listener = bind_tcp(*address).map_err(|error| explain_tcp(&error))?;
             Ok(vec![Listener::Tcp(listener)])
         }
-        Listen::Inherited | Listen::Stdio => Err(format!("{at} is no address to listen on")),
+        Listen::Inherited | Listen::Stdio | Listen::Ublk => Err(format!("{at} is no address to listen on")),
     }
 }
 

@@ -30,6 +30,8 @@ use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
 use crate::front::Fronts;
+use crate::front::ublk::control::NoUblk;
+use crate::front::ublk::front::UblkFront;
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
@@ -54,6 +56,7 @@ mod closing;
 mod control_thread;
 mod control_time;
 mod crowd;
+mod disks;
 mod groups;
 pub mod handover;
 mod listen;
@@ -67,6 +70,7 @@ pub use admin::{Admin, AdminError, Change, Status, StoreStatus};
 pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
 pub use control_time::{TURN_BOUNDS_NS, Turns};
+pub use disks::DiskStatus;
 pub use groups::{Group, GroupStatus};
 pub use handover::{Before, Successor};
 pub use listen::{Listen, STORED};
@@ -131,6 +135,8 @@ pub struct Tenant {
     pub users: Users,
     /// The most connections that it may have; by default half of all.
     pub connections: Option<u32>,
+    /// Whether it is a block device of this machine, too (ublk).
+    pub ublk: bool,
 }
 
 /// The tenant of clients that name no export.
@@ -196,6 +202,8 @@ pub struct Config {
     pub most_tenants: usize,
     /// The addresses where clients connect.
     pub listen: Vec<Listen>,
+    /// The folder in which the server keeps notes about block devices.
+    pub state: PathBuf,
     /// The path of the control socket.
     pub control: Option<PathBuf>,
     /// The addresses where metrics and the web page are served over HTTP.
@@ -278,6 +286,9 @@ pub enum ServerError {
         /// The reason.
         error: fairq_core::FlowError,
     },
+    /// There are no block devices here.
+    #[error("cannot make block devices (ublk): {0}")]
+    Ublk(#[from] NoUblk),
     /// The system refuses an operation.
     #[error("{what}: {error}")]
     System {
@@ -294,7 +305,7 @@ impl ServerError {
         match self {
             ServerError::Exports(_) | ServerError::Flow { .. } | ServerError::Group { .. } => true,
             ServerError::Control(error) => error.is_refusal(),
-            ServerError::Listen { .. } | ServerError::System { .. } => false,
+            ServerError::Listen { .. } | ServerError::Ublk(_) | ServerError::System { .. } => false,
         }
     }
 }
@@ -349,7 +360,8 @@ pub fn serve(
         let nbd = NbdFront::new(connections, config.limits, count, surveyor.client(shard))
             .within(budget.clone())
             .weighed_by(common.weights.clone());
-        Ok(Fronts::new(nbd))
+        let ublk = UblkFront::new(common.weights.clone(), budget.clone());
+        Ok(Fronts::new(nbd, ublk))
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
@@ -425,7 +437,11 @@ pub fn serve(
         drain: Drain::No,
         depths: None,
         turns: Turns::default(),
+        disks: None,
+        disks_of: None,
+        has_disks_of_all: server.config.listen.contains(&Listen::Ublk),
     };
+    control.start_disks()?;
     let result = runtime.block_on(run(&mut control, common.clock, before, operator));
     runtime.block_on(end(&mut control, common.clock));
     drop(control);
@@ -660,8 +676,10 @@ async fn run(
             Event::Nothing => {}
         });
         control.turns = turns;
+        control.update_disks();
     }
     control.server.tell_failures();
+    control.end_disks();
     control.drain(true);
     operator.stopping();
     // A second signal must end the process even while it waits for clients.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use fairq_core::{FlowId, Port};
+use fairq_core::Port;
 
 use super::queue::{Attach, MAX_BYTES, Queue, cookie_index, event_index};
 use crate::device::Device;

@@ -309,9 +309,10 @@ impl Queue {
     /// Begins a request; false if the region has no memory for it.
     fn begin(&mut self, ring: &mut Ring, tag: u16) -> bool {
         let IoDescriptor { op_flags, nr_sectors, start_sector, .. } = self.descriptors.get(tag);
-        let (offset, length) = (start_sector * SECTOR, u64::from(nr_sectors) * SECTOR);
+        // A flush has no start: its number is the largest.
+        let (offset, length) = (start_sector.wrapping_mul(SECTOR), u64::from(nr_sectors) * SECTOR);
         let request = |op| Request::new(op, offset, length);
-        let request = match op_flags & 0xff {
+        let mut request = match op_flags & 0xff {
             sys::OP_READ => request(Op::Read),
             sys::OP_WRITE => request(Op::Write),
             sys::OP_FLUSH => Request::new(Op::Flush, 0, 0),
@@ -324,12 +325,9 @@ impl Queue {
             }
         };
         let slot = &mut self.slots[usize::from(tag)];
-        slot.request = Request {
-            fua: op_flags & sys::IO_FUA != 0,
-            no_hole: op_flags & sys::IO_NOUNMAP != 0,
-            ..request
-        };
-        slot.length = 0;
+        request.fua = op_flags & sys::IO_FUA != 0;
+        request.no_hole = op_flags & sys::IO_NOUNMAP != 0;
+        (slot.request, slot.length) = (request, 0);
         if self.is_detached {
             slot.request.fail(libc::ESHUTDOWN);
         } else if request.has_data() {

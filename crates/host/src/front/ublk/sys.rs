@@ -4,6 +4,8 @@
 //! The crate `libublk-rs-sys` has all of them, but makes them with bindgen at build time, and with
 //! that every build of fairq would need libclang.
 
+#![allow(missing_docs, reason = "the names are the kernel's, and its header explains them")]
+
 /// The file of control commands.
 pub const CONTROL: &str = "/dev/ublk-control";
 
