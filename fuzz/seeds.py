@@ -143,6 +143,65 @@ controller("registers", register(0x14, 0), register(0x24, 0), register(0x14, 1),
            register(0x28, 1), register(0x14, 0x460001), register(0x1004, 7), register(0x10F8, 3))
 
 
+# A guest's virtqueue: records of 18 bytes, see src/vhost.rs. Its memory begins at GUEST.
+GUEST = 0x100000000
+NEXT, WRITE, INDIRECT = 1, 2, 4
+
+
+def put(area, index, data):
+    return bytes([area << 2, index]) + data.ljust(16, b"\0")
+
+
+def split(address, length, flags=0, link=0):
+    return struct.pack("<QIHH", address, length, flags, link)
+
+
+def packed(address, length, flags=0, link=0):
+    return struct.pack("<QIHH", address, length, link, flags)
+
+
+def step(what, *data):
+    return bytes([what, 0]) + bytes(data).ljust(16, b"\0")
+
+
+def queue(name, bits, *records):
+    save("vhost_queue", name, bytes([bits]) + b"".join(records))
+
+
+AVAILABLE, TAKE, USE = 1, 2, 3
+HEADER, DATA = GUEST + 0x8000, GUEST + 0x9000
+READ_CHAIN = [(HEADER, 16, NEXT, 1), (DATA, 512, NEXT | WRITE, 2), (DATA + 512, 1, WRITE, 0)]
+queue("read", 3 << 2, *(put(0, i, split(*d)) for i, d in enumerate(READ_CHAIN)), step(AVAILABLE, 0), step(TAKE), step(USE))
+queue("packed", 3 << 2 | 3, *(put(0, i, packed(a, n, f | 1 << 7, i)) for i, (a, n, f, _) in enumerate(READ_CHAIN)), step(TAKE), step(USE), step(TAKE))
+queue("table", 3 << 2, put(0, 0, split(GUEST + 0x3000, 48, INDIRECT)), *(put(3, i, split(*d)) for i, d in enumerate(READ_CHAIN)), step(AVAILABLE, 0),
+      step(TAKE), step(AVAILABLE, 0), step(TAKE))
+queue("loop", 3 << 2, put(0, 0, split(HEADER, 16, NEXT, 0)), step(AVAILABLE, 0), step(TAKE))
+queue("outside", 3 << 2, put(0, 0, split(GUEST + (1 << 20) - 8, 16, NEXT, 1)), put(0, 1, split((1 << 64) - 1, 0xFFFFFFFF, WRITE)), step(AVAILABLE, 0), step(TAKE))
+queue("jump", 3 << 2, step(AVAILABLE, 0), put(1, 0, b"\0\0\xff\xff"), step(TAKE), step(USE))
+
+
+# The messages of a guest's monitor: request, bits, length, body; see src/vhost.rs.
+def message(request, *words, bits=0, form="Q"):
+    body = struct.pack("<" + form * len(words) if len(form) == 1 else "<" + form, *words)
+    return bytes([request, bits, len(body)]) + body
+
+
+def messages(name, *parts):
+    save("vhost_messages", name, b"".join(parts))
+
+
+MEMFD, EVENTFD, FILE = 1 << 1 | 0 << 4, 1 << 1 | 1 << 4, 1 << 1 | 2 << 4
+ATTACH = [message(3), message(1), message(2, 1 << 32 | 1 << 30 | 1 << 28), message(15), message(16, 0x1B229), message(17), message(36),
+          message(37, 0, GUEST, 0x10000, 1 << 40, 0, bits=MEMFD | 1), message(24, 0, 60, 0, *([0] * 60), form="III60B")]
+RING = [message(8, 0, 16, form="I"), message(10, 0, 0, form="I"), message(9, 0, 0, 1 << 40, (1 << 40) + 0x2000, (1 << 40) + 0x1000, 0, form="IIQQQQ"),
+        message(13, 0, bits=EVENTFD), message(14, 0, bits=EVENTFD), message(12, 0, bits=EVENTFD | 1), message(18, 0, 1, form="I", bits=1)]
+messages("attach", *ATTACH, *RING, message(11, 0, 0, form="I"), message(39, 15), message(40), message(34), message(38, 0, GUEST, 0x10000, 1 << 40, 0, bits=1))
+messages("table", *ATTACH[:3], bytes([5, MEMFD | 1, 40]) + struct.pack("<IIQQQQ", 1, 0, 0, 0x10000, 1 << 40, 0), *RING)
+messages("inflight", *ATTACH, message(31, 0, 0, 4, 16, form="QQHH"), message(32, 4096, 0, 4, 16, form="QQHH", bits=MEMFD), *RING)
+messages("wrong", message(3, bits=1), message(2, (1 << 64) - 1, bits=1), message(8, 77, 16, form="I", bits=1), message(12, 0, bits=FILE | 1),
+         message(37, 0, GUEST, 1 << 60, 1 << 40, 0, bits=MEMFD | 1), message(37, 0, GUEST, 4096, 1 << 40, 0, bits=FILE | 1), message(99), message(1))
+
+
 # The lab. Lines are made up; the formats are those of the traces that they are called after.
 def trace(number, name, text):
     save("lab_trace", name, bytes([number]) + (text if isinstance(text, bytes) else text.encode()))

@@ -3,3 +3,4 @@
 
 pub mod nbd;
 pub mod nvme;
+pub mod vhost;

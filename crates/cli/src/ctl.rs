@@ -563,7 +563,34 @@ fn tenants(result: &Value) -> String {
         ]);
     }
     align_right(&mut table);
-    format!("{table}\n")
+    format!("{table}\n{}", attachments(result))
+}
+
+/// A line for each socket for guests and each block device.
+fn attachments(result: &Value) -> String {
+    let mut lines = String::new();
+    for tenant in result.as_array().map(Vec::as_slice).unwrap_or_default() {
+        for socket in tenant["attachments"].as_array().map(Vec::as_slice).unwrap_or_default() {
+            if socket["kind"] == "ublk" {
+                let state = socket["error"].as_str().map_or("", |_| ": there is none: ");
+                lines += &format!(
+                    "{}: ublk {}{state}{}\n",
+                    string(&tenant["name"]),
+                    string(&socket["path"]),
+                    socket["error"].as_str().unwrap_or_default()
+                );
+                continue;
+            }
+            let state = match (socket["connected"].as_bool(), socket["queues"].as_u64()) {
+                (Some(true), Some(1)) => "a guest with 1 queue".to_owned(),
+                (Some(true), queues) => format!("a guest with {} queues", queues.unwrap_or(0)),
+                _ => "no guest".to_owned(),
+            };
+            let (name, kind) = (string(&tenant["name"]), string(&socket["kind"]));
+            lines += &format!("{name}: {kind} {}: {state}\n", string(&socket["path"]));
+        }
+    }
+    lines
 }
 
 fn policy(result: &Value) -> String {

@@ -56,6 +56,7 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         users: tenant.users.clone(),
         connections: tenant.connections,
         ublk: tenant.ublk,
+        vhost_user: tenant.vhost_user.clone(),
     }
 }
 

@@ -9,13 +9,14 @@ use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
 use fairq_config::layout::pool::{Found, Media, Start, state_directory};
 use fairq_config::layout::record::Record;
-use fairq_config::listen::{self, Listen};
+use fairq_config::listen::{self, Listen, guest_socket};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Source, Surroundings};
 use fairq_config::table::{align_right, plain_table};
 use fairq_config::tenant::{Range, Tenant, layout};
 use fairq_config::units::{exact_size, show_percent};
 use fairq_host::device::Device;
+use fairq_host::front::attach::QUEUE_TAGS;
 use fairq_host::nbd::serve::conn;
 use fairq_host::nbd::session::handshake::HandshakeOptions;
 use fairq_host::server::handover::{LeftTenant, State};
@@ -255,6 +256,7 @@ fn server_config(
     let limits = conn::Limits { depth: plan.limits.depth_per_connection as u16, memory };
     // A connection goes to the shard with the fewest connections, so each shard has an equal part.
     let connections = (plan.limits.connections as usize).div_ceil(plan.cpus.len());
+    let queues = (plan.limits.guest_queues as usize).div_ceil(plan.cpus.len());
     Ok(server::Config {
         tenants: plan
             .tenants
@@ -276,8 +278,9 @@ fn server_config(
         cpus: plan.cpus.clone(),
         limits,
         connections,
+        queues,
         memory: plan.limits.memory.unwrap_or_else(|| machine::memory() / 2),
-        tags: limits.tags(connections),
+        tags: limits.tags(connections) + queues * QUEUE_TAGS,
         handshake: HandshakeOptions {
             tls: tls_mode(plan.tls.as_ref())?,
             timeout: plan.timeouts.handshake,
@@ -317,7 +320,8 @@ impl Welcome {
         // Where TLS is optional, the URI without it works for all clients.
         let with_tls = plan.tls.as_ref().is_some_and(|tls| tls.is_required);
         text += &self.tenant_table(&addresses, with_tls);
-        if let (Some(address), Some(tenant)) = (addresses.first(), plan.tenants.first()) {
+        let nbd = addresses.iter().find(|address| address.is_nbd());
+        if let (Some(address), Some(tenant)) = (nbd.or(addresses.first()), plan.tenants.first()) {
             text += &attach(address, tenant, with_tls);
         }
         text
@@ -332,8 +336,12 @@ impl Welcome {
         }
         let places = self.ranges.iter().zip(&self.stores);
         for (tenant, (range, store)) in self.plan.tenants.iter().zip(places) {
+            let own = tenant.vhost_user.iter().map(|path| format!("vhost-user:{}", path.display()));
+            // A directory has no socket of a tenant with an identity.
+            let is_shown = |address: &&Listen| address.is_nbd() || tenant.identity.is_none();
+            let shown = addresses.iter().filter(is_shown);
             let uris: Vec<String> =
-                addresses.iter().map(|address| address.uri(&tenant.name, with_tls)).collect();
+                shown.map(|address| address.uri(&tenant.name, with_tls)).chain(own).collect();
             let size = if tenant.read_only {
                 format!("{} ro", exact_size(range.size))
             } else {
@@ -364,7 +372,17 @@ fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
         Listen::Unix(path) => format!("-unix {}", path.display()),
         Listen::Tcp(address) => format!("{} {}", address.ip(), address.port()),
         Listen::Ublk => {
-            return format!("\nA block device, for example:\n  mkfs.ext4 {uri} && mount {uri} /mnt\n");
+            return format!("\nUse with, for example:\n  mkfs.ext4 {uri} && mount {uri} /mnt\n");
+        }
+        Listen::VhostUser(directory) => {
+            let socket = guest_socket(directory, name);
+            return format!(
+                "\nAttach with, for example:\n  \
+                 qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on \
+                 -numa node,memdev=mem -chardev socket,id={name},path={},reconnect=1 -device \
+                 vhost-user-blk-pci,chardev={name}\n",
+                socket.display()
+            );
         }
     };
     let mut text = format!("\nAttach with, for example:\n  nbdinfo '{uri}'\n");

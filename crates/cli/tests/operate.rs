@@ -10,6 +10,8 @@ mod control;
 mod doors;
 #[path = "operate/groups.rs"]
 mod groups;
+#[path = "operate/guests.rs"]
+mod guests;
 #[path = "operate/http.rs"]
 mod http;
 #[path = "operate/interface.rs"]

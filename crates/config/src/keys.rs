@@ -75,7 +75,7 @@ mod tests {
              b,description=c=d,,e",
             "db,weight=cgroup:/tenants/db,path=/a b/c,create,keep-data,store=fast",
             "db,latency=1500us,latency-percentile=99.9,floor=0.25",
-            "db,uid=1+2,user=a+b,group=c,connections=3",
+            "db,uid=1+2,user=a+b,group=c,connections=3,vhost-user=/run/a b.sock",
         ]);
     }
 }

@@ -24,6 +24,20 @@ pub enum Listen {
     Tcp(SocketAddr),
     /// Block devices of this machine, one for each tenant that needs no certificate.
     Ublk,
+    /// A directory in which each tenant has a socket for guests, `NAME.sock`.
+    VhostUser(PathBuf),
+}
+
+/// Refuses a path that does not fit into a socket's address.
+pub(crate) fn check_path(path: &Path) -> Result<(), String> {
+    let length = path.as_os_str().len();
+    if length > UNIX_PATH_MAX {
+        return Err(format!(
+            "{}: a Unix socket's path has at most {UNIX_PATH_MAX} bytes, this one has {length}",
+            path.display()
+        ));
+    }
+    Ok(())
 }
 
 impl FromStr for Listen {
@@ -32,11 +46,11 @@ impl FromStr for Listen {
     fn from_str(text: &str) -> Result<Listen, String> {
         match text.split_once(':') {
             Some(("unix", "")) => Err("`unix:` needs a path, as in unix:/run/fairq.sock".into()),
-            Some(("unix", path)) if path.len() > UNIX_PATH_MAX => Err(format!(
-                "{path}: a Unix socket's path has at most {UNIX_PATH_MAX} bytes, this one has {}",
-                path.len()
-            )),
-            Some(("unix", path)) => Ok(Listen::Unix(path.into())),
+            Some(("unix", path)) => check_path(path.as_ref()).map(|()| Listen::Unix(path.into())),
+            Some(("vhost-user", "")) => {
+                Err("`vhost-user:` needs a directory, as in vhost-user:/run/fairq/guests".into())
+            }
+            Some(("vhost-user", path)) => Ok(Listen::VhostUser(path.into())),
             Some(("tcp", address)) => parse_tcp(address).map(Listen::Tcp).ok_or_else(|| {
                 format!(
                     "`{address}` is not an address: write tcp:127.0.0.1:{NBD_PORT}, \
@@ -57,7 +71,9 @@ impl Listen {
             None if text.starts_with('/') => format!(": write unix:{text}"),
             None => String::new(),
         };
-        format!("`{text}` is none of unix:PATH, tcp:ADDRESS:PORT and ublk{meant}")
+        format!(
+            "`{text}` is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY and ublk{meant}"
+        )
     }
 }
 
@@ -77,6 +93,7 @@ impl fmt::Display for Listen {
             Listen::Unix(path) => write!(f, "unix:{}", path.display()),
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
             Listen::Ublk => f.write_str("ublk"),
+            Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
         }
     }
 }
@@ -89,8 +106,8 @@ impl Serialize for Listen {
 
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
-        let text =
-            TextOrNumber { expecting: "\"unix:PATH\", \"tcp:ADDRESS:PORT\" or \"ublk\"", parse: str::parse };
+        let expecting = "\"unix:PATH\", \"tcp:ADDRESS:PORT\", \"vhost-user:DIRECTORY\" or \"ublk\"";
+        let text = TextOrNumber { expecting, parse: str::parse };
         deserializer.deserialize_str(text)
     }
 }
@@ -101,6 +118,7 @@ impl From<Listen> for fairq_host::server::Listen {
             Listen::Unix(path) => fairq_host::server::Listen::Unix(path),
             Listen::Tcp(address) => fairq_host::server::Listen::Tcp(address),
             Listen::Ublk => fairq_host::server::Listen::Ublk,
+            Listen::VhostUser(path) => fairq_host::server::Listen::VhostUser(path),
         }
     }
 }
@@ -114,18 +132,28 @@ impl TryFrom<fairq_host::server::Listen> for Listen {
             fairq_host::server::Listen::Unix(path) => Ok(Listen::Unix(path)),
             fairq_host::server::Listen::Tcp(address) => Ok(Listen::Tcp(address)),
             fairq_host::server::Listen::Ublk => Ok(Listen::Ublk),
+            fairq_host::server::Listen::VhostUser(path) => Ok(Listen::VhostUser(path)),
             fairq_host::server::Listen::Inherited | fairq_host::server::Listen::Stdio => Err(()),
         }
     }
 }
 
 impl Listen {
-    /// The NBD URI of a tenant's export here, or the link to its block device.
+    /// Whether NBD clients connect here.
+    pub fn is_nbd(&self) -> bool {
+        !matches!(self, Listen::VhostUser(_) | Listen::Ublk)
+    }
+
+    /// The NBD URI of a tenant's export here, or the tenant's socket for guests, or the link to its
+    /// block device.
     pub fn uri(&self, name: &str, with_tls: bool) -> String {
         let s = if with_tls { "s" } else { "" };
         let export = escape(name.as_ref());
         match self {
             Listen::Ublk => format!("/dev/fairq/{name}"),
+            Listen::VhostUser(directory) => {
+                format!("vhost-user:{}", guest_socket(directory, name).display())
+            }
             Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
             Listen::Tcp(address) => {
                 let mut address = *address;
@@ -146,6 +174,11 @@ impl Listen {
             }
         }
     }
+}
+
+/// The socket of a tenant in a directory of sockets for guests.
+pub fn guest_socket(directory: &Path, tenant: &str) -> PathBuf {
+    directory.join(format!("{tenant}.sock"))
 }
 
 /// Escapes a path for a URI's query, or a name for its path.
@@ -217,7 +250,8 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written_alike() {
-        for text in ["unix:/run/fairq.sock", "tcp:127.0.0.1:10810", "tcp:[::1]:10809"] {
+        let guests = "vhost-user:/run/fairq/guests";
+        for text in ["unix:/run/fairq.sock", "tcp:127.0.0.1:10810", "tcp:[::1]:10809", guests] {
             assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
         }
         for (text, meaning) in [
@@ -233,7 +267,7 @@ mod tests {
     #[test]
     fn refusals_say_what_is_allowed() {
         let refusal = |text: &str| text.parse::<Listen>().unwrap_err();
-        let neither = "is none of unix:PATH, tcp:ADDRESS:PORT and ublk";
+        let neither = "is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY and ublk";
         assert_eq!(refusal("here"), format!("`here` {neither}"));
         assert_eq!(refusal("/run/x"), format!("`/run/x` {neither}: write unix:/run/x"));
         assert_eq!(
@@ -241,6 +275,7 @@ mod tests {
             format!("`localhost:9090` {neither}: write tcp:localhost:9090")
         );
         assert_eq!(refusal("unix:"), "`unix:` needs a path, as in unix:/run/fairq.sock");
+        assert!(refusal("vhost-user:").starts_with("`vhost-user:` needs a directory"));
         assert_eq!(
             refusal("tcp:example:99999"),
             "`example:99999` is not an address: write tcp:127.0.0.1:10809, tcp:[::]:10809 or \
@@ -259,6 +294,7 @@ mod tests {
         assert_eq!(uri("unix:/run/fairq.sock"), "nbd+unix:///gold?socket=/run/fairq.sock");
         assert_eq!(uri("unix:/run/a b&c.sock"), "nbd+unix:///gold?socket=/run/a%20b%26c.sock");
         assert_eq!(uri("tcp:0.0.0.0"), "nbd://127.0.0.1/gold");
+        assert_eq!(uri("vhost-user:/run/vms"), "vhost-user:/run/vms/gold.sock");
         let tcp: Listen = "tcp:10.0.0.1".parse().unwrap();
         assert_eq!(tcp.uri("größe", false), "nbd://10.0.0.1/gr%C3%B6%C3%9Fe");
         assert_eq!(uri("tcp:10.0.0.1:99"), "nbd://10.0.0.1:99/gold");

@@ -83,6 +83,7 @@ pub struct LimitsTable {
     pub memory: Option<Size>,
     pub memory_per_connection: Option<Size>,
     pub depth_per_connection: Option<u32>,
+    pub guest_queues: Option<u32>,
 }
 
 /// The configuration of a file or of flags, without defaults.
@@ -369,6 +370,8 @@ pub struct Limits {
     pub memory_per_connection: u64,
     /// The most requests of one connection that are being served.
     pub depth_per_connection: u32,
+    /// The most virtqueues of all guests.
+    pub guest_queues: u32,
 }
 
 impl Default for Limits {
@@ -378,6 +381,7 @@ impl Default for Limits {
             memory: None,
             memory_per_connection: MEMORY_MIN,
             depth_per_connection: 512,
+            guest_queues: 64,
         }
     }
 }
@@ -584,6 +588,11 @@ impl Settings {
             }
             return Ok(Source::Stdio);
         }
+        if let Some(metrics) = self.metrics.iter().find(|at| !at.is_nbd()) {
+            return Err(Refusal::new(format!(
+                "metrics {metrics}: HTTP is served at unix:PATH or tcp:ADDRESS:PORT"
+            )));
+        }
         for (index, listen) in self.listen.iter().enumerate() {
             if self.listen[..index].contains(listen) {
                 return Err(Refusal::new(format!("listen {listen} is given twice: leave one out")));
@@ -775,6 +784,7 @@ fn complete_limits(table: &LimitsTable) -> Result<Limits, Refusal> {
             default.depth_per_connection,
             4096,
         )?,
+        guest_queues: within("guest-queues", table.guest_queues, default.guest_queues, 4096)?,
     })
 }
 

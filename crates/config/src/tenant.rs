@@ -20,7 +20,7 @@ use crate::pairs::{self, Pair};
 use crate::refusal::Refusal;
 use crate::units::{Bandwidth, Count, Nanos, Part, Percentile, Size, exact_size};
 use crate::weight::WeightSource;
-use crate::{keys, latency};
+use crate::{keys, latency, listen};
 
 /// Equal parts are multiples of this number of bytes.
 const PART: u64 = 1 << 20;
@@ -57,6 +57,7 @@ pub struct TenantTable {
     pub group: Option<List<String>>,
     pub connections: Option<u32>,
     pub ublk: Option<bool>,
+    pub vhost_user: Option<PathBuf>,
     pub description: Option<String>,
     #[serde(skip)]
     pub origin: Origin,
@@ -102,6 +103,8 @@ pub struct Tenant {
     pub connections: Option<u32>,
     /// Whether it is a block device of this machine, too.
     pub ublk: bool,
+    /// The path of its own socket for guests, if it has one.
+    pub vhost_user: Option<PathBuf>,
     /// Description in lists of exports.
     pub description: String,
     /// The place of its configuration, for messages.
@@ -255,6 +258,9 @@ impl TenantTable {
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
+        if let Some(Err(text)) = self.vhost_user.as_deref().map(listen::check_path) {
+            return refuse(format!("vhost-user: {text}"));
+        }
         let (group, user_groups) = match group::split(self.group.as_ref(), groups) {
             Ok(both) => both,
             Err(text) => return refuse(text),
@@ -299,6 +305,7 @@ impl TenantTable {
             users,
             connections: self.connections,
             ublk: self.ublk.unwrap_or(false),
+            vhost_user: self.vhost_user,
             description: self.description.unwrap_or_default(),
             origin: self.origin,
         })
@@ -478,7 +485,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,ublk,description=orders,, and more",
         ])
         .unwrap()[0];
         let expected =
@@ -502,6 +509,8 @@ mod tests {
                 identity: Some("db.example.org".into()),
                 users: Users { uids: vec![7, 0], gids: Vec::new() },
                 connections: Some(9),
+                ublk: true,
+                vhost_user: None,
                 description: "orders, and more".into(),
                 origin: Origin::Flag,
             };

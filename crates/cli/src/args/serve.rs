@@ -76,7 +76,9 @@ pub(crate) struct ServeArgs {
     /// discard-depth, other-depth; kyber-fair: period, busy, patience, tokens.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
-    /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT]; may be given many times
+    /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT], and where guests attach their
+    /// disks, vhost-user:DIRECTORY, with a socket NAME.sock for each tenant; may be given many
+    /// times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<Listen>,
     /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if
@@ -132,6 +134,9 @@ pub(crate) struct ServeArgs {
     /// The most requests in flight of one connection [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) depth_per_connection: Option<u32>,
+    /// The most virtqueues of all guests (vhost-user) [default: 64]
+    #[arg(long, value_name = "N")]
+    pub(crate) guest_queues: Option<u32>,
     /// Print the status each second even if standard output is not a terminal
     #[arg(long)]
     pub(crate) status: bool,
@@ -177,6 +182,7 @@ impl ServeArgs {
                 memory: self.memory,
                 memory_per_connection: self.memory_per_connection,
                 depth_per_connection: self.depth_per_connection,
+                guest_queues: self.guest_queues,
             },
             timeouts: TimeoutsTable::default(),
             status: flag(self.status),

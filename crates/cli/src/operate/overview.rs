@@ -231,6 +231,13 @@ impl View {
             "uids": users.uids,
             "gids": users.gids,
             "connections": member.all_connections(),
+            "attachments": now.attachments_of(member).iter().map(|of| json!({
+                "kind": of.kind.name(),
+                "path": of.path,
+                "connected": of.is_connected,
+                "queues": of.queues,
+                "error": of.error,
+            })).collect::<Vec<_>>(),
             "outdated": member.outdated_connections().into_iter().map(|(size, connections)| json!({
                 "size": size, "connections": connections,
             })).collect::<Vec<_>>(),

@@ -108,6 +108,7 @@ enum Written {
     /// Its place, and whether its users stay the same: a running server cannot change its users.
     Place(Place, bool),
     Caps(caps::Written),
+    Socket(Option<PathBuf>),
     /// Nothing: the tenant's target is its group's.
     Nothing,
 }
@@ -258,6 +259,10 @@ fn steps_of(
     } else if old.target(old_groups).ok() != Some(tenant.target) {
         step(target, Written::Nothing);
     }
+    if old.vhost_user != table.vhost_user {
+        let path = &table.vhost_user;
+        step(server::Change::Socket(path.clone()), Written::Socket(path.clone()));
+    }
     if old.caps() != table.caps() {
         step(server::Change::Caps(tenant.caps), Written::Caps(table.caps()));
     }
@@ -318,6 +323,7 @@ impl Written {
             Written::Place(_, false) => group::KEYS.to_vec(),
             Written::Place(_, true) => group::KEYS.into_iter().chain(["group"]).collect(),
             Written::Caps(_) => KEYS.to_vec(),
+            Written::Socket(_) => vec!["vhost-user"],
             Written::Nothing => Vec::new(),
         }
     }
@@ -724,6 +730,7 @@ impl Console {
                         table.set_caps(said);
                         warnings.of_caps(&format!("tenant {name}"), change);
                     }
+                    Written::Socket(path) => table.vhost_user.clone_from(path),
                     Written::Nothing => {}
                 }
             }

@@ -9,8 +9,9 @@
 //! wake, as the verbs of a [`Port`](fairq_core::Port) do.
 //!
 //! **Data.** The data of a command lie in one stretch of memory or in several, of any address and
-//! length: `issue` gets the stretches after the first beside the command. Devices copy such bytes by
-//! address alone and never make a slice of them, since a guest may change its memory at any time.
+//! length: `issue` gets the stretches after the first beside the command. Devices copy such bytes
+//! by address alone and never make a slice of them, since a guest may change its memory at any
+//! time.
 //!
 //! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's stretches
 //! belong to the device.

@@ -326,7 +326,7 @@ impl Drop for Store {
 /// # Safety
 /// Both ranges must be valid for `length` bytes and not overlap.
 #[cfg(target_arch = "x86_64")]
-unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: reads and writes just the two ranges; the direction flag is clear by the calling
     // convention.
     unsafe {
@@ -355,7 +355,9 @@ unsafe fn clear(to: *mut u8, length: usize) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-use portable::{clear, copy};
+use portable::clear;
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use portable::copy;
 
 /// Copying and zeroing on other processors.
 #[cfg(any(test, not(target_arch = "x86_64")))]
@@ -363,7 +365,7 @@ mod portable {
     use std::sync::atomic::{AtomicU8, Ordering};
 
     /// See the x86-64 version.
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
         for index in 0..length {
             // SAFETY: the caller vouches for both ranges; all access to shared bytes is atomic.
             unsafe {

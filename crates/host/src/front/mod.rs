@@ -11,36 +11,36 @@
 
 use fairq_core::Port;
 
-pub mod ublk;
-
 use crate::device::Device;
 use crate::front::ublk::front::{Message as UblkMessage, UblkFront};
+use crate::front::vhost::front::{Message as VhostMessage, VhostFront};
 use crate::io::ring::{Asker, Event, Ring};
 use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
+pub mod attach;
+pub mod ublk;
+pub mod vhost;
+
 /// The front ends of one shard.
 pub struct Fronts {
     nbd: NbdFront,
+    vhost: VhostFront,
     ublk: UblkFront,
-    /// Whether `nbd` submits its orders first in the next turn. Where the shard has room for fewer
-    /// orders than there are, the first front end would take it all.
-    is_nbd_first: bool,
+    /// The front end that submits its orders first in the next turn. Where a shard has room for
+    /// fewer orders than there are, the first one takes it all.
+    first: Asker,
 }
 
 /// A message to one front end.
 pub enum Message {
     /// To the one for NBD.
     Nbd(NbdMessage),
+    /// To the one for vhost-user.
+    Vhost(VhostMessage),
     /// To the one for ublk.
     Ublk(UblkMessage),
-}
-
-impl From<NbdMessage> for Message {
-    fn from(message: NbdMessage) -> Message {
-        Message::Nbd(message)
-    }
 }
 
 impl From<UblkMessage> for Message {
@@ -49,10 +49,22 @@ impl From<UblkMessage> for Message {
     }
 }
 
+impl From<VhostMessage> for Message {
+    fn from(message: VhostMessage) -> Message {
+        Message::Vhost(message)
+    }
+}
+
+impl From<NbdMessage> for Message {
+    fn from(message: NbdMessage) -> Message {
+        Message::Nbd(message)
+    }
+}
+
 impl Fronts {
     /// These front ends.
-    pub fn new(nbd: NbdFront, ublk: UblkFront) -> Fronts {
-        Fronts { nbd, ublk, is_nbd_first: true }
+    pub fn new(nbd: NbdFront, vhost: VhostFront, ublk: UblkFront) -> Fronts {
+        Fronts { nbd, vhost, ublk, first: Asker::Nbd }
     }
 }
 
@@ -71,6 +83,10 @@ impl Front for Fronts {
                 path.serve(Asker::Nbd);
                 self.nbd.message(now_ns, ring, path, message);
             }
+            Message::Vhost(message) => {
+                path.serve(Asker::Vhost);
+                self.vhost.message(now_ns, ring, path, message);
+            }
             Message::Ublk(message) => {
                 path.serve(Asker::Ublk);
                 self.ublk.message(now_ns, ring, path, message);
@@ -87,6 +103,8 @@ impl Front for Fronts {
     ) {
         path.serve(Asker::Nbd);
         self.nbd.notice(now_ns, ring, path, notice);
+        path.serve(Asker::Vhost);
+        self.vhost.notice(now_ns, ring, path, notice);
         path.serve(Asker::Ublk);
         self.ublk.notice(now_ns, ring, path, notice);
     }
@@ -95,6 +113,7 @@ impl Front for Fronts {
     fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
         match event.data.asker {
             Asker::Nbd => self.nbd.event(now_ns, ring, event),
+            Asker::Vhost => self.vhost.event(now_ns, ring, event),
             Asker::Ublk => self.ublk.event(now_ns, ring, event),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
@@ -107,23 +126,36 @@ impl Front for Fronts {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
-        self.is_nbd_first = !self.is_nbd_first;
-        if !self.is_nbd_first {
-            path.serve(Asker::Nbd);
-            self.nbd.arrivals(now_ns, ring, path);
+        let mut turn = self.first;
+        for _ in 0..3 {
+            path.serve(turn);
+            turn = match turn {
+                Asker::Nbd => {
+                    self.nbd.arrivals(now_ns, ring, path);
+                    Asker::Vhost
+                }
+                Asker::Vhost => {
+                    self.vhost.arrivals(now_ns, ring, path);
+                    Asker::Ublk
+                }
+                _ => {
+                    self.ublk.arrivals(now_ns, ring, path);
+                    Asker::Nbd
+                }
+            };
         }
-        path.serve(Asker::Ublk);
-        self.ublk.arrivals(now_ns, ring, path);
-        if self.is_nbd_first {
-            path.serve(Asker::Nbd);
-            self.nbd.arrivals(now_ns, ring, path);
-        }
+        self.first = match self.first {
+            Asker::Nbd => Asker::Vhost,
+            Asker::Vhost => Asker::Ublk,
+            _ => Asker::Nbd,
+        };
     }
 
     #[inline]
     fn finished(&mut self, now_ns: u64, finished: Finished) {
         match finished.asker {
             Asker::Nbd => self.nbd.finished(now_ns, finished),
+            Asker::Vhost => self.vhost.finished(now_ns, finished),
             Asker::Ublk => self.ublk.finished(now_ns, finished),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
@@ -131,33 +163,57 @@ impl Front for Fronts {
 
     #[inline]
     fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
-        self.nbd.flush(now_ns, ring) | self.ublk.flush(now_ns, ring)
+        let is_busy = self.nbd.flush(now_ns, ring);
+        self.vhost.flush(now_ns, ring) | self.ublk.flush(now_ns, ring) | is_busy
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        [self.nbd.deadline_ns(), self.ublk.deadline_ns()].into_iter().flatten().min()
+        self.nbd.deadline_ns()
+    }
+
+    #[inline]
+    fn polls_ns(&mut self) -> u64 {
+        self.vhost.polls_ns()
+    }
+
+    #[inline]
+    fn has_news(&mut self) -> bool {
+        self.vhost.has_news()
+    }
+
+    fn polled(&mut self, waited_ns: Option<u64>) {
+        self.vhost.polled(waited_ns);
+    }
+
+    #[inline]
+    fn rest(&mut self) -> bool {
+        self.vhost.rest()
     }
 
     fn resume(&mut self) {
         self.nbd.resume();
+        self.vhost.resume();
         self.ublk.resume();
     }
 
     fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
-        self.nbd.halt(ring, cancel) & self.ublk.halt(ring, cancel)
+        let is_quiet = self.nbd.halt(ring, cancel);
+        self.vhost.halt(ring, cancel) & self.ublk.halt(ring, cancel) & is_quiet
     }
 
     fn go_on(&mut self, ring: &mut Ring) {
         self.nbd.go_on(ring);
+        self.vhost.go_on(ring);
         self.ublk.go_on(ring);
     }
 
     fn stop(&mut self) {
         self.nbd.stop();
+        self.vhost.stop();
         self.ublk.stop();
     }
 
     fn is_stopped(&self) -> bool {
-        self.nbd.is_stopped() && self.ublk.is_stopped()
+        self.nbd.is_stopped() && self.vhost.is_stopped() && self.ublk.is_stopped()
     }
 }

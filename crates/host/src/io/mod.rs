@@ -3,6 +3,7 @@
 pub mod area;
 pub mod budget;
 pub mod clock;
+pub mod fault;
 pub mod memory;
 pub mod ring;
 pub mod wakers;

@@ -28,7 +28,7 @@ use crate::server::control_thread::ControlThread;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listen::{self, Listener, OwnName, Stream};
-use crate::server::{AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
+use crate::server::{Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
 use crate::shard::Meeting;
 use crate::shard::volume::Volume;
 
@@ -86,6 +86,10 @@ impl Listening {
 impl ControlThread<'_> {
     /// See [`crate::server::Admin::listen`].
     pub(super) fn listen_at(&mut self, at: &Listen) -> Result<Listen, AdminError> {
+        if let Listen::VhostUser(directory) = at {
+            self.open_directory(directory)?;
+            return Ok(at.clone());
+        }
         let fail = |cause: String| AdminError::Listen { at: at.clone(), cause };
         let mut place = at.clone();
         let listeners = match at {
@@ -130,6 +134,7 @@ impl ControlThread<'_> {
         let (asks, timeouts) = (asks.clone(), self.server.config.timeouts);
         let task = match role {
             Role::Clients => return self.open_clients(at, is_inherited, listener),
+            Role::Guests => unreachable!("sockets for guests are opened by their tenants"),
             Role::Http => tokio::spawn(asks::serve_http(listener, asks, timeouts)),
             Role::Control => tokio::spawn(asks::serve_control(listener, asks, timeouts)),
         };
@@ -145,6 +150,9 @@ impl ControlThread<'_> {
             // Without devices for all tenants there is nothing to start.
             let _ = self.set_disks_of_all(false);
             return Ok(());
+        }
+        if let Listen::VhostUser(directory) = at {
+            return self.close_directory(directory);
         }
         if self.listeners.iter().any(|listening| listening.at == *at && listening.is_inherited) {
             return Err(AdminError::Inherited(at.clone()));
@@ -208,6 +216,10 @@ impl ControlThread<'_> {
                 Err(error) => unreachable!("{error}"),
             }
         }
+        // Sockets of tenants that are in no directory.
+        if let Err(AdminError::Listen { at, cause }) = self.fit_guests() {
+            return Err(ServerError::Listen { at, cause });
+        }
         for at in &config.metrics {
             let fail = |cause| ServerError::Listen { at: at.clone(), cause };
             let listeners = match at {
@@ -227,7 +239,7 @@ impl ControlThread<'_> {
             self.open_door(Role::Control, &Listen::Unix(path.clone()), false, listener, asks)
                 .map_err(|error| fail(error.to_string()))?;
         }
-        places.extend(self.listeners.iter().map(|listening| listening.at.clone()));
+        places.extend(self.listening());
         Ok(places)
     }
 }

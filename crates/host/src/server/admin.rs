@@ -67,6 +67,8 @@ pub struct Status {
     /// The tenants' effective weights and reservations, by their numbers; empty while no tenant is
     /// in a group or has a reservation.
     pub shares: HashMap<u16, ShareStats>,
+    /// The sockets for guests, by the tenants' numbers; those of a tenant by their paths.
+    pub attachments: HashMap<u16, Vec<AttachmentStatus>>,
     /// The control thread's turns so far.
     pub control: Turns,
     /// The number of upgrades in this process.
@@ -91,7 +93,46 @@ pub struct StoreStatus {
     pub policy: Stats,
 }
 
+/// The way in which a guest or this machine has a tenant as a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttachmentKind {
+    /// A socket at which a guest attaches the disk.
+    VhostUser,
+    /// A block device of this machine.
+    Ublk,
+}
+
+impl AttachmentKind {
+    /// Its name in the output of commands.
+    pub fn name(self) -> &'static str {
+        match self {
+            AttachmentKind::VhostUser => "vhost-user",
+            AttachmentKind::Ublk => "ublk",
+        }
+    }
+}
+
+/// A socket of a tenant at which a guest attaches its disk, or a tenant's block device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AttachmentStatus {
+    /// Its kind.
+    pub kind: AttachmentKind,
+    /// Its path; empty while there is no block device.
+    pub path: PathBuf,
+    /// Whether a guest is attached, or the block device is served.
+    pub is_connected: bool,
+    /// The number of queues that are served.
+    pub queues: usize,
+    /// The reason why there is no block device.
+    pub error: Option<String>,
+}
+
 impl Status {
+    /// A tenant's sockets for guests, and its block device.
+    pub fn attachments_of(&self, member: &Member) -> &[AttachmentStatus] {
+        self.attachments.get(&member.number()).map_or(&[], Vec::as_slice)
+    }
+
     /// The name of a tenant's store.
     pub fn store_of(&self, member: &Member) -> Option<&str> {
         let store = self.stores.iter().find(|store| store.number == member.store);
@@ -226,6 +267,8 @@ pub enum Change {
     Target(Option<Target>),
     /// Its caps, which replace the current ones.
     Caps(Caps),
+    /// The path of its own socket for guests; `None` for none. Guests that are attached stay.
+    Socket(Option<PathBuf>),
     /// Its group, or none, and its reservation.
     Place {
         /// The group.

@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,9 +25,10 @@ use crate::io::wakers::Wakers;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
-use crate::server::disks::Disks;
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
+use crate::server::disks::Disks;
+use crate::server::guests::GuestSocket;
 use crate::server::handover::{Caller, Role, Successor};
 use crate::server::opening::Opening;
 use crate::server::schedulers::Schedulers;
@@ -81,6 +83,9 @@ pub(super) struct ControlThread<'a> {
     /// The device's preferred size of a transfer, in bytes.
     pub(super) preferred: u32,
     pub(super) listeners: Vec<Listening>,
+    /// The sockets for guests, by path, and the directories that have one for each tenant.
+    pub(super) guests: HashMap<PathBuf, GuestSocket>,
+    pub(super) guest_directories: Vec<PathBuf>,
     /// The time until which no client is accepted because an upgrade waits for handshakes.
     pub(super) accepts_again: Option<Instant>,
     /// The listeners of HTTP and of the control socket.
@@ -175,6 +180,7 @@ impl Admin for ControlThread<'_> {
             caps: self.caps(),
             groups: self.groups(),
             shares: self.shares(),
+            attachments: self.attachments(),
             control: self.turns,
             upgrades: self.upgrades,
         }
@@ -185,8 +191,10 @@ impl Admin for ControlThread<'_> {
     }
 
     fn listening(&self) -> Vec<Listen> {
-        let sockets = self.listeners.iter().map(|listening| listening.at.clone());
-        sockets.chain(self.has_disks_of_all.then_some(Listen::Ublk)).collect()
+        let listeners = self.listeners.iter().map(|listening| listening.at.clone());
+        let directories = self.guest_directories.iter().cloned().map(Listen::VhostUser);
+        let disks = self.has_disks_of_all.then_some(Listen::Ublk);
+        listeners.chain(directories).chain(disks).collect()
     }
 
     fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)> {
@@ -305,6 +313,8 @@ impl Admin for ControlThread<'_> {
 
     fn drain(&mut self, now: bool) {
         self.listeners.drain(..).for_each(|listening| listening.task.abort());
+        self.guest_directories.clear();
+        self.guests.clear();
         self.drain = if now { Drain::Now } else { Drain::Waiting };
     }
 }

@@ -29,14 +29,15 @@ use fairq_core::FlowId;
 use rand::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
+use crate::device::Device;
+use crate::front::attach::{Attachment, Places};
 use crate::front::ublk::control::{Control, NoUblk};
 use crate::front::ublk::front::Message;
 use crate::front::ublk::queue::{Attach, MAX_BYTES};
 use crate::front::ublk::sys::{self, BasicParams, DiscardParams, Params};
-use crate::device::Device;
 use crate::nbd::session::users::Users;
-use crate::server::Member;
 use crate::server::control_thread::ControlThread;
+use crate::server::{AttachmentKind, AttachmentStatus, Member};
 use crate::shard::volume::Volume;
 
 /// Requests of a queue.
@@ -54,7 +55,7 @@ const LINKS: &str = "/dev/fairq";
 
 /// A device that there should be.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub(super) struct Wanted {
     /// The tenant's name.
     pub name: String,
     /// The tenant's range.
@@ -67,19 +68,6 @@ pub struct Wanted {
     pub preferred: u32,
     /// The users who may open it.
     pub users: Users,
-}
-
-/// The state of a device, for operators.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct DiskStatus {
-    /// The device's path, `/dev/ublkbN`, or empty while there is none.
-    pub path: String,
-    /// Whether requests are served.
-    pub is_live: bool,
-    /// The number of its queues.
-    pub queues: u16,
-    /// The reason why there is no device.
-    pub error: Option<String>,
 }
 
 /// The file that says which tenant a device belongs to.
@@ -107,19 +95,27 @@ enum Job {
     End,
 }
 
+/// The state of each device, by the number of its tenant.
+type Status = Arc<Mutex<BTreeMap<u16, AttachmentStatus>>>;
+
 /// The thread, and what it reports.
 pub(super) struct Disks {
     jobs: Sender<Job>,
-    status: Arc<Mutex<BTreeMap<String, DiskStatus>>>,
+    status: Status,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Disks {
     /// Starts the thread. `state` is the folder of its notes; `send` reaches the shards.
-    pub(super) fn start(state: PathBuf, shards: usize, send: Send) -> Result<Disks, NoUblk> {
+    pub(super) fn start(
+        state: PathBuf,
+        shards: usize,
+        places: Arc<Places>,
+        send: Send,
+    ) -> Result<Disks, NoUblk> {
         let control = Control::open()?;
         let (jobs, receiver) = channel();
-        let status = Arc::<Mutex<BTreeMap<String, DiskStatus>>>::default();
+        let status = Status::default();
         let maker = Maker {
             control,
             state,
@@ -128,6 +124,7 @@ impl Disks {
             disks: HashMap::new(),
             again: HashMap::new(),
             status: status.clone(),
+            places,
             has_swept: false,
         };
         let thread =
@@ -140,9 +137,10 @@ impl Disks {
         let _ = self.jobs.send(Job::Want(wanted));
     }
 
-    /// The state of each tenant's device, by name.
-    pub(super) fn status(&self) -> BTreeMap<String, DiskStatus> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The state of each tenant's device, by the tenants' numbers.
+    pub(super) fn status(&self) -> Vec<(u16, AttachmentStatus)> {
+        let all = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|(tenant, status)| (*tenant, status.clone())).collect()
     }
 
     /// Deletes the devices whose data end with the server, while shards still serve them. The others
@@ -164,7 +162,8 @@ struct Maker {
     disks: HashMap<FlowId, Disk>,
     /// When to try again to make a device.
     again: HashMap<FlowId, Instant>,
-    status: Arc<Mutex<BTreeMap<String, DiskStatus>>>,
+    status: Status,
+    places: Arc<Places>,
     /// Whether devices of earlier servers that belong to no tenant were deleted.
     has_swept: bool,
 }
@@ -173,7 +172,8 @@ impl Maker {
     fn run(mut self, jobs: Receiver<Job>) {
         let mut wanted = Vec::new();
         loop {
-            let next = self.again.values().min().map(|at| at.saturating_duration_since(Instant::now()));
+            let next =
+                self.again.values().min().map(|at| at.saturating_duration_since(Instant::now()));
             let job = match next {
                 Some(pause) => jobs.recv_timeout(pause),
                 None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -220,13 +220,13 @@ impl Maker {
             if self.again.get(&flow).is_some_and(|at| Instant::now() < *at) {
                 continue;
             }
-            let status = match self.make(want) {
+            let (path, error) = match self.make(want) {
                 Ok(disk) => {
                     let path = format!("/dev/ublkb{}", disk.number);
                     tracing::info!(tenant = want.name, device = path, "the block device is ready");
                     self.again.remove(&flow);
                     self.disks.insert(flow, disk);
-                    DiskStatus { path, is_live: true, queues: self.shards as u16, error: None }
+                    (path, None)
                 }
                 Err(error) => {
                     let is_new = self.again.insert(flow, Instant::now() + AGAIN).is_none();
@@ -237,19 +237,26 @@ impl Maker {
                             "cannot make the tenant's block device; trying again every 10 s"
                         );
                     }
-                    let error = Some(error.to_string());
-                    DiskStatus { path: String::new(), is_live: false, queues: 0, error }
+                    (String::new(), Some(error.to_string()))
                 }
             };
-            self.report(&want.name, Some(status));
+            let is_connected = error.is_none();
+            let status = AttachmentStatus {
+                kind: AttachmentKind::Ublk,
+                path: path.into(),
+                is_connected,
+                queues: if is_connected { self.shards } else { 0 },
+                error,
+            };
+            self.report(want.volume.tenant, Some(status));
         }
     }
 
-    fn report(&self, name: &str, status: Option<DiskStatus>) {
+    fn report(&self, tenant: u16, status: Option<AttachmentStatus>) {
         let mut all = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         match status {
-            Some(status) => all.insert(name.into(), status),
-            None => all.remove(name),
+            Some(status) => all.insert(tenant, status),
+            None => all.remove(&tenant),
         };
     }
 
@@ -310,8 +317,7 @@ impl Maker {
             None => self.add(want)?,
         };
         let size = want.volume.size;
-        let disk =
-            Disk { number, name: want.name.clone(), size, is_lasting: want.is_lasting };
+        let disk = Disk { number, name: want.name.clone(), size, is_lasting: want.is_lasting };
         self.link(number, None, want);
         Ok(disk)
     }
@@ -369,10 +375,12 @@ impl Maker {
             }
         };
         let (reply, replies) = channel();
+        let attachment = Attachment::new(self.places.clone());
         for queue in 0..queues {
-            let attach =
-                Attach { file: file.clone(), queue, depth, volume: want.volume.clone() };
             let shard = usize::from(queue) % self.shards;
+            let place = attachment.take(shard).map_err(io::Error::other)?;
+            let (file, volume) = (file.clone(), want.volume.clone());
+            let attach = Attach { file, queue, depth, volume, place };
             (self.send)(shard, Message::Attach(Box::new(attach), reply.clone()));
         }
         for _ in 0..queues {
@@ -394,17 +402,13 @@ impl Maker {
         }
         if disk.name != want.name {
             let before = std::mem::replace(&mut disk.name, want.name.clone());
-            let noted = self.control.info(number).and_then(|info| {
-                self.write_note(number, &Note::of(want, info.ublksrv_flags))
-            });
+            let noted = self
+                .control
+                .info(number)
+                .and_then(|info| self.write_note(number, &Note::of(want, info.ublksrv_flags)));
             if let Err(error) = noted {
                 tracing::error!(tenant = want.name, %error, "cannot note the device's new name");
             }
-            let status = {
-                let mut all = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-                all.remove(&before)
-            };
-            self.report(&want.name, status);
             self.link(number, Some(&before), want);
         }
     }
@@ -436,7 +440,7 @@ impl Maker {
     fn delete(&mut self, flow: FlowId) {
         if let Some(disk) = self.disks.remove(&flow) {
             self.remove(disk.number, &disk.name);
-            self.report(&disk.name, None);
+            self.report(flow.slot() as u16, None);
             tracing::info!(tenant = disk.name, device = disk.number, "the block device is deleted");
         }
     }
@@ -525,7 +529,8 @@ impl ControlThread<'_> {
             }
         });
         let (state, shards) = (self.server.config.state.clone(), self.server.shards.count());
-        self.disks = Some(Disks::start(state, shards, send)?);
+        let places = self.server.places.clone();
+        self.disks = Some(Disks::start(state, shards, places, send)?);
         Ok(())
     }
 

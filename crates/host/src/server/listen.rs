@@ -16,6 +16,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 
+use crate::nbd::session::users::Users;
 use crate::server::MAX_HANDSHAKES;
 
 /// An address to listen at.
@@ -25,6 +26,8 @@ pub enum Listen {
     Unix(PathBuf),
     /// A TCP address.
     Tcp(SocketAddr),
+    /// A directory with a socket for the guests of each tenant.
+    VhostUser(PathBuf),
     /// The sockets that the service manager has passed (`LISTEN_FDS`).
     Inherited,
     /// The connection on standard input, as inetd passes it; the server ends with it.
@@ -38,6 +41,7 @@ impl std::fmt::Display for Listen {
         match self {
             Listen::Unix(path) => write!(f, "unix:{}", path.display()),
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
+            Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
             Listen::Inherited => f.write_str("inherited sockets"),
             Listen::Stdio => f.write_str("standard input"),
             Listen::Ublk => f.write_str("ublk"),
@@ -57,6 +61,15 @@ pub(super) enum Listener {
 
 /// The name of a socket that this process has made.
 pub(super) struct OwnName(pub(super) PathBuf);
+
+impl Listener {
+    /// Leaves the socket's name when the socket is closed.
+    pub(super) fn leave_name(self) {
+        if let Listener::Unix { name: Some(name), .. } = self {
+            std::mem::forget(name);
+        }
+    }
+}
 
 impl Drop for OwnName {
     fn drop(&mut self) {
@@ -163,7 +176,9 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
             let listener = bind_tcp(*address).map_err(|error| explain_tcp(&error))?;
             Ok(vec![Listener::Tcp(listener)])
         }
-        Listen::Inherited | Listen::Stdio | Listen::Ublk => Err(format!("{at} is no address to listen on")),
+        Listen::VhostUser(_) | Listen::Ublk | Listen::Inherited | Listen::Stdio => {
+            Err(format!("{at} is no address to listen on"))
+        }
     }
 }
 
@@ -193,6 +208,26 @@ pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
     Ok(listener)
 }
 
+/// Listens on a Unix socket that these users may use, or any user if none is named. Owner and mode
+/// let in one user and one group. If there are more, or if this process may not change the owner,
+/// the mode lets all in, and the peer's credentials decide.
+pub(super) fn bind_for(path: &Path, users: &Users) -> Result<Listener, String> {
+    if users.is_empty() {
+        return bind_unix(path);
+    }
+    let listener = bind_private(path)?;
+    let (uid, gid) = (users.uids.first().copied(), users.gids.first().copied());
+    let fits = users.uids.len() <= 1 && users.gids.len() <= 1;
+    let mode = match fits && std::os::unix::fs::lchown(path, uid, gid).is_ok() {
+        false => 0o666,
+        true if gid.is_some() => 0o660,
+        true => 0o600,
+    };
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+        .map_err(|error| error.to_string())?;
+    Ok(listener)
+}
+
 /// Listens with a queue for as many connections as there are handshakes at once: if the queue is
 /// full, the kernel lets a client retry after a second. The kernel cuts the queue to the system's
 /// limit (`net.core.somaxconn`).
@@ -204,18 +239,21 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(MAX_HANDSHAKES as u32)
 }
 
+/// Removes a socket that a dead server has left; an error if something else is there.
+pub(super) fn make_way(path: &Path) -> Result<(), String> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        return Err("something that is not a socket is there: choose another path".into());
+    }
+    if has_listener(path) {
+        return Err("another server listens there: stop it or choose another path".into());
+    }
+    std::fs::remove_file(path).map_err(|error| format!("cannot remove a stale socket: {error}"))
+}
+
 /// Listens on a Unix socket; replaces a socket that a dead server has left.
 fn bind_unix(path: &Path) -> Result<Listener, String> {
-    if let Ok(metadata) = std::fs::symlink_metadata(path) {
-        if !metadata.file_type().is_socket() {
-            return Err("something that is not a socket is there: choose another path".into());
-        }
-        if has_listener(path) {
-            return Err("another server listens there: stop it or choose another path".into());
-        }
-        std::fs::remove_file(path)
-            .map_err(|error| format!("cannot remove a stale socket: {error}"))?;
-    }
+    make_way(path)?;
     let explain = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => "its directory does not exist: create it or choose another \
          path"

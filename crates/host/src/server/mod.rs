@@ -14,6 +14,7 @@
 //! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at
 //! once. A server that drains ends in the same way when its last client has disconnected.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,8 +31,11 @@ use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
 use crate::front::Fronts;
+use crate::front::attach::Places;
 use crate::front::ublk::control::NoUblk;
 use crate::front::ublk::front::UblkFront;
+use crate::front::vhost::front::{Poll, VhostFront};
+use crate::front::vhost::session::{self, Sessions};
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
@@ -58,6 +62,7 @@ mod control_time;
 mod crowd;
 mod disks;
 mod groups;
+mod guests;
 pub mod handover;
 mod listen;
 mod opening;
@@ -66,11 +71,10 @@ mod schedulers;
 mod tenant_list;
 mod tenants;
 
-pub use admin::{Admin, AdminError, Change, Status, StoreStatus};
+pub use admin::{Admin, AdminError, AttachmentKind, AttachmentStatus, Change, Status, StoreStatus};
 pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
 pub use control_time::{TURN_BOUNDS_NS, Turns};
-pub use disks::DiskStatus;
 pub use groups::{Group, GroupStatus};
 pub use handover::{Before, Successor};
 pub use listen::{Listen, STORED};
@@ -137,6 +141,8 @@ pub struct Tenant {
     pub connections: Option<u32>,
     /// Whether it is a block device of this machine, too (ublk).
     pub ublk: bool,
+    /// The path of its own socket for guests, if it has one.
+    pub vhost_user: Option<PathBuf>,
 }
 
 /// The tenant of clients that name no export.
@@ -214,9 +220,12 @@ pub struct Config {
     pub limits: Limits,
     /// The most connections of each shard.
     pub connections: usize,
+    /// The most queues of guests of each shard.
+    pub queues: usize,
     /// The most bytes of all connections' buffers.
     pub memory: u64,
-    /// Live requests of each shard; the policy was built with the same number.
+    /// Live requests of each shard: those of its connections and those of its queues of guests
+    /// together. The policy was built with the same number.
     pub tags: usize,
     /// The options of handshakes.
     pub handshake: HandshakeOptions,
@@ -361,7 +370,8 @@ pub fn serve(
             .within(budget.clone())
             .weighed_by(common.weights.clone());
         let ublk = UblkFront::new(common.weights.clone(), budget.clone());
-        Ok(Fronts::new(nbd, ublk))
+        let vhost = VhostFront::new(Poll::Auto, common.weights.clone());
+        Ok(Fronts::new(nbd, vhost, ublk))
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
@@ -389,6 +399,9 @@ pub fn serve(
         .build()
         .map_err(system("cannot start the control thread's runtime"))?;
     let tenants = Mutex::new(Arc::new(tenants));
+    let send = shards.sender();
+    let to_guests: session::Send = Arc::new(move |shard, message| send(shard, message.into()));
+    let places = Arc::new(Places::new(shards.count(), config.queues));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
     // Without TLS there are no such threads: a running server cannot turn it on.
     let tls_threads = match config.handshake.tls {
@@ -408,6 +421,11 @@ pub fn serve(
         handshake,
         handshakes,
         failures,
+        sessions: Sessions::default(),
+        places,
+        to_guests,
+        block: device.info().block_size,
+        preferred,
     });
     let mut control = ControlThread {
         server: server.clone(),
@@ -428,6 +446,8 @@ pub fn serve(
         next_look: (Instant::now(), PREPARE_PERIOD),
         preferred,
         listeners: Vec::new(),
+        guests: HashMap::new(),
+        guest_directories: Vec::new(),
         accepts_again: None,
         others: Vec::new(),
         upgrades: 0,
@@ -496,6 +516,15 @@ struct Server {
     handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
+    /// The guests that are attached.
+    sessions: Sessions,
+    /// The places of their queues.
+    places: Arc<Places>,
+    /// Sends messages of their sessions to the shards.
+    to_guests: session::Send,
+    /// The device's block and its preferred size of a transfer, in bytes.
+    block: u32,
+    preferred: u32,
 }
 
 impl Server {
@@ -531,9 +560,10 @@ impl Server {
         (0..self.shards.count()).for_each(|shard| self.send_nbd(shard, message()));
     }
 
-    /// Whether there is no connection.
+    /// Whether there is no connection and no guest.
     fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| count.load(Ordering::Relaxed) == 0)
+            && self.sessions.is_empty()
     }
 }
 

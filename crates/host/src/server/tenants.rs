@@ -62,6 +62,10 @@ fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
             server.shards.send(shard, Message::EndWipes(flow));
             server.shards.send(shard, Message::Notice(Notice::Detach { flow, cut_off }));
         }
+        // A guest without queues has no shard that could end its session.
+        if cut_off {
+            server.sessions.hang_up(flow);
+        }
     }
 }
 
@@ -76,7 +80,9 @@ impl ControlThread<'_> {
             if tenants.find(&tenant.name).is_some() || members[before..].iter().any(is_there) {
                 return Err(AdminError::TenantExists(tenant.name));
             }
-            members.push(Arc::new(self.new_member(tenant, wipe)?));
+            self.open_guests_of(&tenant)?;
+            let member = self.new_member(tenant.clone(), wipe);
+            members.push(Arc::new(member.inspect_err(|_| self.close_guests_of(&tenant))?));
             Ok(())
         };
         let mut results: Vec<Result<(), AdminError>> = new.into_iter().map(add).collect();
@@ -93,8 +99,10 @@ impl ControlThread<'_> {
                     }
                 }
                 self.server.set_roster(tenants);
+                self.fit_guests_of_flows(&flows);
             }
             Err(error) => {
+                self.fit_guests_or_log();
                 flows.iter().for_each(|flow| self.remove_flow(*flow));
                 for result in results.iter_mut().filter(|result| result.is_ok()) {
                     *result = Err(AdminError::Exports(error.clone()));
@@ -147,6 +155,7 @@ impl ControlThread<'_> {
                 return gone.into_iter().map(|one| one.and_then(refused)).collect();
             }
         }
+        gone.iter().flatten().for_each(|member| self.close_guests_of(&member.tenant));
         detach(&self.server, &flows, false);
         flows.iter().for_each(|flow| self.remove_flow(*flow));
         self.waiting.retain(|waiting| !is_gone.contains(waiting));
@@ -187,6 +196,9 @@ impl ControlThread<'_> {
         let made = self.make_changes(&tenants, &mut members, changes);
         // One list for all changes: a list has as many entries as there are tenants.
         self.server.set_roster(tenants.with(members));
+        if changes.iter().any(|(_, change)| matches!(change, Change::Socket(_))) {
+            self.fit_guests_or_log();
+        }
         made
     }
 
@@ -210,6 +222,13 @@ impl ControlThread<'_> {
                     weights.push((*flow, *weight));
                     self.weights.set(flow.slot() as u16, *weight);
                     tenant.weight = *weight;
+                    Ok(())
+                }
+                Change::Socket(path) => {
+                    if let Some(path) = path {
+                        self.open_guest(path, &tenant.users)?;
+                    }
+                    tenant.vhost_user.clone_from(path);
                     Ok(())
                 }
                 change => self
@@ -248,6 +267,7 @@ impl ControlThread<'_> {
                 self.schedulers.set_share(flow, group.as_deref(), reservation)?;
                 (tenant.group, tenant.reservation) = (group, reservation);
             }
+            Change::Socket(path) => tenant.vhost_user.clone_from(path),
         }
         Ok(())
     }
@@ -327,7 +347,7 @@ impl ControlThread<'_> {
             return;
         }
         let mut members = tenants.to_members();
-        let mut is_changed = false;
+        let (mut is_changed, mut opened, mut resized) = (false, Vec::new(), Vec::new());
         for member in members.iter_mut().filter(|member| is_due(member)).map(Arc::make_mut) {
             if let Some(errno) = member.resizing.as_ref().and_then(Resizing::outcome)
                 && errno != 0
@@ -347,6 +367,7 @@ impl ControlThread<'_> {
                 tracing::info!(tenant = name, size, "the tenant has its new size");
                 if member.tenant.size != *size {
                     member.outdate();
+                    resized.push((member.flow, *size));
                 }
                 member.tenant = tenant;
             } else {
@@ -355,12 +376,21 @@ impl ControlThread<'_> {
                     "the tenant's range is free and zeroed: it can be opened"
                 );
                 member.preparing = None;
+                opened.push(member.flow);
             }
             is_changed = true;
         }
         if is_changed && let Err(error) = self.put_members(members) {
             tracing::error!(%error, "cannot open a tenant's export");
         }
+        self.fit_guests_of_flows(&opened);
+        resized.iter().for_each(|&(flow, size)| self.resize_guests(flow, size));
+    }
+
+    /// Gives the front ends the new size of a tenant's range.
+    fn resize_guests(&self, flow: FlowId, size: u64) {
+        let server = &self.server;
+        server.sessions.resize(flow, size, || server.notify_all(Notice::Resize { flow, size }));
     }
 
     /// Whether requests of a removed tenant may be under way in a tenant's range.
@@ -442,6 +472,7 @@ impl ControlThread<'_> {
         }
         let mut members = tenants.to_members();
         let place = tenants.place_of(name).ok_or_else(|| no_tenant(name))?;
+        self.rename_guests(name, new)?;
         let member = Arc::make_mut(&mut members[place]);
         member.tenant.name = new.to_owned();
         let number = member.number();
@@ -480,9 +511,8 @@ impl ControlThread<'_> {
                 // new size.
                 let left = Arc::new(AtomicUsize::new(self.server.shards.count()));
                 let Tenant { file, base, .. } = member.tenant;
+                self.resize_guests(flow, size);
                 for shard in 0..self.server.shards.count() {
-                    let notice = Notice::Resize { flow, size };
-                    self.server.shards.send(shard, Message::Notice(notice));
                     let cut = Cut::new(member.number(), file, base + size, left.clone());
                     self.server.shards.send(shard, Message::Cut(cut));
                 }

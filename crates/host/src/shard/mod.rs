@@ -50,7 +50,7 @@ pub mod path;
 pub mod pool;
 pub mod request;
 pub mod shared;
-mod spin;
+pub(crate) mod spin;
 pub mod stores;
 pub mod turns;
 pub mod volume;
@@ -109,6 +109,26 @@ pub trait Front: 'static {
     /// The time of its next turn if no event comes.
     fn deadline_ns(&self) -> Option<u64> {
         None
+    }
+
+    /// For how long a shard that has nothing to do polls for requests that come without an event,
+    /// in nanoseconds; 0 if there are none of that kind.
+    fn polls_ns(&mut self) -> u64 {
+        0
+    }
+
+    /// Whether such a request has come.
+    fn has_news(&mut self) -> bool {
+        false
+    }
+
+    /// Notes that a poll ended with work after this many nanoseconds, or without.
+    fn polled(&mut self, _waited_ns: Option<u64>) {}
+
+    /// The shard is about to sleep: requests come with an event from now on. False if it must not
+    /// sleep, since a request has come already.
+    fn rest(&mut self) -> bool {
+        true
     }
 
     /// Goes on after a time in which `arrivals` was not called: requests that came meanwhile are
@@ -590,7 +610,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let (others, own) = self.path.take_wakes();
         self.wakers.wake_all(others);
         // A shard that has unblocked its own port needs no bell, only another turn.
-        if busy || own || self.is_woken_in_time() {
+        if busy || own || self.is_woken_in_time() || self.has_polled_news() || !self.front.rest() {
             self.path.count_turn(false);
             self.ring.enter(0, None);
             return;
@@ -616,6 +636,46 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let is_woken = self.look(bound_ns);
         self.wakers.of(self.index).bell().wake();
         is_woken
+    }
+
+    /// Polls for a while for requests that come to the front end without an event. True if there is
+    /// work to do.
+    #[inline]
+    fn has_polled_news(&mut self) -> bool {
+        let polls_ns = self.front.polls_ns();
+        polls_ns > 0 && self.poll_front(polls_ns)
+    }
+
+    fn poll_front(&mut self, polls_ns: u64) -> bool {
+        // The calls of guests are submitted first: they are what the next requests wait for.
+        self.ring.enter(0, None);
+        let start_ns = self.clock.now_ns();
+        let bound_ns = polls_ns.min(self.sleep_ns().unwrap_or(u64::MAX));
+        self.wakers.of(self.index).bell().look();
+        let (mut waited_ns, mut yield_ns) = (0, YIELD_NS);
+        let has_news = loop {
+            let is_rung = self.wakers.of(self.index).bell().is_rung();
+            if is_rung || self.ring.has_news() || self.front.has_news() {
+                self.front.polled(Some(waited_ns));
+                break true;
+            }
+            let before_ns = std::mem::replace(&mut waited_ns, self.clock.now_ns() - start_ns);
+            if waited_ns >= bound_ns {
+                self.front.polled(None);
+                break false;
+            }
+            // Another thread has used this CPU, perhaps the guest itself: it is left to that.
+            if waited_ns - before_ns > AWAY_NS && polls_ns != u64::MAX {
+                break false;
+            }
+            if waited_ns >= yield_ns {
+                std::thread::yield_now();
+                yield_ns = waited_ns + YIELD_NS;
+            }
+            std::hint::spin_loop();
+        };
+        self.wakers.of(self.index).bell().wake();
+        has_news
     }
 
     fn look(&mut self, bound_ns: u64) -> bool {

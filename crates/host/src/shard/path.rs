@@ -39,8 +39,8 @@ use crate::device::{Command, Completion, Device, Queue, STRETCHES};
 use crate::io::memory::Memory;
 use crate::io::ring::{Asker, Event, Ring, UserData};
 use crate::observe::interference::Observed;
-use crate::observe::record::{Decision, Kind, Recorder, Recording};
-use crate::observe::stats::{ShardCounters, ShardReport, StoreLoad, TenantStats, Times};
+use crate::observe::record::{Kind, Recorder};
+use crate::observe::stats::{ShardCounters, StoreLoad, TenantStats, Times};
 use crate::shard::charge::{self, Charged, Observation};
 use crate::shard::cut::Cut;
 use crate::shard::dirty::Dirty;
@@ -55,9 +55,6 @@ use arena::{Arena, Rest};
 /// for it costs little beside, and so little that a client with a deep queue works on the first
 /// replies while the device, or this thread in the device's place, works on the rest.
 const BATCH: u32 = 8;
-
-/// How often what is on the stores is counted.
-const LOADS_NS: u64 = 500_000_000;
 
 /// An order that has been carried out.
 #[derive(Clone, Copy, Debug)]
@@ -137,6 +134,8 @@ pub struct DataPath<P, D: Device> {
     /// Orders without work that the policy has let go.
     void: Vec<Tag>,
     finished: Vec<Finished>,
+    /// Orders that were refused since the last `reap`.
+    refused: Vec<Finished>,
     stats: Vec<TenantStats>,
     /// To whom something has happened since the last report.
     changed: Vec<bool>,
@@ -191,6 +190,7 @@ impl<D: Device> DataPath<(), D> {
             completions: Vec::with_capacity(tags),
             void: Vec::with_capacity(tags),
             finished: Vec::with_capacity(tags),
+            refused: Vec::new(),
             stats: vec![TenantStats::default(); tenants],
             changed: vec![false; tenants],
             counters: ShardCounters::default(),
@@ -240,7 +240,9 @@ impl<P, D: Device> DataPath<P, D> {
             void,
             ..
         } = self;
-        let DataPath { asker, arena, finished, stats, changed, counters, observed, .. } = self;
+        let DataPath {
+            asker, arena, finished, refused, stats, changed, counters, observed, ..
+        } = self;
         let DataPath { charges, loads, loads_ns, write_back, fences, recorder, .. } = self;
         let DataPath { dirty, weights, throttled, throttled_count, throttle_seen, .. } = self;
         let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
@@ -263,6 +265,7 @@ impl<P, D: Device> DataPath<P, D> {
             completions,
             void,
             finished,
+            refused,
             stats,
             changed,
             counters,
@@ -342,91 +345,6 @@ impl<P: Port, D: Device> DataPath<P, D> {
         std::mem::take(&mut self.issued)
     }
 
-    /// What has been counted; of tenants, what has changed since the last report.
-    pub fn report(&mut self, now_ns: u64) -> ShardReport {
-        let tenants = self.stats.iter().zip(&mut self.changed).enumerate();
-        let changed = tenants.filter_map(|(index, (stats, changed))| {
-            // What waits would starve: nothing else happens that lets it go.
-            let again = std::mem::replace(changed, stats.staged > 0);
-            again.then(|| (index as u16, stats.at(now_ns)))
-        });
-        ShardReport {
-            tenants: changed.collect(),
-            counters: self.counters,
-            matrix: self.observed.matrix().clone(),
-            stores: self.loads(now_ns),
-        }
-    }
-
-    /// What is on each store. All live requests are looked at, so it is done once in a while.
-    fn loads(&mut self, now_ns: u64) -> Vec<StoreLoad> {
-        if now_ns < self.loads_ns {
-            return self.loads.clone();
-        }
-        self.loads_ns = now_ns + LOADS_NS;
-        self.loads.clear();
-        for live in self.live.iter().flatten().filter(|live| live.issued_ns > 0 && !live.is_void) {
-            let store = usize::from(self.queue.store_of(live.command.file));
-            if self.loads.len() <= store {
-                self.loads.resize(store + 1, StoreLoad::default());
-            }
-            let load = &mut self.loads[store];
-            load.on_device += 1;
-            load.oldest_ns = load.oldest_ns.max(now_ns.saturating_sub(live.issued_ns));
-        }
-        self.loads.clone()
-    }
-
-    /// Counts a turn of the shard's loop, and whether it slept.
-    #[inline]
-    pub fn count_turn(&mut self, slept: bool) {
-        self.counters.turns += 1;
-        self.counters.sleeps += u64::from(slept);
-    }
-
-    /// A tenant's number is another's from now on: nothing has been counted for it.
-    pub fn forget(&mut self, tenant: u16) {
-        if let Some(stats) = self.stats.get_mut(usize::from(tenant)) {
-            *stats = TenantStats::default();
-            self.changed[usize::from(tenant)] = true;
-            self.observed.forget(tenant);
-            self.charges.forget(tenant);
-            self.dirty.forget(tenant);
-        }
-    }
-
-    /// Records decisions from now on, the last `events` of them.
-    pub fn record(&mut self, events: usize) {
-        self.recorder = Some(Box::new(Recorder::new(events)));
-    }
-
-    /// Ends that; what was recorded.
-    pub fn recorded(&mut self) -> Recording {
-        self.recorder.take().map_or_else(Recording::default, |recorder| recorder.finish())
-    }
-
-    /// Writes down what happened to a live request.
-    #[cold]
-    fn note(&mut self, at_ns: u64, kind: Kind, tag: Tag) {
-        let reason = self.port.reason(Some(tag));
-        if let (Some(recorder), Some(Some(live))) =
-            (&mut self.recorder, self.live.get(tag.0 as usize))
-        {
-            let Command { op, class, offset, length, .. } = live.command;
-            recorder.add(Decision {
-                at_ns,
-                kind,
-                tag,
-                tenant: live.tenant,
-                op,
-                class,
-                offset,
-                length,
-                reason,
-            });
-        }
-    }
-
     /// A free tag, of which there must be one: the last that became free, or else one that was never
     /// used.
     #[inline]
@@ -504,7 +422,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     #[cold]
     fn refuse(&mut self, cookie: u64, errno: i32) {
         let UserData { asker, value } = UserData::from_word(cookie);
-        self.finished.push(Finished { asker, cookie: value, errno });
+        self.refused.push(Finished { asker, cookie: value, errno });
         // Its front end gets it in a turn, which must come.
         self.issued = true;
     }
@@ -683,7 +601,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
         // Those that end together are told of from the last to the first.
         completions.extend(self.void.drain(..).rev().map(|tag| Completion { tag, errno: 0 }));
-        let any = !completions.is_empty();
+        let any = !(completions.is_empty() && self.refused.is_empty());
+        self.finished.append(&mut self.refused);
         for Completion { tag, errno } in completions.drain(..) {
             let after = self.live[tag.0 as usize].as_mut().and_then(|live| live.after.take());
             match after {
@@ -811,6 +730,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
 mod arena;
 mod cancel;
 mod change;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod throttle;

@@ -108,6 +108,15 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         self.wakers.wake(shard);
     }
 
+    /// A function that sends messages to the shards' front ends, from any thread.
+    pub fn sender(&self) -> impl Fn(usize, F::Message) + Send + Sync + 'static {
+        let (inboxes, wakers) = (self.inboxes.clone(), self.wakers.clone());
+        move |shard, message| {
+            let _ = inboxes[shard].send(Message::Front(message));
+            wakers.wake(shard);
+        }
+    }
+
     /// Makes the shards complete their requests under their policy and go on under the policy of
     /// these ports, one for each shard. New requests wait meanwhile. The old policy must be ticked
     /// until the exchange is over. `patience` bounds the wait for requests on a store that does not

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::drivers::{nbd, nvme};
+use crate::drivers::{nbd, nvme, vhost};
 
 /// Gives every seed of a target to its driver, which panics if a law is broken.
 fn replay(target: &str, driver: fn(&[u8]), at_least: usize) {
@@ -25,6 +25,16 @@ fn handshake() {
 #[test]
 fn transmission() {
     replay("nbd_transmission", nbd::transmission, 5);
+}
+
+#[test]
+fn vhost_queue() {
+    replay("vhost_queue", vhost::queue, 6);
+}
+
+#[test]
+fn vhost_messages() {
+    replay("vhost_messages", vhost::messages, 4);
 }
 
 #[test]

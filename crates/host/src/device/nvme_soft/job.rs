@@ -3,9 +3,10 @@
 //! list for.
 //!
 //! A job is cut into pieces, one after the other. Whole blocks that lie in one stretch go straight
-//! between memory and device, and others by a bounce buffer. A read of parts of blocks fetches the blocks to a bounce buffer; a write of a part reads
-//! the block, changes it and writes it back, under the [`Guard`], alone in its region. A piece
-//! waits first for its bounce buffer, then for the guard, so that no ticket waits for memory.
+//! between memory and device, and others by a bounce buffer. A read of parts of blocks fetches the
+//! blocks to a bounce buffer; a write of a part reads the block, changes it and writes it back,
+//! under the [`Guard`], alone in its region. A piece waits first for its bounce buffer, then for
+//! the guard, so that no ticket waits for memory.
 
 use std::collections::VecDeque;
 use std::io;

@@ -2,8 +2,9 @@
 //! way.
 //!
 //! A command on whole blocks is one command of the controller's. Others, those longer than 32 MiB,
-//! and those whose stretches of memory are no whole blocks or too many, are jobs, which [`super::job`] cuts into pieces. A command for which its class has no slot
-//! waits here, in the order of its class, and never goes by way of another.
+//! and those whose stretches of memory are no whole blocks or too many, are jobs, which
+//! [`super::job`] cuts into pieces. A command for which its class has no slot waits here, in the
+//! order of its class, and never goes by way of another.
 
 use std::collections::VecDeque;
 use std::io;

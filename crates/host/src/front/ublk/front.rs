@@ -12,8 +12,8 @@ use crate::io::budget::Budget;
 use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
 use crate::shard::path::{DataPath, Finished};
-use crate::shard::{Front, Notice};
 use crate::shard::turns::{Turn, Turns, Weights};
+use crate::shard::{Front, Notice};
 
 /// The most memory of a queue's data, in bytes.
 const MEMORY: usize = 16 << 20;

@@ -29,6 +29,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::sys::{self, IoCommand, IoDescriptor};
 use crate::device::Device;
+use crate::front::attach::{QUEUE_TAGS, QueuePlace};
 use crate::io::memory::{Buffer, Memory, Region};
 use crate::io::ring::{Asker, Ring, UserData};
 use crate::shard::path::DataPath;
@@ -49,6 +50,8 @@ pub struct Attach {
     pub depth: u16,
     /// The tenant's range.
     pub volume: Volume,
+    /// Its place among the queues of the shard.
+    pub place: QueuePlace,
 }
 
 /// The descriptors of a queue's requests, in memory that the kernel writes.
@@ -153,6 +156,9 @@ pub struct Queue {
     is_detached: bool,
     /// It begins no requests, and they stay with the kernel.
     is_halted: bool,
+    /// Orders under way, at most [`QUEUE_TAGS`].
+    outstanding: usize,
+    _place: QueuePlace,
 }
 
 /// The user data of an operation.
@@ -173,7 +179,7 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 impl Queue {
     /// Serves a queue from now on: the kernel gets a command for each request.
     pub fn new(index: u32, attach: Attach, region: Region, ring: &mut Ring) -> io::Result<Queue> {
-        let Attach { file, queue: number, depth, volume } = attach;
+        let Attach { file, queue: number, depth, volume, place } = attach;
         let descriptors = Descriptors::map(&file, number, depth)?;
         let slot = |_| Slot {
             stage: Stage::Fetching,
@@ -198,6 +204,8 @@ impl Queue {
             copies: 0,
             is_detached: false,
             is_halted: false,
+            outstanding: 0,
+            _place: place,
         };
         for tag in 0..depth {
             // SAFETY: the command names no memory of this process.
@@ -368,7 +376,8 @@ impl Queue {
 
     /// Whether it has orders to submit and does not wait for its turn yet; it does then.
     pub fn wants_turn(&mut self) -> bool {
-        !self.to_submit.is_empty() && !std::mem::replace(&mut self.has_turn, true)
+        let has_room = self.outstanding < QUEUE_TAGS;
+        !self.to_submit.is_empty() && has_room && !std::mem::replace(&mut self.has_turn, true)
     }
 
     /// Submits at most `most` orders. Returns their number, and whether it waits for another turn.
@@ -395,6 +404,9 @@ impl Queue {
                 self.settle(ring, tag);
                 continue;
             }
+            if self.outstanding == QUEUE_TAGS {
+                break;
+            }
             let part = slot.request.next(&self.volume, path.device());
             let memory = match &slot.buffer {
                 Some(buffer) if part.has_data() => buffer.memory_of(&part.range()),
@@ -413,19 +425,22 @@ impl Queue {
             match unsafe { path.submit(now_ns, ring, &order, &[]) } {
                 Ok(()) => {
                     slot.request.submitted();
+                    self.outstanding += 1;
                     given += 1;
                 }
                 // The tenant was removed.
                 Err(_) => slot.request.fail(libc::ESHUTDOWN),
             }
         }
-        self.has_turn = !self.to_submit.is_empty();
+        // A queue that has as many orders under way as it may goes on when one has finished.
+        self.has_turn = !self.to_submit.is_empty() && self.outstanding < QUEUE_TAGS;
         (given, self.has_turn)
     }
 
     /// Takes a finished order.
     pub fn finished(&mut self, cookie: u64, errno: i32) {
         let tag = cookie as u16;
+        self.outstanding -= 1;
         let slot = &mut self.slots[usize::from(tag)];
         slot.request.finished(errno);
         if slot.request.is_submittable() || slot.request.is_finished() {

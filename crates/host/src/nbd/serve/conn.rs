@@ -235,7 +235,7 @@ impl Conn {
         }
     }
 
-    /// What it serves has this many bytes now. Its client knows the size of the time when it
+    /// Its volume has this many bytes now. Its client knows the size of the time when it
     /// connected: it finds a smaller one out by an error, and a larger one when it connects again.
     pub(super) fn resize(&mut self, size: u64) {
         self.volume.size = self.volume.size.min(size);

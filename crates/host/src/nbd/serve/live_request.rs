@@ -159,7 +159,7 @@ impl LiveRequest {
     }
 }
 
-/// What the device has to do for a request. Reading ahead is advice that a server with direct I/O
+/// The device's part of a request. Reading ahead is advice that a server with direct I/O
 /// has no use for, and the surveyor answers questions of what a range holds.
 fn orders_of(request: &Request) -> request::Request {
     let op = match request.command {

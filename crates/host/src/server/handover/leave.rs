@@ -21,6 +21,7 @@ use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
 use crate::nbd::serve::front::Message as NbdMessage;
 use crate::server::control_thread::{ControlThread, Drain};
+use crate::server::guests::GuestSocket;
 use crate::server::handover::{
     Counts, HEAD, LeftCaps, LeftDoor, LeftGroup, LeftTenant, PATIENCE, Role, State, copy, keep_open,
 };
@@ -158,6 +159,7 @@ impl ControlThread<'_> {
         let now = Instant::now();
         if self.accepts_again.is_none() {
             self.listeners.iter().for_each(|listening| listening.task.abort());
+            self.guests.values_mut().for_each(GuestSocket::stop);
             self.accepts_again = Some(now + ABANDONED);
         }
         let since = self.accepts_again.map(|at| at - ABANDONED);
@@ -175,6 +177,7 @@ impl ControlThread<'_> {
                 tracing::error!(at = %listening.at, %error, "cannot accept clients any more");
             }
         }
+        self.fit_guests_or_log();
     }
 
     /// Accepts clients again if the announced upgrade has not come in time.
@@ -317,6 +320,7 @@ impl ControlThread<'_> {
             clock_origin_ns: Clock::default().origin_ns(),
             elapsed: self.started.elapsed(),
             doors: self.doors(),
+            guest_directories: self.guest_directories.clone(),
             groups: self.schedulers.caps_of_groups().into_iter().map(group).collect(),
             connections,
             shards: totals.shards.clone(),
@@ -329,7 +333,7 @@ impl ControlThread<'_> {
     fn doors(&self) -> Vec<LeftDoor> {
         let clients = self.listeners.iter().map(|listening| listening.left(Role::Clients));
         let others = self.others.iter().map(|(role, listening)| listening.left(*role));
-        clients.chain(others).collect()
+        clients.chain(others).chain(self.guests.values().map(GuestSocket::left)).collect()
     }
 }
 

@@ -67,6 +67,9 @@ pub struct State {
     clock_origin_ns: u64,
     elapsed: Duration,
     doors: Vec<LeftDoor>,
+    /// The directories with a socket for the guests of each tenant.
+    #[serde(default)]
+    guest_directories: Vec<PathBuf>,
     groups: Vec<LeftGroup>,
     connections: Vec<Packed>,
     shards: Vec<ShardCounters>,
@@ -146,6 +149,7 @@ pub(super) enum Role {
     Clients,
     Http,
     Control,
+    Guests,
 }
 
 /// A listening socket.

@@ -17,7 +17,8 @@ use crate::nbd::session::place::{Connections, Place};
 use crate::observe::interference::{Matrix, empty_matrix};
 use crate::observe::stats::Counted;
 use crate::server::control_thread::ControlThread;
-use crate::server::handover::{Before, Counts, LeftDoor, LeftTenant, State, take_copy};
+use crate::server::guests::GuestSocket;
+use crate::server::handover::{Before, Counts, LeftDoor, LeftTenant, Role, State, take_copy};
 use crate::server::listen::Listener;
 use crate::server::{Member, ServerError, TenantList, asks, system};
 use crate::shard::fence::Fences;
@@ -116,8 +117,15 @@ impl ControlThread<'_> {
         before: &mut Before,
         asks: &asks::Asks,
     ) -> Result<(), ServerError> {
+        self.guest_directories.clone_from(&before.state.guest_directories);
         for LeftDoor { at, role, fd, is_inherited, .. } in before.state.doors.clone() {
-            let listener = take_copy(&mut before.copies, fd).and_then(Listener::of);
+            let socket = take_copy(&mut before.copies, fd);
+            if role == Role::Guests {
+                let socket = socket.map_err(system("cannot take over a socket for guests"))?;
+                self.take_guest(&at, socket);
+                continue;
+            }
+            let listener = socket.and_then(Listener::of);
             let opened = listener
                 .and_then(|listener| self.open_door(role, &at, is_inherited, listener, asks));
             opened.map_err(system("cannot take over a listening socket"))?;
@@ -130,6 +138,10 @@ impl ControlThread<'_> {
         before.commit();
         for door in &before.state.doors {
             let Some(path) = &door.name else { continue };
+            if door.role == Role::Guests {
+                self.guests.get_mut(path).into_iter().for_each(GuestSocket::own);
+                continue;
+            }
             let others = self.others.iter_mut().map(|(_, listening)| listening);
             let mut all = self.listeners.iter_mut().chain(others);
             if let Some(listening) = all.find(|listening| listening.at == door.at) {
@@ -137,6 +149,7 @@ impl ControlThread<'_> {
             }
         }
         self.take_connections(&mut before);
+        self.fit_guests_or_log();
         if let Some(caller) = before.state.caller.take()
             && let Ok(fd) = take_copy(&mut before.copies, caller.fd)
             && let Ok(stream) = UnixStream::from_std(fd.into())

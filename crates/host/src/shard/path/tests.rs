@@ -208,10 +208,12 @@ fn the_stretches_of_an_order_stay_with_it() {
             // An order whose stretches do not fit is refused, and the device does not see it.
             // SAFETY: as above.
             unsafe { bench.path.submit(0, &mut bench.ring, &write, &all[2..]) }.unwrap();
+            bench.path.reap(0, &mut bench.ring);
             let refused = bench.path.finished().unwrap();
             assert_eq!((refused.cookie, refused.errno), (order, libc::EINVAL));
             memory.push(buffers);
-            bench.buffers.push(allocate(&mut bench));
+            let placeholder = allocate(&mut bench);
+            bench.buffers.push(placeholder);
         }
         let (errnos, sent) = bench.run();
         let is_bad = bad != u64::MAX;

@@ -1,0 +1,203 @@
+//! The vhost-user protocol's messages on a socket.
+//!
+//! A message is a header of 12 bytes (request, flags, length), a body, and files that come with the
+//! header. The structures are those of the crate `vhost`. Its request handler is not used: it knows
+//! neither the device's status nor messages about a changed configuration, and it cannot go on with
+//! a connection whose negotiation another program has finished.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use thiserror::Error;
+use vhost::vhost_user::message::{
+    BackendReq, FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE, VhostUserMsgValidator,
+};
+
+const HEADER: usize = 12;
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 3;
+const REPLY: u32 = 4;
+const NEED_REPLY: u32 = 8;
+
+/// The reason why a conversation ends.
+#[derive(Debug, Error)]
+pub enum MessageError {
+    /// The socket has failed, or ended inside a message.
+    #[error("the socket: {0}")]
+    Socket(#[from] io::Error),
+    /// A header that no message has.
+    #[error("no message of vhost-user: request {request}, flags {flags:#x}, {length} bytes")]
+    Header {
+        /// The number of the request.
+        request: u32,
+        /// The flags.
+        flags: u32,
+        /// The length of the body, in bytes.
+        length: u32,
+    },
+    /// More files than a message may have.
+    #[error("a message has more than {MAX_ATTACHED_FD_ENTRIES} files")]
+    Files,
+    /// A body that does not fit the request.
+    #[error("{0:?} has a wrong body or wrong files")]
+    Body(FrontendReq),
+}
+
+/// A message of the guest's monitor.
+pub struct Message {
+    /// What it requests.
+    pub request: FrontendReq,
+    /// Whether the monitor waits for an answer that says how it went.
+    pub needs_reply: bool,
+    /// Its body.
+    pub body: Vec<u8>,
+    /// The files that came with it.
+    pub files: Vec<File>,
+}
+
+impl Message {
+    /// The body as a structure, if it is just as long and valid.
+    pub fn body<T: VhostUserMsgValidator + Default>(&self) -> Result<T, MessageError> {
+        if self.body.len() == size_of::<T>() { self.start() } else { Err(self.wrong()) }
+    }
+
+    /// The structure with which the body starts.
+    pub fn start<T: VhostUserMsgValidator + Default>(&self) -> Result<T, MessageError> {
+        let mut value = T::default();
+        let bytes = self.body.get(..size_of::<T>()).ok_or_else(|| self.wrong())?;
+        value.as_mut_slice().copy_from_slice(bytes);
+        if value.is_valid() { Ok(value) } else { Err(self.wrong()) }
+    }
+
+    /// The bytes after a structure.
+    pub fn rest<T>(&self) -> &[u8] {
+        self.body.get(size_of::<T>()..).unwrap_or_default()
+    }
+
+    /// Its only file.
+    pub fn file(&mut self) -> Result<File, MessageError> {
+        match self.files.pop() {
+            Some(file) if self.files.is_empty() => Ok(file),
+            _ => Err(self.wrong()),
+        }
+    }
+
+    /// The error of a message with a wrong body.
+    pub fn wrong(&self) -> MessageError {
+        MessageError::Body(self.request)
+    }
+}
+
+/// Receives the next message; `None` if the stream has ended.
+pub fn receive(mut stream: &UnixStream) -> Result<Option<Message>, MessageError> {
+    let (mut header, mut filled, mut files) = ([0; HEADER], 0, Vec::new());
+    while filled < HEADER {
+        match receive_part(stream, &mut header[filled..], &mut files)? {
+            0 if filled == 0 => return Ok(None),
+            0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            count => filled += count,
+        }
+    }
+    let word =
+        |at| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let (number, flags, length) = (word(0), word(4), word(8));
+    let wrong = MessageError::Header { request: number, flags, length };
+    let is_message = flags & (VERSION_MASK | REPLY) == VERSION && length as usize <= MAX_MSG_SIZE;
+    let Ok(request) = FrontendReq::try_from(number) else { return Err(wrong) };
+    if !is_message {
+        return Err(wrong);
+    }
+    let mut body = vec![0; length as usize];
+    stream.read_exact(&mut body)?;
+    Ok(Some(Message { request, needs_reply: flags & NEED_REPLY != 0, body, files }))
+}
+
+/// Receives bytes, and the files that came with them.
+fn receive_part(
+    stream: &UnixStream,
+    bytes: &mut [u8],
+    files: &mut Vec<File>,
+) -> Result<usize, MessageError> {
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => break result.map_err(io::Error::from)?,
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            files.extend(fds.map(File::from));
+        }
+    }
+    let has_more = received.flags.contains(ReturnFlags::CTRUNC);
+    if has_more || files.len() > MAX_ATTACHED_FD_ENTRIES {
+        return Err(MessageError::Files);
+    }
+    Ok(received.bytes)
+}
+
+/// Sends an answer, with at most one file.
+pub fn reply(
+    stream: &UnixStream,
+    to: FrontendReq,
+    body: &[u8],
+    file: Option<BorrowedFd<'_>>,
+) -> Result<(), MessageError> {
+    send(stream, to.into(), VERSION | REPLY, body, file.as_slice())
+}
+
+/// Sends a message.
+pub fn send(
+    stream: &UnixStream,
+    request: u32,
+    flags: u32,
+    body: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> Result<(), MessageError> {
+    let bytes = [header(request, flags, body.len()).as_slice(), body].concat();
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(MessageError::Files);
+    }
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let part = [IoSlice::new(&bytes[sent..])];
+        match sendmsg(stream, &part, &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+            Ok(count) => {
+                sent += count;
+                control.clear();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Says on the back channel that the configuration has changed. Does not wait: a monitor that does
+/// not read its channel misses the message.
+pub fn configuration_changed(channel: &UnixStream) -> io::Result<()> {
+    let bytes = header(BackendReq::CONFIG_CHANGE_MSG.into(), VERSION, 0);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(rustix::net::send(channel.as_fd(), &bytes, flags).map(drop)?)
+}
+
+fn header(request: u32, flags: u32, length: usize) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    let words = [request, flags, length as u32].map(u32::to_ne_bytes);
+    bytes.copy_from_slice(words.as_flattened());
+    bytes
+}

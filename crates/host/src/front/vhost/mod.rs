@@ -1,0 +1,33 @@
+//! vhost-user-blk: disks of virtual machines, whose memory the server maps.
+//!
+//! ```text
+//!   socket ─ session (a thread for each guest) ─ messages ─▶ front ─▶ vring ─▶ orders ─▶ data path
+//!   kick eventfd ─ ring of the shard ───────────────────────▶ front      │
+//!   call eventfd ◀─ ring of the shard ◀─ used ring ◀─ finished ◀─────────┴────────────────────┘
+//! ```
+//!
+//! | module | its content |
+//! |---|---|
+//! | `memory` | the guest's memory: regions, generations, translation of addresses |
+//! | `queue` | virtqueues, split and packed: chains of descriptors in, used buffers out |
+//! | `blk` | requests of virtio-blk, and the device's configuration |
+//! | `inflight` | the area in which requests under way are recorded for the next server |
+//! | `message` | the vhost-user protocol's messages on a socket |
+//! | `session` | one guest: negotiation, memory, starting and stopping of its vrings |
+//! | `vring` | one queue of a guest on a shard: its requests, from the ring to orders and back |
+//! | `front` | the front end of a shard |
+//!
+//! The guest and its virtual machine monitor are strangers. Their memory may change at any time, so
+//! each field is read once and checked before it is used, and no Rust reference points into it.
+//! Anything that is against the rules fails the device of this guest, and of no other.
+
+pub mod blk;
+pub mod front;
+pub mod inflight;
+pub mod memory;
+pub mod message;
+pub mod queue;
+pub mod session;
+#[cfg(test)]
+mod tests;
+pub mod vring;

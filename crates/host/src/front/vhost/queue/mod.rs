@@ -1,0 +1,359 @@
+//! Virtqueues: the rings by which a guest hands buffers over and gets them back.
+//!
+//! **Model.** [`Queue::pop`] takes the next chain of descriptors and fills a [`Chain`] with its
+//! memory: what the guest wrote for the device, and what the device is to write. [`Queue::push`]
+//! puts a used buffer into the ring, and [`Queue::publish`] makes all pushed ones visible at once
+//! and says whether the guest wants a call. [`Queue::disable_kicks`] and [`Queue::enable_kicks`]
+//! suppress the guest's notifications while the shard looks at the ring anyway. The two formats of
+//! the specification, split and packed rings, have the same verbs.
+//!
+//! **Strangers.** Each field of a ring is read once. A chain has at most as many descriptors as the
+//! queue, or [`CHAIN`] with a table of its own, so a loop ends in a [`Fault`]; so does every address
+//! outside the guest's memory. After a fault the queue is not used again.
+//!
+//! *Memory ordering.* A guest stores descriptors before it makes them available (its release; here
+//! an acquire), and this side stores used elements before the word that publishes them (Release).
+//! Suppression is Dekker's pattern on both sides: store the own state, a full fence, load the
+//! other's. A guest that reads an outdated suppression therefore sees the used buffers, and a shard
+//! that reads an outdated ring has its kicks enabled.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
+
+use thiserror::Error;
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+
+use crate::front::vhost::memory::{Guest, Outside, read16};
+use crate::io::memory::Memory;
+
+pub mod packed;
+pub mod split;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use packed::Packed;
+use split::Split;
+
+/// The largest queue, in descriptors.
+pub const SIZE: u16 = 1024;
+/// The most descriptors of a chain with a table of its own.
+const CHAIN: usize = 1024;
+/// Bytes of a descriptor.
+const DESCRIPTOR: u64 = 16;
+
+const NEXT: u16 = VRING_DESC_F_NEXT as u16;
+const WRITE: u16 = VRING_DESC_F_WRITE as u16;
+const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
+
+/// What a guest did against the rules. Its device fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum Fault {
+    /// An address is outside the guest's memory.
+    #[error(transparent)]
+    Outside(#[from] Outside),
+    /// The size of the queue is impossible.
+    #[error("a queue of {0} descriptors is not possible")]
+    Size(u32),
+    /// The address of a ring is not aligned.
+    #[error("the ring at {0:#x} is not aligned")]
+    Alignment(u64),
+    /// A chain is too long, or is a loop.
+    #[error("a chain of descriptors is a loop, or longer than the queue")]
+    Long,
+    /// A table inside a table, or a table in a chain.
+    #[error("a table of descriptors is not the only descriptor of its chain")]
+    Table,
+    /// The length of a table is no number of descriptors.
+    #[error("a table of descriptors has {0} bytes")]
+    TableLength(u32),
+    /// A descriptor's successor does not exist.
+    #[error("descriptor {0} does not exist")]
+    Next(u16),
+    /// Memory for the guest's data follows memory that the device is to write.
+    #[error("a descriptor that is to be read follows one that is to be written")]
+    Order,
+    /// A descriptor without memory.
+    #[error("a descriptor has no bytes")]
+    Empty,
+    /// A chain is handed over that the device has already.
+    #[error("buffer {0} is handed over twice, or does not exist")]
+    Buffer(u16),
+    /// The ring holds more chains than it has room for.
+    #[error("the ring of available buffers has moved by {0}, which is more than its size")]
+    Jump(u16),
+    /// A chain without the parts of a request.
+    #[error("a request has no header or no byte for its status")]
+    NoRequest,
+    /// A file of the guest's memory has become shorter.
+    #[error("a file of the guest's memory has become shorter")]
+    Shrunk,
+}
+
+/// A descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Descriptor {
+    /// The guest's address of the memory.
+    pub address: u64,
+    /// The length in bytes.
+    pub length: u32,
+    /// `NEXT`, `WRITE`, `INDIRECT`; in packed rings also availability.
+    pub flags: u16,
+    /// The next descriptor (split), or the buffer's number (packed).
+    pub link: u16,
+}
+
+impl Descriptor {
+    fn of_split([address, rest]: [u64; 2]) -> Descriptor {
+        let [address, rest] = [u64::from_le(address), u64::from_le(rest)];
+        Descriptor {
+            address,
+            length: rest as u32,
+            flags: (rest >> 32) as u16,
+            link: (rest >> 48) as u16,
+        }
+    }
+
+    fn of_packed([address, rest]: [u64; 2]) -> Descriptor {
+        let split = Descriptor::of_split([address, rest]);
+        Descriptor { flags: split.link, link: split.flags, ..split }
+    }
+
+    fn is(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// The memory of one request, as its chain of descriptors gives it.
+#[derive(Default)]
+pub struct Chain {
+    /// What the guest wrote for the device.
+    pub readable: Vec<Memory>,
+    /// What the device is to write.
+    pub writable: Vec<Memory>,
+    /// The descriptors of a packed ring.
+    pub ring: Vec<Descriptor>,
+    table: Vec<Memory>,
+}
+
+impl Chain {
+    pub(super) fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+        self.ring.clear();
+    }
+
+    /// Adds the memory of a descriptor.
+    fn add(&mut self, guest: &Guest, descriptor: &Descriptor) -> Result<(), Fault> {
+        let &Descriptor { address, length, .. } = descriptor;
+        if length == 0 {
+            return Err(Fault::Empty);
+        }
+        let out = match (descriptor.is(WRITE), self.writable.is_empty()) {
+            (true, _) => &mut self.writable,
+            (false, true) => &mut self.readable,
+            (false, false) => return Err(Fault::Order),
+        };
+        Ok(guest.translate(address, length, out)?)
+    }
+
+    /// Adds the memory of a table of descriptors. In split rings, they name their successors; in
+    /// packed ones, they follow each other.
+    fn add_table(&mut self, guest: &Guest, at: &Descriptor, is_linked: bool) -> Result<(), Fault> {
+        let count = u64::from(at.length) / DESCRIPTOR;
+        if count == 0 || !u64::from(at.length).is_multiple_of(DESCRIPTOR) {
+            return Err(Fault::TableLength(at.length));
+        }
+        self.table.clear();
+        let mut table = std::mem::take(&mut self.table);
+        let added = guest
+            .translate(at.address, at.length, &mut table)
+            .map_err(Fault::Outside)
+            .and_then(|()| self.add_entries(guest, &table, count, is_linked));
+        self.table = table;
+        added
+    }
+
+    fn add_entries(
+        &mut self,
+        guest: &Guest,
+        table: &[Memory],
+        count: u64,
+        is_linked: bool,
+    ) -> Result<(), Fault> {
+        let mut index = 0u64;
+        for _ in 0..CHAIN {
+            // SAFETY: the table was translated with this generation, which is mapped.
+            let words = unsafe { entry(table, index) };
+            let entry = match is_linked {
+                true => Descriptor::of_split(words),
+                false => Descriptor::of_packed(words),
+            };
+            if entry.is(INDIRECT) {
+                return Err(Fault::Table);
+            }
+            self.add(guest, &entry)?;
+            let next = match is_linked {
+                true => entry.is(NEXT).then_some(u64::from(entry.link)),
+                false => (index + 1 < count).then_some(index + 1),
+            };
+            match next {
+                None => return Ok(()),
+                Some(next) if next < count => index = next,
+                Some(next) => return Err(Fault::Next(next as u16)),
+            }
+        }
+        Err(Fault::Long)
+    }
+}
+
+/// Reads the descriptor of this index in a table.
+///
+/// # Safety
+/// The table is a guest's memory that is mapped.
+unsafe fn entry(table: &[Memory], index: u64) -> [u64; 2] {
+    let at = index * DESCRIPTOR;
+    if let [one] = table
+        && at + DESCRIPTOR <= u64::from(one.length)
+    {
+        // SAFETY: the bytes are in the table.
+        return unsafe { read16(one.address.wrapping_add(at as usize)) };
+    }
+    let mut bytes = [0; DESCRIPTOR as usize];
+    // SAFETY: as the caller says.
+    unsafe { super::memory::read(table, at, &mut bytes) };
+    let (address, rest) = bytes.split_at(8);
+    [address, rest].map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+}
+
+/// A buffer that the device has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// Its number, below the size of the queue: the chain's first descriptor (split) or what the
+    /// guest calls it (packed).
+    pub id: u16,
+    /// The places that it takes in the ring: 1 (split), or its descriptors (packed).
+    pub places: u16,
+}
+
+/// Where a guest's rings are, as addresses of its monitor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Addresses {
+    /// The descriptors.
+    pub descriptors: u64,
+    /// The ring of available buffers (split), or the guest's suppression of events (packed).
+    pub driver: u64,
+    /// The ring of used buffers (split), or the device's suppression of events (packed).
+    pub device: u64,
+}
+
+/// The properties of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// The number of descriptors.
+    pub size: u16,
+    /// Whether the ring is packed.
+    pub is_packed: bool,
+    /// Whether both sides say at which position they want a notification.
+    pub has_event_index: bool,
+    /// Where the rings are.
+    pub addresses: Addresses,
+}
+
+/// A virtqueue.
+pub enum Queue {
+    /// With three rings.
+    Split(Split),
+    /// With one ring.
+    Packed(Packed),
+}
+
+/// Calls the same method of either kind.
+macro_rules! either {
+    ($queue:expr, $one:ident => $call:expr) => {
+        match $queue {
+            Queue::Split($one) => $call,
+            Queue::Packed($one) => $call,
+        }
+    };
+}
+
+impl Queue {
+    /// A queue in the guest's memory that goes on at `base`, as SET_VRING_BASE has it.
+    pub fn new(guest: &Arc<Guest>, layout: &Layout, base: u32) -> Result<Queue, Fault> {
+        let size = layout.size;
+        if size == 0 || size > SIZE || !layout.is_packed && !size.is_power_of_two() {
+            return Err(Fault::Size(size.into()));
+        }
+        Ok(match layout.is_packed {
+            true => Queue::Packed(Packed::new(guest, layout, base)?),
+            false => Queue::Split(Split::new(guest, layout, base)?),
+        })
+    }
+
+    /// Goes on in another generation of the guest's memory.
+    pub fn rebind(&mut self, guest: &Arc<Guest>, addresses: &Addresses) -> Result<(), Fault> {
+        either!(self, queue => queue.rebind(guest, addresses))
+    }
+
+    /// The position that GET_VRING_BASE returns.
+    pub fn base(&self) -> u32 {
+        either!(self, queue => queue.base())
+    }
+
+    /// Whether a chain is available.
+    #[inline]
+    pub fn has_news(&mut self) -> bool {
+        either!(self, queue => queue.has_news())
+    }
+
+    /// Takes the next chain, if one is available.
+    #[inline]
+    pub fn pop(&mut self, guest: &Guest, chain: &mut Chain) -> Result<Option<Buffer>, Fault> {
+        chain.clear();
+        either!(self, queue => queue.pop(guest, chain))
+    }
+
+    /// Puts a used buffer into the ring, in which the device has written `length` bytes.
+    #[inline]
+    pub fn push(&mut self, buffer: Buffer, length: u32) {
+        either!(self, queue => queue.push(buffer, length));
+    }
+
+    /// Makes the pushed buffers visible.
+    #[inline]
+    pub fn publish(&mut self) {
+        either!(self, queue => queue.publish());
+    }
+
+    /// Whether the guest wants a call for what was published since the last question.
+    #[inline]
+    pub fn wants_call(&mut self) -> bool {
+        either!(self, queue => queue.wants_call())
+    }
+
+    /// Makes the guest notify the shard of the next chain. True if there is one already.
+    pub fn enable_kicks(&mut self) -> bool {
+        either!(self, queue => queue.enable_kicks())
+    }
+
+    /// Makes the guest notify the shard of nothing.
+    pub fn disable_kicks(&mut self) {
+        either!(self, queue => queue.disable_kicks());
+    }
+}
+
+/// A word of a ring.
+///
+/// # Safety
+/// The address is aligned, and mapped for as long as the word is used.
+#[inline]
+unsafe fn word<'a>(base: *mut u8, offset: usize) -> &'a AtomicU16 {
+    // SAFETY: as the caller says; nothing but atomics and the guest access it.
+    unsafe { AtomicU16::from_ptr(base.wrapping_add(offset).cast()) }
+}
+
+/// Whether an event at position `event` lies among those after `old` up to `new`.
+#[inline]
+fn passes(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}

@@ -1,0 +1,370 @@
+//! The sockets at which guests attach their disks (vhost-user).
+//!
+//! **Problem.** A client of vhost-user names no tenant: the socket stands for one. **Model.** A
+//! tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, unless it has an
+//! identity, and the one of its key `vhost-user`. They come and go with the tenant, whose addition
+//! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
+//! leaves it as it is, and so does a new name, with which its file is renamed.
+//!
+//! **Rights.** Owner and mode of a socket follow the tenant's users (`listen::bind_for`), and the
+//! credentials of each peer are checked.
+//!
+//! **One guest at a time** is attached at a socket; the next one waits in the socket's queue, as
+//! does one that comes before the tenant's range is prepared. A guest's session and queues hold its
+//! [`Attachment`], with its part of the memory.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use fairq_core::FlowId;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use crate::front::attach::{Attachment, Exhausted};
+use crate::front::vhost::session::Disk;
+use crate::io::budget::Budget;
+use crate::nbd::session::users::{User, Users};
+use crate::observe::log_limit::STRANGERS;
+use crate::server::control_thread::ControlThread;
+use crate::server::disks::Disks;
+use crate::server::handover::{LeftDoor, Role};
+use crate::server::listen::{self, Listener, Stream};
+use crate::server::{
+    AdminError, AttachmentKind, AttachmentStatus, Listen, Member, Server, Tenant, asks,
+};
+
+/// The unit of a guest's requests, in bytes: a sector of virtio.
+const SECTOR: u32 = 512;
+
+/// The guest that is attached at a socket, if there is one.
+type Attached = Arc<Mutex<Weak<Attachment>>>;
+
+/// A socket of one tenant.
+pub(super) struct GuestSocket {
+    /// Its tenant; `None` until the tenant has been added.
+    flow: Option<FlowId>,
+    path: PathBuf,
+    socket: OwnedFd,
+    attached: Attached,
+    /// The task that accepts guests, once the tenant's range is prepared.
+    task: Option<AbortHandle>,
+    /// Whether the socket's name vanishes with it.
+    owns_name: bool,
+}
+
+impl Drop for GuestSocket {
+    fn drop(&mut self) {
+        self.stop();
+        if self.owns_name {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl GuestSocket {
+    /// Accepts no more guests.
+    pub(super) fn stop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+    }
+
+    /// The state that the next program in this process takes over.
+    pub(super) fn left(&self) -> LeftDoor {
+        LeftDoor {
+            at: Listen::Unix(self.path.clone()),
+            role: Role::Guests,
+            fd: self.socket.as_raw_fd(),
+            is_inherited: false,
+            name: Some(self.path.clone()),
+        }
+    }
+
+    /// Makes the socket's name vanish with the socket.
+    pub(super) fn own(&mut self) {
+        self.owns_name = true;
+    }
+}
+
+/// The socket of a tenant in a directory of sockets.
+fn in_directory(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.sock"))
+}
+
+/// The paths of the sockets that a tenant has.
+fn paths(directories: &[PathBuf], tenant: &Tenant) -> Vec<PathBuf> {
+    let shared = directories.iter().filter(|_| tenant.identity.is_none());
+    let shared = shared.map(|directory| in_directory(directory, &tenant.name));
+    shared.chain(tenant.vhost_user.clone()).collect()
+}
+
+fn refusal(path: &Path, cause: impl ToString) -> AdminError {
+    AdminError::Listen { at: Listen::Unix(path.into()), cause: cause.to_string() }
+}
+
+impl ControlThread<'_> {
+    /// Opens a socket, for a tenant that may still be to come.
+    pub(super) fn open_guest(&mut self, path: &Path, users: &Users) -> Result<(), AdminError> {
+        if self.guests.contains_key(path) {
+            return Err(refusal(path, "it is the socket of another tenant: choose another path"));
+        }
+        let listener = listen::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
+        let socket = listener.copy().map_err(|error| refusal(path, error))?;
+        // The file is this socket's from here on.
+        listener.leave_name();
+        self.put_guest(path, socket, true);
+        Ok(())
+    }
+
+    fn put_guest(&mut self, path: &Path, socket: OwnedFd, owns_name: bool) {
+        let (path, attached) = (path.to_owned(), Attached::default());
+        let (flow, task) = (None, None);
+        let guest = GuestSocket { flow, path: path.clone(), socket, attached, task, owns_name };
+        self.guests.insert(path, guest);
+    }
+
+    /// Takes over a socket that the previous program in this process has left.
+    pub(super) fn take_guest(&mut self, at: &Listen, socket: OwnedFd) {
+        if let Listen::Unix(path) = at {
+            self.put_guest(path, socket, false);
+        }
+    }
+
+    /// Opens the sockets of a tenant that is about to be added; after an error none is open.
+    pub(super) fn open_guests_of(&mut self, tenant: &Tenant) -> Result<(), AdminError> {
+        let paths = paths(&self.guest_directories, tenant);
+        for (done, path) in paths.iter().enumerate() {
+            if let Err(error) = self.open_guest(path, &tenant.users) {
+                paths[..done].iter().for_each(|path| drop(self.guests.remove(path)));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the sockets of a tenant that is gone, or was not added.
+    pub(super) fn close_guests_of(&mut self, tenant: &Tenant) {
+        for path in paths(&self.guest_directories, tenant) {
+            self.guests.remove(&path);
+        }
+    }
+
+    /// Opens those sockets of a tenant that are missing, and accepts guests if it may be opened.
+    pub(super) fn fit_guests_of(&mut self, member: &Member) -> Result<(), AdminError> {
+        let Member { tenant, flow, preparing, .. } = member;
+        for path in paths(&self.guest_directories, tenant) {
+            let owner = self.guests.get(&path).map(|guest| guest.flow);
+            if owner.is_none_or(|owner| owner.is_some_and(|owner| owner != *flow)) {
+                self.open_guest(&path, &tenant.users)?;
+            }
+            let Some(guest) = self.guests.get_mut(&path) else { continue };
+            guest.flow = Some(*flow);
+            if guest.task.is_none() && preparing.is_none() && self.accepts_again.is_none() {
+                guest.accept(&self.server, *flow).map_err(|error| refusal(&path, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for the tenants of these flows, and logs errors.
+    pub(super) fn fit_guests_of_flows(&mut self, flows: &[FlowId]) {
+        let (tenants, flows) = (self.server.tenants(), HashSet::<&FlowId>::from_iter(flows));
+        for member in tenants.members().filter(|member| flows.contains(&member.flow)) {
+            if let Err(error) = self.fit_guests_of(member) {
+                tracing::error!("{error}");
+            }
+        }
+    }
+
+    /// The same for all tenants, and closes all other sockets. Returns the first error.
+    pub(super) fn fit_guests(&mut self) -> Result<(), AdminError> {
+        let tenants = self.server.tenants();
+        let has_own = tenants.members().any(|member| member.tenant.vhost_user.is_some());
+        if !has_own && self.guest_directories.is_empty() && self.guests.is_empty() {
+            return Ok(());
+        }
+        let mut wanted: HashMap<PathBuf, FlowId> = HashMap::new();
+        for member in tenants.members() {
+            let paths = paths(&self.guest_directories, &member.tenant);
+            for path in paths {
+                wanted.entry(path).or_insert(member.flow);
+            }
+        }
+        self.guests.retain(|path, guest| {
+            wanted.get(path).is_some_and(|flow| guest.flow.is_none_or(|owner| owner == *flow))
+        });
+        let mut result = Ok(());
+        for member in tenants.members() {
+            let fitted = self.fit_guests_of(member);
+            result = result.and(fitted);
+        }
+        result
+    }
+
+    /// The same, and logs the error.
+    pub(super) fn fit_guests_or_log(&mut self) {
+        if let Err(error) = self.fit_guests() {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// Lists a directory, and opens the sockets of all tenants in it.
+    pub(super) fn open_directory(&mut self, directory: &Path) -> Result<(), AdminError> {
+        let at = Listen::VhostUser(directory.into());
+        if !directory.is_dir() {
+            let cause = "there is no such directory: create it or choose another one".into();
+            return Err(AdminError::Listen { at, cause });
+        }
+        if self.guest_directories.iter().any(|known| known == directory) {
+            return Err(AdminError::Listen { at, cause: "it is given twice".into() });
+        }
+        self.guest_directories.push(directory.into());
+        self.fit_guests().inspect_err(|_| {
+            self.guest_directories.pop();
+            self.fit_guests_or_log();
+        })
+    }
+
+    /// Closes the sockets in a directory; guests that are attached stay.
+    pub(super) fn close_directory(&mut self, directory: &Path) -> Result<(), AdminError> {
+        let before = self.guest_directories.len();
+        self.guest_directories.retain(|known| known != directory);
+        if self.guest_directories.len() == before {
+            return Err(AdminError::NotListening(Listen::VhostUser(directory.into())));
+        }
+        self.fit_guests()
+    }
+
+    /// Renames the sockets that have a tenant's name; guests that are attached stay.
+    pub(super) fn rename_guests(&mut self, name: &str, new: &str) -> Result<(), AdminError> {
+        let directories = self.guest_directories.iter();
+        let pairs = directories.map(|all| (in_directory(all, name), in_directory(all, new)));
+        let pairs: Vec<_> = pairs.filter(|(old, _)| self.guests.contains_key(old)).collect();
+        for (_, new) in &pairs {
+            if self.guests.contains_key(new) {
+                return Err(refusal(new, "it is the socket of another tenant"));
+            }
+            listen::make_way(new).map_err(|cause| refusal(new, cause))?;
+        }
+        for (old, new) in pairs {
+            std::fs::rename(&old, &new).map_err(|error| refusal(&new, error))?;
+            if let Some(mut guest) = self.guests.remove(&old) {
+                guest.path.clone_from(&new);
+                self.guests.insert(new, guest);
+            }
+        }
+        Ok(())
+    }
+
+    /// The sockets of all tenants, by the tenants' numbers.
+    pub(super) fn attachments(&self) -> HashMap<u16, Vec<AttachmentStatus>> {
+        let status = |guest: &GuestSocket| {
+            let attached = lock(&guest.attached).upgrade();
+            AttachmentStatus {
+                kind: AttachmentKind::VhostUser,
+                path: guest.path.clone(),
+                is_connected: attached.is_some(),
+                queues: attached.map_or(0, |attached| attached.queues()),
+                error: None,
+            }
+        };
+        let with_tenant = self.guests.values().filter_map(|guest| Some((guest.flow?, guest)));
+        let mut all: HashMap<u16, Vec<AttachmentStatus>> = HashMap::new();
+        for (flow, guest) in with_tenant {
+            all.entry(flow.slot() as u16).or_default().push(status(guest));
+        }
+        all.values_mut().for_each(|list| list.sort_by(|a, b| a.path.cmp(&b.path)));
+        for (tenant, disk) in self.disks.iter().flat_map(Disks::status) {
+            all.entry(tenant).or_default().push(disk);
+        }
+        all
+    }
+}
+
+impl GuestSocket {
+    fn accept(&mut self, server: &Arc<Server>, flow: FlowId) -> io::Result<()> {
+        let listener = Listener::of(self.socket.try_clone()?)?;
+        let (server, attached) = (server.clone(), self.attached.clone());
+        let task = tokio::spawn(accept(server, flow, listener, attached));
+        self.task = Some(task.abort_handle());
+        Ok(())
+    }
+}
+
+/// Accepts guests of a tenant for ever, one after the other.
+async fn accept(server: Arc<Server>, flow: FlowId, listener: Listener, attached: Attached) {
+    loop {
+        match listener.accept(server.config.timeouts.peer).await {
+            Ok((Stream::Unix(stream), _)) => match server.attach(flow, stream, &attached) {
+                // The sender is dropped with the guest's attachment.
+                Ok(over) => drop(over.await),
+                Err(error) if STRANGERS.allows() => {
+                    tracing::warn!(%error, "refused a guest");
+                }
+                Err(_) => {}
+            },
+            Ok(_) => unreachable!("a socket for guests is a Unix socket"),
+            Err(error) => asks::make_room(&error, &server.handshakes).await,
+        }
+    }
+}
+
+fn lock(attached: &Attached) -> std::sync::MutexGuard<'_, Weak<Attachment>> {
+    attached.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The part of the memory that a guest has until its last request has ended.
+struct GuestPlace {
+    budget: Arc<Budget>,
+    number: u16,
+    _over: oneshot::Sender<()>,
+}
+
+impl Drop for GuestPlace {
+    fn drop(&mut self) {
+        self.budget.give(self.number, Budget::CONNECTION);
+    }
+}
+
+impl Server {
+    /// Starts the thread of a guest; the receiver is over when that has ended.
+    fn attach(
+        &self,
+        flow: FlowId,
+        stream: UnixStream,
+        attached: &Attached,
+    ) -> io::Result<oneshot::Receiver<()>> {
+        let tenants = self.tenants();
+        let member = tenants.members().find(|member| member.flow == flow);
+        let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
+        let Member { tenant, .. } = member;
+        let user = User::of_peer(&stream)?;
+        if !tenant.users.is_empty() && !tenant.users.include(&user) {
+            let text = format!("user {} may not open tenant {}", user.uid, tenant.name);
+            return Err(io::Error::other(text));
+        }
+        let number = member.number();
+        if !self.budget.take(number, Budget::CONNECTION) {
+            return Err(io::Error::other(Exhausted::Memory));
+        }
+        let (sender, over) = oneshot::channel();
+        let place = GuestPlace { budget: self.budget.clone(), number, _over: sender };
+        let attachment = Attachment::with_guard(self.places.clone(), Box::new(place));
+        *lock(attached) = Arc::downgrade(&attachment);
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        let disk = Disk {
+            name: tenant.name.clone(),
+            volume: member.volume(SECTOR),
+            block: self.block,
+            preferred: self.preferred,
+        };
+        let (shards, send) = (self.shards.count(), self.to_guests.clone());
+        drop(self.sessions.spawn(stream, disk, shards, send, attachment)?);
+        Ok(over)
+    }
+}
