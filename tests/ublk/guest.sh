@@ -22,14 +22,14 @@ device() {
 stop() { kill -TERM $server; wait $server || die "the server ended with $?"; }
 
 files() {
-  serve --device file,path=/tmp/pool,size=192M,create --tenant a=size:64M --tenant b=size:64M,uid:1
+  serve --device file,path=/tmp/pool,size=192M,create --tenant b=size:64M,uid:1 --tenant a=size:64M
   a=$(device a) b=$(device b) || exit 1
   [ "$(stat -c %u "$b")" = 1 ] || die "$b does not belong to user 1"
   mkfs.ext4 -q "$a" && mount "$a" /mnt || die "no file system on $a"
   fio --name=v --directory=/mnt --size=16M --rw=randrw --bs=4k-64k --ioengine=libaio --iodepth=16 --direct=1 \
     --verify=crc32c --do_verify=1 --fsync=32 > /tmp/fio 2>&1 || die "fio: $(cat /tmp/fio)"
   fstrim /mnt || die "no trim"
-  :
+  ctl tenants --json > /tmp/t; grep -q ublk /tmp/t || die "no attachment: $(cat /tmp/t)"
   ctl resize a 96M || die "no resize"
   for _ in $(seq 50); do [ "$(blockdev --getsize64 "$a")" = $((96 << 20)) ] && break; sleep 0.1; done
   [ "$(blockdev --getsize64 "$a")" = $((96 << 20)) ] || die "the device has $(blockdev --getsize64 "$a") bytes"
@@ -41,7 +41,7 @@ files() {
   dd if="$b" of=/dev/null bs=1M skip=63 count=2 2> /dev/null
   ctl rename a alpha && a=$(device alpha) || die "no new name"
   stop
-  serve --device file,path=/tmp/pool,size=192M,create --tenant alpha=size:96M --tenant b=size:64M
+  serve --device file,path=/tmp/pool,size=192M,create --tenant b=size:64M,uid:1 --tenant alpha=size:96M
   mount "$(device alpha)" /mnt || die "no file system after a restart"
   [ "$sum" = "$(sha256sum < /mnt/big)" ] || die "other data after a restart"
   umount /mnt

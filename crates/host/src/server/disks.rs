@@ -220,13 +220,14 @@ impl Maker {
             if self.again.get(&flow).is_some_and(|at| Instant::now() < *at) {
                 continue;
             }
-            let (path, error) = match self.make(want) {
+            let status = match self.make(want) {
                 Ok(disk) => {
-                    let path = format!("/dev/ublkb{}", disk.number);
-                    tracing::info!(tenant = want.name, device = path, "the block device is ready");
+                    let number = disk.number;
+                    let device = format!("/dev/ublkb{number}");
+                    tracing::info!(tenant = want.name, device, "the block device is ready");
                     self.again.remove(&flow);
                     self.disks.insert(flow, disk);
-                    (path, None)
+                    status(number, self.shards, None)
                 }
                 Err(error) => {
                     let is_new = self.again.insert(flow, Instant::now() + AGAIN).is_none();
@@ -237,16 +238,8 @@ impl Maker {
                             "cannot make the tenant's block device; trying again every 10 s"
                         );
                     }
-                    (String::new(), Some(error.to_string()))
+                    status(0, 0, Some(error.to_string()))
                 }
-            };
-            let is_connected = error.is_none();
-            let status = AttachmentStatus {
-                kind: AttachmentKind::Ublk,
-                path: path.into(),
-                is_connected,
-                queues: if is_connected { self.shards } else { 0 },
-                error,
             };
             self.report(want.volume.tenant, Some(status));
         }
@@ -337,6 +330,8 @@ impl Maker {
         self.write_note(number, &Note::of(want, mark))?;
         self.control.set_params(number, &params(want))?;
         self.serve(number, self.shards as u16, DEPTH, want)?;
+        // udev asks for the device's owner before the kernel has started it.
+        self.report(want.volume.tenant, Some(status(number, 0, None)));
         self.control.start(number)
     }
 
@@ -456,6 +451,13 @@ impl Maker {
         }
         let _ = std::fs::remove_file(self.note_path(number));
     }
+}
+
+/// The status of a device with so many queues that are served, or the reason why there is none.
+fn status(number: u32, queues: usize, error: Option<String>) -> AttachmentStatus {
+    let path = if error.is_none() { format!("/dev/ublkb{number}") } else { String::new() };
+    let kind = AttachmentKind::Ublk;
+    AttachmentStatus { kind, path: path.into(), is_connected: queues > 0, queues, error }
 }
 
 impl Note {
