@@ -44,6 +44,10 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     if let Some(warning) = result["warning"].as_str().filter(|_| !args.json) {
         eprintln!("warning: {warning}");
     }
+    if let CtlCommand::Disk { number } = args.command {
+        println!("{}", disk(&result, number)?);
+        return Ok(());
+    }
     let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")?;
     Ok(())
@@ -197,6 +201,10 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
             ("policy.set", json!({ "policy": policy }))
         }
         CtlCommand::Params { params: None } => ("params", json!({})),
+        CtlCommand::Disk { .. } => ("tenants", json!({})),
+        CtlCommand::Add { tenant, ublk: true, .. } => {
+            ("add", json!({ "tenant": format!("{tenant},ublk") }))
+        }
         CtlCommand::Config { command: ConfigCommand::Dump } => ("config.dump", json!({})),
         CtlCommand::Config { command: ConfigCommand::Reload { remove, dry_run } } => {
             ("config.reload", json!({ "remove": remove, "dry_run": dry_run }))
@@ -323,7 +331,9 @@ fn text(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Drain { .. } => {
             format!("draining: {} left\n", connections(&result["connections"]))
         }
-        CtlCommand::Trace(_) | CtlCommand::Call { .. } => format!("{result:#}\n"),
+        CtlCommand::Trace(_) | CtlCommand::Call { .. } | CtlCommand::Disk { .. } => {
+            format!("{result:#}\n")
+        }
     }
 }
 
@@ -566,11 +576,38 @@ fn tenants(result: &Value) -> String {
     format!("{table}\n{}", attachments(result))
 }
 
-/// A line for each socket for guests.
+/// The name, owner, group and mode of the tenant whose block device has this number.
+fn disk(tenants: &Value, number: u32) -> anyhow::Result<String> {
+    let path = json!(format!("/dev/ublkb{number}"));
+    let has_it = |tenant: &&Value| {
+        let attachments = tenant["attachments"].as_array().map(Vec::as_slice).unwrap_or_default();
+        attachments.iter().any(|of| of["kind"] == "ublk" && of["path"] == path)
+    };
+    let mut tenants = tenants.as_array().into_iter().flatten();
+    let Some(tenant) = tenants.find(has_it) else {
+        bail!("/dev/ublkb{number} is no block device of this server's tenants");
+    };
+    let first = |key: &str| tenant[key].as_array().and_then(|all| all.first()?.as_u64());
+    let (uid, gid) = (first("uids").unwrap_or(0), first("gids"));
+    let mode = if gid.is_some() { "0660" } else { "0600" };
+    Ok(format!("{} {uid} {} {mode}", string(&tenant["name"]), gid.unwrap_or(0)))
+}
+
+/// A line for each socket for guests and each block device.
 fn attachments(result: &Value) -> String {
     let mut lines = String::new();
     for tenant in result.as_array().map(Vec::as_slice).unwrap_or_default() {
         for socket in tenant["attachments"].as_array().map(Vec::as_slice).unwrap_or_default() {
+            if socket["kind"] == "ublk" {
+                let state = socket["error"].as_str().map_or("", |_| ": there is none: ");
+                lines += &format!(
+                    "{}: ublk {}{state}{}\n",
+                    string(&tenant["name"]),
+                    string(&socket["path"]),
+                    socket["error"].as_str().unwrap_or_default()
+                );
+                continue;
+            }
             let state = match (socket["connected"].as_bool(), socket["queues"].as_u64()) {
                 (Some(true), Some(1)) => "a guest with 1 queue".to_owned(),
                 (Some(true), queues) => format!("a guest with {} queues", queues.unwrap_or(0)),

@@ -55,6 +55,7 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         identity: tenant.identity.clone(),
         users: tenant.users.clone(),
         connections: tenant.connections,
+        ublk: tenant.ublk,
         vhost_user: tenant.vhost_user.clone(),
     }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
-use fairq_config::layout::pool::{Found, Media, Start};
+use fairq_config::layout::pool::{Found, Media, Start, state_directory};
 use fairq_config::layout::record::Record;
 use fairq_config::listen::{self, Listen, guest_socket};
 use fairq_config::refusal::Refusal;
@@ -272,6 +272,7 @@ fn server_config(
         groups: plan.groups.iter().map(server_group).collect(),
         most_tenants: plan.tenants.len() + FLOWS_MIN,
         listen,
+        state: state_directory(),
         control: plan.control.clone(),
         metrics: plan.metrics.iter().cloned().map(server::Listen::from).collect(),
         cpus: plan.cpus.clone(),
@@ -371,6 +372,9 @@ fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
     let connect = match address {
         Listen::Unix(path) => format!("-unix {}", path.display()),
         Listen::Tcp(address) => format!("{} {}", address.ip(), address.port()),
+        Listen::Ublk => {
+            return format!("\nUse with, for example:\n  mkfs.ext4 {uri} && mount {uri} /mnt\n");
+        }
         Listen::VhostUser(directory) => {
             let socket = guest_socket(directory, name);
             return format!(

@@ -22,6 +22,8 @@ pub enum Listen {
     Unix(PathBuf),
     /// A TCP address.
     Tcp(SocketAddr),
+    /// Block devices of this machine, one for each tenant that needs no certificate.
+    Ublk,
     /// A directory in which each tenant has a socket for guests, `NAME.sock`.
     VhostUser(PathBuf),
 }
@@ -55,6 +57,7 @@ impl FromStr for Listen {
                      tcp:[::]:{NBD_PORT} or tcp:0.0.0.0"
                 )
             }),
+            None if text == "ublk" => Ok(Listen::Ublk),
             _ => Err(Self::without_kind(text)),
         }
     }
@@ -68,7 +71,9 @@ impl Listen {
             None if text.starts_with('/') => format!(": write unix:{text}"),
             None => String::new(),
         };
-        format!("`{text}` is none of unix:PATH, tcp:ADDRESS:PORT and vhost-user:DIRECTORY{meant}")
+        format!(
+            "`{text}` is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY and ublk{meant}"
+        )
     }
 }
 
@@ -87,6 +92,7 @@ impl fmt::Display for Listen {
         match self {
             Listen::Unix(path) => write!(f, "unix:{}", path.display()),
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
+            Listen::Ublk => f.write_str("ublk"),
             Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
         }
     }
@@ -100,7 +106,7 @@ impl Serialize for Listen {
 
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
-        let expecting = "\"unix:PATH\", \"tcp:ADDRESS:PORT\" or \"vhost-user:DIRECTORY\"";
+        let expecting = "\"unix:PATH\", \"tcp:ADDRESS:PORT\", \"vhost-user:DIRECTORY\" or \"ublk\"";
         let text = TextOrNumber { expecting, parse: str::parse };
         deserializer.deserialize_str(text)
     }
@@ -111,6 +117,7 @@ impl From<Listen> for fairq_host::server::Listen {
         match listen {
             Listen::Unix(path) => fairq_host::server::Listen::Unix(path),
             Listen::Tcp(address) => fairq_host::server::Listen::Tcp(address),
+            Listen::Ublk => fairq_host::server::Listen::Ublk,
             Listen::VhostUser(path) => fairq_host::server::Listen::VhostUser(path),
         }
     }
@@ -124,6 +131,7 @@ impl TryFrom<fairq_host::server::Listen> for Listen {
         match listen {
             fairq_host::server::Listen::Unix(path) => Ok(Listen::Unix(path)),
             fairq_host::server::Listen::Tcp(address) => Ok(Listen::Tcp(address)),
+            fairq_host::server::Listen::Ublk => Ok(Listen::Ublk),
             fairq_host::server::Listen::VhostUser(path) => Ok(Listen::VhostUser(path)),
             fairq_host::server::Listen::Inherited | fairq_host::server::Listen::Stdio => Err(()),
         }
@@ -133,15 +141,16 @@ impl TryFrom<fairq_host::server::Listen> for Listen {
 impl Listen {
     /// Whether NBD clients connect here.
     pub fn is_nbd(&self) -> bool {
-        !matches!(self, Listen::VhostUser(_))
+        !matches!(self, Listen::VhostUser(_) | Listen::Ublk)
     }
 
-    /// The NBD URI of a tenant's export here, or the tenant's socket for guests.
-    pub fn uri(&self, export: &str, with_tls: bool) -> String {
+    /// The NBD URI of a tenant's export here, or the tenant's socket for guests, or the link to its
+    /// block device.
+    pub fn uri(&self, name: &str, with_tls: bool) -> String {
         let s = if with_tls { "s" } else { "" };
-        let name = export;
-        let export = escape(export.as_ref());
+        let export = escape(name.as_ref());
         match self {
+            Listen::Ublk => format!("/dev/fairq/{name}"),
             Listen::VhostUser(directory) => {
                 format!("vhost-user:{}", guest_socket(directory, name).display())
             }
@@ -258,7 +267,7 @@ mod tests {
     #[test]
     fn refusals_say_what_is_allowed() {
         let refusal = |text: &str| text.parse::<Listen>().unwrap_err();
-        let neither = "is none of unix:PATH, tcp:ADDRESS:PORT and vhost-user:DIRECTORY";
+        let neither = "is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY and ublk";
         assert_eq!(refusal("here"), format!("`here` {neither}"));
         assert_eq!(refusal("/run/x"), format!("`/run/x` {neither}: write unix:/run/x"));
         assert_eq!(

@@ -56,6 +56,7 @@ pub struct TenantTable {
     pub user: Option<List<String>>,
     pub group: Option<List<String>>,
     pub connections: Option<u32>,
+    pub ublk: Option<bool>,
     pub vhost_user: Option<PathBuf>,
     pub description: Option<String>,
     #[serde(skip)]
@@ -100,6 +101,8 @@ pub struct Tenant {
     pub users: Users,
     /// The most connections to it; half of all if `None`.
     pub connections: Option<u32>,
+    /// Whether it is a block device of this machine, too.
+    pub ublk: bool,
     /// The path of its own socket for guests, if it has one.
     pub vhost_user: Option<PathBuf>,
     /// Description in lists of exports.
@@ -301,6 +304,7 @@ impl TenantTable {
             identity: self.identity.as_deref().map(Identity::from),
             users,
             connections: self.connections,
+            ublk: self.ublk.unwrap_or(false),
             vhost_user: self.vhost_user,
             description: self.description.unwrap_or_default(),
             origin: self.origin,
@@ -481,7 +485,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let tenant = &tenants(&[
-            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,description=orders,, and more",
+            "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,ublk,description=orders,, and more",
         ])
         .unwrap()[0];
         let expected =
@@ -505,6 +509,7 @@ mod tests {
                 identity: Some("db.example.org".into()),
                 users: Users { uids: vec![7, 0], gids: Vec::new() },
                 connections: Some(9),
+                ublk: true,
                 vhost_user: None,
                 description: "orders, and more".into(),
                 origin: Origin::Flag,

@@ -65,6 +65,20 @@ pub(crate) enum CtlCommand {
         #[arg(long)]
         #[serde(skip)]
         save: bool,
+        /// Make it a block device of the server's machine, too, like the key ublk
+        #[arg(long)]
+        #[serde(skip)]
+        ublk: bool,
+    },
+    /// Show whose block device (ublk) /dev/ublkbN is: the tenant's name, and the device's owner,
+    /// group and mode, for udev
+    ///
+    /// Fails if it is no tenant's.
+    #[serde(skip)]
+    Disk {
+        /// The device's number
+        #[arg(value_name = "N")]
+        number: u32,
     },
     /// Remove a tenant: its requests in flight are answered, then its connections end
     ///

@@ -232,10 +232,11 @@ impl View {
             "gids": users.gids,
             "connections": member.all_connections(),
             "attachments": now.attachments_of(member).iter().map(|of| json!({
-                "kind": "vhost-user",
+                "kind": of.kind.name(),
                 "path": of.path,
                 "connected": of.is_connected,
                 "queues": of.queues,
+                "error": of.error,
             })).collect::<Vec<_>>(),
             "outdated": member.outdated_connections().into_iter().map(|(size, connections)| json!({
                 "size": size, "connections": connections,

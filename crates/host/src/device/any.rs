@@ -2,6 +2,7 @@
 //! `match`.
 
 use std::io;
+use std::path::PathBuf;
 
 use fairq_core::{ClassWeights, PortSet};
 use serde::{Deserialize, Serialize};
@@ -178,6 +179,14 @@ impl AnyDevice {
             AnyDevice::File(device) => device.add(spec, |_| Ok(())),
             AnyDevice::NvmeSoft(device) => device.add_file(spec),
             _ => Err(DeviceError::NoFiles(self.info().name.clone())),
+        }
+    }
+
+    /// The path of a file; `None` if the device keeps its data in memory.
+    pub fn path_of(&self, number: u16) -> Option<PathBuf> {
+        match self {
+            AnyDevice::File(file) => file.path_of(number),
+            _ => None,
         }
     }
 

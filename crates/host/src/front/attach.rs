@@ -21,7 +21,7 @@ pub const QUEUE_TAGS: usize = 256;
 pub enum Exhausted {
     /// The shard has as many queues as it may.
     #[error(
-        "all {0} queues of guests on a shard are in use: detach a guest, or raise limits.guest-queues \
+        "all {0} queues of guests and block devices on a shard are in use: detach one, or raise limits.guest-queues \
          and restart the server"
     )]
     Queues(usize),

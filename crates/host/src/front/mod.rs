@@ -12,6 +12,7 @@
 use fairq_core::Port;
 
 use crate::device::Device;
+use crate::front::ublk::front::{Message as UblkMessage, UblkFront};
 use crate::front::vhost::front::{Message as VhostMessage, VhostFront};
 use crate::io::ring::{Asker, Event, Ring};
 use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
@@ -19,12 +20,17 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
 pub mod attach;
+pub mod ublk;
 pub mod vhost;
 
 /// The front ends of one shard.
 pub struct Fronts {
     nbd: NbdFront,
     vhost: VhostFront,
+    ublk: UblkFront,
+    /// The front end that submits its orders first in the next turn. Where a shard has room for
+    /// fewer orders than there are, the first one takes it all.
+    first: Asker,
 }
 
 /// A message to one front end.
@@ -33,6 +39,14 @@ pub enum Message {
     Nbd(NbdMessage),
     /// To the one for vhost-user.
     Vhost(VhostMessage),
+    /// To the one for ublk.
+    Ublk(UblkMessage),
+}
+
+impl From<UblkMessage> for Message {
+    fn from(message: UblkMessage) -> Message {
+        Message::Ublk(message)
+    }
 }
 
 impl From<VhostMessage> for Message {
@@ -49,22 +63,9 @@ impl From<NbdMessage> for Message {
 
 impl Fronts {
     /// These front ends.
-    pub fn new(nbd: NbdFront, vhost: VhostFront) -> Fronts {
-        Fronts { nbd, vhost }
+    pub fn new(nbd: NbdFront, vhost: VhostFront, ublk: UblkFront) -> Fronts {
+        Fronts { nbd, vhost, ublk, first: Asker::Nbd }
     }
-}
-
-/// Calls a method of each front end, which acts for itself on the data path meanwhile.
-macro_rules! each {
-    ($fronts:expr, $path:expr, $one:ident => $run:expr) => {{
-        let Fronts { nbd, vhost } = $fronts;
-        $path.serve(Asker::Nbd);
-        let $one = nbd;
-        $run;
-        $path.serve(Asker::Vhost);
-        let $one = vhost;
-        $run;
-    }};
 }
 
 impl Front for Fronts {
@@ -86,6 +87,10 @@ impl Front for Fronts {
                 path.serve(Asker::Vhost);
                 self.vhost.message(now_ns, ring, path, message);
             }
+            Message::Ublk(message) => {
+                path.serve(Asker::Ublk);
+                self.ublk.message(now_ns, ring, path, message);
+            }
         }
     }
 
@@ -96,7 +101,12 @@ impl Front for Fronts {
         path: &mut DataPath<P, D>,
         notice: Notice,
     ) {
-        each!(self, path, front => front.notice(now_ns, ring, path, notice));
+        path.serve(Asker::Nbd);
+        self.nbd.notice(now_ns, ring, path, notice);
+        path.serve(Asker::Vhost);
+        self.vhost.notice(now_ns, ring, path, notice);
+        path.serve(Asker::Ublk);
+        self.ublk.notice(now_ns, ring, path, notice);
     }
 
     #[inline]
@@ -104,6 +114,7 @@ impl Front for Fronts {
         match event.data.asker {
             Asker::Nbd => self.nbd.event(now_ns, ring, event),
             Asker::Vhost => self.vhost.event(now_ns, ring, event),
+            Asker::Ublk => self.ublk.event(now_ns, ring, event),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
     }
@@ -115,7 +126,29 @@ impl Front for Fronts {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
-        each!(self, path, front => front.arrivals(now_ns, ring, path));
+        let mut turn = self.first;
+        for _ in 0..3 {
+            path.serve(turn);
+            turn = match turn {
+                Asker::Nbd => {
+                    self.nbd.arrivals(now_ns, ring, path);
+                    Asker::Vhost
+                }
+                Asker::Vhost => {
+                    self.vhost.arrivals(now_ns, ring, path);
+                    Asker::Ublk
+                }
+                _ => {
+                    self.ublk.arrivals(now_ns, ring, path);
+                    Asker::Nbd
+                }
+            };
+        }
+        self.first = match self.first {
+            Asker::Nbd => Asker::Vhost,
+            Asker::Vhost => Asker::Ublk,
+            _ => Asker::Nbd,
+        };
     }
 
     #[inline]
@@ -123,6 +156,7 @@ impl Front for Fronts {
         match finished.asker {
             Asker::Nbd => self.nbd.finished(now_ns, finished),
             Asker::Vhost => self.vhost.finished(now_ns, finished),
+            Asker::Ublk => self.ublk.finished(now_ns, finished),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
     }
@@ -130,7 +164,7 @@ impl Front for Fronts {
     #[inline]
     fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         let is_busy = self.nbd.flush(now_ns, ring);
-        self.vhost.flush(now_ns, ring) || is_busy
+        self.vhost.flush(now_ns, ring) | self.ublk.flush(now_ns, ring) | is_busy
     }
 
     fn deadline_ns(&self) -> Option<u64> {
@@ -159,24 +193,27 @@ impl Front for Fronts {
     fn resume(&mut self) {
         self.nbd.resume();
         self.vhost.resume();
+        self.ublk.resume();
     }
 
     fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
         let is_quiet = self.nbd.halt(ring, cancel);
-        self.vhost.halt(ring, cancel) && is_quiet
+        self.vhost.halt(ring, cancel) & self.ublk.halt(ring, cancel) & is_quiet
     }
 
     fn go_on(&mut self, ring: &mut Ring) {
         self.nbd.go_on(ring);
         self.vhost.go_on(ring);
+        self.ublk.go_on(ring);
     }
 
     fn stop(&mut self) {
         self.nbd.stop();
         self.vhost.stop();
+        self.ublk.stop();
     }
 
     fn is_stopped(&self) -> bool {
-        self.nbd.is_stopped() && self.vhost.is_stopped()
+        self.nbd.is_stopped() && self.vhost.is_stopped() && self.ublk.is_stopped()
     }
 }

@@ -27,6 +27,8 @@ pub enum Asker {
     Nbd,
     /// The front end for vhost-user.
     Vhost,
+    /// The front end for ublk.
+    Ublk,
 }
 
 /// The user data of one operation, or the name of an order on the data path.
@@ -51,7 +53,8 @@ impl UserData {
             0 => Asker::Device,
             1 => Asker::Shard,
             2 => Asker::Nbd,
-            _ => Asker::Vhost,
+            3 => Asker::Vhost,
+            _ => Asker::Ublk,
         };
         UserData { asker, value: word & ((1 << Self::VALUE_BITS) - 1) }
     }
@@ -224,7 +227,7 @@ mod tests {
     #[test]
     fn user_data_survives_the_kernel() {
         let mut ring = Ring::new(0).unwrap();
-        for asker in [Asker::Device, Asker::Shard, Asker::Nbd, Asker::Vhost] {
+        for asker in [Asker::Device, Asker::Shard, Asker::Nbd, Asker::Vhost, Asker::Ublk] {
             let data = UserData { asker, value: 0x00ab_cdef_0123_4567 };
             // SAFETY: a no-op names no memory.
             unsafe { ring.push(io_uring::opcode::Nop::new().build(), data) };

@@ -93,6 +93,10 @@ impl ControlThread<'_> {
         let fail = |cause: String| AdminError::Listen { at: at.clone(), cause };
         let mut place = at.clone();
         let listeners = match at {
+            Listen::Ublk => {
+                self.set_disks_of_all(true).map_err(|error| fail(error.to_string()))?;
+                return Ok(place);
+            }
             Listen::Inherited => listen::inherited().map_err(|error| fail(error.to_string()))?,
             _ => listen::bind(at).map_err(fail)?.into_iter().map(|one| (one, true)).collect(),
         };
@@ -142,6 +146,11 @@ impl ControlThread<'_> {
 
     /// See [`crate::server::Admin::unlisten`].
     pub(super) fn unlisten_at(&mut self, at: &Listen) -> Result<(), AdminError> {
+        if *at == Listen::Ublk && self.has_disks_of_all {
+            // Without devices for all tenants there is nothing to start.
+            let _ = self.set_disks_of_all(false);
+            return Ok(());
+        }
         if let Listen::VhostUser(directory) = at {
             return self.close_directory(directory);
         }

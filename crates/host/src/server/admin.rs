@@ -93,19 +93,42 @@ pub struct StoreStatus {
     pub policy: Stats,
 }
 
-/// A socket of a tenant at which a guest attaches its disk.
+/// The way in which a guest or this machine has a tenant as a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttachmentKind {
+    /// A socket at which a guest attaches the disk.
+    VhostUser,
+    /// A block device of this machine.
+    Ublk,
+}
+
+impl AttachmentKind {
+    /// Its name in the output of commands.
+    pub fn name(self) -> &'static str {
+        match self {
+            AttachmentKind::VhostUser => "vhost-user",
+            AttachmentKind::Ublk => "ublk",
+        }
+    }
+}
+
+/// A socket of a tenant at which a guest attaches its disk, or a tenant's block device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AttachmentStatus {
-    /// Its path.
+    /// Its kind.
+    pub kind: AttachmentKind,
+    /// Its path; empty while there is no block device.
     pub path: PathBuf,
-    /// Whether a guest is attached.
+    /// Whether a guest is attached, or the block device is served.
     pub is_connected: bool,
-    /// The number of the guest's virtqueues that are served.
+    /// The number of queues that are served.
     pub queues: usize,
+    /// The reason why there is no block device.
+    pub error: Option<String>,
 }
 
 impl Status {
-    /// A tenant's sockets for guests.
+    /// A tenant's sockets for guests, and its block device.
     pub fn attachments_of(&self, member: &Member) -> &[AttachmentStatus] {
         self.attachments.get(&member.number()).map_or(&[], Vec::as_slice)
     }

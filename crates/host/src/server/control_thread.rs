@@ -27,6 +27,7 @@ use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
+use crate::server::disks::Disks;
 use crate::server::guests::GuestSocket;
 use crate::server::handover::{Caller, Role, Successor};
 use crate::server::opening::Opening;
@@ -100,6 +101,11 @@ pub(super) struct ControlThread<'a> {
     /// Records the search for D while decisions are recorded.
     pub(super) depths: Option<DepthRecorder>,
     pub(super) turns: Turns,
+    /// The block devices of tenants, once there is one, and the list of tenants that they are of.
+    pub(super) disks: Option<Disks>,
+    pub(super) disks_of: Option<Arc<TenantList>>,
+    /// Whether each tenant that needs no certificate has one ([`Listen::Ublk`]).
+    pub(super) has_disks_of_all: bool,
 }
 
 /// The counts of policies: how often ports stopped, and woke each other.
@@ -187,7 +193,8 @@ impl Admin for ControlThread<'_> {
     fn listening(&self) -> Vec<Listen> {
         let listeners = self.listeners.iter().map(|listening| listening.at.clone());
         let directories = self.guest_directories.iter().cloned().map(Listen::VhostUser);
-        listeners.chain(directories).collect()
+        let disks = self.has_disks_of_all.then_some(Listen::Ublk);
+        listeners.chain(directories).chain(disks).collect()
     }
 
     fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)> {

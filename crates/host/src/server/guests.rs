@@ -31,9 +31,12 @@ use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
 use crate::observe::log_limit::STRANGERS;
 use crate::server::control_thread::ControlThread;
+use crate::server::disks::Disks;
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listen::{self, Listener, Stream};
-use crate::server::{AdminError, AttachmentStatus, Listen, Member, Server, Tenant, asks};
+use crate::server::{
+    AdminError, AttachmentKind, AttachmentStatus, Listen, Member, Server, Tenant, asks,
+};
 
 /// The unit of a guest's requests, in bytes: a sector of virtio.
 const SECTOR: u32 = 512;
@@ -267,9 +270,11 @@ impl ControlThread<'_> {
         let status = |guest: &GuestSocket| {
             let attached = lock(&guest.attached).upgrade();
             AttachmentStatus {
+                kind: AttachmentKind::VhostUser,
                 path: guest.path.clone(),
                 is_connected: attached.is_some(),
                 queues: attached.map_or(0, |attached| attached.queues()),
+                error: None,
             }
         };
         let with_tenant = self.guests.values().filter_map(|guest| Some((guest.flow?, guest)));
@@ -278,6 +283,9 @@ impl ControlThread<'_> {
             all.entry(flow.slot() as u16).or_default().push(status(guest));
         }
         all.values_mut().for_each(|list| list.sort_by(|a, b| a.path.cmp(&b.path)));
+        for (tenant, disk) in self.disks.iter().flat_map(Disks::status) {
+            all.entry(tenant).or_default().push(disk);
+        }
         all
     }
 }

@@ -32,6 +32,8 @@ pub enum Listen {
     Inherited,
     /// The connection on standard input, as inetd passes it; the server ends with it.
     Stdio,
+    /// Block devices of this machine, one for each tenant that needs no certificate.
+    Ublk,
 }
 
 impl std::fmt::Display for Listen {
@@ -42,6 +44,7 @@ impl std::fmt::Display for Listen {
             Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
             Listen::Inherited => f.write_str("inherited sockets"),
             Listen::Stdio => f.write_str("standard input"),
+            Listen::Ublk => f.write_str("ublk"),
         }
     }
 }
@@ -173,7 +176,7 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
             let listener = bind_tcp(*address).map_err(|error| explain_tcp(&error))?;
             Ok(vec![Listener::Tcp(listener)])
         }
-        Listen::VhostUser(_) | Listen::Inherited | Listen::Stdio => {
+        Listen::VhostUser(_) | Listen::Ublk | Listen::Inherited | Listen::Stdio => {
             Err(format!("{at} is no address to listen on"))
         }
     }

@@ -32,6 +32,8 @@ use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
 use crate::front::Fronts;
 use crate::front::attach::Places;
+use crate::front::ublk::control::NoUblk;
+use crate::front::ublk::front::UblkFront;
 use crate::front::vhost::front::{Poll, VhostFront};
 use crate::front::vhost::sessions::{self, Sessions};
 use crate::io::budget::Budget;
@@ -58,6 +60,7 @@ mod closing;
 mod control_thread;
 mod control_time;
 mod crowd;
+mod disks;
 mod groups;
 mod guests;
 pub mod handover;
@@ -68,7 +71,7 @@ mod schedulers;
 mod tenant_list;
 mod tenants;
 
-pub use admin::{Admin, AdminError, AttachmentStatus, Change, Status, StoreStatus};
+pub use admin::{Admin, AdminError, AttachmentKind, AttachmentStatus, Change, Status, StoreStatus};
 pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
 pub use control_time::{TURN_BOUNDS_NS, Turns};
@@ -136,6 +139,8 @@ pub struct Tenant {
     pub users: Users,
     /// The most connections that it may have; by default half of all.
     pub connections: Option<u32>,
+    /// Whether it is a block device of this machine, too (ublk).
+    pub ublk: bool,
     /// The path of its own socket for guests, if it has one.
     pub vhost_user: Option<PathBuf>,
 }
@@ -203,6 +208,8 @@ pub struct Config {
     pub most_tenants: usize,
     /// The addresses where clients connect.
     pub listen: Vec<Listen>,
+    /// The folder in which the server keeps notes about block devices.
+    pub state: PathBuf,
     /// The path of the control socket.
     pub control: Option<PathBuf>,
     /// The addresses where metrics and the web page are served over HTTP.
@@ -290,6 +297,9 @@ pub enum ServerError {
         /// The reason.
         error: fairq_core::FlowError,
     },
+    /// There are no block devices here.
+    #[error("cannot make block devices (ublk): {0}")]
+    Ublk(#[from] NoUblk),
     /// The system refuses an operation.
     #[error("{what}: {error}")]
     System {
@@ -306,7 +316,7 @@ impl ServerError {
         match self {
             ServerError::Exports(_) | ServerError::Flow { .. } | ServerError::Group { .. } => true,
             ServerError::Control(error) => error.is_refusal(),
-            ServerError::Listen { .. } | ServerError::System { .. } => false,
+            ServerError::Listen { .. } | ServerError::Ublk(_) | ServerError::System { .. } => false,
         }
     }
 }
@@ -362,7 +372,8 @@ pub fn serve(
             .within(budget.clone())
             .weighed_by(common.weights.clone());
         let vhost = VhostFront::new(config.poll, common.weights.clone());
-        Ok(Fronts::new(nbd, vhost))
+        let ublk = UblkFront::new(common.weights.clone(), budget.clone());
+        Ok(Fronts::new(nbd, vhost, ublk))
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
@@ -448,7 +459,11 @@ pub fn serve(
         drain: Drain::No,
         depths: None,
         turns: Turns::default(),
+        disks: None,
+        disks_of: None,
+        has_disks_of_all: server.config.listen.contains(&Listen::Ublk),
     };
+    control.start_disks()?;
     let result = runtime.block_on(run(&mut control, common.clock, before, operator));
     runtime.block_on(end(&mut control, common.clock));
     drop(control);
@@ -693,8 +708,10 @@ async fn run(
             Event::Nothing => {}
         });
         control.turns = turns;
+        control.update_disks();
     }
     control.server.tell_failures();
+    control.end_disks();
     control.drain(true);
     operator.stopping();
     // A second signal must end the process even while it waits for clients.

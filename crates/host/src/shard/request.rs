@@ -165,7 +165,13 @@ impl Request {
         self.outstanding
     }
 
-    fn has_data(&self) -> bool {
+    /// Its operation.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// Whether it reads or writes data.
+    pub fn has_data(&self) -> bool {
         matches!(self.op, Op::Read | Op::Write)
     }
 

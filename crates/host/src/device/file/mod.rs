@@ -34,6 +34,7 @@
 //! one io_uring operation.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::device::error::DeviceError;
@@ -195,6 +196,11 @@ impl FileDevice {
     /// The size of a file when it was last checked, in bytes.
     pub fn size_of(&self, number: u16) -> Option<u64> {
         self.shared.files.get(number).map(|backing| backing.size())
+    }
+
+    /// The path of a file.
+    pub fn path_of(&self, number: u16) -> Option<PathBuf> {
+        self.shared.files.get(number).map(|backing| backing.path.clone())
     }
 
     /// The most stores.

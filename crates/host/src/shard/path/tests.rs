@@ -237,7 +237,7 @@ fn the_stretches_of_an_order_stay_with_it() {
 #[test]
 fn an_order_is_its_front_ends() {
     let mut bench = Bench::new(u64::MAX);
-    for asker in [Asker::Shard, Asker::Nbd, Asker::Vhost] {
+    for asker in [Asker::Shard, Asker::Nbd, Asker::Ublk] {
         bench.path.serve(asker);
         bench.submit(Op::Write, bench.buffers.len() as u64 * 2, false);
     }
@@ -251,7 +251,7 @@ fn an_order_is_its_front_ends() {
     ended.sort_by_key(|one| one.cookie);
     let ended: Vec<_> = ended.iter().map(|one| (one.asker, one.cookie, one.errno)).collect();
     let nbd = (Asker::Nbd, 1, libc::ECANCELED);
-    assert_eq!(ended, [(Asker::Shard, 0, 0), nbd, (Asker::Vhost, 2, 0)]);
+    assert_eq!(ended, [(Asker::Shard, 0, 0), nbd, (Asker::Ublk, 2, 0)]);
     bench.free();
 }
 

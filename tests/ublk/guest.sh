@@ -1,0 +1,101 @@
+# Inside the guest; see run.
+set -u
+die() { echo "FAIL: $*"; tail -n 30 /tmp/fairq.log 2>/dev/null; dmesg | tail -n 8; exit 1; }
+modprobe -a ublk_drv ext4 2>/dev/null || die "no ublk_drv"
+ctl() { "$FAIRQ" ctl --control /tmp/c "$@"; }
+# serve ARGUMENT…: starts the server and waits for its control socket.
+serve() {
+  "$FAIRQ" serve --listen ublk --control /tmp/c "$@" >> /tmp/fairq.log 2>&1 &
+  server=$!
+  for _ in $(seq 200); do ctl status > /dev/null 2>&1 && return; sleep 0.1; done
+  die "the server does not start"
+}
+# device NAME: waits for a tenant's device, and prints it.
+device() {
+  local found
+  for _ in $(seq 200); do
+    found=$(readlink -f "/dev/fairq/$1") && [ -b "$found" ] && { echo "$found"; return; }
+    sleep 0.1
+  done
+  die "there is no device of $1" >&2
+}
+stop() { kill -TERM $server; wait $server || die "the server ended with $?"; }
+
+files() {
+  serve --device file,path=/tmp/pool,size=192M,create --tenant b=size:64M,uid:1 --tenant a=size:64M
+  a=$(device a) b=$(device b) || exit 1
+  [ "$(stat -c %u "$b")" = 1 ] || die "$b does not belong to user 1"
+  mkfs.ext4 -q "$a" && mount "$a" /mnt || die "no file system on $a"
+  fio --name=v --directory=/mnt --size=16M --rw=randrw --bs=4k-64k --ioengine=libaio --iodepth=16 --direct=1 \
+    --verify=crc32c --do_verify=1 --fsync=32 > /tmp/fio 2>&1 || die "fio: $(cat /tmp/fio)"
+  fstrim /mnt || die "no trim"
+  ctl tenants --json > /tmp/t; grep -q ublk /tmp/t || die "no attachment: $(cat /tmp/t)"
+  ctl resize a 96M || die "no resize"
+  for _ in $(seq 50); do [ "$(blockdev --getsize64 "$a")" = $((96 << 20)) ] && break; sleep 0.1; done
+  [ "$(blockdev --getsize64 "$a")" = $((96 << 20)) ] || die "the device has $(blockdev --getsize64 "$a") bytes"
+  resize2fs "$a" > /dev/null 2>&1 && dd if=/dev/urandom of=/mnt/big bs=1M count=60 2> /dev/null || die "no room after the resize"
+  sum=$(sha256sum < /mnt/big)
+  umount /mnt
+  dd if=/dev/zero of="$b" bs=1M count=4 oflag=direct 2> /dev/null || die "no write"
+  blkdiscard -z -o 1M -l 1M "$b" && blkdiscard -o 2M -l 1M "$b" || die "no zeroes or discard"
+  dd if="$b" of=/dev/null bs=1M skip=63 count=2 2> /dev/null
+  ctl rename a alpha && a=$(device alpha) || die "no new name"
+  stop
+  serve --device file,path=/tmp/pool,size=192M,create --tenant b=size:64M,uid:1 --tenant alpha=size:96M
+  mount "$(device alpha)" /mnt || die "no file system after a restart"
+  [ "$sum" = "$(sha256sum < /mnt/big)" ] || die "other data after a restart"
+  umount /mnt
+  ctl remove b || die "no removal"
+  for _ in $(seq 50); do [ -e /dev/fairq/b ] || break; sleep 0.1; done
+  [ ! -e /dev/fairq/b ] || die "the device of a removed tenant is there"
+  stop
+}
+
+shares() {
+  serve --device paced,size=64M,iops=4k,bandwidth=0,latency=200us --policy mqfq --tenant a=weight:300 --tenant b=weight:100
+  a=$(device a) b=$(device b) || exit 1
+  fio --name=a --filename="$a" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --direct=1 --time_based --runtime=20 \
+    --ramp_time=5 --output-format=terse > /tmp/fa &
+  fio --name=b --filename="$b" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --direct=1 --time_based --runtime=20 \
+    --ramp_time=5 --output-format=terse > /tmp/fb
+  wait %fio 2> /dev/null || wait $!
+  one=$(cut -d';' -f8 /tmp/fa) other=$(cut -d';' -f8 /tmp/fb)
+  echo "a $one, b $other requests a second"
+  [ $((one * 100)) -gt $((other * 270)) ] && [ $((one * 100)) -lt $((other * 330)) ] || die "shares of 3:1"
+  stop
+}
+
+life() {
+  args="--device file,path=/tmp/pool,size=160M,create --tenant a=size:64M --tenant b=size:64M"
+  serve $args
+  a=$(device a) || exit 1
+  fio --name=v --filename="$a" --size=64M --rw=randwrite --bs=4k-64k --ioengine=libaio --iodepth=16 --direct=1 --time_based \
+    --runtime=100000 --verify=crc32c --verify_backlog=64 --verify_fatal=1 > /tmp/fio 2>&1 &
+  load=$!
+  for turn in $(seq "$TIMES"); do
+    ctl upgrade > /tmp/u 2>&1 || die "upgrade $turn: $(cat /tmp/u)"
+    sleep 0.3
+    kill -0 $load 2> /dev/null || die "fio ended after upgrade $turn: $(cat /tmp/fio)"
+  done
+  echo "$TIMES upgrades under load"
+  for turn in $(seq "$TIMES"); do
+    kill -9 $server; wait $server 2> /dev/null
+    sleep 0.2
+    serve $args
+    sleep 0.5
+    kill -0 $load 2> /dev/null || die "fio ended after kill $turn: $(cat /tmp/fio)"
+  done
+  echo "$TIMES kills under load"
+  kill -INT $load; wait $load
+  grep -qi "verify.*bad\|error=" /tmp/fio && die "fio: $(cat /tmp/fio)"
+  ls /dev/ublkb* | wc -l | grep -qx 2 || die "$(ls /dev/ublk*)"
+  for turn in $(seq $((TIMES * 5))); do
+    ctl add c=size:16M > /tmp/u 2>&1 && device c > /dev/null && ctl remove c || die "device $turn: $(cat /tmp/u)"
+  done
+  # b's range is not given to another tenant behind a device that still is b's.
+  stop
+  serve --device file,path=/tmp/pool,size=160M,create --tenant a=size:64M
+  for _ in $(seq 50); do [ "$(ls /dev/ublkb* | wc -l)" = 1 ] && break; sleep 0.1; done
+  [ "$(ls /dev/ublkb* | wc -l)" = 1 ] || die "the device of a tenant that is gone: $(ls /dev/ublk*)"
+  stop
+}
