@@ -317,8 +317,8 @@ fn print(title: &str, rows: &[Row], figures: impl Fn(&Row) -> &[f64]) {
     }
 }
 
-/// A scheduler with an addition around it: for each number of flows, pairs of nanoseconds per
-/// request, alone and with the addition.
+/// A scheduler with an addition around it: for each number of flows, pairs of nanoseconds of
+/// processor time per request, alone and with the addition.
 struct Added {
     names: [&'static str; 2],
     pairs: Vec<Vec<(f64, f64)>>,
@@ -335,8 +335,8 @@ impl Added {
 
     fn table(all: &[Added], title: &str, digits: usize, figure: impl Fn((f64, f64)) -> f64) {
         println!(
-            "\nwith something around, {title}, on one thread: medians of pairs, and half of the \
-             pairs within"
+            "\nwith something around, {title}, processor time on one thread: medians of pairs, and \
+             half of the pairs within"
         );
         println!("{:<28}{:>20}{:>20}{:>20}{:>20}", "flows", 2, 16, 256, 4096);
         for Added { names: [alone, with], pairs } in all {
@@ -467,10 +467,9 @@ fn measure_pairs<A: Policy, B: Policy>(
         let mut pairs = Vec::new();
         group.bench_function(BenchmarkId::from_parameter(flows), |bencher| {
             bencher.iter_custom(|count| {
-                let below = run(&mut alone, count, false).0;
-                let above = run(&mut with, count, false).0;
-                pairs.push((below, above));
-                Duration::from_nanos((above * count as f64) as u64)
+                let (below, above) = (run(&mut alone, count, false), run(&mut with, count, false));
+                pairs.push((below.1, above.1));
+                Duration::from_nanos((above.0 * count as f64) as u64)
             });
         });
         pairs.drain(..pairs.len().saturating_sub(SAMPLES));
