@@ -32,8 +32,9 @@ use fairq_classic::kyber::{Kyber, KyberConfig};
 use fairq_classic::nass::{self, NassConfig};
 use fairq_core::Topology;
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::depth::AutoDepth;
+use fairq_core::depth::DepthConfig;
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
+use fairq_core::managed::{Managed, Stages};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::registry::{self, Keys, Shape};
@@ -610,9 +611,10 @@ fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) 
         ["mqfq", name],
         |threads, flows| mqfq(threads, flows, false),
         |threads, flows| {
-            let (policy, ports) = mqfq(threads, flows, false);
-            AutoDepth::<_, Native>::new(policy, ports, flows * DEPTH, flows, is_auto)
-                .expect("memory")
+            let built = mqfq(threads, flows, false);
+            let depth = Some(DepthConfig::Slots { is_auto });
+            let stages = Stages { depth, ..Stages::default() };
+            Managed::<_, Native>::new(built, flows * DEPTH, flows, &stages).expect("memory")
         },
         |_, _| {},
     )

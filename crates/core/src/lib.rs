@@ -102,7 +102,7 @@ pub use contract::share::{
 };
 pub use contract::vtime;
 pub use policy::serial::sfqd;
-pub use policy::{d2fq, depth, kyber_fair, limits, mqfq, none, serial};
+pub use policy::{d2fq, depth, kyber_fair, limits, managed, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::fifo;
 pub use structures::reference::ReferenceWeight;

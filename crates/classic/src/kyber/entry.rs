@@ -4,7 +4,8 @@ use super::{Kyber, KyberConfig};
 use fairq_core::contract::bounds::{ConfigError, MAX_SLOTS};
 use fairq_core::contract::platform::Platform;
 use fairq_core::entry::knobs::{Configure, Knob, Knobs, MERGE};
-use fairq_core::entry::{self, Built, Keys, Promises, Shape};
+use fairq_core::entry::{self, Keys, Promises, Shape, Staged};
+use fairq_core::managed::Stages;
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 
@@ -41,7 +42,7 @@ impl entry::Entry for Entry {
         Ok(KyberConfig::new(shape.ports.ports(), shape.flows, shape.tags))
     }
 
-    fn build<P: Platform>(config: KyberConfig) -> Result<Built<Kyber<P>>, ConfigError> {
-        Kyber::new(&config)
+    fn build<P: Platform>(config: KyberConfig) -> Result<Staged<Kyber<P>>, ConfigError> {
+        Ok((Kyber::new(&config)?, Stages::default()))
     }
 }

@@ -362,7 +362,7 @@ pub enum Tuning {
     /// T, the most that a flow may run ahead of virtual time, in bytes at the [reference
     /// weight](crate::ReferenceWeight).
     Threshold(u64),
-    /// D is searched for while requests run, as [`AutoDepth`](crate::depth::AutoDepth) does.
+    /// D is searched for while requests run, as [`crate::depth`] says.
     AutoSlots,
     /// T is at least this, and larger if the device and the ports need it.
     FollowingThreshold(u64),
@@ -472,10 +472,6 @@ pub trait Policy: Send + Sync + 'static {
 
     /// Does periodic work and returns the time of the next tick in nanoseconds, if there is one.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
-
-    /// Reports that trials vary the costs of requests, so the mix of requests on the device varies.
-    /// `is_much`: costs have changed so much that earlier rates say nothing of later ones.
-    fn costs_vary(&self, _is_much: bool) {}
 
     /// The present weights of the device's classes, for a policy that schedules by classes and so
     /// needs a device that has them. The caller reads them when the policy is built and after each

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
 use crate::contract::port::Policy;
+use crate::policy::managed::Stages;
 use crate::structures::topology::Topology;
 use knobs::Configure;
 
@@ -74,6 +75,9 @@ impl Promises {
 /// A policy and its ports.
 pub type Built<L> = (L, Vec<<L as Policy>::Port>);
 
+/// A policy, its ports, and the stages that are to be around them.
+pub type Staged<L> = (Built<L>, Stages);
+
 /// Keys and their values; if a key is given twice, the last value counts.
 pub type Keys<'a> = &'a [(&'a str, u64)];
 
@@ -99,6 +103,6 @@ pub trait Entry: 'static {
     /// knobs use `keys`.
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError>;
 
-    /// Builds the policy and its ports.
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError>;
+    /// Builds the policy and its ports, and gives the stages around it, but for limits.
+    fn build<P: Platform>(config: Self::Config) -> Result<Staged<Self::Policy<P>>, ConfigError>;
 }

@@ -18,7 +18,8 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::{Configure, Knobs};
-use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::entry::{self, Keys, Promises, Shape, Staged};
+use crate::policy::managed::Stages;
 use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
@@ -36,8 +37,9 @@ impl entry::Entry for Entry {
         Ok(shape.clone())
     }
 
-    fn build<P: Platform>(shape: Shape) -> Result<Built<NonePolicy<P>>, ConfigError> {
-        NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)
+    fn build<P: Platform>(shape: Shape) -> Result<Staged<NonePolicy<P>>, ConfigError> {
+        let built = NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)?;
+        Ok((built, Stages::default()))
     }
 }
 

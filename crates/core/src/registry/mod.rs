@@ -21,12 +21,13 @@ use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
 use crate::policy::serial::entry::Alone;
 use crate::policy::serial::sfqd::SfqdScheduler;
-use crate::policy::{d2fq, kyber_fair, limits, mqfq, none};
+use crate::policy::managed::{Managed, Stages};
+use crate::policy::{d2fq, kyber_fair, mqfq, none};
 use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
 pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};
-pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
+pub use crate::entry::{Built, Entry, Keys, Promises, Shape, Staged};
 
 /// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has
 /// the names that the signatures of the contract use in scope.
@@ -262,17 +263,17 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
-/// The type that is built for an entry: its policy, and around it the layer that keeps limits.
-pub type Layered<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
+/// The type that is built for an entry: its policy with its stages around it.
+pub type Layered<E, P> = Managed<<E as Entry>::Policy<P>, P>;
 
-/// Builds the policy of this entry with these keys, around it the layer that keeps [groups,
-/// reservations and caps](crate::limits), and its ports: as a type of its own, for embedders that
-/// know which policy they want and have their loop compiled for it.
+/// Builds the policy of this entry with these keys, around it the stages of its entry and those for
+/// [groups, reservations and caps](crate::limits), and its ports: as a type of its own, for
+/// embedders that know which policy they want and have their loop compiled for it.
 ///
 /// All policies are built by this one call, so a new knob of a policy breaks no caller.
 ///
 /// **Memory.** All of it is allocated here, and none when flows are added. If there is not enough
-/// for the policy and the layer around it, the error is [`ConfigError::Memory`].
+/// for the policy and its stages, the error is [`ConfigError::Memory`].
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
@@ -287,18 +288,27 @@ pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<Layered<E, P>>, Error> {
-    let (policy, ports) = bare::<E, P>(keys, shape)?;
-    Ok(limits::Limited::new(policy, ports, shape.tags, shape.flows)?)
+    staged::<E, P>(keys, shape, true)
 }
 
-/// Builds the same without the layer that keeps groups, reservations and caps, for embedders that
-/// use none of them: the policy refuses them, and needs less memory, less time for each verb, and
-/// less stack.
-#[inline(never)]
+/// Builds the same without groups, reservations and caps, for embedders that use none of them: the
+/// policy refuses them, and needs less memory.
 pub fn bare<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
-) -> Result<Built<E::Policy<P>>, Error> {
+) -> Result<Built<Layered<E, P>>, Error> {
+    staged::<E, P>(keys, shape, false)
+}
+
+#[inline(never)]
+fn staged<E: Entry, P: Platform>(
+    keys: Keys<'_>,
+    shape: &Shape,
+    has_limits: bool,
+) -> Result<Built<Layered<E, P>>, Error> {
     let config = configure::<E>(keys, shape)?;
-    Ok(granted(|| E::build(config))?)
+    Ok(granted(|| {
+        let (built, stages) = E::build(config)?;
+        Managed::new(built, shape.tags, shape.flows, &Stages { has_limits, ..stages })
+    })?)
 }

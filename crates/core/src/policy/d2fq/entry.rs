@@ -4,9 +4,10 @@ use super::ratio::{RATIO_MAX, RATIO_MIN};
 use super::{D2fq, D2fqConfig, Ratio};
 use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
-use crate::cost::{Costed, Costs};
+use crate::cost::Costed;
 use crate::entry::knobs::{Configure, Knob, Knobs};
-use crate::entry::{self, Built, Keys, Promises, Shape, said};
+use crate::entry::{self, Keys, Promises, Shape, Staged, said};
+use crate::policy::managed::Stages;
 
 impl Configure for D2fqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
@@ -53,7 +54,7 @@ impl entry::Entry for Entry {
     /// time may go back: a flow behind it lowers it (Figure 9).
     const PROMISES: Promises = Promises { needs_classes: true, ..Promises::NONE };
     type Config = Costed<D2fqConfig>;
-    type Policy<P: Platform> = Costs<D2fq<P>, P>;
+    type Policy<P: Platform> = D2fq<P>;
 
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         if let (Some(ratio @ 1..), Some(initial)) = (said(keys, "hl"), said(keys, "initial")) {
@@ -63,9 +64,8 @@ impl entry::Entry for Entry {
         Ok(Costed::new(config))
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
-        let (tags, flows) = (config.policy.tags, config.policy.flows);
-        let (policy, ports) = D2fq::new(config.policy)?;
-        Costs::new(policy, ports, tags, flows, &config.cost)
+    fn build<P: Platform>(config: Self::Config) -> Result<Staged<D2fq<P>>, ConfigError> {
+        let stages = Stages { cost: Some(config.cost), ..Stages::default() };
+        Ok((D2fq::new(config.policy)?, stages))
     }
 }

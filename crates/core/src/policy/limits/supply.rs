@@ -9,6 +9,7 @@
 //! 125 %. Each is granted 0.75 of that, 11,250 and 7,500.
 
 use crate::contract::share::{Reservation, ReservedStats};
+use crate::policy::depth::meter::Sum;
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 250_000_000;
@@ -29,6 +30,13 @@ pub(super) struct Total {
     /// Requests that policies hold, and these together with the ones on the device.
     pub(super) staged: u64,
     pub(super) live: u64,
+}
+
+impl Total {
+    pub(super) fn of(sum: &Sum) -> Total {
+        let (staged, live) = (sum.held & u64::from(u32::MAX), sum.held >> 32);
+        Total { done: [sum.requests, sum.bytes], staged, live }
+    }
 }
 
 /// The measured rates of the device, and the part that is reserved.

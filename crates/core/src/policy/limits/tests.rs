@@ -6,10 +6,12 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-use super::port::AGAIN_NS;
 use super::shared::{counted_by, counted_bytes};
 use super::waiting::{OPS, pack, unpack};
 use super::*;
+use crate::contract::layer::names::*;
+use crate::entry::Built;
+use crate::policy::managed::{Managed, Stages};
 use crate::contract::cost::Cost;
 use crate::contract::flow::{Cap, Counted, Side};
 use crate::contract::op::Op;
@@ -22,9 +24,10 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 const TAGS: u32 = 64;
 
-fn over_none(ports: usize) -> Built<Limited<NonePolicy>> {
-    let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
-    Limited::new(policy, handles, TAGS as usize, 4).unwrap()
+fn over_none(ports: usize) -> Built<Managed<NonePolicy>> {
+    let built = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
+    let stages = Stages { has_limits: true, ..Stages::default() };
+    Managed::new(built, TAGS as usize, 4, &stages).unwrap()
 }
 
 fn caps(side: Side, counted: Counted, per_second: u64, burst: u64) -> Caps {
@@ -359,7 +362,7 @@ fn a_request_that_waits_is_kept_whole() {
 fn caps_go_on_under_the_next_policy() {
     let cap = |burst| caps(Side::Both, Counted::Requests, 100, burst);
     let group = |burst| Group { caps: cap(burst), ..Group::default() };
-    let set = |policy: &Limited<NonePolicy>, flows: &[FlowId], burst| {
+    let set = |policy: &Managed<NonePolicy>, flows: &[FlowId], burst| {
         policy.set_group(SOLO, Some(&group(burst))).unwrap();
         policy.set_caps(flows[0], &cap(burst)).unwrap();
         let share = Share { group: Some(SOLO), ..Share::default() };

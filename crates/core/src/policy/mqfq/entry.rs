@@ -4,10 +4,10 @@ use super::{Mqfq, MqfqConfig};
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
-use crate::cost::{Costed, Costs};
+use crate::cost::Costed;
 use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS};
-use crate::entry::{self, Built, Keys, Promises, Shape};
-use crate::policy::depth::{AutoDepth, FIRST};
+use crate::entry::{self, Keys, Promises, Shape, Staged};
+use crate::policy::managed::Stages;
 
 /// T where none is configured, in bytes; T follows the device from there.
 const THRESHOLD: u64 = 45 << 10;
@@ -44,7 +44,7 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         ..Promises::NONE
     };
     type Config = Costed<MqfqConfig>;
-    type Policy<P: Platform> = Costs<AutoDepth<Mqfq<P>, P>, P>;
+    type Policy<P: Platform> = Mqfq<P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
@@ -54,15 +54,9 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         Ok(Costed::by_device(config))
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
+    fn build<P: Platform>(config: Self::Config) -> Result<Staged<Mqfq<P>>, ConfigError> {
         let Costed { policy: mut config, cost } = config;
-        let searches = config.slots == AUTO;
-        if searches {
-            config.slots = FIRST;
-        }
-        let (tags, flows) = (config.tags, config.flows);
-        let (policy, ports) = Mqfq::new(config)?;
-        let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches)?;
-        Costs::new(policy, ports, tags, flows, &cost)
+        let stages = Stages::of_slots(cost, &mut config.slots);
+        Ok((Mqfq::new(config)?, stages))
     }
 }

@@ -8,10 +8,10 @@ use core::marker::PhantomData;
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
-use crate::cost::{CostConfig, CostKind, Costs};
+use crate::cost::{CostConfig, CostKind};
 use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
-use crate::entry::{self, Built, Keys, Promises, Shape};
-use crate::policy::depth::{AutoDepth, FIRST};
+use crate::entry::{self, Keys, Promises, Shape, Staged};
+use crate::policy::managed::Stages;
 use crate::policy::serial::{Serial, SerialConfig, SerialPolicy};
 
 /// A scheduler as the registry knows it.
@@ -93,23 +93,17 @@ pub fn bounds(shape: &Shape) -> SerialConfig {
     }
 }
 
-/// Any scheduler, with an automatic D and costs.
-pub type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>, P>;
+/// Any scheduler.
+pub type Any<P> = Serial<Box<dyn SerialPolicy>, P>;
 
-/// Puts the scheduler that `build` makes behind one lock, and searches for D if none is given.
+/// Puts the scheduler that `build` makes behind one lock, with costs and an automatic D around it.
 pub fn behind<P: Platform>(
     mut bounds: SerialConfig,
-    cost: &CostConfig,
+    cost: CostConfig,
     build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
-) -> Result<Built<Any<P>>, ConfigError> {
-    let searches = bounds.slots == AUTO;
-    // `AUTO` is no number of slots, so the scheduler begins where the search does.
-    if searches {
-        bounds.slots = FIRST;
-    }
-    let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
-    let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches)?;
-    Costs::new(policy, ports, bounds.tags, bounds.flows, cost)
+) -> Result<Staged<Any<P>>, ConfigError> {
+    let stages = Stages::of_slots(cost, &mut bounds.slots);
+    Ok((Serial::with_policy(build(&bounds)?, &bounds)?, stages))
 }
 
 impl<S: Scheduler> entry::Entry for Alone<S> {
@@ -124,7 +118,7 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
         Ok(Behind { bounds, cost, scheduler: S::config(), around: () })
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
-        behind(config.bounds, &config.cost, |bounds| S::build(&config.scheduler, bounds))
+    fn build<P: Platform>(config: Self::Config) -> Result<Staged<Any<P>>, ConfigError> {
+        behind(config.bounds, config.cost, |bounds| S::build(&config.scheduler, bounds))
     }
 }
