@@ -10,7 +10,6 @@ use fairq_classic::fiops::FiopsScheduler;
 use fairq_classic::flashfq::FlashFqScheduler;
 use fairq_classic::nass::Limited;
 use fairq_classic::registry::{self, Entry, Error, Keys, Shape};
-use fairq_core::registry::Layered;
 use fairq_core::serial::entry::Alone;
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{ConfigError, FlowId, Policy, Topology, Weight, kyber_fair, mqfq};
@@ -54,11 +53,11 @@ impl From<Error> for Refused {
     }
 }
 
-/// Builds a scheduler without the core's stage for groups and caps, which cgroups do not need. It
+/// Builds a scheduler without the core's layer for groups and caps, which cgroups do not need. It
 /// is not inlined, because its caller has one instance for each entry, and the kernel's stack has
 /// 16 KiB for all calls.
 #[inline(never)]
-fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<Layered<E, Linux>>>, Refused> {
+fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Linux>>>, Refused> {
     let (policy, ports) = registry::bare::<E, Linux>(keys, shape)?;
     let root = policy.add_flow(Weight::DEFAULT).map_err(|_| Refused::Keys)?;
     let ports = ports.into_iter().map(UnsafeCell::new).collect();
@@ -69,12 +68,12 @@ fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<Layered<E, L
 type Mqfq = mqfq::Entry<false, true>;
 
 /// The type that all policies behind a lock share, so that their verbs are compiled once.
-type Serial = Layered<Alone<SfqdScheduler>, Linux>;
+type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Linux>;
 
 /// A scheduler of any type; the operator selects it while the module runs.
 pub(crate) enum Engine {
-    Mqfq(Box<Made<Layered<Mqfq, Linux>>>),
-    KyberFair(Box<Made<Layered<kyber_fair::Entry, Linux>>>),
+    Mqfq(Box<Made<<Mqfq as Entry>::Policy<Linux>>>),
+    KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Linux>>>),
     Serial(Box<Made<Serial>>),
 }
 

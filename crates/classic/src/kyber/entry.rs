@@ -4,8 +4,8 @@ use super::{Kyber, KyberConfig};
 use fairq_core::contract::bounds::{ConfigError, MAX_SLOTS};
 use fairq_core::contract::platform::Platform;
 use fairq_core::entry::knobs::{Configure, Knob, Knobs, MERGE};
-use fairq_core::entry::{self, Keys, Promises, Shape, Staged};
-use fairq_core::managed::Stages;
+use fairq_core::entry::{self, Built, Keys, Promises, Shape};
+use fairq_core::managed::{Managed, Stages};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 
@@ -36,13 +36,17 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "kyber";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     type Config = KyberConfig;
-    type Policy<P: Platform> = Kyber<P>;
+    type Policy<P: Platform> = Managed<Kyber<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<KyberConfig, ConfigError> {
         Ok(KyberConfig::new(shape.ports.ports(), shape.flows, shape.tags))
     }
 
-    fn build<P: Platform>(config: KyberConfig) -> Result<Staged<Kyber<P>>, ConfigError> {
-        Ok((Kyber::new(&config)?, Stages::default()))
+    fn build<P: Platform>(
+        config: KyberConfig,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let stages = Stages { has_limits, ..Stages::default() };
+        Managed::new(Kyber::new(&config)?, config.tags, config.flows, &stages)
     }
 }

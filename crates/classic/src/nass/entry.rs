@@ -7,7 +7,7 @@ use fairq_core::contract::bounds::ConfigError;
 use fairq_core::contract::platform::Platform;
 use fairq_core::cost::CostConfig;
 use fairq_core::entry::knobs::AUTO;
-use fairq_core::entry::{Entry, Keys, Promises, Shape, Staged, said};
+use fairq_core::entry::{Built, Entry, Keys, Promises, Shape, said};
 use fairq_core::serial::entry::{Any, Behind, Scheduler, behind, bounds};
 
 use super::{Nass, NassConfig};
@@ -44,9 +44,12 @@ impl<S: Scheduler> Entry for Limited<S> {
         Ok(Behind { bounds, cost: CostConfig::default(), scheduler, around: nass })
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Staged<Any<P>>, ConfigError> {
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Any<P>>, ConfigError> {
         let Behind { bounds, cost, scheduler, around } = config;
-        behind(bounds, cost, |bounds| {
+        behind(bounds, cost, has_limits, |bounds| {
             let inner = S::build(&scheduler, bounds)?;
             Ok(Box::new(Nass::new(inner, bounds, &around)?))
         })

@@ -45,8 +45,8 @@ macro_rules! policy_methods {
     };
 }
 
-/// Calls a macro with the signatures of all methods of [`Port`](crate::Port): those that change the port, and
-/// those that do not.
+/// Calls a macro with the signatures of all methods of [`Port`](crate::Port): those that change the
+/// port, and those that do not.
 #[macro_export]
 macro_rules! port_methods {
     ($with:ident $($more:tt)*) => {

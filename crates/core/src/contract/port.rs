@@ -41,9 +41,9 @@
 //!   not issued is ignored.
 //! - A port adds itself to `wake` if a verb reached its bound of work before it was done.
 //!
-//! # Layers
-//! A port may surround another one and change some of its verbs. No verb has a default body, so
-//! that a port that omits one does not compile.
+//! # Stages
+//! A port may surround another one and change some of its verbs ([`crate::managed`]). No verb has a
+//! default body, so that a port that omits one does not compile.
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::cost::{Cost, CostModel};
@@ -71,8 +71,8 @@ pub struct Request {
     pub offset: u64,
     /// Its length, in bytes.
     pub length: u32,
-    /// Its cost to its flow. In front of the policies of the registry a layer replaces it
-    /// (`cost::Costs`); a policy without that layer charges this value.
+    /// Its cost to its flow. In front of the policies of the registry [`crate::cost`]
+    /// replaces it; a policy without that charges this value.
     pub cost: Cost,
 }
 

@@ -1,9 +1,9 @@
 //! Costs by the device's time: windows of a busy device, and the costs that they give.
 //!
-//! **Control.** A hundred times a second the layer reads the ports' counts. While ports stop
+//! **Control.** A hundred times a second the finder reads the ports' counts. While ports stop
 //! because the device has as many requests as it may have, or because their flows are ahead, the
 //! device is busy, and completions belong to a window. A window of a trial goes to the estimator
-//! (`fit`). If the estimator finds other costs to be clearly better, the layer aims at the mean of
+//! (`fit`). If the estimator finds other costs to be clearly better, it aims at the mean of
 //! those and the present ones.
 //!
 //! **Steps.** With each reading charges move towards that aim, and none by more than a sixteenth
@@ -32,7 +32,6 @@ use super::tally::class;
 use super::tally::{CLASSES, KINDS, Sum, bits, of_class};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{CostStats, Stats};
-use crate::policy::managed::Shared;
 
 /// Time between two reads of the ports' counts, in nanoseconds: some of them fit into a window, and
 /// each costs a read of some words of each port.
@@ -163,20 +162,21 @@ impl Finder {
         CostStats { bases, per_kib: [read >> 6, write >> 6], windows: self.count }
     }
 
-    /// Reads the ports' counts, if it is time; `stats` are those of the policy. `Some` if costs vary
-    /// from now on, true if they change by much.
+    /// Reads the ports' counts, which `add` sums, if it is time; `stats` are those of the policy.
+    /// `Some` if costs vary from now on, true if they change by much.
     pub(crate) fn tick<P: Platform>(
         &mut self,
         now_ns: u64,
-        shared: &Shared<P>,
+        prices: &Prices<P>,
+        add: impl FnOnce(&mut Sum),
         stats: impl FnOnce() -> Stats,
     ) -> Option<bool> {
         if self.next_ns > now_ns {
             return None;
         }
         let mut sum = [0; 64];
-        shared.ports.iter().for_each(|port| port.classes.add_to(&mut sum));
-        self.look(now_ns, &sum, &stats(), &shared.prices)
+        add(&mut sum);
+        self.look(now_ns, &sum, &stats(), prices)
     }
 
     /// Reads the sum of the ports' counts.

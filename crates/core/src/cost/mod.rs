@@ -41,8 +41,8 @@ use crate::contract::port::{Growth, Request};
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
 use crate::structures::allocation::zeroes;
 pub(crate) use device::{Finder, Prices};
-pub(crate) use tally::{Classes, NO_CLASS, grown};
 use tally::{CURSORS, KINDS, NEAR, class};
+pub(crate) use tally::{Classes, NO_CLASS, grown};
 
 /// Cost of a read or write where requests are counted, in bytes.
 pub const REQUEST_BYTES: u64 = 4096;

@@ -1,6 +1,6 @@
 //! Each port's counts of its completions, for costs by the device's time.
 //!
-//! A port counts in words that it alone writes; the layer reads them a hundred times a second.
+//! A port counts in words that it alone writes; the finder reads them a hundred times a second.
 //! *Memory ordering.* The words are counts that guard no data, so they are accessed with Relaxed; a
 //! sum over ports may lack the counts of the last microseconds, which the next sum has.
 //!
@@ -26,7 +26,7 @@ pub(super) const CLASSES: usize = KINDS * POWERS;
 
 /// The counts of a port, or of all ports, since the start, wrapping: the requests completed of each
 /// class, and then the bytes read and written. A bit of a word stands for each.
-pub(super) type Sum = [u64; 64];
+pub(crate) type Sum = [u64; 64];
 
 /// The class of a request.
 #[inline]
@@ -82,7 +82,7 @@ impl<P: Platform> Classes<P> {
     }
 
     /// Adds the counts that the port has published.
-    pub(super) fn add_to(&self, sum: &mut Sum) {
+    pub(crate) fn add_to(&self, sum: &mut Sum) {
         // A load has a few classes: the other words of a port are not read.
         for word in bits(self.seen.load(Ordering::Relaxed)) {
             sum[word] = sum[word].wrapping_add(self.counts[word].load(Ordering::Relaxed));

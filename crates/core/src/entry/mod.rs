@@ -8,7 +8,6 @@ use alloc::vec::Vec;
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
 use crate::contract::port::Policy;
-use crate::policy::managed::Stages;
 use crate::structures::topology::Topology;
 use knobs::Configure;
 
@@ -75,9 +74,6 @@ impl Promises {
 /// A policy and its ports.
 pub type Built<L> = (L, Vec<<L as Policy>::Port>);
 
-/// A policy, its ports, and the stages that are to be around them.
-pub type Staged<L> = (Built<L>, Stages);
-
 /// Keys and their values; if a key is given twice, the last value counts.
 pub type Keys<'a> = &'a [(&'a str, u64)];
 
@@ -96,13 +92,17 @@ pub trait Entry: 'static {
     const PROMISES: Promises;
     /// Its configuration.
     type Config: Configure;
-    /// The type of the policy.
+    /// The type of the policy with its stages around it.
     type Policy<P: Platform>: Policy<Port: 'static>;
 
     /// Its configuration for this shape before any key is set. Only defaults that depend on other
     /// knobs use `keys`.
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError>;
 
-    /// Builds the policy and its ports, and gives the stages around it, but for limits.
-    fn build<P: Platform>(config: Self::Config) -> Result<Staged<Self::Policy<P>>, ConfigError>;
+    /// Builds the policy, within its stages, and its ports. `has_limits`: flows can have caps and
+    /// reservations, and be in groups.
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError>;
 }

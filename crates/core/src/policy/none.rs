@@ -18,8 +18,8 @@ use crate::contract::port::{
 };
 use crate::contract::port_set::{PortId, PortSet};
 use crate::entry::knobs::{Configure, Knobs};
-use crate::entry::{self, Keys, Promises, Shape, Staged};
-use crate::policy::managed::Stages;
+use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::policy::managed::{Managed, Stages};
 use crate::structures::allocation::{boxed, granted, zeroes};
 use crate::structures::flow_table::FlowTable;
 use crate::structures::port_flows::PortFlows;
@@ -31,15 +31,18 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "none";
     const PROMISES: Promises = Promises::NONE;
     type Config = Shape;
-    type Policy<P: Platform> = NonePolicy<P>;
+    type Policy<P: Platform> = Managed<NonePolicy<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Shape, ConfigError> {
         Ok(shape.clone())
     }
 
-    fn build<P: Platform>(shape: Shape) -> Result<Staged<NonePolicy<P>>, ConfigError> {
+    fn build<P: Platform>(
+        shape: Shape,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let built = NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)?;
-        Ok((built, Stages::default()))
+        Managed::new(built, shape.tags, shape.flows, &Stages { has_limits, ..Stages::default() })
     }
 }
 

@@ -21,13 +21,12 @@ use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
 use crate::policy::serial::entry::Alone;
 use crate::policy::serial::sfqd::SfqdScheduler;
-use crate::policy::managed::{Managed, Stages};
 use crate::policy::{d2fq, kyber_fair, mqfq, none};
 use crate::structures::allocation::granted;
 use crate::structures::topology::Topology;
 
 pub use crate::entry::knobs::{Configure, Knob, Knobs, Unit, Values};
-pub use crate::entry::{Built, Entry, Keys, Promises, Shape, Staged};
+pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
 
 /// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has
 /// the names that the signatures of the contract use in scope.
@@ -264,7 +263,7 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
 }
 
 /// The type that is built for an entry: its policy with its stages around it.
-pub type Layered<E, P> = Managed<<E as Entry>::Policy<P>, P>;
+pub type Layered<E, P> = <E as Entry>::Policy<P>;
 
 /// Builds the policy of this entry with these keys, around it the stages of its entry and those for
 /// [groups, reservations and caps](crate::limits), and its ports: as a type of its own, for
@@ -288,7 +287,7 @@ pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<Layered<E, P>>, Error> {
-    staged::<E, P>(keys, shape, true)
+    within::<E, P>(keys, shape, true)
 }
 
 /// Builds the same without groups, reservations and caps, for embedders that use none of them: the
@@ -297,18 +296,15 @@ pub fn bare<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<Layered<E, P>>, Error> {
-    staged::<E, P>(keys, shape, false)
+    within::<E, P>(keys, shape, false)
 }
 
 #[inline(never)]
-fn staged<E: Entry, P: Platform>(
+fn within<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
     has_limits: bool,
 ) -> Result<Built<Layered<E, P>>, Error> {
     let config = configure::<E>(keys, shape)?;
-    Ok(granted(|| {
-        let (built, stages) = E::build(config)?;
-        Managed::new(built, shape.tags, shape.flows, &Stages { has_limits, ..stages })
-    })?)
+    Ok(granted(|| E::build(config, has_limits))?)
 }

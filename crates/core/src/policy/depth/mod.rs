@@ -4,9 +4,9 @@
 //! device is idle at times; if it is too large, requests wait in the device, where weights do not
 //! count. The least D that fills a device is anything from 2 to 96 for the devices of the
 //! laboratory, and for one device from 2 to 16 or from 8 to 96, depending on the load. MQFQ leaves
-//! the choice to the operator (Section 3.4 and its outlook). **Model.** [`Depth`] controls any policy
-//! that takes [`Tuning::Slots`]. Ports count completions (`meter`); a tick tries values of D in turn
-//! and keeps the least that costs at most 1.5 % of the service (`search`). It uses nothing but
+//! the choice to the operator (Section 3.4 and its outlook). **Model.** `Depth` controls a policy
+//! that takes [`Tuning::Slots`]. Ports count completions (`meter`); a tick tries values of D in
+//! turn and keeps the least that costs at most 1.5 % of the service (`search`). It uses nothing but
 //! submissions and completions.
 //!
 //! **The resulting D.**
@@ -49,7 +49,7 @@ use target::Targets;
 
 pub(crate) use search::FIRST;
 
-/// How the D of a policy is found.
+/// The way in which the D of a policy is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DepthConfig {
     /// The policy bounds the requests on the device by D, if it takes [`Tuning::Slots`].

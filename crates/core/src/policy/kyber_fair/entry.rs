@@ -7,8 +7,8 @@ use crate::cost::{CostKind, Costed};
 use crate::entry::knobs::{
     AUTO, Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST, slots,
 };
-use crate::entry::{self, Keys, Promises, Shape, Staged};
-use crate::policy::managed::Stages;
+use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::policy::managed::{Managed, Stages};
 
 /// The most tokens of a period, in bytes.
 const MAX_TOKENS: u64 = 1 << 38;
@@ -61,7 +61,7 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "kyber-fair";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     type Config = Config;
-    type Policy<P: Platform> = KyberFair<P>;
+    type Policy<P: Platform> = Managed<KyberFair<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Config, ConfigError> {
         let mut config = KyberFairConfig::new(shape.ports.ports(), shape.flows, shape.tags);
@@ -69,11 +69,14 @@ impl entry::Entry for Entry {
         Ok(Config(Costed::new(config)))
     }
 
-    fn build<P: Platform>(config: Config) -> Result<Staged<KyberFair<P>>, ConfigError> {
-        let Config(Costed { policy: mut config, cost }) = config;
+    fn build<P: Platform>(
+        Config(config): Config,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let Costed { policy: mut config, cost } = config;
         // The ratio of writes to reads is in the requests' cost already.
         config.measured_writes &= cost.kind != CostKind::Device;
-        let stages = Stages::of_busy(cost, &mut config.busy);
-        Ok((KyberFair::new(&config)?, stages))
+        let stages = Stages { has_limits, ..Stages::of_busy(cost, &mut config.busy) };
+        Managed::new(KyberFair::new(&config)?, config.tags, config.flows, &stages)
     }
 }

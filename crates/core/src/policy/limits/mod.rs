@@ -1,10 +1,9 @@
-//! Limits: the least and the most service of a flow, and groups of flows; one layer in front of any
-//! policy.
+//! Limits: the least and the most service of a flow, and groups of flows, in front of any policy.
 //!
 //! **Problem.** Weights of flows are one level, and organisations nest: capacity that a team's
 //! database leaves is the team's before it is the neighbours'. A database needs a floor in requests
 //! a second, whatever others weigh; a service that is sold, or a limit that protects neighbours, is
-//! a ceiling, as in Linux's `io.max`. **Model.** [`Limited`] stands around a policy. A flow has a
+//! a ceiling, as in Linux's `io.max`. **Model.** A flow has a
 //! bucket for each of its caps (requests and bytes, of reads, of writes, and of both) and two for
 //! its reservation, a group has its caps, and all ports share them.
 //!
@@ -53,7 +52,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::contract::flow::{CapStats, Caps, FlowError, FlowId, Weight};
-use crate::contract::platform::{Ordering, Platform, AtomicWord};
+use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::share::{
     CapsOf, Group, GroupId, GroupStats, Reservation, ReservationState, ReservedStats, Share,
     ShareStats,

@@ -9,14 +9,14 @@ use std::vec::Vec;
 use super::shared::{counted_by, counted_bytes};
 use super::waiting::{OPS, pack, unpack};
 use super::*;
-use crate::contract::layer::names::*;
-use crate::entry::Built;
-use crate::policy::managed::{Managed, Stages};
 use crate::contract::cost::Cost;
 use crate::contract::flow::{Cap, Counted, Side};
+use crate::contract::layer::names::*;
 use crate::contract::op::Op;
 use crate::contract::port::{Class, Held};
+use crate::entry::Built;
 use crate::none::NonePolicy;
+use crate::policy::managed::{Managed, Stages};
 use crate::registry::Shape;
 use crate::{AnyPolicy, AnyPort, Topology};
 

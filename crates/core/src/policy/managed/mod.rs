@@ -1,10 +1,10 @@
 //! The stages that surround a policy: costs, D and latency targets, and limits.
 //!
 //! **Problem.** Tenants need more than an order of their requests: a cost that counts the device's
-//! time, the D that the device needs, bounds on latencies, caps, reservations and groups. Each needs
-//! the same facts about a request, in front of any policy. **Model.** [`Managed`] is a policy around
-//! another. Its port has one record for each request, which the verbs change once, and passes each
-//! verb through the stages that are in use:
+//! time, the D that the device needs, bounds on latencies, caps, reservations and groups. Each
+//! needs the same facts about a request, in front of any policy. **Model.** [`Managed`] is a policy
+//! around another. Its port has one record for each request, which the verbs change once, and
+//! passes each verb through the stages that are in use:
 //!
 //! ```text
 //!   submit ─▶ caps (`limits`) ─▶ its cost (`cost`) ─▶ the policy's submit ─▶ record, counts
@@ -17,8 +17,8 @@
 //! The control side of all stages is under one lock. A stage that an embedder does not choose
 //! ([`Stages`]) takes no memory.
 //!
-//! **Cost.** A word that all ports read has a flag for each thing that they are to count; while it is
-//! 0 a request has no record, and a verb is the policy's own.
+//! **Cost.** A word that all ports read has a flag for each thing that they are to count; while it
+//! is 0 a request has no record, and a verb is the policy's own.
 
 mod port;
 
@@ -47,7 +47,7 @@ pub use port::ManagedPort;
 pub struct Stages {
     /// The costs of requests; `None`: requests come with their costs.
     pub cost: Option<CostConfig>,
-    /// How D is found; `None`: only the policy knows it.
+    /// The way in which D is found; `None`: only the policy knows it.
     pub depth: Option<DepthConfig>,
     /// Whether flows can have caps and reservations, and be in groups.
     pub has_limits: bool,
@@ -410,7 +410,10 @@ impl<L: Policy, P: Platform> Policy for Managed<L, P> {
                 next_ns = next_ns.min(depth.tick(now_ns, shared, set));
             }
             if let Some(finder) = &mut control.costs {
-                let varies = finder.tick(now_ns, shared, || inner.stats());
+                let add = |sum: &mut _| {
+                    shared.ports.iter().for_each(|port| port.classes.add_to(sum));
+                };
+                let varies = finder.tick(now_ns, &shared.prices, add, || inner.stats());
                 next_ns = next_ns.min(finder.next_ns);
                 if let Some((depth, is_much)) = control.depth.as_mut().zip(varies) {
                     depth.wait(is_much);

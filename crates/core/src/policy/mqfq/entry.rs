@@ -6,8 +6,8 @@ use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
 use crate::cost::Costed;
 use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS};
-use crate::entry::{self, Keys, Promises, Shape, Staged};
-use crate::policy::managed::Stages;
+use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::policy::managed::{Managed, Stages};
 
 /// T where none is configured, in bytes; T follows the device from there.
 const THRESHOLD: u64 = 45 << 10;
@@ -44,7 +44,7 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         ..Promises::NONE
     };
     type Config = Costed<MqfqConfig>;
-    type Policy<P: Platform> = Mqfq<P>;
+    type Policy<P: Platform> = Managed<Mqfq<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
@@ -54,9 +54,13 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         Ok(Costed::by_device(config))
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Staged<Mqfq<P>>, ConfigError> {
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let Costed { policy: mut config, cost } = config;
-        let stages = Stages::of_slots(cost, &mut config.slots);
-        Ok((Mqfq::new(config)?, stages))
+        let stages = Stages { has_limits, ..Stages::of_slots(cost, &mut config.slots) };
+        let (tags, flows) = (config.tags, config.flows);
+        Managed::new(Mqfq::new(config)?, tags, flows, &stages)
     }
 }

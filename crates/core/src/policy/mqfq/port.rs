@@ -95,7 +95,7 @@ impl<P: Platform> MqfqPort<P> {
 }
 
 impl<P: Platform> Port for MqfqPort<P> {
-    // Inlined always, so that the layer that computes a request's cost need not copy the request.
+    // Inlined always, so that `managed`, which computes a request's cost, need not copy the request.
     #[inline(always)]
     fn submit(
         &mut self,

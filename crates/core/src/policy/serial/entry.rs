@@ -10,8 +10,8 @@ use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
 use crate::cost::{CostConfig, CostKind};
 use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
-use crate::entry::{self, Keys, Promises, Shape, Staged};
-use crate::policy::managed::Stages;
+use crate::entry::{self, Built, Keys, Promises, Shape};
+use crate::policy::managed::{Managed, Stages};
 use crate::policy::serial::{Serial, SerialConfig, SerialPolicy};
 
 /// A scheduler as the registry knows it.
@@ -93,17 +93,19 @@ pub fn bounds(shape: &Shape) -> SerialConfig {
     }
 }
 
-/// Any scheduler.
-pub type Any<P> = Serial<Box<dyn SerialPolicy>, P>;
+/// Any scheduler, with an automatic D and costs.
+pub type Any<P> = Managed<Serial<Box<dyn SerialPolicy>, P>, P>;
 
-/// Puts the scheduler that `build` makes behind one lock, with costs and an automatic D around it.
+/// Puts the scheduler that `build` makes behind one lock, and searches for D if none is given.
 pub fn behind<P: Platform>(
     mut bounds: SerialConfig,
     cost: CostConfig,
+    has_limits: bool,
     build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
-) -> Result<Staged<Any<P>>, ConfigError> {
-    let stages = Stages::of_slots(cost, &mut bounds.slots);
-    Ok((Serial::with_policy(build(&bounds)?, &bounds)?, stages))
+) -> Result<Built<Any<P>>, ConfigError> {
+    let stages = Stages { has_limits, ..Stages::of_slots(cost, &mut bounds.slots) };
+    let built = Serial::with_policy(build(&bounds)?, &bounds)?;
+    Managed::new(built, bounds.tags, bounds.flows, &stages)
 }
 
 impl<S: Scheduler> entry::Entry for Alone<S> {
@@ -118,7 +120,11 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
         Ok(Behind { bounds, cost, scheduler: S::config(), around: () })
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Staged<Any<P>>, ConfigError> {
-        behind(config.bounds, config.cost, |bounds| S::build(&config.scheduler, bounds))
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Any<P>>, ConfigError> {
+        let build = |bounds: &SerialConfig| S::build(&config.scheduler, bounds);
+        behind(config.bounds, config.cost, has_limits, build)
     }
 }
