@@ -14,19 +14,14 @@ use crate::contract::layer::names::*;
 use crate::contract::op::Op;
 use crate::contract::platform::{AtomicWord, Native, Ordering};
 use crate::contract::port::{Answer, Class, Held};
-use crate::cost::{NO_CLASS, Pricer, grown};
+use crate::cost::{Pricer, grown};
 use crate::policy::depth::meter::Live;
 use crate::policy::limits::agenda::Agenda;
 use crate::policy::limits::bucket::Time;
-use crate::policy::limits::shared::{
-    BYTES, CAPS, Claim, LEAST_SHIFT, Path, Wait, counted_bytes, is_write,
-};
+use crate::policy::limits::shared::{BYTES, CAPS, Claim, LEAST_SHIFT, counted_bytes};
 use crate::policy::limits::waiting::Waiting;
-use crate::policy::limits::{AGAIN_NS, AT_ONCE};
 use crate::structures::allocation::zeroes;
 
-/// Time until the next visit of a lane whose request the policy has chosen already, in nanoseconds.
-const CHOSEN_NS: u64 = 1_000_000;
 /// The port's tags divided by this are the most requests on the device that went before others.
 const PART: usize = 2;
 

@@ -1,7 +1,7 @@
 //! Requests of a port that do not take the usual way: those that wait for caps before the policy,
 //! and those that go before all others for a reservation.
 
-use super::{ManagedPort, PART, Record};
+use super::{ManagedPort, Record};
 use crate::contract::layer::names::*;
 use crate::contract::platform::{AtomicWord, Ordering};
 use crate::contract::port::Class;
@@ -9,6 +9,9 @@ use crate::cost::NO_CLASS;
 use crate::policy::limits::bucket::Time;
 use crate::policy::limits::shared::{Claim, Path, Wait, is_write};
 use crate::policy::limits::{AGAIN_NS, AT_ONCE};
+
+/// Time until the next visit of a lane whose request the policy has chosen already, in nanoseconds.
+const CHOSEN_NS: u64 = 1_000_000;
 
 /// Caps: requests before the policy.
 impl<Q: Port, P: Platform> ManagedPort<Q, P> {
