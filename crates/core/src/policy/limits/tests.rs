@@ -18,7 +18,7 @@ use crate::entry::Built;
 use crate::none::NonePolicy;
 use crate::policy::managed::{Managed, Stages};
 use crate::registry::Shape;
-use crate::{AnyPolicy, AnyPort, Topology};
+use crate::{AnyPolicy, AnyPort, Native, Topology};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -489,9 +489,9 @@ fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
     assert_eq!(policy.group(ACME).unwrap().caps.unwrap().waiting, 0);
     policy.set_group(BATCH, None).unwrap();
     assert!(policy.group(BATCH).is_none());
-    let lanes =
-        |at: usize| policy.shared.accounts[at].lanes.each_ref().map(|l| l.load(Ordering::Relaxed));
-    assert!((0..policy.shared.accounts.len()).all(|at| lanes(at) == [0; 2]), "all are counted off");
+    let accounts = &policy.shared.limits.accounts;
+    let lanes = |at: usize| accounts[at].lanes.each_ref().map(|l| l.load(Ordering::Relaxed));
+    assert!((0..accounts.len()).all(|at| lanes(at) == [0; 2]), "all are counted off");
 }
 
 /// A group's cap is shared by weight, on one port and on several, and a group inside it has turns

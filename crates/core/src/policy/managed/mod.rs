@@ -82,7 +82,7 @@ fn is_searched(slots: &mut u32) -> bool {
 /// A policy within its stages. See the [module's text](self).
 pub struct Managed<L, P: Platform = Native> {
     inner: L,
-    shared: Arc<Shared<P>>,
+    pub(crate) shared: Arc<Shared<P>>,
     /// On the heap, since policies are moved while they are built, and a kernel's stack is 16 KiB.
     control: Box<P::Mutex<Control>>,
 }
