@@ -32,8 +32,9 @@ use fairq_classic::kyber::{Kyber, KyberConfig};
 use fairq_classic::nass::{self, NassConfig};
 use fairq_core::Topology;
 use fairq_core::d2fq::{D2fq, D2fqConfig};
-use fairq_core::depth::AutoDepth;
+use fairq_core::depth::DepthConfig;
 use fairq_core::kyber_fair::{KyberFair, KyberFairConfig};
+use fairq_core::managed::{Managed, Stages};
 use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::none::NonePolicy;
 use fairq_core::registry::{self, Keys, Shape};
@@ -496,7 +497,8 @@ fn measure_settings(criterion: &mut Criterion) -> Added {
     )
 }
 
-/// The overhead of the layers around `mqfq`: idle, and each with something to do.
+/// The overhead of the stages around `mqfq`: idle, each with something to do, and all of them.
+/// Ticks are only before the run, so D does not change.
 fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     let mut pair = |name, keys, prepare: &dyn Fn(&Layered, &[FlowId])| {
         added.push(measure_pairs(
@@ -512,37 +514,56 @@ fn measure_layers(criterion: &mut Criterion, added: &mut Vec<Added>) {
     };
     let bytes = fairq_core::cost::CostKind::Bytes as u64;
     let fixed: Keys<'_> = &[("slots", SLOTS as u64), ("cost", bytes)];
-    pair("idle layers+mqfq", fixed, &|_, _| {});
-    pair("reservations+mqfq", fixed, &|policy, flows| {
-        // Less than the weight of each flow gives it.
-        let reservation = Reservation::new(1000, 0).expect("legal");
-        let share = Share { reservation, ..Share::default() };
-        flows.iter().for_each(|&flow| policy.set_share(flow, &share).expect("it is there"));
+    let share = |policy: &Layered, flows: &[FlowId], groups: u16, iops: u64| {
+        for id in (0..groups).map(GroupId) {
+            policy.set_group(id, Some(&Group::default())).expect("there is room");
+        }
+        let reservation = Reservation::new(iops, 0).unwrap_or(Reservation::NONE);
+        for (at, &flow) in (0..).zip(flows) {
+            let group = (groups > 0).then(|| GroupId(at % groups));
+            policy.set_share(flow, &Share { group, reservation }).expect("it is there");
+        }
         (0..200).for_each(|tick| {
             policy.tick(tick * 10_000_000, &mut PortSet::default());
         });
-    });
-    // Ports count for the costs by the device.
-    pair("costs by the device+mqfq", &[("slots", SLOTS as u64)], &|_, _| {});
-    pair("a target+mqfq", fixed, &|policy, flows| {
-        let target = Target::new(1_000_000, Target::LATE_PPM, 50).expect("legal");
-        policy.set_target(flows[0], Some(target)).expect("it has a seat");
-    });
-    pair("caps+mqfq", fixed, &|policy, flows| {
-        // Caps that are never reached.
+    };
+    // A cap that is never reached.
+    let cap = |policy: &Layered, flows: &[FlowId]| {
         let cap = Cap::new(Cap::MOST, Cap::MOST);
         let caps = Caps::default().with(Side::Both, Counted::Bytes, cap);
         flows.iter().for_each(|&flow| policy.set_caps(flow, &caps).expect("it is there"));
+    };
+    // On as many flows as may have one.
+    let aim = |policy: &Layered, flows: &[FlowId]| {
+        let target = Target::new(1_000_000, Target::LATE_PPM, 50).expect("legal");
+        flows.iter().for_each(|&flow| _ = policy.set_target(flow, Some(target)));
+    };
+    pair("idle layers+mqfq", fixed, &|_, _| {});
+    // Less than the weight of each flow gives it.
+    pair("reservations+mqfq", fixed, &|policy, flows| share(policy, flows, 0, 1000));
+    // Ports count for the costs by the device.
+    pair("costs by the device+mqfq", &[("slots", SLOTS as u64)], &|_, _| {});
+    pair("targets+mqfq", fixed, &|policy, flows| aim(policy, flows));
+    pair("caps+mqfq", fixed, &|policy, flows| cap(policy, flows));
+    pair("groups+mqfq", fixed, &|policy, flows| share(policy, flows, 2, 0));
+    pair("a server's layers+mqfq", &[], &|policy, _| search(policy));
+    let all = |policy: &Layered, flows: &[FlowId]| {
+        share(policy, flows, 2, 1000);
+        cap(policy, flows);
+        aim(policy, flows);
+    };
+    pair("all limits+mqfq", fixed, &all);
+    pair("a server's, all limits+mqfq", &[], &|policy, flows| {
+        all(policy, flows);
+        search(policy);
     });
-    pair("groups+mqfq", fixed, &|policy, flows| {
-        for id in [GroupId(0), GroupId(1)] {
-            policy.set_group(id, Some(&Group::default())).expect("there is room");
-        }
-        for (at, &flow) in (0..).zip(flows) {
-            let share = Share { group: Some(GroupId(at % 2)), ..Share::default() };
-            policy.set_share(flow, &share).expect("its group is there");
-        }
-    });
+}
+
+/// Sets the same D as in the other rows, while ports count for the search.
+fn search(policy: &Layered) {
+    for tuning in [Tuning::Slots(SLOTS), Tuning::AutoSlots] {
+        policy.tune(tuning, &mut PortSet::default()).expect("it has D");
+    }
 }
 
 /// `mqfq` as a server builds it, with 10,000 tenants in 100 groups and with 16 tenants, in pairs;
@@ -588,10 +609,7 @@ fn as_served(flows: usize, groups: usize) -> (Layered, Vec<Shard<<Layered as Pol
     let shape = Shape::new(Topology::flat(1), flows, flows * DEPTH);
     let built = registry::build::<registry::mqfq::Entry, Native>(&[], &shape).expect("legal");
     shards(built, 0, flows, |policy, flows| {
-        // The same D as in the other rows, while ports count for the search.
-        for tuning in [Tuning::Slots(SLOTS), Tuning::AutoSlots] {
-            policy.tune(tuning, &mut PortSet::default()).expect("it has D");
-        }
+        search(policy);
         for id in (0..groups as u16).map(GroupId) {
             policy.set_group(id, Some(&Group::default())).expect("there is room");
         }
@@ -610,9 +628,10 @@ fn measure_search(criterion: &mut Criterion, name: &'static str, is_auto: bool) 
         ["mqfq", name],
         |threads, flows| mqfq(threads, flows, false),
         |threads, flows| {
-            let (policy, ports) = mqfq(threads, flows, false);
-            AutoDepth::<_, Native>::new(policy, ports, flows * DEPTH, flows, is_auto)
-                .expect("memory")
+            let built = mqfq(threads, flows, false);
+            let depth = Some(DepthConfig::Slots { is_auto });
+            let stages = Stages { depth, ..Stages::default() };
+            Managed::<_, Native>::new(built, flows * DEPTH, flows, &stages).expect("memory")
         },
         |_, _| {},
     )

@@ -98,7 +98,7 @@ pub use contract::share::{
 };
 pub use contract::vtime::{self, ReferenceWeight};
 pub use policy::serial::sfqd;
-pub use policy::{d2fq, depth, kyber_fair, limits, mqfq, none, serial};
+pub use policy::{d2fq, depth, kyber_fair, limits, managed, mqfq, none, serial};
 pub use registry::{AnyPolicy, AnyPort};
 pub use structures::queues;
 pub use structures::topology::Topology;

@@ -6,6 +6,7 @@ use fairq_core::contract::platform::Platform;
 use fairq_core::contract::share::Limits;
 use fairq_core::entry::knobs::{Configure, Knob, Knobs, MERGE};
 use fairq_core::entry::{self, Built, Keys, Promises, Shape};
+use fairq_core::managed::{Managed, Stages};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 
@@ -36,14 +37,18 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "kyber";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     type Config = KyberConfig;
-    type Policy<P: Platform> = Kyber<P>;
+    type Policy<P: Platform> = Managed<Kyber<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<KyberConfig, ConfigError> {
         Ok(KyberConfig::new(shape.ports.ports(), shape.flows, shape.tags))
     }
 
-    fn build<P: Platform>(config: KyberConfig) -> Result<Built<Kyber<P>>, ConfigError> {
-        Kyber::new(&config)
+    fn build<P: Platform>(
+        config: KyberConfig,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let stages = Stages { has_limits, ..Stages::default() };
+        Managed::new(Kyber::new(&config)?, config.tags, config.flows, &stages)
     }
 }
 

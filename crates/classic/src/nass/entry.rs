@@ -44,9 +44,12 @@ impl<S: Scheduler> Entry for Limited<S> {
         Ok(Behind { bounds, cost: CostConfig::default(), scheduler, around: nass })
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Any<P>>, ConfigError> {
         let Behind { bounds, cost, scheduler, around } = config;
-        behind(bounds, &cost, |bounds| {
+        behind(bounds, cost, has_limits, |bounds| {
             let inner = S::build(&scheduler, bounds)?;
             Ok(Box::new(Nass::new(inner, bounds, &around)?))
         })

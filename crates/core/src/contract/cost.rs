@@ -1,7 +1,7 @@
 //! The cost of a request to its flow, in equivalent bytes of service, by its operation and length.
 //!
 //! A request reaches a policy with its [`Cost`]; no policy computes it. A [`CostModel`] counts
-//! bytes; the layer `cost::Costs` computes the costs for the policies of the registry.
+//! bytes; for the policies of the registry [`crate::cost`] computes the costs.
 
 use crate::contract::flow::FlowId;
 use crate::contract::port::{Cost, Op, Request, Tag};

@@ -124,8 +124,8 @@ pub enum FlowError {
     /// The most flows that can have a target have one already.
     #[error("64 tenants of this store have a latency target already: leave out one's latency")]
     ManyTargets,
-    /// The policy was built without the layer that keeps caps.
-    #[error("no caps: this policy was built without the layer that keeps them")]
+    /// The policy was built without limits.
+    #[error("no caps: this policy was built without limits")]
     NoCaps,
     /// The policy was built without the layer that keeps groups and reservations.
     #[error("no groups or reservations: this policy was built without the layer that keeps them")]

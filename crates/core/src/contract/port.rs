@@ -41,9 +41,9 @@
 //!   not issued is ignored.
 //! - A port adds itself to `wake` if a verb reached its bound of work before it was done.
 //!
-//! # Layers
-//! A port may surround another one and change some of its verbs. No verb has a default body, so
-//! that a port that omits one does not compile.
+//! # Stages
+//! A port may surround another one and change some of its verbs ([`crate::managed`]). No verb has a
+//! default body, so that a port that omits one does not compile.
 
 use crate::contract::bounds::ConfigError;
 use crate::contract::flow::{FlowError, FlowId, Weight};
@@ -102,8 +102,8 @@ pub struct Request {
     pub offset: u64,
     /// Its length, in bytes.
     pub length: u32,
-    /// Its cost to its flow. In front of the policies of the registry a layer replaces it
-    /// (`cost::Costs`); a policy without that layer charges this value.
+    /// Its cost to its flow. In front of the policies of the registry [`crate::cost`]
+    /// replaces it; a policy without that charges this value.
     pub cost: Cost,
 }
 
@@ -349,7 +349,7 @@ pub enum Tuning {
     /// T, the most that a flow may run ahead of virtual time, in bytes at the [reference
     /// weight](crate::ReferenceWeight).
     Threshold(u64),
-    /// D is searched for while requests run, as [`AutoDepth`](crate::depth::AutoDepth) does.
+    /// D is searched for while requests run, as [`crate::depth`] says.
     AutoSlots,
     /// T is at least this, and larger if the device and the ports need it.
     FollowingThreshold(u64),
@@ -413,10 +413,6 @@ pub trait Policy: Send + Sync + 'static {
 
     /// Does periodic work and returns the time of the next tick in nanoseconds, if there is one.
     fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64>;
-
-    /// Reports that trials vary the costs of requests, so the mix of requests on the device varies.
-    /// `is_much`: costs have changed so much that earlier rates say nothing of later ones.
-    fn costs_vary(&self, _is_much: bool) {}
 
     /// The present weights of the device's classes, for a policy that schedules by classes and so
     /// needs a device that has them. The caller reads them when the policy is built and after each

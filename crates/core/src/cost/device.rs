@@ -1,9 +1,9 @@
 //! Costs by the device's time: windows of a busy device, and the costs that they give.
 //!
-//! **Control.** A hundred times a second the layer reads the ports' counts. While ports stop
+//! **Control.** A hundred times a second the finder reads the ports' counts. While ports stop
 //! because the device has as many requests as it may have, or because their flows are ahead, the
 //! device is busy, and completions belong to a window. A window of a trial goes to the estimator
-//! (`fit`). If the estimator finds other costs to be clearly better, the layer aims at the mean of
+//! (`fit`). If the estimator finds other costs to be clearly better, it aims at the mean of
 //! those and the present ones.
 //!
 //! **Steps.** With each reading charges move towards that aim, and none by more than a sixteenth
@@ -27,7 +27,9 @@ use bytemuck::Zeroable;
 use bytemuck::allocation::zeroed_box;
 
 use super::fit::{self, FIRST, ONE, Parts, WINDOWS};
-use super::tally::{CLASSES, KINDS, Sum, bits, class, of_class};
+#[cfg(all(test, not(loom)))]
+use super::tally::class;
+use super::tally::{CLASSES, KINDS, Sum, bits, of_class};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{CostStats, Stats};
 
@@ -62,7 +64,7 @@ const NEAR: u64 = 3 << 8;
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The present costs of requests; ports read them when a request comes.
-pub(super) struct Prices<P: Platform> {
+pub(crate) struct Prices<P: Platform> {
     /// For each kind its base in bytes and, in the upper half, the price of a byte in 65536ths.
     kinds: [P::U64; KINDS],
     /// A bit for each class whose requests cost a sixteenth more in the trial.
@@ -73,7 +75,7 @@ pub(super) struct Prices<P: Platform> {
 const LOW: u64 = u32::MAX as u64;
 
 impl<P: Platform> Prices<P> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let kinds = array::from_fn(|_| P::U64::new(0));
         let prices = Prices { kinds, trial: P::U64::new(0) };
         prices.show(&FIRST);
@@ -88,20 +90,34 @@ impl<P: Platform> Prices<P> {
         }
     }
 
-    /// The cost of a request as a command of its own, and as a part of another one.
-    #[inline]
-    pub(super) fn cost(&self, kind: usize, length: u32) -> (u64, u64) {
-        let word = self.kinds.get(kind).map_or(0, |word| word.load(Ordering::Relaxed));
-        let bytes = (u64::from(length) * (word >> 32)) >> 16;
-        let alone = (word & LOW) + bytes;
-        let is_more = self.trial.load(Ordering::Relaxed) >> class(kind, length) & 1;
-        (alone + (alone >> STEP) * is_more, bytes)
+    fn of_kind(&self, kind: usize) -> u64 {
+        self.kinds.get(kind).map_or(0, |word| word.load(Ordering::Relaxed))
     }
+
+    /// The cost of a request as a command of its own.
+    #[inline]
+    pub(crate) fn cost(&self, kind: usize, class: usize, length: u32) -> u64 {
+        let word = self.of_kind(kind);
+        let alone = (word & LOW) + of_bytes(word, length);
+        let is_more = self.trial.load(Ordering::Relaxed) >> class & 1;
+        alone + (alone >> STEP) * is_more
+    }
+
+    /// The cost of a request as a part of another one.
+    pub(crate) fn of_bytes(&self, kind: usize, length: u32) -> u64 {
+        of_bytes(self.of_kind(kind), length)
+    }
+}
+
+/// The cost of this number of bytes, by a word of [`Prices`].
+#[inline]
+fn of_bytes(word: u64, length: u32) -> u64 {
+    (u64::from(length) * (word >> 32)) >> 16
 }
 
 /// Finds the costs of requests.
 #[derive(Zeroable)]
-pub(super) struct Finder {
+pub(crate) struct Finder {
     /// The costs that are charged, and those found.
     now: Parts,
     found: Parts,
@@ -121,9 +137,8 @@ pub(super) struct Finder {
     slots: u64,
     /// Windows since the season began.
     age: u64,
-    /// Time of the next call of `look`, and of the next tick of the policy inside, in nanoseconds.
-    pub(super) next_ns: u64,
-    pub(super) inner_ns: u64,
+    /// Time of the next call of `look`, in nanoseconds.
+    pub(crate) next_ns: u64,
 }
 
 /// The cost of a request of a class.
@@ -135,21 +150,37 @@ fn cost(parts: &Parts, class: usize) -> u64 {
 impl Finder {
     /// Made on the heap: it has some KiB, and the builder of a policy inside Linux has a stack of
     /// 16 KiB.
-    pub(super) fn boxed() -> Box<Self> {
+    pub(crate) fn boxed() -> Box<Self> {
         let mut finder: Box<Self> = zeroed_box();
         (finder.now, finder.found) = (FIRST, FIRST);
         finder
     }
 
     /// The costs of requests, without trials.
-    pub(super) fn stats(&self) -> CostStats {
+    pub(crate) fn stats(&self) -> CostStats {
         let [bases @ .., read, write] = self.now;
         CostStats { bases, per_kib: [read >> 6, write >> 6], windows: self.count }
     }
 
-    /// Reads the ports' counts; `stats` are those of the policy inside. `Some` if costs vary from
-    /// now on, true if they change by much.
-    pub(super) fn look<P: Platform>(
+    /// Reads the ports' counts, which `add` sums, if it is time; `stats` are those of the policy.
+    /// `Some` if costs vary from now on, true if they change by much.
+    pub(crate) fn tick<P: Platform>(
+        &mut self,
+        now_ns: u64,
+        prices: &Prices<P>,
+        add: impl FnOnce(&mut Sum),
+        stats: impl FnOnce() -> Stats,
+    ) -> Option<bool> {
+        if self.next_ns > now_ns {
+            return None;
+        }
+        let mut sum = [0; 64];
+        add(&mut sum);
+        self.look(now_ns, &sum, &stats(), prices)
+    }
+
+    /// Reads the sum of the ports' counts.
+    fn look<P: Platform>(
         &mut self,
         now_ns: u64,
         sum: &Sum,
@@ -248,7 +279,7 @@ mod tests {
     fn charges_change_by_a_sixteenth_at_most() {
         let (prices, mut finder) = (Prices::<Native>::new(), Finder::boxed());
         let lengths = [512, 1 << 20];
-        let charges = || lengths.map(|length| prices.cost(0, length).0.max(512));
+        let charges = || lengths.map(|length| prices.cost(0, class(0, length), length).max(512));
         let (mut sum, mut done, mut stats) = ([0; 64], [0.0; 2], Stats::default());
         for look in 1..400 {
             let before = charges();

@@ -1,10 +1,10 @@
-//! The cost of requests: one layer in front of any policy, which computes it.
+//! The cost of requests: it is computed before a policy sees them.
 //!
 //! **Problem.** A policy gives flows equal costs for each weight, whatever a cost counts. A fast
 //! device is limited in bytes at large sizes and in requests at small ones. On a device of 4,000
 //! requests a second, a request of 512 bytes takes as long as one of 1 MiB; if costs are bytes, a
 //! tenant that sends requests of 1 MiB beside one that sends requests of 512 bytes gets 2 % of its
-//! rate when alone. **Model.** [`Costs`] surrounds a policy and gives each request its [`Cost`]
+//! rate when alone. **Model.** [`Managed`](crate::managed::Managed) gives each request its [`Cost`]
 //! before the policy sees it:
 //!
 //! - `bytes`: its length ([`CostModel`]).
@@ -33,21 +33,16 @@ mod fit;
 mod tally;
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
-use crossbeam_utils::CachePadded;
-
-use crate::contract::bounds::{ConfigError, boxed, granted};
+use crate::contract::bounds::zeroes;
 use crate::contract::cost::{CostModel, scaled};
-use crate::contract::layer::names::*;
-use crate::contract::layer::{self, layer};
-use crate::contract::platform::{Lock, Native};
+use crate::contract::platform::Platform;
 use crate::contract::port::{Cost, Op};
-use crate::entry::Built;
+use crate::contract::port::{Growth, Request};
 use crate::entry::knobs::{Configure, Knob, Knobs, LEAST_COST, READ_COST, WRITE_COST, words};
-use device::{Finder, Prices};
-use tally::{Tally, Words};
+pub(crate) use device::{Finder, Prices};
+use tally::{CURSORS, KINDS, NEAR, class};
+pub(crate) use tally::{Classes, NO_CLASS, grown};
 
 /// Cost of a read or write where requests are counted, in bytes.
 pub const REQUEST_BYTES: u64 = 4096;
@@ -92,6 +87,11 @@ impl CostConfig {
     /// The usual factors with this kind of cost.
     pub(crate) fn of(kind: CostKind) -> Self {
         CostConfig { kind, ..CostConfig::default() }
+    }
+
+    /// Whether costs are by the device's time.
+    pub(crate) fn is_by_device(&self) -> bool {
+        self.kind == CostKind::Device
     }
 
     /// The cost of a request by its length, or by the device's time with these prices.
@@ -147,148 +147,53 @@ impl<C: Configure> Configure for Costed<C> {
     }
 }
 
-/// A policy whose requests get their costs here. See the [module's text](self).
-pub struct Costs<L, P: Platform = Native> {
-    inner: L,
-    device: Option<Arc<Shared<P>>>,
+/// A port's computation of costs.
+pub(crate) struct Pricer {
+    /// `None`: requests come with their costs.
+    config: Option<CostConfig>,
+    /// For each cursor, the end of the last request of a flow.
+    ends: Box<[u64]>,
 }
 
-/// The state of costs by the device's time.
-struct Shared<P: Platform> {
-    prices: CachePadded<Prices<P>>,
-    ports: Box<[CachePadded<Words<P>>]>,
-    finder: P::Mutex<Box<Finder>>,
-}
-
-/// A port of [`Costs`].
-pub struct CostPort<Q, P: Platform = Native> {
-    inner: Q,
-    config: CostConfig,
-    device: Option<Box<Tally<P>>>,
-}
-
-impl<L: Policy, P: Platform> Costs<L, P> {
-    /// The layer around a policy of at most `flows` flows and its ports, which have `tags` tags
-    /// each.
-    // Not inlined: the builder of a policy inside Linux has a stack of 16 KiB.
-    #[inline(never)]
-    pub fn new(
-        inner: L,
-        ports: Vec<L::Port>,
-        tags: usize,
-        flows: usize,
-        config: &CostConfig,
-    ) -> Result<Built<Self>, ConfigError> {
-        granted(|| {
-            let device = (config.kind == CostKind::Device).then(|| {
-                Arc::new(Shared {
-                    prices: CachePadded::new(Prices::new()),
-                    ports: boxed(ports.len(), |_| CachePadded::new(Words::new())),
-                    finder: P::Mutex::new(Finder::boxed()),
-                })
-            });
-            let port = |(index, inner)| {
-                let tally =
-                    |shared: &Arc<Shared<P>>| Tally::new(shared.clone(), index, tags, flows);
-                CostPort { inner, config: *config, device: device.as_ref().map(tally) }
-            };
-            let ports = ports.into_iter().enumerate().map(port).collect();
-            Ok((Costs { inner, device }, ports))
-        })
-    }
-}
-
-layer!(Costs, CostPort);
-
-impl<L: Policy, P: Platform> layer::Layer for Costs<L, P> {
-    type Inner = L;
-
-    fn inner(&self) -> &L {
-        &self.inner
+impl Pricer {
+    pub(crate) fn new(config: Option<CostConfig>, flows: usize) -> Self {
+        let is_by_device = config.is_some_and(|config| config.is_by_device());
+        let cursors = if is_by_device { flows.clamp(1, CURSORS) } else { 0 };
+        Pricer { config, ends: zeroes(cursors) }
     }
 
-    fn tick(&self, now_ns: u64, wake: &mut PortSet) -> Option<u64> {
-        let inner = &self.inner;
-        let Some(shared) = &self.device else { return inner.tick(now_ns, wake) };
-        shared.finder.with(|finder| {
-            if finder.inner_ns <= now_ns {
-                finder.inner_ns = inner.tick(now_ns, wake).unwrap_or(u64::MAX);
-            }
-            if finder.next_ns <= now_ns {
-                let mut sum = [0; 64];
-                shared.ports.iter().for_each(|words| words.add_to(&mut sum));
-                if let Some(is_much) = finder.look(now_ns, &sum, &inner.stats(), &shared.prices) {
-                    inner.costs_vary(is_much);
-                }
-            }
-            Some(finder.inner_ns.min(finder.next_ns))
-        })
-    }
-
-    layer::forward_policy! {
-        add_flow_as set_weight set_urgent set_weights tune remove_flow costs_vary class_weights
-    }
-
-    fn stats(&self) -> Stats {
-        let cost = self.device.as_ref().map(|shared| shared.finder.with(|finder| finder.stats()));
-        Stats { cost, ..self.inner.stats() }
-    }
-}
-
-impl<L: Limits, P: Platform> Limits for Costs<L, P> {
-    fn set_target(&self, flow: FlowId, target: Option<Target>) -> Result<(), FlowError> {
-        self.inner.set_target(flow, target)
-    }
-
-    fn target(&self, flow: FlowId) -> Option<TargetStats> {
-        self.inner.target(flow)
-    }
-}
-
-impl<Q: Port, P: Platform> layer::PortLayer for CostPort<Q, P> {
-    type Inner = Q;
-
-    fn inner(&self) -> &Q {
-        &self.inner
-    }
-
-    fn inner_mut(&mut self) -> &mut Q {
-        &mut self.inner
-    }
-
+    /// The class of a request, and its cost. By the device's time its cost alone and as a part of a
+    /// command is the same, because windows count requests.
     #[inline(always)]
-    fn submit(
+    pub(crate) fn price<P: Platform>(
         &mut self,
-        now_ns: u64,
         request: &Request,
-        wake: &mut PortSet,
-    ) -> Result<Submitted, SubmitError> {
-        let by_device = self.device.as_mut().map(|tally| tally.charge(request));
-        let cost = self.config.charge(request.op, request.length, by_device);
-        self.inner.submit(now_ns, &Request { cost, ..*request }, wake)
-    }
-
-    #[inline(always)]
-    fn complete(&mut self, now_ns: u64, tag: Tag, outcome: Outcome, wake: &mut PortSet) -> bool {
-        let was_issued = self.inner.complete(now_ns, tag, outcome, wake);
-        if was_issued && let Some(tally) = &mut self.device {
-            tally.completed(tag);
+        prices: &Prices<P>,
+    ) -> (u8, Cost) {
+        let Some(config) = &self.config else { return (NO_CLASS, request.cost) };
+        let Request { op, length, .. } = *request;
+        if !config.is_by_device() {
+            return (NO_CLASS, config.charge(op, length, None));
         }
-        was_issued
-    }
-
-    fn grow(&mut self, now_ns: u64, tag: Tag, growth: &Growth, wake: &mut PortSet) -> bool {
-        let by_device = self.device.as_ref().map(|tally| tally.growth(growth));
-        let cost = self.config.charge(growth.op, growth.length, by_device).joined;
-        let has_grown = self.inner.grow(now_ns, tag, &Growth { cost, ..*growth }, wake);
-        if has_grown && let Some(tally) = &mut self.device {
-            tally.grown(tag, growth);
+        let mut kind = tally::first(op);
+        if kind >= KINDS {
+            return (NO_CLASS, config.charge(op, length, None));
         }
-        has_grown
+        // With fewer flows than cursors each flow has its own, since the mask changes no slot.
+        if let Some(end) = self.ends.get_mut(request.flow.slot() & (CURSORS - 1)) {
+            kind += usize::from(end.abs_diff(request.offset) <= NEAR);
+            *end = request.offset.saturating_add(length.into());
+        }
+        let class = class(kind, length);
+        let alone = prices.cost(kind, class, length);
+        (class as u8, config.charge(op, length, Some((alone, alone))))
     }
 
-    layer::forward_port! {
-        next cancel expedite requeue hold barrier admit has_work staged flow_stats reason
+    /// The cost of a growth: that of its bytes, which is the same for all kinds of a direction.
+    pub(crate) fn growth<P: Platform>(&self, growth: &Growth, prices: &Prices<P>) -> u64 {
+        let Some(config) = &self.config else { return growth.cost };
+        let bytes = prices.of_bytes(tally::first(growth.op), growth.length);
+        config.charge(growth.op, growth.length, Some((bytes, bytes))).joined
     }
 }
 

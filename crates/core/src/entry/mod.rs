@@ -93,13 +93,17 @@ pub trait Entry: 'static {
     const PROMISES: Promises;
     /// Its configuration.
     type Config: Configure;
-    /// The type of the policy.
+    /// The type of the policy with its stages around it.
     type Policy<P: Platform>: Limits<Port: 'static>;
 
     /// Its configuration for this shape before any key is set. Only defaults that depend on other
     /// knobs use `keys`.
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError>;
 
-    /// Builds the policy and its ports.
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError>;
+    /// Builds the policy, within its stages, and its ports. `has_limits`: flows can have caps and
+    /// reservations, and be in groups.
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError>;
 }

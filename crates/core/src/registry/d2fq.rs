@@ -3,11 +3,12 @@
 use crate::contract::bounds::{ConfigError, MAX_KNOB_NS, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::share::Limits;
-use crate::cost::{Costed, Costs};
+use crate::cost::Costed;
 use crate::entry::knobs::{Configure, Knob, Knobs};
 use crate::entry::{self, Built, Keys, Promises, Shape, said};
 use crate::policy::d2fq::ratio::{RATIO_MAX, RATIO_MIN};
 use crate::policy::d2fq::{D2fq, D2fqConfig, Ratio};
+use crate::policy::managed::{Managed, Stages};
 
 impl Configure for D2fqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
@@ -54,7 +55,7 @@ impl entry::Entry for Entry {
     /// time may go back: a flow behind it lowers it (Figure 9).
     const PROMISES: Promises = Promises { needs_classes: true, ..Promises::NONE };
     type Config = Costed<D2fqConfig>;
-    type Policy<P: Platform> = Costs<D2fq<P>, P>;
+    type Policy<P: Platform> = Managed<D2fq<P>, P>;
 
     fn config(shape: &Shape, keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         if let (Some(ratio @ 1..), Some(initial)) = (said(keys, "hl"), said(keys, "initial")) {
@@ -64,10 +65,13 @@ impl entry::Entry for Entry {
         Ok(Costed::new(config))
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let stages = Stages { cost: Some(config.cost), depth: None, has_limits };
         let (tags, flows) = (config.policy.tags, config.policy.flows);
-        let (policy, ports) = D2fq::new(config.policy)?;
-        Costs::new(policy, ports, tags, flows, &config.cost)
+        Managed::new(D2fq::new(config.policy)?, tags, flows, &stages)
     }
 }
 

@@ -3,13 +3,13 @@
 use crate::contract::bounds::{ConfigError, MAX_SLOTS};
 use crate::contract::platform::Platform;
 use crate::contract::share::Limits;
-use crate::cost::{CostKind, Costed, Costs};
+use crate::cost::{CostKind, Costed};
 use crate::entry::knobs::{
     AUTO, Configure, Knob, Knobs, LEAST_COST, MERGE, READ_COST, WRITE_COST, slots,
 };
 use crate::entry::{self, Built, Keys, Promises, Shape};
-use crate::policy::depth::{AutoDepth, FIRST};
 use crate::policy::kyber_fair::{KyberFair, KyberFairConfig, Totals};
+use crate::policy::managed::{Managed, Stages};
 
 /// The most tokens of a period, in bytes.
 const MAX_TOKENS: u64 = 1 << 38;
@@ -62,7 +62,7 @@ impl entry::Entry for Entry {
     const NAME: &'static str = "kyber-fair";
     const PROMISES: Promises = Promises { holds_back: true, turn: 1 << 30, ..Promises::NONE };
     type Config = Config;
-    type Policy<P: Platform> = Costs<AutoDepth<KyberFair<P>, P>, P>;
+    type Policy<P: Platform> = Managed<KyberFair<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Config, ConfigError> {
         let mut config = KyberFairConfig::new(shape.ports.ports(), shape.flows, shape.tags);
@@ -70,18 +70,15 @@ impl entry::Entry for Entry {
         Ok(Config(Costed::new(config)))
     }
 
-    fn build<P: Platform>(config: Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
-        let Config(Costed { policy: mut config, cost }) = config;
+    fn build<P: Platform>(
+        Config(config): Config,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
+        let Costed { policy: mut config, cost } = config;
         // The ratio of writes to reads is in the requests' cost already.
         config.measured_writes &= cost.kind != CostKind::Device;
-        let searches = config.busy == AUTO;
-        if searches {
-            config.busy = FIRST;
-        }
-        let KyberFairConfig { tags, flows, busy, .. } = config;
-        let (policy, ports) = KyberFair::new(&config)?;
-        let (policy, ports) = AutoDepth::busy(policy, ports, tags, flows, busy, searches)?;
-        Costs::new(policy, ports, tags, flows, &cost)
+        let stages = Stages { has_limits, ..Stages::of_busy(cost, &mut config.busy) };
+        Managed::new(KyberFair::new(&config)?, config.tags, config.flows, &stages)
     }
 }
 

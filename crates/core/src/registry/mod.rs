@@ -24,7 +24,6 @@ use crate::contract::bounds::{ConfigError, granted};
 use crate::contract::layer::names::*;
 use crate::contract::platform::Native;
 use crate::entry::knobs::{Field, each, list};
-use crate::policy::limits;
 use crate::policy::serial::entry::Alone;
 use crate::policy::serial::sfqd::SfqdScheduler;
 use crate::structures::topology::Topology;
@@ -36,9 +35,9 @@ pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
 pub mod none {
     use crate::contract::bounds::ConfigError;
     use crate::contract::platform::Platform;
-    use crate::contract::share::Limits;
     use crate::entry::knobs::{Configure, Knobs};
     use crate::entry::{self, Built, Keys, Promises, Shape};
+    use crate::policy::managed::{Managed, Stages};
     use crate::policy::none::NonePolicy;
 
     /// `none`.
@@ -48,14 +47,19 @@ pub mod none {
         const NAME: &'static str = "none";
         const PROMISES: Promises = Promises::NONE;
         type Config = Shape;
-        type Policy<P: Platform> = NonePolicy<P>;
+        type Policy<P: Platform> = Managed<NonePolicy<P>, P>;
 
         fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Shape, ConfigError> {
             Ok(shape.clone())
         }
 
-        fn build<P: Platform>(shape: Shape) -> Result<Built<NonePolicy<P>>, ConfigError> {
-            NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)
+        fn build<P: Platform>(
+            shape: Shape,
+            has_limits: bool,
+        ) -> Result<Built<Self::Policy<P>>, ConfigError> {
+            let built = NonePolicy::new(shape.ports.ports(), shape.flows, shape.tags)?;
+            let stages = Stages { has_limits, ..Stages::default() };
+            Managed::new(built, shape.tags, shape.flows, &stages)
         }
     }
 
@@ -63,9 +67,6 @@ pub mod none {
     impl Configure for Shape {
         fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
     }
-
-    /// `none` by itself keeps no limits.
-    impl<P: Platform> Limits for NonePolicy<P> {}
 }
 
 /// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has
@@ -306,17 +307,17 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
     Ok(config)
 }
 
-/// The type that is built for an entry: its policy, and around it the layer that keeps limits.
-pub type Layered<E, P> = limits::Limited<<E as Entry>::Policy<P>, P>;
+/// The type that is built for an entry: its policy with its stages around it.
+pub type Layered<E, P> = <E as Entry>::Policy<P>;
 
-/// Builds the policy of this entry with these keys, around it the layer that keeps [groups,
-/// reservations and caps](crate::limits), and its ports: as a type of its own, for embedders that
-/// know which policy they want and have their loop compiled for it.
+/// Builds the policy of this entry with these keys, around it the stages of its entry and those for
+/// [groups, reservations and caps](crate::limits), and its ports: as a type of its own, for
+/// embedders that know which policy they want and have their loop compiled for it.
 ///
 /// All policies are built by this one call, so a new knob of a policy breaks no caller.
 ///
 /// **Memory.** All of it is allocated here, and none when flows are added. If there is not enough
-/// for the policy and the layer around it, the error is [`ConfigError::Memory`].
+/// for the policy and its stages, the error is [`ConfigError::Memory`].
 ///
 /// ```
 /// use fairq_core::registry::{self, Shape};
@@ -332,18 +333,24 @@ pub fn build<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
 ) -> Result<Built<Layered<E, P>>, Error> {
-    let (policy, ports) = bare::<E, P>(keys, shape)?;
-    Ok(limits::Limited::new(policy, ports, shape.tags, shape.flows)?)
+    within::<E, P>(keys, shape, true)
 }
 
-/// Builds the same without the layer that keeps groups, reservations and caps, for embedders that
-/// use none of them: the policy refuses them, and needs less memory, less time for each verb, and
-/// less stack.
-#[inline(never)]
+/// Builds the same without groups, reservations and caps, for embedders that use none of them: the
+/// policy refuses them, and needs less memory.
 pub fn bare<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,
-) -> Result<Built<E::Policy<P>>, Error> {
+) -> Result<Built<Layered<E, P>>, Error> {
+    within::<E, P>(keys, shape, false)
+}
+
+#[inline(never)]
+fn within<E: Entry, P: Platform>(
+    keys: Keys<'_>,
+    shape: &Shape,
+    has_limits: bool,
+) -> Result<Built<Layered<E, P>>, Error> {
     let config = configure::<E>(keys, shape)?;
-    Ok(granted(|| E::build(config))?)
+    Ok(granted(|| E::build(config, has_limits))?)
 }

@@ -3,11 +3,10 @@
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
-use crate::contract::share::Limits;
-use crate::cost::{Costed, Costs};
+use crate::cost::Costed;
 use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape};
-use crate::policy::depth::{AutoDepth, FIRST};
+use crate::policy::managed::{Managed, Stages};
 use crate::policy::mqfq::{Mqfq, MqfqConfig};
 
 impl Configure for MqfqConfig {
@@ -42,7 +41,7 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         ..Promises::NONE
     };
     type Config = Costed<MqfqConfig>;
-    type Policy<P: Platform> = Costs<AutoDepth<Mqfq<P>, P>, P>;
+    type Policy<P: Platform> = Managed<Mqfq<P>, P>;
 
     fn config(shape: &Shape, _keys: Keys<'_>) -> Result<Self::Config, ConfigError> {
         let mut config = MqfqConfig::new(shape.ports.clone(), shape.flows, shape.tags);
@@ -52,18 +51,13 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         Ok(Costed::by_device(config))
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Self::Policy<P>>, ConfigError> {
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let Costed { policy: mut config, cost } = config;
-        let searches = config.slots == AUTO;
-        if searches {
-            config.slots = FIRST;
-        }
+        let stages = Stages { has_limits, ..Stages::of_slots(cost, &mut config.slots) };
         let (tags, flows) = (config.tags, config.flows);
-        let (policy, ports) = Mqfq::new(config)?;
-        let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, searches)?;
-        Costs::new(policy, ports, tags, flows, &cost)
+        Managed::new(Mqfq::new(config)?, tags, flows, &stages)
     }
 }
-
-/// `mqfq` by itself keeps no limits.
-impl<P: Platform> Limits for Mqfq<P> {}

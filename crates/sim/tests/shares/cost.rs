@@ -1,8 +1,9 @@
 //! Costs by the device's time, in the lab.
 
 use super::changed;
-use fairq_core::cost::{CostConfig, CostKind, Costs};
-use fairq_core::depth::AutoDepth;
+use fairq_core::cost::{CostConfig, CostKind};
+use fairq_core::depth::DepthConfig;
+use fairq_core::managed::{Managed, Stages};
 use fairq_core::mqfq::Mqfq;
 use fairq_core::{ConfigError, Platform};
 use fairq_device::{Profile, State};
@@ -15,16 +16,16 @@ use fairq_sim::{Run, run};
 struct Costed(CostKind, Option<u32>);
 
 impl<P: Platform> Subject<P> for Costed {
-    type Policy = Costs<AutoDepth<Mqfq<P>, P>, P>;
+    type Policy = Managed<Mqfq<P>, P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
         let multi = MqfqSubject { slots: self.1.unwrap_or(64), threshold: 45 << 10 };
-        let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
-        let (tags, flows) = (scenario.tags(), scenario.flows());
-        let (policy, ports) = AutoDepth::new(policy, ports, tags, flows, self.1.is_none())?;
+        let built = Subject::<P>::build(&multi, scenario)?;
         let mut cost = CostConfig::default();
         cost.kind = self.0;
-        Costs::new(policy, ports, tags, flows, &cost)
+        let depth = Some(DepthConfig::Slots { is_auto: self.1.is_none() });
+        let stages = Stages { cost: Some(cost), depth, ..Stages::default() };
+        Managed::new(built, scenario.tags(), scenario.flows(), &stages)
     }
 
     fn promise(&self) -> Promise {

@@ -7,8 +7,9 @@
 //! also gives a ratio of 2.5 there.
 
 use super::changed;
-use fairq_core::depth::AutoDepth;
+use fairq_core::depth::DepthConfig;
 use fairq_core::kyber_fair::{KyberFair, Totals};
+use fairq_core::managed::{Managed, Stages};
 use fairq_core::mqfq::Mqfq;
 use fairq_core::{ConfigError, Platform};
 use fairq_device::{DiskProfile, Profile};
@@ -21,12 +22,14 @@ use fairq_sim::{Run, run};
 struct Auto;
 
 impl<P: Platform> Subject<P> for Auto {
-    type Policy = AutoDepth<Mqfq<P>, P>;
+    type Policy = Managed<Mqfq<P>, P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
         let multi = MqfqSubject { slots: 64, threshold: 45 << 10 };
-        let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
-        AutoDepth::new(policy, ports, scenario.tags(), scenario.flows(), true)
+        let built = Subject::<P>::build(&multi, scenario)?;
+        let depth = Some(DepthConfig::Slots { is_auto: true });
+        let stages = Stages { depth, ..Stages::default() };
+        Managed::new(built, scenario.tags(), scenario.flows(), &stages)
     }
 
     fn promise(&self) -> Promise {
@@ -38,14 +41,15 @@ impl<P: Platform> Subject<P> for Auto {
 struct Tokens(Option<u32>);
 
 impl<P: Platform> Subject<P> for Tokens {
-    type Policy = AutoDepth<KyberFair<P>, P>;
+    type Policy = Managed<KyberFair<P>, P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
         let busy = self.0.unwrap_or(16);
         let fair = KyberFairSubject { busy, totals: Totals::default() };
-        let (policy, ports) = Subject::<P>::build(&fair, scenario)?;
-        let (tags, flows) = (scenario.tags(), scenario.flows());
-        AutoDepth::busy(policy, ports, tags, flows, busy, self.0.is_none())
+        let built = Subject::<P>::build(&fair, scenario)?;
+        let depth = Some(DepthConfig::Busy { busy, is_auto: self.0.is_none() });
+        let stages = Stages { depth, ..Stages::default() };
+        Managed::new(built, scenario.tags(), scenario.flows(), &stages)
     }
 
     fn promise(&self) -> Promise {

@@ -1,7 +1,8 @@
 //! Latency targets in the lab: a tenant of depth 1 beside four of depth 256 has its target, and the
 //! device is as full as that allows.
 
-use fairq_core::depth::AutoDepth;
+use fairq_core::depth::DepthConfig;
+use fairq_core::managed::{Managed, Stages};
 use fairq_core::mqfq::Mqfq;
 use fairq_core::{ConfigError, Platform, Target};
 use fairq_device::Profile;
@@ -14,13 +15,14 @@ use fairq_sim::{Run, run};
 struct Held(Option<u32>);
 
 impl<P: Platform> Subject<P> for Held {
-    type Policy = AutoDepth<Mqfq<P>, P>;
+    type Policy = Managed<Mqfq<P>, P>;
 
     fn build(&self, scenario: &Scenario) -> Result<Built<Self::Policy>, ConfigError> {
         let multi = MqfqSubject { slots: self.0.unwrap_or(64), threshold: 45 << 10 };
-        let (policy, ports) = Subject::<P>::build(&multi, scenario)?;
-        let (tags, flows) = (scenario.tags(), scenario.flows());
-        AutoDepth::new(policy, ports, tags, flows, self.0.is_none())
+        let built = Subject::<P>::build(&multi, scenario)?;
+        let depth = Some(DepthConfig::Slots { is_auto: self.0.is_none() });
+        let stages = Stages { depth, ..Stages::default() };
+        Managed::new(built, scenario.tags(), scenario.flows(), &stages)
     }
 
     fn promise(&self) -> Promise {

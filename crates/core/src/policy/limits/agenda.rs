@@ -9,7 +9,7 @@ use crate::contract::vtime::VTime;
 use crate::structures::queues::{Fifo, Key, Links, Tournament};
 
 /// Lanes by number. Each has a key, such as its flow's slot.
-pub(super) struct Agenda {
+pub(crate) struct Agenda {
     /// The flow of each lane that is open, and the time of the lane's next visit: the order has the
     /// lower 56 bits, two years of nanoseconds.
     lanes: Box<[(Option<FlowId>, u64)]>,
@@ -19,14 +19,14 @@ pub(super) struct Agenda {
     links: Links,
     order: Tournament,
     turns: u64,
-    pub(super) open: u32,
+    pub(crate) open: u32,
     /// Time of the first visit; [`u64::MAX`] if there is none.
-    pub(super) first_ns: u64,
+    pub(crate) first_ns: u64,
 }
 
 impl Agenda {
     /// For the keys below `keys`, of which at most `lanes` have a lane at once.
-    pub(super) fn new(lanes: usize, keys: usize) -> Self {
+    pub(crate) fn new(lanes: usize, keys: usize) -> Self {
         let (mut free, mut links) = (Fifo::default(), Links::new(lanes));
         (0..lanes as u32).for_each(|lane| links.push(&mut free, lane));
         Agenda {
@@ -42,21 +42,21 @@ impl Agenda {
     }
 
     /// The lane to be visited first, and its flow.
-    pub(super) fn first(&self) -> Option<(usize, FlowId)> {
+    pub(crate) fn first(&self) -> Option<(usize, FlowId)> {
         let lane = self.order.get()?.tag();
         Some((lane, self.lanes.get(lane)?.0?))
     }
 
     /// The flow's lane under this key.
     #[inline]
-    pub(super) fn lane(&self, key: usize, flow: FlowId) -> Option<usize> {
+    pub(crate) fn lane(&self, key: usize, flow: FlowId) -> Option<usize> {
         let lane = (*self.of.get(key)? as usize).checked_sub(1)?;
         (self.lanes.get(lane)?.0 == Some(flow)).then_some(lane)
     }
 
     /// Has the lane visited at this time. Of lanes with the same time the one that was put there
     /// first is visited first.
-    pub(super) fn visit_at(&mut self, lane: usize, at_ns: u64) {
+    pub(crate) fn visit_at(&mut self, lane: usize, at_ns: u64) {
         if let Some((_, time)) = self.lanes.get_mut(lane) {
             *time = at_ns;
         }
@@ -72,7 +72,7 @@ impl Agenda {
 
     /// Opens a lane for the flow under a key that has none, to be visited at this time. `None` if
     /// no lane is free.
-    pub(super) fn open(&mut self, key: usize, flow: FlowId, at_ns: u64) -> Option<usize> {
+    pub(crate) fn open(&mut self, key: usize, flow: FlowId, at_ns: u64) -> Option<usize> {
         let lane = self.links.pop(&mut self.free)?;
         self.open += 1;
         if let Some(place) = self.lanes.get_mut(lane as usize) {
@@ -86,7 +86,7 @@ impl Agenda {
     }
 
     /// Closes the lane of this key; gives whether there was one.
-    pub(super) fn close(&mut self, key: usize) -> bool {
+    pub(crate) fn close(&mut self, key: usize) -> bool {
         let lane = self.of.get_mut(key).map_or(0, core::mem::take).wrapping_sub(1);
         let Some(place) = self.lanes.get_mut(lane as usize) else { return false };
         place.0 = None;

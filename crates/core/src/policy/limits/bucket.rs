@@ -32,21 +32,21 @@ const DEBT: u64 = 2;
 /// A point in time or a length of it, in 64ths of a nanosecond. After nine years the clock stands
 /// still here, and caps and reservations are not counted from then on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(super) struct Time(u64);
+pub(crate) struct Time(u64);
 
 impl Time {
-    pub(super) fn of_ns(ns: u64) -> Time {
+    pub(crate) fn of_ns(ns: u64) -> Time {
         Time(ns.min(u64::MAX >> FRACTION_BITS) << FRACTION_BITS)
     }
 
     /// In nanoseconds, rounded up so that it is never early.
-    pub(super) fn ns(self) -> u64 {
+    pub(crate) fn ns(self) -> u64 {
         self.0.div_ceil(1 << FRACTION_BITS)
     }
 }
 
 /// A bucket that all ports share.
-pub(super) struct Bucket<P: Platform> {
+pub(crate) struct Bucket<P: Platform> {
     full_at: P::U64,
     /// Time that the rate needs for one request or byte, in 2^-20 of a [`Time`].
     step: P::U64,
@@ -55,41 +55,43 @@ pub(super) struct Bucket<P: Platform> {
 }
 
 impl<P: Platform> Bucket<P> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [full_at, step, burst] = core::array::from_fn(|_| P::U64::new(0));
         Bucket { full_at, step, burst }
     }
 
     /// Changes the rate and the burst, and fills the bucket.
-    pub(super) fn set(&self, per_second: u64, burst: u64) {
+    pub(crate) fn set(&self, per_second: u64, burst: u64) {
         self.set_rate(per_second, burst);
         self.full_at.store(0, Ordering::Relaxed);
     }
 
     /// Changes the rate and the burst; amounts that were taken stay taken.
-    pub(super) fn set_rate(&self, per_second: u64, burst: u64) {
+    pub(crate) fn set_rate(&self, per_second: u64, burst: u64) {
         let step = (SECOND << STEP_BITS).div_ceil(per_second.max(1));
         self.step.store(step, Ordering::Relaxed);
         self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
     }
 
     /// When it is full again, in a [`Time`]'s unit: for the same rate and burst, the amount taken.
-    pub(super) fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.full_at.load(Ordering::Relaxed)
     }
 
     /// Restores the value that [`taken`](Self::taken) gave for the same rate and burst.
-    pub(super) fn resume(&self, taken: u64) {
+    pub(crate) fn resume(&self, taken: u64) {
         self.full_at.store(taken, Ordering::Relaxed);
     }
 
     /// Time that its rate needs for `amount` requests or bytes.
-    pub(super) fn cost(&self, amount: u64) -> Time {
+    #[inline]
+    pub(crate) fn cost(&self, amount: u64) -> Time {
         lasts(self.step.load(Ordering::Relaxed), amount)
     }
 
     /// The earliest time at which `cost` may be taken if nothing else is, and the word to store
     /// then.
+    #[inline]
     fn earliest(&self, full_at: u64, now: Time, cost: Time) -> (Time, u64) {
         let after = full_at.max(now.0).saturating_add(cost.0);
         // A request larger than the burst may go when the bucket is full: else it would wait for
@@ -99,12 +101,13 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// The earliest time at which `cost` may be taken if nothing else is.
-    pub(super) fn when(&self, now: Time, cost: Time) -> Time {
+    pub(crate) fn when(&self, now: Time, cost: Time) -> Time {
         self.earliest(self.full_at.load(Ordering::Relaxed), now, cost).0
     }
 
     /// Takes `cost` now, or gives the earliest time at which it may be taken.
-    pub(super) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
+    #[inline]
+    pub(crate) fn take(&self, now: Time, cost: Time) -> Result<(), Time> {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         loop {
             let (when, after) = self.earliest(full_at, now, cost);
@@ -123,7 +126,8 @@ impl<P: Platform> Bucket<P> {
     /// debt of at most [`DEBT`] bursts. If less than an eighth of the request is missing to that
     /// limit, nothing is written, so that a flow far above this rate does not write the shared word
     /// for each request.
-    pub(super) fn spend(&self, now: Time, cost: Time) {
+    #[inline]
+    pub(crate) fn spend(&self, now: Time, cost: Time) {
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
         let most = now.0.saturating_add(burst.saturating_mul(1 + DEBT));
         let mut full_at = self.full_at.load(Ordering::Relaxed);
@@ -138,7 +142,7 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// Whether the debt is more than a quarter of the burst.
-    pub(super) fn has_debt(&self, now: Time) -> bool {
+    pub(crate) fn has_debt(&self, now: Time) -> bool {
         let burst = self.burst.load(Ordering::Relaxed);
         let empty = now.0.saturating_add(burst);
         self.full_at.load(Ordering::Relaxed) > empty.saturating_add(burst / 4)
@@ -146,7 +150,7 @@ impl<P: Platform> Bucket<P> {
 
     /// Takes `cost` for the growth of a request that has taken its amount; the missing part is a
     /// debt.
-    pub(super) fn charge(&self, now: Time, cost: Time) {
+    pub(crate) fn charge(&self, now: Time, cost: Time) {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
         while let Err(other) = self.full_at.compare_exchange(
@@ -160,7 +164,7 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// Refunds `cost`, which was not used. (The bucket may have been [set](Self::set) meanwhile.)
-    pub(super) fn refund(&self, cost: Time) {
+    pub(crate) fn refund(&self, cost: Time) {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
         while let Err(other) =
@@ -171,6 +175,7 @@ impl<P: Platform> Bucket<P> {
     }
 }
 
+#[inline]
 fn lasts(step: u64, amount: u64) -> Time {
     let time = (u128::from(step) * u128::from(amount)) >> STEP_BITS;
     Time(u64::try_from(time).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2))

@@ -35,7 +35,7 @@ impl Fault for Careless {
 
 /// A flow with a cap of two requests at once, in a group with one of 4,096 bytes.
 fn capped<P: Platform>() -> Arc<Shared<P>> {
-    let shared = Shared::<P>::new(0, 1, 1, false);
+    let shared = Shared::<P>::new(1, 1, false);
     shared.accounts[0].caps[0].set(1_000_000, 2);
     shared.accounts[1].caps[1].set(1 << 30, 4096);
     let caps = of_side(Side::Both);
@@ -93,7 +93,7 @@ fn claim<P: Platform>(shared: &Shared<P>) -> Claim {
 /// and cannot send refunds it.
 fn two_ports_go_ahead_once_between_them<P: Platform>() {
     check(4, || {
-        let shared = Arc::new(Shared::<P>::new(2, 1, 0, false));
+        let shared = Arc::new(Shared::<P>::new(1, 0, false));
         grant(&shared);
         let now = Time::of_ns(NOW_NS + 60_000_000);
         let take = |gives_back: bool| {
@@ -130,7 +130,7 @@ fn the_model_sees_what_goes_ahead_twice() {
 /// A port that sees that a flow has a reservation sees its rate, and that its bucket begins empty.
 fn a_reservation_that_is_seen_has_its_rate<P: Platform>() {
     check(4, || {
-        let shared = Arc::new(Shared::<P>::new(1, 1, 0, false));
+        let shared = Arc::new(Shared::<P>::new(1, 0, false));
         let control = shared.clone();
         let grants = thread::spawn(move || grant(&control));
         let claim = claim(&shared);

@@ -12,9 +12,7 @@ use alloc::boxed::Box;
 use crossbeam_utils::CachePadded;
 
 use super::bucket::{Bucket, Time};
-use super::counts::{Activity, Demand, Words};
-use super::port::{AGAIN_NS, AT_ONCE};
-use super::supply::Total;
+use super::{AGAIN_NS, AT_ONCE};
 use crate::contract::bounds::boxed;
 use crate::contract::flow::{FlowId, Weight};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
@@ -26,10 +24,10 @@ const LEVELS: usize = Group::LEVELS + 1;
 /// Shift of the nearest group with caps in a word: its number plus one, or 0.
 const ABOVE_SHIFT: u32 = 8;
 /// The caps in a set of buckets; above them are the two buckets of a reservation.
-pub(super) const CAPS: u8 = (1 << Caps::COUNT) - 1;
-pub(super) const LEAST_SHIFT: u32 = Caps::COUNT as u32;
+pub(crate) const CAPS: u8 = (1 << Caps::COUNT) - 1;
+pub(crate) const LEAST_SHIFT: u32 = Caps::COUNT as u32;
 /// The buckets that count bytes.
-pub(super) const BYTES: u8 = 0b1010_1010;
+pub(crate) const BYTES: u8 = 0b1010_1010;
 /// Bytes that a discard counts for.
 const DISCARD_BYTES: u32 = 512;
 /// A reservation may catch up at once on its rate's amount in a second, divided by this.
@@ -37,59 +35,46 @@ const BURST: u64 = 20;
 /// Turns are counted in 256ths.
 const ONE: u64 = 256;
 
-/// Flags of the state: some flow or group has had caps; has had a group; has had a reservation.
-pub(super) const CAPPED: u64 = 1;
-pub(super) const SHARED: u64 = 2;
-pub(super) const RESERVED: u64 = 4;
-/// One change of the settings.
-const CHANGE: u64 = 8;
-
 /// State that ports and the control side share.
-pub(super) struct Shared<P: Platform> {
-    /// The ports' work for this layer: flags that are never taken back, and above them the number
-    /// of changes of caps and of flows with reservations. 0: there is nothing to do.
-    state: P::U64,
+pub(crate) struct Shared<P: Platform> {
     /// The most requests that a port may have on the device beside those that went ahead for a
     /// reservation; [`u64::MAX`] is no bound.
-    pub(super) room: P::U64,
+    pub(crate) room: P::U64,
     /// The policy schedules by the device's classes.
-    pub(super) has_classes: bool,
-    pub(super) flows: usize,
+    pub(crate) has_classes: bool,
+    pub(crate) flows: usize,
     /// The [`Word`] of each flow and, after them, of each group.
     words: Box<[P::U64]>,
-    pub(super) accounts: Box<[CachePadded<Account<P>>]>,
-    pub(super) ports: Box<[CachePadded<Words<P>>]>,
-    /// By port and flow.
-    pub(super) activity: Box<[Box<[Activity<P>]>]>,
+    pub(crate) accounts: Box<[CachePadded<Account<P>>]>,
     /// Requests on the device that went before all others, of all ports.
-    pub(super) ahead: CachePadded<P::U64>,
+    pub(crate) ahead: CachePadded<P::U64>,
 }
 
 /// Shared state of a flow or a group: one line of what reservations need, and one and a half before
 /// it of what caps need.
 #[repr(C)]
-pub(super) struct Account<P: Platform> {
-    pub(super) caps: [Bucket<P>; Caps::COUNT],
+pub(crate) struct Account<P: Platform> {
+    pub(crate) caps: [Bucket<P>; Caps::COUNT],
     /// Sum of the weights of lanes of reads, and of lanes of writes, in 256ths.
-    pub(super) lanes: [P::U64; 2],
+    pub(crate) lanes: [P::U64; 2],
     /// The flow's effective weight, in 256ths.
-    pub(super) weight: P::U64,
+    pub(crate) weight: P::U64,
     held: P::U64,
     held_ns: P::U64,
     waiting: P::U64,
-    pub(super) least: [Bucket<P>; 2],
-    pub(super) ahead: P::U64,
+    pub(crate) least: [Bucket<P>; 2],
+    pub(crate) ahead: P::U64,
     /// Number of ports that have requests of it staged.
     ports: P::U64,
 }
 
 /// The buckets of a flow or group, and the nearest group around it that has caps.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Word {
-    pub(super) kinds: u8,
-    pub(super) above: Option<GroupId>,
+pub(crate) struct Word {
+    pub(crate) kinds: u8,
+    pub(crate) above: Option<GroupId>,
     /// The flow's generation; 0 for a group.
-    pub(super) generation: u32,
+    pub(crate) generation: u32,
 }
 
 impl Word {
@@ -98,6 +83,7 @@ impl Word {
         u64::from(self.generation) << 32 | above << ABOVE_SHIFT | u64::from(self.kinds)
     }
 
+    #[inline(always)]
     fn unpack(word: u64) -> Word {
         let above = (word >> ABOVE_SHIFT) as u16;
         let above = above.checked_sub(1).map(GroupId);
@@ -105,46 +91,58 @@ impl Word {
     }
 }
 
-/// The accounts with caps that count a request, and those caps: the flow's, if it has some, and
-/// those of its groups, inner ones first.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Path {
-    steps: [(u32, u8); LEVELS],
-    length: usize,
-    /// The groups around the flow that have caps of any kind.
-    pub(super) groups: Groups,
-    /// The buckets of the flow's reservation, a bit each.
-    pub(super) least: u8,
-    /// The bytes that are counted.
-    pub(super) bytes: u32,
+/// A request before the caps of its flow and of the groups around it, inner ones first.
+#[derive(Clone, Copy)]
+pub(crate) struct Path {
+    slot: u32,
+    word: Word,
+    /// The caps that count the request, and its bytes.
+    counted: u8,
+    bytes: u32,
     is_write: bool,
 }
 
-/// The groups with caps around a flow: their numbers plus one, and 0 for none.
-pub(super) type Groups = [u16; Group::LEVELS];
-
 impl Path {
-    /// Whether no cap counts the request.
-    pub(super) fn is_free(&self) -> bool {
-        self.length == 0
+    /// The path of a request of the flow with this word.
+    #[inline(always)]
+    pub(crate) fn of(request: &Request, word: Word) -> Path {
+        let (counted, bytes) = (counted_by(request.op), counted_bytes(request.op, request.length));
+        let slot = request.flow.slot() as u32;
+        Path { slot, word, counted, bytes, is_write: is_write(request) }
+    }
+
+    /// Whether a cap may count the request; groups around the flow are not read.
+    #[inline(always)]
+    pub(crate) fn may_have_caps(&self) -> bool {
+        self.word.kinds & self.counted != 0 || self.word.above.is_some()
+    }
+
+    /// The caps that count the request's operation, and the buckets of the flow's reservation.
+    #[inline(always)]
+    pub(crate) fn kinds(&self) -> u8 {
+        self.counted | self.word.kinds & !CAPS
     }
 }
+
+/// The groups with caps around a flow: their numbers plus one, and 0 for none.
+pub(crate) type Groups = [u16; Group::LEVELS];
 
 /// A request may not go yet: the time of the next try, and the group whose cap holds it longest, as
 /// its number plus one; 0 is the flow's own cap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Wait {
-    pub(super) until: Time,
-    pub(super) by: u16,
+pub(crate) struct Wait {
+    pub(crate) until: Time,
+    pub(crate) by: u16,
 }
 
 /// The caps of one side.
-pub(super) const fn of_side(side: Side) -> u8 {
+pub(crate) const fn of_side(side: Side) -> u8 {
     1 << Caps::index(side, Counted::Requests) | 1 << Caps::index(side, Counted::Bytes)
 }
 
 /// The caps that count the operation.
-pub(super) fn counted_by(op: Op) -> u8 {
+#[inline(always)]
+pub(crate) fn counted_by(op: Op) -> u8 {
     match op {
         Op::Read => of_side(Side::Both) | of_side(Side::Reads),
         Op::Write | Op::WriteZeroes | Op::Discard => of_side(Side::Both) | of_side(Side::Writes),
@@ -153,11 +151,12 @@ pub(super) fn counted_by(op: Op) -> u8 {
 }
 
 /// The bytes that are counted for this operation on `length` bytes.
-pub(super) fn counted_bytes(op: Op, length: u32) -> u32 {
+pub(crate) fn counted_bytes(op: Op, length: u32) -> u32 {
     if op == Op::Discard { DISCARD_BYTES } else { length }
 }
 
 /// The buckets whose bits are set, and what a request of these bytes takes from each.
+#[inline(always)]
 fn chosen<P: Platform>(
     buckets: &[Bucket<P>],
     kinds: u8,
@@ -174,59 +173,45 @@ fn chosen<P: Platform>(
 }
 
 impl<P: Platform> Shared<P> {
-    pub(super) fn new(ports: usize, flows: usize, groups: usize, has_classes: bool) -> Self {
+    pub(crate) fn new(flows: usize, groups: usize, has_classes: bool) -> Self {
         let word = || P::U64::new(0);
         let all = flows.saturating_add(groups);
         Shared {
-            state: word(),
             room: P::U64::new(u64::MAX),
             has_classes,
             flows,
             words: boxed(all, |_| word()),
             accounts: boxed(all, |_| CachePadded::new(Account::new())),
-            ports: boxed(ports, |_| CachePadded::new(Words::new())),
-            activity: boxed(ports, |_| boxed(flows, |_| Activity::new())),
             ahead: CachePadded::new(word()),
         }
     }
 
-    /// Flags and, above them, the number of changes.
-    #[inline]
-    pub(super) fn state(&self) -> u64 {
-        self.state.load(Ordering::Relaxed)
-    }
-
-    /// Number of changes of the settings; wraps.
-    pub(super) fn changes(state: u64) -> u16 {
-        (state / CHANGE) as u16
-    }
-
-    /// Sets flags, and counts a change. Called under the lock.
-    pub(super) fn set_state(&self, flags: u64, has_changed: bool) {
-        let change = if has_changed { CHANGE } else { 0 };
-        self.state.store((self.state() | flags).wrapping_add(change), Ordering::Relaxed);
-    }
-
     /// Sets the most requests that flows may have on the device beside those that went ahead for a
-    /// reservation; [`u64::MAX`] is no bound. Each port with live requests gets an equal part of
-    /// it, and at least one request.
-    pub(super) fn make_room(&self, most: u64) {
-        let ports = self.ports.iter().filter(|words| words.has_live()).count().max(1) as u64;
-        let room = if most == u64::MAX { most } else { most.div_ceil(ports).max(1) };
+    /// reservation; [`u64::MAX`] is no bound. Each of the `ports` with live requests gets an equal
+    /// part of it, and at least one request.
+    pub(crate) fn make_room(&self, most: u64, ports: u64) {
+        let room = if most == u64::MAX { most } else { most.div_ceil(ports.max(1)).max(1) };
         self.room.store(room, Ordering::Relaxed);
     }
 
+    /// Sets the weight of the flow's lanes.
+    pub(crate) fn weigh(&self, flow: FlowId, weight: Weight) {
+        if let Some(account) = self.account(flow.slot()) {
+            account.weight.store(weight.in_256ths().into(), Ordering::Relaxed);
+        }
+    }
+
     /// The account of the flow in this slot.
-    pub(super) fn account(&self, slot: usize) -> Option<&Account<P>> {
+    pub(crate) fn account(&self, slot: usize) -> Option<&Account<P>> {
         self.accounts.get(slot).map(|account| &**account)
     }
 
     /// The place of the group's word and account.
-    pub(super) fn place(&self, GroupId(id): GroupId) -> usize {
+    pub(crate) fn place(&self, GroupId(id): GroupId) -> usize {
         self.flows.saturating_add(id.into())
     }
 
-    pub(super) fn group(&self, group: GroupId) -> Option<&Account<P>> {
+    pub(crate) fn group(&self, group: GroupId) -> Option<&Account<P>> {
         self.account(self.place(group))
     }
 
@@ -236,99 +221,111 @@ impl<P: Platform> Shared<P> {
         self.account(slot).into_iter().chain(group)
     }
 
-    pub(super) fn put(&self, slot: usize, word: Word) {
+    pub(crate) fn put(&self, slot: usize, word: Word) {
         if let Some(place) = self.words.get(slot) {
             place.store(word.pack(), Ordering::Release);
         }
     }
 
+    #[inline(always)]
     fn word(&self, slot: usize) -> Word {
         Word::unpack(self.words.get(slot).map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
+    /// The word of a flow, if it is not gone.
+    #[inline(always)]
+    pub(crate) fn word_of(&self, flow: FlowId) -> Word {
+        let word = self.word(flow.slot());
+        if word.generation == flow.generation() { word } else { Word::default() }
+    }
+
     /// The buckets of the flow's reservation, a bit each.
-    pub(super) fn least_of(&self, flow: FlowId) -> u8 {
-        let Word { kinds, generation, .. } = self.word(flow.slot());
-        if generation == flow.generation() { kinds >> LEAST_SHIFT } else { 0 }
+    pub(crate) fn least_of(&self, flow: FlowId) -> u8 {
+        self.word_of(flow).kinds >> LEAST_SHIFT
     }
 
     /// The flow in this slot, if it has a reservation.
-    pub(super) fn reserved_in(&self, slot: usize) -> Option<FlowId> {
+    pub(crate) fn reserved_in(&self, slot: usize) -> Option<FlowId> {
         let Word { kinds, generation, .. } = self.word(slot);
         (kinds >> LEAST_SHIFT != 0).then(|| FlowId::new(slot as u32, generation))
     }
 
-    /// The path of a request; empty if its flow is gone.
-    #[inline]
-    pub(super) fn path(&self, request: &Request) -> Path {
-        let word = self.word(request.flow.slot());
-        if word.generation != request.flow.generation() {
-            return Path::default();
-        }
-        let bytes = counted_bytes(request.op, request.length);
-        self.walk(request.flow.slot(), word, counted_by(request.op), bytes, is_write(request))
+    /// The path of a request.
+    #[inline(always)]
+    pub(crate) fn path(&self, request: &Request) -> Path {
+        Path::of(request, self.word_of(request.flow))
     }
 
     /// The caps among these that count a live request of the flow in this slot.
-    pub(super) fn path_of(&self, slot: u32, kinds: u8, bytes: u32) -> Path {
-        self.walk(slot as usize, self.word(slot as usize), kinds & CAPS, bytes, false)
+    pub(crate) fn path_of(&self, slot: u32, kinds: u8, bytes: u32) -> Path {
+        let word = self.word(slot as usize);
+        Path { slot, word, counted: kinds & CAPS, bytes, is_write: false }
     }
 
-    /// One step a level.
-    #[inline(always)]
-    fn walk(&self, mut at: usize, mut word: Word, counted: u8, bytes: u32, is_write: bool) -> Path {
-        let least = word.kinds >> LEAST_SHIFT;
-        let mut path = Path { least, bytes, is_write, ..Path::default() };
-        for level in 0..LEVELS {
-            let caps = word.kinds & counted;
-            if caps != 0
-                && let Some(step) = path.steps.get_mut(path.length)
-            {
-                *step = (at as u32, caps);
-                path.length += 1;
-            }
-            let Some(group) = word.above else { break };
-            let Some(place) = path.groups.get_mut(level) else { break };
-            *place = group.0.wrapping_add(1);
-            at = self.place(group);
-            word = self.word(at);
+    /// The words of the flow and of the groups with caps around it, and their places.
+    #[inline]
+    fn words_on(&self, path: &Path) -> impl Iterator<Item = (usize, Word)> {
+        let mut next = Some((path.slot as usize, path.word));
+        let step = move || {
+            let (at, word) = next?;
+            next = word.above.map(|group| self.place(group)).map(|at| (at, self.word(at)));
+            Some((at, word))
+        };
+        core::iter::from_fn(step).take(LEVELS)
+    }
+
+    /// The groups with caps around the flow.
+    pub(crate) fn groups_on(&self, path: &Path) -> Groups {
+        let mut groups = Groups::default();
+        let around = self.words_on(path).skip(1);
+        for (place, (at, _)) in groups.iter_mut().zip(around) {
+            *place = self.by(at);
         }
-        path
+        groups
     }
 
-    /// The accounts on the path, and the caps of each that count the request.
-    fn on<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (u32, &'a Account<P>, u8)> {
-        let steps = path.steps.iter().take(path.length);
-        steps.filter_map(|&(at, caps)| Some((at, self.account(at as usize)?, caps)))
+    /// The accounts on the path with caps that count the request, and those caps.
+    #[inline]
+    fn on(&self, path: &Path) -> impl Iterator<Item = (usize, &Account<P>, u8)> {
+        let counted = path.counted;
+        let steps = self.words_on(path).filter(move |(_, word)| word.kinds & counted != 0);
+        steps.filter_map(move |(at, word)| Some((at, self.account(at)?, word.kinds & counted)))
+    }
+
+    /// Whether no cap counts the request.
+    pub(crate) fn is_free(&self, path: &Path) -> bool {
+        !path.may_have_caps() || self.on(path).next().is_none()
+    }
+
+    /// Takes the request's amount, if one cap alone counts it and lets it pass.
+    #[inline(always)]
+    pub(crate) fn take_one(&self, now: Time, path: &Path) -> bool {
+        let kinds = path.word.kinds & path.counted;
+        if path.word.above.is_none()
+            && kinds.is_power_of_two()
+            && let Some(account) = self.account(path.slot as usize)
+            && let Some((bucket, cost)) = chosen(&account.caps, kinds, path.bytes).next()
+        {
+            return bucket.take(now, cost).is_ok();
+        }
+        false
     }
 
     /// The caps on the path in order, and what the request takes from each.
-    fn caps<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a Bucket<P>, Time)> {
-        self.on(path).flat_map(|(_, account, caps)| chosen(&account.caps, caps, path.bytes))
+    fn caps(&self, path: &Path) -> impl Iterator<Item = (&Bucket<P>, Time)> {
+        let bytes = path.bytes;
+        self.on(path).flat_map(move |(_, account, caps)| chosen(&account.caps, caps, bytes))
+    }
+
+    /// The group with this account, as in [`Wait::by`].
+    fn by(&self, at: usize) -> u16 {
+        at.checked_sub(self.flows).map_or(0, |id| id as u16 + 1)
     }
 
     /// Takes the request's amounts from all caps on its path, or gives the time from which it may
     /// go.
-    #[inline]
-    pub(super) fn take(&self, now: Time, path: &Path) -> Result<(), Wait> {
-        // A cap that alone counts the request gives both answers at once.
-        let [(at, kinds), ..] = path.steps;
-        if path.length == 1
-            && kinds.is_power_of_two()
-            && let Some((bucket, cost)) = self.caps(path).next()
-        {
-            return bucket.take(now, cost).map_err(|until| Wait { until, by: self.by(at) });
-        }
-        self.take_all(now, path)
-    }
-
-    /// The group with this account, as in [`Wait::by`].
-    fn by(&self, at: u32) -> u16 {
-        (at as usize).checked_sub(self.flows).map_or(0, |id| id as u16 + 1)
-    }
-
     #[inline(never)]
-    fn take_all(&self, now: Time, path: &Path) -> Result<(), Wait> {
+    pub(crate) fn take(&self, now: Time, path: &Path) -> Result<(), Wait> {
         // All are checked before any is taken from: a request that has to wait writes no shared
         // word.
         let waits = self.on(path).map(|(at, account, caps)| Wait {
@@ -352,19 +349,19 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Refunds the amounts that the request has taken from the caps on its path.
-    pub(super) fn refund(&self, path: &Path) {
+    pub(crate) fn refund(&self, path: &Path) {
         self.caps(path).for_each(|(bucket, cost)| bucket.refund(cost));
     }
 
     /// Charges the path's caps for the growth of a request that has passed them: a debt.
-    pub(super) fn charge(&self, now: Time, path: &Path) {
+    pub(crate) fn charge(&self, now: Time, path: &Path) {
         self.caps(path).for_each(|(bucket, cost)| bucket.charge(now, cost));
     }
 
     /// Time from one request of a lane to its next, in nanoseconds, in which all other lanes that
     /// the same caps count have their shares by weight; 0 if there are none. While a cap is not
     /// empty, this lane's own turn is left out.
-    pub(super) fn pace_ns(&self, now: Time, path: &Path, weight: u64) -> u64 {
+    pub(crate) fn pace_ns(&self, now: Time, path: &Path, weight: u64) -> u64 {
         let pace = |(_, account, caps): (_, &Account<P>, _)| {
             let turns = account.turns(caps, path.is_write, weight);
             let is_empty = account.when(now, caps, path.bytes) > now;
@@ -377,7 +374,7 @@ impl<P: Platform> Shared<P> {
     /// Time at which a lane whose request has to wait is tried again, in nanoseconds. With many
     /// lanes at one cap some of them are tried later, so that the cap is checked `AT_ONCE` times
     /// for each request that passes it.
-    pub(super) fn again_ns(&self, now: Time, wait: Wait, path: &Path, weight: u64) -> u64 {
+    pub(crate) fn again_ns(&self, now: Time, wait: Wait, path: &Path, weight: u64) -> u64 {
         let later = |(_, account, caps): (_, &Account<P>, _)| {
             let turns = account.turns(caps, path.is_write, weight);
             // In whole turns: up to `AT_ONCE` other lanes of the same weight delay nothing.
@@ -389,7 +386,7 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Adds this to the weights of lanes of the flow and of these groups; wraps.
-    pub(super) fn weigh_lane(&self, slot: usize, groups: &Groups, is_write: bool, more: u64) {
+    pub(crate) fn weigh_lane(&self, slot: usize, groups: &Groups, is_write: bool, more: u64) {
         let groups = groups.iter().filter_map(|id| self.group(GroupId(id.checked_sub(1)?)));
         for account in self.account(slot).into_iter().chain(groups) {
             let [reads, writes] = &account.lanes;
@@ -399,7 +396,7 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Counts a request of the flow that waits for this group's cap.
-    pub(super) fn count_held(&self, slot: usize, by: u16) {
+    pub(crate) fn count_held(&self, slot: usize, by: u16) {
         for account in self.both(slot, by) {
             account.held.fetch_add(1, Ordering::Relaxed);
             account.waiting.fetch_add(1, Ordering::Relaxed);
@@ -407,7 +404,7 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Takes a request that has waited off the count.
-    pub(super) fn count_off(&self, slot: usize, by: u16, held_ns: u64) {
+    pub(crate) fn count_off(&self, slot: usize, by: u16, held_ns: u64) {
         for account in self.both(slot, by) {
             account.waiting.fetch_sub(1, Ordering::Relaxed);
             account.held_ns.fetch_add(held_ns, Ordering::Relaxed);
@@ -417,10 +414,10 @@ impl<P: Platform> Shared<P> {
 
 /// The reservation of a flow: its buckets (a bit each), and the bytes of one of its requests.
 #[derive(Clone, Copy)]
-pub(super) struct Claim {
-    pub(super) slot: usize,
-    pub(super) kinds: u8,
-    pub(super) bytes: u32,
+pub(crate) struct Claim {
+    pub(crate) slot: usize,
+    pub(crate) kinds: u8,
+    pub(crate) bytes: u32,
 }
 
 impl<P: Platform> Shared<P> {
@@ -431,7 +428,7 @@ impl<P: Platform> Shared<P> {
 
     /// Sets the rates at which the buckets of the flow in this slot fill; new ones are empty. Gives
     /// the buckets, for the flow's word.
-    pub(super) fn grant(
+    pub(crate) fn grant(
         &self,
         now: Time,
         slot: usize,
@@ -458,7 +455,7 @@ impl<P: Platform> Shared<P> {
 
     /// Takes the request's amounts from the reservation's buckets if one of them has enough, or
     /// gives the time from which one has. The other one may be left with a debt.
-    pub(super) fn take_least(&self, now: Time, claim: Claim) -> Result<(), Time> {
+    pub(crate) fn take_least(&self, now: Time, claim: Claim) -> Result<(), Time> {
         let mut first = None;
         for (at, (bucket, cost)) in self.least(claim).enumerate() {
             match bucket.take(now, cost) {
@@ -474,29 +471,30 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Whether the flow has more than its reservation without going before others.
-    pub(super) fn has_more(&self, now: Time, flow: FlowId) -> bool {
+    pub(crate) fn has_more(&self, now: Time, flow: FlowId) -> bool {
         let claim = Claim { slot: flow.slot(), kinds: self.least_of(flow), bytes: 0 };
         claim.kinds != 0 && self.least(claim).all(|(bucket, _)| bucket.has_debt(now))
     }
 
     /// The time from which one of the buckets has the request's amount.
-    pub(super) fn when_least(&self, now: Time, claim: Claim) -> Time {
+    pub(crate) fn when_least(&self, now: Time, claim: Claim) -> Time {
         self.least(claim).map(|(bucket, cost)| bucket.when(now, cost)).min().unwrap_or(now)
     }
 
     /// Takes the amounts of a request that goes regardless of the buckets.
-    pub(super) fn spend(&self, now: Time, claim: Claim) {
+    #[inline]
+    pub(crate) fn spend(&self, now: Time, claim: Claim) {
         self.least(claim).for_each(|(bucket, cost)| bucket.spend(now, cost));
     }
 
     /// Refunds the amounts of a request that has not gone.
-    pub(super) fn refund_least(&self, claim: Claim) {
+    pub(crate) fn refund_least(&self, claim: Claim) {
         self.least(claim).for_each(|(bucket, cost)| bucket.refund(cost));
     }
 
     /// Time for which a port that has sent such a request of the flow waits, until all other ports
     /// with requests of the flow have had a turn, in nanoseconds.
-    pub(super) fn turn_ns(&self, now: Time, claim: Claim) -> u64 {
+    pub(crate) fn turn_ns(&self, now: Time, claim: Claim) -> u64 {
         // If no other port has requests of the flow, the bucket alone determines when the next one
         // goes.
         let ports = self.account(claim.slot).map(|account| account.ports.load(Ordering::Relaxed));
@@ -512,35 +510,21 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Counts a port that has requests of the flow staged, or takes it off the count.
-    pub(super) fn count_port(&self, slot: usize, has_some: bool) {
+    pub(crate) fn count_port(&self, slot: usize, has_some: bool) {
         if let Some(account) = self.account(slot) {
             account.ports.fetch_add(if has_some { 1 } else { u64::MAX }, Ordering::Relaxed);
         }
     }
 
     /// Counts a request that goes before all others.
-    pub(super) fn count_ahead(&self, slot: usize) {
+    pub(crate) fn count_ahead(&self, slot: usize) {
         if let Some(account) = self.account(slot) {
             account.ahead.fetch_add(1, Ordering::Relaxed);
         }
     }
-
-    /// The requests of the flow in this slot, on all ports.
-    pub(super) fn demand(&self, slot: usize) -> Demand {
-        let mut sum = Demand::default();
-        let all = self.activity.iter().filter_map(|flows| flows.get(slot));
-        all.for_each(|activity| activity.add_to(&mut sum));
-        sum
-    }
-
-    pub(super) fn total(&self) -> Total {
-        let mut total = Total::default();
-        self.ports.iter().for_each(|words| words.add_to(&mut total));
-        total
-    }
 }
 
-pub(super) fn is_write(request: &Request) -> bool {
+pub(crate) fn is_write(request: &Request) -> bool {
     request.op != Op::Read
 }
 
@@ -588,7 +572,7 @@ impl<P: Platform> Account<P> {
     }
 
     /// Resets the counts of an earlier flow or group.
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         for word in [&self.held, &self.held_ns, &self.ahead] {
             word.store(0, Ordering::Relaxed);
         }
@@ -596,7 +580,7 @@ impl<P: Platform> Account<P> {
 
     /// Gives the buckets new caps. A cap that does not change keeps the amounts taken from it;
     /// others start full.
-    pub(super) fn set_caps(&self, old: &Caps, caps: &Caps) {
+    pub(crate) fn set_caps(&self, old: &Caps, caps: &Caps) {
         for (((_, cap), (_, old)), bucket) in caps.all().zip(old.all()).zip(&self.caps) {
             if let Some(cap) = cap
                 && old != Some(cap)
@@ -607,7 +591,7 @@ impl<P: Platform> Account<P> {
     }
 
     /// Continues from the state of these caps under another policy.
-    pub(super) fn resume_caps(&self, caps: &Caps, before: &CapStats) {
+    pub(crate) fn resume_caps(&self, caps: &Caps, before: &CapStats) {
         self.held.store(before.held, Ordering::Relaxed);
         self.held_ns.store(before.held_ns, Ordering::Relaxed);
         let buckets = self.caps.iter().zip(before.taken.0);
@@ -621,7 +605,7 @@ impl<P: Platform> Account<P> {
     }
 
     /// Statistics of the caps; `None` if there are none and none has held a request.
-    pub(super) fn cap_stats(&self, caps: Caps) -> Option<CapStats> {
+    pub(crate) fn cap_stats(&self, caps: Caps) -> Option<CapStats> {
         let [held, held_ns, waiting] =
             [&self.held, &self.held_ns, &self.waiting].map(|word| word.load(Ordering::Relaxed));
         let taken = Taken(self.caps.each_ref().map(Bucket::taken));

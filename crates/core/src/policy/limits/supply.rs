@@ -10,6 +10,7 @@
 
 use crate::contract::port::ReservedStats;
 use crate::contract::share::Reservation;
+use crate::policy::depth::meter::Sum;
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 250_000_000;
@@ -30,6 +31,13 @@ pub(super) struct Total {
     /// Requests that policies hold, and these together with the ones on the device.
     pub(super) staged: u64,
     pub(super) live: u64,
+}
+
+impl Total {
+    pub(super) fn of(sum: &Sum) -> Total {
+        let (staged, live) = (sum.held & u64::from(u32::MAX), sum.held >> 32);
+        Total { done: [sum.requests, sum.bytes], staged, live }
+    }
 }
 
 /// The measured rates of the device, and the part that is reserved.

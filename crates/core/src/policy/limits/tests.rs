@@ -6,23 +6,27 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-use super::port::AGAIN_NS;
 use super::shared::{counted_by, counted_bytes};
 use super::waiting::{OPS, pack, unpack};
 use super::*;
-use crate::contract::port::{Class, Cost, Held, Op};
+use crate::contract::layer::names::*;
+use crate::contract::port::{Class, Held};
+use crate::contract::port::{Cost, Op};
 use crate::contract::share::{Cap, Counted, Side};
+use crate::entry::Built;
 use crate::none::NonePolicy;
+use crate::policy::managed::{Managed, Stages};
 use crate::registry::Shape;
-use crate::{AnyPolicy, AnyPort, Topology};
+use crate::{AnyPolicy, AnyPort, Native, Topology};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 const TAGS: u32 = 64;
 
-fn over_none(ports: usize) -> Built<Limited<NonePolicy>> {
-    let (policy, handles) = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
-    Limited::new(policy, handles, TAGS as usize, 4).unwrap()
+fn over_none(ports: usize) -> Built<Managed<NonePolicy>> {
+    let built = NonePolicy::new(ports, 4, TAGS as usize).unwrap();
+    let stages = Stages { has_limits: true, ..Stages::default() };
+    Managed::new(built, TAGS as usize, 4, &stages).unwrap()
 }
 
 fn caps(side: Side, counted: Counted, per_second: u64, burst: u64) -> Caps {
@@ -357,7 +361,7 @@ fn a_request_that_waits_is_kept_whole() {
 fn caps_go_on_under_the_next_policy() {
     let cap = |burst| caps(Side::Both, Counted::Requests, 100, burst);
     let group = |burst| Group { caps: cap(burst), ..Group::default() };
-    let set = |policy: &Limited<NonePolicy>, flows: &[FlowId], burst| {
+    let set = |policy: &Managed<NonePolicy>, flows: &[FlowId], burst| {
         policy.set_group(SOLO, Some(&group(burst))).unwrap();
         policy.set_caps(flows[0], &cap(burst)).unwrap();
         let share = Share { group: Some(SOLO), ..Share::default() };
@@ -484,9 +488,9 @@ fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
     assert_eq!(policy.group(ACME).unwrap().caps.unwrap().waiting, 0);
     policy.set_group(BATCH, None).unwrap();
     assert!(policy.group(BATCH).is_none());
-    let lanes =
-        |at: usize| policy.shared.accounts[at].lanes.each_ref().map(|l| l.load(Ordering::Relaxed));
-    assert!((0..policy.shared.accounts.len()).all(|at| lanes(at) == [0; 2]), "all are counted off");
+    let accounts = &policy.shared.limits.accounts;
+    let lanes = |at: usize| accounts[at].lanes.each_ref().map(|l| l.load(Ordering::Relaxed));
+    assert!((0..accounts.len()).all(|at| lanes(at) == [0; 2]), "all are counted off");
 }
 
 /// A group's cap is shared by weight, on one port and on several, and a group inside it has turns

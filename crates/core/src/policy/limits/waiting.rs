@@ -14,9 +14,9 @@ use crate::structures::queues::{Fifo, Links};
 /// room until it is written, and most tags never wait for a cap.
 type Packed = [u64; 6];
 
-pub(super) const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+pub(crate) const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
-pub(super) fn pack(request: &Request, since_ns: u64) -> Packed {
+pub(crate) fn pack(request: &Request, since_ns: u64) -> Packed {
     let Request { tag: _, flow, op, offset, length, cost } = *request;
     let op = OPS.iter().position(|&other| other == op).unwrap_or(0);
     let first = u64::from(length) << 32 | op as u64;
@@ -25,7 +25,7 @@ pub(super) fn pack(request: &Request, since_ns: u64) -> Packed {
 }
 
 /// The request, and the time of its arrival.
-pub(super) fn unpack(tag: Tag, packed: &Packed) -> (Request, u64) {
+pub(crate) fn unpack(tag: Tag, packed: &Packed) -> (Request, u64) {
     let [first, flow, since_ns, offset, alone, joined] = *packed;
     let request = Request {
         tag,
@@ -40,27 +40,27 @@ pub(super) fn unpack(tag: Tag, packed: &Packed) -> (Request, u64) {
 
 /// The waiting requests of one flow's reads, or of its writes.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Lane {
-    pub(super) queue: Fifo,
-    pub(super) count: u32,
+pub(crate) struct Lane {
+    pub(crate) queue: Fifo,
+    pub(crate) count: u32,
     /// Time of the last or next turn.
     turn_ns: u64,
     /// The group whose cap holds it, as in [`Wait::by`](super::shared::Wait::by).
-    pub(super) by: u16,
+    pub(crate) by: u16,
     /// The groups in which it is counted, and the weight with which it is.
-    pub(super) groups: Groups,
-    pub(super) weight: u64,
+    pub(crate) groups: Groups,
+    pub(crate) weight: u64,
     /// No request that leaves it may be joined with one that the policy has, or gets later.
-    pub(super) is_fenced: bool,
+    pub(crate) is_fenced: bool,
 }
 
 /// The waiting requests of a port.
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     requests: Box<[Packed]>,
     links: Links,
-    pub(super) lanes: Box<[Lane]>,
+    pub(crate) lanes: Box<[Lane]>,
     /// The lanes by the time of their next try; the key is twice the flow's slot, and 1 for writes.
-    pub(super) agenda: Agenda,
+    pub(crate) agenda: Agenda,
 }
 
 fn key(flow: FlowId, is_write: bool) -> usize {
@@ -68,7 +68,7 @@ fn key(flow: FlowId, is_write: bool) -> usize {
 }
 
 impl Waiting {
-    pub(super) fn new(tags: usize, flows: usize) -> Self {
+    pub(crate) fn new(tags: usize, flows: usize) -> Self {
         // A lane that is open has a request, so there are never more of them than tags.
         let keys = flows.saturating_mul(2);
         let lanes = tags.min(keys).max(1);
@@ -81,23 +81,23 @@ impl Waiting {
     }
 
     /// The waiting request of this tag, and the time of its arrival.
-    pub(super) fn request(&self, tag: Tag) -> Option<(Request, u64)> {
+    pub(crate) fn request(&self, tag: Tag) -> Option<(Request, u64)> {
         self.requests.get(tag.0 as usize).map(|packed| unpack(tag, packed))
     }
 
     /// The lane for requests like this one.
-    pub(super) fn lane_of(&self, request: &Request) -> Option<usize> {
+    pub(crate) fn lane_of(&self, request: &Request) -> Option<usize> {
         self.agenda.lane(key(request.flow, is_write(request)), request.flow)
     }
 
     /// The flow's lanes.
-    pub(super) fn lanes(&self, flow: FlowId) -> impl Iterator<Item = &Lane> {
+    pub(crate) fn lanes(&self, flow: FlowId) -> impl Iterator<Item = &Lane> {
         let lanes = [false, true].map(|is_write| self.agenda.lane(key(flow, is_write), flow));
         lanes.into_iter().flatten().filter_map(|lane| self.lanes.get(lane))
     }
 
     /// Has the flow's lanes fenced.
-    pub(super) fn fence(&mut self, flow: FlowId) {
+    pub(crate) fn fence(&mut self, flow: FlowId) {
         for is_write in [false, true] {
             let lane = self.agenda.lane(key(flow, is_write), flow);
             if let Some(lane) = lane.and_then(|lane| self.lanes.get_mut(lane)) {
@@ -107,7 +107,7 @@ impl Waiting {
     }
 
     /// The lane that is tried first, the first request in it, and the time of its arrival.
-    pub(super) fn first(&self) -> Option<(usize, Request, u64)> {
+    pub(crate) fn first(&self) -> Option<(usize, Request, u64)> {
         let (lane, _) = self.agenda.first()?;
         let tag = self.lanes.get(lane)?.queue.first()?;
         let (request, since_ns) = self.request(Tag(tag))?;
@@ -116,7 +116,7 @@ impl Waiting {
 
     /// Notes that the lane has sent a request: it has one each `pace_ns`, and catches up on one if
     /// it is late.
-    pub(super) fn sent(&mut self, number: usize, now_ns: u64, pace_ns: u64) {
+    pub(crate) fn sent(&mut self, number: usize, now_ns: u64, pace_ns: u64) {
         let Some(lane) = self.lanes.get_mut(number) else { return };
         let turn_ns = lane.turn_ns.clamp(now_ns.saturating_sub(pace_ns), now_ns);
         lane.turn_ns = turn_ns.saturating_add(pace_ns);
@@ -125,7 +125,7 @@ impl Waiting {
 
     /// Opens a lane for such requests, to be tried at this time. A lane is free, since each lane in
     /// use has a request.
-    pub(super) fn open(&mut self, request: &Request, at_ns: u64, by: u16) -> Option<usize> {
+    pub(crate) fn open(&mut self, request: &Request, at_ns: u64, by: u16) -> Option<usize> {
         let (flow, is_write) = (request.flow, is_write(request));
         let number = self.agenda.open(key(flow, is_write), flow, at_ns)?;
         if let Some(lane) = self.lanes.get_mut(number) {
@@ -135,7 +135,7 @@ impl Waiting {
     }
 
     /// Puts the request at the end of the lane; gives the group whose cap holds the lane.
-    pub(super) fn push(&mut self, number: usize, now_ns: u64, request: &Request) -> u16 {
+    pub(crate) fn push(&mut self, number: usize, now_ns: u64, request: &Request) -> u16 {
         if let Some(packed) = self.requests.get_mut(request.tag.0 as usize) {
             *packed = pack(request, now_ns);
         }
@@ -147,7 +147,7 @@ impl Waiting {
 
     /// Takes a waiting request out of its lane; gives the lane's number, and its last state if that
     /// has closed it.
-    pub(super) fn take(&mut self, request: &Request) -> Option<(usize, Option<Lane>)> {
+    pub(crate) fn take(&mut self, request: &Request) -> Option<(usize, Option<Lane>)> {
         let number = self.lane_of(request)?;
         let lane = self.lanes.get_mut(number)?;
         self.links.remove(&mut lane.queue, request.tag.0);
@@ -161,7 +161,7 @@ impl Waiting {
     }
 
     /// Records the growth of a waiting request. Its cost and its caps are computed when it goes.
-    pub(super) fn grow(&mut self, tag: Tag, growth: &Growth) {
+    pub(crate) fn grow(&mut self, tag: Tag, growth: &Growth) {
         if let Some(packed) = self.requests.get_mut(tag.0 as usize) {
             let (mut request, since_ns) = unpack(tag, packed);
             request.offset = request.offset.min(growth.offset);

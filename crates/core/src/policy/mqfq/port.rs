@@ -83,7 +83,7 @@ impl<P: Platform> MqfqPort<P> {
 }
 
 impl<P: Platform> Port for MqfqPort<P> {
-    // Inlined always, so that the layer that computes a request's cost need not copy the request.
+    // Inlined always, so that `managed`, which computes a request's cost, need not copy the request.
     #[inline(always)]
     fn submit(
         &mut self,
@@ -97,7 +97,7 @@ impl<P: Platform> Port for MqfqPort<P> {
         local.submit(shared, request, wake)
     }
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let MqfqPort { shared, local } = self;
         local.now_ns = now_ns;
@@ -232,11 +232,13 @@ impl Local {
         request: &Request,
         wake: &mut PortSet,
     ) -> Result<Submitted, SubmitError> {
-        if !self.queue.is_free(request.tag) {
+        // A request that is not passed on by reference need not be in memory.
+        let Request { tag, flow, .. } = *request;
+        if !self.queue.is_free(tag) {
             return Err(SubmitError::BadTag);
         }
         let leave = |old, kept: &LocalFlow| kept.leave(&shared.ends, old);
-        let (weight, seat) = self.flows.admit(&shared.flows, request.flow, request.tag, leave)?;
+        let (weight, seat) = self.flows.admit(&shared.flows, flow, tag, leave)?;
         let Local { flows, queue, published, at_once, .. } = self;
         let local = flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
         // A request without a cost would move no end tag: its flow would never be throttled.
@@ -246,17 +248,17 @@ impl Local {
         // Virtual time is not after the tag that this port has published, and cannot pass it.
         let start = match *published {
             Some(bound) if local.credit == 0 => {
-                let (slot, waiting) = (request.flow.slot(), local.is_waiting());
+                let (slot, waiting) = (flow.slot(), local.is_waiting());
                 shared.ends.tag_from(slot, &mut local.account, units, bound, waiting, window)
             }
             _ => None,
         };
         match start.zip(*published) {
             Some((start, bound)) if start.has_room(bound, units) => {
-                queue.stage(request.tag, seat, local, start, (cost, units));
+                queue.stage(tag, seat, local, start, (cost, units));
             }
             _ => self
-                .stage_slowly(shared, request, seat, (cost, units), (start, window), wake)
+                .stage_slowly(shared, (tag, flow), seat, (cost, units), (start, window), wake)
                 .ok_or(SubmitError::NoSuchFlow)?,
         }
         if let Some(kept) = self.kept.first_mut() {
@@ -271,7 +273,7 @@ impl Local {
     fn stage_slowly<P: Platform>(
         &mut self,
         shared: &Shared<P>,
-        request: &Request,
+        (tag, flow): (Tag, FlowId),
         seat: usize,
         (cost, units): (u64, u64),
         (start, window): (Option<VTime>, u64),
@@ -279,16 +281,16 @@ impl Local {
     ) -> Option<()> {
         let start = match start {
             Some(start) => start,
-            None => self.tag(shared, request.flow, seat, (units, window), wake)?,
+            None => self.tag(shared, flow, seat, (units, window), wake)?,
         };
         // Virtual time has not passed the tag that this port has published, and cannot pass it.
         let now = self.published.unwrap_or(self.time);
         let units = match start.has_room(now, units) {
             true => units,
-            false => self.charge_less(shared, request.flow, seat, (start, now), units)?,
+            false => self.charge_less(shared, flow, seat, (start, now), units)?,
         };
         let local = self.flows.kept_mut(seat)?;
-        self.queue.stage(request.tag, seat, local, start, (cost, units));
+        self.queue.stage(tag, seat, local, start, (cost, units));
         Some(())
     }
 

@@ -160,7 +160,7 @@ impl Queue {
     /// Stages a request of the flow in `seat`; the pair is its cost in equivalent bytes and in
     /// units. Its tag is free, and its start tag is not before those of the flow's requests that
     /// are staged here.
-    #[inline]
+    #[inline(always)]
     pub(super) fn stage(
         &mut self,
         tag: Tag,

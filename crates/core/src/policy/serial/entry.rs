@@ -9,10 +9,10 @@ use core::marker::PhantomData;
 use crate::contract::bounds::ConfigError;
 use crate::contract::platform::Platform;
 use crate::contract::share::Limits;
-use crate::cost::{CostConfig, CostKind, Costs};
+use crate::cost::{CostConfig, CostKind};
 use crate::entry::knobs::{AUTO, Configure, Knobs, MERGE, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape};
-use crate::policy::depth::{AutoDepth, FIRST};
+use crate::policy::managed::{Managed, Stages};
 use crate::policy::serial::{Serial, SerialConfig, SerialPolicy};
 
 /// A scheduler as the registry knows it.
@@ -95,22 +95,18 @@ pub fn bounds(shape: &Shape) -> SerialConfig {
 }
 
 /// Any scheduler, with an automatic D and costs.
-pub type Any<P> = Costs<AutoDepth<Serial<Box<dyn SerialPolicy>, P>, P>, P>;
+pub type Any<P> = Managed<Serial<Box<dyn SerialPolicy>, P>, P>;
 
 /// Puts the scheduler that `build` makes behind one lock, and searches for D if none is given.
 pub fn behind<P: Platform>(
     mut bounds: SerialConfig,
-    cost: &CostConfig,
+    cost: CostConfig,
+    has_limits: bool,
     build: impl FnOnce(&SerialConfig) -> Result<Box<dyn SerialPolicy>, ConfigError>,
 ) -> Result<Built<Any<P>>, ConfigError> {
-    let searches = bounds.slots == AUTO;
-    // `AUTO` is no number of slots, so the scheduler begins where the search does.
-    if searches {
-        bounds.slots = FIRST;
-    }
-    let (policy, ports) = Serial::with_policy(build(&bounds)?, &bounds)?;
-    let (policy, ports) = AutoDepth::new(policy, ports, bounds.tags, bounds.flows, searches)?;
-    Costs::new(policy, ports, bounds.tags, bounds.flows, cost)
+    let stages = Stages { has_limits, ..Stages::of_slots(cost, &mut bounds.slots) };
+    let built = Serial::with_policy(build(&bounds)?, &bounds)?;
+    Managed::new(built, bounds.tags, bounds.flows, &stages)
 }
 
 impl<S: Scheduler> entry::Entry for Alone<S> {
@@ -125,8 +121,12 @@ impl<S: Scheduler> entry::Entry for Alone<S> {
         Ok(Behind { bounds, cost, scheduler: S::config(), around: () })
     }
 
-    fn build<P: Platform>(config: Self::Config) -> Result<Built<Any<P>>, ConfigError> {
-        behind(config.bounds, &config.cost, |bounds| S::build(&config.scheduler, bounds))
+    fn build<P: Platform>(
+        config: Self::Config,
+        has_limits: bool,
+    ) -> Result<Built<Any<P>>, ConfigError> {
+        let build = |bounds: &SerialConfig| S::build(&config.scheduler, bounds);
+        behind(config.bounds, config.cost, has_limits, build)
     }
 }
 
