@@ -35,6 +35,7 @@ pub use crate::entry::{Built, Entry, Keys, Promises, Shape};
 pub mod none {
     use crate::contract::bounds::ConfigError;
     use crate::contract::platform::Platform;
+    use crate::contract::share::Limits;
     use crate::entry::knobs::{Configure, Knobs};
     use crate::entry::{self, Built, Keys, Promises, Shape};
     use crate::policy::managed::{Managed, Stages};
@@ -67,6 +68,9 @@ pub mod none {
     impl Configure for Shape {
         fn knobs(&mut self, _knobs: &mut Knobs<'_>) {}
     }
+
+    /// `none` by itself keeps no limits.
+    impl<P: Platform> Limits for NonePolicy<P> {}
 }
 
 /// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has

@@ -3,6 +3,7 @@
 use crate::contract::bounds::{ConfigError, MAX_THRESHOLD};
 use crate::contract::platform::Platform;
 use crate::contract::port::Tuning;
+use crate::contract::share::Limits;
 use crate::cost::Costed;
 use crate::entry::knobs::{AUTO, Configure, Knob, Knobs, SLOTS};
 use crate::entry::{self, Built, Keys, Promises, Shape};
@@ -61,3 +62,6 @@ impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL,
         Managed::new(Mqfq::new(config)?, tags, flows, &stages)
     }
 }
+
+/// `mqfq` by itself keeps no limits.
+impl<P: Platform> Limits for Mqfq<P> {}
