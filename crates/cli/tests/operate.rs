@@ -535,7 +535,7 @@ fn listeners_come_and_go() {
     until("its name is gone", || (!server.path("second").exists()).then_some(()));
     let (code, text) = server.refused(&["unlisten", &address]);
     assert!(code == 1 && text.contains("does not listen on"), "{code} {text}");
-    assert!(server.refused(&["listen", "nonsense"]).1.contains("says neither unix:PATH nor tcp:"));
+    assert!(server.refused(&["listen", "nonsense"]).1.contains("is none of unix:PATH, tcp:"));
 }
 
 #[test]

@@ -150,7 +150,7 @@ mod tests {
             "{text}"
         );
         let error = Cli::try_parse_from(["fairq", "serve", "--listen", "/run/x"]).unwrap_err();
-        assert!(error.to_string().contains("says neither unix:PATH nor tcp:ADDRESS:PORT"));
+        assert!(error.to_string().contains("is none of unix:PATH, tcp:ADDRESS:PORT"));
     }
 
     #[test]
