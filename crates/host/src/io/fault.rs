@@ -140,7 +140,7 @@ fn is_replaced(address: usize) -> bool {
     false
 }
 
-/// Does what was done with the signal before.
+/// Handles a signal as before this handler was installed.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let before = BEFORE.load(Ordering::Acquire);
     // SAFETY: the pointer is null or a leaked structure that is not changed.

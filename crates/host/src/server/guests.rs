@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use fairq_core::FlowId;
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::front::attach::{Attachment, Exhausted};
@@ -42,7 +42,30 @@ use crate::server::{
 const SECTOR: u32 = 512;
 
 /// The guest that is attached at a socket, if there is one.
-type Attached = Arc<Mutex<Weak<Attachment>>>;
+#[derive(Default)]
+struct Attached {
+    guest: Mutex<Weak<Attachment>>,
+    /// Notified when the guest has gone.
+    freed: Notify,
+}
+
+impl Attached {
+    fn guest(&self) -> Option<Arc<Attachment>> {
+        self.guest.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    fn set(&self, guest: &Arc<Attachment>) {
+        *self.guest.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(guest);
+    }
+
+    /// Waits until no guest is attached.
+    async fn wait(&self) {
+        // A notification that comes between the two is kept.
+        while self.guest().is_some() {
+            self.freed.notified().await;
+        }
+    }
+}
 
 /// A socket of one tenant.
 pub(super) struct GuestSocket {
@@ -50,13 +73,11 @@ pub(super) struct GuestSocket {
     flow: Option<FlowId>,
     path: PathBuf,
     socket: OwnedFd,
-    attached: Attached,
+    attached: Arc<Attached>,
     /// The task that accepts guests, once the tenant's range is prepared.
     task: Option<AbortHandle>,
     /// Whether the socket's name vanishes with it.
     owns_name: bool,
-    /// Over when the guest that the previous program has left has gone.
-    first: Option<oneshot::Receiver<()>>,
 }
 
 impl Drop for GuestSocket {
@@ -124,11 +145,9 @@ impl ControlThread<'_> {
     }
 
     fn put_guest(&mut self, path: &Path, socket: OwnedFd, owns_name: bool) {
-        let (path, attached) = (path.to_owned(), Attached::default());
+        let (path, attached) = (path.to_owned(), Arc::default());
         let (flow, task) = (None, None);
-        let first = None;
-        let guest =
-            GuestSocket { flow, path: path.clone(), socket, attached, task, owns_name, first };
+        let guest = GuestSocket { flow, path: path.clone(), socket, attached, task, owns_name };
         self.guests.insert(path, guest);
     }
 
@@ -268,7 +287,7 @@ impl ControlThread<'_> {
     /// The sockets of all tenants, by the tenants' numbers.
     pub(super) fn attachments(&self) -> HashMap<u16, Vec<AttachmentStatus>> {
         let status = |guest: &GuestSocket| {
-            let attached = lock(&guest.attached).upgrade();
+            let attached = guest.attached.guest();
             AttachmentStatus {
                 kind: AttachmentKind::VhostUser,
                 path: guest.path.clone(),
@@ -301,19 +320,12 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let member = tenants.find(name);
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
-        let (attachment, over) = self.server.attachment(member)?;
-        let paths = paths(&self.guest_directories, &member.tenant);
-        let is_free = |path: &PathBuf| {
-            let socket = self.guests.get(path);
-            socket.is_some_and(|socket| lock(&socket.attached).strong_count() == 0)
-        };
         // Several sockets of a tenant are alike: which of them the guest has used does not matter.
-        if let Some(path) = paths.into_iter().find(is_free)
-            && let Some(socket) = self.guests.get_mut(&path)
-        {
-            *lock(&socket.attached) = Arc::downgrade(&attachment);
-            socket.first = Some(over);
-        }
+        let paths = paths(&self.guest_directories, &member.tenant);
+        let mut sockets = paths.iter().filter_map(|path| self.guests.get(path));
+        let free = sockets.find(|socket| socket.attached.guest().is_none());
+        let attached = free.map(|socket| socket.attached.clone()).unwrap_or_default();
+        let attachment = self.server.attachment(member, &attached)?;
         self.server.resume_session(member, guest, open, attachment)
     }
 }
@@ -322,61 +334,47 @@ impl GuestSocket {
     fn accept(&mut self, server: &Arc<Server>, flow: FlowId) -> io::Result<()> {
         let listener = Listener::of(self.socket.try_clone()?)?;
         let (server, attached) = (server.clone(), self.attached.clone());
-        let first = self.first.take();
-        let task = tokio::spawn(async move {
-            if let Some(over) = first {
-                drop(over.await);
-            }
-            accept(server, flow, listener, attached).await;
-        });
+        let task = tokio::spawn(accept(server, flow, listener, attached));
         self.task = Some(task.abort_handle());
         Ok(())
     }
 }
 
 /// Accepts guests of a tenant for ever, one after the other.
-async fn accept(server: Arc<Server>, flow: FlowId, listener: Listener, attached: Attached) {
+async fn accept(server: Arc<Server>, flow: FlowId, listener: Listener, attached: Arc<Attached>) {
     loop {
+        attached.wait().await;
         match listener.accept(server.config.timeouts.peer).await {
-            Ok((Stream::Unix(stream), _)) => match server.attach(flow, stream, &attached) {
-                // The sender is dropped with the guest's attachment.
-                Ok(over) => drop(over.await),
-                Err(error) if STRANGERS.allows() => {
+            Ok((Stream::Unix(stream), _)) => {
+                if let Err(error) = server.attach(flow, stream, &attached)
+                    && STRANGERS.allows()
+                {
                     tracing::warn!(%error, "refused a guest");
                 }
-                Err(_) => {}
-            },
+            }
             Ok(_) => unreachable!("a socket for guests is a Unix socket"),
             Err(error) => asks::make_room(&error, &server.handshakes).await,
         }
     }
 }
 
-fn lock(attached: &Attached) -> std::sync::MutexGuard<'_, Weak<Attachment>> {
-    attached.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The part of the memory that a guest has until its last request has ended.
 struct GuestPlace {
     budget: Arc<Budget>,
     number: u16,
-    _over: oneshot::Sender<()>,
+    attached: Arc<Attached>,
 }
 
 impl Drop for GuestPlace {
     fn drop(&mut self) {
         self.budget.give(self.number, Budget::CONNECTION);
+        self.attached.freed.notify_one();
     }
 }
 
 impl Server {
-    /// Starts the thread of a guest; the receiver is over when that has ended.
-    fn attach(
-        &self,
-        flow: FlowId,
-        stream: UnixStream,
-        attached: &Attached,
-    ) -> io::Result<oneshot::Receiver<()>> {
+    /// Starts the thread of a guest.
+    fn attach(&self, flow: FlowId, stream: UnixStream, attached: &Arc<Attached>) -> io::Result<()> {
         let tenants = self.tenants();
         let member = tenants.members().find(|member| member.flow == flow);
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
@@ -386,24 +384,23 @@ impl Server {
             let text = format!("user {} may not open tenant {}", user.uid, tenant.name);
             return Err(io::Error::other(text));
         }
-        let (attachment, over) = self.attachment(member)?;
-        *lock(attached) = Arc::downgrade(&attachment);
+        let attachment = self.attachment(member, attached)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        drop(self.sessions.spawn(stream, self.disk(member), shards, send, attachment)?);
-        Ok(over)
+        self.sessions.spawn(stream, self.disk(member), shards, send, attachment).map(drop)
     }
 
-    /// The place of a guest, and a receiver that is over when the guest has gone.
-    fn attachment(&self, member: &Member) -> io::Result<(Arc<Attachment>, oneshot::Receiver<()>)> {
+    /// The place of a guest at a socket.
+    fn attachment(&self, member: &Member, attached: &Arc<Attached>) -> io::Result<Arc<Attachment>> {
         let number = member.number();
         if !self.budget.take(number, Budget::CONNECTION) {
             return Err(io::Error::other(Exhausted::Memory));
         }
-        let (sender, over) = oneshot::channel();
-        let place = GuestPlace { budget: self.budget.clone(), number, _over: sender };
-        Ok((Attachment::with_guard(self.places.clone(), Box::new(place)), over))
+        let place = GuestPlace { budget: self.budget.clone(), number, attached: attached.clone() };
+        let attachment = Attachment::with_guard(self.places.clone(), Box::new(place));
+        attached.set(&attachment);
+        Ok(attachment)
     }
 
     fn disk(&self, member: &Member) -> Disk {

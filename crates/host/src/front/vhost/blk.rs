@@ -1,4 +1,4 @@
-//! virtio-blk: what a chain of descriptors asks for, and the device's configuration.
+//! virtio-blk: the request that a chain of descriptors is, and the device's configuration.
 //!
 //! A request's readable memory begins with a header of 16 bytes (operation, sector), wherever its
 //! descriptors end; the data of a write or the ranges of a discard follow. Its writable memory is
@@ -65,7 +65,7 @@ pub enum Status {
     Unsupported = abi::VIRTIO_BLK_S_UNSUPP as u8,
 }
 
-/// What a request is about.
+/// The content of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wish {
     /// Something for the storage.
@@ -89,7 +89,7 @@ pub enum Wish {
 /// `writable` that of all others.
 #[derive(Clone, Copy, Debug)]
 pub struct Parsed {
-    /// What it is about.
+    /// Its content.
     pub wish: Wish,
     /// The byte for its status.
     pub status: Memory,
@@ -206,7 +206,7 @@ pub unsafe fn write_status(status: Memory, value: Status) {
     unsafe { AtomicU8::from_ptr(status.address) }.store(value as u8, Ordering::Relaxed);
 }
 
-/// What the guest is shown of a disk.
+/// The properties of a disk that its guest sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Its size in bytes.

@@ -1,10 +1,10 @@
 //! The vhost-user front end of a shard: its vrings.
 //!
 //! **Kicks and polling.** A vring is *awake* from a kick until the shard is about to sleep: its
-//! kicks are suppressed, and each turn of the shard looks at its ring. Before the shard sleeps it
+//! kicks are suppressed, and each turn of the shard reads its ring. Before the shard sleeps it
 //! polls the awake rings for a while ([`Front::polls_ns`]), which spares the guest an exit and the
-//! shard a wake-up; the time adapts to what that brings (`poll = auto`). Then it lets the vrings
-//! sleep: their kicks are enabled, and their rings looked at once more ([`Front::rest`]).
+//! shard a wake-up; the time adapts to what that brings (`poll = auto`). Then the vrings
+//! sleep: their kicks are enabled, and their rings read once more ([`Front::rest`]).
 
 use std::sync::Arc;
 
@@ -130,7 +130,7 @@ impl VhostFront {
         (0..self.vrings.len()).for_each(|index| self.change(index));
     }
 
-    /// Looks at a vring's ring from now on.
+    /// Reads a vring's ring in each turn from now on.
     fn awake(&mut self, index: usize) {
         let Some(vring) = self.vrings.get_mut(index).and_then(Option::as_mut) else { return };
         if vring.awake() {
@@ -153,7 +153,7 @@ impl VhostFront {
         self.awake(index);
     }
 
-    /// Cancels what the policy still has of dead vrings.
+    /// Cancels the orders of dead vrings that the policy still has.
     fn cancel<P: Port, D: Device>(&mut self, now_ns: u64, path: &mut DataPath<P, D>) {
         let vrings = &self.vrings;
         path.cancel(now_ns, libc::ECANCELED, |cookie| {

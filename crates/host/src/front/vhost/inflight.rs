@@ -272,7 +272,7 @@ impl Region {
         }
     }
 
-    /// Notes what the guest sees as used after the next publication.
+    /// Notes the buffers that the guest sees as used after the next publication.
     pub fn publishing(&mut self, queue: &Queue) {
         let Queue::Packed(packed) = queue else { return };
         self.set(OLD_FREE, self.get(FREE));

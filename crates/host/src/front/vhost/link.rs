@@ -1,4 +1,4 @@
-//! A guest's disk, and what its session shares with its vrings.
+//! A guest's disk, and the state that its session shares with its vrings.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -23,7 +23,7 @@ pub struct Disk {
     pub preferred: u32,
 }
 
-/// What session and vrings share.
+/// The state that a session shares with its vrings.
 pub struct Link {
     pub(super) name: String,
     pub(super) flow: FlowId,
@@ -78,7 +78,7 @@ impl Link {
         if let Some(channel) = &*back
             && let Err(error) = message::configuration_changed(channel)
         {
-            tracing::debug!(disk = self.name, %error, "a monitor does not hear of a change");
+            tracing::debug!(disk = self.name, %error, "cannot notify a monitor of a change");
         }
     }
 }

@@ -52,9 +52,9 @@ pub enum MessageError {
 
 /// A message of the guest's monitor.
 pub struct Message {
-    /// What it requests.
+    /// The request.
     pub request: FrontendReq,
-    /// Whether the monitor waits for an answer that says how it went.
+    /// Whether the monitor waits for an answer that says whether it succeeded.
     pub needs_reply: bool,
     /// Its body.
     pub body: Vec<u8>,

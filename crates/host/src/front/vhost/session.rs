@@ -107,7 +107,7 @@ impl From<RecvError> for Refusal {
     }
 }
 
-/// What the monitor has said of a vring.
+/// The properties of a vring that the monitor has set.
 #[derive(Default)]
 pub(super) struct Vring {
     pub(super) size: u16,
@@ -148,7 +148,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is answered to a request.
+/// The answer to a request.
 enum Answer {
     /// Whether it went well, if the monitor wants to know.
     Done,
@@ -608,7 +608,7 @@ impl Session {
             queues: QUEUES as u16,
             writeback: self.link.caches_writes(),
         };
-        // What follows the fields that this server knows is zero.
+        // The bytes after the fields that this server knows are zero.
         let config = shape.config();
         let fields = (offset..offset.saturating_add(size)).map(|at| config.get(at).copied());
         let mut bytes = asked.as_slice().to_vec();

@@ -37,7 +37,7 @@ use crate::shard::volume::Volume;
 /// The most orders of a vring under way.
 const ORDERS: u32 = QUEUE_TAGS as u32;
 
-/// What an eventfd takes for one event.
+/// The bytes that an eventfd takes for one event.
 static ONE: u64 = 1;
 
 /// Kinds of ring operations, in the low bits of their user data.
@@ -74,7 +74,7 @@ pub struct Start {
     pub kick: OwnedFd,
     /// Where the guest is called when buffers are used.
     pub call: Option<OwnedFd>,
-    /// Where its monitor hears of a fault.
+    /// The eventfd that notifies its monitor of a fault.
     pub error: Option<OwnedFd>,
     /// The tenant's range.
     pub volume: Volume,
@@ -156,7 +156,7 @@ pub struct Vring {
     is_awake: bool,
     pub(super) is_changed: bool,
     has_pushed: bool,
-    /// Where the kernel puts what it reads from the kick's eventfd.
+    /// The memory for the bytes of the kick's eventfd.
     kicks: Box<u64>,
     kick_in_ring: bool,
     stopping: Option<Sender<u32>>,
@@ -285,7 +285,7 @@ impl Vring {
         result == 8 || matches!(-result, libc::EAGAIN | libc::EINTR)
     }
 
-    /// Looks at the ring from now on. True if it did not.
+    /// Reads the ring in each turn from now on. True if it did not.
     pub fn awake(&mut self) -> bool {
         let was_asleep = !std::mem::replace(&mut self.is_awake, true);
         if was_asleep && self.takes_chains() {
@@ -508,7 +508,7 @@ impl Vring {
         if !request.orders.is_submittable() {
             request.is_queued = false;
             self.to_submit.pop_front();
-            self.settle(id);
+            self.answer(id);
             return false;
         }
         let part = request.orders.next(&self.volume, path.device());
@@ -549,11 +549,11 @@ impl Vring {
         if request.orders.is_submittable() && !std::mem::replace(&mut request.is_queued, true) {
             self.to_submit.push_back(id);
         }
-        self.settle(id);
+        self.answer(id);
     }
 
     /// Answers a request if nothing more will happen to it.
-    fn settle(&mut self, id: u16) {
+    fn answer(&mut self, id: u16) {
         let Some(request) = self.requests.get_mut(usize::from(id)) else { return };
         if !request.is_busy || request.is_queued || !request.orders.is_finished() {
             return;
@@ -689,13 +689,13 @@ impl Vring {
                 }
             }
         }
-        // What is not submitted ends here; what the policy has is cancelled by the front end.
+        // Orders that are not submitted end here; the front end cancels those that the policy has.
         while let Some(id) = self.to_submit.pop_front() {
             if let Some(request) = self.requests.get_mut(usize::from(id)) {
                 request.is_queued = false;
                 request.orders.fail(libc::ECANCELED);
             }
-            self.settle(id);
+            self.answer(id);
         }
     }
 

@@ -1,10 +1,10 @@
 //! Virtqueues: the rings by which a guest hands buffers over and gets them back.
 //!
 //! **Model.** [`Queue::pop`] takes the next chain of descriptors and fills a [`Chain`] with its
-//! memory: what the guest wrote for the device, and what the device is to write. [`Queue::push`]
+//! memory: that which the guest wrote for the device, and that which the device is to write. [`Queue::push`]
 //! puts a used buffer into the ring, and [`Queue::publish`] makes all pushed ones visible at once
 //! and says whether the guest wants a call. [`Queue::disable_kicks`] and [`Queue::enable_kicks`]
-//! suppress the guest's notifications while the shard looks at the ring anyway. The two formats of
+//! suppress the guest's notifications while the shard reads the ring anyway. The two formats of
 //! the specification, split and packed rings, have the same verbs.
 //!
 //! **Strangers.** Each field of a ring is read once. A chain has at most as many descriptors as the
@@ -46,7 +46,7 @@ const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = VRING_DESC_F_WRITE as u16;
 const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
-/// What a guest did against the rules. Its device fails.
+/// An act of a guest that is against the rules. Its device fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Fault {
     /// An address is outside the guest's memory.
@@ -127,9 +127,9 @@ impl Descriptor {
 /// The memory of one request, as its chain of descriptors gives it.
 #[derive(Default)]
 pub struct Chain {
-    /// What the guest wrote for the device.
+    /// The memory that the guest wrote for the device.
     pub readable: Vec<Memory>,
-    /// What the device is to write.
+    /// The memory that the device is to write.
     pub writable: Vec<Memory>,
     /// The descriptors of a packed ring.
     pub ring: Vec<Descriptor>,

@@ -146,7 +146,7 @@ impl Packed {
         (flags & AVAILABLE != 0) == position.wrap && (flags & USED != 0) != position.wrap
     }
 
-    /// Makes descriptors of chains that the device has look available to the guest: the flags of a
+    /// Marks descriptors of chains that the device has as available: the flags of a
     /// batch that was not published may have been stored in part.
     pub fn hold(&self, from: Position, places: u16) {
         let mut at = from;
