@@ -80,6 +80,16 @@ impl Topology {
         let children = (0..inner).map(children_of).collect();
         Tree { parents: all.into(), children, members: members.into(), ports }
     }
+
+    /// The tree without levels between the ports and the machine, however wide: the paper's array,
+    /// for the laboratory.
+    #[doc(hidden)]
+    pub fn scan(&self) -> Tree {
+        let ports = self.ports();
+        let children = Box::new([(1..=ports as u16).collect()]);
+        let members = Box::new([PortSet::first(ports)]);
+        Tree { parents: vec![0; ports + 1].into(), children, members, ports }
+    }
 }
 
 /// A tree over the ports. Nodes are numbered: the root is 0, the other inner nodes follow, the

@@ -143,8 +143,7 @@ impl<P: Platform> StrictMqfq<P> {
         tags: usize,
     ) -> (Self, Vec<StrictMqfqPort<P>>) {
         let tree = match parts.virtual_time {
-            // All leaves hang from the root.
-            VirtualTimeKind::ArrayScan => Topology::flat(ports.ports()).tree(),
+            VirtualTimeKind::ArrayScan => ports.scan(),
             _ => ports.tree(),
         };
         let window = Window::new(ReferenceWeight::default().units(parts.threshold), false);
