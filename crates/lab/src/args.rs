@@ -8,10 +8,22 @@ use clap::{Args, Subcommand};
 use fairq_config::flags::{EXIT_STATUS, Policies, parse_policies};
 use fairq_config::policy::NAMES;
 
-use crate::claims::Shard;
-
 /// Seed of a run if `--seed` is not given.
 pub(crate) const SEED: u64 = 1;
+
+/// A part of the experiments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shard {
+    /// Number of the part, from 0.
+    pub part: usize,
+    /// Number of parts.
+    pub of: usize,
+}
+
+impl Shard {
+    /// All experiments.
+    pub const WHOLE: Shard = Shard { part: 0, of: 1 };
+}
 
 /// `fairq lab`.
 #[derive(Debug, Args)]

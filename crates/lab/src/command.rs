@@ -8,8 +8,8 @@ use fairq_config::files::Output;
 use fairq_config::files::write_out;
 use fairq_config::refusal::Refusal;
 
-use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs, SEED};
-use crate::claims::{Extent, Progress, ROWS, Row, Seeds, Shard, answer, named};
+use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs, SEED, Shard};
+use crate::claims::{Extent, Progress, ROWS, Row, Seeds, answer, named};
 use crate::progress::{progress_bar, stops_on_interrupt};
 use crate::record::{Claims, Record};
 use crate::{page, scenario, text};

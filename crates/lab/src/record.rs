@@ -8,9 +8,9 @@ use std::path::Path;
 use fairq_config::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 
-use crate::claims::{
-    self, Ablated, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row, Shape, Shard,
-};
+use crate::args::Shard;
+use crate::claims::{self, Ablated, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row};
+use crate::figure::{Figure, Table};
 
 /// The claims, for programs.
 #[derive(Serialize)]
@@ -53,51 +53,6 @@ pub(crate) struct Claim {
     pub(crate) ablations: Vec<Ablated>,
 }
 
-/// A figure.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Figure {
-    pub(crate) id: String,
-    pub(crate) title: String,
-    pub(crate) x: Axis,
-    pub(crate) y: Axis,
-    /// Names of the groups of bars; empty for lines.
-    pub(crate) groups: Vec<String>,
-    pub(crate) lines: Vec<Line>,
-}
-
-/// An axis.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Axis {
-    pub(crate) label: String,
-    pub(crate) log: bool,
-}
-
-/// A series of a figure.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Line {
-    pub(crate) name: String,
-    pub(crate) points: Vec<(f64, f64)>,
-    /// Half-widths of the points' intervals; empty if they are not known.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) halves: Vec<f64>,
-    /// Whether the points are the paper's values for the line of this name, or for the figure.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(crate) paper: bool,
-}
-
-/// A table.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Table {
-    pub(crate) id: String,
-    pub(crate) title: String,
-    pub(crate) header: Vec<String>,
-    pub(crate) rows: Vec<Vec<String>>,
-}
-
 /// All results of a run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,10 +69,10 @@ pub(crate) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<(usize, usize)>,
     /// Whether claims were also run with other values of each constant.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) band: bool,
     /// Whether failing claims were also run with ablations.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) ablations: bool,
     pub(crate) claims: Vec<Claim>,
     pub(crate) figures: Vec<Figure>,
@@ -126,10 +81,6 @@ pub(crate) struct Record {
 
 fn one_seed() -> usize {
     1
-}
-
-fn is_false(it: &bool) -> bool {
-    !it
 }
 
 impl Record {
@@ -143,8 +94,8 @@ impl Record {
             asked,
             part: (shard != Shard::WHOLE).then_some((shard.part + 1, shard.of)),
             claims: findings.rows.into_iter().map(Claim::from).collect(),
-            figures: findings.figures.into_iter().map(Figure::from).collect(),
-            tables: findings.tables.into_iter().map(Table::from).collect(),
+            figures: findings.figures,
+            tables: findings.tables,
         }
     }
 
@@ -478,87 +429,6 @@ impl From<claims::Finding> for Claim {
     }
 }
 
-impl From<claims::Axis> for Axis {
-    fn from(axis: claims::Axis) -> Axis {
-        Axis { label: axis.label.to_owned(), log: axis.is_log }
-    }
-}
-
-impl From<claims::Figure> for Figure {
-    fn from(figure: claims::Figure) -> Figure {
-        let groups = match figure.shape {
-            Shape::Lines => Vec::new(),
-            Shape::Bars(groups) => groups,
-        };
-        let line = |line: claims::Line| {
-            // JSON has neither NaN nor infinity: `null` would not be read back as a number.
-            let points = line.points.into_iter().filter(|(x, y)| x.is_finite() && y.is_finite());
-            Line {
-                name: line.name,
-                points: points.map(|(x, y)| (rounded(x), rounded(y))).collect(),
-                halves: Vec::new(),
-                paper: line.paper,
-            }
-        };
-        Figure {
-            id: figure.id.to_owned(),
-            title: figure.title,
-            x: figure.x.into(),
-            y: figure.y.into(),
-            groups,
-            lines: figure.lines.into_iter().map(line).collect(),
-        }
-    }
-}
-
-/// A value for CSV, in quotes if it needs them.
-pub(crate) fn quoted(text: &str) -> String {
-    match text.contains([',', '"', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
-    }
-}
-
-/// Seven digits: more than any figure shows, and few enough to be read back exactly as written.
-fn rounded(value: f64) -> f64 {
-    format!("{value:.6e}").parse().unwrap_or(value)
-}
-
-impl From<claims::Table> for Table {
-    fn from(table: claims::Table) -> Table {
-        Table {
-            id: table.id.to_owned(),
-            title: table.title,
-            header: table.header,
-            rows: table.rows,
-        }
-    }
-}
-
-impl Figure {
-    /// The figure as CSV, a line for each point.
-    pub(crate) fn csv(&self) -> String {
-        let or = |text: &str, usual: &str| quoted(if text.is_empty() { usual } else { text });
-        let mut csv =
-            format!("what,{},{}\n", or(&self.x.label, "group"), or(&self.y.label, "value"));
-        for line in &self.lines {
-            let name = match (line.paper, line.name.is_empty()) {
-                (false, _) => line.name.clone(),
-                (true, true) => "the paper".into(),
-                (true, false) => format!("{}, the paper", line.name),
-            };
-            for &(x, y) in &line.points {
-                let x = self
-                    .groups
-                    .get(x as usize)
-                    .map_or_else(|| x.to_string(), |group| quoted(group));
-                csv.push_str(&format!("{},{x},{y}\n", quoted(&name)));
-            }
-        }
-        csv
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -703,36 +573,5 @@ mod tests {
             ablations: Vec::new(),
         });
         assert_eq!((one.measured.as_str(), one.holds, one.on_seeds()), ("1 us", Some(false), None));
-    }
-
-    #[test]
-    fn numbers_are_read_back_as_they_were_written() {
-        for value in [1.0 / 3.0, 1e9 / 7.0, 123_456.789, 1e-5 / 3.0, 0.0] {
-            let kept = rounded(value);
-            let text = serde_json::to_string(&kept).unwrap();
-            assert_eq!(serde_json::from_str::<f64>(&text).unwrap(), kept, "{text}");
-            assert!((kept - value).abs() <= 1e-6 * value);
-        }
-    }
-
-    #[test]
-    fn csv_has_a_line_for_each_point() {
-        let axis = |label: &str| Axis { label: label.into(), log: false };
-        let mut figure = Figure {
-            id: "f".into(),
-            title: "t".into(),
-            x: axis(""),
-            y: axis("MB/s, all"),
-            groups: vec!["a, b".into(), "c".into()],
-            lines: vec![Line {
-                name: "none".into(),
-                points: vec![(0.0, 1.5), (1.0, 2.0)],
-                halves: Vec::new(),
-                paper: false,
-            }],
-        };
-        assert_eq!(figure.csv(), "what,group,\"MB/s, all\"\nnone,\"a, b\",1.5\nnone,c,2\n");
-        figure.groups.clear();
-        assert_eq!(figure.csv(), "what,group,\"MB/s, all\"\nnone,0,1.5\nnone,1,2\n");
     }
 }

@@ -37,6 +37,7 @@ use crate::parallel;
 use crate::progress::{progress_bar, stops_on_interrupt};
 
 pub use sweep::{Document, Point};
+pub(crate) use table::parse;
 
 /// Optional results of a point beside rates and percentiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
