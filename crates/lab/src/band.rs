@@ -1,7 +1,8 @@
 //! The band as a table: the verdicts that change with one of the models' constants.
 
 use crate::claims::CONSTANTS;
-use crate::record::{Claim, Record, Table};
+use crate::figure::Table;
+use crate::record::{Claim, Record};
 
 /// One row for each end of a constant at which a verdict changes; `None` without `--band`.
 pub(crate) fn table(record: &Record) -> Option<Table> {

@@ -2,7 +2,8 @@
 //! number sets.
 
 use crate::claims::{ABLATIONS, Ablated, EVIDENCE};
-use crate::record::{Claim, Record, Table};
+use crate::figure::Table;
+use crate::record::{Claim, Record};
 
 /// For each claim that does not hold on the first seed a row for each ablation, and one for other
 /// evidence; `None` without `--ablations`.

@@ -124,7 +124,7 @@ impl HostTable {
 }
 
 /// The entry with this name.
-fn chosen<T: Copy>(all: &[(&str, T)], key: &str, name: &str) -> Result<T, String> {
+pub(crate) fn chosen<T: Copy>(all: &[(&str, T)], key: &str, name: &str) -> Result<T, String> {
     all.iter().find(|known| known.0 == name).map(|known| known.1).ok_or_else(|| {
         let names: Vec<&str> = all.iter().map(|known| known.0).collect();
         format!("{key}: nothing is called `{name}`: there are {}", names.join(", "))

@@ -2,16 +2,17 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `claims` | a row for each claim: its experiment and its verdict |
-//! | `record` | the results, stored and compared |
+//! | `claims` | the experiments of `experiments/*.toml`, and a verdict for each claim |
+//! | `record`, `figure` | the results, stored and compared |
 //! | `text`, `page`, `plot` | the record as a table, as Markdown, as a page with figures |
 //! | [`scenario`], `host` | scenario files, sweeps of them, and the machines in them |
 //! | [`args`], `command` | the command line and its commands |
 
 pub mod args;
 mod band;
-pub mod claims;
+mod claims;
 mod command;
+mod figure;
 mod flips;
 mod host;
 mod page;

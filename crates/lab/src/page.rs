@@ -7,8 +7,9 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
 use crate::claims::Paper;
+use crate::figure::{Figure, Table};
 use crate::plot::svg;
-use crate::record::{Claim, Figure, Record, Table};
+use crate::record::{Claim, Record};
 use crate::text::{beside, capitalised, markdown, over_seeds, said};
 
 const STYLE: &str = include_str!("page.css");

@@ -11,7 +11,7 @@ use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
 
-use crate::record::{Figure, Line};
+use crate::figure::{Figure, Line};
 
 /// Size in pixels, without the legend above the figure.
 const SIZE: (u32, u32) = (720, 380);
@@ -273,7 +273,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Axis;
+    use crate::figure::Axis;
 
     fn figure(log: bool, groups: &[&str]) -> Figure {
         let axis = |label: &str| Axis { label: label.into(), log };

@@ -6,7 +6,8 @@ use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table as Grid, Wid
 use fairq_config::table::plain_table;
 
 use crate::claims::{Paper, frozen};
-use crate::record::{Claim, Record, Table};
+use crate::figure::Table;
+use crate::record::{Claim, Record};
 use crate::{band, flips};
 
 /// Width of tables in columns if the terminal's is not known.

@@ -16,16 +16,16 @@ use super::setting::EXPERIMENT;
 /// A part of the rules that is removed or replaced.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ablation {
+pub(crate) struct Ablation {
     /// The rows that are run with this ablation.
-    pub rows: Vec<String>,
+    pub(crate) rows: Vec<String>,
     /// The change in words, as reports print it.
-    pub what: String,
+    pub(crate) what: String,
     /// The arguments for it or against it.
-    pub why: String,
+    pub(crate) why: String,
     /// The published number that sets a proxy. Such an ablation shows the proxy's predictions for
     /// other rows; it does not explain a row that fails.
-    pub number: Option<String>,
+    pub(crate) number: Option<String>,
     /// The new values by place and key. Empty if the proxy meets its number without a change.
     change: Table,
 }
@@ -34,11 +34,11 @@ pub struct Ablation {
 /// makes hold.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Evidence {
+pub(crate) struct Evidence {
     /// The rows.
-    pub rows: Vec<String>,
+    pub(crate) rows: Vec<String>,
     /// The evidence in words.
-    pub shows: String,
+    pub(crate) shows: String,
 }
 
 #[derive(Deserialize)]
@@ -53,38 +53,38 @@ static FILE: LazyLock<File> = LazyLock::new(|| {
 });
 
 /// All ablations of `ablations.toml`.
-pub static ABLATIONS: LazyLock<&'static [Ablation]> = LazyLock::new(|| &FILE.ablation);
+pub(crate) static ABLATIONS: LazyLock<&'static [Ablation]> = LazyLock::new(|| &FILE.ablation);
 
 /// All evidence of `ablations.toml`.
-pub static EVIDENCE: LazyLock<&'static [Evidence]> = LazyLock::new(|| &FILE.evidence);
+pub(crate) static EVIDENCE: LazyLock<&'static [Evidence]> = LazyLock::new(|| &FILE.evidence);
 
 /// The result of a row on the first seed with an ablation.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ablated {
+pub(crate) struct Ablated {
     /// The change in words (`Ablation::what`).
-    pub what: String,
+    pub(crate) what: String,
     /// Whether the row holds with the change.
-    pub holds: Option<bool>,
+    pub(crate) holds: Option<bool>,
     /// The measurement, or the error.
-    pub measured: String,
+    pub(crate) measured: String,
 }
 
 impl Ablated {
     /// The ablation for this row; `None` if this version does not know it.
-    pub fn of(&self, row: &str) -> Option<&'static Ablation> {
+    pub(crate) fn of(&self, row: &str) -> Option<&'static Ablation> {
         ABLATIONS.iter().find(|ablation| ablation.what == self.what && ablation.is_of(row))
     }
 }
 
 impl Ablation {
     /// Whether this ablation belongs to a row.
-    pub fn is_of(&self, row: &str) -> bool {
+    pub(crate) fn is_of(&self, row: &str) -> bool {
         self.rows.iter().any(|id| id == row)
     }
 
     /// Whether the ablation changes any value, so that it has to be run.
-    pub fn is_run(&self) -> bool {
+    pub(crate) fn is_run(&self) -> bool {
         !self.change.is_empty()
     }
 
@@ -121,6 +121,7 @@ mod tests {
     use fairq_sim::scenario::Job;
 
     use super::*;
+    use crate::claims::experiment::FILES;
     use crate::claims::{ROWS, keys};
 
     /// The place before a key, and the key.
@@ -175,13 +176,9 @@ mod tests {
         let (place, key) = divided(name);
         match place {
             EXPERIMENT => {
-                let sources = [
-                    include_str!("mod.rs"),
-                    include_str!("cpu.rs"),
-                    include_str!("scalability.rs"),
-                    include_str!("nass/mod.rs"),
-                ];
-                sources.iter().any(|text| text.contains(&format!("asks_for(\"{key}\")")))
+                let asked = format!("asks('{key}')");
+                let code = include_str!("mod.rs").contains(&format!("asks_for(\"{key}\")"));
+                code || FILES.iter().any(|text| text.contains(&asked))
             }
             "machine" => changes(Machine::E5_2630_V3, key, change, keys::on_machine),
             "cost" => changes(CostModel::default(), key, change, keys::on_cost),

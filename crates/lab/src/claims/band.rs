@@ -14,28 +14,29 @@ use super::keys::Change;
 /// A constant and its other possible values.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Constant {
+pub(crate) struct Constant {
     /// Its name in reports.
-    pub name: String,
+    pub(crate) name: String,
     /// Keys of a device's profile, all of which are changed at once; or of the machine, of proxies,
     /// of FlashFQ or of Linux's BFQ.
-    pub keys: Vec<String>,
+    pub(crate) keys: Vec<String>,
     /// The devices to whose profiles the keys belong.
     #[serde(default)]
-    pub devices: Vec<String>,
+    pub(crate) devices: Vec<String>,
     /// The proxies to which the keys belong.
     #[serde(default)]
-    pub proxies: Vec<String>,
+    pub(crate) proxies: Vec<String>,
     /// The least possible value, as a factor of the lab's own. Default 1.
     #[serde(default = "as_it_is")]
-    pub low: f64,
+    pub(crate) low: f64,
     /// The greatest possible value, as a factor of the lab's own. Default 1.
     #[serde(default = "as_it_is")]
-    pub high: f64,
+    pub(crate) high: f64,
     /// The value to try if the lab runs without this constant.
-    pub instead: Option<f64>,
+    pub(crate) instead: Option<f64>,
     /// The source of these values.
-    pub source: String,
+    #[cfg_attr(not(test), expect(dead_code, reason = "for readers of the file; tests check it"))]
+    pub(crate) source: String,
 }
 
 fn as_it_is() -> f64 {
@@ -49,7 +50,7 @@ struct Constants {
 }
 
 /// All constants of `constants.toml`.
-pub static CONSTANTS: LazyLock<Vec<Constant>> = LazyLock::new(|| {
+pub(crate) static CONSTANTS: LazyLock<Vec<Constant>> = LazyLock::new(|| {
     let text = include_str!("../../constants.toml");
     toml::from_str::<Constants>(text).expect("a test reads the file").constant
 });
@@ -78,15 +79,15 @@ impl Display for End {
 /// The result of a row on the first seed with another value of a constant.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Elsewhere {
+pub(crate) struct Elsewhere {
     /// Name of the constant.
-    pub constant: String,
+    pub(crate) constant: String,
     /// The constant's value, as in `0.5 times`.
-    pub end: String,
+    pub(crate) end: String,
     /// Whether the row holds with this value.
-    pub holds: Option<bool>,
+    pub(crate) holds: Option<bool>,
     /// The measurement with this value.
-    pub measured: String,
+    pub(crate) measured: String,
 }
 
 impl End {
@@ -127,7 +128,7 @@ mod tests {
     use fairq_classic::flashfq::FlashFqConfig;
     use fairq_device::Profile;
     use fairq_sim::host::Machine;
-    use fairq_sim::policies::{AnySubject, Kernel};
+    use fairq_sim::policies::{AnySubject, Kernel, LinuxBfqConfig, Scheduler, SerialSubject};
     use fairq_sim::proxy;
     use fairq_sim::scenario::Job;
 
@@ -210,7 +211,14 @@ mod tests {
                 is_another(constant, end, "machine", machine, keys::on_machine).check().unwrap();
                 let flashfq = FlashFqConfig::default();
                 is_another(constant, end, "flashfq", flashfq, keys::on_flashfq);
-                let bfq = AnySubject::Serial(crate::claims::linux_bfq(Kernel::V4_15, 0));
+                let bfq = LinuxBfqConfig {
+                    kernel: Kernel::V4_15,
+                    processes: 0,
+                    budget: 0,
+                    cycles: LinuxBfqConfig::CYCLES,
+                    low_latency: false,
+                };
+                let bfq = AnySubject::Serial(SerialSubject::new(Scheduler::LinuxBfq(bfq), 8192));
                 is_another(constant, end, "bfq", bfq, |policy, key, change| {
                     keys::on_policy(policy, "bfq", key, change)
                 });

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use fairq_sim::Host;
 use serde::Deserialize;
 
 use super::Paper;
@@ -15,60 +14,62 @@ use super::Paper;
 /// A claim, and the rule for its verdict.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+#[cfg_attr(not(test), expect(dead_code, reason = "some is for readers of the file"))]
+pub(crate) struct Row {
     /// Identifier, as in D-11a.1.
-    pub id: String,
+    pub(crate) id: String,
     /// Section or figure of the paper.
     #[serde(rename = "where", default)]
-    pub place: String,
+    pub(crate) place: String,
     /// The paper's own words.
     #[serde(default)]
-    pub says: Vec<String>,
+    pub(crate) says: Vec<String>,
     /// The claim in short.
-    pub claim: String,
+    pub(crate) claim: String,
     /// The quantity that is compared.
     #[serde(default)]
-    pub measures: String,
+    pub(crate) measures: String,
     /// The paper's value.
     #[serde(default)]
-    pub expected: String,
+    pub(crate) expected: String,
     /// The tolerance in words.
     #[serde(default)]
-    pub within: String,
+    pub(crate) within: String,
     /// The paper's value and the tolerance as numbers, by name.
     #[serde(default)]
-    pub numbers: BTreeMap<String, f64>,
+    pub(crate) numbers: BTreeMap<String, f64>,
     /// The part of a model that was derived from this claim; such a claim is reported and not
     /// counted.
-    pub calibration: Option<String>,
+    pub(crate) calibration: Option<String>,
     /// Another reason for which the claim is reported and not counted.
-    pub uncounted: Option<String>,
+    pub(crate) uncounted: Option<String>,
     /// A limit of the claim's significance, whatever its result.
-    pub caveat: Option<String>,
+    pub(crate) caveat: Option<String>,
     /// Whether the runs are on a host with races: accesses of one core come between those of
     /// another core's verb.
     #[serde(default)]
-    pub races: bool,
+    pub(crate) races: bool,
     /// Earlier versions of the row.
     #[serde(default)]
-    pub changed: Vec<Change>,
+    pub(crate) changed: Vec<Change>,
 }
 
 /// A change of a row.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Change {
+#[cfg_attr(not(test), expect(dead_code, reason = "for readers of the file; tests check it"))]
+pub(crate) struct Change {
     /// The day, as in 2026-11-25.
-    pub on: String,
+    pub(crate) on: String,
     /// The earlier text.
-    pub from: String,
+    pub(crate) from: String,
     /// The reason for the change.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 impl Row {
     /// The paper of the claim, by the first letter of the identifier.
-    pub fn paper(&self) -> Paper {
+    pub(crate) fn paper(&self) -> Paper {
         match self.id.as_bytes().first() {
             Some(b'D') => Paper::D2fq,
             Some(b'M') => Paper::Mqfq,
@@ -79,7 +80,7 @@ impl Row {
     }
 
     /// Whether it counts among the claims: it is a paper's, and nothing here was derived from it.
-    pub fn is_counted(&self) -> bool {
+    pub(crate) fn is_counted(&self) -> bool {
         self.paper() != Paper::Beyond && self.calibration.is_none() && self.uncounted.is_none()
     }
 }
@@ -97,11 +98,16 @@ static RULES: LazyLock<Rules> = LazyLock::new(|| {
 
 /// Every claim of the four papers, and the users' questions beyond them. A row without a tolerance
 /// claims nothing.
-pub static ROWS: LazyLock<&'static [Row]> = LazyLock::new(|| &RULES.claim);
+pub(crate) static ROWS: LazyLock<&'static [Row]> = LazyLock::new(|| &RULES.claim);
 
 /// The day when the rules were frozen, as in 2026-11-25.
-pub fn frozen() -> &'static str {
+pub(crate) fn frozen() -> &'static str {
     &RULES.frozen
+}
+
+/// The row with this identifier.
+pub(super) fn row(id: &str) -> Result<&'static Row, String> {
+    ROWS.iter().find(|row| row.id == id).ok_or_else(|| format!("there is no row {id}"))
 }
 
 /// A number of a row: the paper's value, or the tolerance.
@@ -130,39 +136,29 @@ pub(super) fn percents_said(id: &str) -> Vec<f64> {
     words.match_indices('%').filter_map(number).map(|percents| percents / 100.0).collect()
 }
 
-/// The host of a row's runs, with races if the row requires them.
-///
-/// # Panics
-///
-/// If there is no such row, which a test finds.
-pub(super) fn host_of(id: &str, host: Host) -> Host {
-    let row = ROWS.iter().find(|row| row.id == id).expect("a row of this name");
-    if row.races { host.racing() } else { host }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claims::experiment::{EXPERIMENTS, FILES};
 
-    /// The arguments of each `rule("ID", "NAME")` in the experiments' sources.
+    /// Each `@name` of a row's expressions, and each `number('ID', 'NAME')` of the others.
     fn asked_for() -> Vec<(String, String)> {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/claims");
-        let mut folders = vec![folder];
         let mut found = Vec::new();
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).expect("the experiments") {
-                let path = entry.expect("an entry").path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if !path.ends_with("rules.rs") {
-                    let text = std::fs::read_to_string(&path).expect("a source");
-                    for call in text.split("rule(").skip(1) {
-                        let words: Vec<&str> = call.split('"').take(4).collect();
-                        let &[before, id, _, name] = &words[..] else { continue };
-                        assert!(before.trim().is_empty(), "names are literals: {call:.60}");
-                        found.push((id.to_owned(), name.to_owned()));
-                    }
-                }
+        for row in EXPERIMENTS.iter().flat_map(|experiment| &experiment.row) {
+            let own = row.expressions();
+            let names = own.split('@').skip(1).map(|rest| {
+                let ends = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                (row.id.clone(), rest[..ends.unwrap_or(rest.len())].to_owned())
+            });
+            found.extend(names);
+        }
+        for text in FILES {
+            for call in text.split("number(").skip(1) {
+                let words: Vec<&str> = call.split('\'').take(4).collect();
+                let &["", id, ", ", name] = &words[..] else {
+                    panic!("names are texts: {call:.60}")
+                };
+                found.push((id.to_owned(), name.to_owned()));
             }
         }
         found.sort();

@@ -16,32 +16,33 @@ const NINE_TENTHS: (usize, usize) = (9, 10);
 /// A figure over seeds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Interval {
+pub(crate) struct Interval {
     /// The median of all seeds.
-    pub median: f64,
+    pub(crate) median: f64,
     /// The least of all seeds.
-    pub least: f64,
+    pub(crate) least: f64,
     /// The greatest of all seeds.
-    pub greatest: f64,
+    pub(crate) greatest: f64,
 }
 
 /// Consecutive seeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seeds {
+pub(crate) struct Seeds {
     /// The first seed.
-    pub first: u64,
+    pub(crate) first: u64,
     /// Number of seeds.
-    pub count: usize,
+    pub(crate) count: usize,
 }
 
 impl Seeds {
     /// One seed.
-    pub const fn one(seed: u64) -> Seeds {
+    #[cfg(test)]
+    pub(crate) const fn one(seed: u64) -> Seeds {
         Seeds { first: seed, count: 1 }
     }
 
     /// Each seed in turn.
-    pub fn all(self) -> impl Iterator<Item = u64> {
+    pub(crate) fn all(self) -> impl Iterator<Item = u64> {
         (0..self.count as u64).map(move |number| self.first.wrapping_add(number))
     }
 }

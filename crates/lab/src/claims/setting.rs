@@ -1,8 +1,8 @@
 //! The setting of an experiment: a seed, and at most one change, of a [constant](super::band) or by
 //! an [ablation](super::ablations).
 //!
-//! An experiment takes its [proxies](fairq_sim::proxy) from its setting, and each scenario and each
-//! policy passes through the setting before it runs. So no experiment knows of constants, and few
+//! The jobs of [proxies](fairq_sim::proxy), and each scenario and each policy pass through the
+//! setting before they run. So no experiment knows of constants, and few
 //! know of ablations.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,6 @@ use std::sync::{Mutex, MutexGuard};
 
 use fairq_sim::Run;
 use fairq_sim::policies::AnySubject;
-use fairq_sim::proxy::{self, Proxy};
 use fairq_sim::scenario::{Job, Scenario};
 
 use super::ablations::Ablation;
@@ -133,22 +132,15 @@ impl Setting<'_> {
         Ok(scenario)
     }
 
-    /// The application of this name with the setting's changes.
-    pub(super) fn proxy(&self, name: &'static str) -> Result<Proxy, String> {
-        let (threads, mut job) =
-            proxy::named(name).ok_or_else(|| format!("no proxy is called {name}"))?;
-        for (key, change) in self.behind(&format!("proxy.{name}")) {
-            keys::on_job(&mut job, key, change)?;
-        }
-        Ok((threads, job))
+    /// Applies the setting's changes to the job of an application.
+    pub(super) fn on_proxy(&self, name: &str, job: &mut Job) -> Result<(), String> {
+        let changes = self.behind(&format!("proxy.{name}"));
+        changes.into_iter().try_for_each(|(key, change)| keys::on_job(job, key, change))
     }
 
-    /// A job of fio, as NASS's authors run it, with the setting's changes.
-    pub(super) fn fio(&self, mut job: Job) -> Result<Job, String> {
-        for (key, change) in self.behind("fio") {
-            keys::on_job(&mut job, key, change)?;
-        }
-        Ok(job)
+    /// Applies the setting's changes to a job of fio, as NASS's authors run it.
+    pub(super) fn on_fio(&self, job: &mut Job) -> Result<(), String> {
+        self.behind("fio").into_iter().try_for_each(|(key, change)| keys::on_job(job, key, change))
     }
 
     /// Runs a policy on a scenario in this setting. A run of the same policy and scenario is
@@ -240,7 +232,7 @@ mod tests {
         assert!(!names().contains(&"FlashFQ's threshold") && !names().contains(&"YCSB computes"));
         let flashfq = SerialSubject::new(Scheduler::FlashFq, 32);
         setting.policy(AnySubject::Serial(flashfq), &scenario).unwrap();
-        setting.proxy("ycsb").unwrap();
+        setting.on_proxy("ycsb", &mut Job::random_read(4096, 1)).unwrap();
         assert!(names().contains(&"FlashFQ's threshold") && names().contains(&"YCSB computes"));
     }
 

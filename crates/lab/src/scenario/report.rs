@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::Cell;
 use super::spread::Spread;
+use crate::figure::{Axis, Figure, Line, quoted};
 use crate::plot::svg;
-use crate::record::{Axis, Figure, Line, quoted};
 
 /// The most combinations of other swept keys that each have figures of their own.
 const MOST_FIGURES: usize = 24;

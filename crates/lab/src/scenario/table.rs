@@ -133,7 +133,7 @@ struct TenantTable {
 
 /// Reads a scenario. `shown` is the file's name in messages; paths in the file are relative to
 /// `folder`.
-pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, Refusal> {
+pub(crate) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, Refusal> {
     let table: ScenarioTable =
         toml::from_str(text).map_err(|error| misread(text, shown, &error))?;
     let refuse = |what: String| Refusal::new(format!("{shown}: {what}"));
@@ -156,10 +156,13 @@ pub(super) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
     let mut free = (0..cores as usize).cycle();
     let mut tenants = Vec::new();
     for spanned in table.tenant {
-        let (line, _) = line_and_column(text, spanned.span().start);
+        let starts = spanned.span().start;
         let tenant = spanned.into_inner();
         let name = tenant.name.clone();
-        let told = |what: String| Refusal::new(format!("{shown}:{line}: tenant {name}: {what}"));
+        let told = |what: String| {
+            let (line, _) = line_and_column(text, starts);
+            Refusal::new(format!("{shown}:{line}: tenant {name}: {what}"))
+        };
         tenants.push(tenant.complete(&mut free, folder, &groups).map_err(told)?);
     }
     for file in &table.fio {
