@@ -125,7 +125,7 @@ pub enum FlowError {
     #[error("64 tenants of this store have a latency target already: leave out one's latency")]
     ManyTargets,
     /// The policy was built without limits.
-    #[error("no caps: this policy was built without limits")]
+    #[error("no caps: this policy was built without the layer that keeps them")]
     NoCaps,
     /// The policy was built without the layer that keeps groups and reservations.
     #[error("no groups or reservations: this policy was built without the layer that keeps them")]

@@ -259,18 +259,23 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
         let record = *place;
         place.flags = 0;
         self.live.remove();
-        if record.is(Record::SHARED) {
-            match self.counts.flows.get(record.slot as usize) {
-                Some(activity) if is_done => activity.completed(record.bytes),
-                Some(activity) => activity.submitted(false),
-                None => {}
+        if record.is(Record::SHARED)
+            && let Some(activity) = self.counts.flows.get(record.slot as usize)
+        {
+            match is_done {
+                true => activity.completed(record.bytes),
+                false => activity.submitted(false),
             }
+        }
+        // A request that came before there were reservations and was requeued is in these counts
+        // alone.
+        if record.is(Record::SHARED | Record::STAGED | Record::OUT | Record::AHEAD) {
             if record.is(Record::OUT) {
                 self.others = self.others.wrapping_sub(1);
-                self.show();
             } else if record.is(Record::AHEAD | Record::STAGED) {
                 self.gone(&record);
             }
+            self.show();
         }
         Some(record)
     }

@@ -231,7 +231,6 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
         } else {
             self.unstaged(record);
         }
-        self.show();
     }
 
     /// Whether a staged request may go before all others.
