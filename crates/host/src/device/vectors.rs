@@ -48,8 +48,7 @@ impl Vectors {
 
     /// The parts of the stretches that hold the bytes from `at` on, `length` bytes in all.
     fn parts(&self, at: u32, length: usize) -> impl Iterator<Item = libc::iovec> {
-        let mut cut = cut(at, length);
-        self.list[..self.count].iter().filter_map(move |stretch| cut(stretch))
+        self.list[..self.count].iter().filter_map(cut(at, length))
     }
 
     /// Selects the bytes from `at` on, `length` bytes in all, for the next system call. No system

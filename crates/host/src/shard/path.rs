@@ -371,7 +371,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
         rest: &[Memory],
     ) -> Result<(), SubmitError> {
         let cookie = UserData { asker: self.asker, value: order.cookie() }.to_word();
-        if !rest.is_empty() && !(rest.len() < STRETCHES && order.fits(rest)) {
+        let is_whole = rest.is_empty() || rest.len() < STRETCHES && order.fits(rest);
+        if !is_whole {
             self.refuse(cookie, libc::EINVAL);
             return Ok(());
         }

@@ -29,8 +29,11 @@ pub type Send = Arc<dyn Fn(usize, Message) + std::marker::Send + Sync>;
 #[derive(Default)]
 pub struct Sessions {
     next: AtomicU32,
-    all: Mutex<Vec<(Weak<Link>, Weak<Mutex<Session>>)>>,
+    all: Mutex<Vec<Started>>,
 }
+
+/// A session that may have ended.
+type Started = (Weak<Link>, Weak<Mutex<Session>>);
 
 /// Sessions that handle no message as long as this lives.
 pub struct Paused(Vec<Arc<Mutex<Session>>>);

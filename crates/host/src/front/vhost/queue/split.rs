@@ -193,9 +193,10 @@ impl Split {
     pub(super) fn wants_call(&mut self) -> bool {
         fence(Ordering::SeqCst);
         let asked = self.asked.replace(self.published);
-        // SAFETY: as above.
         let of_guest = |place| {
-            u16::from_le(unsafe { word(self.rings.available, place) }.load(Ordering::Relaxed))
+            // SAFETY: as above.
+            let word = unsafe { word(self.rings.available, place) };
+            u16::from_le(word.load(Ordering::Relaxed))
         };
         if !self.has_event_index {
             return of_guest(FLAGS) & VRING_AVAIL_F_NO_INTERRUPT as u16 == 0;
