@@ -58,7 +58,7 @@ class Guest:
         assert self.word(GET_PROTOCOL) & PROTOCOL == PROTOCOL
         self.send(SET_PROTOCOL, struct.pack("=Q", PROTOCOL))
         if self.inflight is None:
-            self.send(GET_INFLIGHT, struct.pack("=QQHH", 0, 0, 1, SIZE))
+            self.send(GET_INFLIGHT, struct.pack("=QQHH4x", 0, 0, 1, SIZE))
             body, fds = self.receive()
             self.inflight = (body, fds[0])
         self.send(SET_INFLIGHT, self.inflight[0], [self.inflight[1]])

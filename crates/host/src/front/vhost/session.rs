@@ -324,7 +324,7 @@ impl Session {
             FrontendReq::GET_INFLIGHT_FD => return self.new_area(request),
             FrontendReq::SET_INFLIGHT_FD => {
                 let file = request.file()?;
-                self.inflight = Some((file, request.body()?));
+                self.inflight = Some((file, inflight_shape(request)?));
                 (self.area, self.is_area_own) = (None, false);
             }
             FrontendReq::SET_STATUS => {
@@ -632,7 +632,7 @@ impl Session {
     // The in-flight area.
 
     fn new_area(&self, request: &Request) -> Result<Answer, Refusal> {
-        let mut shape: VhostUserInflight = request.body()?;
+        let mut shape = inflight_shape(request)?;
         let (queues, size) = (shape.num_queues, shape.queue_size);
         if queues == 0 || usize::from(queues) > QUEUES || size == 0 || size > SIZE {
             return Err(Fault::Size(size.into()).into());
@@ -642,7 +642,7 @@ impl Session {
         let length = length.into_iter().max().unwrap_or(0);
         let file = inflight::create(length).map_err(Refusal::Area)?;
         (shape.mmap_size, shape.mmap_offset) = (length, 0);
-        Ok(Answer::File(shape.as_slice().to_vec(), file))
+        Ok(Answer::File(shape.as_slice()[..request.body.len()].to_vec(), file))
     }
 
     fn map_area(&mut self, is_packed: bool) -> Result<(), Refusal> {
@@ -666,6 +666,18 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// The shape of an in-flight area; some monitors send the padding at its end, as the specification
+/// does not.
+fn inflight_shape(request: &Request) -> Result<VhostUserInflight, MessageError> {
+    let (whole, fields) = (size_of::<VhostUserInflight>(), 20);
+    if request.body.len() != whole && request.body.len() != fields {
+        return Err(request.wrong());
+    }
+    let mut shape = VhostUserInflight::default();
+    shape.as_mut_slice()[..fields].copy_from_slice(&request.body[..fields]);
+    Ok(shape)
 }
 
 fn plan(region: &VhostUserMemoryRegion) -> Plan {

@@ -303,7 +303,9 @@ proptest! {
         let (machine, mut driver) = (Machine::new(), Driver::new(size, is_packed, has_event_index));
         let mut queue = Queue::new(&machine.guest, &driver.layout, driver.base()).unwrap();
         let mut chain = Chain::default();
-        let mut sent: VecDeque<(u16, Vec<(u64, u32, bool)>)> = VecDeque::new();
+        /// A chain: its identifier, and its buffers.
+        type Chain = (u16, Vec<(u64, u32, bool)>);
+        let mut sent: VecDeque<Chain> = VecDeque::new();
         let (mut held, mut pushed, mut visible) = (Vec::new(), VecDeque::new(), 0);
         let (mut sleeps, mut waits, mut serial) = (!queue.enable_kicks(), false, 0u32);
         for step in steps {
