@@ -28,14 +28,17 @@ pub(crate) fn place(port: u8, ports: usize) -> Place {
     Place { port: PortId(port), ports, wakers: Arc::new(Wakers::new(ports).unwrap()) }
 }
 
+/// Buffers, each with the place where its data begin.
+type Stretches = Vec<(Buffer, usize)>;
+
 /// A queue, its ring, and memory for its commands.
 pub(crate) struct Driver<Q> {
     pub(crate) queue: Q,
     pub(crate) ring: Ring,
     pub(crate) now_ns: u64,
     region: Region,
-    /// The buffers of commands under way, by tag, each with the place where its data begin.
-    buffers: Vec<Option<(Command, Vec<(Buffer, usize)>)>>,
+    /// The commands under way, by tag, each with its memory.
+    buffers: Vec<Option<(Command, Stretches)>>,
     /// The test's change of the kernel's results before the queue gets them.
     pub(crate) tamper: Tamper,
 }
