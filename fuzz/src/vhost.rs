@@ -9,12 +9,12 @@ use std::sync::Arc;
 use fairq_core::none::NonePolicy;
 use fairq_core::{Native, Policy, Weight};
 use fairq_host::front::attach::{Attachment, Places};
-use fairq_host::front::vhost::front::Message;
+use fairq_host::front::vhost::guest_memory::{Guest, Plan};
 use fairq_host::front::vhost::inflight::{self, Area};
 use fairq_host::front::vhost::link::Disk;
-use fairq_host::front::vhost::memory::{Guest, Plan};
 use fairq_host::front::vhost::queue::{Addresses, Chain, Layout, Queue};
 use fairq_host::front::vhost::sessions::Sessions;
+use fairq_host::front::vhost::vrings::Message;
 use fairq_host::front::vhost::{blk, message};
 use fairq_host::shard::volume::Volume;
 

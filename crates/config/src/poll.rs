@@ -15,7 +15,7 @@ pub enum Poll {
     Never,
 }
 
-impl From<Poll> for fairq_host::front::vhost::front::Poll {
+impl From<Poll> for fairq_host::front::vhost::vrings::Poll {
     fn from(poll: Poll) -> Self {
         match poll {
             Poll::Auto => Self::Auto,

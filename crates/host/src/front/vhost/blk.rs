@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use fairq_core::Op;
 use virtio_bindings::virtio_blk as abi;
 
-use crate::front::vhost::memory::{self, read16};
+use crate::front::vhost::guest_memory::{self, read16};
 use crate::front::vhost::queue::{Chain, Fault};
 use crate::io::memory::Memory;
 
@@ -132,7 +132,7 @@ fn take_header(readable: &mut Vec<Memory>) -> Option<[u64; 2]> {
     }
     let mut bytes = [0; HEADER];
     // SAFETY: as above.
-    if unsafe { memory::read(readable, 0, &mut bytes) } < HEADER {
+    if unsafe { guest_memory::read(readable, 0, &mut bytes) } < HEADER {
         return None;
     }
     let mut left = HEADER;
@@ -165,7 +165,7 @@ fn transfer(op: Op, sector: u64, data: &[Memory]) -> Wish {
 fn range(op: Op, data: &[Memory]) -> Wish {
     let mut bytes = [0; RANGE as usize + 1];
     // SAFETY: as above.
-    if unsafe { memory::read(data, 0, &mut bytes) } as u64 != RANGE {
+    if unsafe { guest_memory::read(data, 0, &mut bytes) } as u64 != RANGE {
         return Wish::Refused(Status::Unsupported);
     }
     let word =
@@ -193,7 +193,7 @@ pub unsafe fn write_id(name: &str, writable: &[Memory]) -> u32 {
     let mut bytes = [0; ID_BYTES];
     bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
     // SAFETY: as the caller says.
-    unsafe { memory::write(writable, &bytes) as u32 }
+    unsafe { guest_memory::write(writable, &bytes) as u32 }
 }
 
 /// Writes the status of a request.
@@ -342,7 +342,7 @@ mod tests {
         // SAFETY: the machine's memory is mapped.
         unsafe {
             assert_eq!(write_id("db", &[part(&machine, 0, 3), part(&machine, 3, 21)]), 20);
-            memory::read(&[part(&machine, 0, 24)], 0, &mut back);
+            guest_memory::read(&[part(&machine, 0, 24)], 0, &mut back);
         }
         assert_eq!(back, *b"db\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x09\x09\x09\x09");
     }

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use fairq_core::FlowId;
 
+use crate::front::vhost::conversation::lock;
 use crate::front::vhost::message;
-use crate::front::vhost::session::lock;
 use crate::shard::volume::Volume;
 
 /// The disk that a guest gets.

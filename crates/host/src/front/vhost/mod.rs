@@ -8,30 +8,31 @@
 //!
 //! | module | its content |
 //! |---|---|
-//! | `memory` | the guest's memory: regions, generations, translation of addresses |
+//! | `guest_memory` | the guest's memory: regions, generations, translation of addresses |
 //! | `queue` | virtqueues, split and packed: chains of descriptors in, used buffers out |
 //! | `blk` | requests of virtio-blk, and the device's configuration |
 //! | `inflight` | the area in which requests under way are recorded for the next server |
 //! | `message` | the vhost-user protocol's messages on a socket |
 //! | `sessions`, `link` | the guests that are attached, and their disks |
-//! | `session`, `left` | one guest: negotiation, memory, starting and stopping of its vrings; and its state between two programs |
+//! | `conversation` | one guest: negotiation, memory, starting and stopping of its vrings |
+//! | `left` | the state of a session between two programs |
 //! | `vring` | one queue of a guest on a shard: its requests, from the ring to orders and back |
-//! | `front` | the front end of a shard |
+//! | `vrings` | the front end of a shard |
 //!
 //! The guest and its virtual machine monitor are strangers. Their memory may change at any time, so
 //! each field is read once and checked before it is used, and no Rust reference points into it.
 //! Anything that is against the rules fails the device of this guest, and of no other.
 
 pub mod blk;
-pub mod front;
+mod conversation;
+pub mod guest_memory;
 pub mod inflight;
 pub mod left;
 pub mod link;
-pub mod memory;
 pub mod message;
 pub mod queue;
-mod session;
 pub mod sessions;
 #[cfg(test)]
 mod tests;
 pub mod vring;
+pub mod vrings;

@@ -13,11 +13,11 @@ use fairq_core::FlowId;
 use vhost::vhost_user::message::VhostUserInflight;
 
 use crate::front::attach::Attachment;
-use crate::front::vhost::front::Message;
+use crate::front::vhost::conversation::{Session, Vring, lock, run};
+use crate::front::vhost::guest_memory::Guest;
 use crate::front::vhost::left::LeftSession;
 use crate::front::vhost::link::{Disk, Link};
-use crate::front::vhost::memory::Guest;
-use crate::front::vhost::session::{Session, Vring, lock, run};
+use crate::front::vhost::vrings::Message;
 
 /// The most queues of a guest.
 pub const QUEUES: usize = 64;

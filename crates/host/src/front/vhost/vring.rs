@@ -22,10 +22,10 @@ use io_uring::{opcode, squeue, types};
 use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
 use crate::front::vhost::blk::{self, Parsed, Status, Wish};
+use crate::front::vhost::guest_memory::Guest;
 use crate::front::vhost::inflight::{Again, Region};
 use crate::front::vhost::link::Link;
-use crate::front::vhost::memory::Guest;
-use crate::front::vhost::queue::{Buffer, Chain, Fault, Layout, Queue, packed};
+use crate::front::vhost::queue::{Buffer, Chain, Fault, Layout, Queue, packed_ring};
 use crate::io::memory::Memory;
 use crate::io::ring::{Asker, Ring, UserData};
 use crate::observe::log_limit::STRANGERS;
@@ -400,7 +400,7 @@ impl Vring {
             Queue::Split(split) => split.walk(&self.guest, again.buffer.id, &mut self.chain)?,
             Queue::Packed(_) => {
                 self.chain.ring.extend_from_slice(&again.descriptors);
-                packed::walk(&self.guest, &mut self.chain)?;
+                packed_ring::walk(&self.guest, &mut self.chain)?;
             }
         }
         self.begin(again.buffer, again.entry)?;

@@ -1,14 +1,14 @@
 //! Virtqueues: the rings by which a guest hands buffers over and gets them back.
 //!
 //! **Model.** [`Queue::pop`] takes the next chain of descriptors and fills a [`Chain`] with its
-//! memory: that which the guest wrote for the device, and that which the device is to write. [`Queue::push`]
-//! puts a used buffer into the ring, and [`Queue::publish`] makes all pushed ones visible at once
-//! and says whether the guest wants a call. [`Queue::disable_kicks`] and [`Queue::enable_kicks`]
-//! suppress the guest's notifications while the shard reads the ring anyway. The two formats of
-//! the specification, split and packed rings, have the same verbs.
+//! memory: that which the guest wrote for the device, and that which the device is to write.
+//! [`Queue::push`] puts a used buffer into the ring, and [`Queue::publish`] makes all pushed ones
+//! visible at once and says whether the guest wants a call. [`Queue::disable_kicks`] and
+//! [`Queue::enable_kicks`] suppress the guest's notifications while the shard reads the ring
+//! anyway. The two formats of the specification, split and packed rings, have the same verbs.
 //!
 //! **Strangers.** Each field of a ring is read once. A chain has at most as many descriptors as the
-//! queue, or [`CHAIN`] with a table of its own, so a loop ends in a [`Fault`]; so does every address
+//! queue, or [`CHAIN`] with a table of its own, so a loop ends in a [`Fault`]; so does each address
 //! outside the guest's memory. After a fault the queue is not used again.
 //!
 //! *Memory ordering.* A guest stores descriptors before it makes them available (its release; here
@@ -24,16 +24,16 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
-use crate::front::vhost::memory::{Guest, Outside, read16};
+use crate::front::vhost::guest_memory::{Guest, Outside, read16};
 use crate::io::memory::Memory;
 
-pub mod packed;
-pub mod split;
+pub mod packed_ring;
+pub mod split_ring;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use packed::Packed;
-use split::Split;
+use packed_ring::Packed;
+use split_ring::Split;
 
 /// The largest queue, in descriptors.
 pub const SIZE: u16 = 1024;
@@ -221,7 +221,7 @@ unsafe fn entry(table: &[Memory], index: u64) -> [u64; 2] {
     }
     let mut bytes = [0; DESCRIPTOR as usize];
     // SAFETY: as the caller says.
-    unsafe { super::memory::read(table, at, &mut bytes) };
+    unsafe { super::guest_memory::read(table, at, &mut bytes) };
     let (address, rest) = bytes.split_at(8);
     [address, rest].map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
 }

@@ -6,7 +6,7 @@ use std::fs::File;
 use proptest::prelude::*;
 
 use super::*;
-use crate::front::vhost::memory::{Plan, tests::file};
+use crate::front::vhost::guest_memory::{Plan, tests::file};
 
 /// Bytes of a guest's memory; rings and tables are in the first half, data in the second.
 pub(crate) const BYTES: u64 = 1 << 20;
@@ -20,6 +20,9 @@ const TABLES: u64 = 0x30000;
 const TABLE: u64 = 256;
 /// The bytes that the rings of a queue take.
 pub(crate) const RINGS: u64 = 0x40000;
+
+/// A part of a chain: its offset in the memory, its length, and whether the device writes it.
+pub(crate) type Part = (u64, u32, bool);
 
 /// A guest's memory, and access to it from the guest's side.
 pub(crate) struct Machine {
@@ -109,12 +112,12 @@ impl Driver {
         if self.layout.is_packed { 0x8000_8000 } else { 0 }
     }
 
-    /// Makes a chain of these parts available: offset, length, and whether the device writes it.
+    /// Makes a chain of these parts available.
     /// Returns its number; `None` if there is no room.
     pub(crate) fn submit(
         &mut self,
         machine: &Machine,
-        parts: &[(u64, u32, bool)],
+        parts: &[Part],
         in_table: bool,
     ) -> Option<u16> {
         let places = if in_table { 1 } else { parts.len() as u16 };
@@ -124,7 +127,7 @@ impl Driver {
         }
         self.room -= places;
         let id = *self.free.front()?;
-        let of = |&(offset, length, writes): &(u64, u32, bool)| Descriptor {
+        let of = |&(offset, length, writes): &Part| Descriptor {
             address: GUEST + offset,
             length,
             flags: if writes { WRITE } else { 0 },
@@ -303,9 +306,7 @@ proptest! {
         let (machine, mut driver) = (Machine::new(), Driver::new(size, is_packed, has_event_index));
         let mut queue = Queue::new(&machine.guest, &driver.layout, driver.base()).unwrap();
         let mut chain = Chain::default();
-        /// A chain: its identifier, and its buffers.
-        type Chain = (u16, Vec<(u64, u32, bool)>);
-        let mut sent: VecDeque<Chain> = VecDeque::new();
+        let mut sent: VecDeque<(u16, Vec<Part>)> = VecDeque::new();
         let (mut held, mut pushed, mut visible) = (Vec::new(), VecDeque::new(), 0);
         let (mut sleeps, mut waits, mut serial) = (!queue.enable_kicks(), false, 0u32);
         for step in steps {

@@ -38,15 +38,15 @@ use vm_memory::ByteValued;
 
 use crate::front::attach::{Attachment, Exhausted};
 use crate::front::vhost::blk::{self, Shape};
-use crate::front::vhost::front::Message;
+use crate::front::vhost::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::vhost::inflight::{self, Area};
 use crate::front::vhost::left::{LeftSession, LeftVring};
 use crate::front::vhost::link::Link;
-use crate::front::vhost::memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::vhost::message::{self as wire, Message as Request, MessageError};
 use crate::front::vhost::queue::{Addresses, Fault, Layout, Queue, SIZE};
 use crate::front::vhost::sessions::{QUEUES, Send};
 use crate::front::vhost::vring::{Key, Start, is_eventfd};
+use crate::front::vhost::vrings::Message;
 use crate::shard::volume::Volume;
 
 const PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
