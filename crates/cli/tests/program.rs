@@ -187,7 +187,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (vec!["lab", "run", "X-99"], 2, "no claim is called `X-99`: see `fairq lab list`".into()),
         (vec!["lab", "run", file], 2, format!("{file}:1:1: invalid type")),
         (
-            vec!["lab", "merge", "/nonexistent"],
+            vec!["lab", "run", "D-3.1", "--against", "/nonexistent"],
             2,
             "it has to be a folder that --output made".into(),
         ),

@@ -16,11 +16,11 @@ const LINES_OF_TESTS: usize = 1000;
 const LINES_OF_HEADER: usize = 40;
 
 /// Number of sentences without a named subject in comments and documents. It may only fall.
-const HEADLESS: usize = 188;
+const HEADLESS: usize = 185;
 /// The first words of such sentences, unless they are questions.
 const HEADS: [&str; 7] = ["What", "How", "Who", "Whoever", "Whatever", "Those", "So"];
 /// Number of private verbs in comments and documents. It may only fall.
-const PRIVATE: usize = 148;
+const PRIVATE: usize = 137;
 /// Verbs for which the field has others: report, read, request, charge, wait, complete, retry.
 const VERBS: [&str; 30] = [
     "tell", "tells", "told", "telling", "hear", "hears", "heard", "ask", "asks", "asked", "asking",
@@ -29,7 +29,7 @@ const VERBS: [&str; 30] = [
 ];
 
 /// Number of names of modules in two or more crates, or in two folders of one. It may only fall.
-const SHARED_NAMES: usize = 56;
+const SHARED_NAMES: usize = 53;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")

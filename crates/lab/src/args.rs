@@ -11,20 +11,6 @@ use fairq_config::policy::NAMES;
 /// Seed of a run if `--seed` is not given.
 pub(crate) const SEED: u64 = 1;
 
-/// A part of the experiments.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shard {
-    /// Number of the part, from 0.
-    pub part: usize,
-    /// Number of parts.
-    pub of: usize,
-}
-
-impl Shard {
-    /// All experiments.
-    pub const WHOLE: Shard = Shard { part: 0, of: 1 };
-}
-
 /// `fairq lab`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
@@ -40,8 +26,6 @@ pub enum LabCommand {
     List,
     /// Run experiments and print what came out
     Run(LabRunArgs),
-    /// Put parts together that were run with --shard and --output
-    Merge(LabMergeArgs),
 }
 
 /// `fairq lab run`.
@@ -80,10 +64,6 @@ pub struct LabRunArgs {
     /// none,mqfq]
     #[arg(long, value_name = "NAME[:KEY=VALUE…],…", value_parser = parse_lab_policies)]
     pub policy: Option<Policies>,
-    /// Run only a part of the experiments, as in 2/3, the second of three; `fairq lab merge` puts
-    /// the parts together
-    #[arg(long, value_name = "PART/OF", value_parser = parse_shard)]
-    pub shard: Option<Shard>,
     /// Print one JSON object instead of a table, or write it to FILE beside the table
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
@@ -94,45 +74,17 @@ pub struct LabRunArgs {
     /// Scenario files: run each tenant alone first, with policy none, to tell its slowdown
     #[arg(long)]
     pub alone: bool,
-    /// Scenario files: put each tenant's whole histogram of latencies into the JSON, and into
-    /// fio's (as its json+)
+    /// Scenario files: put each tenant's whole histogram of latencies into the JSON
     #[arg(long)]
     pub histograms: bool,
-    /// Scenario files: write what came out to FILE as fio's JSON, a job for each tenant of each run
-    #[arg(long, value_name = "FILE")]
-    pub fio_json: Option<PathBuf>,
     /// Fail unless all that comes out is what the report in DIR says
     #[arg(long, value_name = "DIR")]
     pub against: Option<PathBuf>,
 }
 
-/// `fairq lab merge`.
-#[derive(Debug, Args)]
-pub struct LabMergeArgs {
-    /// What --output was in each part
-    #[arg(value_name = "DIR", required = true)]
-    pub parts: Vec<PathBuf>,
-    /// Print one JSON object instead of a table, or write it to FILE beside the table
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
-    pub json: Option<PathBuf>,
-    /// Write the report of the whole into DIR
-    #[arg(long, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-}
-
 fn parse_lab_policies(text: &str) -> Result<Policies, String> {
     let all = NAMES.join(",");
     parse_policies(if text == "all" { &all } else { text })
-}
-
-/// Parses `2/3` as the second part of three.
-pub(crate) fn parse_shard(text: &str) -> Result<Shard, String> {
-    let number = |part: &str| part.parse::<usize>().ok().filter(|number| *number > 0);
-    let parts = text.split_once('/').and_then(|(part, of)| Some((number(part)?, number(of)?)));
-    match parts.filter(|(part, of)| part <= of) {
-        Some((part, of)) => Ok(Shard { part: part - 1, of }),
-        None => Err(format!("`{text}` is no part of a whole: write 2/3 for the second of three")),
-    }
 }
 
 /// Examples at the end of the help.
@@ -148,7 +100,6 @@ Examples:
   fairq lab run D-2.3 --ablations
   fairq lab run my.toml --policy all --seeds 10 --alone
   fairq lab run sweep.toml --policy mqfq,kyber-fair --output report
-  fairq lab run all --shard 1/2 --output part1; fairq lab merge part1 part2 --output whole
 
 {EXIT_STATUS}"
     )

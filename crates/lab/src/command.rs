@@ -8,7 +8,7 @@ use fairq_config::files::Output;
 use fairq_config::files::write_out;
 use fairq_config::refusal::Refusal;
 
-use crate::args::{LabArgs, LabCommand, LabMergeArgs, LabRunArgs, SEED, Shard};
+use crate::args::{LabArgs, LabCommand, LabRunArgs, SEED};
 use crate::claims::{Extent, Progress, ROWS, Row, Seeds, answer, named};
 use crate::progress::{progress_bar, stops_on_interrupt};
 use crate::record::{Claims, Record};
@@ -22,7 +22,6 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
             scenario::run(&args)
         }
         LabCommand::Run(args) => run_rows(&args),
-        LabCommand::Merge(args) => merge(&args),
     }
 }
 
@@ -40,7 +39,6 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         ("--policy", args.policy.is_some()),
         ("--alone", args.alone),
         ("--histograms", args.histograms),
-        ("--fio-json", args.fio_json.is_some()),
     ];
     // A flag without effect is refused, because a user would take it to have one.
     if let Some((flag, _)) = of_files.iter().find(|(_, is_given)| *is_given) {
@@ -50,7 +48,6 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         .into());
     }
     let rows = selected(args)?;
-    let shard = args.shard.unwrap_or(Shard::WHOLE);
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.map_or(cpus, usize::from);
     let stops = stops_on_interrupt()?;
@@ -61,7 +58,7 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         bar.set_message(format!("{} of {} experiments", progress.done, progress.of));
         !stops.load(Ordering::Relaxed)
     };
-    let extent = Extent { seeds: seeds(args), shard, band: args.band, ablations: args.ablations };
+    let extent = Extent { seeds: seeds(args), band: args.band, ablations: args.ablations };
     let findings = answer(&rows, extent, jobs, on);
     bar.finish_and_clear();
     let was_stopped = stops.load(Ordering::Relaxed);
@@ -121,16 +118,6 @@ fn tell(record: &Record, json: Option<&Path>, output: Option<&Path>) -> anyhow::
     write_out(&text::table(record))
 }
 
-fn merge(args: &LabMergeArgs) -> anyhow::Result<()> {
-    let parts = args
-        .parts
-        .iter()
-        .map(|path| Record::read(&file_of(path)))
-        .collect::<Result<Vec<_>, _>>()?;
-    let record = Record::merged(parts)?;
-    tell(&record, args.json.as_deref(), args.output.as_deref())
-}
-
 /// The requested rows, in the catalogue's order and each once.
 fn selected(args: &LabRunArgs) -> Result<Vec<&'static Row>, Refusal> {
     let mut ids: Vec<&str> = Vec::new();
@@ -148,7 +135,6 @@ fn selected(args: &LabRunArgs) -> Result<Vec<&'static Row>, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::parse_shard;
 
     fn args(ids: &[&str], paper: Option<&str>) -> LabRunArgs {
         LabRunArgs {
@@ -160,12 +146,10 @@ mod tests {
             ablations: false,
             jobs: None,
             policy: None,
-            shard: None,
             json: None,
             output: None,
             alone: false,
             histograms: false,
-            fio_json: None,
             against: None,
         }
     }
@@ -217,13 +201,5 @@ mod tests {
         assert_eq!(json["claims"][0]["holds"], true);
         assert_eq!(interrupted["claims"][0]["holds"], serde_json::Value::Null);
         assert_eq!(interrupted["claims"][0]["note"], "interrupted");
-    }
-
-    #[test]
-    fn shards_are_counted_from_one() {
-        assert_eq!(parse_shard("2/3"), Ok(Shard { part: 1, of: 3 }));
-        for text in ["0/3", "4/3", "1", "a/b", "1/0"] {
-            assert!(parse_shard(text).unwrap_err().contains("second of three"), "{text}");
-        }
     }
 }

@@ -1,14 +1,13 @@
 //! The record of results: claims, figures and tables, and the seed that reproduces them.
 //!
-//! `--json` prints the claims alone. The record has everything that a report needs, so that the
-//! parts of a sweep over many machines can be merged without another run.
+//! `--json` prints the claims alone. The record has everything that a report needs, and everything
+//! with which `--against` compares a later run.
 
 use std::path::Path;
 
 use fairq_config::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 
-use crate::args::Shard;
 use crate::claims::{self, Ablated, Elsewhere, Extent, Findings, Interval, OnSeed, ROWS, Row};
 use crate::figure::{Figure, Table};
 
@@ -65,9 +64,6 @@ pub(crate) struct Record {
     /// The requested claims, as on the command line.
     #[serde(default)]
     pub(crate) asked: String,
-    /// Number of this part, from 1, and the number of parts; `None` for the whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) part: Option<(usize, usize)>,
     /// Whether claims were also run with other values of each constant.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) band: bool,
@@ -85,14 +81,13 @@ fn one_seed() -> usize {
 
 impl Record {
     pub(crate) fn new(extent: Extent, asked: String, findings: Findings) -> Record {
-        let Extent { seeds, shard, band, ablations } = extent;
+        let Extent { seeds, band, ablations } = extent;
         Record {
             band,
             ablations,
             seed: seeds.first,
             seeds: seeds.count,
             asked,
-            part: (shard != Shard::WHOLE).then_some((shard.part + 1, shard.of)),
             claims: findings.rows.into_iter().map(Claim::from).collect(),
             figures: findings.figures,
             tables: findings.tables,
@@ -125,75 +120,6 @@ impl Record {
             ))),
             None => Ok(record),
         }
-    }
-
-    /// Merges the parts of one run, in the catalogue's order. A claim in two parts must have the
-    /// same results in both.
-    pub(crate) fn merged(parts: Vec<Record>) -> Result<Record, Refusal> {
-        let of_first = |part: &Record| Record {
-            seed: part.seed,
-            seeds: part.seeds,
-            asked: part.asked.clone(),
-            band: part.band,
-            ablations: part.ablations,
-            ..Record::default()
-        };
-        let mut all = parts.first().map_or_else(Record::default, of_first);
-        // Records that are not parts are complete.
-        complete(&parts.iter().filter_map(|part| part.part).collect::<Vec<_>>())?;
-        for part in parts {
-            if part.seed != all.seed {
-                return Err(Refusal::new(format!(
-                    "a part was run with seed {}, another with {}: parts belong together only if \
-                     their seeds are the same",
-                    all.seed, part.seed
-                )));
-            }
-            if part.seeds != all.seeds {
-                return Err(Refusal::new(format!(
-                    "a part was run on {} seeds, another on {}: parts belong together only if \
-                     they were run on the same",
-                    all.seeds, part.seeds
-                )));
-            }
-            if part.asked != all.asked {
-                return Err(Refusal::new(format!(
-                    "a part is of `fairq lab run {}`, another of `fairq lab run {}`: parts belong \
-                     together only if the same was asked for",
-                    all.asked, part.asked
-                )));
-            }
-            let flags = [
-                ("--band", part.band != all.band),
-                ("--ablations", part.ablations != all.ablations),
-            ];
-            if let Some((flag, _)) = flags.iter().find(|(_, differs)| *differs) {
-                return Err(Refusal::new(format!(
-                    "a part was run with {flag}, another without: run all parts alike"
-                )));
-            }
-            for claim in part.claims {
-                match all.claims.iter().find(|known| known.id == claim.id) {
-                    Some(known) if *known != claim => {
-                        return Err(Refusal::new(format!(
-                            "claim {} came out differently in two parts",
-                            claim.id
-                        )));
-                    }
-                    Some(_) => {}
-                    None => all.claims.push(claim),
-                }
-            }
-            all.figures.extend(part.figures);
-            all.tables.extend(part.tables);
-        }
-        all.claims.sort_by_key(|claim| ROWS.iter().position(|row| row.id == claim.id));
-        all.figures.sort_by(|a, b| a.id.cmp(&b.id));
-        // Parts that overlap have the same figures, because their claims were compared.
-        all.figures.dedup_by(|a, b| a.id == b.id);
-        all.tables.sort_by(|a, b| a.id.cmp(&b.id));
-        all.tables.dedup_by(|a, b| a.id == b.id);
-        Ok(all)
     }
 
     /// Differences between this record and another one, in words. Claims are compared on the seeds
@@ -268,32 +194,6 @@ impl Record {
              decided{told}{seeds}"
         )
     }
-}
-
-/// Fails unless each part of a whole is there once.
-fn complete(parts: &[(usize, usize)]) -> Result<(), Refusal> {
-    let Some(&(_, of)) = parts.first() else { return Ok(()) };
-    if let Some((_, other)) = parts.iter().find(|part| part.1 != of) {
-        return Err(Refusal::new(format!(
-            "a part is one of {of}, another one of {other}: all must be of one division"
-        )));
-    }
-    for number in 1..=of {
-        match parts.iter().filter(|part| part.0 == number).count() {
-            1 => {}
-            0 => {
-                return Err(Refusal::new(format!(
-                    "part {number}/{of} is missing: run it with --shard {number}/{of}"
-                )));
-            }
-            _ => {
-                return Err(Refusal::new(format!(
-                    "part {number}/{of} is there twice: give each once"
-                )));
-            }
-        }
-    }
-    Ok(())
 }
 
 impl Claim {
@@ -457,17 +357,6 @@ mod tests {
     }
 
     #[test]
-    fn parts_make_a_whole_in_the_catalogues_order() {
-        let whole =
-            Record::merged(vec![record(1, &["M-T2"]), record(1, &["M-T1", "M-T2"])]).unwrap();
-        assert_eq!(
-            whole.claims.iter().map(|claim| claim.id.as_str()).collect::<Vec<_>>(),
-            ["M-T1", "M-T2"]
-        );
-        assert_eq!(whole.summary(), "of 2 counted claims 2 hold, 0 do not, 0 cannot be decided");
-    }
-
-    #[test]
     fn what_is_not_counted_is_told() {
         let mut one = record(1, &["M-T1", "M-P.1"]);
         (one.claims[1].calibration, one.claims[1].counted) = (true, false);
@@ -475,42 +364,6 @@ mod tests {
                     1 more are told and not counted";
         assert_eq!(one.summary(), said);
         assert!(one.claims[1].remarks().starts_with("calibration: how long the fabric takes"));
-    }
-
-    #[test]
-    fn parts_that_do_not_belong_together_are_refused() {
-        let error = Record::merged(vec![record(1, &["M-T1"]), record(2, &["M-T2"])]).unwrap_err();
-        assert!(error.to_string().contains("seed 1, another with 2"), "{error}");
-        let mut other = record(1, &["M-T1"]);
-        other.claims[0].holds = None;
-        let error = Record::merged(vec![record(1, &["M-T1"]), other]).unwrap_err();
-        assert_eq!(error.to_string(), "claim M-T1 came out differently in two parts");
-        let ten = Record { seeds: 10, ..record(1, &["M-T1"]) };
-        let error = Record::merged(vec![record(1, &["M-T1"]), ten]).unwrap_err();
-        assert!(error.to_string().contains("on 1 seeds, another on 10"), "{error}");
-        let asked = Record { asked: "M-5".into(), ..record(1, &["M-T1"]) };
-        let error = Record::merged(vec![record(1, &["M-T1"]), asked]).unwrap_err();
-        assert!(error.to_string().ends_with("only if the same was asked for"), "{error}");
-    }
-
-    #[test]
-    fn each_part_must_be_there_once() {
-        let parts = |parts: &[(usize, usize)]| {
-            let part =
-                |&part| Record { part: Some(part), asked: "all".into(), ..record(1, &["M-T1"]) };
-            Record::merged(parts.iter().map(part).collect()).map_err(|refusal| refusal.to_string())
-        };
-        let whole = parts(&[(2, 3), (3, 3), (1, 3)]).unwrap();
-        assert_eq!((whole.part, whole.asked.as_str()), (None, "all"));
-        assert_eq!(
-            parts(&[(1, 3), (3, 3)]).unwrap_err(),
-            "part 2/3 is missing: run it with --shard 2/3"
-        );
-        assert_eq!(
-            parts(&[(1, 2), (1, 2)]).unwrap_err(),
-            "part 1/2 is there twice: give each once"
-        );
-        assert!(parts(&[(1, 2), (2, 3)]).unwrap_err().contains("one of 2, another one of 3"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use fairq_core::{Op, Outcome};
+use fairq_core::Outcome;
 
 use crate::host::Times;
 
@@ -28,7 +28,6 @@ pub(crate) enum Task {
 pub(crate) struct Reaped {
     pub(crate) thread: u32,
     pub(crate) id: u32,
-    pub(crate) op: Op,
     pub(crate) bytes: u32,
     /// Start of its latency.
     pub(crate) since_ns: u64,

@@ -54,7 +54,7 @@ mod zipf;
 pub use check::Check;
 pub use cpu::CpuUse;
 pub use host::{Host, Machine};
-pub use meter::{Got, Run, Violation, Writes};
+pub use meter::{Got, Run, Violation};
 pub use scenario::{Job, Scenario, ScenarioError, Tenant};
 pub use subject::{Promise, Subject};
 pub use world::{CALM_NS, on_host, run, run_traced, simulate};

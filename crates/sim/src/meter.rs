@@ -1,6 +1,6 @@
 //! The meter: the service of each tenant.
 
-use fairq_core::{Class, ClassWeights, Op, Stats};
+use fairq_core::{Class, ClassWeights, Stats};
 use fairq_device::{Busy, Parts, Usage};
 use hdrhistogram::Histogram;
 
@@ -54,23 +54,10 @@ pub struct Got {
     pub commands: u64,
     /// Latencies from submission to completion, in nanoseconds; in an open loop from arrival.
     pub latency_ns: Histogram<u64>,
-    /// The writes among them; `None` for a tenant that only reads, because a histogram is large.
-    pub writes: Option<Writes>,
     /// Bytes issued to the classes urgent, high, medium and low.
     pub classes: [u64; 4],
     /// Bytes completed in each interval of the series, from the beginning of the run.
     pub series: Vec<u64>,
-}
-
-/// The completed writes of a tenant.
-#[derive(Clone, Debug)]
-pub struct Writes {
-    /// Bytes written.
-    pub bytes: u64,
-    /// Writes completed.
-    pub requests: u64,
-    /// Latencies from submission to completion, in nanoseconds.
-    pub latency_ns: Histogram<u64>,
 }
 
 pub(crate) struct Meter {
@@ -100,7 +87,6 @@ impl Meter {
             requests: 0,
             commands: 0,
             latency_ns: latencies(),
-            writes: None,
             classes: [0; 4],
             series: vec![0; intervals as usize],
         };
@@ -108,15 +94,7 @@ impl Meter {
             from_ns: scenario.warmup_ns,
             until_ns: scenario.duration_ns,
             series_ns: scenario.series_ns.unwrap_or(u64::MAX),
-            tenants: scenario
-                .tenants
-                .iter()
-                .map(|tenant| {
-                    let may_write = tenant.job.read_percent < 100 || tenant.job.replay.is_some();
-                    let none = || Writes { bytes: 0, requests: 0, latency_ns: latencies() };
-                    Got { writes: may_write.then(none), ..got.clone() }
-                })
-                .collect(),
+            tenants: vec![got; scenario.tenants.len()],
             class_weights: Vec::new(),
             cpus: scenario
                 .host
@@ -160,7 +138,7 @@ impl Meter {
 
     #[inline]
     pub(crate) fn completed(&mut self, now_ns: u64, tenant: usize, answer: &Reaped) {
-        let &Reaped { id, op, bytes, since_ns, .. } = answer;
+        let &Reaped { id, bytes, since_ns, .. } = answer;
         self.requests += 1;
         // The digest includes completions before the end of the warm-up and after the measurement.
         self.digest.add(now_ns);
@@ -179,11 +157,6 @@ impl Meter {
             let latency_ns = now_ns - since_ns;
             // A histogram refuses values beyond its bounds: such a latency counts as the longest.
             got.latency_ns.saturating_record(latency_ns);
-            if let Some(writes) = got.writes.as_mut().filter(|_| op != Op::Read) {
-                writes.requests += 1;
-                writes.bytes += u64::from(bytes);
-                writes.latency_ns.saturating_record(latency_ns);
-            }
         }
     }
 
@@ -291,25 +264,12 @@ impl Run {
     }
 }
 
-impl Writes {
-    fn with(mut self, other: &Writes) -> Writes {
-        self.bytes += other.bytes;
-        self.requests += other.requests;
-        self.latency_ns.add(&other.latency_ns).expect("all have the same bounds");
-        self
-    }
-}
-
 impl Got {
     /// The sum of both.
     pub fn with(mut self, other: Got) -> Got {
         self.bytes += other.bytes;
         self.requests += other.requests;
         self.latency_ns.add(&other.latency_ns).expect("all have the same bounds");
-        self.writes = match (self.writes, other.writes) {
-            (Some(mine), Some(more)) => Some(mine.with(&more)),
-            (mine, more) => mine.or(more),
-        };
         self.classes.iter_mut().zip(other.classes).for_each(|(mine, more)| *mine += more);
         self.series.iter_mut().zip(other.series).for_each(|(mine, more)| *mine += more);
         self

@@ -14,7 +14,6 @@ use fairq_sim::scenario::{Scenario, Tenant};
 use fairq_sim::{Got, Run};
 use serde::{Deserialize, Serialize};
 
-use crate::args::Shard;
 use crate::figure::{Figure, Table};
 use crate::parallel;
 
@@ -167,8 +166,6 @@ pub(crate) struct Findings {
 pub(crate) struct Extent {
     /// The seeds to run on.
     pub(crate) seeds: Seeds,
-    /// The part of the experiments to run.
-    pub(crate) shard: Shard,
     /// Also run each constant that is guessed or derived at both ends of its range, on the first
     /// seed.
     pub(crate) band: bool,
@@ -180,7 +177,7 @@ pub(crate) struct Extent {
 impl Extent {
     /// All experiments on one seed, without band and ablations.
     pub(crate) const fn one(seed: u64) -> Extent {
-        Extent { seeds: Seeds::one(seed), shard: Shard::WHOLE, band: false, ablations: false }
+        Extent { seeds: Seeds::one(seed), band: false, ablations: false }
     }
 }
 
@@ -222,22 +219,16 @@ pub(crate) fn named(name: &str) -> Vec<&'static Row> {
 }
 
 /// Answers rows on each seed in `jobs` threads; the answers do not depend on the number of threads.
-/// `on` receives the progress; if it returns `false`, no further experiment begins. A shard answers
-/// the rows of its own experiments, and part 0 also rows without an experiment.
+/// `on` receives the progress; if it returns `false`, no further experiment begins.
 pub(crate) fn answer(
     rows: &[&'static Row],
     extent: Extent,
     jobs: usize,
     on: impl Fn(Progress) -> bool + Sync,
 ) -> Findings {
-    let Extent { seeds, shard, band, ablations } = extent;
-    let wanted =
-        |experiment: &&Experiment| experiment.ids().any(|id| rows.iter().any(|row| row.id == id));
-    let all = EXPERIMENTS.iter().filter(wanted).enumerate();
-    let mine: Vec<&'static Experiment> = all
-        .filter(|(number, _)| number % shard.of == shard.part)
-        .map(|(_, experiment)| experiment)
-        .collect();
+    let Extent { seeds, band, ablations } = extent;
+    let wanted = |of: &&Experiment| of.ids().any(|id| rows.iter().any(|row| row.id == id));
+    let mine: Vec<&'static Experiment> = EXPERIMENTS.iter().filter(wanted).collect();
     let is_asked = |id: &str| rows.iter().any(|row| row.id == id);
     let ablations_of = |of: &'static Experiment| {
         let is_of = move |ablation: &&'static Ablation| {
@@ -307,14 +298,6 @@ pub(crate) fn answer(
             }
         }
     }
-    // Part 0 reports rows without an experiment, so that all parts together have each row.
-    let ours = |row: &&&'static Row| {
-        shard.part == 0 || mine.iter().any(|experiment| experiment.has(&row.id))
-    };
-    let others = |row: &&&'static Row| {
-        let is_mine = |experiment| mine.iter().any(|mine| std::ptr::eq(*mine, experiment));
-        !EXPERIMENTS.iter().any(|experiment| experiment.has(&row.id) && !is_mine(experiment))
-    };
     let finding = |row: &&'static Row| {
         let by_seed = found.remove(row.id.as_str()).unwrap_or_default();
         // A row that did not run on every requested seed has no results.
@@ -323,11 +306,7 @@ pub(crate) fn answer(
         let ablations = ablated.remove(row.id.as_str()).unwrap_or_default();
         Finding { row, by_seed, band, ablations }
     };
-    Findings {
-        rows: rows.iter().filter(ours).filter(others).map(finding).collect(),
-        figures,
-        tables,
-    }
+    Findings { rows: rows.iter().map(finding).collect(), figures, tables }
 }
 
 /// An experiment to run on a seed, with a change or without.
@@ -502,21 +481,6 @@ mod tests {
         let both = on(3, 2);
         assert_eq!(both, [on(3, 1), on(4, 1)].concat());
         assert_ne!(both[0].measured, both[1].measured, "another seed, other requests");
-    }
-
-    #[test]
-    fn shards_are_the_whole_and_each_row_is_in_one() {
-        let rows = [named("D-3.1"), named("M-T1"), named("M-5c")].concat();
-        let ids = |shard| {
-            answer(&rows, Extent { shard, ..Extent::one(1) }, 2, |_| true)
-                .rows
-                .iter()
-                .map(|f| f.row.id.clone())
-                .collect::<Vec<_>>()
-        };
-        let mut parts = [0, 1].map(|part| ids(Shard { part, of: 2 })).concat();
-        parts.sort_unstable();
-        assert_eq!(parts, ["D-3.1", "M-5c.1", "M-T1"]);
     }
 
     #[test]

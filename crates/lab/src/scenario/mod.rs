@@ -7,11 +7,10 @@
 //! and stalls.
 //!
 //! ```text
-//!   Document ─▶ points (sweep) ─▶ scenario (table) ─▶ run (simulate) ─▶ Cell ─▶ JSON, fio's JSON
+//!   Document ─▶ points (sweep) ─▶ scenario (table) ─▶ run (simulate) ─▶ Cell ─▶ JSON
 //!                x seeds x policies, in parallel                         └▶ text, report (spread)
 //! ```
 
-mod fio;
 mod report;
 mod simulate;
 mod spread;
@@ -30,7 +29,7 @@ use fairq_config::policy::PolicyConfig;
 use fairq_config::refusal::Refusal;
 use fairq_sim::scenario::Scenario;
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::args::LabRunArgs;
 use crate::parallel;
@@ -116,7 +115,6 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
         .into());
     }
     let of_claims = [
-        ("--shard", args.shard.is_some()),
         ("--against", args.against.is_some()),
         ("--band", args.band),
         ("--ablations", args.ablations),
@@ -135,11 +133,7 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
         points.extend(Document::read(Path::new(path))?.points()?);
     }
     let plan = Plan::new(args, &points, &policies)?;
-    let (cells, jobs) = plan.carry_out(args)?;
-    if let Some(path) = &args.fio_json {
-        let text = serde_json::to_string_pretty(&fio::output(&jobs))?;
-        Output::open(path)?.write_text(&text)?;
-    }
+    let cells = plan.carry_out(args)?;
     if let Some(folder) = &args.output {
         report::write(&cells, folder)?;
     }
@@ -161,13 +155,6 @@ struct Plan<'a> {
     worlds: Vec<(&'a Point, Scenario)>,
 }
 
-/// The results of one run.
-struct Done {
-    run: Run,
-    /// fio's jobs; empty without `--fio-json`.
-    jobs: Vec<Value>,
-}
-
 impl<'a> Plan<'a> {
     fn new(
         args: &LabRunArgs,
@@ -186,7 +173,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Runs the whole plan in parallel; returns the results in the order of the plan.
-    fn carry_out(&self, args: &LabRunArgs) -> anyhow::Result<(Vec<Cell>, Vec<Value>)> {
+    fn carry_out(&self, args: &LabRunArgs) -> anyhow::Result<Vec<Cell>> {
         let threads = args.jobs.map_or_else(
             || std::thread::available_parallelism().map_or(1, usize::from),
             usize::from,
@@ -211,31 +198,18 @@ impl<'a> Plan<'a> {
         };
         let alone = finished(alone)?;
         let work = |number: usize| {
-            let (point, scenario) = &self.worlds[number / each];
+            let (_, scenario) = &self.worlds[number / each];
             let outcome = simulate::under(scenario, &self.policies[number % each])?;
             let alone = alone.get(number / each).map(Vec::as_slice);
-            let run = outcome.told(scenario, alone, args.histograms);
-            let jobs = match args.fio_json {
-                None => Vec::new(),
-                Some(_) => {
-                    let point = point.cell(scenario.seed, Vec::new()).point;
-                    let mut options: Map<String, Value> = point.into_iter().collect();
-                    options.insert("policy".into(), outcome.policy.clone().into());
-                    options.insert("randseed".into(), scenario.seed.into());
-                    fio::jobs(scenario, &outcome.run, &options, args.histograms)
-                }
-            };
-            anyhow::Ok(Done { run, jobs })
+            anyhow::Ok(outcome.told(scenario, alone, args.histograms))
         };
         let done = parallel::each(of_runs, threads, |done| on(done, of_runs, "runs"), work);
         bar.finish_and_clear();
-        let mut done = finished(done)?;
-        let jobs = done.iter_mut().flat_map(|done| std::mem::take(&mut done.jobs)).collect();
-        let mut runs = done.into_iter().map(|done| done.run);
+        let mut runs = finished(done)?.into_iter();
         let cell = |(point, scenario): &(&Point, Scenario)| {
             point.cell(scenario.seed, runs.by_ref().take(each).collect())
         };
-        Ok((self.worlds.iter().map(cell).collect(), jobs))
+        Ok(self.worlds.iter().map(cell).collect())
     }
 }
 

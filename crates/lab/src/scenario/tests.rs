@@ -166,31 +166,6 @@ fn details_are_told_where_they_are_asked_for() {
     assert!((sum / count as f64 - flow.mean_ns).abs() < 0.01 * flow.mean_ns);
 }
 
-#[test]
-fn fios_json_has_reads_and_writes_apart() {
-    let scenario = points(&two())[0].seeded(None).unwrap();
-    let outcome = simulate::under(&scenario, &policies("none")[0]).unwrap();
-    let jobs = fio::jobs(&scenario, &outcome.run, &Map::new(), true);
-    let output = fio::output(&jobs);
-    assert!(output["fio version"].as_str().unwrap().starts_with("fairq-"));
-    let [a, b] = [&output["jobs"][0], &output["jobs"][1]];
-    assert_eq!((a["jobname"].as_str(), b["jobname"].as_str()), (Some("a"), Some("b")));
-    let (reads, writes) = (&a["read"], &a["write"]);
-    let got = &outcome.run.tenants[0];
-    let total = reads["total_ios"].as_u64().unwrap() + writes["total_ios"].as_u64().unwrap();
-    assert_eq!(total, got.requests);
-    assert!(writes["total_ios"].as_u64().unwrap() * 3 > total, "half of them");
-    assert_eq!(reads["clat_ns"]["N"], reads["total_ios"]);
-    assert!(reads["clat_ns"]["percentile"]["99.000000"].as_u64().unwrap() > 0);
-    let bins = reads["clat_ns"]["bins"].as_object().unwrap();
-    let count: u64 = bins.values().map(|count| count.as_u64().unwrap()).sum();
-    assert_eq!(Value::from(count), reads["total_ios"]);
-    let brief = fio::jobs(&scenario, &outcome.run, &Map::new(), false);
-    assert!(brief[0]["read"]["clat_ns"]["bins"].is_null(), "only where they are asked for");
-    assert_eq!(b["write"]["total_ios"], 0);
-    assert!(b["write"]["clat_ns"]["percentile"].is_null());
-}
-
 /// A report has each of its files, with the swept values in them.
 #[test]
 fn a_report_has_tables_figures_and_data() {

@@ -96,14 +96,14 @@ impl<P: Policy> World<'_, P> {
 
     #[inline]
     fn completed(&mut self, port: usize, kept: &Kept, outcome: Outcome, wake: PortSet) {
-        let &Kept { live, thread, op, staged, since_ns, .. } = kept;
+        let &Kept { live, thread, staged, since_ns, .. } = kept;
         if staged {
             self.stage();
         }
         self.tell(Fact::Completed(live, outcome));
         self.wake(Some(port), wake);
         let id = (port * self.tags) as u32 + live.tag;
-        self.arrive(port, Task::Reap(Reaped { thread, id, op, bytes: live.bytes, since_ns }));
+        self.arrive(port, Task::Reap(Reaped { thread, id, bytes: live.bytes, since_ns }));
     }
 
     /// Calls `next` on a port until there is nothing to issue.
