@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use fairq_classic::{AnyPolicy, AnyPort};
+use fairq_core::Limits;
 use fairq_core::registry::Shape;
 use fairq_core::{
     FlowError, FlowId, Group, GroupId, Held, Native, Next, Op, Outcome, Policy, Port, PortSet,
