@@ -280,8 +280,8 @@ fn bounds(name: &str, size: Size) -> [u64; 2] {
         "mqfq" | "mqfq-serial" | "sfqd" => [14, 12 * ports + 16],
         _ => [0, 0],
     };
-    // A word of the limits: whether there are any.
-    [verbs + counted + charged, tick + added + found + 1]
+    // A tick takes the lock of the stages.
+    [verbs + counted + charged, tick + added + found + 2]
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn a_socket_is_its_tenants_users() {
     attach(&directory.path("own.sock"));
     let mut refused = UnixStream::connect(directory.path("others.sock")).unwrap();
     assert_eq!(features(&mut refused), None, "the peer is not among its users");
-    assert_eq!(server.attachments("others")[0].1, false);
+    assert!(!server.attachments("others")[0].1);
 }
 
 #[test]

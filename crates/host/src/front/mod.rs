@@ -12,7 +12,7 @@
 use fairq_core::Port;
 
 use crate::device::Device;
-use crate::front::ublk::front::{Message as UblkMessage, UblkFront};
+use crate::front::ublk::disk_queues::{Message as UblkMessage, UblkFront};
 use crate::front::vhost::vrings::{Message as VhostMessage, VhostFront};
 use crate::io::ring::{Asker, Event, Ring};
 use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};

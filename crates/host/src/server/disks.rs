@@ -31,9 +31,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::front::attach::{Attachment, Places};
-use crate::front::ublk::control::{Control, NoUblk};
-use crate::front::ublk::front::Message;
-use crate::front::ublk::queue::{Attach, MAX_BYTES};
+use crate::front::ublk::control_commands::{Control, NoUblk};
+use crate::front::ublk::disk_queue::{Attach, MAX_BYTES};
+use crate::front::ublk::disk_queues::Message;
 use crate::front::ublk::sys::{self, BasicParams, DiscardParams, Params};
 use crate::nbd::session::users::Users;
 use crate::server::control_thread::ControlThread;
@@ -45,8 +45,8 @@ const DEPTH: u16 = 128;
 const SECTOR: u64 = 512;
 /// The pause before a device that could not be made is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
-/// The longest wait for the shards to serve a device's queues, and for the kernel to notice that the
-/// previous server has ended.
+/// The longest wait for the shards to serve a device's queues, and for the kernel to notice that
+/// the previous server has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause between two checks during these waits.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -472,8 +472,8 @@ impl Note {
     }
 }
 
-/// The owner, group and mode of a device. A device has one of each: the first user, the first group,
-/// and nobody else.
+/// The owner, group and mode of a device. A device has one of each: the first user, the first
+/// group, and nobody else.
 pub(super) fn owner(users: &Users) -> (Option<u32>, Option<u32>, u32) {
     let mode = if users.gids.is_empty() { 0o600 } else { 0o660 };
     (users.uids.first().copied(), users.gids.first().copied(), mode)

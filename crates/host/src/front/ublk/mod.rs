@@ -2,8 +2,8 @@
 //!
 //! **Model.** A device has as many queues as there are shards, and each shard serves one queue of
 //! each device on its own ring: a command waits in the kernel for each request of a queue, and ends
-//! when there is one ([`queue`]). Devices are added, started, resized and deleted by control
-//! commands, which a thread of the server's sends ([`control`]).
+//! when there is one ([`disk_queue`]). Devices are added, started, resized and deleted by control
+//! commands, which a thread of the server's sends ([`control_commands`]).
 //!
 //! **When the server ends**, is replaced or killed, a device stays. The kernel keeps its requests
 //! and gives those that were not answered to the next server, which recovers the device. A write
@@ -11,7 +11,7 @@
 //!
 //! [`sys`] has the kernel's constants and structures.
 
-pub mod control;
-pub mod front;
-pub mod queue;
+pub mod control_commands;
+pub mod disk_queue;
+pub mod disk_queues;
 pub mod sys;

@@ -1,7 +1,7 @@
 //! Control commands of ublk: devices are added, started, resized, recovered and deleted.
 //!
-//! A command waits in the kernel, some of them for the device's queues, so a thread of its own sends
-//! them (`server::disks`). Commands go through an io_uring with long entries, since their argument
+//! A command waits in the kernel, some of them for the device's queues, so a thread of its own
+//! sends them (`server::disks`). Commands go through an io_uring with long entries, since their argument
 //! takes 32 bytes.
 
 use std::fs::File;

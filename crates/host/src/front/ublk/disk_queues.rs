@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 
 use fairq_core::Port;
 
-use super::queue::{Attach, MAX_BYTES, Queue, cookie_index, event_index};
+use super::disk_queue::{Attach, MAX_BYTES, Queue, cookie_index, event_index};
 use crate::device::Device;
 use crate::io::budget::Budget;
 use crate::io::memory::Region;
