@@ -1,15 +1,15 @@
 //! Virtqueues: the rings by which a guest hands buffers over and gets them back.
 //!
 //! **Model.** [`Queue::pop`] takes the next chain of descriptors and fills a [`Chain`] with its
-//! memory: that which the guest wrote for the device, and that which the device is to write. [`Queue::push`]
-//! puts a used buffer into the ring, and [`Queue::publish`] makes all pushed ones visible at once
-//! and says whether the guest wants a call. [`Queue::disable_kicks`] and [`Queue::enable_kicks`]
-//! suppress the guest's notifications while the shard reads the ring anyway. The two formats of
-//! the specification, split and packed rings, have the same verbs.
+//! memory: that which the guest wrote for the device, and that which the device is to write.
+//! [`Queue::push`] puts a used buffer into the ring, and [`Queue::publish`] makes all pushed ones
+//! visible at once and says whether the guest wants a call. [`Queue::disable_kicks`] and
+//! [`Queue::enable_kicks`] suppress the guest's notifications while the shard reads the ring
+//! anyway. The two formats of the specification, split and packed rings, have the same verbs.
 //!
 //! **Strangers.** Each field of a ring is read once. A chain has at most as many descriptors as the
-//! queue, or [`CHAIN`] with a table of its own, so a loop ends in a [`Fault`]; so does every address
-//! outside the guest's memory. After a fault the queue is not used again.
+//! queue, or [`CHAIN`] with a table of its own, so a loop ends in a [`Fault`]; so does every
+//! address outside the guest's memory. After a fault the queue is not used again.
 //!
 //! *Memory ordering.* A guest stores descriptors before it makes them available (its release; here
 //! an acquire), and this side stores used elements before the word that publishes them (Release).

@@ -3,8 +3,8 @@
 //! A descriptor is available if its first flag is the guest's wrap counter and its second is not,
 //! and used if both are the device's. A chain's descriptors follow each other in the ring; the last
 //! one has the number of the buffer. A used buffer takes one descriptor at the device's position,
-//! which then moves by as many as the chain had. A batch becomes visible when the flags of its first
-//! descriptor are stored, since the guest takes used descriptors in order.
+//! which then moves by as many as the chain had. A batch becomes visible when the flags of its
+//! first descriptor are stored, since the guest takes used descriptors in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
