@@ -4,10 +4,10 @@
 //! are not used yet. The ring does not say which ones: used buffers come back in any order.
 //!
 //! **Model.** The area is a file in memory that the guest's monitor keeps and gives to the next
-//! server. It has a region for each queue, as the vhost-user specification lays it out, with one
+//! server. It has a region for each queue, as the vhost-user specification lays it out, with an
 //! entry for each descriptor. [`Region::begin`] marks a chain before it is executed, and numbers
-//! it; [`Region::used`] notes pushed buffers, [`Region::publishing`] what is to become visible,
-//! and [`Region::published`] ends the entries when it is. [`Region::recover`] finds out if the
+//! it; [`Region::used`] notes pushed buffers, [`Region::publishing`] what is to become visible, and
+//! [`Region::published`] ends the entries when it is. [`Region::recover`] finds out whether the
 //! last batch became visible, and returns the chains to execute again in their order.
 //!
 //! In a split ring, the used index in the guest's memory says whether a batch became visible. In a
