@@ -1,8 +1,8 @@
 //! Control commands of ublk: devices are added, started, resized, recovered and deleted.
 //!
 //! A command waits in the kernel, some of them for the device's queues, so a thread of its own
-//! sends them (`server::disks`). Commands go through an io_uring with long entries, since their argument
-//! takes 32 bytes.
+//! sends them (`server::disks`). Commands go through an io_uring with long entries, since their
+//! argument takes 32 bytes.
 
 use std::fs::File;
 use std::io;

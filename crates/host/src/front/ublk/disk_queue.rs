@@ -10,8 +10,8 @@
 //! request. The command that answers a request fetches the next one.
 //!
 //! **Data** are copied between the kernel's request and a buffer of the queue's region, by reads
-//! and writes of the character device at the request's offset. A request for which the region has no
-//! memory waits; its client notices, no other one does.
+//! and writes of the character device at the request's offset. A request for which the region has
+//! no memory waits; its client notices, no other one does.
 //!
 //! **The end.** The kernel ends all commands with `ENODEV` when the device is stopped. When the
 //! server ends or is replaced, its commands end with its ring, and the kernel keeps all requests
