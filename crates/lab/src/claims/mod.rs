@@ -1,7 +1,7 @@
 //! The lab: the papers' claims, one by one, and their results.
 //!
 //! A [`Row`] is a claim of `claims.toml`: the paper's statement, and the tolerance within which
-//! ours must be for the claim to hold. An [experiment](experiment) of `experiments/*.toml` answers
+//! ours must be for the claim to hold. An [experiment] of `experiments/*.toml` answers
 //! some rows with one set of runs. Every run is under all checks of its policy's promises: if a law
 //! is broken no claim of that experiment holds, and the note names the law. Tolerances were written
 //! down with the claims; if a claim does not hold, the row says so.
