@@ -9,7 +9,7 @@
 //! serving the guest. A SIGBUS of any other address goes to the handler that was there before. The
 //! kernel's own accesses, in system calls and on the ring, fail with `EFAULT` instead.
 //!
-//! **Bounds.** There are [`SLOTS`] places for mappings. The handler scans them, and makes one
+//! **Bounds.** There are `SLOTS` places for mappings. The handler scans them, and makes one
 //! system call.
 //!
 //! *Memory ordering.* A slot's end and page size are stored before its start (Release), which the

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! **Memory.** The data of an order lie in one stretch of memory or in several. The stretches after
-//! the first are kept in an arena until the order has ended ([`Arena`]).
+//! the first are kept in an arena until the order has ended (`path/arena.rs`).
 //!
 //! **Merged requests** are one command of the device's: what the policy joins is collected until
 //! the request that completes it, and handed to the queue with the memory of each part; when the

@@ -7,7 +7,7 @@
 //! not mapped.
 //!
 //! **Strangers.** The bytes are the guest's and change at any time: they are read and written
-//! through raw pointers only, by atomics or [`copy`]. A file may shrink; see [`crate::io::fault`].
+//! through raw pointers only, by atomics or `copy`. A file may shrink; see [`crate::io::fault`].
 //! Only files whose pages are in memory or on a local disk are mapped: a page of a network file
 //! system or of a program's file system could make the shard wait forever.
 //!

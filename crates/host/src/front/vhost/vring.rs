@@ -8,7 +8,7 @@
 //! **Ownership.** A request's memory belongs to a generation of the guest's memory, which the vring
 //! keeps until the last request with memory of it has ended. The vring has one place for each of
 //! its buffers, so a guest has at most as many requests under way as its queue has descriptors.
-//! Their orders are at most [`ORDERS`]; with more, the next chain stays in the ring.
+//! Their orders are at most `ORDERS`; with more, the next chain stays in the ring.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -8,7 +8,7 @@
 //! anyway. The two formats of the specification, split and packed rings, have the same verbs.
 //!
 //! **Strangers.** Each field of a ring is read once. A chain has at most as many descriptors as the
-//! queue, or [`CHAIN`] with a table of its own, so a loop ends in a [`Fault`]; so does every
+//! queue, or `CHAIN` with a table of its own, so a loop ends in a [`Fault`]; so does every
 //! address outside the guest's memory. After a fault the queue is not used again.
 //!
 //! *Memory ordering.* A guest stores descriptors before it makes them available (its release; here
