@@ -104,7 +104,7 @@ impl Reservation {
         self.iops == 0 && self.bytes == 0
     }
 
-    /// In the order of [`Counted`](crate::Counted).
+    /// In the order of [`Counted`].
     pub(crate) const fn rates(self) -> [u64; 2] {
         [self.iops, self.bytes]
     }
