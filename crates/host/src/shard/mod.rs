@@ -442,7 +442,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         if is_short && now_ns.saturating_sub(since_ns) < SHORT_WAITS_NS {
             return false;
         }
-        self.path.cancel(now_ns, libc::ESHUTDOWN, |_| true);
+        self.path.cancel_all(now_ns, libc::ESHUTDOWN);
         self.take_finished(now_ns)
     }
 

@@ -13,6 +13,16 @@ impl<P: Port, D: Device> DataPath<P, D> {
     /// the device has or the policy has merged, run to their end. Their memory is in use until
     /// [`Self::finished`] has given them back, as always.
     pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {
+        let own = self.asker;
+        self.cancel_those(now_ns, errno, |name| name.asker == own && is_unwanted(name.value));
+    }
+
+    /// The same for the requests of all front ends.
+    pub(in crate::shard) fn cancel_all(&mut self, now_ns: u64, errno: i32) {
+        self.cancel_those(now_ns, errno, |_| true);
+    }
+
+    fn cancel_those(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(UserData) -> bool) {
         // Tags are used again from the lowest on, so that few places are looked at in vain.
         let mut left = self.live.len() - self.free.len();
         let mut has_throttled = false;
@@ -23,8 +33,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let Some(live) = self.live[index] else { continue };
             left -= 1;
             let tag = Tag(index as u32);
-            let UserData { asker, value: cookie } = UserData::from_word(live.cookie);
-            if asker != self.asker || !is_unwanted(cookie) {
+            if !is_unwanted(UserData::from_word(live.cookie)) {
                 continue;
             }
             let is_back = match live.held_by {
