@@ -654,9 +654,13 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         self.wakers.of(self.index).bell().look();
         let (mut waited_ns, mut yield_ns) = (0, YIELD_NS);
         let has_news = loop {
-            let is_rung = self.wakers.of(self.index).bell().is_rung();
-            if is_rung || self.ring.has_news() || self.front.has_news() {
+            if self.front.has_news() {
                 self.front.polled(Some(waited_ns));
+                break true;
+            }
+            // An event would have ended the shard's sleep as well: the poll has brought nothing.
+            if self.wakers.of(self.index).bell().is_rung() || self.ring.has_news() {
+                self.front.polled(None);
                 break true;
             }
             let before_ns = std::mem::replace(&mut waited_ns, self.clock.now_ns() - start_ns);
