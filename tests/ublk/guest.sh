@@ -52,7 +52,7 @@ files() {
 }
 
 shares() {
-  serve --device paced,size=64M,iops=4k,bandwidth=0,latency=200us --policy mqfq --tenant a=weight:300 --tenant b=weight:100
+  serve --device paced,size=64M,iops=400,bandwidth=0,latency=2ms --policy mqfq --tenant a=weight:300 --tenant b=weight:100
   a=$(device a) b=$(device b) || exit 1
   fio --name=a --filename="$a" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --direct=1 --time_based --runtime=20 \
     --ramp_time=5 --output-format=terse > /tmp/fa &
