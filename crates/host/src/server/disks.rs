@@ -77,6 +77,9 @@ struct Note {
     mark: u64,
     storage: String,
     base: u64,
+    /// The control socket of the server that has made the device: servers may share a folder.
+    #[serde(default)]
+    server: String,
 }
 
 /// A device that is served.
@@ -85,6 +88,12 @@ struct Disk {
     name: String,
     size: u64,
     is_lasting: bool,
+}
+
+/// The folder of notes, and the server's name in them.
+pub(super) struct Notes {
+    folder: PathBuf,
+    server: String,
 }
 
 /// Sends a shard's front end a message.
@@ -102,13 +111,13 @@ type Status = Arc<Mutex<BTreeMap<u16, AttachmentStatus>>>;
 pub(super) struct Disks {
     jobs: Sender<Job>,
     status: Status,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinHandle<()>,
 }
 
 impl Disks {
-    /// Starts the thread. `state` is the folder of its notes; `send` reaches the shards.
+    /// Starts the thread; `send` reaches the shards.
     pub(super) fn start(
-        state: PathBuf,
+        notes: Notes,
         shards: usize,
         places: Arc<Places>,
         send: Send,
@@ -118,7 +127,7 @@ impl Disks {
         let status = Status::default();
         let maker = Maker {
             control,
-            state,
+            notes,
             shards,
             send,
             disks: HashMap::new(),
@@ -129,7 +138,7 @@ impl Disks {
         };
         let thread =
             std::thread::Builder::new().name("fairq-ublk".into()).spawn(|| maker.run(receiver))?;
-        Ok(Disks { jobs, status, thread: Some(thread) })
+        Ok(Disks { jobs, status, thread })
     }
 
     /// Makes these the devices that there are.
@@ -143,20 +152,22 @@ impl Disks {
         all.iter().map(|(tenant, status)| (*tenant, status.clone())).collect()
     }
 
-    /// Deletes the devices whose data end with the server, while shards still serve them. The others
-    /// stay.
-    pub(super) fn end(&mut self) {
+    /// Begins to delete the devices whose data end with the server, while shards still serve them.
+    /// The others stay.
+    pub(super) fn end(&self) {
         let _ = self.jobs.send(Job::End);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+    }
+
+    /// Whether the thread has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.thread.is_finished()
     }
 }
 
 /// The thread's state.
 struct Maker {
     control: Control,
-    state: PathBuf,
+    notes: Notes,
     shards: usize,
     send: Send,
     disks: HashMap<FlowId, Disk>,
@@ -255,11 +266,12 @@ impl Maker {
 
     /// Deletes devices of earlier servers that belong to no wanted tenant.
     fn sweep(&mut self, wanted: &[Wanted]) {
-        for (number, note) in self.notes() {
+        for (number, note) in self.left() {
             let is_wanted = wanted.iter().any(|want| note.is_of(want));
+            let is_own = note.server == self.notes.server;
             match self.control.info(number) {
                 Ok(info) if info.ublksrv_flags == note.mark => {
-                    if !is_wanted && info.state != sys::S_LIVE {
+                    if is_own && !is_wanted && info.state != sys::S_LIVE {
                         tracing::warn!(
                             tenant = note.name,
                             device = number,
@@ -273,13 +285,18 @@ impl Maker {
         }
     }
 
+    fn note_of(&self, want: &Wanted, mark: u64) -> Note {
+        let (name, storage) = (want.name.clone(), want.storage.clone());
+        Note { name, mark, storage, base: want.volume.base, server: self.notes.server.clone() }
+    }
+
     fn note_path(&self, number: u32) -> PathBuf {
-        self.state.join(format!("ublk-{number}.json"))
+        self.notes.folder.join(format!("ublk-{number}.json"))
     }
 
     /// The notes of earlier servers, by device.
-    fn notes(&self) -> Vec<(u32, Note)> {
-        let Ok(entries) = std::fs::read_dir(&self.state) else { return Vec::new() };
+    fn left(&self) -> Vec<(u32, Note)> {
+        let Ok(entries) = std::fs::read_dir(&self.notes.folder) else { return Vec::new() };
         let read = |entry: io::Result<std::fs::DirEntry>| {
             let name = entry.ok()?.file_name().into_string().ok()?;
             let number = name.strip_prefix("ublk-")?.strip_suffix(".json")?.parse().ok()?;
@@ -290,28 +307,36 @@ impl Maker {
     }
 
     fn write_note(&self, number: u32, note: &Note) -> io::Result<()> {
-        let (path, new) = (self.note_path(number), self.state.join(format!(".ublk-{number}")));
-        std::fs::create_dir_all(&self.state)?;
+        let (path, new) =
+            (self.note_path(number), self.notes.folder.join(format!(".ublk-{number}")));
+        std::fs::create_dir_all(&self.notes.folder)?;
         std::fs::write(&new, serde_json::to_vec(note)?)?;
         std::fs::rename(new, path)
     }
 
     /// Makes a device: recovers the one that an earlier server has left, or adds one.
     fn make(&mut self, want: &Wanted) -> io::Result<Disk> {
-        let left = self.notes().into_iter().find(|(number, note)| {
+        let left = self.left().into_iter().find(|(number, note)| {
             let info = self.control.info(*number);
             note.is_of(want) && info.is_ok_and(|info| info.ublksrv_flags == note.mark)
         });
         let number = match left {
             Some((number, _)) => {
                 self.recover(number, want)?;
+                // The kernel announces no new device, so udev does not set the present owner.
+                self.link(number, None, want);
                 number
             }
-            None => self.add(want)?,
+            None => {
+                let number = self.add(want)?;
+                if !Path::new("/run/udev/control").exists() {
+                    self.link(number, None, want);
+                }
+                number
+            }
         };
         let size = want.volume.size;
         let disk = Disk { number, name: want.name.clone(), size, is_lasting: want.is_lasting };
-        self.link(number, None, want);
         Ok(disk)
     }
 
@@ -327,7 +352,7 @@ impl Maker {
     }
 
     fn start(&mut self, number: u32, mark: u64, want: &Wanted) -> io::Result<()> {
-        self.write_note(number, &Note::of(want, mark))?;
+        self.write_note(number, &self.note_of(want, mark))?;
         self.control.set_params(number, &params(want))?;
         self.serve(number, self.shards as u16, DEPTH, want)?;
         // udev asks for the device's owner before the kernel has started it.
@@ -371,12 +396,14 @@ impl Maker {
         };
         let (reply, replies) = channel();
         let attachment = Attachment::new(self.places.clone());
-        for queue in 0..queues {
-            let shard = usize::from(queue) % self.shards;
-            let place = attachment.take(shard).map_err(io::Error::other)?;
+        let shard_of = |queue: u16| usize::from(queue) % self.shards;
+        // All places come first: a device is served by all of its queues or by none.
+        let places = (0..queues).map(|queue| attachment.take(shard_of(queue)));
+        let places = places.collect::<Result<Vec<_>, _>>().map_err(io::Error::other)?;
+        for (queue, place) in (0..queues).zip(places) {
             let (file, volume) = (file.clone(), want.volume.clone());
             let attach = Attach { file, queue, depth, volume, place };
-            (self.send)(shard, Message::Attach(Box::new(attach), reply.clone()));
+            (self.send)(shard_of(queue), Message::Attach(Box::new(attach), reply.clone()));
         }
         for _ in 0..queues {
             let late = |_| io::Error::from(io::ErrorKind::TimedOut);
@@ -400,7 +427,7 @@ impl Maker {
             let noted = self
                 .control
                 .info(number)
-                .and_then(|info| self.write_note(number, &Note::of(want, info.ublksrv_flags)));
+                .and_then(|info| self.write_note(number, &self.note_of(want, info.ublksrv_flags)));
             if let Err(error) = noted {
                 tracing::error!(tenant = want.name, %error, "cannot note the device's new name");
             }
@@ -409,11 +436,8 @@ impl Maker {
     }
 
     /// Links `/dev/fairq/NAME` to a device, and gives it to the tenant's users. udev does this
-    /// where it runs.
+    /// for a new device where it runs.
     fn link(&self, number: u32, before: Option<&str>, want: &Wanted) {
-        if before.is_none() && Path::new("/run/udev/control").exists() {
-            return;
-        }
         let device = format!("/dev/ublkb{number}");
         let links = Path::new(LINKS);
         if let Some(before) = before {
@@ -461,11 +485,6 @@ fn status(number: u32, queues: usize, error: Option<String>) -> AttachmentStatus
 }
 
 impl Note {
-    fn of(want: &Wanted, mark: u64) -> Note {
-        let (name, storage) = (want.name.clone(), want.storage.clone());
-        Note { name, mark, storage, base: want.volume.base }
-    }
-
     /// Whether it is about the same tenant and the same bytes.
     fn is_of(&self, want: &Wanted) -> bool {
         (&self.name, &self.storage, self.base) == (&want.name, &want.storage, want.volume.base)
@@ -530,9 +549,12 @@ impl ControlThread<'_> {
                 server.shards.send(shard, crate::shard::Message::Front(message.into()));
             }
         });
-        let (state, shards) = (self.server.config.state.clone(), self.server.shards.count());
+        let config = &self.server.config;
+        let control = config.control.as_ref().map(|path| path.display().to_string());
+        let notes = Notes { folder: config.state.clone(), server: control.unwrap_or_default() };
+        let shards = self.server.shards.count();
         let places = self.server.places.clone();
-        self.disks = Some(Disks::start(state, shards, places, send)?);
+        self.disks = Some(Disks::start(notes, shards, places, send)?);
         Ok(())
     }
 
@@ -551,11 +573,14 @@ impl ControlThread<'_> {
         }
     }
 
-    /// Deletes the block devices whose data end with this process.
-    pub(super) fn end_disks(&mut self) {
-        if let Some(disks) = &mut self.disks {
-            disks.end();
-        }
+    /// Begins to delete the block devices whose data end with this process.
+    pub(super) fn end_disks(&self) {
+        self.disks.iter().for_each(Disks::end);
+    }
+
+    /// Whether that is done.
+    pub(super) fn has_ended_disks(&self) -> bool {
+        self.disks.as_ref().is_none_or(Disks::is_over)
     }
 
     fn wanted_disks(&self) -> Vec<Wanted> {

@@ -711,7 +711,6 @@ async fn run(
         control.update_disks();
     }
     control.server.tell_failures();
-    control.end_disks();
     control.drain(true);
     operator.stopping();
     // A second signal must end the process even while it waits for clients.
@@ -729,6 +728,13 @@ async fn run(
 async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let server = control.server.clone();
     let patience = server.config.timeouts.answers;
+    // A device ends when its requests have, which may wait for ticks of their policy.
+    control.end_disks();
+    let deadline = Instant::now() + patience;
+    while !control.has_ended_disks() && Instant::now() < deadline {
+        control.tick(clock.now_ns());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
     for shard in 0..server.shards.count() {
         server.shards.send(shard, Message::Stop);
     }
