@@ -83,8 +83,8 @@ impl<Q: Queue> Driver<Q> {
         self.issue_scattered(command, data, &[(command.length, shift)]);
     }
 
-    /// Issues a command whose data lie in stretches: their lengths are those of `stretches`, over
-    /// and over, and each begins so many bytes behind a page boundary.
+    /// Issues a command whose data lie in stretches: `stretches` has the length of each and
+    /// its distance from a page boundary, in bytes, and is repeated until the command has its data.
     pub(crate) fn issue_scattered(
         &mut self,
         command: Command,

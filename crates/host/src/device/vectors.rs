@@ -51,8 +51,8 @@ impl Vectors {
         self.list[..self.count].iter().filter_map(cut(at, length))
     }
 
-    /// Selects the bytes from `at` on, `length` bytes in all, for the next system call. No system
-    /// call may use the last selection any more.
+    /// Selects the bytes from `at` on, `length` bytes in all, for the next system call. The last
+    /// system call that uses the previous selection must have returned.
     pub(in crate::device) fn select(&mut self, at: u32, length: u32) {
         self.list.truncate(self.count);
         let mut cut = cut(at, length as usize);

@@ -38,7 +38,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// At most `most` queues on each of so many shards.
+    /// At most `most` queues on each of `shards` shards.
     pub fn new(shards: usize, most: usize) -> Places {
         Places { used: (0..shards).map(|_| AtomicUsize::new(0)).collect(), most }
     }

@@ -477,7 +477,7 @@ impl Maker {
     }
 }
 
-/// The status of a device with so many queues that are served, or the reason why there is none.
+/// The status of a device of which `queues` queues are served, or the reason why there is none.
 fn status(number: u32, queues: usize, error: Option<String>) -> AttachmentStatus {
     let path = if error.is_none() { format!("/dev/ublkb{number}") } else { String::new() };
     let kind = AttachmentKind::Ublk;

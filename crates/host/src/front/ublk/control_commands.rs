@@ -133,7 +133,7 @@ impl Control {
         self.run(sys::STOP_DEV, self.own(device, 0))
     }
 
-    /// Deletes a device, as soon as nobody has its files open.
+    /// Deletes a device when its last user has closed it.
     pub fn delete(&mut self, device: u32) -> io::Result<()> {
         self.run(sys::DEL_DEV, self.own(device, 0))
     }

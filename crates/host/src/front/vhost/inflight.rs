@@ -89,7 +89,7 @@ unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
 
-/// The bytes of the area of so many queues of this size.
+/// The bytes of the area for `queues` queues of this size.
 pub fn bytes(queues: u16, size: u16, is_packed: bool) -> u64 {
     let (head, entry) = sizes(is_packed);
     ((head + entry * usize::from(size)) as u64).next_multiple_of(ALIGN) * u64::from(queues)
@@ -161,7 +161,7 @@ impl Area {
 impl Drop for Area {
     fn drop(&mut self) {
         // SAFETY: the mapping is this area's own, and no region is left. `_watched` is dropped after
-        // this and names the addresses until then, at which nobody faults any longer.
+        // this. Until then it names these addresses, and no thread accesses them.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.length) };
     }
 }
