@@ -36,9 +36,10 @@ files() {
   resize2fs "$a" > /dev/null 2>&1 && dd if=/dev/urandom of=/mnt/big bs=1M count=60 2> /dev/null || die "no room after the resize"
   sum=$(sha256sum < /mnt/big)
   umount /mnt
-  dd if=/dev/zero of="$b" bs=1M count=4 oflag=direct 2> /dev/null || die "no write"
+  dd if=/dev/urandom of="$b" bs=1M count=4 oflag=direct 2> /dev/null || die "no write"
   blkdiscard -z -o 1M -l 1M "$b" && blkdiscard -o 2M -l 1M "$b" || die "no zeroes or discard"
-  dd if="$b" of=/dev/null bs=1M skip=63 count=2 2> /dev/null
+  dd if="$b" bs=1M skip=1 count=1 iflag=direct 2> /dev/null | cmp -s -n 1048576 - /dev/zero || die "no zeroes"
+  dd if="$b" bs=1M count=1 iflag=direct 2> /dev/null | cmp -s -n 1048576 - /dev/zero && die "zeroes beside the range"
   ctl rename a alpha && a=$(device alpha) || die "no new name"
   stop
   serve --device file,path=/tmp/pool,size=192M,create --tenant b=size:64M,uid:1 --tenant alpha=size:96M
@@ -56,9 +57,10 @@ shares() {
   a=$(device a) b=$(device b) || exit 1
   fio --name=a --filename="$a" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --direct=1 --time_based --runtime=20 \
     --ramp_time=5 --output-format=terse > /tmp/fa &
+  first=$!
   fio --name=b --filename="$b" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --direct=1 --time_based --runtime=20 \
     --ramp_time=5 --output-format=terse > /tmp/fb
-  wait %fio 2> /dev/null || wait $!
+  wait $first || die "fio: $(cat /tmp/fa)"
   one=$(cut -d';' -f8 /tmp/fa) other=$(cut -d';' -f8 /tmp/fb)
   echo "a $one, b $other requests a second"
   [ $((one * 100)) -gt $((other * 270)) ] && [ $((one * 100)) -lt $((other * 330)) ] || die "shares of 3:1"

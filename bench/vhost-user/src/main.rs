@@ -98,7 +98,7 @@ fn run(mut queue: Blkioq, load: &Load, region: &MemoryRegion, index: usize) -> u
     loop {
         let completed = reap(&mut queue, load, &mut done);
         for completion in &done[..completed] {
-            // SAFETY: `do_io` has filled in so many.
+            // SAFETY: `do_io` has filled in as many completions as it returned.
             let completion = unsafe { completion.assume_init_ref() };
             assert_eq!(completion.ret, 0, "a request has failed");
             submit(&mut queue, completion.user_data);
@@ -120,7 +120,7 @@ fn verify(mut queue: Blkioq, load: &Load, region: &MemoryRegion, index: usize) -
         while left > 0 {
             let completed = reap(queue, load, done);
             for completion in &done[..completed] {
-                // SAFETY: `do_io` has filled in so many.
+                // SAFETY: `do_io` has filled in as many completions as it returned.
                 assert_eq!(unsafe { completion.assume_init_ref() }.ret, 0, "a request has failed");
             }
             left -= completed;
