@@ -13,6 +13,9 @@
 //! and writes of the character device at the request's offset. A request for which the region has
 //! no memory waits; its client notices, no other one does.
 //!
+//! **Order.** A request waits for writes to the same bytes that a vanished client of the tenant has
+//! left under way (`shard/fence.rs`), and the requests behind it wait with it.
+//!
 //! **The end.** The kernel ends all commands with `ENODEV` when the device is stopped. When the
 //! server ends or is replaced, its commands end with its ring, and the kernel keeps all requests
 //! that have not been answered, for the next server.
@@ -32,6 +35,7 @@ use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
 use crate::io::memory::{Buffer, Memory, Region};
 use crate::io::ring::{Asker, Ring, UserData};
+use crate::shard::fence::{Client, Reach};
 use crate::shard::path::DataPath;
 use crate::shard::request::Request;
 use crate::shard::volume::Volume;
@@ -158,6 +162,12 @@ pub struct Queue {
     is_halted: bool,
     /// Orders under way, at most [`QUEUE_TAGS`].
     outstanding: usize,
+    /// Its requests in the order of those of the tenant's other clients.
+    client: Client,
+    /// The first request that has arrived waits for those of a vanished client, for `behind_s`
+    /// seconds.
+    is_behind: bool,
+    behind_s: u32,
     _place: QueuePlace,
 }
 
@@ -178,7 +188,12 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 
 impl Queue {
     /// Serves a queue from now on: the kernel gets a command for each request.
-    pub fn new(index: u32, attach: Attach, region: Region, ring: &mut Ring) -> io::Result<Queue> {
+    pub fn new(
+        index: u32,
+        attach: Attach,
+        (region, client): (Region, Client),
+        ring: &mut Ring,
+    ) -> io::Result<Queue> {
         let Attach { file, queue: number, depth, volume, place } = attach;
         let descriptors = Descriptors::map(&file, number, depth)?;
         let slot = |_| Slot {
@@ -205,6 +220,9 @@ impl Queue {
             is_detached: false,
             is_halted: false,
             outstanding: 0,
+            client,
+            is_behind: false,
+            behind_s: 0,
             _place: place,
         };
         for tag in 0..depth {
@@ -308,10 +326,45 @@ impl Queue {
     pub fn arrivals(&mut self, ring: &mut Ring) {
         while !self.is_halted
             && let Some(&tag) = self.arrived.front()
+            && !self.waits(tag)
             && self.begin(ring, tag)
         {
             self.arrived.pop_front();
         }
+    }
+
+    /// Whether a request has to wait for those that a vanished client has left.
+    fn waits(&mut self, tag: u16) -> bool {
+        let is_fenced = self.client.is_fenced() && !self.is_detached && !self.is_late();
+        let waits = is_fenced && self.client.waits(self.reach(tag));
+        if waits && !self.is_behind {
+            self.client.count();
+            self.behind_s = 0;
+        }
+        // A late request is failed by `begin`, which ends its wait.
+        self.is_behind = waits || self.is_late();
+        waits
+    }
+
+    /// Whether the first request that has arrived has waited for longer than it may.
+    fn is_late(&self) -> bool {
+        self.is_behind && self.behind_s > self.client.patience_s()
+    }
+
+    /// Notes that a second has passed.
+    pub fn second(&mut self) {
+        self.behind_s = self.behind_s.saturating_add(1);
+    }
+
+    /// The bytes that a request is about.
+    fn reach(&self, tag: u16) -> Reach {
+        let IoDescriptor { op_flags, nr_sectors, start_sector, .. } = self.descriptors.get(tag);
+        if op_flags & 0xff == sys::OP_FLUSH {
+            return Reach::All;
+        }
+        let start = self.volume.base.saturating_add(start_sector.saturating_mul(SECTOR));
+        let end = start.saturating_add(u64::from(nr_sectors) * SECTOR);
+        Reach::Bytes { file: self.volume.file, start, end }
     }
 
     /// Begins a request; false if the region has no memory for it.
@@ -332,12 +385,16 @@ impl Queue {
                 refused
             }
         };
+        let is_late = self.is_late();
         let slot = &mut self.slots[usize::from(tag)];
         request.fua = op_flags & sys::IO_FUA != 0;
         request.no_hole = op_flags & sys::IO_NOUNMAP != 0;
         (slot.request, slot.length) = (request, 0);
         if self.is_detached {
             slot.request.fail(libc::ESHUTDOWN);
+        } else if is_late {
+            slot.request.fail(libc::EIO);
+            self.is_behind = false;
         } else if request.has_data() {
             slot.length = length as u32;
             slot.buffer = self.region.allocate(slot.length);

@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::io::budget::Budget;
 use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
+use crate::shard::fence::Client;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::turns::{Turn, Turns, Weights};
 use crate::shard::{Front, Notice};
@@ -51,7 +52,7 @@ impl UblkFront {
         }
     }
 
-    fn attach(&mut self, ring: &mut Ring, attach: Attach) -> io::Result<()> {
+    fn attach(&mut self, ring: &mut Ring, attach: Attach, client: Client) -> io::Result<()> {
         if self.is_stopping {
             return Err(io::Error::from_raw_os_error(libc::ESHUTDOWN));
         }
@@ -62,7 +63,7 @@ impl UblkFront {
         });
         let memory = MEMORY.min(usize::from(attach.depth) * MAX_BYTES as usize);
         let region = Region::within(memory, self.budget.clone(), attach.volume.tenant)?;
-        self.queues[index] = Some(Queue::new(index as u32, attach, region, ring)?);
+        self.queues[index] = Some(Queue::new(index as u32, attach, (region, client), ring)?);
         Ok(())
     }
 
@@ -83,12 +84,13 @@ impl Front for UblkFront {
         &mut self,
         _now_ns: u64,
         ring: &mut Ring,
-        _path: &mut DataPath<P, D>,
+        path: &mut DataPath<P, D>,
         message: Message,
     ) {
         match message {
             Message::Attach(attach, reply) => {
-                let _ = reply.send(self.attach(ring, *attach));
+                let client = path.client(attach.volume.tenant);
+                let _ = reply.send(self.attach(ring, *attach, client));
             }
         }
     }
@@ -117,7 +119,14 @@ impl Front for UblkFront {
                 queues.filter(|queue| queue.is_of(flow)).for_each(|queue| queue.resize(size));
             }
             // The kernel takes every answer, and keeps the requests that get none.
-            Notice::HangUp | Notice::Second => {}
+            Notice::HangUp => {}
+            Notice::Second => {
+                for index in 0..self.queues.len() {
+                    if let Some(queue) = self.activate(index) {
+                        queue.second();
+                    }
+                }
+            }
         }
     }
 
