@@ -5,10 +5,11 @@ use std::sync::Arc;
 use fairq_core::{CapStats, Caps};
 use fairq_host::server::{Admin, Change};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::Console;
 use super::rpc::Fault;
+use crate::view::{Cap, Capped};
 use fairq_config::caps::{self, Burst, Written};
 use fairq_config::units::{Bandwidth, Count};
 
@@ -78,14 +79,12 @@ pub(super) fn warn(whose: &str, caps: &Caps) -> Option<String> {
 }
 
 /// A tenant's caps and their counters.
-pub(super) fn json(stats: &CapStats) -> Value {
-    let cap = |cap: fairq_core::Cap| json!({ "per_s": cap.per_second(), "burst": cap.burst() });
-    let all: Map<String, Value> =
-        caps::listed(&stats.caps).map(|(key, of)| (key.to_owned(), cap(of))).collect();
-    json!({
-        "caps": all,
-        "held": stats.held,
-        "held_ns": stats.held_ns,
-        "waiting": stats.waiting,
-    })
+pub(super) fn view(stats: &CapStats) -> Capped {
+    let cap = |of: fairq_core::Cap| Cap { per_s: of.per_second(), burst: of.burst() };
+    Capped {
+        caps: caps::listed(&stats.caps).map(|(key, of)| (key.to_owned(), cap(of))).collect(),
+        held: stats.held,
+        held_ns: stats.held_ns,
+        waiting: stats.waiting,
+    }
 }

@@ -9,7 +9,7 @@ use fairq_config::refusal::Refusal;
 use fairq_config::settings::Settings;
 use fairq_config::units::{Bandwidth, Count};
 use fairq_config::{caps, latency};
-use fairq_core::{CapStats, Caps, ReservationState, ReservedStats, ShareStats, Target};
+use fairq_core::{CapStats, Caps, ReservationState, ShareStats, Target};
 use fairq_host::server::{Admin, Change, GroupStatus, Member, Status, TenantList};
 use serde_json::{Map, Value, json};
 use toml::Spanned;
@@ -17,6 +17,7 @@ use toml::Spanned;
 use super::Console;
 use super::rpc::Fault;
 use crate::parts::server_group;
+use crate::view;
 
 /// The value that removes a key.
 const OFF: &str = "off";
@@ -321,7 +322,7 @@ impl Console {
 }
 
 /// The groups, with their members.
-pub(super) fn shown(settings: &Settings, now: &Status, tenants: &TenantList) -> Value {
+pub(super) fn shown(settings: &Settings, now: &Status, tenants: &TenantList) -> Vec<view::Group> {
     let known = settings.known_groups().unwrap_or_default();
     let find = |name: &str| known.iter().find(|group| group.name == name);
     let target = |name: &str| find(name).and_then(|group| group.target);
@@ -332,7 +333,7 @@ pub(super) fn shown(settings: &Settings, now: &Status, tenants: &TenantList) -> 
         }
     }
     let members = |name: &str| members.get(name).map(Vec::as_slice).unwrap_or_default();
-    let of = |of: &GroupStatus| json_of(of, target(&of.group.name), members(&of.group.name));
+    let of = |of: &GroupStatus| view_of(of, target(&of.group.name), members(&of.group.name));
     now.groups.iter().map(of).collect()
 }
 
@@ -350,20 +351,20 @@ fn describe(group: &group::Group) -> String {
     text
 }
 
-fn json_of(of: &GroupStatus, target: Option<Target>, tenants: &[&str]) -> Value {
-    json!({
-        "name": of.group.name,
-        "weight": of.group.weight.get(),
-        "effective_weight": f64::from(of.weight.in_256ths()) / 256.0,
-        "min_iops": of.group.reservation.iops(),
-        "min_bandwidth": of.group.reservation.bytes(),
-        "members": of.members,
-        "active": of.active,
-        "tenants": tenants,
-        "caps": of.caps.as_ref().map(super::caps::json),
-        "promised": phrases([least(of.group.reservation, None), of.caps.as_ref().and_then(most)]),
-        "latency": target.map(latency::describe),
-    })
+fn view_of(of: &GroupStatus, target: Option<Target>, tenants: &[&str]) -> view::Group {
+    view::Group {
+        name: of.group.name.clone(),
+        weight: of.group.weight.get(),
+        effective_weight: f64::from(of.weight.in_256ths()) / 256.0,
+        min_iops: of.group.reservation.iops(),
+        min_bandwidth: of.group.reservation.bytes(),
+        members: of.members,
+        active: of.active,
+        tenants: tenants.iter().map(|name| (*name).to_owned()).collect(),
+        caps: of.caps.as_ref().map(super::caps::view),
+        promised: phrases([least(of.group.reservation, None), of.caps.as_ref().and_then(most)]),
+        latency: target.map(latency::describe),
+    }
 }
 
 /// The promises in a few words; `None` for none.
@@ -411,36 +412,33 @@ pub(super) fn word(state: ReservationState) -> &'static str {
 }
 
 /// A tenant's effective weight and reservation.
-pub(super) fn json(stats: &ShareStats) -> Value {
+pub(super) fn view(stats: &ShareStats) -> view::Place {
     let ShareStats { share, weight, granted, state, requests, bytes, ahead, is_active } = stats;
-    json!({
-        "effective_weight": f64::from(weight.in_256ths()) / 256.0,
-        "active": is_active,
-        "min_iops": share.reservation.iops(),
-        "min_bandwidth": share.reservation.bytes(),
-        "granted_iops": granted.iops(),
-        "granted_bandwidth": granted.bytes(),
-        "reservation": word(*state),
-        "iops": requests,
-        "bytes_per_s": bytes,
-        "ahead": ahead,
-    })
+    view::Place {
+        effective_weight: f64::from(weight.in_256ths()) / 256.0,
+        active: *is_active,
+        min_iops: share.reservation.iops(),
+        min_bandwidth: share.reservation.bytes(),
+        granted_iops: granted.iops(),
+        granted_bandwidth: granted.bytes(),
+        reservation: word(*state).into(),
+        iops: *requests,
+        bytes_per_s: *bytes,
+        ahead: *ahead,
+    }
 }
 
 /// The reserved part of each store's device.
-pub(super) fn reserved(now: &Status) -> Value {
-    let of = |reserved: &ReservedStats| {
-        json!({
-            "asked": reserved.asked_ppm as f64 / 1e6,
-            "granted": reserved.granted_ppm as f64 / 1e6,
-            "device_iops": reserved.requests_per_s,
-            "device_bytes_per_s": reserved.bytes_per_s,
-        })
-    };
+pub(super) fn reserved(now: &Status) -> Vec<view::Reserved> {
     let stores = now.stores.iter().filter_map(|store| {
-        let mut object = of(store.policy.reserved.as_ref()?);
-        object["store"] = json!(store.name);
-        Some(object)
+        let reserved = store.policy.reserved.as_ref()?;
+        Some(view::Reserved {
+            store: store.name.clone(),
+            asked: reserved.asked_ppm as f64 / 1e6,
+            granted: reserved.granted_ppm as f64 / 1e6,
+            device_iops: reserved.requests_per_s,
+            device_bytes_per_s: reserved.bytes_per_s,
+        })
     });
     stores.collect()
 }

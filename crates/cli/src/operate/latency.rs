@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::Console;
 use super::rpc::Fault;
+use crate::view::{LatencyTarget, TargetOfTenant};
 use fairq_config::tenant::TenantTable;
 use fairq_config::units::{Nanos, Part, Percentile};
 use fairq_config::{group, latency};
@@ -56,36 +57,36 @@ impl Console {
 }
 
 /// The targets of tenants, with their state.
-pub(super) fn all(tenants: &TenantList, now: &Status) -> Value {
+pub(super) fn all(tenants: &TenantList, now: &Status) -> Vec<TargetOfTenant> {
     let targets = tenants.members().filter_map(|member| {
         let stats = now.target_of(member)?;
-        Some(json!({
-            "tenant": member.tenant.name,
-            "target": latency::describe(stats.target),
-            "state": latency::state(stats.state),
-            "cause": latency::cause(stats),
-            "completed": stats.completed,
-            "late": stats.late,
-        }))
+        Some(TargetOfTenant {
+            tenant: member.tenant.name.clone(),
+            target: latency::describe(stats.target),
+            state: latency::state(stats.state).into(),
+            cause: latency::cause(stats),
+            completed: stats.completed,
+            late: stats.late,
+        })
     });
     targets.collect()
 }
 
 /// A tenant's target and its state.
-pub(super) fn json(stats: &TargetStats) -> Value {
+pub(super) fn view(stats: &TargetStats) -> LatencyTarget {
     let target = stats.target;
-    json!({
-        "target_ns": target.latency_ns(),
-        "percentile": f64::from(1_000_000 - target.late_ppm()) / 10_000.0,
-        "floor_percent": target.floor_percent(),
-        "state": latency::state(stats.state),
-        "cause": latency::cause(stats),
-        "completed": stats.completed,
-        "late": stats.late,
-        "alone_mean_ns": null,
-        "weight": stats.weight.get(),
-        "slots_bound": stats.bound,
-    })
+    LatencyTarget {
+        target_ns: target.latency_ns(),
+        percentile: f64::from(1_000_000 - target.late_ppm()) / 10_000.0,
+        floor_percent: target.floor_percent(),
+        state: latency::state(stats.state).into(),
+        cause: latency::cause(stats),
+        completed: stats.completed,
+        late: stats.late,
+        alone_mean_ns: None,
+        weight: stats.weight.get(),
+        slots_bound: stats.bound.map(u64::from),
+    }
 }
 
 /// The state of each tenant's target in the log.

@@ -28,7 +28,8 @@ use fairq_host::server::{self, Admin, Operator, Status, TenantList};
 use sd_notify::NotifyState;
 
 use crate::companion::{self, Companion};
-use crate::status::{self, Now, Row};
+use crate::status::{self, Row};
+use crate::view::LastSecond;
 
 use background::Background;
 use keeper::Keeper;
@@ -54,6 +55,9 @@ mod stored;
 pub(crate) mod table;
 mod upgrade;
 mod web;
+
+/// Each tenant's last second; `None` for an idle one.
+type Seconds = HashMap<FlowId, Option<LastSecond>>;
 
 /// Seconds over which interference is shown.
 const INTERFERENCE_S: usize = 10;
@@ -115,7 +119,7 @@ pub(crate) struct Console {
     /// The last settings of groups that follow cgroups.
     followed: HashMap<String, Group>,
     /// Each tenant's last second; `None` for an idle one.
-    second: Arc<HashMap<FlowId, Option<Now>>>,
+    second: Arc<Seconds>,
     /// The server's status at the last second, if its tenants are still the same.
     latest: Option<Arc<Status>>,
     /// The views for viewers and for scrapers, until the next second or change.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Console;
-use super::overview::View;
+use super::overview::{Snapshot, json_of};
 use super::reload::Asked;
 use super::rpc::{self, Fault};
 use super::storage::clear_error;
@@ -38,7 +38,7 @@ enum Run {
     /// The control thread carries the call out, and another thread formats the answer.
     Begins(fn(&mut Console, &mut dyn Admin, Given) -> Result<Rest, Fault>),
     /// Another thread formats the answer from a copy of the server's state.
-    Shows(fn(&View) -> Value),
+    Shows(fn(&Snapshot) -> Value),
     /// Another thread formats the answer once a second, for all callers.
     Looks,
 }
@@ -144,8 +144,8 @@ impl Console {
             Run::Does(run) => run(self, admin, given).map(Answer::Ready),
             Run::Begins(run) => run(self, admin, given).map(Answer::Later),
             Run::Shows(show) => {
-                let view = self.view(admin);
-                return Ok(Answer::Later(Box::new(move || show(&view))));
+                let snapshot = self.snapshot(admin);
+                return Ok(Answer::Later(Box::new(move || show(&snapshot))));
             }
             Run::Looks => {
                 let shared = self.looked(admin);
@@ -179,7 +179,7 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "What the server is, and what it does now",
         params: &[],
         result: "version, uptime, device, policy and its state, shards, connections, addresses",
-        run: Run::Shows(View::status),
+        run: Run::Shows(|snapshot| json_of(&snapshot.status())),
     },
     Method {
         name: "tenants",
@@ -188,7 +188,7 @@ pub(crate) const METHODS: &[Method] = &[
          second",
         params: &[],
         result: "a list of tenants",
-        run: Run::Shows(View::tenants),
+        run: Run::Shows(|snapshot| json_of(&snapshot.tenants(usize::MAX))),
     },
     Method {
         name: "look",
@@ -334,7 +334,7 @@ pub(crate) const METHODS: &[Method] = &[
         result: "a list of name, weight, effective_weight (beside all that are in no group), \
                  min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants, \
                  caps (as of tenants, with what waits for them; null for none), latency",
-        run: Run::Shows(View::groups),
+        run: Run::Shows(|snapshot| json_of(&snapshot.groups())),
     },
     Method {
         name: "group",
@@ -453,7 +453,7 @@ pub(crate) const METHODS: &[Method] = &[
          served, over ten seconds",
         params: &[],
         result: "for each tenant that waited, the others' parts of its delay",
-        run: Run::Shows(View::interference),
+        run: Run::Shows(|snapshot| json_of(&snapshot.interference())),
     },
     Method {
         name: "config.dump",

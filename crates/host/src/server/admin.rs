@@ -38,7 +38,8 @@ pub struct Status {
     pub connections: Vec<usize>,
     /// Bytes of the connections' buffers, and their limit.
     pub memory: (u64, u64),
-    /// The state of the policies of all stores together; virtual time is the first store's.
+    /// The state of the policies of all stores together; values that cannot be summed, such as
+    /// virtual time, are there if there is one store.
     pub policy: Stats,
     /// The stores that have files, in the order of their numbers.
     pub stores: Vec<StoreStatus>,

@@ -127,8 +127,8 @@ impl PolicyCounts {
     }
 }
 
-/// The state of the policies of all stores: slots and counters are summed, and virtual time is the
-/// first store's.
+/// The state of the policies of all stores: slots and counters are summed. The other values belong
+/// to one store's policy, so several stores have none together.
 fn together(stores: &[StoreStatus]) -> Stats {
     let mut policies = stores.iter().map(|store| store.policy);
     let first = policies.next().unwrap_or_default();
@@ -140,7 +140,7 @@ fn together(stores: &[StoreStatus]) -> Stats {
         throttles: all.throttles + one.throttles,
         blocks: all.blocks + one.blocks,
         wakes: all.wakes + one.wakes,
-        ..all
+        ..Stats::default()
     })
 }
 

@@ -94,6 +94,8 @@ struct Live {
     issued_ns: u64,
     /// See [`Volume::void`](crate::shard::volume::Volume::void).
     is_void: bool,
+    /// See [`Piece::begins`](crate::shard::volume::Piece::begins).
+    begins: bool,
     held_by: Holder,
     /// Of a flush: the tenant's writes that had ended when it came.
     covers: u64,
@@ -387,6 +389,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             arrived_ns: now_ns,
             issued_ns: 0,
             is_void: order.is_void(),
+            begins: order.begins(),
             held_by: Holder::Policy,
             covers: 0,
             dirty: 0,
@@ -665,7 +668,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let Command { op, length, .. } = live.command;
         let times =
             Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
-        self.stats[usize::from(live.tenant)].complete(op, length, errno, times);
+        let stats = &mut self.stats[usize::from(live.tenant)];
+        stats.complete(op, length, errno, times);
+        if live.begins {
+            stats.requests.count(op);
+        }
         self.changed[usize::from(live.tenant)] = true;
         let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
         self.counters.completed += 1;
