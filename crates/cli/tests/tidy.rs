@@ -1,6 +1,6 @@
 //! Checks that keep the sources in order: columns, lengths of files, import cycles, and documents
 //! that name only existing things. Reads the sources of the whole workspace, and runs only
-//! `bench/performance`.
+//! `checks/cycles` and `bench/performance`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -227,116 +227,17 @@ fn a_name_is_one_modules() {
     );
 }
 
-/// The top modules of a crate, each with the other modules that it imports outside of its tests.
-fn imports(sources: &[(String, String)], name: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let folder = format!("crates/{name}/src/");
-    let mut imports: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (file, text) in sources {
-        let Some(place) = file.strip_prefix(&folder) else { continue };
-        let module = place.split('/').next().unwrap_or(place).trim_end_matches(".rs");
-        if ["lib", "main"].contains(&module) {
-            continue;
-        }
-        if place.ends_with("tests.rs") {
-            continue;
-        }
-        let code = without_tests(text);
-        let others = code.split("crate::").skip(1).flat_map(named_first);
-        imports
-            .entry(module.to_owned())
-            .or_default()
-            .extend(others.filter(|other| other != module));
-    }
-    let modules: BTreeSet<String> = imports.keys().cloned().collect();
-    imports.values_mut().for_each(|others| others.retain(|other| modules.contains(other)));
-    imports
-}
-
-/// The code of a file without comments and without test-only items.
-fn without_tests(text: &str) -> String {
-    let mut code = Vec::new();
-    let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    while let Some(line) = lines.next() {
-        let item = line.trim_start();
-        if !item.starts_with("#[cfg(test)]") && !item.starts_with("#[cfg(all(test") {
-            code.push(line);
-            continue;
-        }
-        // The item ends in its first line, or at a closing line with the same indentation.
-        let indent = line.len() - item.len();
-        let mut item = lines.by_ref().skip_while(|line| line.trim_start().starts_with("#["));
-        if item.next().is_some_and(|first| !first.ends_with([';', '}'])) {
-            let closes = |line: &str| {
-                let closing = line.trim_start();
-                line.len() - closing.len() == indent && closing.starts_with(['}', ')'])
-            };
-            item.find(|line| closes(line));
-        }
-    }
-    code.join("\n")
-}
-
-/// The first modules of a path after `crate::`: one, or those of a list in braces.
-fn named_first(path: &str) -> Vec<String> {
-    let list = path.strip_prefix('{').and_then(|list| list.split('}').next());
-    let name = |path: &str| {
-        let path = path.trim_start();
-        path.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or("").to_owned()
-    };
-    list.map_or_else(|| vec![name(path)], |list| list.split(',').map(name).collect())
-}
-
-/// Groups of modules that import each other, directly or through others.
-fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
-    let reachable = |from: &String| {
-        let mut seen: BTreeSet<&String> = BTreeSet::new();
-        let mut next: Vec<&String> = imports[from].iter().collect();
-        while let Some(module) = next.pop() {
-            if seen.insert(module) {
-                next.extend(&imports[module]);
-            }
-        }
-        seen
-    };
-    let reach: BTreeMap<&String, BTreeSet<&String>> =
-        imports.keys().map(|module| (module, reachable(module))).collect();
-    let circle_of = |module: &String| {
-        let both = |other: &&String| reach[module].contains(other) && reach[other].contains(module);
-        imports.keys().filter(both).cloned().collect::<Vec<String>>()
-    };
-    imports.keys().map(circle_of).filter(|circle| circle.len() > 1).collect()
+/// Runs a script of the workspace, which says what it finds wrong.
+fn checks(script: &str, args: &[&str]) {
+    let check = Command::new("python3").arg(root().join(script)).args(args).output();
+    let check = check.expect("python3, which tests/setup installs");
+    let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
+    assert!(check.status.success(), "{script}: {said}");
 }
 
 #[test]
-fn modules_of_a_crate_import_each_other_in_no_circle() {
-    let sources = sources();
-    let crates: BTreeSet<&str> = sources
-        .iter()
-        .filter_map(|(name, _)| name.strip_prefix("crates/")?.split('/').next())
-        .collect();
-    assert!(crates.len() >= 8, "the crates are not where they were: {crates:?}");
-    for name in crates {
-        let found = circles(&imports(&sources, name));
-        assert!(found.is_empty(), "circles of imports in the crate `{name}`: {found:?}");
-    }
-}
-
-#[test]
-fn what_is_for_tests_only_is_left_out() {
-    let text = "use a;\n#[cfg(test)]\nmod tests;\nuse b;\n#[cfg(all(test, not(loom)))]\n\
-        #[path = \"x\"]\nmod other {\n    use c;\n    fn f() {\n    }\n}\n// use d;\nuse e;\n";
-    assert_eq!(without_tests(text), "use a;\nuse b;\nuse e;");
-}
-
-#[test]
-fn a_circle_is_found() {
-    let of = |pairs: &[(&str, &[&str])]| {
-        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        pairs.iter().map(|(from, to)| ((*from).to_owned(), set(to))).collect()
-    };
-    let found = circles(&of(&[("a", &["b"]), ("b", &["c"]), ("c", &["a", "d"]), ("d", &[])]));
-    assert_eq!(found.into_iter().collect::<Vec<_>>(), [["a", "b", "c"]]);
-    assert!(circles(&of(&[("a", &["b"]), ("b", &["c"]), ("c", &[])])).is_empty());
+fn files_of_a_crate_import_each_other_in_no_cycle() {
+    checks("checks/cycles", &[]);
 }
 
 /// Words between backticks.
@@ -430,8 +331,5 @@ fn documents_name_items_that_are_there() {
 /// lost.
 #[test]
 fn the_page_of_figures_is_made_of_the_recorded_bars() {
-    let check =
-        Command::new("python3").arg(root().join("bench/performance")).arg("--check").output();
-    let check = check.expect("python3, which tests/setup installs");
-    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stderr));
+    checks("bench/performance", &["--check"]);
 }

@@ -6,8 +6,6 @@ use fairq_config::settings::Settings;
 use serde::Serialize;
 use toml::{Spanned, Value};
 
-use super::methods::by_name;
-
 /// One key that differs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Change {
@@ -27,7 +25,7 @@ pub(crate) struct Change {
 /// The keys in which `to` differs from `from`, in order; none is in force yet.
 pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
     // Most of thousands of tenants are the same in both: only the others are written out.
-    let old = by_name(from);
+    let old = from.tenants_by_name();
     let tables = to.tenant.iter().map(Spanned::get_ref);
     let same: HashSet<&str> = tables
         .filter(|table| old.get(&*table.name).is_some_and(|old| old.says_the_same_as(table)))

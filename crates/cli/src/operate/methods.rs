@@ -535,11 +535,6 @@ fn policy_only(settings: &Settings) -> Settings {
     Settings { policy: settings.policy.clone(), ..Settings::default() }
 }
 
-/// The tenants' tables by name.
-pub(super) fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
-    settings.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
-}
-
 /// The specification of a tenant's own file for the device.
 fn own_spec(new: &Tenant, path: &Path) -> FileSpec {
     file_spec(FileConfig {

@@ -54,6 +54,7 @@ mod storage;
 mod stored;
 pub(crate) mod table;
 mod upgrade;
+mod viewers;
 mod web;
 
 /// Each tenant's last second; `None` for an idle one.
@@ -123,8 +124,8 @@ pub(crate) struct Console {
     /// The server's status at the last second, if its tenants are still the same.
     latest: Option<Arc<Status>>,
     /// The views for viewers and for scrapers, until the next second or change.
-    looked: Option<Arc<overview::Shared>>,
-    scraped: Option<Arc<overview::Shared>>,
+    looked: Option<Arc<viewers::Shared>>,
+    scraped: Option<Arc<viewers::Shared>>,
     /// Interference at the last seconds and one second earlier, the oldest first.
     matrices: VecDeque<Arc<Matrix>>,
     /// The clients that may change weights on the web page.

@@ -1,19 +1,18 @@
 //! A snapshot of a running server, and the view that is made from it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use fairq_config::settings::{Plan, Settings};
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
 use fairq_host::observe::stats::{ShardCounters, TenantStats};
-use fairq_host::server::{Admin, AttachmentStatus, Bytes, Listen, Member, Status, TenantList};
+use fairq_host::server::{Admin, AttachmentStatus, Listen, Member, Status, TenantList};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::Console;
-use super::methods::by_name;
 use super::storage::{cut_off_files, outdated, stores, write_back_errors};
-use super::{Seconds, caps, groups, keeper, latency, metrics};
+use super::{Seconds, caps, groups, keeper, latency};
 use crate::view::{self, Look, PolicyState, Summary, TenantRow};
 
 /// The name of tenants that are counted together.
@@ -36,47 +35,18 @@ pub(super) struct Snapshot {
     earlier: Option<Arc<Matrix>>,
 }
 
-/// A snapshot for many callers; the first of them makes the answer for all.
-pub(super) struct Shared {
-    snapshot: Snapshot,
-    look: OnceLock<Value>,
-    text: OnceLock<Bytes>,
-}
-
-impl Shared {
-    /// The answer to `look`.
-    pub(super) fn look(&self) -> &Value {
-        self.look.get_or_init(|| json_of(&self.snapshot.look()))
-    }
-
-    /// The answer to `look` as the web page's text.
-    pub(super) fn look_text(&self) -> Bytes {
-        self.text.get_or_init(|| self.look().to_string().into()).clone()
-    }
-
-    /// The metrics.
-    pub(super) fn metrics(&self) -> Bytes {
-        self.text.get_or_init(|| metrics::text(&self.snapshot).into()).clone()
-    }
-}
-
 /// A part of the view as JSON.
 pub(super) fn json_of(view: &impl Serialize) -> Value {
     serde_json::to_value(view).expect("a view is plain data")
 }
 
 impl Console {
-    /// Drops the snapshots after a change, so that the next one is taken anew.
-    pub(super) fn forget_look(&mut self) {
-        (self.looked, self.scraped, self.latest) = (None, None, None);
-    }
-
     /// The server as it is now.
     pub(super) fn snapshot(&self, admin: &dyn Admin) -> Snapshot {
         self.snapshot_of(admin, admin.status().into())
     }
 
-    fn snapshot_of(&self, admin: &dyn Admin, now: Arc<Status>) -> Snapshot {
+    pub(super) fn snapshot_of(&self, admin: &dyn Admin, now: Arc<Status>) -> Snapshot {
         let tenants = admin.tenants();
         Snapshot {
             plan: self.plan.clone(),
@@ -91,30 +61,8 @@ impl Console {
         }
     }
 
-    /// The snapshot for terminals and the web page: the state at the last full second, so that more
-    /// viewers are no more work for shards and control thread.
-    pub(super) fn looked(&mut self, admin: &dyn Admin) -> Arc<Shared> {
-        let look = self.looked.take().unwrap_or_else(|| {
-            let now = self.latest.clone().unwrap_or_else(|| admin.status().into());
-            self.snapshot_of(admin, now).into()
-        });
-        self.looked.insert(look).clone()
-    }
-
-    /// The snapshot for scrapers: the state at the first scrape of this second.
-    pub(super) fn scraped(&mut self, admin: &dyn Admin) -> Arc<Shared> {
-        let scraped = self.scraped.take().unwrap_or_else(|| self.snapshot(admin).into());
-        self.scraped.insert(scraped).clone()
-    }
-
     pub(super) fn describe_policy(&self) -> String {
         describe_policy(&self.plan)
-    }
-}
-
-impl From<Snapshot> for Arc<Shared> {
-    fn from(snapshot: Snapshot) -> Arc<Shared> {
-        Arc::new(Shared { snapshot, look: OnceLock::new(), text: OnceLock::new() })
     }
 }
 
@@ -168,7 +116,7 @@ pub(super) fn counted(stats: &TenantStats) -> view::Tenant {
 }
 
 impl Snapshot {
-    fn look(&self) -> Look {
+    pub(super) fn look(&self) -> Look {
         let names = group_names(&self.tenants);
         let row = |member| self.row(member, &names);
         Look {
@@ -230,7 +178,7 @@ impl Snapshot {
     /// The answer to `tenants`, with at most `most` of them.
     pub(super) fn tenants(&self, most: usize) -> Vec<view::Tenant> {
         let names = group_names(&self.tenants);
-        let written = by_name(&self.settings);
+        let written = self.settings.tenants_by_name();
         let tenant = |member: &Member| {
             let source = written.get(&*member.tenant.name).and_then(|table| table.weight.clone());
             view::Tenant {

@@ -26,7 +26,7 @@ use super::changes::{self, Change, note_sizes, note_whole, tenant_of};
 use super::groups::Place;
 use super::keeper::{Edit, GivenUp};
 use super::latency;
-use super::methods::{by_name, no_shared_file};
+use super::methods::no_shared_file;
 use crate::parts::{default_tenant, tls_mode};
 
 /// The most lines of one reload in the log: thousands of keys may differ, and the log may be slow.
@@ -162,7 +162,7 @@ impl Reading {
         tenants: &TenantList,
     ) -> Result<(), Refusal> {
         let Contents { wanted, plan, .. } = &*self.contents;
-        let (before, now) = (by_name(&self.in_force), by_name(with));
+        let (before, now) = (self.in_force.tenants_by_name(), with.tenants_by_name());
         let names = before.keys().chain(now.keys()).copied();
         let is_same = |name: &&str| match (before.get(name), now.get(name)) {
             (Some(before), Some(now)) => before.says_the_same_as(now),
@@ -203,7 +203,7 @@ impl Differences {
         (old_groups, groups): (&[group::Group], &[group::Group]),
     ) -> Result<Differences, Refusal> {
         let keys = changes::between(&comparable(in_force, tenants, wanted), wanted);
-        let (old, new) = (by_name(in_force), by_name(wanted));
+        let (old, new) = (in_force.tenants_by_name(), wanted.tenants_by_name());
         let missing = old.keys().filter(|name| !new.contains_key(*name));
         let missing = missing.map(|name| (*name).to_owned()).collect();
         let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(planned.iter().copied());
@@ -276,7 +276,7 @@ fn comparable<'a>(
     tenants: &TenantList,
     wanted: &Settings,
 ) -> Cow<'a, Settings> {
-    let wanted = by_name(wanted);
+    let wanted = wanted.tenants_by_name();
     let place = |table: &TenantTable| {
         let said = wanted.get(&*table.name)?;
         let now = tenants.find(&table.name).filter(|_| table.path.is_none());

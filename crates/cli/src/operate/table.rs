@@ -95,7 +95,15 @@ impl Given {
 impl Method {
     /// The method of this name.
     pub(crate) fn named(name: &str) -> Result<&'static Method, Fault> {
-        METHODS.iter().find(|method| method.name == name).ok_or_else(|| Fault::no_method(name))
+        METHODS.iter().find(|method| method.name == name).ok_or_else(|| {
+            let likeness = |method: &Method| strsim::jaro_winkler(method.name, name);
+            let near = METHODS.iter().map(|method| (likeness(method), method.name));
+            let near = near.max_by(|a, b| a.0.total_cmp(&b.0));
+            match near.filter(|(likeness, _)| *likeness > 0.8) {
+                Some((_, near)) => Fault::no_method(name, &format!("did you mean {near}?")),
+                None => Fault::no_method(name, "rpc.discover lists them"),
+            }
+        })
     }
 
     /// Refuses parameters that the method does not define, and calls without a required one.
@@ -122,6 +130,32 @@ impl Method {
             None => Ok(Given(params)),
         }
     }
+}
+
+/// The list of methods as an OpenRPC document.
+fn discover() -> Value {
+    let param = |param: &Param| {
+        json!({
+            "name": param.name,
+            "summary": param.summary,
+            "required": param.is_required,
+            "schema": { "type": param.kind },
+        })
+    };
+    let method = |method: &Method| {
+        json!({
+            "name": method.name,
+            "summary": method.summary,
+            "paramStructure": "by-name",
+            "params": method.params.iter().map(param).collect::<Vec<_>>(),
+            "result": { "name": "result", "summary": method.result, "schema": {} },
+        })
+    };
+    json!({
+        "openrpc": "1.3.2",
+        "info": { "title": "fairq", "version": env!("CARGO_PKG_VERSION") },
+        "methods": METHODS.iter().map(method).collect::<Vec<_>>(),
+    })
 }
 
 impl Console {
@@ -171,7 +205,7 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "This list, as an OpenRPC document",
         params: &[],
         result: "the document",
-        run: Run::Does(|_, _, _| Ok(rpc::discover())),
+        run: Run::Does(|_, _, _| Ok(discover())),
     },
     Method {
         name: "status",
@@ -567,6 +601,13 @@ mod tests {
             let names: Vec<_> = method.params.iter().map(|param| param.name).collect();
             assert!(is_first(&names), "{}: {names:?}", method.name);
         }
+    }
+
+    #[test]
+    fn a_method_that_is_not_there_has_a_hint() {
+        let refused = |name| Method::named(name).err().unwrap().message().to_owned();
+        assert_eq!(refused("tenant"), "there is no method tenant: did you mean tenants?");
+        assert_eq!(refused("xyz"), "there is no method xyz: rpc.discover lists them");
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn metrics_are_what_prometheus_expects() {
         "{head}"
     );
     let db = |name: &str, rest: &str| {
-        sample(&metrics, &format!("{name}{{tenant=\"db\",device=\"ram 64M\"{rest}}}"))
+        sample(&metrics, &format!("{name}{{tenant=\"db\",device=\"ram\"{rest}}}"))
     };
     let reads = db("fairq_tenant_operations_total", ",op=\"read\"").unwrap();
     assert!(reads > 0.0);
@@ -67,7 +67,7 @@ fn metrics_are_what_prometheus_expects() {
         assert!(seconds("seconds") > 0.0 && seconds("wait_seconds") >= 0.0);
     }
     let policy = |metrics: &str, name: &str| {
-        sample(metrics, &format!("fairq_policy_{name}{{store=\"ram 64M\"}}"))
+        sample(metrics, &format!("fairq_policy_{name}{{store=\"ram\"}}"))
     };
     assert!(policy(&metrics, "slots_found").unwrap() >= 1.0);
     assert_eq!(server.said(&["params", "slots=64"]), "policy.slots: (nothing) -> 64\n");
@@ -86,8 +86,7 @@ fn metrics_are_what_prometheus_expects() {
     server.said(&["policy", "mqfq:cost=device"]);
     let (_, metrics) = get(&address, "/metrics");
     check_with_promtool(&metrics);
-    let write =
-        "fairq_policy_cost_base_bytes{store=\"ram 64M\",operation=\"write\",access=\"random\"}";
+    let write = "fairq_policy_cost_base_bytes{store=\"ram\",operation=\"write\",access=\"random\"}";
     assert_eq!(sample(&metrics, write), Some(0.0), "by its bytes until more is known");
     assert!(server.said(&["status"]).contains("by the device's time; not known yet"));
 

@@ -304,7 +304,7 @@ fn many_tenants_have_one_series_for_the_rest_of_a_store() {
     }
     let text = get(&address, "/metrics").1;
     let writes = |tenant: &str| {
-        let labels = format!("{{tenant=\"{tenant}\",device=\"ram 4M\",op=\"write\"}}");
+        let labels = format!("{{tenant=\"{tenant}\",device=\"ram\",op=\"write\"}}");
         sample(&text, &format!("fairq_tenant_requests_total{labels}"))
     };
     assert_eq!((writes("t0"), writes("(others)"), writes("t500")), (Some(1.0), Some(2.0), None));

@@ -17,14 +17,15 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
+use crate::nbd::serve::conn::{Connect, Pass};
+use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::serve::pacing::SEND_BUFFER;
 use crate::nbd::session::handshake::{HandshakeError, Outcome, Peer, handshake};
 use crate::nbd::session::revoked::{Revoked, shown_by};
 use crate::nbd::session::tls::{Established, Tls, certificate_end_s};
 use crate::nbd::session::users::User;
 use crate::observe::log_limit::STRANGERS;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listen::{self, Listener, OwnName, Stream};

@@ -39,7 +39,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Timeouts;
 use super::crowd::{Crowd, Seat, Watched};
-use super::handover::Caller;
 use super::listen::{Listener, Stream};
 use crate::observe::log_limit::STRANGERS;
 
@@ -96,6 +95,14 @@ pub struct Reply {
 
 /// The answers of the first calls of a batch, `None` for a call that wants no answer.
 pub type Made = Vec<Option<String>>;
+
+/// A connection of the control socket, its line, and the answers made so far.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Caller {
+    pub(super) fd: RawFd,
+    pub(super) line: String,
+    pub(super) made: Made,
+}
 
 /// A request to the control thread.
 pub(super) enum Ask {

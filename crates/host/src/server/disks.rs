@@ -36,7 +36,7 @@ use crate::front::ublk::disk_queue::{Attach, MAX_BYTES};
 use crate::front::ublk::disk_queues::Message;
 use crate::front::ublk::sys::{self, BasicParams, DiscardParams, Params};
 use crate::nbd::session::users::Users;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::{AttachmentKind, AttachmentStatus, Member};
 use crate::shard::volume::Volume;
 
@@ -355,7 +355,7 @@ impl Maker {
         self.write_note(number, &self.note_of(want, mark))?;
         self.control.set_params(number, &params(want))?;
         self.serve(number, self.shards as u16, DEPTH, want)?;
-        // udev asks for the device's owner before the kernel has started it.
+        // udev requests the device's owner before the kernel has started it.
         self.report(want.volume.tenant, Some(status(number, 0, None)));
         self.control.start(number)
     }

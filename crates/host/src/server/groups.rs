@@ -6,21 +6,8 @@ use fairq_core::{
     CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
 };
 
-use crate::server::AdminError;
-use crate::server::control_thread::ControlThread;
-
-/// A group of tenants.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Group {
-    /// Its name, which begins with the names of the groups that it is in: `acme/batch`.
-    pub name: String,
-    /// Its weight beside its siblings.
-    pub weight: Weight,
-    /// The least that its tenants have together.
-    pub reservation: Reservation,
-    /// The most that its tenants have together, in each store.
-    pub caps: Caps,
-}
+use crate::server::ControlThread;
+use crate::server::{AdminError, Group};
 
 /// A group and its state.
 #[derive(Clone, Debug)]

@@ -30,7 +30,7 @@ use crate::front::vhost::link::Disk;
 use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
 use crate::observe::log_limit::STRANGERS;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::disks::Disks;
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listen::{self, Listener, Stream};

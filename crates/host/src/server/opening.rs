@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
 use crate::server::AdminError;
+use crate::server::ControlThread;
 use crate::server::closing::Closing;
-use crate::server::control_thread::ControlThread;
 
 /// The time that the control thread waits for a file.
 const MOMENT: Duration = Duration::from_millis(20);

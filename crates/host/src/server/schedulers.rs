@@ -13,10 +13,31 @@ use crate::device::any::AnyDevice;
 use crate::device::control::{Control, ControlError};
 use crate::io::wakers::Wakers;
 use crate::observe::record::DepthRecorder;
+use serde::{Deserialize, Serialize};
+
 use crate::server::built::{Later, Policies};
 use crate::server::groups::{Groups, together};
 use crate::server::{Group, GroupStatus, Tenant};
 use crate::shard::stores::Names;
+
+/// The counts of policies: how often ports stopped, and woke each other.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct PolicyCounts {
+    pub(super) throttles: u64,
+    pub(super) blocks: u64,
+    pub(super) wakes: u64,
+}
+
+impl PolicyCounts {
+    /// These and the counts in `stats`.
+    pub(super) fn and(self, stats: &Stats) -> PolicyCounts {
+        PolicyCounts {
+            throttles: self.throttles + stats.throttles,
+            blocks: self.blocks + stats.blocks,
+            wakes: self.wakes + stats.wakes,
+        }
+    }
+}
 
 /// Ticks the policies and keeps their flows.
 pub(super) struct Schedulers<'a> {
@@ -111,8 +132,8 @@ impl<'a> Schedulers<'a> {
     }
 
     /// Adds a flow that the previous policies had, of a tenant or of a removed one. Connections of
-    /// a removed tenant may still use its flow, and the policy must tell it from a later one. A
-    /// flow whose number was given back is refused everywhere.
+    /// a removed tenant may still use its flow, and the policy must distinguish it from a later
+    /// one. A flow whose number was given back is refused everywhere.
     pub(super) fn add_known(&self, flow: FlowId, tenant: Option<&Tenant>) -> Result<(), FlowError> {
         let Some((store, flow)) = self.names.of(flow) else { return Ok(()) };
         let policy = self.policy(store)?;

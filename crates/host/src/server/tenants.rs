@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::place::Connections;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{

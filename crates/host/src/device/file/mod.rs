@@ -181,8 +181,8 @@ impl FileDevice {
     }
 
     /// Begins to close a lingering file that no command names: every queue releases it in its
-    /// shard's next turn. [`Unsettled::settle`] must be called on the result. `None` if the file
-    /// does not linger.
+    /// shard's next turn. [`Unsettled::settle`] must be called on the result. `None` if the file is
+    /// not kept open.
     pub fn retire(&self, number: u16) -> Option<Unsettled> {
         self.shared.files.retire(number).map(|backing| Unsettled { backing })
     }

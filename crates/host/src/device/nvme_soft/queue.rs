@@ -15,7 +15,7 @@ use fairq_core::{Class, Op, PortSet};
 use super::Shared;
 use super::job::{Blocks, Job, Jobs, NextPart};
 use super::lane::Lane;
-use super::set::{Ended, Owner, Part, Set};
+use super::set::{Ended, Owner, Part, Set, class_index};
 use crate::device::file::inside;
 use crate::device::guard::{Access, Held as Guarded};
 use crate::device::nvme::controller::AWAKE_NS;
@@ -79,8 +79,7 @@ pub struct NvmeQueue {
     hold: Option<Hold>,
     set: usize,
     member: u8,
-    /// What carries commands out when this shard polls; nothing if the controller has a core of its
-    /// own.
+    /// The storage when this shard polls; `None` if the controller has a core of its own.
     lane: Option<Lane>,
     jobs: Jobs,
     /// Commands for which their class has no slot.
@@ -231,17 +230,6 @@ impl NvmeQueue {
             self.shared.guard.leave_shared(held);
         }
         is_pushed
-    }
-}
-
-/// A number for each class.
-#[inline]
-pub(super) fn class_index(class: Class) -> usize {
-    match class {
-        Class::Urgent => 0,
-        Class::High => 1,
-        Class::Medium => 2,
-        Class::Low => 3,
     }
 }
 

@@ -1,14 +1,13 @@
-//! What ranges of a file hold, asked of its file system by threads that wait for nobody else.
+//! Reads from file systems which ranges of a file hold data, on threads of their own.
 //!
-//! **Problem.** A block status request is a question to a file system's map, and there is no
-//! telling how long an answer takes: to find the next hole it looks through the file's extents, or
-//! in tmpfs through its pages, up to the end of the file. A shard that waited for it would keep
-//! all clients waiting, and no policy counts that.
+//! **Problem.** A block status request reads a file system's map, and its time has no bound: to
+//! find the next hole, the file system searches the file's extents, or in tmpfs its pages, up to
+//! the end of the file. A shard that waited for it would keep all clients waiting, and no policy
+//! counts that.
 //!
-//! **Model.** One thread for each store, started by its first question, since a store may hang:
-//! it answers all shards, and steps back behind them for the CPU. A connection puts one question at
-//! a time, so that connections take turns whatever they have asked for. The answer comes to the
-//! shard by a channel and wakes it.
+//! **Model.** One thread for each store, started by its first question, since a store may hang: it
+//! answers all shards, and steps back behind them for the CPU. A connection has one question at a
+//! time, so connections take turns. The answer comes to the shard by a channel and wakes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,7 +20,7 @@ use crate::io::wakers::Wakers;
 use crate::shard::pool::step_back;
 use crate::shard::shared::Common;
 
-/// What a connection wants to know.
+/// A question of a connection.
 #[derive(Debug)]
 pub(super) struct Question {
     /// Which connection of the shard, and which of its ops.
@@ -35,7 +34,7 @@ pub(super) struct Question {
     pub(super) most: usize,
 }
 
-/// What it is told.
+/// The answer to a question.
 pub(super) struct Answer {
     pub(super) conn: u32,
     pub(super) op: u16,
@@ -66,7 +65,7 @@ impl Surveyor {
         Ok(Surveyor { questions, thread })
     }
 
-    /// Where the shard of this index asks.
+    /// The side of the shard of this index.
     pub fn client(&self, shard: usize) -> SurveyClient {
         let (back, answers) = channel();
         SurveyClient { questions: self.questions.clone(), shard, back, answers, open: 0 }
@@ -120,7 +119,7 @@ fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) 
 impl Asked {
     fn answer(self, extents: io::Result<Vec<Extent>>, wakers: &Wakers) {
         let Asked { question: Question { conn, op, .. }, shard, answers } = self;
-        // A shard that has ended does not hear it.
+        // A shard that has ended takes no answer.
         let _ = answers.send(Answer { conn, op, extents });
         wakers.wake(shard);
     }
@@ -146,7 +145,7 @@ impl SurveyClient {
 
     /// The next answer, if one has come.
     pub(super) fn answer(&mut self) -> Option<Answer> {
-        // A shard looks each turn: the channel is left alone while no answer can be in it.
+        // This runs in each turn of a shard, so the channel is read only while an answer may come.
         if self.open == 0 {
             return None;
         }

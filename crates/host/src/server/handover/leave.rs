@@ -21,12 +21,12 @@ use crate::io::area::Area;
 use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
 use crate::nbd::serve::front::Message as NbdMessage;
-use crate::server::control_thread::{ControlThread, Drain};
 use crate::server::guests::GuestSocket;
 use crate::server::handover::{
     Counts, HEAD, LeftCaps, LeftDoor, LeftGroup, LeftTenant, PATIENCE, Role, State, copy, keep_open,
 };
-use crate::server::{AdminError, Listen};
+use crate::server::{AdminError, Listen, Successor};
+use crate::server::{ControlThread, Drain};
 use crate::shard::Message;
 use crate::shard::halt::Halt;
 
@@ -39,17 +39,6 @@ const ABANDONED: Duration = Duration::from_secs(2);
 
 /// The descriptors that a program opens for itself at its start, at most.
 const DESCRIPTORS: u64 = 512;
-
-/// The program that takes over.
-#[derive(Clone, Debug)]
-pub struct Successor {
-    /// Its path.
-    pub program: PathBuf,
-    /// Its `argv[0]`.
-    pub name: OsString,
-    /// Its arguments; [`Predecessor`] follows the last of them.
-    pub args: Vec<OsString>,
-}
 
 impl Successor {
     /// Executes it with the state in `area`; returns only the error.

@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 use fairq_core::{Op, PortSet};
 use fairq_device::{Arbitration, QueueIndex};
 
-use super::abort::{ABORTS, Abort};
-use super::{Controller, ENTRIES_MAX, Options, QUEUES, State, VECTORS, class_of_qprio, identify};
+use super::{
+    ABORTS, Controller, ENTRIES_MAX, ERRORS, EVENT_REQUESTS, Options, QUEUES, State, VECTORS,
+    class_of_qprio, identify,
+};
 use crate::device::Command;
 use crate::device::nvme::data::Transfer;
 use crate::device::nvme::dma::{Dma, queue_memory};
@@ -16,12 +18,16 @@ use crate::device::nvme::spec::{
     CQE, LBA_SHIFT, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log,
 };
 
-/// Asynchronous event requests that are kept (AERL + 1).
-pub(super) const EVENT_REQUESTS: usize = 4;
-/// Entries of the error log (ELPE + 1).
-pub(super) const ERRORS: usize = 64;
+/// An Abort that waits for its command's turn.
+pub(super) struct Abort {
+    pub(super) sqid: u16,
+    /// The command's place in its queue.
+    pub(super) index: u16,
+    /// Of the Abort itself.
+    pub(super) cid: u16,
+}
 
-/// What admin commands have set up, and what they report.
+/// The state that admin commands have set, and the logs that they return.
 pub(super) struct Admin {
     /// Commands to fetch.
     pub(super) waiting: u32,
@@ -41,7 +47,7 @@ pub(super) struct Admin {
     pub(super) counters: identify::Counters,
 }
 
-/// What comes of an admin command.
+/// The outcome of an admin command.
 pub(super) enum Answer {
     Now(u32),
     /// When something else is done.
@@ -318,7 +324,8 @@ impl State {
                 self.admin.granted = wanted.min(self.options.queues.into()) as u16;
                 Ok(self.number_of_queues())
             }
-            // What is written is not cached here, or always: there is nothing to switch.
+            // The controller either never caches writes or always does, so the feature cannot be
+            // switched.
             feature::VOLATILE_WRITE_CACHE if !self.options.volatile_cache => {
                 Err(Status::INVALID_FIELD)
             }

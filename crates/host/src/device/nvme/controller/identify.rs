@@ -1,8 +1,7 @@
-//! What the controller says of itself: Identify data structures and log pages, byte by byte as they
-//! are specified.
+//! The Identify data structures and log pages of the controller, byte by byte as they are
+//! specified.
 
-use super::abort::ABORTS;
-use super::{ENTRIES_MAX, Options, VERSION, admin};
+use super::{ABORTS, ENTRIES_MAX, ERRORS, EVENT_REQUESTS, Options, VERSION};
 use crate::device::nvme::namespaces::Namespaces;
 use crate::device::nvme::spec::{LBA_SHIFT, Status, log};
 
@@ -24,7 +23,7 @@ pub(super) struct Error {
     pub(super) nsid: u32,
 }
 
-/// What the SMART log counts.
+/// The counters of the SMART log.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Counters {
     pub(super) reads: u64,
@@ -56,12 +55,12 @@ pub(super) fn controller(options: &Options) -> Vec<u8> {
     put(&mut data, 80, VERSION.to_le_bytes());
     let abort_limit = ABORTS as u8 - 1;
     data[258] = abort_limit;
-    data[259] = admin::EVENT_REQUESTS as u8 - 1;
+    data[259] = EVENT_REQUESTS as u8 - 1;
     let one_slot_read_only = 1 << 1 | 1;
     data[260] = one_slot_read_only;
     let offsets_in_logs = 1 << 2;
     data[261] = offsets_in_logs;
-    data[262] = admin::ERRORS as u8 - 1;
+    data[262] = ERRORS as u8 - 1;
     put(&mut data, 266, (TEMPERATURE + 50).to_le_bytes());
     put(&mut data, 268, (TEMPERATURE + 60).to_le_bytes());
     // I/O controller.
@@ -127,7 +126,7 @@ pub(super) fn supported_logs() -> Vec<u8> {
 
 /// Log 01h: errors, the newest first.
 pub(super) fn error_log<'a>(errors: impl Iterator<Item = &'a Error>) -> Vec<u8> {
-    let mut data = vec![0; 64 * admin::ERRORS];
+    let mut data = vec![0; 64 * ERRORS];
     for (entry, error) in data.chunks_exact_mut(64).zip(errors) {
         put(entry, 0, error.count.to_le_bytes());
         put(entry, 8, error.sqid.to_le_bytes());
