@@ -63,7 +63,7 @@ impl<'de, T: FromStr> Deserialize<'de> for List<T> {
     }
 }
 
-/// The machine's users and groups of users by name; each name is looked up once.
+/// The machine's users and groups of users by name; each name is resolved once.
 ///
 /// A lookup may wait for a directory service for seconds, so the control thread must not use a
 /// directory. A directory is used for one reading of a configuration: the next reading finds a user
@@ -100,7 +100,7 @@ impl Looked {
         let all = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 names.chunks(part).map(|part| scope.spawn(move || look_up(part))).collect();
-            // A thread that panicked has no results: its names are looked up one by one later.
+            // A thread that panicked has no results: its names are resolved one by one later.
             let found = threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default());
             found.collect::<Vec<_>>()
         });

@@ -60,7 +60,7 @@ pub struct Group {
     /// The target of each tenant in it without a target of its own or of a nearer group.
     pub target: Option<Target>,
     /// Whether this machine has a group of users of this name. False until [`mark_ambiguous`] has
-    /// looked the name up.
+    /// resolved the name.
     pub is_ambiguous: bool,
     /// The reason for which its cgroup's `io.max` does not apply, although that limits some disk.
     pub unused: Option<String>,

@@ -198,7 +198,7 @@ impl TenantTable {
         Ok(own.or_else(of_group))
     }
 
-    /// Whether it names users or groups, which have to be looked up on this machine.
+    /// Whether it names users or groups, which have to be resolved on this machine.
     pub fn names_users(&self) -> bool {
         self.user.is_some() || self.group.is_some()
     }

@@ -62,7 +62,7 @@ pub(crate) struct ServeArgs {
     /// (weight and caps are that cgroup's io.weight and io.max). A tenant is in it by group=NAME.
     #[arg(long, value_name = "NAME[,KEY=VALUE…]")]
     pub(crate) group: Vec<GroupTable>,
-    /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
+    /// The policy: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
     /// bfq | bfq-na | flashfq | fiops, or nass+ and one of cfq, bfq, flashfq, fiops, mqfq; then
     /// keys
     ///
@@ -157,7 +157,7 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// What the flags say, in the form that a file has.
+    /// The flags in the form of a file.
     pub(crate) fn settings(self) -> Settings {
         let flag = |given: bool| given.then_some(true);
         Settings {

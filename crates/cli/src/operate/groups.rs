@@ -96,8 +96,8 @@ impl Console {
         Ok(result)
     }
 
-    /// Whether the machine has a group of users of this name. Unfinished while the name is looked
-    /// up.
+    /// Whether the machine has a group of users of this name. Unfinished while the name is
+    /// resolved.
     fn is_of_users(&mut self, name: &str) -> Result<bool, Refusal> {
         let what = format!("group {name}: looking up whether it is one of users (getent group)");
         let wanted = name.to_owned();

@@ -69,8 +69,7 @@ impl Console {
         settings
     }
 
-    /// Adds a tenant from its text. Unfinished while its users are looked up, or its file is
-    /// opened.
+    /// Adds a tenant from its text. Unfinished while its users are resolved, or its file is opened.
     pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
         let tenant = self.completed(spec, &table).and_then(|new| {
@@ -474,7 +473,7 @@ impl Console {
     ) -> Result<bool, String> {
         let knobs = wanted.knobs(self.plan.device.default_slots());
         let mut tunings = Vec::new();
-        // All parameters are looked up before one changes: if one needs another policy, this one
+        // All parameters are checked before one changes: if one needs another policy, this one
         // stays as it is.
         for changes::Change { key, .. } in differ {
             let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);

@@ -90,7 +90,7 @@ pub(crate) struct Console {
     cgroups: Cgroups,
     /// Groups of tenants whose names are also names of groups of users on this machine.
     ambiguous: HashSet<String>,
-    /// Tenants to be added, while their users are looked up.
+    /// Tenants to be added, while their users are resolved.
     adding: Background<Result<Tenant, Refusal>>,
     /// Lookups whether a new group of tenants has the name of a group of users.
     naming: Background<bool>,

@@ -1,6 +1,6 @@
 //! Reads the configuration file again, and changes the server accordingly.
 //!
-//! A thread of its own reads the file, looks users up and finds the differences ([`Reading`]); the
+//! A thread of its own reads the file, resolves users and finds the differences ([`Reading`]); the
 //! control thread then makes the changes, those of tenants in one call.
 
 use std::borrow::Cow;
@@ -506,7 +506,7 @@ impl Console {
     }
 
     /// The tenants that the file does not name: those to be removed, and those that stay, because
-    /// they have data and the operator has not asked to remove them.
+    /// they have data and the operator has not named them for removal.
     fn missing<'a>(
         &self,
         reading: &'a Reading,

@@ -43,7 +43,7 @@ impl Resolver {
         self.folder.path().join(name)
     }
 
-    /// Starts a server that looks names up here.
+    /// Starts a server that resolves names here.
     fn serve(&self, config: &str, flags: &[&str]) -> Server {
         let set = |command: &mut Command| {
             command.env("LD_PRELOAD", self.path("before.so"));

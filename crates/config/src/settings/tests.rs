@@ -76,7 +76,7 @@ fn the_example_file_is_read_and_names_every_key() {
     assert_eq!(plan.limits, Limits::default(), "the example shows the defaults");
     assert_eq!(plan.timeouts, Timeouts::default());
 
-    // The example must have every key of the program, because users look for keys there.
+    // The example must have every key of the program, because users search for keys there.
     let allowed = |table: &str| {
         let refusal = refusal(table);
         let list = refusal.split("(allowed: ").nth(1).unwrap().split(')').next().unwrap();

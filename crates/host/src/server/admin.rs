@@ -22,8 +22,8 @@ use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
 use crate::server::{
-    AdminError, BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Successor, Tenant,
-    TenantList, Turns,
+    AdminError, BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Tenant, TenantList,
+    Turns,
 };
 use crate::shard::fence::FenceStats;
 

@@ -31,8 +31,8 @@ use crate::server::guests::GuestSocket;
 use crate::server::opening::Opening;
 use crate::server::schedulers::{PolicyCounts, Schedulers};
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Change, DefaultTenant, Group, Listen, Member, Operator, Server,
-    Status, StoreStatus, Successor, Tenant, TenantList, Turns,
+    Admin, AdminError, BuiltPolicy, Change, ControlThread, DefaultTenant, Drain, Group, Listen,
+    Member, Operator, Server, Status, StoreStatus, Successor, Tenant, TenantList, Turns,
 };
 use crate::shard::fence::Fences;
 use crate::shard::stores::Names;

@@ -15,7 +15,7 @@
 //! in a mailbox, and as the vector wakes all members, each comes for them.
 
 use fairq_core::serial::merge::MOST_PARTS;
-use fairq_core::{Op, Tag};
+use fairq_core::{Class, Op, Tag};
 
 use super::bus::Bus;
 use super::layout::Layout;

@@ -30,6 +30,8 @@ use crate::nbd::serve::live_request::{LiveRequest, Reply};
 use crate::nbd::serve::pacing::{PATIENCE, Pacing};
 use crate::nbd::serve::survey::{Answer, Question, SurveyClient};
 use crate::nbd::serve::transport::{Incoming, Outbox};
+use crate::nbd::session::place::Place;
+use crate::nbd::session::revoked::CertificateId;
 use crate::nbd::wire::proto::{
     Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate,
 };

@@ -13,7 +13,7 @@ use crate::io::area::Area;
 use crate::io::budget::Budget;
 use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
-use crate::nbd::serve::conn::{self, Conn, Limits, Packed, Rest};
+use crate::nbd::serve::conn::{self, Conn, Connect, Limits, Packed, Pass};
 use crate::nbd::serve::survey::SurveyClient;
 use crate::nbd::session::place::Place;
 use crate::nbd::session::revoked::{CertificateId, Revoked};
