@@ -1,6 +1,6 @@
 //! The methods of the control socket that change tenants, the policy and addresses.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 

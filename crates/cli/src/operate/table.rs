@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::Console;
 use super::overview::{Snapshot, json_of};
 use super::reload::Asked;
-use super::rpc::{self, Fault};
+use super::rpc::Fault;
 use super::storage::clear_error;
 
 /// One method.

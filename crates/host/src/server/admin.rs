@@ -9,15 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairq_core::{
-    CapStats, Caps, ClassWeights, FlowError, Reservation, ShareStats, Stats, Target, TargetStats,
-    TuneError, Tuning, Weight,
+    CapStats, Caps, ClassWeights, Reservation, ShareStats, Stats, Target, TargetStats, Tuning,
+    Weight,
 };
 
 use crate::device::CutOff;
-use crate::device::control::ControlError;
-use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
-use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;

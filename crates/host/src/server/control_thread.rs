@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,26 +16,17 @@ use std::time::{Duration, Instant};
 use fairq_core::{FlowId, PortSet, Stats, Tuning};
 
 use crate::device::Device;
-use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
-use crate::device::write_back::WriteBack;
-use crate::io::wakers::Wakers;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
-use crate::server::disks::Disks;
-use crate::server::guests::GuestSocket;
-use crate::server::opening::Opening;
 use crate::server::schedulers::{PolicyCounts, Schedulers};
 use crate::server::{
     Admin, AdminError, BuiltPolicy, Change, ControlThread, DefaultTenant, Drain, Group, Listen,
-    Member, Operator, Server, Status, StoreStatus, Successor, Tenant, TenantList, Turns,
+    Member, Operator, Status, StoreStatus, Successor, Tenant, TenantList,
 };
-use crate::shard::fence::Fences;
-use crate::shard::stores::Names;
-use crate::shard::turns::Weights;
 use crate::shard::{Exchange, Notice};
 
 /// The state of the policies of all stores: slots and counters are summed. The other values belong

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 
 use fairq_core::{
-    CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
+    CapStats, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
 };
 
-use crate::server::ControlThread;
-use crate::server::{AdminError, Group};
+use crate::server::{AdminError, ControlThread, Group};
 
 /// A group and its state.
 #[derive(Clone, Debug)]

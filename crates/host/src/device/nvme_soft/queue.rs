@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fairq_core::{Class, Op, PortSet};
+use fairq_core::{Op, PortSet};
 
 use super::Shared;
 use super::job::{Blocks, Job, Jobs, NextPart};

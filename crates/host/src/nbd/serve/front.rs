@@ -1,7 +1,6 @@
 //! The NBD front end of a shard: its connections.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -15,12 +14,9 @@ use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
 use crate::nbd::serve::conn::{self, Conn, Connect, Limits, Packed, Pass};
 use crate::nbd::serve::survey::SurveyClient;
-use crate::nbd::session::place::Place;
-use crate::nbd::session::revoked::{CertificateId, Revoked};
-use crate::nbd::wire::proto::Negotiated;
+use crate::nbd::session::revoked::Revoked;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::turns::{Turn, Turns, Weights};
-use crate::shard::volume::Volume;
 use crate::shard::{Front, Meeting, Notice};
 
 /// The part of a connection's memory that is registered with the ring, in bytes: enough for a deep
